@@ -1,0 +1,1 @@
+"""Frozen dataclasses that cross a border between packages or processes; standard library only."""

@@ -1,0 +1,143 @@
+"""Dataclasses to JSON and back, checked by their own annotations; standard library only."""
+
+from __future__ import annotations
+
+import json
+import types
+from collections.abc import Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from enum import Enum
+from functools import cache
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+T = TypeVar("T")
+
+
+class CodecError(ValueError):
+    """Data that does not have the shape of the dataclass it is read into."""
+
+
+def to_data(value: Any) -> Any:
+    """Give plain JSON data for a dataclass, with enums as their values and tuples as lists."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {f.name: to_data(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, Mapping):
+        return {str(key): to_data(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_data(item) for item in value]
+    return value
+
+
+def from_data(kind: type[T], data: Any) -> T:
+    """Read JSON data into a dataclass.
+
+    Raises:
+        CodecError: A field is missing, unknown or of the wrong type; the message names its path.
+    """
+    result: T = _read(kind, data, "", {})
+    return result
+
+
+def dumps(value: Any, *, indent: int | None = 2) -> str:
+    """Give a dataclass as JSON text."""
+    return json.dumps(to_data(value), indent=indent)
+
+
+def loads(kind: type[T], text: str | bytes) -> T:
+    """Read JSON text into a dataclass.
+
+    Raises:
+        CodecError: The text is not JSON, or does not have the dataclass's shape.
+    """
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise CodecError(f"not JSON: {error}") from error
+    return from_data(kind, data)
+
+
+@cache
+def _hints(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind)
+
+
+def _read(kind: Any, data: Any, path: str, variables: Mapping[Any, Any]) -> Any:
+    kind = variables.get(kind, kind)
+    origin = get_origin(kind)
+    if is_dataclass(origin or kind):
+        return _read_dataclass(kind, data, path)
+    if kind is Any:
+        return data
+    if origin in (Union, types.UnionType):
+        return _read_union(kind, data, path, variables)
+    if origin is Literal:
+        if not any(data is choice or data == choice for choice in get_args(kind)):
+            raise CodecError(f"{path or 'value'} is {data!r}, not one of {list(get_args(kind))}")
+        return data
+    if origin in (tuple, dict):
+        return _read_container(kind, data, path, variables)
+    return _read_scalar(kind, data, path)
+
+
+def _read_union(kind: Any, data: Any, path: str, variables: Mapping[Any, Any]) -> Any:
+    problems = []
+    for arm in get_args(kind):
+        try:
+            return _read(arm, data, path, variables)
+        except CodecError as error:
+            problems.append(str(error))
+    raise CodecError(problems[0])
+
+
+def _read_container(kind: Any, data: Any, path: str, variables: Mapping[Any, Any]) -> Any:
+    args = get_args(kind)
+    if get_origin(kind) is tuple:
+        if not isinstance(data, list):
+            raise CodecError(f"{path or 'value'} is not a list")
+        return tuple(
+            _read(args[0], item, f"{path}[{index}]", variables) for index, item in enumerate(data)
+        )
+    if not isinstance(data, dict):
+        raise CodecError(f"{path or 'value'} is not a mapping")
+    return {key: _read(args[1], item, f"{path}.{key}", variables) for key, item in data.items()}
+
+
+def _read_scalar(kind: Any, data: Any, path: str) -> Any:
+    if kind is type(None):
+        expected: Any = type(None)
+    elif kind is float and isinstance(data, int) and not isinstance(data, bool):
+        return float(data)
+    elif isinstance(kind, type) and issubclass(kind, Enum):
+        try:
+            return kind(data)
+        except ValueError:
+            raise CodecError(f"{path or 'value'} is {data!r}, not a {kind.__name__}") from None
+    else:
+        expected = kind
+    if not isinstance(data, expected) or (isinstance(data, bool) and expected is not bool):
+        raise CodecError(f"{path or 'value'} is {data!r}, not {expected.__name__}")
+    return data
+
+
+def _read_dataclass(kind: Any, data: Any, path: str) -> Any:
+    cls = get_origin(kind) or kind
+    variables = dict(zip(getattr(cls, "__parameters__", ()), get_args(kind), strict=False))
+    if not isinstance(data, dict):
+        raise CodecError(f"{path or cls.__name__} is not a mapping")
+    hints = _hints(cls)
+    known = {f.name: f for f in fields(cls)}
+    if unknown := sorted(map(str, set(data) - set(known))):
+        raise CodecError(f"{_join(path, unknown[0])} is not a field of {cls.__name__}")
+    values = {}
+    for name, f in known.items():
+        if name in data:
+            values[name] = _read(hints[name], data[name], _join(path, name), variables)
+        elif f.default is MISSING and f.default_factory is MISSING:
+            raise CodecError(f"{_join(path, name)} is missing")
+    return cls(**values)
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name

@@ -1,0 +1,114 @@
+"""What a machine is: the answer of the probes, and the input of ``--machine FILE``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+MACHINE_SCHEMA = 1
+
+DeviceKind = Literal["cuda", "npu", "rocm", "xpu", "mps", "cpu"]
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One accelerator that a process can be given.
+
+    Attributes:
+        kind: Vendor family; also torch's device type, save that ROCm devices answer to ``cuda``.
+        index: Position in the driver's own numbering, before any visibility variable.
+        name: Marketing name, such as ``NVIDIA H100 80GB HBM3``.
+        uuid: Stable identity, such as ``GPU-…`` or ``MIG-…``; empty where the vendor has none.
+        memory_bytes: Total device memory; 0 when unknown.
+        capability: CUDA compute capability as ``"9.0"``, or the chip name of an Ascend card.
+        bf16: Whether bf16 arithmetic is native.
+        fp16: Whether fp16 arithmetic is native.
+        tf32: Whether fp32 matrix products can use TF32.
+        parent_uuid: UUID of the GPU that a MIG instance is a slice of; empty otherwise.
+    """
+
+    kind: DeviceKind
+    index: int
+    name: str
+    uuid: str = ""
+    memory_bytes: int = 0
+    capability: str = ""
+    bf16: bool = False
+    fp16: bool = False
+    tf32: bool = False
+    parent_uuid: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Cpu:
+    """The processor and what this process was really granted of it.
+
+    Attributes:
+        model: Name of the processor.
+        cores: Whole cores granted: the least of affinity, cgroup quota and SLURM_CPUS_PER_TASK.
+        cores_reason: Which of those limits decided.
+        memory_bytes: Memory granted: the least of physical memory and the cgroup's limit.
+        features: Instruction sets that matter here, such as ``avx2``, ``avx512_bf16``, ``amx_bf16``.
+    """
+
+    model: str
+    cores: int
+    cores_reason: str
+    memory_bytes: int = 0
+    features: tuple[str, ...] = ()
+
+    @property
+    def bf16(self) -> bool:
+        """Whether bf16 products run natively (AVX512_BF16 or AMX); elsewhere they are emulated."""
+        return bool({"avx512_bf16", "amx_bf16", "bf16"} & set(self.features))
+
+
+@dataclass(frozen=True, slots=True)
+class Torch:
+    """The torch that the script would import, read without importing it.
+
+    Attributes:
+        version: Full version, such as ``2.13.0+cpu``; empty when torch is not installed.
+        build: ``cuda``, ``rocm`` or ``cpu``.
+        build_version: Version of that toolkit, such as ``12.8``; empty for ``cpu``.
+    """
+
+    version: str = ""
+    build: Literal["cuda", "rocm", "cpu", ""] = ""
+    build_version: str = ""
+
+    @property
+    def release(self) -> tuple[int, int]:
+        """Major and minor version; ``(0, 0)`` when torch is not installed."""
+        parts = self.version.split("+")[0].split(".")
+        if len(parts) < 2 or not (parts[0].isdigit() and parts[1].isdigit()):
+            return (0, 0)
+        return (int(parts[0]), int(parts[1]))
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """One node: devices, processor, interpreter and compiler.
+
+    Attributes:
+        hostname: Name of the node.
+        system: ``Linux``, ``Darwin`` or ``Windows``.
+        python: Version of the interpreter that runs the script.
+        torch: Its torch.
+        cpu: Its processor.
+        devices: Accelerators in the drivers' own order.
+        cxx_compiler: Path or name of the C++ compiler that inductor would use; empty if none.
+        driver: Version of the accelerator's driver; empty if none.
+        notes: Findings of the probes that a user should know, one sentence each.
+    """
+
+    hostname: str
+    system: str
+    python: str
+    torch: Torch
+    cpu: Cpu
+    devices: tuple[Device, ...] = ()
+    cxx_compiler: str = ""
+    driver: str = ""
+    notes: tuple[str, ...] = ()
+    schema: int = MACHINE_SCHEMA

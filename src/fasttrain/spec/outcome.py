@@ -1,0 +1,131 @@
+"""What became of the levers: one report per rank, one receipt per run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+RECEIPT_SCHEMA = 1
+
+
+class State(StrEnum):
+    """How a lever ended."""
+
+    OFF = "off"
+    SKIPPED = "skipped"
+    CEDED = "ceded"
+    FAILED = "failed"
+    ARMED = "armed"
+    APPLIED = "applied"
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """One place where a lever took effect, or where the script does the lever's work itself.
+
+    Attributes:
+        what: The object: a module's or an optimizer's class.
+        where: ``file:line`` in the user's code, or a module path.
+        count: How often.
+    """
+
+    what: str
+    where: str = ""
+    count: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The end of one lever on one rank.
+
+    Attributes:
+        lever: Its name.
+        asked: What was asked of it, in the words of the option.
+        state: How it ended.
+        reason: Why, unless it simply applied.
+        explicit: Whether a person named it, so that anything short of applied must be told.
+        sites: Where.
+        counts: Named totals, such as ``graphs`` or ``forwards``.
+        notes: Details worth a line each, such as graph-break and recompile reasons.
+    """
+
+    lever: str
+    asked: str
+    state: State
+    reason: str = ""
+    explicit: bool = False
+    sites: tuple[Site, ...] = ()
+    counts: dict[str, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StepStats:
+    """Speed and memory of one rank; times in seconds, memory in bytes, 0 where unknown.
+
+    Attributes:
+        steps: Optimizer steps of the optimizer that stepped most.
+        median_step_s: Median time between two of them, the first excluded.
+        p95_step_s: 95th percentile of the same.
+        samples_per_s: From the first dimension of the model's training inputs.
+        first_step_s: From the start of the worker to the end of its first step.
+        compile_s: Time spent compiling.
+        peak_memory_bytes: Peak device memory, or peak resident memory on a CPU.
+        wall_s: From the start of the worker to this report.
+    """
+
+    steps: int = 0
+    median_step_s: float = 0.0
+    p95_step_s: float = 0.0
+    samples_per_s: float = 0.0
+    first_step_s: float = 0.0
+    compile_s: float = 0.0
+    peak_memory_bytes: int = 0
+    wall_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class RankReport:
+    """What one worker did; rewritten while it runs, so that a killed worker leaves its last one.
+
+    Attributes:
+        rank: Global rank.
+        device: Torch device of the model, such as ``cuda:0``; empty when no model was called.
+        torch_version: Torch of the worker; empty when the script never imported it.
+        outcomes: One per lever.
+        stats: Speed and memory.
+        finished: Whether the worker reached its end, by whatever way Python can see.
+    """
+
+    rank: int
+    device: str
+    torch_version: str
+    outcomes: tuple[Outcome, ...]
+    stats: StepStats
+    finished: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """The end of a run.
+
+    Attributes:
+        run_id: Name of the run.
+        run_dir: Its directory.
+        command: The command line that it stands for, secrets masked.
+        exit_code: The script's exit code, or 128 + signal.
+        wall_s: Seconds from start to end as the launcher saw it.
+        ranks: One report for each rank of this node that left one.
+        warnings: What the user should know before trusting the run.
+        hints: What the user might try next.
+    """
+
+    run_id: str
+    run_dir: str
+    command: str
+    exit_code: int
+    wall_s: float
+    ranks: tuple[RankReport, ...] = ()
+    warnings: tuple[str, ...] = ()
+    hints: tuple[str, ...] = ()
+    schema: int = RECEIPT_SCHEMA

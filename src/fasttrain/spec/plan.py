@@ -1,0 +1,178 @@
+"""Everything that is decided about a run; written to plan.json and read by every worker."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from fasttrain.spec.decision import Decision, Source
+from fasttrain.spec.machine import DeviceKind
+from fasttrain.spec.settings import CompileMode, CompileScope, MatmulChoice, StrategyChoice
+
+PLAN_SCHEMA = 1
+
+TargetKind = Literal["script", "module", "command"]
+Precision = Literal["off", "bfloat16", "float16"]
+OptimizerMode = Literal["keep", "fused", "npu"]
+Backend = Literal["direct", "torchrun"]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What is started: a script's path, a module's name or a command, and its own arguments."""
+
+    kind: TargetKind
+    name: str
+    args: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Invocation:
+    """The circumstances of one call of fasttrain, read once at the edge.
+
+    Attributes:
+        target: What to start.
+        cwd: Working directory.
+        python: Interpreter that runs the script.
+        shim: Path of the shim's entry point in that interpreter.
+        environ: The environment as the user has it.
+        run_id: Unique name of this run.
+        run_dir: Absolute run directory.
+        cache_dir: Absolute directory for what persists between runs.
+        version: Version of fasttrain.
+    """
+
+    target: Target
+    cwd: str
+    python: str
+    shim: str
+    environ: dict[str, str]
+    run_id: str
+    run_dir: str
+    cache_dir: str
+    version: str
+
+
+@dataclass(frozen=True, slots=True)
+class EnvVar:
+    """One environment variable of the workers.
+
+    Attributes:
+        name: Its name.
+        value: The value that the workers see; None when it is unset for them.
+        reason: Why it is set, or why the user's own value stays.
+        source: Who decided.
+        kept: True when the user's own value won over the one fasttrain would have set.
+    """
+
+    name: str
+    value: str | None
+    reason: str
+    source: Source
+    kept: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Processes:
+    """How many processes there are, and how they find each other.
+
+    Attributes:
+        backend: ``direct`` for one process without an agent, ``torchrun`` otherwise.
+        nproc_per_node: Workers on each node.
+        min_nodes: Fewest nodes of an elastic run; equals ``max_nodes`` in a static one.
+        max_nodes: Most nodes.
+        node_rank: Rank of this node in a static run.
+        master_addr: Address of node 0 in a static multi-node run; empty otherwise.
+        master_port: Port on node 0; 0 lets the rendezvous take a free one.
+        rdzv_backend: Rendezvous backend of an elastic run; empty otherwise.
+        rdzv_endpoint: ``HOST[:PORT]`` of an elastic run; empty otherwise.
+        rdzv_id: Name that the nodes of an elastic run share; empty otherwise.
+        max_restarts: Restarts of a failed group of workers.
+    """
+
+    backend: Backend
+    nproc_per_node: int = 1
+    min_nodes: int = 1
+    max_nodes: int = 1
+    node_rank: int = 0
+    master_addr: str = ""
+    master_port: int = 0
+    rdzv_backend: str = ""
+    rdzv_endpoint: str = ""
+    rdzv_id: str = ""
+    max_restarts: int = 0
+
+    @property
+    def world_size(self) -> int:
+        """Most workers that the run can have."""
+        return self.nproc_per_node * self.max_nodes
+
+
+@dataclass(frozen=True, slots=True)
+class Amp:
+    """Mixed precision: the autocast dtype, and the device kind it was decided for."""
+
+    precision: Precision
+    device: DeviceKind
+
+
+@dataclass(frozen=True, slots=True)
+class Compile:
+    """torch.compile: the mode asked for, the mode used, and the scope."""
+
+    asked: CompileMode
+    mode: CompileMode
+    scope: CompileScope = "model"
+
+
+@dataclass(frozen=True, slots=True)
+class Levers:
+    """What the shim is to change in the worker, one decision per lever."""
+
+    amp: Decision[Amp]
+    compile: Decision[Compile]
+    optimizer: Decision[OptimizerMode]
+    matmul: Decision[MatmulChoice | Literal["keep"]]
+    strategy: Decision[StrategyChoice]
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchPlan:
+    """All that is decided before anything starts.
+
+    Attributes:
+        fasttrain_version: Version that decided.
+        run_id: Unique name of the run.
+        run_dir: Absolute run directory.
+        target: What is started.
+        cwd: Working directory of the workers.
+        device_kind: Kind of device that the run trains on.
+        devices: Names for the visibility variable, in the order of the local ranks.
+        processes: Number of processes and rendezvous.
+        environment: Every variable that differs from the user's environment or was kept on purpose.
+        levers: Changes in the worker.
+        argv: The exact command, program first.
+        show_ranks: Ranks whose output is shown live; None for all.
+        max_steps: Optimizer steps after which the run stops; None for as many as the script does.
+        strict: Whether a lever that was asked for and did not take effect fails the run.
+        hints: What the user might want to know or try, one sentence each.
+        warnings: What the user should know before trusting the run, one sentence each.
+    """
+
+    fasttrain_version: str
+    run_id: str
+    run_dir: str
+    target: Target
+    cwd: str
+    device_kind: Decision[DeviceKind]
+    devices: Decision[tuple[str, ...]]
+    processes: Decision[Processes]
+    environment: tuple[EnvVar, ...]
+    levers: Levers
+    argv: tuple[str, ...]
+    show_ranks: tuple[int, ...] | None = (0,)
+    max_steps: int | None = None
+    strict: bool = False
+    hints: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    schema: int = PLAN_SCHEMA
