@@ -116,6 +116,7 @@ class Receipt:
         exit_code: The script's exit code, or 128 + signal.
         wall_s: Seconds from start to end as the launcher saw it.
         ranks: One report for each rank of this node that left one.
+        unmet: Levers that were named by the user or armed, and did not take effect.
         warnings: What the user should know before trusting the run.
         hints: What the user might try next.
     """
@@ -126,6 +127,7 @@ class Receipt:
     exit_code: int
     wall_s: float
     ranks: tuple[RankReport, ...] = ()
+    unmet: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     hints: tuple[str, ...] = ()
     schema: int = RECEIPT_SCHEMA

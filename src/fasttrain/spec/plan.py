@@ -35,6 +35,7 @@ class Invocation:
         cwd: Working directory.
         python: Interpreter that runs the script.
         shim: Path of the shim's entry point in that interpreter.
+        agent: Path of the torchrun agent's entry point.
         environ: The environment as the user has it.
         run_id: Unique name of this run.
         run_dir: Absolute run directory.
@@ -46,6 +47,7 @@ class Invocation:
     cwd: str
     python: str
     shim: str
+    agent: str
     environ: dict[str, str]
     run_id: str
     run_dir: str

@@ -1,0 +1,16 @@
+"""``python -m fasttrain`` and the ``fasttrain`` command."""
+
+from __future__ import annotations
+
+import sys
+
+
+def main() -> None:
+    """Run the command line of this process and leave with its exit code."""
+    from fasttrain.cli.app import main as run
+
+    sys.exit(run(sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,125 @@
+"""The receipt as a person reads it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from fasttrain.cli.console import stderr_console
+from fasttrain.spec.outcome import Outcome, RankReport, Receipt, State, StepStats
+
+STYLES = {
+    State.OFF: "dim",
+    State.SKIPPED: "dim",
+    State.CEDED: "cyan",
+    State.FAILED: "bold red",
+    State.ARMED: "yellow",
+    State.APPLIED: "green",
+}
+SHOWN_SITES = 4
+SHOWN_NOTES = 6
+
+
+def print_receipt(receipt: Receipt) -> None:
+    """Print a receipt to stderr."""
+    console = stderr_console()
+    head = f"fasttrain: {receipt.command} ended with exit code {receipt.exit_code}"
+    console.print(Text(f"{head} after {seconds(receipt.wall_s)}", style="bold"))
+    if receipt.ranks:
+        console.print(Padding(_body(receipt.ranks), (0, 0, 0, 2)))
+    for line in _footer(receipt):
+        console.print(Text(line), soft_wrap=True)
+
+
+def _body(ranks: tuple[RankReport, ...]) -> Table:
+    table = Table(box=None, show_header=False, pad_edge=False)
+    for _ in range(3):
+        table.add_column(overflow="fold")
+    first = ranks[0]
+    for outcome in first.outcomes:
+        state = Text(outcome.state.value, style=STYLES[outcome.state])
+        table.add_row(outcome.lever, state, _told(outcome))
+    for other in ranks[1:]:
+        if difference := _difference(first, other):
+            table.add_row(f"rank {other.rank}", "", Text(difference))
+    if len(ranks) > 1:
+        table.add_row("ranks", "", Text(f"{len(ranks)} reported; rank {first.rank} is shown"))
+    table.add_row("speed", "", Text(speed(first.stats)))
+    return table
+
+
+def _told(outcome: Outcome) -> Text:
+    parts = [outcome.asked if outcome.state is State.APPLIED else "", outcome.reason]
+    sites = [f"{site.what} ({site.where})" if site.where else site.what for site in outcome.sites]
+    if len(sites) > SHOWN_SITES:
+        sites = [*sites[:SHOWN_SITES], f"{len(sites) - SHOWN_SITES} more"]
+    if outcome.state is State.APPLIED:
+        parts.append(", ".join(sites))
+    parts.append(", ".join(f"{count:,} {name}" for name, count in outcome.counts.items() if count))
+    told = Text(": ".join(part for part in parts if part))
+    for note in outcome.notes[:SHOWN_NOTES]:
+        told.append(f"\n- {note}", style="dim")
+    if len(outcome.notes) > SHOWN_NOTES:
+        told.append(f"\n- {len(outcome.notes) - SHOWN_NOTES} more in receipt.json", style="dim")
+    return told
+
+
+def _difference(first: RankReport, other: RankReport) -> str:
+    states = {outcome.lever: outcome.state for outcome in first.outcomes}
+    changed = [
+        f"{outcome.lever} {outcome.state.value}: {outcome.reason}"
+        for outcome in other.outcomes
+        if states.get(outcome.lever) is not outcome.state
+    ]
+    return "; ".join(changed)
+
+
+def speed(stats: StepStats) -> str:
+    """Give the figures of a run in one line, leaving out those that aren't known."""
+    if not stats.steps:
+        return f"no optimizer step was seen; peak memory {size(stats.peak_memory_bytes)}"
+    parts = [f"{stats.steps:,} steps"]
+    if stats.median_step_s:
+        parts.append(f"median {seconds(stats.median_step_s)}, p95 {seconds(stats.p95_step_s)}")
+    if stats.samples_per_s:
+        parts.append(f"{stats.samples_per_s:,.0f} samples/s")
+    parts.append(f"first step after {seconds(stats.first_step_s)}")
+    if stats.compile_s:
+        parts.append(f"compile {seconds(stats.compile_s)}")
+    parts.append(f"peak memory {size(stats.peak_memory_bytes)}")
+    return ", ".join(parts)
+
+
+def seconds(value: float) -> str:
+    """Give a duration with three digits: ``812 us``, ``12.3 ms``, ``41.2 s``, ``1 h 02 min``."""
+    for limit, factor, unit in ((1e-3, 1e6, "us"), (1.0, 1e3, "ms"), (120.0, 1.0, "s")):
+        if value < limit:
+            return f"{value * factor:.3g} {unit}"
+    minutes = round(value / 60)
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"  # noqa: PLR2004
+
+
+def size(value: int) -> str:
+    """Give a size in bytes with its unit, in powers of 1024."""
+    amount = float(value)
+    for unit in ("B", "KiB", "MiB"):
+        if amount < 1024:  # noqa: PLR2004
+            return f"{amount:.4g} {unit}"
+        amount /= 1024
+    return f"{amount:.3g} GiB"
+
+
+def _footer(receipt: Receipt) -> list[str]:
+    return [
+        *(f"  warning: {text}" for text in (*receipt.unmet, *receipt.warnings)),
+        *(f"  hint: {text}" for text in receipt.hints),
+        f"  kept in {_near(receipt.run_dir)}",
+    ]
+
+
+def _near(path: str) -> str:
+    here = Path.cwd()
+    return str(Path(path).relative_to(here)) if Path(path).is_relative_to(here) else path

@@ -1,0 +1,83 @@
+"""A live line of progress below the script's output, on a terminal only."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from typing import Any
+
+from fasttrain.launch.display import Display, PlainDisplay, write_all
+
+CLEAR_LINE = b"\r\x1b[2K"
+
+
+def choose_display(*, quiet: bool) -> Display:
+    """Give the progress line where stderr is a terminal, plain relaying elsewhere."""
+    if quiet or not sys.stderr.isatty():
+        return PlainDisplay()
+    return ProgressDisplay()
+
+
+class ProgressDisplay:
+    """Draws the line whenever the script's own output stands at the start of a line.
+
+    A script that is in the middle of a line, such as one with a progress bar of its own, is
+    never disturbed.
+    """
+
+    def __init__(self) -> None:
+        from fasttrain.cli.console import stderr_console
+
+        self._console = stderr_console()
+        self._lock = threading.Lock()
+        self._line = b""
+        self._drawn = False
+        self._at_start = True
+
+    def write(self, descriptor: int, data: bytes) -> None:
+        """Write the script's bytes above the line."""
+        with self._lock:
+            self._erase()
+            write_all(descriptor, data)
+            self._at_start = data.endswith(b"\n")
+            self._draw()
+
+    def progress(self, event: dict[str, Any]) -> None:
+        """Draw the figures of an event."""
+        with self._lock:
+            self._line = self._render(event)
+            self._erase()
+            self._draw()
+
+    def close(self) -> None:
+        """Take the line away."""
+        with self._lock:
+            self._erase()
+            self._line = b""
+
+    def _render(self, event: dict[str, Any]) -> bytes:
+        from rich.text import Text
+
+        from fasttrain.cli.card import seconds, size
+
+        parts = [f"step {event['step']:,}"]
+        if event["step_s"]:
+            parts.append(f"{seconds(event['step_s'])}/step")
+        if event["samples_per_s"]:
+            parts.append(f"{event['samples_per_s']:,.0f} samples/s")
+        parts.append(size(event["memory_bytes"]))
+        text = Text("fasttrain  " + "  ".join(parts), style="dim")
+        text.truncate(max(self._console.width - 1, 1))
+        with self._console.capture() as capture:
+            self._console.print(text, end="")
+        return capture.get().encode()
+
+    def _draw(self) -> None:
+        if self._line and self._at_start:
+            write_all(2, self._line)
+            self._drawn = True
+
+    def _erase(self) -> None:
+        if self._drawn:
+            write_all(2, CLEAR_LINE)
+            self._drawn = False

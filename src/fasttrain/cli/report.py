@@ -1,0 +1,36 @@
+"""``fasttrain report``: shows the receipt of a run that has ended."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fasttrain.launch.receipts import read_receipt
+from fasttrain.launch.run_dir import latest_run_dir
+
+
+def report(
+    run_dir: Annotated[
+        str | None,
+        typer.Argument(help="Run directory.", show_default="the latest in fasttrain_runs/"),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
+) -> int:
+    """Show the receipt of a run."""
+    receipt = read_receipt(Path(run_dir) if run_dir else latest_run_dir(Path.cwd()))
+    if json:
+        from fasttrain.cli.envelope import envelope
+
+        typer.echo(envelope("receipt", receipt))
+    else:
+        from fasttrain.cli.card import print_receipt
+
+        print_receipt(receipt)
+    return 0
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the application."""
+    app.command()(report)

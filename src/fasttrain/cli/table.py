@@ -1,0 +1,25 @@
+"""The table of ``--explain``."""
+
+from __future__ import annotations
+
+import sys
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from fasttrain.planning.explain import Row
+
+
+def decision_table(rows: tuple[Row, ...]) -> None:
+    """Print every decision with its reason and source to stdout."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("decision", "value", "reason", "source"):
+        table.add_column(title, overflow="fold")
+    for row in rows:
+        # Text, not str: a value with square brackets is no markup.
+        table.add_row(*(Text(cell) for cell in (row.topic, row.value, row.reason, row.source)))
+    console = Console(highlight=False, emoji=False)
+    if not sys.stdout.isatty():
+        console.width = 160
+    console.print(table)

@@ -1,0 +1,56 @@
+"""Turns usage errors of the command line into fasttrain's three lines."""
+
+from __future__ import annotations
+
+import shlex
+
+from fasttrain.config.nearest import nearest
+from fasttrain.config.options import OPTIONS
+from fasttrain.spec.errors import ExitCode, FasttrainError
+
+COMMAND_OPTIONS = (
+    *(spec.flag for spec in OPTIONS),
+    *("--config", "--preset", "--dry-run", "--explain", "--json", "--machine", "--no-python"),
+    "--help",
+)
+
+
+def translate(error: Exception, argv: list[str]) -> FasttrainError:
+    """Give the error in three lines, with the nearest option or the next thing to type."""
+    command = argv[0] if argv and not argv[0].startswith("-") else ""
+    option = getattr(error, "option_name", None)
+    if option and command == "run" and type(error).__name__ == "NoSuchOption":
+        return unknown_option(option, argv[1:])
+    message = str(getattr(error, "message", error)).strip().rstrip(".")
+    return FasttrainError(
+        message[:1].lower() + message[1:],
+        why="the command line can't be understood",
+        fix=f"see {' '.join(('fasttrain', command)).strip()} --help",
+        slug="usage",
+        exit_code=ExitCode.USAGE,
+    )
+
+
+def unknown_option(option: str, words: list[str]) -> FasttrainError:
+    """Give the error for an option that isn't fasttrain's: its nearest one and the ``--`` form."""
+    near = nearest(option, COMMAND_OPTIONS)
+    return FasttrainError(
+        f"{option} is not an option of fasttrain run",
+        why="options of the script itself stand behind --"
+        + (f"; the nearest of fasttrain's is {near}" if near else ""),
+        fix=f"fasttrain run {_with_separator(option, words)}"
+        + (f", or {near} if that was meant" if near else ""),
+        slug="unknown-option",
+        exit_code=ExitCode.USAGE,
+    )
+
+
+def _with_separator(option: str, words: list[str]) -> str:
+    """Give the words as typed, ``--`` before the unknown option."""
+    at = next((i for i, word in enumerate(words) if word.split("=")[0].startswith(option)), 0)
+    before, behind = words[:at], [word for word in words[at:] if word != "--"]
+    if not any(word.endswith(".py") for word in before) and "-m" not in before:
+        script = next((word for word in behind if word.endswith(".py")), None)
+        behind = [word for word in behind if word is not script]
+        before.append(script or "SCRIPT")
+    return shlex.join([*before, "--", *behind])

@@ -1,0 +1,56 @@
+"""The environment: the only reader of os.environ, and the FASTTRAIN_* variables in it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from fasttrain.config.nearest import nearest
+from fasttrain.config.options import LAYERED, OptionValue
+from fasttrain.config.values import parse_setting
+from fasttrain.spec.decision import Setting, Source, SourceKind
+from fasttrain.spec.errors import FasttrainError
+
+PREFIX = "FASTTRAIN_"
+CONFIG_VARIABLE = "FASTTRAIN_CONFIG"
+PRESET_VARIABLE = "FASTTRAIN_PRESET"
+# Set by fasttrain for its workers: a script that calls fasttrain again must not trip over them.
+WORKER_VARIABLES = frozenset({"FASTTRAIN_RUN_ID", "FASTTRAIN_RESTART_COUNT"})
+
+
+def read_environ() -> dict[str, str]:
+    """Give a copy of this process's environment."""
+    return dict(os.environ)
+
+
+def option_values(environ: Mapping[str, str]) -> dict[str, Setting[OptionValue]]:
+    """Give the options that FASTTRAIN_* variables set; an empty variable sets nothing.
+
+    Raises:
+        FasttrainError: ``env-option`` for a FASTTRAIN_* variable that means nothing;
+            ``option-value`` or ``env-value`` for a value that its option can't take.
+    """
+    by_variable = {spec.env: spec for spec in LAYERED.values()}
+    others = {CONFIG_VARIABLE, PRESET_VARIABLE} | WORKER_VARIABLES
+    settings = {}
+    for variable in sorted(name for name in environ if name.startswith(PREFIX)):
+        if variable in others:
+            continue
+        if variable not in by_variable:
+            raise _unknown(variable, [*by_variable, CONFIG_VARIABLE, PRESET_VARIABLE])
+        if raw := environ[variable]:
+            spec = by_variable[variable]
+            settings[spec.name] = parse_setting(spec, raw, Source(SourceKind.ENV, variable))
+    return settings
+
+
+def _unknown(variable: str, known: list[str]) -> FasttrainError:
+    # Without the prefix: eleven equal letters would make any two variables look alike.
+    match = nearest(variable.removeprefix(PREFIX), [name.removeprefix(PREFIX) for name in known])
+    otherwise = f"unset {variable}; fasttrain run --help lists the options"
+    return FasttrainError(
+        f"the environment variable {variable} is not an option of fasttrain",
+        why="a misspelt option would otherwise be ignored in silence",
+        fix=f"did you mean {PREFIX}{match}?" if match else otherwise,
+        slug="env-option",
+    )

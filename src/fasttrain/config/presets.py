@@ -1,0 +1,55 @@
+"""Named sets of lever options, weaker than anything that is said option by option."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fasttrain.config.nearest import suggest
+from fasttrain.config.options import BY_NAME, OptionValue
+from fasttrain.config.values import exit_code, parse_setting, place
+from fasttrain.spec.decision import Setting, Source, SourceKind
+from fasttrain.spec.errors import FasttrainError
+
+
+@dataclass(frozen=True, slots=True)
+class Preset:
+    """One line of help, and the options that the preset sets."""
+
+    description: str
+    values: dict[str, str]
+
+
+PRESETS: dict[str, Preset] = {
+    "exact": Preset(
+        "results bit for bit as without fasttrain",
+        {"amp": "off", "compile": "off", "optimizer": "keep", "matmul": "highest"},
+    ),
+    "fast": Preset("the defaults, and the model compiled", {"compile": "default"}),
+    "max": Preset("the fastest kernels, for a long compilation first", {"compile": "max-autotune"}),
+}
+
+
+def preset_values(name: str, source: Source) -> dict[str, Setting[OptionValue]]:
+    """Give what a preset says about each of its options.
+
+    Args:
+        name: The preset.
+        source: Who chose it, for the error.
+
+    Raises:
+        FasttrainError: ``preset`` when there is none of that name; it names the nearest.
+    """
+    if preset := PRESETS.get(name):
+        origin = Source(SourceKind.PRESET, f"preset {name}")
+        return {
+            option: parse_setting(BY_NAME[option], value, origin)
+            for option, value in preset.values.items()
+        }
+    listed = ", ".join(PRESETS)
+    raise FasttrainError(
+        f"{place('preset', source)}: there is no preset {name!r}",
+        why=f"the presets are {listed}",
+        fix=suggest(name, PRESETS, f"use one of {listed}"),
+        slug="preset",
+        exit_code=exit_code(source),
+    )

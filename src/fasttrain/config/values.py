@@ -1,0 +1,171 @@
+"""One raw value of one option, from any layer, checked and typed."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping
+
+from fasttrain.config.nearest import suggest
+from fasttrain.config.options import OptionSpec, OptionValue
+from fasttrain.spec.decision import Setting, Source, SourceKind
+from fasttrain.spec.errors import ExitCode, FasttrainError
+
+_TRUE = frozenset({"1", "true", "yes", "on"})
+_FALSE = frozenset({"0", "false", "no", "off"})
+# No underscores, bases or leading zeros: YAML 1.1 would read 010 as eight and 1:30 as ninety.
+_WHOLE_NUMBER = re.compile(r"-?(0|[1-9][0-9]{0,17})")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_SHOWN_CHARACTERS = 60
+
+
+def parse_setting(spec: OptionSpec, raw: object, source: Source) -> Setting[OptionValue]:
+    """Give the checked value together with its source."""
+    return Setting(parse_value(spec, raw, source), source)
+
+
+def parse_value(spec: OptionSpec, raw: object, source: Source) -> OptionValue:
+    """Give the typed value of an option from what one layer says.
+
+    Args:
+        spec: The option.
+        raw: A text, a typed flag (bool, int, tuple), a YAML list or mapping; None for "not set".
+        source: Who says so; the error names the place, and only a flag is a usage error.
+
+    Raises:
+        FasttrainError: ``option-value`` for a value of the wrong type or outside its choices;
+            ``env-value`` for a ``NAME=VALUE`` without a proper name.
+    """
+    if raw is None:
+        if spec.optional or spec.kind == "list":
+            return None
+        raw = ""
+    if spec.kind == "list":
+        return _parse_list(spec, raw, source)
+    if spec.comma_list and isinstance(raw, list) and all(_is_scalar(item) for item in raw):
+        raw = ",".join(str(item) for item in raw)
+    if not _is_scalar(raw):
+        raise bad_value(spec.name, raw, source, "it takes one value")
+    return _parse_text(spec, str(raw), source)
+
+
+def bad_value(
+    name: str, raw: object, source: Source, why: str, fix: str = "see fasttrain run --help"
+) -> FasttrainError:
+    """Give the error for a value that an option or key can't take, naming the place."""
+    return FasttrainError(
+        f"{place(name, source)} can't be {shown(raw)}",
+        why=why,
+        fix=fix,
+        slug="option-value",
+        exit_code=exit_code(source),
+    )
+
+
+def shown(raw: object) -> str:
+    """Give a value as errors show it: quoted, and cut when it is long."""
+    text = repr(raw)
+    return text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "..."
+
+
+def place(name: str, source: Source) -> str:
+    """Give the place of a value as a user would look for it: ``fasttrain.yaml:3: amp``."""
+    return f"{source}: {name}" if source.kind is SourceKind.FILE else str(source)
+
+
+def exit_code(source: Source) -> ExitCode:
+    """Give the exit code of a wrong value: usage for a flag, a contradiction elsewhere."""
+    return ExitCode.USAGE if source.kind is SourceKind.FLAG else ExitCode.CONTRADICTION
+
+
+def variable_name(assignment: str) -> str:
+    """Give NAME of a checked ``NAME=VALUE``."""
+    return assignment.partition("=")[0]
+
+
+def _is_scalar(raw: object) -> bool:
+    return isinstance(raw, str | int)
+
+
+def _parse_text(spec: OptionSpec, text: str, source: Source) -> OptionValue:
+    if not text.strip():
+        raise bad_value(spec.name, text, source, "it is empty", "give a value, or leave it out")
+    if spec.choices:
+        return _parse_choice(spec, text.strip(), source)
+    if spec.kind == "bool":
+        return _parse_bool(spec, text.strip(), source)
+    if spec.kind == "int":
+        return _parse_int(spec, text.strip(), source)
+    return text
+
+
+def _parse_choice(spec: OptionSpec, text: str, source: Source) -> str:
+    if text in spec.choices:
+        return text
+    # YAML 1.1 reads a bare `off` as the bool False, so a tool that rewrites the file leaves
+    # `amp: false` where the user wrote `amp: off`. No lever has an "on", so true stays an error.
+    if "off" in spec.choices and text.lower() in _FALSE:
+        return "off"
+    listed = ", ".join(spec.choices)
+    fix = suggest(text, spec.choices, f"use one of {listed}")
+    raise bad_value(spec.name, text, source, f"it takes one of {listed}", fix)
+
+
+def _parse_bool(spec: OptionSpec, text: str, source: Source) -> bool:
+    word = text.lower()
+    if word not in _TRUE | _FALSE:
+        raise bad_value(spec.name, text, source, "it is a switch", "use true or false")
+    return word in _TRUE
+
+
+def _parse_int(spec: OptionSpec, text: str, source: Source) -> int:
+    if not _WHOLE_NUMBER.fullmatch(text):
+        raise bad_value(
+            spec.name, text, source, "it takes a whole number", "write decimal digits alone"
+        )
+    if spec.minimum is not None and int(text) < spec.minimum:
+        why = f"the smallest number allowed is {spec.minimum}"
+        raise bad_value(spec.name, int(text), source, why, f"use {spec.minimum} or more")
+    return int(text)
+
+
+def _parse_list(spec: OptionSpec, raw: object, source: Source) -> tuple[str, ...]:
+    """Give checked ``NAME=VALUE`` texts; no error shows a value, since it may be a secret."""
+    if isinstance(raw, str) and source.kind is SourceKind.ENV:
+        raw = _split(spec, raw, source)
+    if isinstance(raw, Mapping):
+        pairs = [(name, str(value) if _is_scalar(value) else None) for name, value in raw.items()]
+    elif isinstance(raw, list | tuple):
+        pairs = [_pair(item) for item in raw]
+    else:
+        what = f"{place(spec.name, source)} is not a list"
+        why = "it takes a list of NAME=VALUE, or a mapping of NAME: VALUE"
+        raise _list_error(what, why, "option-value", source)
+    return tuple(_assignment(spec, name, value, source) for name, value in pairs)
+
+
+def _split(spec: OptionSpec, raw: str, source: Source) -> list[str]:
+    try:
+        return shlex.split(raw)
+    except ValueError as error:
+        what = f"{place(spec.name, source)} can't be split into words as a shell would"
+        raise _list_error(what, str(error).lower(), "option-value", source) from error
+
+
+def _pair(item: object) -> tuple[str, str | None]:
+    name, equals, value = str(item).partition("=") if isinstance(item, str) else ("", "", "")
+    return name, value if equals else None
+
+
+def _assignment(spec: OptionSpec, name: str, value: str | None, source: Source) -> str:
+    what = f"{place(spec.name, source)} has an entry that is not NAME=VALUE"
+    if value is None:
+        raise _list_error(what, "it has no value, or not a single one", "env-value", source)
+    if not _VARIABLE.fullmatch(name):
+        raise _list_error(what, f"{name!r} can't name a variable", "env-value", source)
+    return f"{name}={value}"
+
+
+def _list_error(what: str, why: str, slug: str, source: Source) -> FasttrainError:
+    fix = 'write NAME=VALUE; an empty value is NAME= (in a YAML mapping, NAME: "")'
+    return FasttrainError(what, why=why, fix=fix, slug=slug, exit_code=exit_code(source))

@@ -1,0 +1,190 @@
+"""Reads fasttrain.yaml: its keys, each with the value as it is written and the line."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import yaml
+
+from fasttrain.config.nearest import suggest
+from fasttrain.config.options import LAYERED
+from fasttrain.config.values import bad_value, shown
+from fasttrain.config.yaml_text import compose, syntax_error
+from fasttrain.spec.decision import Source, SourceKind
+from fasttrain.spec.errors import FasttrainError
+
+MAX_BYTES = 1 << 20
+OTHER_KEYS = ("script", "args", "preset")
+_NULL = "tag:yaml.org,2002:null"
+
+
+@dataclass(frozen=True, slots=True)
+class YamlFile:
+    """The content of one configuration file.
+
+    Attributes:
+        path: Where it was read.
+        name: What messages call it.
+        entries: Option name to value and line. Scalars are the text as written (None for an
+            empty one), so that ``off``, ``1:4`` and ``0123`` mean what they look like.
+        script: Script to run, if the file names one.
+        args: Its arguments.
+        preset: Name of a preset, unchecked.
+        preset_line: Its line; 0 without one.
+    """
+
+    path: Path
+    name: str
+    entries: dict[str, tuple[object, int]] = field(default_factory=dict)
+    script: str | None = None
+    args: tuple[str, ...] = ()
+    preset: str | None = None
+    preset_line: int = 0
+
+
+def file_source(name: str, line: int) -> Source:
+    """Give the origin of a value in a file, such as ``fasttrain.yaml:3``."""
+    return Source(SourceKind.FILE, f"{name}:{line}")
+
+
+def read_yaml(path: Path, *, name: str = "") -> YamlFile:
+    """Read a configuration file; an empty one sets nothing.
+
+    Args:
+        path: The file.
+        name: What messages call it; its path by default.
+
+    Raises:
+        FasttrainError: ``config-missing`` when it can't be opened, ``config-syntax``,
+            ``config-mapping``, ``config-key`` for an unknown or repeated key, ``option-value``
+            for a script, args or preset of the wrong type.
+    """
+    name = name or str(path)
+    root = compose(_read_bytes(path, name), name)
+    if root is None or (isinstance(root, yaml.ScalarNode) and _value(root, name) is None):
+        return YamlFile(path, name)
+    if not isinstance(root, yaml.MappingNode):
+        raise FasttrainError(
+            f"{name}:{root.start_mark.line + 1}: the file is not a mapping",
+            why="a configuration is lines of the form `option: value`",
+            fix="write for example `amp: bf16`, with a space after the colon",
+            slug="config-mapping",
+        )
+    return _fill(path, name, _items(root, name, top=True))
+
+
+def _read_bytes(path: Path, name: str) -> bytes:
+    """Give the file's bytes; a bounded read, so that a pipe or a device is safe too."""
+    try:
+        with path.open("rb") as handle:
+            data = handle.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise FasttrainError(
+            f"the configuration file {name} can't be read",
+            why=error.strerror or str(error),
+            fix="check --config, FASTTRAIN_CONFIG and the file's permissions",
+            slug="config-missing",
+        ) from error
+    if len(data) > MAX_BYTES:
+        why = f"it is larger than {MAX_BYTES >> 20} MiB"
+        raise syntax_error(name, 1, why, "check that this is the file that was meant")
+    return data
+
+
+def _items(
+    mapping: yaml.MappingNode, name: str, *, top: bool = False
+) -> dict[str, tuple[yaml.Node, int]]:
+    """Give key to value node and line; at the top level, keys are options and few others."""
+    items: dict[str, tuple[yaml.Node, int]] = {}
+    for key_node, node in mapping.value:
+        line = key_node.start_mark.line + 1
+        if not isinstance(key_node, yaml.ScalarNode):
+            why = "it is a list or a mapping"
+            raise _key_error(name, line, "a key is not a word", why, "write option: value")
+        key = str(key_node.value)
+        if top:
+            key = _known_key(key, name, line)
+        if key in items:
+            why = f"line {items[key][1]} sets it already, and one of the two would be ignored"
+            raise _key_error(name, line, f"{key} is set twice", why, "keep one of them")
+        items[key] = (node, line)
+    return items
+
+
+def _known_key(written: str, name: str, line: int) -> str:
+    key = written.replace("-", "_")
+    known = [*LAYERED, *OTHER_KEYS]
+    if key in known:
+        return key
+    fix = suggest(written, known, "fasttrain run --help lists the options")
+    raise _key_error(name, line, f"unknown key {shown(written)}", "it is not an option", fix)
+
+
+def _key_error(name: str, line: int, what: str, why: str, fix: str) -> FasttrainError:
+    return FasttrainError(f"{name}:{line}: {what}", why=why, fix=fix, slug="config-key")
+
+
+def _fill(path: Path, name: str, items: dict[str, tuple[yaml.Node, int]]) -> YamlFile:
+    entries = {
+        key: (_value(node, name), line)
+        for key, (node, line) in items.items()
+        if key not in OTHER_KEYS
+    }
+    return YamlFile(
+        path,
+        name,
+        entries,
+        _word("script", items, name),
+        _args(items, name),
+        _word("preset", items, name),
+        items["preset"][1] if "preset" in items else 0,
+    )
+
+
+def _word(key: str, items: dict[str, tuple[yaml.Node, int]], name: str) -> str | None:
+    """Give the text of a key that takes one; None when it is absent or empty."""
+    if key not in items:
+        return None
+    node, line = items[key]
+    value = _value(node, name)
+    if value is None or (isinstance(value, str) and value):
+        return value
+    raise bad_value(key, value, file_source(name, line), "it takes one text")
+
+
+def _args(items: dict[str, tuple[yaml.Node, int]], name: str) -> tuple[str, ...]:
+    """Give the script's arguments as written: ``1e-3``, ``010`` and ``yes`` stay what they are."""
+    if "args" not in items:
+        return ()
+    node, _ = items["args"]
+    if isinstance(node, yaml.SequenceNode):
+        return tuple(_argument(item, name) for item in node.value)
+    if _value(node, name) is None:
+        return ()
+    raise _args_error(node, name)
+
+
+def _argument(node: yaml.Node, name: str) -> str:
+    blank = isinstance(node, yaml.ScalarNode) and not node.value and node.style is None
+    if blank or not isinstance(node, yaml.ScalarNode):
+        raise _args_error(node, name)
+    return str(node.value)
+
+
+def _args_error(node: yaml.Node, name: str) -> FasttrainError:
+    return FasttrainError(
+        f"{name}:{node.start_mark.line + 1}: args is not a list of texts",
+        why="each entry is one argument of the script, handed over as it is written",
+        fix='write args: [--lr, 0.1], and "" for an empty argument',
+        slug="option-value",
+    )
+
+
+def _value(node: yaml.Node, name: str) -> object:
+    """Give the text of a scalar, None for an empty one, or a list or dict of such values."""
+    if isinstance(node, yaml.SequenceNode):
+        return [_value(item, name) for item in node.value]
+    if isinstance(node, yaml.MappingNode):
+        return {key: _value(item, name) for key, (item, _) in _items(node, name).items()}
+    return None if node.tag == _NULL else str(node.value)

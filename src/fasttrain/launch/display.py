@@ -1,0 +1,40 @@
+"""The seam between the relayed output of a run and whoever shows it."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Protocol
+
+
+class Display(Protocol):
+    """Shows the script's output, and between its lines how far it is."""
+
+    def write(self, descriptor: int, data: bytes) -> None:
+        """Write the script's own bytes to stdout (1) or stderr (2)."""
+
+    def progress(self, event: dict[str, Any]) -> None:
+        """Show the latest event of rank 0."""
+
+    def close(self) -> None:
+        """Take the progress line away."""
+
+
+class PlainDisplay:
+    """Passes the script's bytes on and shows no progress."""
+
+    def write(self, descriptor: int, data: bytes) -> None:
+        """Write all of ``data``."""
+        write_all(descriptor, data)
+
+    def progress(self, event: dict[str, Any]) -> None:
+        """Show nothing."""
+
+    def close(self) -> None:
+        """Nothing was drawn."""
+
+
+def write_all(descriptor: int, data: bytes) -> None:
+    """Write all of ``data``, however little the descriptor takes at once."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]

@@ -1,0 +1,66 @@
+"""Reads what workers append to their files while they run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+
+class Tail:
+    """New whole lines of a file that may not exist yet."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._position = 0
+
+    def lines(self, *, rest: bool = False) -> Iterator[bytes]:
+        """Give the lines that were completed since the last call.
+
+        Args:
+            rest: Also give a last line without an end, because no more will come.
+        """
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._position)
+                data = file.read()
+        except FileNotFoundError:
+            return
+        end = len(data) if rest else data.rfind(b"\n") + 1
+        self._position += end
+        yield from data[:end].splitlines(keepends=True)
+
+
+class EventTail:
+    """The latest event of one rank."""
+
+    def __init__(self, path: Path) -> None:
+        self._tail = Tail(path)
+
+    def latest(self) -> dict[str, Any] | None:
+        """Give the newest event since the last call, or None."""
+        last = None
+        for last in self._tail.lines():
+            pass
+        if last is None:
+            return None
+        try:
+            event = json.loads(last)
+        except ValueError:  # cut off by a full disk
+            return None
+        return event if isinstance(event, dict) else None
+
+
+class RankTails:
+    """Output of shown ranks other than 0, each line behind its rank."""
+
+    def __init__(self, run_dir: Path, ranks: tuple[int, ...]) -> None:
+        self._tails = {rank: Tail(run_dir / f"rank-{rank}.log") for rank in ranks}
+
+    def lines(self, *, rest: bool = False) -> Iterator[bytes]:
+        """Give new lines of all followed ranks as ``[rank 3] …``."""
+        for rank, tail in self._tails.items():
+            for line in tail.lines(rest=rest):
+                text = line if line.endswith(b"\n") else line + b"\n"
+                yield b"[rank %d] %b" % (rank, text)

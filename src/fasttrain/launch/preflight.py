@@ -1,0 +1,82 @@
+"""What is checked about the target and the ports before anything is started."""
+
+from __future__ import annotations
+
+import socket
+import warnings
+from pathlib import Path
+
+from fasttrain.spec.errors import ExitCode, FasttrainError
+from fasttrain.spec.plan import Processes, Target
+
+
+def check_target(target: Target, cwd: str) -> None:
+    """See that a script can be read and parsed.
+
+    Raises:
+        FasttrainError: It is missing, a directory, unreadable, or not Python.
+    """
+    if target.kind != "script":
+        return
+    path = Path(cwd, target.name)
+    if path.is_dir():
+        raise _error(target.name, "it is a directory", "name the file, or a module with -m")
+    if not path.exists():
+        raise _error(target.name, f"there is no such file in {cwd}", "check the path")
+    if not path.is_file():
+        raise _error(target.name, "it is not a regular file", "name a Python file")
+    try:
+        source = path.read_bytes()
+    except OSError as error:
+        raise _error(target.name, error.strerror or str(error), "make it readable") from error
+    _parse(source, target.name)
+
+
+def _parse(source: bytes, name: str) -> None:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the worker's own compilation shows them
+            compile(source, name, "exec", dont_inherit=True)
+    except SyntaxError as error:
+        where = f"{name}:{error.lineno}" if error.lineno else name
+        text = (error.text or "").strip()
+        raise FasttrainError(
+            f"{where} is not valid Python",
+            why=f"{error.msg}: {text}" if text else error.msg,
+            fix=f"mend {where}; other programs run with --no-python",
+            slug="script-syntax",
+        ) from error
+    except (ValueError, RecursionError, MemoryError) as error:
+        raise _error(name, f"Python can't parse it: {error}", "name a Python file") from error
+
+
+def check_port(processes: Processes) -> None:
+    """See that the port of a static run is free on the node that is to open it.
+
+    Raises:
+        FasttrainError: Something listens on it.
+    """
+    if not processes.master_port or processes.node_rank:
+        return
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", processes.master_port))
+        except OSError as error:
+            raise FasttrainError(
+                f"port {processes.master_port} can't be opened on this node",
+                why=error.strerror or str(error),
+                fix="choose another with --master-port, the same on every node",
+                slug="port-in-use",
+                exit_code=ExitCode.CANNOT_START,
+            ) from error
+
+
+def _error(name: str, why: str, fix: str) -> FasttrainError:
+    return FasttrainError(
+        f"{name} can't be run",
+        why=why,
+        fix=fix,
+        slug="script-unusable",
+        exit_code=ExitCode.CANNOT_START,
+    )

@@ -1,0 +1,84 @@
+"""Gathers the reports of the ranks into the receipt of the run."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+from fasttrain.launch.run_dir import RECEIPT_FILE, write_private
+from fasttrain.spec.codec import CodecError, dumps, loads
+from fasttrain.spec.errors import ExitCode, FasttrainError
+from fasttrain.spec.outcome import Outcome, RankReport, Receipt, State
+from fasttrain.spec.plan import LaunchPlan
+
+
+def gather(plan: LaunchPlan, exit_code: int, wall_s: float) -> Receipt:
+    """Read every rank's report and write receipt.json.
+
+    Args:
+        plan: The plan with its secrets masked.
+        exit_code: The script's exit code, or 128 + signal.
+        wall_s: Seconds that the run took.
+    """
+    run_dir = Path(plan.run_dir)
+    reports, problems = _read_reports(run_dir)
+    missed = tuple(unmet(reports))
+    receipt = Receipt(
+        run_id=plan.run_id,
+        run_dir=plan.run_dir,
+        command=shlex.join((plan.target.name, *plan.target.args)),
+        exit_code=exit_code,
+        wall_s=wall_s,
+        ranks=reports,
+        unmet=missed,
+        warnings=(*plan.warnings, *problems),
+        hints=plan.hints,
+    )
+    write_private(run_dir / RECEIPT_FILE, dumps(receipt))
+    return receipt
+
+
+def read_receipt(run_dir: Path) -> Receipt:
+    """Read the receipt of an earlier run.
+
+    Raises:
+        FasttrainError: There is none, or it can't be read.
+    """
+    path = run_dir / RECEIPT_FILE
+    try:
+        return loads(Receipt, path.read_bytes())
+    except (OSError, CodecError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        raise FasttrainError(
+            f"{path} can't be read as a receipt",
+            why=why,
+            fix="name the directory of a run that has ended, such as one in fasttrain_runs/",
+            slug="receipt",
+            exit_code=ExitCode.UNAVAILABLE,
+        ) from error
+
+
+def _read_reports(run_dir: Path) -> tuple[tuple[RankReport, ...], list[str]]:
+    reports, problems = [], []
+    for path in run_dir.glob("rank-*.json"):
+        try:
+            reports.append(loads(RankReport, path.read_bytes()))
+        except (OSError, CodecError) as error:
+            problems.append(f"{path.name} can't be read: {error}")
+    return tuple(sorted(reports, key=lambda report: report.rank)), problems
+
+
+def unmet(reports: tuple[RankReport, ...]) -> list[str]:
+    """Give one sentence for each lever that was armed or named by the user, but not applied."""
+    return [
+        f"rank {report.rank}: {outcome.lever} {outcome.asked} was not applied: {outcome.reason}"
+        for report in reports
+        for outcome in report.outcomes
+        if _is_unmet(outcome)
+    ]
+
+
+def _is_unmet(outcome: Outcome) -> bool:
+    if outcome.state in (State.ARMED, State.FAILED):
+        return True
+    return outcome.explicit and outcome.state is State.SKIPPED

@@ -1,0 +1,53 @@
+"""Where in the user's code something happens, as ``file:line``."""
+
+from __future__ import annotations
+
+import os
+import sys
+from types import CodeType, FrameType
+
+_SHIM = os.path.dirname(os.path.abspath(__file__)) + os.sep  # noqa: PTH100, PTH120
+
+
+def _own_prefixes() -> tuple[str, ...]:
+    torch = sys.modules.get("torch")
+    root = getattr(torch, "__file__", None)
+    prefixes = (_SHIM, "<", os.path.dirname(os.__file__) + os.sep + "contextlib")  # noqa: PTH120
+    return (*prefixes, os.path.dirname(root) + os.sep) if root else prefixes  # noqa: PTH120
+
+
+def call_site() -> str:
+    """Give ``file:line`` of the nearest calling frame that is neither torch's nor fasttrain's."""
+    frame: FrameType | None = sys._getframe(1)
+    prefixes = _own_prefixes()
+    while frame is not None and frame.f_code.co_filename.startswith(prefixes):
+        frame = frame.f_back
+    return location(frame.f_code.co_filename, frame.f_lineno) if frame else "unknown"
+
+
+def called_by_user(*, through: tuple[str, ...]) -> bool:
+    """Whether the shim's function was called by the user's code and not by torch's.
+
+    Args:
+        through: Endings of file names that merely pass the call on.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(_SHIM):
+        frame = frame.f_back
+    while frame is not None and frame.f_code.co_filename.endswith(through):
+        frame = frame.f_back
+    return frame is not None and not frame.f_code.co_filename.startswith(_own_prefixes())
+
+
+def location(path: str, line: int) -> str:
+    """Give a path and line as short as a person can still open it from the working directory."""
+    relative = os.path.relpath(path)
+    if not relative.startswith(".."):
+        return f"{relative}:{line}"
+    _, found, inside = path.rpartition("site-packages" + os.sep)
+    return f"{inside if found else path}:{line}"
+
+
+def is_shim_code(code: CodeType) -> bool:
+    """Whether a frame's code belongs to the shim."""
+    return code.co_filename.startswith(_SHIM)

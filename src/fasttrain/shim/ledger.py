@@ -1,0 +1,83 @@
+"""The account of one lever while the worker runs; frozen into an `Outcome` for each report."""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import ExitStack
+from typing import Protocol
+
+from fasttrain.spec.outcome import Outcome, Site, State
+
+MAX_SITES = 50
+MAX_NOTES = 20
+
+
+class Ledger:
+    """What one lever was asked, what became of it, where and how often."""
+
+    def __init__(self, lever: str, asked: str, *, explicit: bool) -> None:
+        self.lever = lever
+        self.asked = asked
+        self.explicit = explicit
+        self.state = State.OFF
+        self.reason = ""
+        self.counts: Counter[str] = Counter()
+        self._sites: Counter[tuple[str, str]] = Counter()
+        self._notes: dict[str, None] = {}
+
+    @property
+    def live(self) -> bool:
+        """Whether the lever still acts: it is installed and has neither ceded nor failed."""
+        return self.state in (State.ARMED, State.APPLIED)
+
+    def settle(self, state: State, reason: str = "") -> None:
+        """Set the state and why."""
+        self.state = state
+        self.reason = reason
+
+    def apply(self, what: str, where: str, count: int = 1) -> None:
+        """Record one effect; the first one turns armed into applied."""
+        if self.state is State.ARMED:
+            self.settle(State.APPLIED)
+        self.touch(what, where, count)
+
+    def cede(self, reason: str, what: str = "", where: str = "") -> None:
+        """Step back because the script does this lever's work itself, at ``where``."""
+        self.settle(State.CEDED, f"{reason} ({where})" if where else reason)
+        if what:
+            self.touch(what, where)
+
+    def touch(self, what: str, where: str, count: int = 1) -> None:
+        """Count a site without changing the state."""
+        if (what, where) in self._sites or len(self._sites) < MAX_SITES:
+            self._sites[(what, where)] += count
+
+    def note(self, text: str) -> None:
+        """Keep one detail for the receipt; repeated ones are kept once."""
+        if len(self._notes) < MAX_NOTES:
+            self._notes[text] = None
+
+    def outcome(self) -> Outcome:
+        """Give the account as it stands."""
+        return Outcome(
+            lever=self.lever,
+            asked=self.asked,
+            state=self.state,
+            reason=self.reason,
+            explicit=self.explicit,
+            sites=tuple(Site(what, where, n) for (what, where), n in self._sites.items()),
+            counts=dict(self.counts),
+            notes=tuple(self._notes),
+        )
+
+
+class Lever(Protocol):
+    """One reversible change in the worker."""
+
+    ledger: Ledger
+
+    def install(self, undo: ExitStack) -> None:
+        """Put the change in place, pushing the inverse of each step on ``undo``."""
+
+    def refresh(self) -> None:
+        """Bring the ledger up to date before it is reported."""

@@ -1,0 +1,211 @@
+"""Fused optimizer kernels: switched on for the length of each step, and off again behind it.
+
+Outside of ``step`` the optimizer is what the script made: ``defaults``, ``param_groups`` and
+``state_dict()`` hold the script's own values, so that checkpoints interchange both ways.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import weakref
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from fasttrain.shim.callsite import call_site
+from fasttrain.shim.ledger import Ledger
+from fasttrain.spec.outcome import State
+
+FUSIBLE: tuple[type[Optimizer], ...] = (Adam, AdamW, SGD, Adagrad)
+# What a script can ask of an implementation; any of them means that it chose for itself.
+OWN_CHOICES = ("fused", "foreach", "capturable", "differentiable")
+
+
+class _Known:
+    """What is known of one optimizer of the script."""
+
+    __slots__ = ("fuse", "site", "size", "steps_on_device")
+
+    def __init__(self, site: str) -> None:
+        self.site = site
+        self.size = -1
+        self.fuse = False
+        self.steps_on_device = False
+
+
+class OptimizerLever:
+    """Turns ``fused`` on around each step of the optimizers that have such a kernel."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger = ledger
+        self._known: weakref.WeakKeyDictionary[Optimizer, _Known] = weakref.WeakKeyDictionary()
+
+    def install(self, undo: ExitStack) -> None:
+        """Hook optimizer construction and steps."""
+        self._watch_construction(undo)
+        undo.callback(register_optimizer_step_pre_hook(self._before_step).remove)
+        undo.callback(register_optimizer_step_post_hook(self._after_step).remove)
+        self.ledger.settle(State.ARMED, "no optimizer made a step")
+
+    def refresh(self) -> None:
+        """Nothing is pending: every step is counted as it happens."""
+
+    def _watch_construction(self, undo: ExitStack) -> None:
+        original = Optimizer.__init__
+
+        @functools.wraps(original)
+        def __init__(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+            original(optimizer, *args, **kwargs)
+            self._known[optimizer] = _Known(call_site())
+
+        Optimizer.__init__ = __init__  # type: ignore[method-assign]
+        undo.callback(setattr, Optimizer, "__init__", original)
+
+    def _before_step(self, optimizer: Optimizer, *_: Any) -> None:
+        known = self._known.get(optimizer)
+        if known is None:  # made by unpickling
+            known = self._known[optimizer] = _Known(call_site())
+        groups = optimizer.param_groups
+        size = sum(len(group["params"]) for group in groups)
+        if size != known.size:
+            known.size = size
+            self._judge(optimizer, known)
+        if not known.fuse:
+            return
+        if _has_sparse_gradient(groups):
+            self._keep(optimizer, known, "its gradients are sparse")
+            return
+        if not known.steps_on_device:
+            _move_step_counters(optimizer)
+            known.steps_on_device = True
+        for group in groups:
+            group["fused"] = True
+
+    def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
+        known = self._known[optimizer]
+        if known.fuse:
+            for group in optimizer.param_groups:
+                group["fused"] = None
+            self.ledger.counts["steps"] += 1
+
+    def _judge(self, optimizer: Optimizer, known: _Known) -> None:
+        """Decide once, and again whenever parameters were added."""
+        choice = own_choice(optimizer)
+        reason = unfusible(optimizer)
+        if choice:
+            known.fuse = False
+            if self.ledger.state in (State.ARMED, State.CEDED):
+                self.ledger.cede(f"the script chose {choice}", type(optimizer).__name__, known.site)
+            else:
+                self.ledger.note(f"{_name(optimizer, known)} left alone: it chose {choice}")
+        elif reason:
+            self._keep(optimizer, known, reason)
+        elif not known.fuse:
+            known.fuse = True
+            _keep_checkpoints_native(optimizer, known)
+            if self.ledger.state is State.CEDED:
+                self.ledger.settle(State.ARMED)
+            self.ledger.apply(type(optimizer).__name__, known.site)
+
+    def _keep(self, optimizer: Optimizer, known: _Known, reason: str) -> None:
+        known.fuse = False
+        self.ledger.note(f"{_name(optimizer, known)} left alone: {reason}")
+        if self.ledger.state is State.ARMED:
+            self.ledger.reason = f"{type(optimizer).__name__}: {reason}"
+
+
+def _name(optimizer: Optimizer, known: _Known) -> str:
+    return f"{type(optimizer).__name__} ({known.site})"
+
+
+def own_choice(optimizer: Optimizer) -> str:
+    """Give the implementation that the script chose, such as ``foreach=True``; empty if none."""
+    for group in optimizer.param_groups:
+        for name in OWN_CHOICES:
+            value = group.get(name)
+            # capturable and differentiable default to False, fused and foreach to None
+            if value or (value is False and name in OWN_CHOICES[:2]):
+                return f"{name}={value}"
+    return ""
+
+
+def unfusible(optimizer: Optimizer) -> str:
+    """Give the reason why an optimizer can't take a fused step; empty if it can."""
+    kind = type(optimizer)
+    if kind not in FUSIBLE:
+        return "torch has no fused kernel for it"
+    if "fused" not in inspect.signature(kind.__init__).parameters:
+        return f"torch {torch.__version__} has no fused kernel for it"
+    if any(isinstance(group["lr"], Tensor) for group in optimizer.param_groups):
+        return "its learning rate is a tensor"
+    return next((r for p in _parameters(optimizer) if (r := _unfusible_parameter(p))), "")
+
+
+def _parameters(optimizer: Optimizer) -> Iterator[Tensor]:
+    for group in optimizer.param_groups:
+        yield from group["params"]
+
+
+def _unfusible_parameter(parameter: Tensor) -> str:
+    # Source: torch/utils/_foreach_utils.py, torch 2.13
+    devices = torch.utils._foreach_utils._get_fused_kernels_supported_devices()
+    if parameter.device.type not in devices:
+        return f"there is no fused kernel for {parameter.device.type}"
+    if not parameter.is_floating_point():
+        return f"a parameter is {str(parameter.dtype).removeprefix('torch.')}"
+    return ""
+
+
+def _has_sparse_gradient(groups: list[dict[str, Any]]) -> bool:
+    """Whether an embedding's gradient is sparse; only matrices can have such a gradient."""
+    for group in groups:
+        for parameter in group["params"]:
+            if parameter.dim() == 2:
+                gradient = parameter.grad
+                if gradient is not None and gradient.layout is not torch.strided:
+                    return True
+    return False
+
+
+def _move_step_counters(optimizer: Optimizer) -> None:
+    """Put ``state["step"]`` where the fused kernel wants it: on the parameter's device."""
+    for parameter, state in optimizer.state.items():
+        step = state.get("step")
+        if isinstance(step, Tensor) and step.device != parameter.device:
+            state["step"] = step.to(parameter.device, torch.float32)
+
+
+def _keep_checkpoints_native(optimizer: Optimizer, known: _Known) -> None:
+    """Save step counters on the CPU as the script alone would, and expect them there on loading."""
+
+    def after_save(_: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
+        # state_dict() shares the inner dictionaries with the optimizer: changed ones are copies.
+        # A step that raised left `fused` on; only a script's own choice is saved.
+        for group in state_dict["param_groups"]:
+            group["fused"] = None
+        state_dict["state"] = {
+            key: _step_on_cpu(value) for key, value in state_dict["state"].items()
+        }
+        return state_dict
+
+    def after_load(_: Optimizer) -> None:
+        known.steps_on_device = False
+
+    optimizer.register_state_dict_post_hook(after_save)
+    optimizer.register_load_state_dict_post_hook(after_load)
+
+
+def _step_on_cpu(state: Any) -> Any:
+    step = state.get("step") if isinstance(state, dict) else None
+    if isinstance(step, Tensor) and step.device.type != "cpu":
+        return {**state, "step": step.cpu()}
+    return state

@@ -1,0 +1,152 @@
+"""The levers of one worker, and what is told of them while it runs and at its end."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fasttrain.shim.ledger import Ledger, Lever
+from fasttrain.shim.levers.amp import AmpLever
+from fasttrain.shim.levers.compile import CompileLever
+from fasttrain.shim.levers.matmul import MatmulLever
+from fasttrain.shim.levers.optimizer import OptimizerLever
+from fasttrain.shim.roots import RootCalls
+from fasttrain.shim.steps import StepMeter
+from fasttrain.shim.strays import refuse_unrelated_copies
+from fasttrain.spec.codec import dumps
+from fasttrain.spec.decision import Decision
+from fasttrain.spec.outcome import RankReport, State
+from fasttrain.spec.plan import LaunchPlan
+
+REPORT_EVERY_S = 5.0  # a killed worker leaves a report that is at most this old
+EVENT_EVERY_S = 0.5  # fine enough for a progress line, and nothing against a step
+
+
+class Runtime:
+    """Installs the plan's levers and writes events and the rank's report."""
+
+    def __init__(self, plan: LaunchPlan, rank: int, started_s: float) -> None:
+        self._plan = plan
+        self._rank = rank
+        self._pid = os.getpid()
+        self._undo = ExitStack()
+        self._roots = RootCalls()
+        self._meter = StepMeter(started_s)
+        self._compile: CompileLever | None = None
+        self._ledgers: list[Ledger] = []
+        self._levers: list[Lever] = []
+        self._reported_s = self._event_s = 0.0
+        run_dir = Path(plan.run_dir)
+        self._report_path = run_dir / f"rank-{rank}.json"
+        self._events_path = run_dir / f"events-{rank}.jsonl"
+
+    def install(self) -> None:
+        """Put every lever in place; one that can't be installed is rolled back alone."""
+        for lever in self._build():
+            with ExitStack() as steps:
+                try:
+                    lever.install(steps)
+                except Exception as error:  # noqa: BLE001 - the script must go on without it
+                    lever.ledger.settle(State.FAILED, f"{type(error).__name__}: {error}")
+                    continue
+                self._undo.enter_context(steps.pop_all())
+                self._levers.append(lever)
+        if any(lever.ledger.live and lever.ledger.lever in ("amp", "compile")
+               for lever in self._levers):  # fmt: skip
+            self._roots.on_call.append(self._meter.count_samples)
+            self._roots.install(self._undo)
+        refuse_unrelated_copies(self._plan, self._undo)
+        self._meter.install(self._undo)
+        self._meter.on_step.append(self._on_step)
+        # Registered before any of the script's own handlers, so that it runs behind them all.
+        atexit.register(self.finish)
+
+    def _build(self) -> list[Lever]:
+        levers, build = self._plan.levers, []
+        amp = self._ledger("amp", levers.amp.value.precision, levers.amp)
+        if levers.amp.value.precision != "off":
+            build.append(AmpLever(levers.amp, amp, self._roots))
+        compiled = self._ledger("compile", levers.compile.value.asked, levers.compile)
+        if levers.compile.value.mode != "off":
+            self._compile = CompileLever(
+                levers.compile, compiled, self._roots, strict=self._plan.strict
+            )
+            build.append(self._compile)
+        optimizer = self._ledger("optimizer", levers.optimizer.value, levers.optimizer)
+        if levers.optimizer.value == "fused":
+            build.append(OptimizerLever(optimizer))
+        matmul = self._ledger("matmul", levers.matmul.value, levers.matmul)
+        build.append(MatmulLever(levers.matmul, matmul))
+        return build
+
+    def _ledger(self, name: str, asked: str, decision: Decision[Any]) -> Ledger:
+        ledger = Ledger(name, asked, explicit=decision.source.explicit)
+        ledger.settle(State.OFF if ledger.explicit else State.SKIPPED, decision.reason)
+        self._ledgers.append(ledger)
+        return ledger
+
+    def _on_step(self, step: int) -> None:
+        now = time.perf_counter()
+        if now - self._event_s >= EVENT_EVERY_S or step == 1:
+            self._event_s = now
+            self._write_event(step)
+        if now - self._reported_s >= REPORT_EVERY_S:
+            self._reported_s = now
+            self._write_report(finished=False)
+        if step == self._plan.max_steps:
+            sys.exit(0)
+
+    def _write_event(self, step: int) -> None:
+        stats = self._meter.stats(0.0)
+        event = {
+            "time_s": time.time(),
+            "step": step,
+            "step_s": self._meter.recent_step_s(),
+            "samples_per_s": stats.samples_per_s,
+            "memory_bytes": stats.peak_memory_bytes,
+        }
+        with _private(self._events_path, "a") as file:
+            file.write(json.dumps(event) + "\n")
+
+    def finish(self) -> None:
+        """Write the last event and report; a forked child of the worker writes nothing."""
+        if os.getpid() != self._pid:
+            return
+        if self._meter.steps:
+            self._write_event(self._meter.steps)
+        self._write_report(finished=True)
+
+    def _write_report(self, *, finished: bool) -> None:
+        for lever in self._levers:
+            lever.refresh()
+        root = self._roots.last
+        parameter = root.parameter() if root else None
+        report = RankReport(
+            rank=self._rank,
+            device=str(parameter.device) if parameter is not None else "",
+            torch_version=torch.__version__,
+            outcomes=tuple(ledger.outcome() for ledger in self._ledgers),
+            stats=self._meter.stats(self._compile.compile_s if self._compile else 0.0),
+            finished=finished,
+        )
+        # Renamed into place: a reader, or a kill at any moment, never meets half a report.
+        draft = self._report_path.with_suffix(".tmp")
+        with _private(draft, "w") as file:
+            file.write(dumps(report))
+        draft.replace(self._report_path)
+
+
+def _private(path: Path, mode: str) -> Any:
+    return open(path, mode, encoding="utf-8", opener=_open_private)  # noqa: PTH123, SIM115
+
+
+def _open_private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)

@@ -1,0 +1,42 @@
+"""Stops ranks that would train unrelated copies of one model over each other."""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from fasttrain.spec.errors import FasttrainError
+from fasttrain.spec.plan import LaunchPlan
+
+
+def refuse_unrelated_copies(plan: LaunchPlan, undo: ExitStack) -> None:
+    """Check at the first optimizer step of a rank that the script joined a process group."""
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    if world_size < 2 or plan.levers.strategy.value == "none":
+        return
+
+    def check(*_: Any) -> None:
+        handle.remove()
+        distributed = torch.distributed
+        if not (distributed.is_available() and distributed.is_initialized()):
+            _stop(world_size)
+
+    handle = register_optimizer_step_pre_hook(check)
+    undo.callback(handle.remove)
+
+
+def _stop(world_size: int) -> None:
+    error = FasttrainError(
+        f"{world_size} processes were about to train {world_size} unrelated models",
+        why="the script made an optimizer step without joining a process group",
+        fix="use one process, or call torch.distributed.init_process_group in the script;"
+        " --strategy none runs the copies on purpose",
+        slug="unrelated-copies",
+    )
+    print(error, file=sys.stderr, flush=True)  # noqa: T201 - a worker has no other way to say it
+    sys.exit(int(error.exit_code))

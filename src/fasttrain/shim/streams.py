@@ -1,0 +1,26 @@
+"""Sends the output of ranks that are not shown to their log files."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from fasttrain.spec.plan import LaunchPlan
+
+
+def redirect_hidden_rank(plan: LaunchPlan, rank: int) -> None:
+    """Point stdout and stderr of any rank but a shown rank 0 at its own log.
+
+    Rank 0 keeps the launcher's stream, which is relayed and logged there; the launcher follows
+    the logs of other shown ranks.
+    """
+    shown = plan.show_ranks is None or 0 in plan.show_ranks
+    if rank == 0 and shown:
+        return
+    sys.stdout.flush()
+    sys.stderr.flush()
+    path = os.path.join(plan.run_dir, f"rank-{rank}.log")  # noqa: PTH118
+    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)

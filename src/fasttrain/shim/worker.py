@@ -1,0 +1,38 @@
+"""One worker from start to end: reads its plan, hooks torch, runs the script, reports."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+from fasttrain.shim import parent, streams
+from fasttrain.shim.import_hook import after_torch
+from fasttrain.shim.script import run_target
+from fasttrain.spec.codec import loads
+from fasttrain.spec.plan import LaunchPlan
+
+
+def main(argv: list[str]) -> None:
+    """Run ``PLAN script|module TARGET [ARGS...]`` in this process.
+
+    The arguments of the script are taken from the command line, where they arrive whole, and not
+    from the plan, in which secrets are masked.
+    """
+    started_s = time.perf_counter()
+    plan_path, kind, name, *args = argv
+    plan = loads(LaunchPlan, Path(plan_path).read_bytes())
+    rank = int(os.environ.get("RANK", "0"))
+    parent.die_with_launcher()
+    streams.redirect_hidden_rank(plan, rank)
+    after_torch(lambda: _install(plan, rank, started_s))
+    sys.argv = [name, *args]
+    run_target(kind, name, args)
+
+
+def _install(plan: LaunchPlan, rank: int, started_s: float) -> None:
+    """Build the levers now that torch is in; nothing of the shim that needs torch loads before."""
+    from fasttrain.shim.runtime import Runtime
+
+    Runtime(plan, rank, started_s).install()
