@@ -1,0 +1,1 @@
+"""What machine is this? Probes that never import torch, one vendor per file."""

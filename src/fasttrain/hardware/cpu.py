@@ -1,0 +1,84 @@
+"""The processor: its name, its instruction sets, and the share of it that is really granted."""
+
+from __future__ import annotations
+
+from fasttrain.hardware.cgroup import memory_limit_bytes, quota_cores
+from fasttrain.hardware.host import Host
+from fasttrain.spec.machine import Cpu
+
+# Flags of /proc/cpuinfo that matter to torch's kernels, and the names they go by here.
+FEATURES = {
+    "avx2": "avx2",
+    "avx512f": "avx512f",
+    "avx512_vnni": "avx512_vnni",
+    "avx512_bf16": "avx512_bf16",
+    "avx512_fp16": "avx512_fp16",
+    "amx_bf16": "amx_bf16",
+    "amx_int8": "amx_int8",
+    "amx_fp16": "amx_fp16",
+    "asimd": "neon",
+    "sve": "sve",
+    "bf16": "bf16",
+}
+
+APPLE_BF16 = "hw.optional.arm.FEAT_BF16"
+
+
+def probe_cpu(host: Host) -> Cpu:
+    """Give the processor and what this process was granted of it."""
+    if host.system == "Darwin":
+        model, features, physical = _apple(host)
+    else:
+        model, features = _cpuinfo(host)
+        physical = _physical_memory_bytes(host)
+    cores, reason = granted_cores(host)
+    limits = [limit for limit in (physical, memory_limit_bytes(host)) if limit]
+    return Cpu(model or host.architecture, cores, reason, min(limits, default=0), features)
+
+
+def granted_cores(host: Host) -> tuple[int, str]:
+    """Give whole cores, at least one, and the limit that decided; ties go to the affinity."""
+    limits: list[tuple[int, str]] = [(host.affinity, f"{host.affinity} CPUs in the affinity mask")]
+    if (quota := quota_cores(host)) is not None:
+        limits.append((int(quota), f"a cgroup quota of {quota:g} cores"))
+    # srun sets it; a job script without --cpus-per-task has none and keeps its affinity.
+    tasks = host.environ.get("SLURM_CPUS_PER_TASK", "")
+    if tasks.isdecimal():
+        limits.append((int(tasks), f"SLURM_CPUS_PER_TASK={tasks}"))
+    cores, reason = min(limits, key=lambda limit: limit[0])
+    return max(cores, 1), reason
+
+
+def _cpuinfo(host: Host) -> tuple[str, tuple[str, ...]]:
+    """Give model and features of the first processor; empty where the kernel names none."""
+    # One processor is enough, and the file of a 256-core machine is slow to produce.
+    values: dict[str, str] = {}
+    try:
+        with (host.root / "proc/cpuinfo").open(errors="replace") as lines:
+            for line in lines:
+                if not line.strip():
+                    break
+                key, _, value = line.partition(":")
+                values[key.strip()] = value.strip()
+    except FileNotFoundError:
+        return "", ()
+    flags = set((values.get("flags") or values.get("Features", "")).split())
+    return values.get("model name", ""), tuple(FEATURES[name] for name in FEATURES if name in flags)
+
+
+def _physical_memory_bytes(host: Host) -> int:
+    for line in host.read("proc/meminfo").splitlines():
+        words = line.split()
+        if words[:1] == ["MemTotal:"]:
+            return int(words[1]) * 1024
+    return 0
+
+
+def _apple(host: Host) -> tuple[str, tuple[str, ...], int]:
+    values = host.sysctl("machdep.cpu.brand_string", "hw.memsize", APPLE_BF16)
+    features = ("bf16",) if values.get(APPLE_BF16) == "1" else ()
+    return (
+        values.get("machdep.cpu.brand_string", ""),
+        features,
+        int(values.get("hw.memsize", 0)),
+    )

@@ -1,0 +1,130 @@
+"""What every probe looks through: a file system, an environment, a system and its tools."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar, Protocol
+
+from fasttrain.spec.machine import Device, DeviceKind
+
+SYSCTL_TIMEOUT_S = 2.0
+
+
+class ToolError(RuntimeError):
+    """A vendor's tool that is missing, fails, or doesn't answer in time."""
+
+
+@dataclass(frozen=True, slots=True)
+class VendorReport:
+    """What one vendor's probe found; `notes` are sentences for the user."""
+
+    devices: tuple[Device, ...] = ()
+    driver: str = ""
+    notes: tuple[str, ...] = ()
+
+
+class Vendor(Protocol):
+    """One family of accelerators."""
+
+    kind: ClassVar[DeviceKind]
+
+    def probe(self) -> VendorReport:
+        """Give this vendor's devices, cheaply and without starting their runtime."""
+
+
+def granted_cpus() -> int:
+    """Give the number of logical CPUs that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """The machine as the probes see it; tests put a recorded tree under `root`.
+
+    Attributes:
+        environ: The user's environment.
+        root: Where ``/`` is.
+        system: ``Linux``, ``Darwin`` or ``Windows``.
+        architecture: ``x86_64``, ``aarch64``, ``arm64``, ...
+        affinity: Logical CPUs that this process may run on.
+    """
+
+    environ: Mapping[str, str]
+    root: Path = Path("/")
+    system: str = field(default_factory=platform.system)
+    architecture: str = field(default_factory=platform.machine)
+    affinity: int = field(default_factory=granted_cpus)
+
+    def read(self, path: str) -> str:
+        """Give the text of a file relative to the root; empty when it is absent or closed to us."""
+        try:
+            return (self.root / path).read_text(errors="replace")
+        except OSError:
+            return ""
+
+    def exists(self, path: str) -> bool:
+        """Whether a path relative to the root is there."""
+        return (self.root / path).exists()
+
+    def numbered(self, folder: str, pattern: str) -> list[str]:
+        """Give a folder's entries that match `pattern`, in the order of its one number group."""
+        try:
+            names = [entry.name for entry in (self.root / folder).iterdir()]
+        except OSError:
+            return []
+        found = [match for name in names if (match := re.fullmatch(pattern, name))]
+        return [f"{folder}/{match[0]}" for match in sorted(found, key=lambda m: int(m[1]))]
+
+    def which(self, tool: str, *extra: str) -> str:
+        """Give the path of a tool on PATH or in `extra` folders under the root; empty if none."""
+        folders = [self.environ.get("PATH", os.defpath), *(str(self.root / item) for item in extra)]
+        return shutil.which(tool, path=os.pathsep.join(folders)) or ""
+
+    def sysctl(self, *names: str) -> dict[str, str]:
+        """Give values of macOS kernel variables; those that this Mac doesn't know are left out.
+
+        Raises:
+            ToolError: ``sysctl`` is missing, fails or hangs.
+        """
+        tool = self.which("sysctl", "usr/sbin") or "sysctl"
+        lines = run_tool([tool, "-i", *names], timeout_s=SYSCTL_TIMEOUT_S).splitlines()
+        return {key: value.strip() for key, _, value in (line.partition(":") for line in lines)}
+
+
+def run_tool(argv: Sequence[str], *, timeout_s: float) -> str:
+    """Give a tool's standard output.
+
+    Raises:
+        ToolError: It can't start, ends with an error, or takes longer than `timeout_s`.
+    """
+    try:
+        done = subprocess.run(
+            argv,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=timeout_s,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise ToolError(f"{argv[0]} gave no answer in {timeout_s:g} s") from error
+    except OSError as error:
+        raise ToolError(f"{argv[0]} can't be started: {error.strerror}") from error
+    if done.returncode:
+        said = first_line(done.stderr) or first_line(done.stdout) or "no message"
+        raise ToolError(f"{argv[0]} ended with {done.returncode}: {said}")
+    return done.stdout
+
+
+def first_line(text: str) -> str:
+    """Give the first line that isn't blank; empty if there is none."""
+    return next((line.strip() for line in text.splitlines() if line.strip()), "")

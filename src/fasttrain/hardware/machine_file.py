@@ -1,0 +1,79 @@
+"""A machine described in a file, for planning a run on one machine that is meant for another."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from fasttrain.spec.codec import CodecError, from_data
+from fasttrain.spec.errors import FasttrainError
+from fasttrain.spec.machine import MACHINE_SCHEMA, Device, Machine
+
+
+def read_machine(path: Path) -> Machine:
+    """Give the machine that a JSON file describes.
+
+    Raises:
+        FasttrainError: ``machine-file``: there is no such regular file, it can't be read, is not
+            JSON, is of another schema version, or lacks, misspells or contradicts a field.
+    """
+    data = _read_json(path)
+    if isinstance(data, dict) and (version := data.get("schema", MACHINE_SCHEMA)) != MACHINE_SCHEMA:
+        why = f"schema is {version!r}; this fasttrain reads version {MACHINE_SCHEMA}"
+        raise _refused(path, why)
+    try:
+        machine = from_data(Machine, data)
+    except CodecError as error:
+        raise _refused(path, str(error)) from error
+    if problem := _problem(machine):
+        raise _refused(path, problem)
+    return machine
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        # A pipe or a device could block for ever or never end.
+        if not path.is_file():
+            raise _refused(path, "it is not a regular file" if path.exists() else "no such file")
+        text = path.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise _refused(path, "it is not text but binary data") from error
+    except OSError as error:
+        raise _refused(path, error.strerror or str(error)) from error
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise _refused(path, f"it is not JSON: {error}") from error
+
+
+def _problem(machine: Machine) -> str:
+    """Give what is impossible in a description of the right shape; empty if nothing is."""
+    if machine.cpu.cores < 1:
+        return f"cpu.cores is {machine.cpu.cores}; a process has at least one core"
+    if machine.cpu.memory_bytes < 0:
+        return f"cpu.memory_bytes is {machine.cpu.memory_bytes}; 0 stands for unknown"
+    problems = (_device_problem(device) for device in machine.devices)
+    found = (f"devices[{index}].{text}" for index, text in enumerate(problems) if text)
+    return next(found, "")
+
+
+def _device_problem(device: Device) -> str:
+    if device.index < 0:
+        return f"index is {device.index}; devices count from 0"
+    if device.memory_bytes < 0:
+        return f"memory_bytes is {device.memory_bytes}; 0 stands for unknown"
+    if device.kind == "cuda" and not re.fullmatch(r"[0-9]+\.[0-9]+", device.capability):
+        return f'capability is {device.capability!r}; a CUDA device has one such as "9.0"'
+    return ""
+
+
+def _refused(path: Path, why: str) -> FasttrainError:
+    return FasttrainError(
+        f"the machine file {path} can't be used",
+        # A field name may hold half a surrogate pair, which no terminal can print.
+        why=why.encode(errors="backslashreplace").decode(),
+        fix="mend the file as docs/machine.md describes, or leave out --machine",
+        slug="machine-file",
+    )

@@ -1,0 +1,60 @@
+"""All probes together: this machine in one value."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+from fasttrain.hardware.compiler import find_cxx_compiler
+from fasttrain.hardware.cpu import probe_cpu
+from fasttrain.hardware.cuda import Cuda
+from fasttrain.hardware.host import Host, Vendor, VendorReport
+from fasttrain.hardware.mps import Mps
+from fasttrain.hardware.npu import Npu
+from fasttrain.hardware.rocm import Rocm
+from fasttrain.hardware.torch_install import find_torch
+from fasttrain.hardware.xpu import Xpu
+from fasttrain.spec.machine import Cpu, Machine, Torch
+
+T = TypeVar("T")
+
+
+def vendors(host: Host) -> tuple[Vendor, ...]:
+    """Give every vendor's probe, in the order in which devices are listed."""
+    return (Cuda(host), Npu(host), Rocm(host), Xpu(host), Mps(host))
+
+
+def probe_machine(environ: Mapping[str, str]) -> Machine:
+    """Give this machine as the user's environment shows it; never raises, never imports torch.
+
+    What a probe could not find out is one sentence in the machine's notes.
+    """
+    host = Host(environ)
+    return probe_host(host, vendors(host))
+
+
+def probe_host(host: Host, probes: tuple[Vendor, ...]) -> Machine:
+    """Give the machine that `host` shows to `probes`."""
+    notes: list[str] = []
+    reports = [_attempt(vendor.kind, vendor.probe, VendorReport(), notes) for vendor in probes]
+    unknown_cpu = Cpu(host.architecture, 1, "the processor could not be probed")
+    return Machine(
+        hostname=platform.node(),
+        system=host.system,
+        python=platform.python_version(),
+        torch=_attempt("torch", find_torch, Torch(), notes),
+        cpu=_attempt("cpu", lambda: probe_cpu(host), unknown_cpu, notes),
+        devices=tuple(device for report in reports for device in report.devices),
+        cxx_compiler=find_cxx_compiler(host.environ, system=host.system),
+        driver=next((report.driver for report in reports if report.driver), ""),
+        notes=(*(note for report in reports for note in report.notes), *notes),
+    )
+
+
+def _attempt(what: str, probe: Callable[[], T], fallback: T, notes: list[str]) -> T:
+    try:
+        return probe()
+    except Exception as error:  # noqa: BLE001 - `doctor` must run on the very machine that is broken
+        notes.append(f"the {what} probe failed: {type(error).__name__}: {error}")
+        return fallback
