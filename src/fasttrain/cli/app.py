@@ -39,6 +39,7 @@ def build() -> typer.Typer:
     app = typer.Typer(
         name="fasttrain",
         no_args_is_help=True,
+        add_completion=False,  # completions/ holds static ones, which start no Python
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )

@@ -1,0 +1,1 @@
+"""Pure decisions: settings and a machine in, a launch plan out."""

@@ -1,0 +1,78 @@
+"""What a user should know about a plan, and might try: its warnings and hints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fasttrain.planning.command import SIGNALS_SINCE
+from fasttrain.planning.describe import device_names, kind_noun, release, torch_phrase
+from fasttrain.planning.device import build_fix, unusable_kinds
+from fasttrain.planning.draft import Draft
+
+# Options that only one way of meeting uses: on one node, static on several, elastic.
+_RENDEZVOUS_USERS: dict[str, tuple[str, ...]] = {
+    "node_rank": ("static",),
+    "master_addr": ("static",),
+    "master_port": ("static",),
+    "rdzv_id": ("elastic",),
+    "rdzv_backend": ("elastic",),
+}
+_MEETINGS = {"one node": "a run on one node", "static": "a static run", "elastic": "an elastic run"}
+
+
+def warnings(draft: Draft) -> tuple[str, ...]:
+    """Give what the user should know before trusting the run, one sentence each."""
+    parts = (_cpu_torch, _emulated, _unheard_signals, _unused_rendezvous, _unused_scope)
+    return tuple(sentence for part in parts for sentence in part(draft))
+
+
+def hints(draft: Draft) -> tuple[str, ...]:
+    """Give what the user might try, one sentence each."""
+    visible = len(draft.chosen.names)
+    one = draft.processes.value.nproc_per_node == 1
+    if draft.chosen.explicit or not one or visible < 2:
+        return ()
+    there = kind_noun(draft.kind.value, visible)
+    return (f"{there} are visible and one process uses them: --gpus all starts one on each.",)
+
+
+def _cpu_torch(draft: Draft) -> Iterator[str]:
+    if draft.settings.device.value != "auto" or draft.kind.value != "cpu":
+        return
+    for kind in unusable_kinds(draft.machine):
+        names = device_names(device for device in draft.machine.devices if device.kind == kind)
+        yield (
+            f"{torch_phrase(draft.machine)} can't use {names}, so the run is on the CPU: "
+            f"{build_fix(kind)}."
+        )
+
+
+def _emulated(draft: Draft) -> Iterator[str]:
+    amp = draft.levers.amp.value
+    if amp.precision == "bfloat16" and amp.device == "cpu" and not draft.machine.cpu.bf16:
+        yield "bf16 is emulated on this CPU, slower than fp32: --amp off is faster."
+
+
+def _unheard_signals(draft: Draft) -> Iterator[str]:
+    torch = draft.machine.torch
+    if draft.processes.value.backend == "torchrun" and (0, 0) < torch.release < SIGNALS_SINCE:
+        yield (
+            f"SIGUSR1 and SIGUSR2 end this run without a time to save: torchrun passes them on "
+            f"from {release(SIGNALS_SINCE)}, and there is {torch_phrase(draft.machine)}."
+        )
+
+
+def _unused_rendezvous(draft: Draft) -> Iterator[str]:
+    processes = draft.processes.value
+    several = "static" if processes.max_nodes > 1 else "one node"
+    meeting = "elastic" if processes.rdzv_endpoint else several
+    for name, users in _RENDEZVOUS_USERS.items():
+        setting = getattr(draft.settings, name)
+        if setting.source.explicit and meeting not in users:
+            yield f"{setting.source} has no effect in {_MEETINGS[meeting]}."
+
+
+def _unused_scope(draft: Draft) -> Iterator[str]:
+    scope = draft.settings.compile_scope
+    if scope.source.explicit and draft.levers.compile.value.mode == "off":
+        yield f"{scope.source} has no effect while compile is off."

@@ -1,0 +1,85 @@
+"""Decides mixed precision."""
+
+from __future__ import annotations
+
+from fasttrain.planning.describe import and_join, device_names
+from fasttrain.planning.gpus import Chosen
+from fasttrain.planning.sources import CPU_CORES, DEVICES
+from fasttrain.planning.vendors import VENDORS
+from fasttrain.planning.visible import Slot
+from fasttrain.spec.decision import Decision, Setting
+from fasttrain.spec.errors import FasttrainError
+from fasttrain.spec.machine import Machine
+from fasttrain.spec.plan import Amp
+from fasttrain.spec.settings import AmpChoice
+
+
+def decide_amp(setting: Setting[AmpChoice], machine: Machine, chosen: Chosen) -> Decision[Amp]:
+    """Give the autocast dtype: bfloat16 where every device has it natively, else none.
+
+    Raises:
+        FasttrainError: ``amp-unsupported`` for bf16 on an accelerator without it, ``amp-fp16``.
+    """
+    return _DECIDERS[setting.value](setting, machine, chosen)
+
+
+def _auto(_setting: Setting[AmpChoice], machine: Machine, chosen: Chosen) -> Decision[Amp]:
+    if chosen.kind == "cpu":
+        if machine.cpu.bf16:
+            return Decision(Amp("bfloat16", "cpu"), "this CPU has native bf16", CPU_CORES)
+        needs = VENDORS["cpu"].bf16_needs
+        return Decision(Amp("off", "cpu"), f"this CPU has no native bf16 ({needs})", CPU_CORES)
+    if lacking := _lacking(chosen):
+        names = device_names(slot.device for slot in lacking)
+        return Decision(Amp("off", chosen.kind), f"no native bf16 on {names}", DEVICES)
+    reason = f"native bf16 on {device_names(chosen.devices)}"
+    return Decision(Amp("bfloat16", chosen.kind), reason, DEVICES)
+
+
+def _off(setting: Setting[AmpChoice], _machine: Machine, chosen: Chosen) -> Decision[Amp]:
+    return Decision(Amp("off", chosen.kind), f"asked for by {setting.source}", setting.source)
+
+
+def _bf16(setting: Setting[AmpChoice], machine: Machine, chosen: Chosen) -> Decision[Amp]:
+    if lacking := _lacking(chosen):
+        raise _unsupported(lacking, chosen)
+    reason = f"asked for by {setting.source}"
+    if chosen.kind == "cpu" and not machine.cpu.bf16:
+        reason += "; emulated on this CPU, slower than fp32"
+    return Decision(Amp("bfloat16", chosen.kind), reason, setting.source)
+
+
+def _fp16(_setting: Setting[AmpChoice], _machine: Machine, _chosen: Chosen) -> Decision[Amp]:
+    raise FasttrainError(
+        "fp16 was asked for, but this version scales no losses",
+        why="without loss scaling the gradients of fp16 underflow to zero",
+        fix="use --amp bf16, or --amp off and keep the script's own GradScaler",
+        slug="amp-fp16",
+    )
+
+
+_DECIDERS = {"auto": _auto, "off": _off, "bf16": _bf16, "fp16": _fp16}
+
+
+def _lacking(chosen: Chosen) -> tuple[Slot, ...]:
+    return tuple(slot for slot in chosen.slots if not slot.device.bf16)
+
+
+def _unsupported(lacking: tuple[Slot, ...], chosen: Chosen) -> FasttrainError:
+    noun = VENDORS[chosen.kind].noun
+    who = and_join(f"{noun} {slot.position} ({slot.device.name})" for slot in lacking)
+    able = [str(slot.position) for slot in chosen.slots if slot.device.bf16]
+    leave = f", or leave {noun} {and_join(str(s.position) for s in lacking)} out with --gpus "
+    return FasttrainError(
+        f"bf16 was asked for, but {who} can't do it",
+        why=f"bf16 needs {VENDORS[chosen.kind].bf16_needs}{_this_has(lacking)}",
+        fix="use --amp off" + (leave + ",".join(able) if able else ""),
+        slug="amp-unsupported",
+    )
+
+
+def _this_has(lacking: tuple[Slot, ...]) -> str:
+    found = sorted({slot.device.capability for slot in lacking} - {""})
+    if not found:
+        return ""
+    return f"; {'this one has' if len(lacking) == 1 else 'these have'} {and_join(found)}"

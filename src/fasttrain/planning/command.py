@@ -1,0 +1,74 @@
+"""Composes the exact command: the worker, and torchrun's agent around several of them."""
+
+from __future__ import annotations
+
+from fasttrain.planning.draft import Draft
+from fasttrain.spec.plan import Invocation, Processes
+
+# torchrun dies of SIGUSR2, which SLURM and users send before the end, unless it is told to pass
+# it on. The flag came with torch 2.9. Source: pytorch#154849.
+SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGUSR1,SIGUSR2"
+SIGNALS_SINCE = (2, 9)
+
+
+def plan_path(invocation: Invocation) -> str:
+    """Give the path of the plan that the workers read."""
+    return f"{invocation.run_dir}/plan.json"
+
+
+def command(draft: Draft) -> tuple[str, ...]:
+    """Give the argv that starts this node's processes."""
+    worker = _worker(draft.invocation)
+    if draft.processes.value.backend == "direct":
+        return worker
+    return (*_agent(draft), *worker)
+
+
+def _worker(invocation: Invocation) -> tuple[str, ...]:
+    target = invocation.target
+    if target.kind == "command":
+        return (target.name, *target.args)
+    shim = (invocation.python, invocation.shim, plan_path(invocation))
+    return (*shim, target.kind, target.name, *target.args)
+
+
+def _agent(draft: Draft) -> tuple[str, ...]:
+    processes = draft.processes.value
+    fewest, most = processes.min_nodes, processes.max_nodes
+    nodes = str(most) if fewest == most else f"{fewest}:{most}"
+    signals = draft.machine.torch.release >= SIGNALS_SINCE
+    return (
+        draft.invocation.python,
+        draft.invocation.agent,
+        f"--nnodes={nodes}",
+        f"--nproc-per-node={processes.nproc_per_node}",
+        *_rendezvous(processes, draft.invocation.run_id),
+        f"--max-restarts={processes.max_restarts}",
+        *((f"--signals-to-handle={SIGNALS}",) if signals else ()),
+        "--no-python",
+        # Without it torchrun's parser drops a "--" that is the first argument of a command.
+        "--",
+    )
+
+
+def _rendezvous(processes: Processes, run_id: str) -> tuple[str, ...]:
+    if processes.rdzv_endpoint:
+        return (
+            f"--rdzv-backend={processes.rdzv_backend}",
+            f"--rdzv-endpoint={processes.rdzv_endpoint}",
+            f"--rdzv-id={processes.rdzv_id}",
+        )
+    if processes.max_nodes > 1:
+        return (
+            f"--node-rank={processes.node_rank}",
+            f"--master-addr={processes.master_addr}",
+            f"--master-port={processes.master_port}",
+        )
+    # Port 0 lets the store take a free one, so that two jobs on one node don't meet; the local
+    # address keeps the host's name, which may not resolve, out of it.
+    return (
+        "--rdzv-backend=c10d",
+        "--rdzv-endpoint=127.0.0.1:0",
+        f"--rdzv-id={run_id}",
+        "--local-addr=127.0.0.1",
+    )

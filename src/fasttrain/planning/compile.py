@@ -1,0 +1,72 @@
+"""Decides torch.compile: its mode and scope."""
+
+from __future__ import annotations
+
+from fasttrain.planning.describe import torch_phrase
+from fasttrain.planning.sources import asked
+from fasttrain.planning.vendors import VENDORS
+from fasttrain.spec.decision import Decision
+from fasttrain.spec.errors import ExitCode, FasttrainError
+from fasttrain.spec.machine import DeviceKind, Machine
+from fasttrain.spec.plan import Compile
+from fasttrain.spec.settings import CompileMode, Settings
+
+# CUDA graphs replay into the same memory: an output kept over the next call, or gradients that
+# accumulate over several, are overwritten. Source: pytorch#169545, #148439, #158551.
+_WITHOUT_GRAPHS: dict[CompileMode, CompileMode] = {
+    "max-autotune": "max-autotune-no-cudagraphs",
+    "reduce-overhead": "default",
+}
+
+
+def decide_compile(settings: Settings, machine: Machine, kind: DeviceKind) -> Decision[Compile]:
+    """Give the mode that is right for any training loop, and the scope.
+
+    Raises:
+        FasttrainError: ``compile-npu``, ``compile-torch`` or ``compile-compiler`` when this machine
+            can't compile.
+    """
+    setting, scope = settings.compile, settings.compile_scope.value
+    mode = setting.value
+    if mode == "off":
+        return Decision(Compile("off", "off", scope), asked(setting), setting.source)
+    _check(machine, kind)
+    used, reason = _safe(mode, kind)
+    return Decision(Compile(mode, used, scope), f"{asked(setting)}{reason}", setting.source)
+
+
+def _safe(mode: CompileMode, kind: DeviceKind) -> tuple[CompileMode, str]:
+    if mode not in _WITHOUT_GRAPHS:
+        return mode, ""
+    if not VENDORS[kind].cuda_graphs:
+        return mode, f"; CUDA graphs, which {mode} would use, don't exist on {kind}"
+    used = _WITHOUT_GRAPHS[mode]
+    return used, (
+        f"; {used} instead of {mode}, whose CUDA graphs give wrong results with gradient "
+        "accumulation and kept outputs (pytorch#169545, #148439, #158551)"
+    )
+
+
+def _check(machine: Machine, kind: DeviceKind) -> None:
+    if kind == "npu":
+        raise FasttrainError(
+            "--compile was asked for, but not on Ascend NPUs",
+            why="torch.compile needs triton-ascend there, which this version does not support",
+            fix="use --compile off",
+            slug="compile-npu",
+        )
+    if machine.torch.release < (2, 0):
+        raise FasttrainError(
+            "--compile was asked for, but this torch can't compile",
+            why=f"torch.compile needs torch 2.0, and there is {torch_phrase(machine)}",
+            fix="upgrade torch, or use --compile off",
+            slug="compile-torch",
+        )
+    if not machine.cxx_compiler:
+        raise FasttrainError(
+            "--compile was asked for, but there is no C++ compiler",
+            why="torch.compile builds its kernels with one",
+            fix="apt-get install g++, or set CXX to a compiler, or use --compile off",
+            slug="compile-compiler",
+            exit_code=ExitCode.UNAVAILABLE,
+        )

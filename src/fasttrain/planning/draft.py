@@ -1,0 +1,34 @@
+"""What is decided before the environment and the command are composed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fasttrain.planning.gpus import Chosen
+from fasttrain.spec.decision import Decision
+from fasttrain.spec.machine import DeviceKind, Machine
+from fasttrain.spec.plan import Invocation, Levers, Processes
+from fasttrain.spec.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A plan without its environment and its command.
+
+    Attributes:
+        settings: What the user wants.
+        machine: What there is.
+        invocation: The call that is planned for.
+        kind: Kind of device.
+        chosen: The devices.
+        processes: The processes.
+        levers: Changes in the worker.
+    """
+
+    settings: Settings
+    machine: Machine
+    invocation: Invocation
+    kind: Decision[DeviceKind]
+    chosen: Chosen
+    processes: Decision[Processes]
+    levers: Levers

@@ -1,0 +1,99 @@
+"""Renders a plan as a POSIX shell script that can be read, pasted and run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from shlex import quote
+
+from fasttrain.planning.explain import lever_rows
+from fasttrain.planning.secrets import MASK, is_secret_name, mask_plan
+from fasttrain.spec.codec import dumps
+from fasttrain.spec.plan import EnvVar, LaunchPlan
+
+_END = "FASTTRAIN_PLAN"
+
+
+def shell_script(plan: LaunchPlan, environ: Mapping[str, str]) -> str:
+    r"""Give the script: decisions as comments, the environment, the plan file and the command.
+
+    Secrets are not printed; the script asks for them instead. Arguments that are no valid UTF-8
+    are in it as lone surrogates, so it must be written with ``errors="surrogateescape"``.
+    Everything happens in a sub-shell: pasting it leaves the shell as it was.
+
+    Args:
+        plan: The plan to render.
+        environ: The environment as the user has it, to say what a variable was before.
+    """
+    masked = mask_plan(plan)
+    lines = [
+        "#!/bin/sh",
+        *_header(masked),
+        "(",
+        "set -e",
+        *(_variable(variable, environ) for variable in masked.environment),
+        *_plan_file(masked),
+        f"cd -- {quote(plan.cwd)}",
+        f"exec {' '.join(_words(plan.argv, masked.argv))}",
+        ")",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def printable(text: str) -> str:
+    """Give the text on one line, with every control character written as an escape."""
+    return "".join(
+        c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text
+    )
+
+
+def _comment(text: str) -> str:
+    return f"# {printable(text)}"
+
+
+def _header(plan: LaunchPlan) -> Iterator[str]:
+    yield _comment(f"fasttrain {plan.fasttrain_version}, run {plan.run_id}")
+    for row in lever_rows(plan):
+        yield _comment(f"{row.topic} = {row.value}: {row.reason} ({row.source})")
+    for warning in plan.warnings:
+        yield _comment(f"warning: {warning}")
+    for hint in plan.hints:
+        yield _comment(f"hint: {hint}")
+
+
+def _variable(variable: EnvVar, environ: Mapping[str, str]) -> str:
+    secret = is_secret_name(variable.name)
+    why = _comment(f"{variable.reason} ({variable.source}){_before(variable, environ, secret)}")
+    if variable.kept:
+        return _comment(f"{variable.name}={variable.value} stays: ") + why.removeprefix("# ")
+    name = quote(variable.name)
+    if variable.value is None:
+        return f"unset {name}  {why}"
+    if secret:
+        ask = f': "${{{variable.name}:?its value is not printed; set it first}}"'
+        return f"{ask}  {why}\nexport {name}"
+    return f"export {name}={quote(variable.value)}  {why}"
+
+
+def _before(variable: EnvVar, environ: Mapping[str, str], secret: bool) -> str:
+    before = environ.get(variable.name)
+    if before is None or variable.kept or secret or before == variable.value:
+        return ""
+    return f", was {before}"
+
+
+def _plan_file(plan: LaunchPlan) -> Iterator[str]:
+    path = quote(f"{plan.run_dir}/plan.json")
+    # Only these files are private: the script's own keep the umask of the shell.
+    yield f"(umask 077; mkdir -p -- {quote(plan.run_dir)}; cat > {path}) <<'{_END}'"
+    # JSON in ASCII: no line of it can end the here-document, whatever the strings hold.
+    yield dumps(plan)
+    yield _END
+
+
+def _words(argv: tuple[str, ...], masked: tuple[str, ...]) -> Iterator[str]:
+    for index, (word, shown) in enumerate(zip(argv, masked, strict=True)):
+        if word == shown:
+            yield quote(word)
+            continue
+        ask = f"${{SECRET_{index}:?an argument is not printed; set SECRET_{index} to it first}}"
+        yield f'{quote(shown.removesuffix(MASK))}"{ask}"' if shown != MASK else f'"{ask}"'

@@ -1,0 +1,164 @@
+"""Composes the environment of the workers, as a difference to the user's own."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from fasttrain.planning.draft import Draft
+from fasttrain.planning.sources import BUILT_IN, CPU_CORES
+from fasttrain.planning.vendors import VENDORS
+from fasttrain.spec.decision import Setting, Source, SourceKind
+from fasttrain.spec.errors import ExitCode, FasttrainError
+from fasttrain.spec.plan import EnvVar
+
+RUN_MARK = "FASTTRAIN_RUN_ID"
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+# torch sizes its thread pool by the CPU affinity; these limits it does not see.
+_UNSEEN_BY_TORCH = re.compile(r"quota|slurm", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class _Wish:
+    """A variable that fasttrain would set; ``forced`` even over the user's own value."""
+
+    name: str
+    value: str
+    reason: str
+    source: Source
+    forced: bool = False
+
+
+def compose(draft: Draft) -> tuple[EnvVar, ...]:
+    """Give every variable that is set or kept on purpose; those of --env come last and win.
+
+    Raises:
+        FasttrainError: ``env-syntax`` or ``env-reserved`` for an --env entry that can't be set.
+    """
+    entries = parse_env(draft.settings.env)
+    wishes = {wish.name: wish for part in _PARTS for wish in part(draft)}
+    environ = draft.invocation.environ
+    composed = [_settle(wish, environ) for wish in wishes.values() if wish.name not in entries]
+    own = [
+        EnvVar(name, value, _own_reason(wishes.get(name)), draft.settings.env.source)
+        for name, value in entries.items()
+    ]
+    return (*composed, *own)
+
+
+def parse_env(setting: Setting[tuple[str, ...]]) -> dict[str, str]:
+    """Give the --env entries by name; the last one of a name wins.
+
+    Raises:
+        FasttrainError: ``env-syntax``, or ``env-reserved`` for the mark of the run.
+    """
+    entries: dict[str, str] = {}
+    for text in setting.value:
+        name, equals, value = text.partition("=")
+        if not equals or not _NAME.fullmatch(name) or "\0" in value:
+            # The text may hold a secret, so only what precedes the sign is repeated.
+            raise FasttrainError(
+                f"--env {name if equals else '...'!r} is not NAME=VALUE",
+                why="a name is letters, digits and underscores, and a value follows the = sign",
+                fix="write it like --env NCCL_DEBUG=INFO",
+                slug="env-syntax",
+                exit_code=ExitCode.USAGE,
+            )
+        entries[name] = value
+    if RUN_MARK in entries:
+        raise FasttrainError(
+            f"--env {RUN_MARK} is not for users to set",
+            why="a run finds its own processes by it, and would take those of another for its own",
+            fix="leave it out",
+            slug="env-reserved",
+        )
+    return entries
+
+
+def _own_reason(wish: _Wish | None) -> str:
+    if wish is None:
+        return "asked for by name"
+    return f"asked for by name; fasttrain would have set {wish.value}: {wish.reason}"
+
+
+def _settle(wish: _Wish, environ: Mapping[str, str]) -> EnvVar:
+    before = environ.get(wish.name)
+    if before is None or wish.forced:
+        return EnvVar(wish.name, wish.value, wish.reason, wish.source)
+    own = Source(SourceKind.ENV, wish.name)
+    if before == wish.value:
+        return EnvVar(wish.name, before, f"set by you already: {wish.reason}", own, kept=True)
+    reason = f"your own value won; fasttrain would have set {wish.value}: {wish.reason}"
+    return EnvVar(wish.name, before, reason, own, kept=True)
+
+
+def _identity(draft: Draft) -> Iterator[_Wish]:
+    reason = "marks the processes of this run"
+    yield _Wish(RUN_MARK, draft.invocation.run_id, reason, BUILT_IN, forced=True)
+
+
+def _visibility(draft: Draft) -> Iterator[_Wish]:
+    name = VENDORS[draft.kind.value].visibility
+    if not draft.chosen.explicit or not name:
+        return
+    reason, source = draft.chosen.decision.reason, draft.chosen.decision.source
+    if before := draft.invocation.environ.get(name):
+        reason += f", relative to {before}, which was visible before"
+    yield _Wish(name, ",".join(draft.chosen.names), reason, source, forced=True)
+
+
+def _hidden(draft: Draft) -> Iterator[_Wish]:
+    asked = draft.settings.device
+    if asked.value != "cpu":
+        return
+    reason = f"{asked.source} cpu: a script that looks for GPUs must find none"
+    for kind in dict.fromkeys(device.kind for device in draft.machine.devices):
+        if VENDORS[kind].hidden:
+            value = VENDORS[kind].hidden
+            yield _Wish(VENDORS[kind].visibility, value, reason, asked.source, forced=True)
+
+
+def _precision(draft: Draft) -> Iterator[_Wish]:
+    amp = draft.levers.amp
+    if amp.value.precision == "bfloat16" and amp.value.device == "cuda":
+        reason = "bf16 convolutions needed it up to torch 1.13; harmless later"
+        yield _Wish("TORCH_CUDNN_V8_API_ENABLED", "1", reason, amp.source)
+
+
+def _threads(draft: Draft) -> Iterator[_Wish]:
+    cpu, local = draft.machine.cpu, draft.processes.value.nproc_per_node
+    if local == 1 and not _UNSEEN_BY_TORCH.search(cpu.cores_reason):
+        return
+    reason = f"{cpu.cores} cores granted ({cpu.cores_reason})"
+    if local > 1:
+        reason += f", over {local} processes on this node"
+    yield _Wish("OMP_NUM_THREADS", str(max(1, cpu.cores // local)), reason, CPU_CORES)
+
+
+def _cache(draft: Draft) -> Iterator[_Wish]:
+    compiled = draft.levers.compile
+    if compiled.value.mode != "off":
+        path = f"{draft.invocation.cache_dir}/inductor"
+        reason = "compiled kernels persist between runs; /tmp does not outlive a reboot"
+        yield _Wish("TORCHINDUCTOR_CACHE_DIR", path, reason, compiled.source)
+
+
+def _debug(draft: Draft) -> Iterator[_Wish]:
+    setting = draft.settings.debug
+    if not setting.value:
+        return
+    if blocking := VENDORS[draft.kind.value].blocking:
+        yield _Wish(*blocking, "an error shows the line that launched the kernel", setting.source)
+    yield _Wish(
+        "TORCH_SHOW_CPP_STACKTRACES", "1", "errors of torch show their C++ frames", setting.source
+    )
+    if draft.processes.value.world_size > 1:
+        reason = "torch.distributed checks that the ranks call the same collectives"
+        yield _Wish("TORCH_DISTRIBUTED_DEBUG", "DETAIL", reason, setting.source)
+    reason = "a crash below Python shows the Python stack"
+    yield _Wish("PYTHONFAULTHANDLER", "1", reason, setting.source)
+
+
+_PARTS = (_identity, _visibility, _hidden, _precision, _threads, _cache, _debug)

@@ -1,0 +1,67 @@
+"""Tells a plan row by row: what was decided, why, and by whom."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from fasttrain.planning.secrets import mask_plan
+from fasttrain.spec.decision import Decision
+from fasttrain.spec.plan import Compile, EnvVar, LaunchPlan, Processes
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One decision in words.
+
+    Attributes:
+        topic: What was decided, such as ``amp`` or the name of a variable.
+        value: The outcome.
+        reason: Why.
+        source: The place to go to change it.
+    """
+
+    topic: str
+    value: str
+    reason: str
+    source: str
+
+
+def decisions(plan: LaunchPlan) -> tuple[Row, ...]:
+    """Give one row per decision, then one per variable; secrets are masked."""
+    return (*lever_rows(plan), *(_variable(variable) for variable in mask_plan(plan).environment))
+
+
+def lever_rows(plan: LaunchPlan) -> tuple[Row, ...]:
+    """Give one row per decision, without the environment."""
+    levers = plan.levers
+    return (
+        _row("device", plan.device_kind, plan.device_kind.value),
+        _row("devices", plan.devices, ",".join(plan.devices.value) or "none"),
+        _row("processes", plan.processes, _processes(plan.processes.value)),
+        _row("amp", levers.amp, levers.amp.value.precision),
+        _row("compile", levers.compile, _compile(levers.compile.value)),
+        _row("optimizer", levers.optimizer, levers.optimizer.value),
+        _row("matmul", levers.matmul, levers.matmul.value),
+        _row("strategy", levers.strategy, levers.strategy.value),
+    )
+
+
+def _row(topic: str, decision: Decision[Any], value: str) -> Row:
+    return Row(topic, value, decision.reason, str(decision.source))
+
+
+def _variable(variable: EnvVar) -> Row:
+    value = "unset" if variable.value is None else variable.value
+    return Row(variable.name, value, variable.reason, str(variable.source))
+
+
+def _processes(processes: Processes) -> str:
+    fewest, most = processes.min_nodes, processes.max_nodes
+    nodes = str(most) if fewest == most else f"{fewest}:{most}"
+    on = "" if nodes == "1" else f" on {nodes} nodes"
+    return f"{processes.nproc_per_node}{on}, {processes.backend}"
+
+
+def _compile(decided: Compile) -> str:
+    return decided.mode if decided.scope == "model" else f"{decided.mode}, {decided.scope}"

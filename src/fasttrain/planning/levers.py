@@ -1,0 +1,66 @@
+"""Decides all levers together, and that a command without Python gets none."""
+
+from __future__ import annotations
+
+from fasttrain.planning.amp import decide_amp
+from fasttrain.planning.compile import decide_compile
+from fasttrain.planning.gpus import Chosen
+from fasttrain.planning.matmul import decide_matmul
+from fasttrain.planning.optimizer import decide_optimizer
+from fasttrain.planning.sources import BUILT_IN
+from fasttrain.planning.strategy import decide_strategy
+from fasttrain.spec.decision import Decision
+from fasttrain.spec.errors import FasttrainError
+from fasttrain.spec.machine import Machine
+from fasttrain.spec.plan import Amp, Compile, Levers, Processes
+from fasttrain.spec.settings import Settings
+
+# Values of the options that a command without Python can honour by doing nothing.
+_IDLE: dict[str, tuple[object, ...]] = {
+    "amp": ("auto", "off"),
+    "compile": ("off",),
+    "optimizer": ("auto", "keep"),
+    "matmul": ("auto",),
+    "strategy": ("auto", "none"),
+    "max_steps": (None,),
+}
+
+
+def decide_levers(
+    settings: Settings, machine: Machine, chosen: Chosen, processes: Processes
+) -> Levers:
+    """Give one decision per lever, in the order in which they depend on each other."""
+    amp = decide_amp(settings.amp, machine, chosen)
+    return Levers(
+        amp=amp,
+        compile=decide_compile(settings, machine, chosen.kind),
+        optimizer=decide_optimizer(settings.optimizer, machine, chosen.kind),
+        matmul=decide_matmul(settings.matmul, chosen, amp.value),
+        strategy=decide_strategy(settings.strategy, processes),
+    )
+
+
+def no_levers(settings: Settings, chosen: Chosen) -> Levers:
+    """Give every lever off, for a command that is not Python.
+
+    Raises:
+        FasttrainError: ``no-python-levers`` when a person named one all the same.
+    """
+    for name, idle in _IDLE.items():
+        setting = getattr(settings, name)
+        if setting.source.explicit and setting.value not in idle:
+            raise FasttrainError(
+                f"{setting.source} ({name} = {setting.value}) can't act on a command",
+                why="with --no-python fasttrain starts the command as it is, without its shim",
+                fix="leave one of the two out",
+                slug="no-python-levers",
+            )
+    reason = "no Python: fasttrain starts this command as it is"
+    scope = settings.compile_scope.value
+    return Levers(
+        amp=Decision(Amp("off", chosen.kind), reason, BUILT_IN),
+        compile=Decision(Compile("off", "off", scope), reason, BUILT_IN),
+        optimizer=Decision("keep", reason, BUILT_IN),
+        matmul=Decision("keep", reason, BUILT_IN),
+        strategy=Decision("none", reason, BUILT_IN),
+    )

@@ -1,0 +1,80 @@
+"""Decides the optimizer implementation."""
+
+from __future__ import annotations
+
+from fasttrain.planning.describe import machine_phrase, release, torch_phrase
+from fasttrain.planning.sources import TORCH, asked
+from fasttrain.planning.vendors import VENDORS
+from fasttrain.spec.decision import Decision, Setting
+from fasttrain.spec.errors import FasttrainError
+from fasttrain.spec.machine import DeviceKind, Machine
+from fasttrain.spec.plan import OptimizerMode
+from fasttrain.spec.settings import OptimizerChoice
+
+
+def decide_optimizer(
+    setting: Setting[OptimizerChoice], machine: Machine, kind: DeviceKind
+) -> Decision[OptimizerMode]:
+    """Give fused where torch has such kernels for the device, else the script's own.
+
+    Raises:
+        FasttrainError: ``optimizer-fused``, ``optimizer-npu`` or ``optimizer-npu-unavailable``.
+    """
+    return _DECIDERS[setting.value](setting, machine, kind)
+
+
+def _auto(
+    _setting: Setting[OptimizerChoice], machine: Machine, kind: DeviceKind
+) -> Decision[OptimizerMode]:
+    if why_not := _why_not_fused(machine, kind):
+        return Decision("keep", why_not, TORCH)
+    return Decision("fused", f"{torch_phrase(machine)} has fused optimizers on {kind}", TORCH)
+
+
+def _keep(
+    setting: Setting[OptimizerChoice], _machine: Machine, _kind: DeviceKind
+) -> Decision[OptimizerMode]:
+    return Decision("keep", asked(setting), setting.source)
+
+
+def _fused(
+    setting: Setting[OptimizerChoice], machine: Machine, kind: DeviceKind
+) -> Decision[OptimizerMode]:
+    if why_not := _why_not_fused(machine, kind):
+        raise FasttrainError(
+            f"fused optimizers were asked for, but {kind} has none here",
+            why=why_not,
+            fix="use --optimizer keep, or auto",
+            slug="optimizer-fused",
+        )
+    return Decision("fused", asked(setting), setting.source)
+
+
+def _npu(
+    _setting: Setting[OptimizerChoice], machine: Machine, kind: DeviceKind
+) -> Decision[OptimizerMode]:
+    if kind != "npu":
+        raise FasttrainError(
+            "--optimizer npu was asked for, but the run is not on NPUs",
+            why=f"the run is on {kind}, and this machine has {machine_phrase(machine)}",
+            fix="use --optimizer fused, or auto",
+            slug="optimizer-npu",
+        )
+    raise FasttrainError(
+        "--optimizer npu was asked for, but this version does not swap optimizers yet",
+        why="the NpuFused optimizers of torch-npu are not supported so far",
+        fix="use --optimizer keep",
+        slug="optimizer-npu-unavailable",
+    )
+
+
+_DECIDERS = {"auto": _auto, "keep": _keep, "fused": _fused, "npu": _npu}
+
+
+def _why_not_fused(machine: Machine, kind: DeviceKind) -> str:
+    since = VENDORS[kind].fused_since
+    if since is None:
+        return f"torch's fused optimizers are not used on {kind}"
+    if machine.torch.release < since:
+        return f"fused on {kind} needs {release(since)}, and there is {torch_phrase(machine)}"
+    return ""

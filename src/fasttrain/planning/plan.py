@@ -1,0 +1,58 @@
+"""Turns what the user wants and what there is into the plan of a run."""
+
+from __future__ import annotations
+
+from fasttrain.planning.advice import hints, warnings
+from fasttrain.planning.command import command
+from fasttrain.planning.device import decide_device
+from fasttrain.planning.draft import Draft
+from fasttrain.planning.environment import compose, parse_env
+from fasttrain.planning.gpus import decide_gpus
+from fasttrain.planning.levers import decide_levers, no_levers
+from fasttrain.planning.processes import decide_processes
+from fasttrain.planning.ranks import decide_show_ranks
+from fasttrain.planning.visible import visible_slots
+from fasttrain.spec.machine import Machine
+from fasttrain.spec.plan import Invocation, LaunchPlan
+from fasttrain.spec.settings import Settings
+
+
+def make_plan(settings: Settings, machine: Machine, invocation: Invocation) -> LaunchPlan:
+    """Give all that is decided about a run; pure, so that it can be printed before anything starts.
+
+    Raises:
+        FasttrainError: The request contradicts itself or the machine.
+    """
+    draft = _draft(settings, machine, invocation)
+    return LaunchPlan(
+        fasttrain_version=invocation.version,
+        run_id=invocation.run_id,
+        run_dir=invocation.run_dir,
+        target=invocation.target,
+        cwd=invocation.cwd,
+        device_kind=draft.kind,
+        devices=draft.chosen.decision,
+        processes=draft.processes,
+        environment=compose(draft),
+        levers=draft.levers,
+        argv=command(draft),
+        show_ranks=decide_show_ranks(settings.show_ranks, draft.processes.value),
+        max_steps=settings.max_steps.value,
+        strict=settings.strict.value,
+        hints=hints(draft),
+        warnings=warnings(draft),
+    )
+
+
+def _draft(settings: Settings, machine: Machine, invocation: Invocation) -> Draft:
+    # --env can narrow what is visible too, as if the user's own environment had.
+    environ = invocation.environ | parse_env(settings.env)
+    kind = decide_device(settings, machine, environ)
+    slots = visible_slots(machine, kind.value, environ)
+    chosen = decide_gpus(settings.gpus, kind.value, slots, machine)
+    processes = decide_processes(settings, chosen)
+    if invocation.target.kind == "command":
+        levers = no_levers(settings, chosen)
+    else:
+        levers = decide_levers(settings, machine, chosen, processes.value)
+    return Draft(settings, machine, invocation, kind, chosen, processes, levers)

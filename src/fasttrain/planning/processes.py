@@ -1,0 +1,130 @@
+"""Decides how many processes there are and how they find each other."""
+
+from __future__ import annotations
+
+import re
+
+from fasttrain.planning.describe import counted, kind_noun
+from fasttrain.planning.gpus import Chosen
+from fasttrain.planning.sources import BUILT_IN
+from fasttrain.spec.decision import Decision, Source
+from fasttrain.spec.errors import ExitCode, FasttrainError
+from fasttrain.spec.plan import Processes
+from fasttrain.spec.settings import Settings
+
+MASTER_PORT = 29500
+"""Port of a static multi-node run. Source: ``--master-port`` of torchrun, torch 2.13."""
+
+_NODES = re.compile(r"([0-9]{1,6})(?::([0-9]{1,6}))?")
+
+
+def decide_processes(settings: Settings, chosen: Chosen) -> Decision[Processes]:
+    """Give the processes of this node and their rendezvous.
+
+    Raises:
+        FasttrainError: ``nproc-devices``, ``nodes-syntax``, ``nodes-rdzv``, ``nodes-master`` or
+            ``node-rank``.
+    """
+    per_node, reason, source = _per_node(settings, chosen)
+    fewest, most = _nodes(settings.nodes.value)
+    if settings.rdzv_endpoint.value is not None:
+        processes = _elastic(settings, per_node, (fewest, most))
+        how = f"rendezvous at {processes.rdzv_endpoint}"
+    elif fewest != most:
+        raise FasttrainError(
+            f"--nodes {settings.nodes.value} needs a rendezvous",
+            why="an elastic run has no fixed node 0 to meet at",
+            fix="add --rdzv-endpoint HOST:PORT, the same on every node",
+            slug="nodes-rdzv",
+        )
+    else:
+        processes = _static(settings, per_node, most)
+        how = _static_reason(settings, processes)
+    return Decision(processes, f"{reason}; {how}", source)
+
+
+def _per_node(settings: Settings, chosen: Chosen) -> tuple[int, str, Source]:
+    asked, there = settings.nproc_per_node, len(chosen.names)
+    if asked.value is None:
+        if chosen.explicit:
+            return there, f"one per chosen device, {there}", settings.gpus.source
+        return 1, "one process, as python would start it", BUILT_IN
+    if chosen.kind != "cpu" and asked.value > there:
+        raise FasttrainError(
+            f"--nproc-per-node {asked.value} is more than {kind_noun(chosen.kind, there)}",
+            why="two processes on one device would share its memory and slow each other",
+            fix=f"use --nproc-per-node {there}, or name more devices with --gpus",
+            slug="nproc-devices",
+        )
+    return asked.value, f"asked for by {asked.source}", asked.source
+
+
+def _nodes(text: str) -> tuple[int, int]:
+    match = _NODES.fullmatch(text)
+    fewest, most = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
+    if not 1 <= fewest <= most:
+        raise FasttrainError(
+            f"--nodes {text!r} is neither a number nor MIN:MAX",
+            why="it takes a number of nodes from 1, or a range such as 1:4",
+            fix="write it like --nodes 2 or --nodes 1:4",
+            slug="nodes-syntax",
+            exit_code=ExitCode.USAGE,
+        )
+    return fewest, most
+
+
+def _elastic(settings: Settings, per_node: int, nodes: tuple[int, int]) -> Processes:
+    return Processes(
+        backend="torchrun",
+        nproc_per_node=per_node,
+        min_nodes=nodes[0],
+        max_nodes=nodes[1],
+        rdzv_backend=settings.rdzv_backend.value,
+        rdzv_endpoint=settings.rdzv_endpoint.value or "",
+        # All nodes must name the same id, so it can't be made up here; "none" is torchrun's own.
+        rdzv_id=settings.rdzv_id.value or "none",
+        max_restarts=settings.max_restarts.value,
+    )
+
+
+def _static(settings: Settings, per_node: int, nodes: int) -> Processes:
+    rank, address = settings.node_rank.value, settings.master_addr.value
+    if rank is not None and rank >= nodes:
+        raise FasttrainError(
+            f"--node-rank {rank} does not exist",
+            why=f"there {'is' if nodes == 1 else 'are'} {counted(nodes, 'node')}, ranked from 0",
+            fix=f"use a rank from 0 to {nodes - 1}, or more --nodes",
+            slug="node-rank",
+        )
+    restarts = settings.max_restarts.value
+    if nodes == 1:
+        alone = per_node == 1 and restarts == 0
+        return Processes("direct" if alone else "torchrun", per_node, max_restarts=restarts)
+    if rank is None or not address:
+        raise FasttrainError(
+            f"--nodes {nodes} needs --node-rank and --master-addr",
+            why="a static run meets at node 0, and every node must know its own rank",
+            fix="add --node-rank RANK --master-addr HOST on each node, or use --rdzv-endpoint",
+            slug="nodes-master",
+        )
+    return Processes(
+        backend="torchrun",
+        nproc_per_node=per_node,
+        min_nodes=nodes,
+        max_nodes=nodes,
+        node_rank=rank,
+        master_addr=address,
+        master_port=settings.master_port.value or MASTER_PORT,
+        max_restarts=restarts,
+    )
+
+
+def _static_reason(settings: Settings, processes: Processes) -> str:
+    if processes.backend == "direct":
+        return "started directly"
+    if processes.max_nodes == 1 and processes.world_size == 1:
+        return "by torchrun, which does the restarts"
+    if processes.max_nodes == 1:
+        return "by torchrun, which takes a free port on loopback"
+    port = "asked for" if settings.master_port.value else "torchrun's default"
+    return f"node 0 at {processes.master_addr}, port {processes.master_port} ({port})"

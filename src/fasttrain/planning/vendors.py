@@ -1,0 +1,71 @@
+"""What differs between the kinds of devices, as one table; a new vendor is one more entry."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fasttrain.spec.machine import DeviceKind
+
+
+@dataclass(frozen=True, slots=True)
+class Vendor:
+    """The facts about one kind of device that a plan depends on.
+
+    Attributes:
+        noun: What a person calls one of them.
+        visibility: Variable that narrows what a process sees; empty where there is none.
+        hidden: Value of that variable that hides every device; empty where none is documented.
+        blocking: Variable and value that make launches synchronous; None where there is none.
+        torch_build: Build of torch that drives it; empty where builds don't tell.
+        fused_since: First torch with fused optimizers for it; None where we know of none.
+        bf16_needs: What native bf16 takes, for the error that says it is missing.
+        cuda_graphs: Whether torch.compile's strongest modes record CUDA graphs on it.
+        ascending: Whether its visibility variable takes ids in ascending order only.
+    """
+
+    noun: str = "GPU"
+    visibility: str = ""
+    hidden: str = ""
+    blocking: tuple[str, str] | None = None
+    torch_build: str = ""
+    fused_since: tuple[int, int] | None = None
+    bf16_needs: str = ""
+    cuda_graphs: bool = False
+    ascending: bool = False
+
+
+# The order is that of --device auto: the first kind that is there wins; the CPU always is.
+VENDORS: dict[DeviceKind, Vendor] = {
+    "cuda": Vendor(
+        visibility="CUDA_VISIBLE_DEVICES",
+        hidden="-1",
+        blocking=("CUDA_LAUNCH_BLOCKING", "1"),
+        torch_build="cuda",
+        fused_since=(2, 0),
+        bf16_needs="compute capability 8.0",
+        cuda_graphs=True,
+    ),
+    "npu": Vendor(
+        noun="NPU",
+        visibility="ASCEND_RT_VISIBLE_DEVICES",
+        blocking=("ASCEND_LAUNCH_BLOCKING", "1"),
+        bf16_needs="an Ascend 910B or later",
+        ascending=True,
+    ),
+    "rocm": Vendor(
+        visibility="HIP_VISIBLE_DEVICES",
+        hidden="-1",
+        # What torch puts for CUDA_LAUNCH_BLOCKING on ROCm.
+        # Source: torch/utils/hipify/cuda_to_hip_mappings.py, torch 2.13.
+        blocking=("AMD_SERIALIZE_KERNEL", "3"),
+        torch_build="rocm",
+        fused_since=(2, 0),
+        bf16_needs="a CDNA or RDNA 3 GPU",
+        cuda_graphs=True,
+    ),
+    "xpu": Vendor(visibility="ZE_AFFINITY_MASK", bf16_needs="XMX engines"),
+    "mps": Vendor(bf16_needs="macOS 14 on Apple silicon"),
+    "cpu": Vendor(noun="CPU", fused_since=(2, 4), bf16_needs="AVX512_BF16 or AMX"),
+}
+
+ACCELERATORS: tuple[DeviceKind, ...] = tuple(kind for kind in VENDORS if kind != "cpu")

@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+import pytest
+
+from fasttrain.spec.machine import Cpu
+
+
+def _names(plan):
+    return [variable.name for variable in plan.environment]
+
+
+def test_a_plain_run_only_marks_its_processes(make):
+    assert _names(make.plan(make.machine())) == ["FASTTRAIN_RUN_ID"]
+    nested = make.plan(make.machine(), {"FASTTRAIN_RUN_ID": "outer"})
+    assert make.variable(nested, "FASTTRAIN_RUN_ID").value == "r1"
+
+
+def test_cudnn_v8_goes_with_bf16_on_cuda(make):
+    variable = make.variable(make.plan(make.gpus(1)), "TORCH_CUDNN_V8_API_ENABLED")
+    assert (variable.value, str(variable.source)) == ("1", "devices")
+    assert "1.13" in variable.reason
+    for plan in (make.plan(make.gpus(1), amp="off"), make.plan(make.gpus(1, make.rocm))):
+        assert make.variable(plan, "TORCH_CUDNN_V8_API_ENABLED") is None
+
+
+@pytest.mark.parametrize(("cores", "processes", "threads"), [(8, 2, "4"), (8, 3, "2"), (1, 4, "1")])
+def test_threads_share_the_cores_of_the_node(make, cores, processes, threads):
+    machine = make.machine(cpu=Cpu("c", cores, "affinity"))
+    plan = make.plan(machine, nproc_per_node=processes)
+    assert make.variable(plan, "OMP_NUM_THREADS").value == threads
+
+
+@pytest.mark.parametrize(
+    ("reason", "threads"),
+    [("a cgroup quota of 3 cores", "3"), ("SLURM_CPUS_PER_TASK=3", "3"),
+     ("3 CPUs in the affinity mask", None)],
+)  # fmt: skip
+def test_one_process_is_told_of_limits_that_torch_does_not_see(make, reason, threads):
+    plan = make.plan(make.machine(cpu=Cpu("c", 3, reason)))
+    variable = make.variable(plan, "OMP_NUM_THREADS")
+    assert (variable.value if variable else None) == threads
+
+
+def test_the_inductor_cache_persists_when_compiling(make):
+    plan = make.plan(make.machine(), compile="default")
+    cache = make.variable(plan, "TORCHINDUCTOR_CACHE_DIR")
+    assert cache.value == "/home/me/.cache/fasttrain/inductor"
+
+
+def test_debug_on_one_and_on_several(make):
+    one = make.plan(make.gpus(2), debug=True)
+    assert make.variable(one, "CUDA_LAUNCH_BLOCKING").value == "1"
+    assert make.variable(one, "TORCH_SHOW_CPP_STACKTRACES").value == "1"
+    assert make.variable(one, "PYTHONFAULTHANDLER").value == "1"
+    assert make.variable(one, "TORCH_DISTRIBUTED_DEBUG") is None
+    several = make.plan(make.gpus(2), gpus="all", debug=True)
+    assert make.variable(several, "TORCH_DISTRIBUTED_DEBUG").value == "DETAIL"
+
+
+def test_debug_blocks_launches_by_each_vendors_own_variable(make):
+    for like, name in ((make.npu, "ASCEND_LAUNCH_BLOCKING"), (make.rocm, "AMD_SERIALIZE_KERNEL")):
+        plan = make.plan(make.gpus(1, like), debug=True)
+        assert make.variable(plan, name) is not None
+        assert make.variable(plan, "CUDA_LAUNCH_BLOCKING") is None
+    assert "CUDA_LAUNCH_BLOCKING" not in _names(make.plan(make.machine(), debug=True))
+
+
+@pytest.mark.parametrize("own", ["2", "4"])
+def test_the_users_own_value_wins_and_the_plan_says_so(make, own):
+    plan = make.plan(make.machine(), {"OMP_NUM_THREADS": own}, nproc_per_node=2)
+    variable = make.variable(plan, "OMP_NUM_THREADS")
+    assert (variable.value, variable.kept) == (own, True)
+    assert str(variable.source) == "OMP_NUM_THREADS"
+    assert ("your own value won; fasttrain would have set 4" in variable.reason) == (own == "2")
+
+
+def test_env_entries_come_last_and_win(make):
+    plan = make.plan(
+        make.machine(),
+        {"OMP_NUM_THREADS": "2", "MINE": "before"},
+        nproc_per_node=2,
+        env=("MINE=a=b", "OMP_NUM_THREADS=7", "EMPTY=", "MINE=c=d"),
+    )
+    assert _names(plan) == ["FASTTRAIN_RUN_ID", "MINE", "OMP_NUM_THREADS", "EMPTY"]
+    values = {variable.name: variable.value for variable in plan.environment[1:]}
+    assert values == {"MINE": "c=d", "OMP_NUM_THREADS": "7", "EMPTY": ""}
+    assert {str(variable.source) for variable in plan.environment[1:]} == {"--env"}
+    assert "fasttrain would have set 4" in make.variable(plan, "OMP_NUM_THREADS").reason
+
+
+@pytest.mark.parametrize("entry", ["", "NAME", "=x", "A B=1", "1A=1", "A-B=1", "A=\0", "Ä=1"])
+def test_malformed_env_entries(make, entry):
+    error = make.refused(make.machine(), env=(entry,))
+    assert (error.slug, error.exit_code) == ("env-syntax", 2)
+
+
+def test_a_malformed_entry_is_not_repeated(make):
+    error = make.refused(make.machine(), env=("hf_abcdef",))
+    assert "hf_abcdef" not in str(error)
+
+
+def test_settings_pass_through(make):
+    plan = make.plan(make.machine(), strict=True, max_steps=3)
+    assert (plan.strict, plan.max_steps) == (True, 3)
+    assert (make.plan(make.machine()).strict, make.plan(make.machine()).max_steps) == (False, None)
+
+
+def test_the_environment_is_not_copied_into_the_plan(make):
+    plan = make.plan(make.machine(), {"AWS_SECRET_ACCESS_KEY": "s3", "PATH": "/bin"})
+    assert _names(plan) == ["FASTTRAIN_RUN_ID"]
+
+
+def test_hidden_variables_of_other_vendors_stay_alone(make):
+    plan = make.plan(make.gpus(2, make.npu), {"CUDA_VISIBLE_DEVICES": "0"}, gpus="1")
+    assert _names(plan) == ["FASTTRAIN_RUN_ID", "ASCEND_RT_VISIBLE_DEVICES"]
+
+
+def test_a_run_on_the_cpu_hides_the_gpus_from_the_script(make):
+    for like, name in ((make.h100, "CUDA_VISIBLE_DEVICES"), (make.rocm, "HIP_VISIBLE_DEVICES")):
+        plan = make.plan(make.gpus(2, like), {name: "1"}, device="cpu")
+        assert make.variable(plan, name).value == "-1"
+        assert str(make.variable(plan, name).source) == "--device"
+    assert _names(make.plan(make.machine(), device="cpu")) == ["FASTTRAIN_RUN_ID"]
+
+
+def test_the_mark_of_the_run_cannot_be_set(make):
+    error = make.refused(make.machine(), env=("FASTTRAIN_RUN_ID=other",))
+    assert (error.slug, error.exit_code) == ("env-reserved", 78)

@@ -1,0 +1,214 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from fasttrain.spec.errors import FasttrainError
+from fasttrain.spec.machine import Cpu, Device, Torch
+from fasttrain.spec.plan import Amp, Compile
+
+AMX = Cpu("Xeon", 8, "8 CPUs in the affinity mask", features=("amx_bf16",))
+
+
+def _mixed(make):
+    return make.machine(make.h100, replace(make.t4, index=1), replace(make.h100, index=2))
+
+
+# --- amp
+
+
+def test_auto_is_bf16_where_every_chosen_device_has_it(make):
+    machine = _mixed(make)
+    assert make.plan(make.gpus(2)).levers.amp.value == Amp("bfloat16", "cuda")
+    assert make.plan(machine, gpus="0,2").levers.amp.value.precision == "bfloat16"
+    off = make.plan(machine, gpus="0,1").levers.amp
+    assert off.value == Amp("off", "cuda")
+    assert off.reason == "no native bf16 on Tesla T4"
+    assert not off.source.explicit
+
+
+def test_auto_on_the_cpu_needs_native_bf16(make):
+    assert make.plan(make.machine()).levers.amp.value == Amp("off", "cpu")
+    assert make.plan(make.machine(cpu=AMX)).levers.amp.value == Amp("bfloat16", "cpu")
+
+
+def test_off_is_off(make):
+    amp = make.plan(make.gpus(1), amp="off").levers.amp
+    assert amp.value.precision == "off"
+    assert str(amp.source) == "--amp"
+
+
+def test_bf16_asked_of_a_gpu_without_it(make):
+    error = make.refused(_mixed(make), amp="bf16", gpus="all")
+    assert (error.slug, error.exit_code) == ("amp-unsupported", 78)
+    assert error.what == "bf16 was asked for, but GPU 1 (Tesla T4) can't do it"
+    assert error.why == "bf16 needs compute capability 8.0; this one has 7.5"
+    assert error.fix == "use --amp off, or leave GPU 1 out with --gpus 0,2"
+
+
+def test_bf16_asked_of_gpus_that_all_lack_it(make):
+    error = make.refused(make.gpus(2, make.t4), amp="bf16")
+    assert error.slug == "amp-unsupported"
+    assert "GPU 0 (Tesla T4) and GPU 1 (Tesla T4)" in error.what
+    assert error.fix == "use --amp off"
+
+
+def test_bf16_asked_of_a_cpu_without_it_is_allowed_with_a_warning(make):
+    plan = make.plan(make.machine(), amp="bf16")
+    assert plan.levers.amp.value == Amp("bfloat16", "cpu")
+    assert any("emulated" in warning for warning in plan.warnings)
+    assert make.plan(make.machine(cpu=AMX), amp="bf16").warnings == ()
+
+
+def test_fp16_is_refused_everywhere(make):
+    for machine in (make.gpus(1), make.gpus(1, make.t4), make.machine()):
+        error = make.refused(machine, amp="fp16")
+        assert (error.slug, error.exit_code) == ("amp-fp16", 78)
+
+
+# --- compile
+
+
+def test_compile_is_off_by_default(make):
+    decision = make.plan(make.gpus(1)).levers.compile
+    assert decision.value == Compile("off", "off", "model")
+    assert not decision.source.explicit
+
+
+@pytest.mark.parametrize(
+    ("asked", "on_cuda", "on_cpu"),
+    [
+        ("default", "default", "default"),
+        ("reduce-overhead", "default", "reduce-overhead"),
+        ("max-autotune", "max-autotune-no-cudagraphs", "max-autotune"),
+        ("max-autotune-no-cudagraphs", "max-autotune-no-cudagraphs", "max-autotune-no-cudagraphs"),
+    ],
+)
+def test_modes_with_cuda_graphs_are_replaced_where_graphs_exist(make, asked, on_cuda, on_cpu):
+    for machine in (make.gpus(1), make.gpus(1, make.rocm)):
+        decision = make.plan(machine, compile=asked).levers.compile
+        assert decision.value == Compile(asked, on_cuda)
+        assert ("CUDA graphs" in decision.reason) == (asked != on_cuda)
+    decision = make.plan(make.machine(), compile=asked).levers.compile
+    assert decision.value == Compile(asked, on_cpu)
+    assert ("don't exist on cpu" in decision.reason) == (asked != on_cuda)
+
+
+def test_the_scope_is_kept_and_told_where_it_does_nothing(make):
+    plan = make.plan(make.gpus(1), compile="default", compile_scope="blocks")
+    assert plan.levers.compile.value.scope == "blocks"
+    assert plan.warnings == ()
+    idle = make.plan(make.gpus(1), compile_scope="blocks")
+    assert any("--compile-scope" in warning for warning in idle.warnings)
+
+
+@pytest.mark.parametrize("version", ["1.13.1", ""])
+def test_compile_needs_torch_2(make, version):
+    error = make.refused(make.machine(torch=Torch(version, "cpu")), compile="default")
+    assert (error.slug, error.exit_code) == ("compile-torch", 78)
+
+
+def test_compile_needs_a_compiler(make):
+    error = make.refused(make.machine(cxx_compiler=""), compile="default")
+    assert (error.slug, error.exit_code) == ("compile-compiler", 69)
+    assert make.plan(make.machine(cxx_compiler="")).levers.compile.value.mode == "off"
+
+
+def test_compile_on_npus_is_refused(make):
+    error = make.refused(make.gpus(1, make.npu), compile="default")
+    assert (error.slug, error.exit_code) == ("compile-npu", 78)
+
+
+# --- optimizer
+
+
+@pytest.mark.parametrize(
+    ("torch", "on_cuda", "on_cpu"),
+    [("2.0.1", "fused", "keep"), ("2.3.0", "fused", "keep"), ("2.4.0", "fused", "fused"),
+     ("2.13.0", "fused", "fused"), ("1.13.0", "keep", "keep"), ("", "keep", "keep")],
+)  # fmt: skip
+def test_fused_where_torch_has_it(make, torch, on_cuda, on_cpu):
+    for machine, value in ((make.gpus(1), on_cuda), (make.machine(), on_cpu)):
+        installed = replace(machine, torch=replace(machine.torch, version=torch))
+        assert make.plan(installed).levers.optimizer.value == value
+        if value == "keep":
+            error = make.refused(installed, optimizer="fused")
+            assert (error.slug, error.exit_code) == ("optimizer-fused", 78)
+        else:
+            asked = make.plan(installed, optimizer="fused").levers.optimizer
+            assert (asked.value, str(asked.source)) == ("fused", "--optimizer")
+
+
+def test_other_vendors_keep_their_optimizers(make):
+    for machine in (make.gpus(1, make.npu), make.gpus(1, Device("xpu", 0, "Max", bf16=True))):
+        assert make.plan(machine).levers.optimizer.value == "keep"
+        assert make.refused(machine, optimizer="fused").slug == "optimizer-fused"
+    assert make.plan(make.gpus(1), optimizer="keep").levers.optimizer.value == "keep"
+
+
+def test_npu_optimizers(make):
+    assert make.refused(make.machine(), optimizer="npu").slug == "optimizer-npu"
+    error = make.refused(make.gpus(1, make.npu), optimizer="npu")
+    assert (error.slug, error.exit_code) == ("optimizer-npu-unavailable", 78)
+
+
+# --- matmul
+
+
+def test_tf32_goes_with_bf16(make):
+    assert make.plan(make.gpus(2)).levers.matmul.value == "high"
+    kept = make.plan(make.gpus(2), amp="off").levers.matmul
+    assert (kept.value, kept.reason) == ("keep", "amp is off, so full fp32 precision is kept")
+    without = make.machine(make.h100, replace(make.h100, index=1, tf32=False))
+    assert make.plan(without).levers.matmul.value == "keep"
+    assert make.plan(make.machine(cpu=AMX)).levers.matmul.value == "keep"
+
+
+@pytest.mark.parametrize("value", ["highest", "high", "medium"])
+def test_matmul_asked_for_is_taken(make, value):
+    decision = make.plan(make.gpus(1), amp="off", matmul=value).levers.matmul
+    assert (decision.value, str(decision.source)) == (value, "--matmul")
+    on_cpu = make.plan(make.machine(), matmul=value).levers.matmul
+    assert on_cpu.value == value
+    assert ("torch decides whether this CPU uses it" in on_cpu.reason) == (value != "highest")
+
+
+# --- strategy
+
+
+def test_strategy(make):
+    assert make.plan(make.machine()).levers.strategy.value == "auto"
+    several = make.plan(make.gpus(2), gpus="all", strategy="none").levers.strategy
+    assert several.value == "none"
+    assert "the script must handle its ranks itself" in several.reason
+    for value in ("ddp", "fsdp"):
+        error = make.refused(make.gpus(2), gpus="all", strategy=value)
+        assert (error.slug, error.exit_code) == ("strategy-unavailable", 78)
+
+
+# --- a command without Python
+
+
+def test_a_command_gets_no_levers(make):
+    plan = make.plan(make.gpus(1), target=make.command, amp="off", optimizer="keep")
+    levers = plan.levers
+    assert levers.amp.value == Amp("off", "cuda")
+    assert levers.compile.value == Compile("off", "off")
+    values = (levers.optimizer.value, levers.matmul.value, levers.strategy.value)
+    assert values == ("keep", "keep", "none")
+    assert {getattr(levers, name).reason for name in ("amp", "compile", "optimizer", "matmul")} == {
+        "no Python: fasttrain starts this command as it is"
+    }
+    assert make.variable(plan, "TORCH_CUDNN_V8_API_ENABLED") is None
+
+
+@pytest.mark.parametrize(
+    "option",
+    [{"amp": "bf16"}, {"compile": "default"}, {"optimizer": "fused"}, {"matmul": "highest"},
+     {"strategy": "ddp"}, {"max_steps": 3}],
+)  # fmt: skip
+def test_a_lever_that_a_person_named_cannot_act_on_a_command(make, option):
+    with pytest.raises(FasttrainError) as caught:
+        make.plan(make.gpus(1), target=make.command, **option)
+    assert (caught.value.slug, caught.value.exit_code) == ("no-python-levers", 78)

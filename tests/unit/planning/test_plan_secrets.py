@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import pytest
+
+from fasttrain.planning.dry_run import shell_script
+from fasttrain.planning.explain import decisions
+from fasttrain.planning.secrets import is_secret_name, mask_args, mask_plan
+from fasttrain.spec.codec import dumps
+from fasttrain.spec.plan import Target
+
+SECRET = "s3cr3t"
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["HF_TOKEN", "hf_token", "TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "DB_PASSWORD",
+     "MyTokenFile", "SECRETS"],
+)  # fmt: skip
+def test_names_that_tell_of_a_secret(name):
+    assert is_secret_name(name)
+
+
+@pytest.mark.parametrize("name", ["PATH", "OMP_NUM_THREADS", "NCCL_DEBUG", "PASS", "TOK"])
+def test_names_that_do_not(name):
+    assert not is_secret_name(name)
+
+
+@pytest.mark.parametrize(
+    "option",
+    ["--api-key", "--api_key", "--key", "--hf_token", "--token", "-token", "--apikey", "--apiKey",
+     "--hfToken", "--db-password", "--passwd", "--client.secret", "--API-KEY"],
+)  # fmt: skip
+def test_secret_options_in_both_forms(option):
+    assert mask_args(["a", option, SECRET, "b"]) == ("a", option, "***", "b")
+    assert mask_args([f"{option}={SECRET}", "b"]) == (f"{option}=***", "b")
+
+
+def test_secrets_in_the_words_of_other_argument_styles():
+    assert mask_args([f"wandb.api_key={SECRET}"]) == ("wandb.api_key=***",)
+    assert mask_args([f"HF_TOKEN={SECRET}", "python"]) == ("HF_TOKEN=***", "python")
+    assert mask_args(["--token", f"-{SECRET}"]) == ("--token", "***")
+
+
+@pytest.mark.parametrize(
+    "args",
+    [("--tokenizer", "bert"), ("--key-dim", "64"), ("--num-tokens", "9"), ("--tokenizer=bert",),
+     ("--keys", "a"), ("--monkey", "b"), ("key", "value"), ("train.py", "--lr", "3"),
+     ("--use-token", "--lr", "3"), ("--token",), ("x=key", "y")],
+)  # fmt: skip
+def test_other_arguments_stay(args):
+    assert mask_args(args) == args
+
+
+@pytest.fixture(params=["direct", "torchrun", "command"])
+def plan(make, request):
+    args = ("--hf_token", SECRET, f"--api-key={SECRET}", "--tokenizer", "bert")
+    kind = "command" if request.param == "command" else "script"
+    options = {"nproc_per_node": 2} if request.param == "torchrun" else {}
+    env = (f"HF_TOKEN={SECRET}", "TOKENS_PER_BATCH_=8", "PLAIN=1")
+    environ = {"HF_TOKEN": f"{SECRET}-before", "MY_PASSWORD": SECRET}
+    return make.plan(make.machine(), environ, Target(kind, "train.py", args), env=env, **options)
+
+
+def test_a_masked_plan_holds_no_secret(plan):
+    masked = mask_plan(plan)
+    assert SECRET in dumps(plan)
+    assert SECRET not in dumps(masked)
+    assert masked.argv[-5:] == ("--hf_token", "***", "--api-key=***", "--tokenizer", "bert")
+    assert masked.target.args == masked.argv[-5:]
+    values = {variable.name: variable.value for variable in masked.environment}
+    assert (values["HF_TOKEN"], values["PLAIN"]) == ("***", "1")
+    assert mask_plan(masked) == masked
+    assert plan.argv[:-5] == masked.argv[:-5]
+
+
+def test_no_view_of_a_plan_shows_a_secret(plan):
+    environ = {"HF_TOKEN": f"{SECRET}-before", "MY_PASSWORD": SECRET}
+    assert SECRET not in shell_script(plan, environ)
+    assert SECRET not in repr(decisions(plan))
+
+
+def test_a_variable_that_is_unset_stays_so(make):
+    from dataclasses import replace
+
+    plan = make.plan(make.machine(), env=("MY_KEY=1",))
+    unset = replace(plan, environment=(replace(plan.environment[-1], value=None),))
+    assert mask_plan(unset).environment[0].value is None
