@@ -20,7 +20,9 @@ def decide_matmul(
         return Decision(
             setting.value, asked(setting) + _cpu_note(setting.value, chosen), setting.source
         )
-    if not chosen.devices or not all(device.tf32 for device in chosen.devices):
+    if not chosen.devices:
+        return Decision("keep", "TF32 is a format of GPUs; the run is on the CPU", DEVICES)
+    if not all(device.tf32 for device in chosen.devices):
         return Decision("keep", "not every device has TF32", DEVICES)
     if amp.precision == "off":
         return Decision("keep", "amp is off, so full fp32 precision is kept", DEVICES)

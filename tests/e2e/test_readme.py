@@ -1,0 +1,61 @@
+"""The README's two commands, run as a reader would: from a copy of the project and nothing else."""
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def readme_commands():
+    section = (ROOT / "README.md").read_text().split("\n## ")[1]
+    return re.findall(r"```sh\n(.+?)\n```", section, flags=re.DOTALL)
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """Give a copy of what git tracks or would track."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
+    for name in filter(None, listed.split("\0")):
+        if (ROOT / name).is_file():
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, tmp_path / name)
+    return tmp_path
+
+
+def run(command, cwd, **environ):
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "VIRTUAL_ENV"))}
+    return subprocess.run(
+        ["bash", "-c", command], cwd=cwd, env={**clean, **environ}, capture_output=True, text=True
+    )
+
+
+def test_there_are_two_commands():
+    assert len(readme_commands()) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_first_command_trains_and_shows_what_took_effect(checkout):
+    done = run(readme_commands()[0], checkout)
+    assert done.returncode == 0, done.stderr
+    assert float(re.search(r"^validation loss ([\d.]+)", done.stdout, re.MULTILINE)[1]) < 2.2
+    assert re.search(r"amp +applied +bfloat16", done.stderr)
+    assert int(re.search(r"compile +applied .*?([\d,]+) graphs", done.stderr, re.DOTALL)[1]) > 0
+    assert re.search(r"optimizer +applied +fused", done.stderr)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_second_command_sets_up_and_passes_tests(checkout):
+    # The command itself, on a part of the tests: the whole of them is what is running here.
+    done = run(readme_commands()[1], checkout, PYTEST_ADDOPTS="tests/unit/spec")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"^\d+ passed", done.stdout, re.MULTILINE)
