@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, cast
 
 import typer
 
@@ -15,6 +16,7 @@ from fasttrain.cli.usage import translate
 from fasttrain.spec.errors import ExitCode, FasttrainError
 
 COMMANDS = (run, init, report)
+USAGE_ERROR = cast("type[Exception]", typer.BadParameter.__base__)  # typer exports no name for it
 
 
 def _print_version(value: bool) -> None:
@@ -41,6 +43,7 @@ def build() -> typer.Typer:
         no_args_is_help=True,
         add_completion=False,  # completions/ holds static ones, which start no Python
         pretty_exceptions_enable=False,
+        rich_markup_mode=None,  # see GroupedCommand
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_root)
@@ -51,13 +54,15 @@ def build() -> typer.Typer:
 
 def main(argv: list[str]) -> int:
     """Run one command line and give its exit code; every error is printed here, once."""
+    if sys.stderr is None:  # closed by the caller: what fasttrain would say has nowhere to go
+        sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115 - for as long as we live
     try:
         code = build()(args=argv, prog_name="fasttrain", standalone_mode=False)
     except FasttrainError as error:
         return _tell(error)
     except (KeyboardInterrupt, typer.Abort):
         return ExitCode.INTERRUPTED
-    except typer.BadParameter.__base__ as error:  # typer's usage errors; it exports no name for it
+    except USAGE_ERROR as error:
         return _tell(translate(error, argv))
     except BrokenPipeError:
         # Our reader went away, as with `fasttrain run --dry-run | head`: nothing is left to tell.

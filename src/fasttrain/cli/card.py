@@ -27,7 +27,7 @@ def print_receipt(receipt: Receipt) -> None:
     """Print a receipt to stderr."""
     console = stderr_console()
     head = f"fasttrain: {receipt.command} ended with exit code {receipt.exit_code}"
-    console.print(Text(f"{head} after {seconds(receipt.wall_s)}", style="bold"))
+    console.print(Text(f"{head} after {seconds(receipt.wall_s)}", style="bold"), soft_wrap=True)
     if receipt.ranks:
         console.print(Padding(_body(receipt.ranks), (0, 0, 0, 2)))
     for line in _footer(receipt):
@@ -58,13 +58,18 @@ def _told(outcome: Outcome) -> Text:
         sites = [*sites[:SHOWN_SITES], f"{len(sites) - SHOWN_SITES} more"]
     if outcome.state is State.APPLIED:
         parts.append(", ".join(sites))
-    parts.append(", ".join(f"{count:,} {name}" for name, count in outcome.counts.items() if count))
+    parts.append(", ".join(counted(name, n) for name, n in outcome.counts.items() if n))
     told = Text(": ".join(part for part in parts if part))
     for note in outcome.notes[:SHOWN_NOTES]:
         told.append(f"\n- {note}", style="dim")
     if len(outcome.notes) > SHOWN_NOTES:
         told.append(f"\n- {len(outcome.notes) - SHOWN_NOTES} more in receipt.json", style="dim")
     return told
+
+
+def counted(name: str, count: int) -> str:
+    """Give ``1 graph`` or ``2 graphs`` for a count whose name is in the plural."""
+    return f"{count:,} {name if count != 1 else name.removesuffix('s')}"
 
 
 def _difference(first: RankReport, other: RankReport) -> str:
@@ -97,19 +102,23 @@ def seconds(value: float) -> str:
     """Give a duration with three digits: ``812 us``, ``12.3 ms``, ``41.2 s``, ``1 h 02 min``."""
     for limit, factor, unit in ((1e-3, 1e6, "us"), (1.0, 1e3, "ms"), (120.0, 1.0, "s")):
         if value < limit:
-            return f"{value * factor:.3g} {unit}"
+            return f"{_digits(value * factor)} {unit}"
     minutes = round(value / 60)
-    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"  # noqa: PLR2004
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
 def size(value: int) -> str:
     """Give a size in bytes with its unit, in powers of 1024."""
     amount = float(value)
     for unit in ("B", "KiB", "MiB"):
-        if amount < 1024:  # noqa: PLR2004
+        if amount < 1024:
             return f"{amount:.4g} {unit}"
         amount /= 1024
-    return f"{amount:.3g} GiB"
+    return f"{_digits(amount)} GiB"
+
+
+def _digits(value: float) -> str:
+    return f"{value:.3g}" if value < 99.5 else f"{value:.0f}"
 
 
 def _footer(receipt: Receipt) -> list[str]:

@@ -21,11 +21,11 @@ def init(
         str | None, typer.Argument(help="Template; without one, all are listed.")
     ] = None,
     directory: Annotated[
-        str | None, typer.Argument(help="New directory for it.", show_default="NAME")
+        str | None, typer.Argument(help="New directory for it (default: its name).")
     ] = None,
 ) -> int:
     """Copy a training script to start from, with a fasttrain.yaml beside it."""
-    names = sorted(path.name for path in _templates().iterdir() if path.is_dir())
+    names = sorted({script.parent.name for script in _templates().glob("*/*.py")})
     if name is None:
         typer.echo("\n".join(names))
         return 0

@@ -7,18 +7,20 @@ from typing import Annotated
 
 import typer
 
-from fasttrain.launch.receipts import read_receipt
-from fasttrain.launch.run_dir import latest_run_dir
-
 
 def report(
     run_dir: Annotated[
         str | None,
-        typer.Argument(help="Run directory.", show_default="the latest in fasttrain_runs/"),
+        typer.Argument(
+            help="Run directory (default: the latest in fasttrain_runs/).", show_default=False
+        ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
 ) -> int:
     """Show the receipt of a run."""
+    from fasttrain.launch.receipts import read_receipt  # only now: --help needs none of it
+    from fasttrain.launch.run_dir import latest_run_dir
+
     receipt = read_receipt(Path(run_dir) if run_dir else latest_run_dir(Path.cwd()))
     if json:
         from fasttrain.cli.envelope import envelope

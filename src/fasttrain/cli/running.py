@@ -1,0 +1,153 @@
+"""From the words of ``fasttrain run`` to a plan, and from the plan to a receipt."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fasttrain.cli.envelope import envelope
+from fasttrain.config.environ import read_environ
+from fasttrain.config.resolve import Resolved, resolve
+from fasttrain.hardware.machine_file import read_machine
+from fasttrain.hardware.probe import probe_machine
+from fasttrain.launch.invocation import read_invocation
+from fasttrain.launch.preflight import check_target
+from fasttrain.planning.dry_run import shell_script
+from fasttrain.planning.explain import decisions
+from fasttrain.planning.plan import make_plan
+from fasttrain.planning.secrets import mask_plan
+from fasttrain.spec.errors import ExitCode, FasttrainError
+from fasttrain.spec.plan import Invocation, LaunchPlan, Target, TargetKind
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """The command line, parsed.
+
+    Attributes:
+        words: Words without a dash: the script and arguments of its own.
+        behind: Words behind ``--``.
+        module: Value of ``-m``.
+        no_python: Whether the target is any command.
+        config: Value of ``--config``.
+        preset: Value of ``--preset``.
+        dry_run: Whether the plan is only printed.
+        explain: Whether its decisions are only printed.
+        json: Whether what is printed is JSON.
+        machine: Value of ``--machine``.
+        flags: The options of `Settings`; None for those not given.
+    """
+
+    words: tuple[str, ...]
+    behind: tuple[str, ...]
+    module: str | None
+    no_python: bool
+    config: str | None
+    preset: str | None
+    dry_run: bool
+    explain: bool
+    json: bool
+    machine: str | None
+    flags: Mapping[str, Any]
+
+
+def perform(request: Request) -> int:
+    """Do what was asked for and give the exit code."""
+    environ = read_environ()
+    cwd = Path.cwd()
+    wanted = resolve(
+        request.flags, environ=environ, cwd=cwd, config=request.config, preset=request.preset
+    )
+    target = _target(request, wanted)
+    planning_only = request.dry_run or request.explain
+    if request.machine and not planning_only:
+        raise _described_machine(request.machine)
+    check_target(target, str(cwd))
+    invocation = read_invocation(target, wanted.settings, environ)
+    machine = read_machine(Path(request.machine)) if request.machine else probe_machine(environ)
+    plan = make_plan(wanted.settings, machine, invocation)
+    if planning_only:
+        _print_plan(plan, invocation, explain=request.explain, as_json=request.json)
+        return 0
+    return _start(plan, invocation, quiet=wanted.settings.quiet.value, as_json=request.json)
+
+
+def _target(request: Request, wanted: Resolved) -> Target:
+    if request.module:
+        if request.no_python:
+            raise _contradiction()
+        return Target("module", request.module, (*request.words, *request.behind))
+    kind: TargetKind = "command" if request.no_python else "script"
+    if request.words:
+        return Target(kind, request.words[0], (*request.words[1:], *request.behind))
+    if request.no_python and request.behind:
+        return Target(kind, request.behind[0], request.behind[1:])
+    if wanted.script is None:
+        raise FasttrainError(
+            "there is no script to run",
+            why="neither the command line nor a fasttrain.yaml names one",
+            fix="fasttrain run train.py, or write `script: train.py` into fasttrain.yaml",
+            slug="script-missing",
+            exit_code=ExitCode.USAGE,
+        )
+    return Target(kind, wanted.script, (*wanted.args, *request.behind))
+
+
+def _contradiction() -> FasttrainError:
+    return FasttrainError(
+        "-m and --no-python exclude each other",
+        why="a module is run by Python, and --no-python says that there is none",
+        fix="leave one of them out",
+        slug="target-contradiction",
+        exit_code=ExitCode.USAGE,
+    )
+
+
+def _described_machine(file: str) -> FasttrainError:
+    return FasttrainError(
+        "a described machine can't run anything",
+        why=f"--machine {file} stands for another machine than this one",
+        fix="add --dry-run, or leave --machine out",
+        slug="machine-dry-run",
+        exit_code=ExitCode.USAGE,
+    )
+
+
+def _print_plan(plan: LaunchPlan, invocation: Invocation, *, explain: bool, as_json: bool) -> None:
+    if as_json:
+        kind, value = ("decisions", decisions(plan)) if explain else ("plan", mask_plan(plan))
+        text = envelope(kind, value) + "\n"
+    elif explain:
+        from fasttrain.cli.table import decision_table
+
+        decision_table(decisions(plan))
+        return
+    else:
+        text = shell_script(plan, invocation.environ)
+    sys.stdout.buffer.write(text.encode(errors="surrogateescape"))
+    sys.stdout.flush()
+
+
+def _start(plan: LaunchPlan, invocation: Invocation, *, quiet: bool, as_json: bool) -> int:
+    from fasttrain.cli.card import print_receipt
+    from fasttrain.cli.progress import choose_display
+    from fasttrain.launch.start import start
+
+    for warning in () if quiet else plan.warnings:
+        sys.stderr.write(f"fasttrain: warning: {warning}\n")
+    receipt = start(plan, mask_plan(plan), invocation.environ, choose_display(quiet=quiet))
+    if as_json:
+        sys.stderr.write(envelope("receipt", receipt) + "\n")
+    elif not quiet:
+        print_receipt(receipt)
+    if plan.strict and receipt.exit_code == 0 and receipt.unmet:
+        raise FasttrainError(
+            "not everything that was asked for took effect",
+            why="; ".join(receipt.unmet),
+            fix="leave that lever out, or run without --strict",
+            slug="strict",
+        )
+    return receipt.exit_code
