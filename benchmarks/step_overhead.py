@@ -1,0 +1,195 @@
+"""What fasttrain costs per step: an unmodified loop under it against the same loop tuned by hand.
+
+Two worker processes, one of each kind, take blocks of steps in turn over a socket, so that the
+machine's noise falls on both alike. As two processes of one program differ by a per cent or two for
+as long as they live, each comparison is made with several fresh pairs. The losses of both must
+agree to the last bit, or they did not compute the same thing. The whole table takes a quarter of an
+hour; --variants, --amp and --compile choose from it.
+
+    python benchmarks/step_overhead.py
+    python benchmarks/step_overhead.py --batch 1        # hardly any arithmetic: the cost in us
+    python benchmarks/step_overhead.py --noise-floor    # the loop by hand against itself
+"""
+
+import argparse
+import math
+import os
+import statistics
+import sys
+import tempfile
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from itertools import product
+from pathlib import Path
+
+from tables import print_heading, print_table
+from workers import Worker
+
+HERE = Path(__file__).resolve().parent
+TARGETS = "a ratio of at most 1.01 where a step takes 10 ms or more, and at most 100 extra us"
+SIDES = ("hand", "other")
+HEAD = (
+    "amp",
+    "compile",
+    "hand ms",
+    "other ms",
+    "extra us (95 %)",
+    "wall ratio (95 %)",
+    "cpu ratio (95 %)",
+    "loss",
+)
+BATCHES = {"mlp": 1536, "transformer": 4, "convnet": 8}  # 10 to 40 ms a step on one core
+# Without these, two processes of the same program differ by up to 8 %: glibc gives freed tensors
+# back to the system and faults them in again at every step, onto whatever pages are free.
+STEADY_MEMORY = {
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 32),
+    "MALLOC_MMAP_THRESHOLD_": str(1 << 25),
+    "MALLOC_TOP_PAD_": str(1 << 28),
+    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
+}
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One loop, how it is tuned, and the median step of each block by the two clocks, in seconds.
+
+    Wall time is what a user waits; processor time is blind to what else the machine does.
+    """
+
+    variant: str
+    amp: str
+    compile: str
+    wall_s: dict[str, list[float]] = field(default_factory=lambda: {side: [] for side in SIDES})
+    cpu_s: dict[str, list[float]] = field(default_factory=lambda: {side: [] for side in SIDES})
+    losses: dict[str, list[float]] = field(default_factory=lambda: {side: [] for side in SIDES})
+
+    def take_block(self, side: str, worker: Worker, steps: int) -> None:
+        """Let a worker take steps and note what came of them."""
+        block = worker.take_steps(steps)
+        # The first step finds the processor's caches full of the other worker's data.
+        self.wall_s[side].append(statistics.median(block.wall_s[1:]))
+        self.cpu_s[side].append(statistics.median(block.cpu_s[1:]))
+        self.losses[side].append(block.loss)
+
+    def row(self) -> tuple[str, ...]:
+        """Give the line of the table.
+
+        Differences and ratios are those of neighbouring blocks: what slows a whole minute of the
+        machine, and so shifts the medians of one side, cancels in them.
+        """
+        hand, other = (statistics.median(self.wall_s[side]) for side in SIDES)
+        extra_us = [1e6 * (b - a) for a, b in zip(*self.wall_s.values(), strict=True)]
+        ratios = [
+            [b / a for a, b in zip(*clock.values(), strict=True)]
+            for clock in (self.wall_s, self.cpu_s)
+        ]
+        return (
+            *(self.variant, self.amp, self.compile),
+            *(f"{1e3 * hand:.2f}", f"{1e3 * other:.2f}"),
+            median_and_interval(extra_us, "+.0f"),
+            *(median_and_interval(values, ".4f") for values in ratios),
+            "equal" if self.losses["hand"] == self.losses["other"] else "DIFFERS",
+        )
+
+
+def median_and_interval(values: list[float], spec: str) -> str:
+    """Give the median and what covers the true one in 95 of 100 cases, whatever the distribution.
+
+    The ends are order statistics, their ranks by the normal limit of the binomial distribution.
+    """
+    low = max(0, math.floor(len(values) / 2 - 0.98 * math.sqrt(len(values))))
+    ordered = sorted(values)
+    shown = [format(x, spec) for x in (statistics.median(values), ordered[low], ordered[-1 - low])]
+    return "{} ({}..{})".format(*shown)
+
+
+def commands(
+    case: Comparison, batch: int, scratch: Path, noise_floor: bool
+) -> dict[str, list[str]]:
+    """Give the command line of each side; each connects to the socket of its side's name."""
+    loop = [case.variant, str(batch)]
+    by_hand = {
+        side: [
+            sys.executable,
+            str(HERE / "loops_by_hand.py"),
+            *(*loop, str(scratch / side), case.amp, case.compile),
+        ]
+        for side in SIDES
+    }
+    if noise_floor:
+        return by_hand
+    levers = ["--amp", case.amp, "--compile", case.compile, "--optimizer", "fused"]
+    options = [*levers, "--device", "cpu", "--quiet", "--run-dir", str(scratch / "run")]
+    unmodified = [str(HERE / "loops.py"), "--", *loop, str(scratch / "other")]
+    other = [sys.executable, "-m", "fasttrain", "run", *options, *unmodified]
+    return {"hand": by_hand["hand"], "other": other}
+
+
+def measure(case: Comparison, args: argparse.Namespace, scratch: Path) -> None:
+    """Compare with one fresh pair of workers after the other; compilations are kept for the next.
+
+    Args:
+        case: What to compare; the blocks are added to it.
+        args: The command line.
+        scratch: An empty directory.
+    """
+    environ = {
+        **os.environ,
+        **STEADY_MEMORY,
+        "OMP_NUM_THREADS": "1",
+        "TORCHINDUCTOR_CACHE_DIR": str(scratch / "inductor"),
+    }
+    for number in range(args.pairs):
+        pair = scratch / str(number)
+        pair.mkdir()
+        argvs = commands(case, args.batch or BATCHES[case.variant], pair, args.noise_floor)
+        with ExitStack() as stack:
+            workers = {
+                side: stack.enter_context(Worker(argv, pair / side, environ))
+                for side, argv in argvs.items()
+            }
+            take_turns(case, workers, args)
+
+
+def take_turns(case: Comparison, workers: dict[str, Worker], args: argparse.Namespace) -> None:
+    """Let both workers take blocks of steps, changing who begins."""
+    for worker in workers.values():
+        worker.take_steps(5)  # warm-up and compilation
+    for block in range(args.blocks):
+        for side in SIDES if block % 2 == 0 else reversed(SIDES):
+            case.take_block(side, workers[side], args.steps)
+
+
+def parse_args() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    variants, amps, modes = list(BATCHES), ["off", "bf16"], ["off", "default"]
+    parser.add_argument("--variants", nargs="+", choices=variants, default=variants)
+    parser.add_argument("--amp", nargs="+", choices=amps, default=amps)
+    parser.add_argument("--compile", nargs="+", choices=modes, default=modes)
+    parser.add_argument("--batch", type=int, help="samples per step instead of each loop's own")
+    parser.add_argument("--pairs", type=int, default=3, help="fresh pairs of workers per line")
+    parser.add_argument("--blocks", type=int, default=30, help="blocks of steps per worker")
+    parser.add_argument("--steps", type=int, default=6, help="steps per block, the first uncounted")
+    parser.add_argument(
+        "--noise-floor", action="store_true", help="measure the loop by hand against itself"
+    )
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Measure every combination asked for and print the table."""
+    args = parse_args()
+    print_heading()
+    cases = [Comparison(*names) for names in product(args.variants, args.amp, args.compile)]
+    for case in cases:
+        print(f"measuring {case.variant} {case.amp} {case.compile}", file=sys.stderr)
+        with tempfile.TemporaryDirectory() as scratch:
+            measure(case, args, Path(scratch))
+    other = "the same loop by hand" if args.noise_floor else "the unmodified loop under fasttrain"
+    print(f"other is {other}\ntargets: {TARGETS}\n")
+    print_table([("loop", *HEAD), *(case.row() for case in cases)])
+
+
+if __name__ == "__main__":
+    main()
