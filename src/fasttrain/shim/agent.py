@@ -1,22 +1,60 @@
 """Entry point of the torchrun agent: ``python AGENT [torchrun options] COMMAND...``.
 
 torchrun itself ends with exit code 1 whatever its workers ended with; this one ends with the exit
-code of the first worker that failed, or 128 + signal.
+code of the first worker that failed, or 128 + signal. And where torchrun takes SIGUSR1 and SIGUSR2
+as the end of the run, these only pass through: a script may save at such a signal and train on.
 """
 
+import os
+import signal
 import sys
+from pathlib import Path
+from typing import Any
 
-if __name__ == "__main__":
-    if not sys.flags.safe_path:
-        del sys.path[0]  # this folder; see __main__.py
+PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
+
+
+def main(argv: list[str]) -> int:
+    """Run torchrun and give the exit code of the run."""
+    from fasttrain.shim.parent import die_with_launcher
+
+    die_with_launcher()
+    for signum in PASSED_ON:
+        signal.signal(signum, _pass_on)
+    from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import parse_args, run
 
+    args = parse_args(argv)  # type: ignore[no-untyped-call]
+    _keep_passing_on(args)
     try:
-        run(parse_args(sys.argv[1:]))
+        run(args)  # type: ignore[no-untyped-call]
+    except SignalException as error:
+        return 128 + error.sigval
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
         code = failure.exitcode if failure.exitcode >= 0 else 128 - failure.exitcode
         ended = f"exit code {code}" if failure.exitcode >= 0 else failure.signal_name()
         print(f"fasttrain: rank {rank} failed first, with {ended}", file=sys.stderr)  # noqa: T201
-        sys.exit(code)
+        return code
+    return 0
+
+
+def _pass_on(signum: int, _frame: Any) -> None:
+    """Send a signal to every worker; they were all started by the main thread."""
+    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text()
+    for child in children.split():
+        os.kill(int(child), signum)
+
+
+def _keep_passing_on(args: Any) -> None:
+    """Take our signals from those at which torchrun ends the run (its option is of torch 2.9)."""
+    handled = getattr(args, "signals_to_handle", "")
+    ours = {signum.name for signum in PASSED_ON}
+    args.signals_to_handle = ",".join(name for name in handled.split(",") if name not in ours)
+
+
+if __name__ == "__main__":
+    if not sys.flags.safe_path:
+        del sys.path[0]  # this folder; see __main__.py
+    sys.exit(main(sys.argv[1:]))

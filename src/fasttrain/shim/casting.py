@@ -3,35 +3,39 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
+from collections.abc import Iterable, Mapping, MutableMapping
+from dataclasses import is_dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributions import Distribution
 
 
 def to_float32(value: Any, dtype: torch.dtype) -> Any:
-    """Cast tensors of ``dtype`` to fp32 inside tuples, lists, mappings and dataclasses.
+    """Cast tensors of ``dtype`` to fp32 inside containers.
 
-    Integer, complex and other floating tensors are left alone. A container in which nothing had
-    to change is given back as it is, anything else as a new one of the same type.
+    Containers are tuples, lists, mappings, dataclasses, namespaces and distributions. Integer,
+    complex and other floating tensors are left alone. A container in which nothing had to change
+    is given back as it is, anything else as a new one of the same type.
     """
     if isinstance(value, Tensor):
         return value.float() if value.dtype is dtype else value
     if isinstance(value, tuple):
         return _cast_tuple(value, dtype)
     if isinstance(value, list):
-        items = [to_float32(item, dtype) for item in value]
-        return value if _same(value, items) else _refill(value, items)
+        return _cast_list(value, dtype)
     if isinstance(value, Mapping):
         return _cast_mapping(value, dtype)
-    if is_dataclass(value) and not isinstance(value, type):
-        return _cast_dataclass(value, dtype)
+    if isinstance(value, Distribution | SimpleNamespace) or (
+        is_dataclass(value) and not isinstance(value, type)
+    ):
+        return _cast_attributes(value, dtype)
     return value
 
 
-def _same(old: Any, new: Any) -> bool:
+def _same(old: Iterable[Any], new: Iterable[Any]) -> bool:
     return all(a is b for a, b in zip(old, new, strict=True))
 
 
@@ -39,14 +43,21 @@ def _cast_tuple(value: tuple[Any, ...], dtype: torch.dtype) -> Any:
     items = [to_float32(item, dtype) for item in value]
     if _same(value, items):
         return value
-    if hasattr(value, "_make"):
-        return value._make(items)
-    kind = type(value)
-    # torch.return_types (max, sort, ...) and plain subclasses take one sequence.
-    return tuple(items) if kind is tuple else kind(items)
+    kind: Any = type(value)
+    if kind is tuple:
+        return tuple(items)
+    if hasattr(kind, "n_sequence_fields"):  # torch.return_types: max, sort, ...
+        return kind(items)
+    # Named tuples too: past a __new__ of their own, whatever it takes.
+    result = tuple.__new__(kind, items)
+    vars(result).update(vars(value)) if hasattr(value, "__dict__") else None
+    return result
 
 
-def _refill(value: list[Any], items: list[Any]) -> list[Any]:
+def _cast_list(value: list[Any], dtype: torch.dtype) -> list[Any]:
+    items = [to_float32(item, dtype) for item in value]
+    if _same(value, items):
+        return value
     if type(value) is list:
         return items
     result = copy.copy(value)
@@ -61,22 +72,27 @@ def _cast_mapping(value: Mapping[Any, Any], dtype: torch.dtype) -> Any:
         return value
     if type(value) is dict:
         return items
+    if not isinstance(value, MutableMapping):
+        return value  # a read-only one can't be filled anew without knowing how it was made
     result: Any = copy.copy(value)
     for key, item in items.items():
         result[key] = item
     return result
 
 
-def _cast_dataclass(value: Any, dtype: torch.dtype) -> Any:
-    changed = {}
-    for field in fields(value):
-        old = getattr(value, field.name, None)
-        new = to_float32(old, dtype)
-        if new is not old:
-            changed[field.name] = new
-    if not changed:
+def _cast_attributes(value: Any, dtype: torch.dtype) -> Any:
+    old = _attributes(value)
+    new = {name: to_float32(item, dtype) for name, item in old.items()}
+    if _same(old.values(), new.values()):
         return value
     result = copy.copy(value)
-    for name, item in changed.items():
+    for name, item in new.items():
         object.__setattr__(result, name, item)  # frozen dataclasses too
     return result
+
+
+def _attributes(value: Any) -> dict[str, Any]:
+    if hasattr(value, "__dict__"):
+        return dict(vars(value))
+    names = [name for name in value.__dataclass_fields__ if hasattr(value, name)]  # slots
+    return {name: getattr(value, name) for name in names}

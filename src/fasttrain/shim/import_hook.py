@@ -42,7 +42,7 @@ class _TorchFinder(MetaPathFinder):
             original(module)
             # Only now, so that a failed import of torch can be tried again by the script.
             sys.meta_path.remove(self)
-            del loader.exec_module  # type: ignore[method-assign]
+            del loader.exec_module
             self._callback()
 
         # On the instance: torch.__loader__ keeps its type, and is as it was once torch is in.

@@ -12,15 +12,17 @@ Source: ``torch/nn/modules/module.py`` of torch 2.13, ``Module._wrapped_call_imp
 
 from __future__ import annotations
 
+import functools
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch.nn import Module, Parameter
+from torch.utils.data import get_worker_info
 
 from fasttrain.shim.callsite import call_site
 
@@ -28,7 +30,7 @@ Call = Callable[..., Any]
 Region = Callable[["Root", Call, tuple[Any, ...], dict[str, Any]], Any]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Root:
     """One outermost module.
 
@@ -37,15 +39,13 @@ class Root:
         name: Its class.
         where: Where the script called it first.
         trainable: Whether any of its parameters wanted a gradient at its first call.
-        calls: How often the script called it.
     """
 
     ref: weakref.ref[Module]
     name: str
     where: str
     trainable: bool
-    calls: int = 0
-    _parameter: weakref.ref[Parameter] = field(default=lambda: None, repr=False)  # type: ignore[assignment]
+    _parameter: Callable[[], Parameter | None] = field(default=lambda: None, repr=False)
 
     def parameter(self) -> Parameter | None:
         """Give the first floating-point parameter, found anew when the module replaced it."""
@@ -80,49 +80,72 @@ class RootCalls:
         self.last: Root | None = None
         self._inside = _Inside()
         self._table: dict[int, Root] = {}
+        self._discovery = threading.RLock()
 
     def install(self, undo: ExitStack) -> None:
         """Route every module call through here until ``undo`` is closed."""
         inside, outermost = self._inside, self._outermost
 
-        def __call__(self: Module, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
+        def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
             if inside.flag:
                 compiled = self._compiled_call_impl
                 if compiled is not None:
                     return compiled(*args, **kwargs)
-                return self._call_impl(*args, **kwargs)  # type: ignore[misc]
+                return self._call_impl(*args, **kwargs)
             return outermost(self, args, kwargs)
 
+        for function in (__call__, RootCalls._outermost):
+            _pass_over(function)
         original = Module.__call__
         Module.__call__ = __call__  # type: ignore[method-assign]
         undo.callback(setattr, Module, "__call__", original)
+        for name in ("trace", "trace_module", "_get_trace_graph"):  # the last one is torch.onnx's
+            self._stay_out_of(name, undo)
+
+    def _stay_out_of(self, name: str, undo: ExitStack) -> None:
+        """Call nothing a root while torch.jit traces, or compares its trace with plain calls."""
+        original, inside = getattr(torch.jit, name), self._inside
+
+        @functools.wraps(original)
+        def trace(*args: Any, **kwargs: Any) -> Any:
+            before, inside.flag = inside.flag, True
+            try:
+                return original(*args, **kwargs)
+            finally:
+                inside.flag = before
+
+        undo.callback(setattr, torch.jit, name, original)
+        setattr(torch.jit, name, trace)
 
     def _outermost(self, module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        root = self._root_of(module)
+        root = self._table.get(id(module))
+        if root is None or root.ref() is not module:
+            root = self._root_of(module)
         call: Call = module._compiled_call_impl or module._call_impl
-        if root is None:
+        if root is None or _being_traced():
             return call(*args, **kwargs)
-        root.calls += 1
         self.last = root
         for listen in self.on_call:
             listen(root, args, kwargs)
         region = self.region
-        self._inside.flag = True
+        inside = self._inside
+        inside.flag = True
         try:
             if region is None:
                 return call(*args, **kwargs)
             return region(root, call, args, kwargs)
         finally:
-            self._inside.flag = False
+            inside.flag = False
 
     def _root_of(self, module: Module) -> Root | None:
-        root = self._table.get(id(module))
-        if root is not None and root.ref() is module:
-            return root
-        if _being_traced() or _in_backward():
+        if _being_traced() or _in_backward() or get_worker_info() is not None:
             return None
-        parameter = first_parameter(module)
-        return None if parameter is None else self._discover(module, parameter)
+        with self._discovery:  # two threads may call a new root at once
+            root = self._table.get(id(module))
+            if root is not None and root.ref() is module:
+                return root
+            parameter = first_parameter(module)
+            return None if parameter is None else self._discover(module, parameter)
 
     def _discover(self, module: Module, parameter: Parameter) -> Root:
         key = id(module)
@@ -130,7 +153,7 @@ class RootCalls:
             ref=weakref.ref(module, lambda _: self._table.pop(key, None)),
             name=type(module).__name__,
             where=call_site(),
-            trainable=any(p.requires_grad for p in module.parameters()),
+            trainable=any(p.requires_grad for p in parameters_of(module)),
             _parameter=weakref.ref(parameter),
         )
         self._table[key] = root
@@ -139,17 +162,37 @@ class RootCalls:
         return root
 
 
+def parameters_of(module: Module) -> Iterator[Parameter]:
+    """Give the parameters of a module and its parts, past any ``parameters()`` of the script's."""
+    for part in Module.modules(module):
+        yield from (p for p in part._parameters.values() if p is not None)
+
+
 def first_parameter(module: Module) -> Parameter | None:
     """Give a module's first floating-point parameter, its own or a sub-module's."""
-    for parameter in module.parameters():
-        if parameter.is_floating_point():
-            return parameter
-    return None
+    return next((p for p in parameters_of(module) if p.is_floating_point()), None)
+
+
+def _pass_over(function: Any) -> None:
+    """Let dynamo pass over a function's own frame, as it does over those of torch.nn.
+
+    Behind a graph break every sub-module's call would be compiled here first, all of them against
+    the one recompile limit of this code.
+
+    Source: ``torch/_dynamo/eval_frame.py`` of torch 2.13, ``skip_code``; up to 2.5 it is in C.
+    """
+    frames: Any = torch._C._dynamo.eval_frame  # torch._dynamo itself is not imported for this
+    if hasattr(frames, "set_code_exec_strategy"):
+        action = frames._FrameAction
+        strategy = frames._FrameExecStrategy(action.SKIP, action.DEFAULT)
+        frames.set_code_exec_strategy(function.__code__, strategy)
+    elif hasattr(frames, "skip_code"):
+        frames.skip_code(function.__code__)
 
 
 def _being_traced() -> bool:
     """Whether the call is recorded by torch.compile, torch.jit.trace or an exporter."""
-    return torch.compiler.is_compiling() or torch.jit.is_tracing()
+    return torch._C._get_tracing_state() is not None or torch.compiler.is_compiling()
 
 
 def _in_backward() -> bool:

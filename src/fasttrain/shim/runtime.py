@@ -7,6 +7,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from fasttrain.shim.steps import StepMeter
 from fasttrain.shim.strays import refuse_unrelated_copies
 from fasttrain.spec.codec import dumps
 from fasttrain.spec.decision import Decision
-from fasttrain.spec.outcome import RankReport, State
+from fasttrain.spec.outcome import Outcome, RankReport, State
 from fasttrain.spec.plan import LaunchPlan
 
 REPORT_EVERY_S = 5.0  # a killed worker leaves a report that is at most this old
@@ -44,6 +45,7 @@ class Runtime:
         self._ledgers: list[Ledger] = []
         self._levers: list[Lever] = []
         self._reported_s = self._event_s = 0.0
+        self._mute = False
         run_dir = Path(plan.run_dir)
         self._report_path = run_dir / f"rank-{rank}.json"
         self._events_path = run_dir / f"events-{rank}.jsonl"
@@ -57,20 +59,27 @@ class Runtime:
                 except Exception as error:  # noqa: BLE001 - the script must go on without it
                     lever.ledger.settle(State.FAILED, f"{type(error).__name__}: {error}")
                     continue
-                self._undo.enter_context(steps.pop_all())
+                self._undo.push(steps.pop_all())
                 self._levers.append(lever)
         if any(lever.ledger.live and lever.ledger.lever in ("amp", "compile")
                for lever in self._levers):  # fmt: skip
-            self._roots.on_call.append(self._meter.count_samples)
+            self._roots.on_call += [self._meter.count_samples, self._on_call]
             self._roots.install(self._undo)
         refuse_unrelated_copies(self._plan, self._undo)
         self._meter.install(self._undo)
         self._meter.on_step.append(self._on_step)
         # Registered before any of the script's own handlers, so that it runs behind them all.
         atexit.register(self.finish)
+        self._undo.callback(atexit.unregister, self.finish)
+        self._report(finished=False)
+
+    def close(self) -> None:
+        """Put torch back as it was before `install`."""
+        self._undo.close()
 
     def _build(self) -> list[Lever]:
-        levers, build = self._plan.levers, []
+        levers = self._plan.levers
+        build: list[Lever] = []
         amp = self._ledger("amp", levers.amp.value.precision, levers.amp)
         if levers.amp.value.precision != "off":
             build.append(AmpLever(levers.amp, amp, self._roots))
@@ -93,18 +102,51 @@ class Runtime:
         self._ledgers.append(ledger)
         return ledger
 
+    def outcomes(self) -> dict[str, Outcome]:
+        """Give what became of each lever so far, by its name."""
+        for lever in self._levers:
+            lever.refresh()
+        return {ledger.lever: ledger.outcome() for ledger in self._ledgers}
+
+    def _on_call(self, *_: Any) -> None:
+        # Scripts without an optimizer make no steps, and the first step may be an epoch away.
+        if time.perf_counter() - self._reported_s >= REPORT_EVERY_S:
+            self._report(finished=False)
+
     def _on_step(self, step: int) -> None:
         now = time.perf_counter()
         if now - self._event_s >= EVENT_EVERY_S or step == 1:
             self._event_s = now
-            self._write_event(step)
-        if now - self._reported_s >= REPORT_EVERY_S:
-            self._reported_s = now
-            self._write_report(finished=False)
+            self._write(self._append_event, step)
+        if now - self._reported_s >= REPORT_EVERY_S or step == 1:
+            self._report(finished=False)
         if step == self._plan.max_steps:
             sys.exit(0)
 
-    def _write_event(self, step: int) -> None:
+    def finish(self) -> None:
+        """Write the last event and report."""
+        if self._meter.steps:
+            self._write(self._append_event, self._meter.steps)
+        self._report(finished=True)
+
+    def _report(self, *, finished: bool) -> None:
+        self._reported_s = time.perf_counter()
+        self._write(self._write_report, finished)
+
+    def _write(self, write: Callable[[Any], None], value: Any) -> None:
+        """Write for the launcher; a full disk or a lost directory must not end the script.
+
+        A forked child of the worker writes nothing: the files are its parent's.
+        """
+        if self._mute or os.getpid() != self._pid:
+            return
+        try:
+            write(value)
+        except OSError as error:
+            self._mute = True
+            print(f"fasttrain: this run is no longer recorded: {error}", file=sys.stderr)  # noqa: T201
+
+    def _append_event(self, step: int) -> None:
         stats = self._meter.stats(0.0)
         event = {
             "time_s": time.time(),
@@ -116,24 +158,14 @@ class Runtime:
         with _private(self._events_path, "a") as file:
             file.write(json.dumps(event) + "\n")
 
-    def finish(self) -> None:
-        """Write the last event and report; a forked child of the worker writes nothing."""
-        if os.getpid() != self._pid:
-            return
-        if self._meter.steps:
-            self._write_event(self._meter.steps)
-        self._write_report(finished=True)
-
-    def _write_report(self, *, finished: bool) -> None:
-        for lever in self._levers:
-            lever.refresh()
+    def _write_report(self, finished: bool) -> None:
         root = self._roots.last
         parameter = root.parameter() if root else None
         report = RankReport(
             rank=self._rank,
             device=str(parameter.device) if parameter is not None else "",
             torch_version=torch.__version__,
-            outcomes=tuple(ledger.outcome() for ledger in self._ledgers),
+            outcomes=tuple(self.outcomes().values()),
             stats=self._meter.stats(self._compile.compile_s if self._compile else 0.0),
             finished=finished,
         )
@@ -145,7 +177,7 @@ class Runtime:
 
 
 def _private(path: Path, mode: str) -> Any:
-    return open(path, mode, encoding="utf-8", opener=_open_private)  # noqa: PTH123, SIM115
+    return open(path, mode, encoding="utf-8", opener=_open_private)
 
 
 def _open_private(path: str, flags: int) -> int:

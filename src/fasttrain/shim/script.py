@@ -1,28 +1,27 @@
 """Runs the user's program as ``python SCRIPT`` or ``python -m MODULE`` would.
 
-Source: CPython 3.11 ``Modules/main.c`` and ``Lib/runpy.py``, for the state of ``__main__``,
-``sys.argv`` and ``sys.path``; unlike `runpy.run_path`, ``__main__`` stays in `sys.modules`, for
-atexit handlers and pickles that look into it.
+Source: CPython 3.11 ``Modules/main.c``, for the state of ``__main__``, ``sys.argv`` and
+``sys.path``; unlike with `runpy.run_path`, ``__main__`` stays in `sys.modules`, for atexit
+handlers and pickles that look into it.
 """
 
 from __future__ import annotations
 
 import os
+import runpy
 import sys
 from collections.abc import Callable
-from importlib.machinery import ModuleSpec, SourceFileLoader
-from importlib.util import find_spec
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
-from typing import NoReturn
 
 from fasttrain.shim.callsite import is_shim_code
 
 
 def run_target(kind: str, name: str, args: list[str]) -> None:
     """Run a script or a module as ``__main__``; its exceptions come through, told as its own."""
-    prepare = {"script": _prepare_script, "module": _prepare_module}[kind]
-    _as_the_script(lambda: exec(prepare(name, args), sys.modules["__main__"].__dict__))  # noqa: S102
+    run = {"script": _run_script, "module": _run_module}[kind]
+    _as_the_script(lambda: run(name, args))
 
 
 def _as_the_script(run: Callable[[], None]) -> None:
@@ -63,10 +62,15 @@ def _strip(error: BaseException | None, seen: set[int]) -> None:
 
 def without_shim(trace: TracebackType | None) -> TracebackType | None:
     """Give a traceback without the frames of fasttrain's shim."""
-    entries = []
+    entries: list[TracebackType] = []
     while trace is not None:
         if not is_shim_code(trace.tb_frame.f_code):
             entries.append(trace)
+        else:
+            # Frames of `import` that led to the hook on torch; Python hides them where they lead
+            # straight to the module.
+            while entries and _is_import_code(entries[-1].tb_frame.f_code):
+                entries.pop()
         trace = trace.tb_next
     result = None
     for entry in reversed(entries):
@@ -74,68 +78,38 @@ def without_shim(trace: TracebackType | None) -> TracebackType | None:
     return result
 
 
-def _main_module(path: str, spec: ModuleSpec | None) -> ModuleType:
+def _is_import_code(code: CodeType) -> bool:
+    return code.co_filename.startswith("<frozen importlib")
+
+
+def _fresh_main() -> ModuleType:
+    """Put a new ``__main__`` in place, with the attributes that Python's own starts with."""
     module = ModuleType("__main__")
-    module.__file__ = path
+    module.__annotations__ = {}
     module.__builtins__ = sys.modules["builtins"]  # type: ignore[attr-defined]
-    module.__spec__ = spec
-    module.__cached__ = spec.cached if spec else None  # type: ignore[attr-defined]
-    module.__loader__ = spec.loader if spec else SourceFileLoader("__main__", path)
-    module.__package__ = spec.parent if spec else None
     sys.modules["__main__"] = module
     return module
 
 
-def _prepare_script(name: str, args: list[str]) -> CodeType:
-    path = os.path.abspath(name)  # noqa: PTH100
+def _run_script(name: str, args: list[str]) -> None:
+    # Joined but not normalized, as Python does it: `../train.py` stays visible in tracebacks.
+    path = os.path.join(os.getcwd(), name)  # noqa: PTH109, PTH118
     sys.argv = [name, *args]
     if not sys.flags.safe_path:
         # Python resolves the link of the script, so that its neighbours are those of its target.
         sys.path.insert(0, os.path.dirname(os.path.realpath(path)))  # noqa: PTH120
-    _main_module(path, None)
-    return compile(Path(path).read_bytes(), path, "exec", dont_inherit=True)
+    module = _fresh_main()
+    module.__loader__ = SourceFileLoader("__main__", path)
+    module.__file__ = path
+    module.__cached__ = None  # type: ignore[attr-defined]
+    code = compile(Path(path).read_bytes(), path, "exec", dont_inherit=True)
+    exec(code, module.__dict__)  # noqa: S102
 
 
-def _prepare_module(name: str, args: list[str]) -> CodeType:
+def _run_module(name: str, args: list[str]) -> None:
     sys.argv = ["-m", *args]
     if not sys.flags.safe_path:
-        sys.path.insert(0, str(Path.cwd()))
-    spec, code = _find_module(name)
-    _main_module(spec.origin or "", spec)
-    sys.argv[0] = spec.origin or ""
-    return code
-
-
-def _find_module(name: str) -> tuple[ModuleSpec, CodeType]:
-    try:
-        spec = find_spec(name)
-    except (ImportError, AttributeError, TypeError, ValueError) as error:
-        _refuse(f"Error while finding module specification for {name!r} ({_described(error)})")
-    if spec is None:
-        _refuse(f"No module named {name}")
-    if spec.submodule_search_locations is not None:
-        if name.endswith("__main__"):
-            _refuse("Cannot use package as __main__ module")
-        return _find_package_main(name)
-    code = spec.loader.get_code(name) if hasattr(spec.loader, "get_code") else None  # type: ignore[union-attr]
-    if code is None:
-        _refuse(f"No code object available for {name}")
-    return spec, code
-
-
-def _find_package_main(name: str) -> tuple[ModuleSpec, CodeType]:
-    main = f"{name}.__main__"
-    if find_spec(main) is None:
-        _refuse(
-            f"No module named {main}; {name!r} is a package and cannot be directly executed"
-        )
-    return _find_module(main)
-
-
-def _described(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"
-
-
-def _refuse(text: str) -> NoReturn:
-    """Say it as ``python -m`` says it, and leave with its exit status."""
-    sys.exit(f"{sys.executable}: {text}")
+        sys.path.insert(0, os.getcwd())  # noqa: PTH109
+    _fresh_main()
+    # The very function that the interpreter calls for -m, with its messages and its frames.
+    runpy._run_module_as_main(name)  # type: ignore[attr-defined]

@@ -39,23 +39,31 @@ class StepMeter:
         self._last_s = 0.0
         self._intervals_s: deque[float] = deque(maxlen=KEPT_INTERVALS)
         self._counts: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
+        self._sampled: Root | None = None
         self._samples = 0
         self._samples_since_first = 0
-        self._first_step_at_s = 0.0
 
     def install(self, undo: ExitStack) -> None:
         """Hook the end of every optimizer step."""
         undo.callback(register_optimizer_step_post_hook(self._after_step).remove)
 
-    def count_samples(self, _: Root, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Add the first dimension of a training call's first tensor."""
-        if torch.is_grad_enabled():
-            for value in (*args, *kwargs.values()):
-                if isinstance(value, Tensor) and value.dim():
-                    self._samples += value.shape[0]
-                    return
+    def count_samples(self, root: Root, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Add the first dimension of a training call's first tensor.
+
+        Only the root that is called first in a step counts: its samples pass on through the
+        others, such as a decoder or a discriminator.
+        """
+        if not torch.is_grad_enabled() or self._sampled not in (None, root):
+            return
+        self._sampled = root
+        for value in (*args, *kwargs.values()):
+            if isinstance(value, Tensor) and value.dim():
+                self._samples += value.shape[0]
+                return
 
     def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
+        if torch.compiler.is_compiling():
+            return  # a step that the script compiles is traced once and then not seen
         count = self._counts.get(optimizer, 0) + 1
         self._counts[optimizer] = count
         if count <= self.steps:
@@ -66,8 +74,8 @@ class StepMeter:
             self._samples_since_first += self._samples
         else:
             self._first_step_s = now - self._started_s
-            self._first_step_at_s = now
         self._samples = 0
+        self._sampled = None
         self.steps = count
         self._last_s = now
         for listen in self.on_step:
@@ -76,12 +84,14 @@ class StepMeter:
     def stats(self, compile_s: float) -> StepStats:
         """Give speed and memory so far; see `StepStats` for units."""
         intervals = sorted(self._intervals_s)
-        elapsed = self._last_s - self._first_step_at_s
+        median_s = statistics.median(intervals) if intervals else 0.0
+        samples = self._samples_since_first / (self.steps - 1) if self.steps > 1 else 0.0
         return StepStats(
             steps=self.steps,
-            median_step_s=statistics.median(intervals) if intervals else 0.0,
+            median_step_s=median_s,
             p95_step_s=intervals[int(0.95 * (len(intervals) - 1))] if intervals else 0.0,
-            samples_per_s=self._samples_since_first / elapsed if elapsed > 0 else 0.0,
+            # By the median, not by the clock: pauses to compile or validate are no training speed.
+            samples_per_s=samples / median_s if median_s else 0.0,
             first_step_s=self._first_step_s,
             compile_s=compile_s,
             peak_memory_bytes=peak_memory_bytes(),
@@ -95,7 +105,8 @@ class StepMeter:
 
 def peak_memory_bytes() -> int:
     """Give the peak of the accelerator's allocator, or of resident memory on a CPU."""
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        return int(torch.cuda.max_memory_allocated())
+    cuda: Any = torch.cuda
+    if cuda.is_available() and cuda.is_initialized():
+        return int(cuda.max_memory_allocated())
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return int(peak) if sys.platform == "darwin" else int(peak) * 1024

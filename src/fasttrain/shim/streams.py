@@ -12,10 +12,14 @@ def redirect_hidden_rank(plan: LaunchPlan, rank: int) -> None:
     """Point stdout and stderr of any rank but a shown rank 0 at its own log.
 
     Rank 0 keeps the launcher's stream, which is relayed and logged there; the launcher follows
-    the logs of other shown ranks.
+    the logs of other shown ranks. In an elastic run, whose nodes don't know beforehand which one
+    gets rank 0, every rank has its own log.
     """
+    processes = plan.processes.value
+    if processes.backend == "direct":
+        return  # whatever RANK the user's own launcher has set
     shown = plan.show_ranks is None or 0 in plan.show_ranks
-    if rank == 0 and shown:
+    if rank == 0 and shown and not processes.rdzv_endpoint:
         return
     sys.stdout.flush()
     sys.stderr.flush()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from pathlib import Path
 
@@ -27,7 +26,6 @@ def main(argv: list[str]) -> None:
     parent.die_with_launcher()
     streams.redirect_hidden_rank(plan, rank)
     after_torch(lambda: _install(plan, rank, started_s))
-    sys.argv = [name, *args]
     run_target(kind, name, args)
 
 

@@ -12,7 +12,6 @@ from contextlib import ExitStack
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 from torch.amp import GradScaler, autocast
 
@@ -23,10 +22,6 @@ from fasttrain.shim.roots import Call, Root, RootCalls
 from fasttrain.spec.decision import Decision
 from fasttrain.spec.outcome import State
 from fasttrain.spec.plan import Amp
-
-# Functions that raise inside autocast; their inputs are cast to fp32 instead.
-# Source: torch/autocast_mode.h, torch 2.13, AT_FORALL_... "banned" list: binary_cross_entropy only.
-REFUSED_FUNCTIONS = ("binary_cross_entropy",)
 
 
 class AmpLever:
@@ -45,8 +40,7 @@ class AmpLever:
         """Take the roots' region, watch for the script's own precision, mend what refuses it."""
         self._watch_autocast(undo)
         self._watch_scaler(undo)
-        for name in REFUSED_FUNCTIONS:
-            _run_in_float32(name, undo)
+        _let_binary_cross_entropy_run(undo)
         self._roots.region = self._region
         undo.callback(setattr, self._roots, "region", None)
         self.ledger.settle(State.ARMED, "no module with fp32 parameters was called")
@@ -54,9 +48,7 @@ class AmpLever:
     def refresh(self) -> None:
         """Nothing is pending: every call is counted as it happens."""
 
-    def _region(
-        self, root: Root, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    def _region(self, root: Root, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         device = self._device_of(root)
         if device is None:
             return call(*args, **kwargs)
@@ -66,6 +58,8 @@ class AmpLever:
             output = call(*args, **kwargs)
         finally:
             self._exit(context, None, None, None)
+        if not self.ledger.live:
+            return output  # the script turned out to manage precision itself, inside this very call
         self.ledger.apply(root.name, root.where)
         self.ledger.counts["forwards"] += 1
         return to_float32(output, self._dtype)
@@ -75,16 +69,19 @@ class AmpLever:
         parameter = root.parameter()
         if parameter is None:
             return None
-        device = parameter.device.type
-        if torch.is_autocast_enabled(device):
-            return None  # the script's own, or activation checkpointing that repeats a forward
         if parameter.dtype is not torch.float32:
             self._leave(root, f"its parameters are {str(parameter.dtype).removeprefix('torch.')}")
             return None
-        if device != self._planned_device and not self._explicit:
+        device = parameter.device.type
+        if device != self._planned_device and not self._follows_to(device):
             self._leave(root, f"it is on {device}, and {self._planned_device} was decided for")
             return None
-        return device
+        # The script's own, or activation checkpointing that repeats a forward.
+        return None if torch.is_autocast_enabled(device) else device
+
+    def _follows_to(self, device: str) -> bool:
+        """Whether precision that was asked for goes to a device that it wasn't decided for."""
+        return self._explicit and torch.amp.is_autocast_available(device)
 
     def _leave(self, root: Root, why: str) -> None:
         self.ledger.note(f"{root.name} ({root.where}) left alone: {why}")
@@ -92,22 +89,21 @@ class AmpLever:
             self.ledger.reason = f"{root.name}: {why}"
 
     def _cede(self, what: str) -> None:
-        if self.ledger.live:
-            self.ledger.cede("the script manages precision itself", what, call_site())
-            self._roots.region = None
+        self.ledger.cede("the script manages precision itself", what, call_site())
+        self._roots.region = None
 
     def _watch_autocast(self, undo: ExitStack) -> None:
-        original = autocast.__enter__
+        original: Any = autocast.__enter__
 
         @functools.wraps(original)
         def __enter__(context: autocast) -> Any:  # noqa: N807
             # torch enters it too, such as a checkpoint that repeats a forward.
-            if context._enabled and called_by_user(through=("autocast_mode.py", "contextlib.py")):
+            passing = ("autocast_mode.py", "contextlib.py")
+            if self.ledger.live and context._enabled and called_by_user(through=passing):
                 self._cede("autocast")
             return original(context)
 
-        autocast.__enter__ = __enter__  # type: ignore[method-assign]
-        undo.callback(setattr, autocast, "__enter__", original)
+        _replace(autocast, "__enter__", __enter__, undo)
 
     def _watch_scaler(self, undo: ExitStack) -> None:
         original = GradScaler.__init__
@@ -115,25 +111,40 @@ class AmpLever:
         @functools.wraps(original)
         def __init__(scaler: GradScaler, *args: Any, **kwargs: Any) -> None:  # noqa: N807
             original(scaler, *args, **kwargs)
-            if scaler.is_enabled():
+            if scaler.is_enabled() and self.ledger.live:
                 self._cede(type(scaler).__name__)
 
-        GradScaler.__init__ = __init__  # type: ignore[method-assign]
-        undo.callback(setattr, GradScaler, "__init__", original)
+        _replace(GradScaler, "__init__", __init__, undo)
 
 
-def _run_in_float32(name: str, undo: ExitStack) -> None:
-    """Make one function of torch.nn.functional leave autocast and take fp32 inputs."""
-    original = getattr(F, name)
+def _replace(owner: Any, name: str, value: Any, undo: ExitStack) -> None:
+    undo.callback(setattr, owner, name, getattr(owner, name))
+    setattr(owner, name, value)
 
-    @functools.wraps(original)
-    def function(*args: Any, **kwargs: Any) -> Any:
-        device = next((a.device.type for a in args if isinstance(a, Tensor)), "cpu")
+
+def _let_binary_cross_entropy_run(undo: ExitStack) -> None:
+    """Make the one operator that raises inside autocast run in fp32 there instead.
+
+    The innermost name is replaced, not ``torch.nn.functional``'s: that one is a Python function,
+    which scripts pass around and torch.jit.script reads the source of.
+
+    Source: ``torch/csrc/autocast_mode.h`` of torch 2.13: "banned" is binary_cross_entropy alone.
+    """
+    original: Any = torch._C._nn.binary_cross_entropy
+
+    def binary_cross_entropy(
+        input: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = 1
+    ) -> Any:
+        device = input.device.type
         if not torch.is_autocast_enabled(device):
-            return original(*args, **kwargs)
-        low = torch.get_autocast_dtype(device)
-        with torch.amp.autocast(device, enabled=False):
-            return original(*to_float32(args, low), **to_float32(kwargs, low))
+            return original(input, target, weight, reduction)
+        tensors = to_float32((input, target, weight), torch.get_autocast_dtype(device))
+        with autocast(device, enabled=False):
+            return original(*tensors, reduction)
 
-    setattr(F, name, function)
-    undo.callback(setattr, F, name, original)
+    _replace(torch._C._nn, "binary_cross_entropy", binary_cross_entropy, undo)
+    # torch.jit.script meets the name as well, and is told which operator it stands for.
+    builtins: Any = torch.jit._builtins
+    table = builtins._get_builtin_table()
+    table[id(binary_cross_entropy)] = "aten::binary_cross_entropy"
+    undo.callback(table.pop, id(binary_cross_entropy))

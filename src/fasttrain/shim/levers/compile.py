@@ -9,22 +9,42 @@ frames of torch's own files; a function defined here is not skipped.
 from __future__ import annotations
 
 import functools
-from collections import Counter, defaultdict
+import importlib
+import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
 from types import FunctionType
 from typing import Any
 
 import torch
-from torch.nn import DataParallel, Module, ModuleList, Sequential
-from torch.nn.parallel import DistributedDataParallel
+from torch.nn import Module
 
-from fasttrain.shim.callsite import call_site, location
+from fasttrain.shim.callsite import call_site
 from fasttrain.shim.ledger import Ledger
+from fasttrain.shim.levers.compile_account import Account
+from fasttrain.shim.levers.compile_targets import (
+    repeated_blocks,
+    second_derivatives,
+    uncompilable,
+    unwrapped,
+)
 from fasttrain.shim.roots import Root, RootCalls
 from fasttrain.spec.decision import Decision
 from fasttrain.spec.outcome import State
 from fasttrain.spec.plan import Compile
+
+# What torch sets for speed and a script that never heard of torch.compile would trip over.
+SAFE_SETTINGS = (
+    # Hooks that are registered or removed after the first call would be ignored.
+    ("torch._dynamo.config", "skip_nnmodule_hook_guards", False),
+    # backward(retain_graph=True) would raise.
+    ("torch._functorch.config", "donated_buffer", False),
+    # A backward pass that can't be compiled would raise in the script's backward(); compiled
+    # together with the forward pass, it lets both run eagerly.
+    ("torch._functorch.config", "force_non_lazy_backward_lowering", True),
+)
+UNUSED = "no trainable module was called"
+FALL_BACK = ("torch._dynamo.config", "suppress_errors", True)
 
 
 class CompileLever:
@@ -36,179 +56,169 @@ class CompileLever:
         self.ledger = ledger
         self._plan = decision.value
         self._roots = roots
-        self._strict = strict
+        self._settings = SAFE_SETTINGS if strict else (*SAFE_SETTINGS, FALL_BACK)
         self._compile = torch.compile
-        self._undo: ExitStack | None = None
-        self._own_site = ""
+        self._later = ExitStack()  # what is changed once the script runs
+        self._account: Account | None = None
+        self._filled: weakref.WeakSet[Module] = weakref.WeakSet()
+        self._own_sites: weakref.WeakKeyDictionary[Module, str] = weakref.WeakKeyDictionary()
         self._forwards: dict[type, Callable[..., Any]] = {}
 
     def install(self, undo: ExitStack) -> None:
         """Listen for new roots, and for the script's own torch.compile."""
-        self._undo = undo
+        undo.callback(self._later.close)
         self._watch_compile(undo)
         self._roots.on_discover.append(self._on_root)
         undo.callback(self._roots.on_discover.remove, self._on_root)
-        self.ledger.settle(State.ARMED, "no trainable module was called")
+        self.ledger.settle(State.ARMED, UNUSED)
 
     def refresh(self) -> None:
         """Read dynamo's own counters."""
-        if "targets" in self.ledger.counts:
-            _read_counters(self.ledger)
+        if self._account is not None:
+            self._account.read(self.ledger)
 
     @property
     def compile_s(self) -> float:
         """Seconds that dynamo and inductor took so far."""
-        if "targets" not in self.ledger.counts:
-            return 0.0
-        from torch._dynamo.utils import calculate_time_spent
-
-        return float(calculate_time_spent().get("total_wall_time", 0.0))
+        return self._account.compile_s if self._account is not None else 0.0
 
     def _on_root(self, root: Root, module: Module) -> None:
-        if not root.trainable:
+        if not root.trainable or not self.ledger.live:
             return
-        own = own_compilation(module)
-        if own:
-            if self.ledger.state is State.ARMED:
-                self.ledger.cede(f"the script compiles {own} itself", own, self._own_site)
-            return
-        if reason := uncompilable(module):
+        if own := self._compiled_by_script(module):
+            self._leave_to_script(own)
+        elif reason := uncompilable(module):
             self.ledger.note(f"{root.name} ({root.where}) not compiled: {reason}")
             if self.ledger.state is State.ARMED:
                 self.ledger.reason = f"{root.name}: {reason}"
-            return
-        self._compile_root(root, unwrapped(module))
+        else:
+            self._compile_root(root, unwrapped(module))
 
     def _compile_root(self, root: Root, module: Module) -> None:
-        if not self.ledger.counts["targets"]:
-            self._fall_back_on_errors()
-        if self._plan.scope == "blocks":
-            blocks = repeated_blocks(module)
-            for block in blocks:
-                self._fill_slot(block, self._forward_of(type(block)))
-                self.ledger.apply(type(block).__name__, f"a block of {root.name}")
-            if blocks:
+        try:
+            if self._account is None and not self._prepare():
                 return
+            for target, forward, where in self._targets(root, module):
+                self._fill_slot(target, forward)
+                self.ledger.apply(type(target).__name__, where)
+        except Exception as error:  # noqa: BLE001 - the script's call must go on, eagerly
+            self.ledger.settle(State.FAILED, f"{type(error).__name__}: {error}")
+
+    def _prepare(self) -> bool:
+        """Set dynamo up before the first root; False where the script can't be compiled at all."""
+        if where := second_derivatives():
+            reason = f"second derivatives (create_graph=True at {where}) can't be compiled"
+            self.ledger.settle(State.SKIPPED, reason)
+            return False
+        for module_name, name, value in self._settings:
+            config = importlib.import_module(module_name)
+            if hasattr(config, name):  # not every torch has them all
+                self._later.callback(setattr, config, name, getattr(config, name))
+                setattr(config, name, value)
+        self._account = Account(self._later)
+        return True
+
+    def _targets(self, root: Root, module: Module) -> list[tuple[Module, Callable[..., Any], str]]:
+        """Give what to compile, the function to compile for it, and where it is."""
+        if self._plan.scope == "blocks":
+            if blocks := repeated_blocks(module):
+                where = f"a block of {root.name}"
+                return [(block, self._forward_of(type(block)), where) for block in blocks]
             self.ledger.note(f"{root.name} has no repeated blocks: compiled whole")
-        self._fill_slot(module, separate_function())
-        self.ledger.apply(type(module).__name__, root.where)
+        return [(module, separate_function(type(module).__name__), root.where)]
 
     def _forward_of(self, kind: type) -> Callable[..., Any]:
         """Give the one function that all blocks of a class share, and with it their graphs."""
-        return self._forwards.setdefault(kind, separate_function())
+        return self._forwards.setdefault(kind, separate_function(kind.__name__))
 
     def _fill_slot(self, module: Module, forward: Callable[..., Any]) -> None:
         mode = None if self._plan.mode == "default" else self._plan.mode
-        compiled = self._compile(forward, mode=mode)
-        module._compiled_call_impl = functools.partial(compiled, module)
+        module._compiled_call_impl = _slot(module, self._compile(forward, mode=mode))
+        self._filled.add(module)
+        self._later.callback(_empty_slot, weakref.ref(module))
         self.ledger.counts["targets"] += 1
 
-    def _fall_back_on_errors(self) -> None:
-        """Let a frame that can't be compiled run eagerly, unless errors were asked for."""
-        import torch._dynamo.config as config
+    def _compiled_by_script(self, module: Module) -> Module | None:
+        """Give the module inside that the script compiled itself."""
+        for part in Module.modules(module):
+            by_slot = part._compiled_call_impl is not None and part not in self._filled
+            if by_slot or part in self._own_sites or _own_forward(part):
+                return part
+        return None
 
-        if self._strict or self._undo is None:
-            return
-        self._undo.callback(setattr, config, "suppress_errors", config.suppress_errors)
-        config.suppress_errors = True
+    def _leave_to_script(self, module: Module) -> None:
+        name = type(getattr(module, "_orig_mod", module)).__name__
+        if self.ledger.state is State.ARMED:
+            where = self._own_sites.get(module, "")
+            self.ledger.cede(f"the script compiles {name} itself", name, where)
+        else:
+            self.ledger.note(f"{name} is compiled by the script itself")
 
     def _watch_compile(self, undo: ExitStack) -> None:
         original = torch.compile
 
         @functools.wraps(original)
-        def compile(*args: Any, **kwargs: Any) -> Any:
-            self._own_site = call_site()
-            return original(*args, **kwargs)
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            subject = args[0] if args else kwargs.get("model")
+            module = getattr(subject, "__self__", subject)  # model.forward, or the model
+            site = call_site()
+            if not isinstance(module, Module):
+                if subject is not None and self.ledger.state is State.ARMED:
+                    self.ledger.reason = f"{UNUSED} outside of what the script compiles ({site})"
+                return original(*args, **kwargs)
+            self._give_up(module, site)
+            result = original(*args, **kwargs)
+            if isinstance(result, Module):
+                self._own_sites[result] = site
+            return result
 
-        torch.compile = compile
+        torch.compile = watched
         undo.callback(setattr, torch, "compile", original)
 
+    def _give_up(self, module: Module, site: str) -> None:
+        """Hand a module over that the script compiles, even after it was called and compiled."""
+        self._own_sites[module] = site
+        ours = [part for part in Module.modules(module) if part in self._filled]
+        for part in ours:
+            _empty_slot(weakref.ref(part))
+            self._filled.discard(part)
+        if ours and self.ledger.live:
+            name = type(module).__name__
+            self.ledger.cede(f"the script compiles {name} itself", name, site)
 
-def _forward(module: Module, *args: Any, **kwargs: Any) -> Any:
-    return module._call_impl(*args, **kwargs)  # type: ignore[misc]
+
+def _forward(module: Any, *args: Any, **kwargs: Any) -> Any:
+    return module._call_impl(*args, **kwargs)
 
 
-def separate_function() -> Callable[..., Any]:
-    """Give a new function with a code object of its own.
+def separate_function(name: str) -> Callable[..., Any]:
+    """Give a new function with a code object of its own, named for dynamo's messages.
 
     Dynamo counts recompiles by code object: roots that shared one would share its limit of eight.
     """
-    return FunctionType(_forward.__code__.replace(), _forward.__globals__, "forward")
+    return FunctionType(_forward.__code__.replace(co_name=name), _forward.__globals__, name)
 
 
-def own_compilation(module: Module) -> str:
-    """Give the class of a module inside that the script compiled itself; empty if none."""
-    for part in module.modules():
-        if part._compiled_call_impl is not None:
-            return type(part).__name__
-        if type(part).__name__ == "OptimizedModule":
-            return type(part._orig_mod).__name__  # type: ignore[union-attr]
-    return ""
+def _slot(module: Module, compiled: Callable[..., Any]) -> Callable[..., Any]:
+    """Give what takes a module's calls; it holds the module weakly, as the module holds it."""
+    ref = weakref.ref(module)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        module: Any = ref()
+        # Dynamo refuses to run under torch.jit.trace and inside torch.func's transforms.
+        if torch._C._get_tracing_state() or torch._C._functorch.peek_interpreter_stack():
+            return module._call_impl(*args, **kwargs)
+        return compiled(module, *args, **kwargs)
+
+    return call
 
 
-def uncompilable(module: Module) -> str:
-    """Give the reason why a module is to run eagerly; empty if it can be compiled."""
-    if isinstance(module, torch.jit.ScriptModule):
-        return "it is TorchScript"
-    if isinstance(module, DataParallel):
-        return "DataParallel copies it to threads at every call"
-    return ""
+def _empty_slot(ref: weakref.ref[Module]) -> None:
+    module = ref()
+    if module is not None:
+        vars(module).pop("_compiled_call_impl", None)
 
 
-def unwrapped(module: Module) -> Module:
-    """Give the module inside DistributedDataParallel, whose own forward isn't compiled."""
-    return module.module if isinstance(module, DistributedDataParallel) else module
-
-
-def repeated_blocks(module: Module) -> list[Module]:
-    """Give the modules of which a ModuleList or Sequential holds several of the same class."""
-    found: list[Module] = []
-    for container in module.modules():
-        if not isinstance(container, ModuleList | Sequential):
-            continue
-        by_class: defaultdict[type, list[Module]] = defaultdict(list)
-        for child in container.children():
-            if any(True for _ in child.children()):  # a lone Linear or ReLU is no block
-                by_class[type(child)].append(child)
-        for blocks in by_class.values():
-            if len(blocks) > 1:
-                found.extend(blocks)
-    inner = {id(part) for block in found for part in block.modules() if part is not block}
-    return [block for block in found if id(block) not in inner]
-
-
-def _read_counters(ledger: Ledger) -> None:
-    """Fill graphs, breaks and recompiles in.
-
-    Source: ``torch/_dynamo/utils.py`` of torch 2.13, ``counters`` and ``CompilationMetrics``.
-    """
-    from torch._dynamo import utils
-
-    breaks: Counter[str] = utils.counters["graph_break"]
-    ledger.counts["graphs"] = utils.counters["stats"]["unique_graphs"]
-    ledger.counts["breaks"] = sum(breaks.values())
-    for reason in breaks:
-        ledger.note(f"graph break: {_first_line(reason)}")
-    recompiles = [m for m in utils.get_compilation_metrics() if m.recompile_reason]
-    ledger.counts["recompiles"] = len(recompiles)
-    for metrics in recompiles:
-        ledger.note(f"recompile: {_first_line(metrics.recompile_reason)}")
-    _read_failures(ledger, utils.get_compilation_metrics())
-
-
-def _read_failures(ledger: Ledger, metrics: list[Any]) -> None:
-    failures = [m for m in metrics if m.fail_reason]
-    ledger.counts["failures"] = len(failures)
-    for failed in failures:
-        where = ""
-        if failed.fail_user_frame_filename:
-            line = failed.fail_user_frame_lineno or 0
-            where = f" at {location(failed.fail_user_frame_filename, line)}"
-        ledger.note(f"ran eagerly{where}: {failed.fail_type}: {_first_line(failed.fail_reason)}")
-    if failures and not ledger.counts["graphs"] and ledger.live:
-        ledger.settle(State.FAILED, f"ran eagerly: {_first_line(failures[0].fail_reason)}")
-
-
-def _first_line(text: str) -> str:
-    line = next((line.strip() for line in text.splitlines() if line.strip()), "")
-    return line if len(line) <= 160 else line[:157] + "..."
+def _own_forward(module: Module) -> bool:
+    """Whether the forward is what torch.compile made of it, by decorator or assignment."""
+    return hasattr(module.forward, "_torchdynamo_orig_callable")

@@ -14,8 +14,11 @@ from fasttrain.shim.ledger import Ledger
 from fasttrain.spec.decision import Decision
 from fasttrain.spec.outcome import State
 
-# The script's ways to choose: attributes of torch.backends.cuda.matmul, and the function.
+# The script's ways to choose: attributes of these, and the function.
 OWN_CHOICES = ("allow_tf32", "fp32_precision")
+# What the function sets besides, from torch 2.9 on; "none" there follows torch.backends.
+# Source: aten/src/ATen/Context.cpp of torch 2.13, setFloat32MatmulPrecision.
+PARTS = (("cuda", "matmul"), ("mkldnn", "matmul"))
 
 
 class MatmulLever:
@@ -25,27 +28,37 @@ class MatmulLever:
         self.ledger = ledger
         self._decision = decision
         self._before = ""
+        self._parts_before: dict[tuple[str, str], str] = {}
         self._set: Callable[[str], None] = torch.set_float32_matmul_precision
 
     def install(self, undo: ExitStack) -> None:
         """Set the precision and watch for the script's own choice."""
         self._before = torch.get_float32_matmul_precision()
+        if hasattr(torch._C, "_get_fp32_precision_getter"):
+            self._parts_before = {p: torch._C._get_fp32_precision_getter(*p) for p in PARTS}
         self._watch_function(undo)
-        self._watch_attribute(undo)
+        self._watch_attributes("torch.backends.cuda.matmul", torch.backends.cuda.matmul, undo)
+        if hasattr(torch.backends, "fp32_precision"):
+            self._watch_attributes("torch.backends", torch.backends, undo)
         if self._decision.value == "keep":
             return
         self._set(self._decision.value)
-        undo.callback(self._set, self._before)
+        undo.callback(self._put_back)
         self.ledger.settle(State.ARMED)
         self.ledger.apply("fp32 matrix products", self._decision.value)
 
     def refresh(self) -> None:
         """Nothing is pending."""
 
+    def _put_back(self) -> None:
+        self._set(self._before)
+        for part, precision in self._parts_before.items():
+            torch._C._set_fp32_precision_setter(*part, precision)
+
     def _cede(self, what: str) -> None:
         if self.ledger.live:
             # Back to torch's own first: the script's choice starts from where it expects to.
-            self._set(self._before)
+            self._put_back()
         if self.ledger.state is not State.CEDED:
             self.ledger.cede("the script chooses the precision itself", what, call_site())
 
@@ -60,14 +73,14 @@ class MatmulLever:
         torch.set_float32_matmul_precision = set_float32_matmul_precision
         undo.callback(setattr, torch, "set_float32_matmul_precision", original)
 
-    def _watch_attribute(self, undo: ExitStack) -> None:
-        backend = type(torch.backends.cuda.matmul)
-        original = backend.__setattr__
+    def _watch_attributes(self, name: str, holder: Any, undo: ExitStack) -> None:
+        kind: Any = type(holder)
+        original = kind.__setattr__
 
-        def __setattr__(target: Any, name: str, value: Any) -> None:  # noqa: N807
-            if name in OWN_CHOICES:
-                self._cede(f"torch.backends.cuda.matmul.{name} = {value!r}")
-            original(target, name, value)
+        def __setattr__(target: Any, attribute: str, value: Any) -> None:  # noqa: N807
+            if attribute in OWN_CHOICES:
+                self._cede(f"{name}.{attribute} = {value!r}")
+            original(target, attribute, value)
 
-        backend.__setattr__ = __setattr__  # type: ignore[method-assign,assignment]
-        undo.callback(setattr, backend, "__setattr__", original)
+        kind.__setattr__ = __setattr__
+        undo.callback(setattr, kind, "__setattr__", original)

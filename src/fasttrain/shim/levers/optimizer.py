@@ -33,13 +33,15 @@ OWN_CHOICES = ("fused", "foreach", "capturable", "differentiable")
 class _Known:
     """What is known of one optimizer of the script."""
 
-    __slots__ = ("fuse", "site", "size", "steps_on_device")
+    __slots__ = ("fuse", "hooked", "matrices", "site", "size", "steps_on_device")
 
     def __init__(self, site: str) -> None:
         self.site = site
         self.size = -1
         self.fuse = False
+        self.hooked = False
         self.steps_on_device = False
+        self.matrices: list[Tensor] = []
 
 
 class OptimizerLever:
@@ -48,9 +50,11 @@ class OptimizerLever:
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
         self._known: weakref.WeakKeyDictionary[Optimizer, _Known] = weakref.WeakKeyDictionary()
+        self._hooks = ExitStack()  # those on the script's own optimizers
 
     def install(self, undo: ExitStack) -> None:
         """Hook optimizer construction and steps."""
+        undo.callback(self._hooks.close)
         self._watch_construction(undo)
         undo.callback(register_optimizer_step_pre_hook(self._before_step).remove)
         undo.callback(register_optimizer_step_post_hook(self._after_step).remove)
@@ -60,30 +64,36 @@ class OptimizerLever:
         """Nothing is pending: every step is counted as it happens."""
 
     def _watch_construction(self, undo: ExitStack) -> None:
-        original = Optimizer.__init__
+        original: Any = Optimizer.__init__
 
         @functools.wraps(original)
         def __init__(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:  # noqa: N807
             original(optimizer, *args, **kwargs)
             self._known[optimizer] = _Known(call_site())
 
-        Optimizer.__init__ = __init__  # type: ignore[method-assign]
         undo.callback(setattr, Optimizer, "__init__", original)
+        setattr(Optimizer, "__init__", __init__)  # noqa: B010
 
-    def _before_step(self, optimizer: Optimizer, *_: Any) -> None:
+    def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: Any) -> None:
+        if torch.compiler.is_compiling():
+            return  # the script compiles its step: dynamo has to find nothing here to trace
         known = self._known.get(optimizer)
         if known is None:  # made by unpickling
             known = self._known[optimizer] = _Known(call_site())
         groups = optimizer.param_groups
-        size = sum(len(group["params"]) for group in groups)
+        size = 0
+        for group in groups:
+            size += len(group["params"])
         if size != known.size:
             known.size = size
             self._judge(optimizer, known)
         if not known.fuse:
             return
-        if _has_sparse_gradient(groups):
-            self._keep(optimizer, known, "its gradients are sparse")
+        if reason := _unfusible_step(known, args, kwargs):
+            self._keep(optimizer, known, reason)
             return
+        if not known.hooked:
+            self._start(optimizer, known)
         if not known.steps_on_device:
             _move_step_counters(optimizer)
             known.steps_on_device = True
@@ -91,36 +101,62 @@ class OptimizerLever:
             group["fused"] = True
 
     def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
-        known = self._known[optimizer]
-        if known.fuse:
+        if torch.compiler.is_compiling():
+            return
+        known = self._known.get(optimizer)
+        if known is not None and known.fuse:
             for group in optimizer.param_groups:
                 group["fused"] = None
             self.ledger.counts["steps"] += 1
 
     def _judge(self, optimizer: Optimizer, known: _Known) -> None:
         """Decide once, and again whenever parameters were added."""
-        choice = own_choice(optimizer)
-        reason = unfusible(optimizer)
-        if choice:
-            known.fuse = False
+        known.fuse = False
+        if choice := own_choice(optimizer):
             if self.ledger.state in (State.ARMED, State.CEDED):
                 self.ledger.cede(f"the script chose {choice}", type(optimizer).__name__, known.site)
             else:
                 self.ledger.note(f"{_name(optimizer, known)} left alone: it chose {choice}")
-        elif reason:
+        elif reason := unfusible(optimizer):
             self._keep(optimizer, known, reason)
-        elif not known.fuse:
+        else:
             known.fuse = True
-            _keep_checkpoints_native(optimizer, known)
-            if self.ledger.state is State.CEDED:
-                self.ledger.settle(State.ARMED)
-            self.ledger.apply(type(optimizer).__name__, known.site)
+            known.matrices = list(_maybe_sparse(optimizer))
+
+    def _start(self, optimizer: Optimizer, known: _Known) -> None:
+        """Record the first fused step, and see to it that checkpoints stay the script's own."""
+        known.hooked = True
+        self._keep_checkpoints_native(optimizer, known)
+        if self.ledger.state is State.CEDED:
+            self.ledger.settle(State.ARMED)
+        self.ledger.apply(type(optimizer).__name__, known.site)
 
     def _keep(self, optimizer: Optimizer, known: _Known, reason: str) -> None:
         known.fuse = False
         self.ledger.note(f"{_name(optimizer, known)} left alone: {reason}")
         if self.ledger.state is State.ARMED:
             self.ledger.reason = f"{type(optimizer).__name__}: {reason}"
+
+    def _keep_checkpoints_native(self, optimizer: Optimizer, known: _Known) -> None:
+        """Save step counters as the script alone would, and expect them so on loading."""
+
+        def after_save(_: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
+            # state_dict() shares the inner dictionaries with the optimizer: changed ones are
+            # copies. A step that raised left `fused` on; only a script's own choice is saved.
+            if not known.fuse:
+                return state_dict
+            for group in state_dict["param_groups"]:
+                group["fused"] = None
+            state = state_dict["state"]
+            state_dict["state"] = {key: _native_step(value) for key, value in state.items()}
+            return state_dict
+
+        def after_load(_: Optimizer) -> None:
+            known.steps_on_device = False
+            known.size = -1  # judged anew: what was loaded may have chosen an implementation
+
+        self._hooks.callback(optimizer.register_state_dict_post_hook(after_save).remove)
+        self._hooks.callback(optimizer.register_load_state_dict_post_hook(after_load).remove)
 
 
 def _name(optimizer: Optimizer, known: _Known) -> str:
@@ -165,47 +201,40 @@ def _unfusible_parameter(parameter: Tensor) -> str:
     return ""
 
 
-def _has_sparse_gradient(groups: list[dict[str, Any]]) -> bool:
-    """Whether an embedding's gradient is sparse; only matrices can have such a gradient."""
-    for group in groups:
-        for parameter in group["params"]:
-            if parameter.dim() == 2:
-                gradient = parameter.grad
-                if gradient is not None and gradient.layout is not torch.strided:
-                    return True
-    return False
+def _maybe_sparse(optimizer: Optimizer) -> Iterator[Tensor]:
+    """Give the parameters that may get a sparse gradient, as embeddings do, and are allowed one."""
+    if isinstance(optimizer, SGD | Adagrad):  # the others refuse sparse gradients by themselves
+        yield from (p for p in _parameters(optimizer) if p.dim() == 2)
+
+
+def _unfusible_step(known: _Known, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """Give the reason why this very step can't be fused; empty if it can."""
+    closure = args[1] if len(args) > 1 else kwargs.get("closure")
+    if known.matrices and closure is not None:
+        return "its gradients come from a closure"  # and may then turn out to be sparse
+    for parameter in known.matrices:
+        gradient = parameter.grad
+        if gradient is not None and gradient.is_sparse:
+            return "its gradients are sparse"
+    return ""
 
 
 def _move_step_counters(optimizer: Optimizer) -> None:
-    """Put ``state["step"]`` where the fused kernel wants it: on the parameter's device."""
+    """Put ``state["step"]`` where the fused kernel wants it: in fp32 on the parameter's device."""
     for parameter, state in optimizer.state.items():
         step = state.get("step")
-        if isinstance(step, Tensor) and step.device != parameter.device:
+        if isinstance(step, Tensor) and (
+            step.device != parameter.device or step.dtype is not torch.float32
+        ):
             state["step"] = step.to(parameter.device, torch.float32)
 
 
-def _keep_checkpoints_native(optimizer: Optimizer, known: _Known) -> None:
-    """Save step counters on the CPU as the script alone would, and expect them there on loading."""
-
-    def after_save(_: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
-        # state_dict() shares the inner dictionaries with the optimizer: changed ones are copies.
-        # A step that raised left `fused` on; only a script's own choice is saved.
-        for group in state_dict["param_groups"]:
-            group["fused"] = None
-        state_dict["state"] = {
-            key: _step_on_cpu(value) for key, value in state_dict["state"].items()
-        }
-        return state_dict
-
-    def after_load(_: Optimizer) -> None:
-        known.steps_on_device = False
-
-    optimizer.register_state_dict_post_hook(after_save)
-    optimizer.register_load_state_dict_post_hook(after_load)
-
-
-def _step_on_cpu(state: Any) -> Any:
+def _native_step(state: Any) -> Any:
+    """Give an optimizer's state with its step counter as it is without a fused kernel."""
     step = state.get("step") if isinstance(state, dict) else None
-    if isinstance(step, Tensor) and step.device.type != "cpu":
-        return {**state, "step": step.cpu()}
-    return state
+    if not isinstance(step, Tensor):
+        return state
+    # Source: torch/optim/optimizer.py, torch 2.13, _get_scalar_dtype
+    double = torch.get_default_dtype() is torch.float64
+    native = step.to("cpu", torch.float64 if double else torch.float32)
+    return state if native is step else {**state, "step": native}

@@ -1,0 +1,97 @@
+"""What dynamo did since the first root was compiled: graphs, breaks, recompiles, failures.
+
+Source: ``torch/_dynamo/utils.py`` of torch 2.13: ``counters``, ``graph_break_reasons`` and
+``CompilationMetrics``.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+from typing import Any
+
+from fasttrain.shim.callsite import location
+from fasttrain.shim.ledger import Ledger
+from fasttrain.spec.outcome import State
+
+KEPT_METRICS = 1000  # dynamo keeps 64, about 20 compilations
+LIMIT = "recompile limit"
+
+
+class Account:
+    """Reads dynamo's books, which are the process's, from the moment it was made."""
+
+    def __init__(self, undo: ExitStack) -> None:
+        from torch._dynamo import utils
+
+        self._utils = utils
+        self._started_us = time.time_ns() // 1000
+        self._graphs = utils.counters["stats"]["unique_graphs"]
+        self._breaks = len(utils.graph_break_reasons)
+        self._compile_s = self._total_s()
+        utils.set_compilation_metrics_limit(KEPT_METRICS)
+        undo.callback(utils.set_compilation_metrics_limit, utils.DEFAULT_COMPILATION_METRICS_LIMIT)
+
+    @property
+    def compile_s(self) -> float:
+        """Seconds that dynamo and inductor took."""
+        return self._total_s() - self._compile_s
+
+    def _total_s(self) -> float:
+        return float(self._utils.calculate_time_spent().get("total_wall_time", 0.0))
+
+    def read(self, ledger: Ledger) -> None:
+        """Fill counts and notes of the ledger, what failed first."""
+        metrics = [
+            m
+            for m in self._utils.get_compilation_metrics()
+            if (m.start_time_us or 0) >= self._started_us
+        ]
+        graphs = self._utils.counters["stats"]["unique_graphs"]
+        ledger.counts["graphs"] = max(0, graphs - self._graphs)
+        _read_failures(ledger, metrics)
+        self._read_breaks(ledger)
+        recompiles = [m.recompile_reason for m in metrics if m.recompile_reason]
+        ledger.counts["recompiles"] = len(recompiles)
+        for reason in recompiles:
+            ledger.note(f"recompile: {_brief(reason)}")
+
+    def _read_breaks(self, ledger: Ledger) -> None:
+        """Count the places: dynamo meets one again in every frame that it inlined it into."""
+        places: dict[str, None] = {}
+        for found in self._utils.graph_break_reasons[self._breaks :]:
+            frame = found.user_stack[-1] if found.user_stack else None
+            where = f" at {location(frame.filename, frame.lineno or 0)}" if frame else ""
+            places[f"graph break{where}: {_brief(found.reason)}"] = None
+        ledger.counts["breaks"] = len(places)
+        for text in places:
+            ledger.note(text)
+
+
+def _read_failures(ledger: Ledger, metrics: list[Any]) -> None:
+    failed = [m for m in metrics if m.fail_reason and LIMIT not in m.fail_reason]
+    limited = [m for m in metrics if m.fail_reason and LIMIT in m.fail_reason]
+    ledger.counts["failures"] = len(failed)
+    ledger.counts["limits"] = len(limited)
+    for m in failed:
+        where = ""
+        if m.fail_user_frame_filename:
+            line = m.fail_user_frame_lineno or 0
+            where = f" at {location(m.fail_user_frame_filename, line)}"
+        ledger.note(f"ran eagerly{where}: {m.fail_type}: {_brief(m.fail_reason)}")
+    for m in limited:
+        ledger.note(
+            f"{LIMIT} reached: what fits none of its graphs runs eagerly;"
+            f" last reason: {_brief(m.recompile_reason or m.fail_reason)}"
+        )
+    if failed and not ledger.counts["graphs"] and ledger.live:
+        ledger.settle(State.FAILED, f"ran eagerly: {_brief(failed[0].fail_reason)}")
+
+
+def _brief(text: str) -> str:
+    """Give the first line that says something, at most 160 characters."""
+    lines = [" ".join(line.split()) for line in text.splitlines() if line.strip()]
+    brief = lines[0] if lines else ""
+    if brief.endswith(":") and len(lines) > 1:  # "backend='inductor' raised:"
+        brief = f"{brief} {lines[1]}"
+    return brief if len(brief) <= 160 else brief[:157] + "..."

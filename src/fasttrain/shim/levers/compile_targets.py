@@ -1,0 +1,85 @@
+"""Which modules are compiled, and which are left to run eagerly, with the reason."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import sys
+import sysconfig
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch.nn import DataParallel, Module, ModuleList, Sequential
+from torch.nn.parallel import DistributedDataParallel
+
+from fasttrain.shim.callsite import location
+
+_INSTALLED = (
+    *(str(path) for path in map(sysconfig.get_path, ("stdlib", "purelib", "platlib"))),
+    str(Path(torch.__file__).parent),
+    str(Path(__file__).parents[2]),
+)
+
+
+def uncompilable(module: Module) -> str:
+    """Give the reason why a module is to run eagerly; empty if it can be compiled."""
+    if isinstance(module, torch.jit.ScriptModule):
+        return "it is TorchScript"
+    if isinstance(module, DataParallel):
+        return "DataParallel copies it to threads at every call"
+    if inspect.isgeneratorfunction(module.forward):
+        return "its forward is a generator"
+    return ""
+
+
+def second_derivatives() -> str:
+    """Give ``file:line`` where the script asks for second derivatives; empty if nowhere.
+
+    A compiled graph has none ("torch.compile with aot_autograd does not currently support double
+    backward"), and says so only in the second backward pass, when it is too late to run eagerly.
+    """
+    for path in _script_files():
+        file = Path(path)
+        tree = ast.parse(file.read_bytes()) if file.is_file() else ast.Module([], [])
+        for node in ast.walk(tree):
+            if isinstance(node, ast.keyword) and _creates_graph(node):
+                return location(path, node.lineno)
+    return ""
+
+
+def _creates_graph(keyword: ast.keyword) -> bool:
+    # Only the literal: training utilities pass ``create_graph=create_graph`` on, mostly False.
+    value = keyword.value
+    return keyword.arg == "create_graph" and isinstance(value, ast.Constant) and value.value is True
+
+
+def _script_files() -> Iterator[str]:
+    """Give the files of the modules that are the user's own, not installed."""
+    for module in tuple(sys.modules.values()):
+        path = getattr(module, "__file__", None)
+        if isinstance(path, str) and path.endswith(".py") and not path.startswith(_INSTALLED):
+            yield path
+
+
+def unwrapped(module: Module) -> Module:
+    """Give the module inside DistributedDataParallel, whose own forward isn't compiled."""
+    return module.module if isinstance(module, DistributedDataParallel) else module
+
+
+def repeated_blocks(module: Module) -> list[Module]:
+    """Give the modules of which a ModuleList or Sequential holds several of the same class."""
+    found: list[Module] = []
+    for container in module.modules():
+        if not isinstance(container, ModuleList | Sequential):
+            continue
+        by_class: defaultdict[type, list[Module]] = defaultdict(list)
+        for child in container.children():
+            if any(True for _ in child.children()):  # a lone Linear or ReLU is no block
+                by_class[type(child)].append(child)
+        for blocks in by_class.values():
+            if len(blocks) > 1:
+                found.extend(blocks)
+    inner = {id(part) for block in found for part in block.modules() if part is not block}
+    return [block for block in found if id(block) not in inner]

@@ -1,0 +1,264 @@
+"""What dynamo made of the script's models: the receipt tells it, and the run goes on."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import re
+import runpy
+import subprocess
+import sys
+from collections import namedtuple
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from fasttrain.spec.outcome import State
+
+RIG = runpy.run_path(str(Path(__file__).parents[1] / "unit/shim/rig.py"))
+rig, backend = RIG["rig"], RIG["backend"]
+
+# dynamo warns while it compiles; here that would be an error inside the compiler
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning"),
+    pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),
+]
+
+X = torch.linspace(-1, 1, 12).reshape(3, 4)
+Pair = namedtuple("Pair", "first second")
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 4))
+
+
+@pytest.fixture
+def compiled() -> Iterator[Any]:
+    """Compile without generating code, and give what became of it."""
+    with backend("eager"), rig(compile="default") as runtime:
+        yield lambda: runtime.outcomes()["compile"]
+
+
+def train(model: nn.Module, steps: int = 3) -> list[float]:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    losses = []
+    for _ in range(steps):
+        loss = model(X).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def test_a_backend_that_fails() -> None:
+    def exploding(graph: Any, inputs: Any) -> Any:
+        raise RuntimeError("no such instruction")
+
+    with backend(exploding), rig(compile="default") as runtime:
+        losses = train(network())
+        outcome = runtime.outcomes()["compile"]
+    assert losses == train(network())
+    assert outcome.state is State.FAILED
+    assert "RuntimeError: no such instruction" in outcome.reason
+    assert outcome.counts["graphs"] == 0
+
+
+def test_a_backend_that_fails_is_an_error_with_strict() -> None:
+    def exploding(graph: Any, inputs: Any) -> Any:
+        raise RuntimeError("no such instruction")
+
+    with (
+        backend(exploding),
+        rig(compile="default", strict=True),
+        pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match="no such instruction"),
+    ):
+        network()(X)
+
+
+def test_a_backend_that_fails_for_one_of_two_models() -> None:
+    def picky(graph: Any, inputs: Any) -> Any:
+        if any(node.target is torch.nn.functional.gelu or "gelu" in str(node.target)
+               for node in graph.graph.nodes):  # fmt: skip
+            raise RuntimeError("no gelu here")
+        return graph
+
+    model, other = network(), nn.Sequential(nn.Linear(4, 4), nn.GELU())
+    with backend(picky), rig(compile="default") as runtime:
+        losses, others = train(model), train(copy.deepcopy(other))
+        outcome = runtime.outcomes()["compile"]
+    assert (losses, others) == (train(network()), train(other))
+    assert (outcome.state, outcome.counts["graphs"]) == (State.APPLIED, 1)
+    assert any("no gelu here" in note for note in outcome.notes)
+
+
+def test_torch_compile_itself_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unsupported(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("not supported on this Python")
+
+    monkeypatch.setattr(torch, "compile", unsupported)
+    with rig(compile="default") as runtime:
+        losses = train(network())
+        outcome = runtime.outcomes()["compile"]
+    assert losses == train(network())
+    assert (outcome.state, outcome.reason) == (
+        State.FAILED,
+        "RuntimeError: not supported on this Python",
+    )
+
+
+def test_graph_breaks_are_told_with_their_line(compiled: Any) -> None:
+    class Chatty(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x: Any) -> Any:
+            y = self.first(x)
+            torch._dynamo.graph_break()  # the break
+            return self.second(y)
+
+    train(Chatty())
+    outcome = compiled()
+    lines = Path(__file__).read_text().splitlines()
+    line = next(n for n, text in enumerate(lines, 1) if "# the break" in text)
+    assert (outcome.counts["graphs"], outcome.counts["breaks"]) == (2, 1)
+    assert any(f"test_levers_dynamo.py:{line}" in note for note in outcome.notes)
+
+
+def test_parts_behind_a_graph_break_share_no_recompile_limit(compiled: Any) -> None:
+    class Layer(nn.Module):
+        def __init__(self, width: int) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(width))
+
+        def forward(self, x: Any) -> Any:
+            torch._dynamo.graph_break()
+            return x * self.scale
+
+    class Deep(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            kinds = [type(f"Layer{n}", (Layer,), {}) for n in range(12)]
+            self.layers = nn.ModuleList(kind(4) for kind in kinds)
+
+        def forward(self, x: Any) -> Any:
+            for layer in self.layers:
+                x = layer(x)
+            return x
+
+    Deep()(X)
+    outcome = compiled()
+    assert not [note for note in outcome.notes if "roots.py" in note]
+
+
+def test_the_recompile_limit_is_told_and_the_run_goes_on(compiled: Any) -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x: Any, factor: str) -> Any:
+            return self.linear(x) * float(factor)
+
+    model = Scaled()
+    for number in range(12):
+        found = model(X, str(number))
+    torch.testing.assert_close(found, model.linear(X) * 11)
+    outcome = compiled()
+    assert torch._dynamo.config.recompile_limit <= outcome.counts["graphs"] < 12
+    assert outcome.counts["limits"] >= 1
+    assert outcome.counts["failures"] == 0
+    assert any(note.startswith("recompile limit reached") for note in outcome.notes)
+
+
+def test_a_changing_sequence_length_recompiles_once(compiled: Any) -> None:
+    model = network()
+    for length in range(3, 16):
+        model(torch.ones(length, 4)).sum().backward()
+    outcome = compiled()
+    assert (outcome.counts["graphs"], outcome.counts["recompiles"]) == (2, 1)
+    assert outcome.counts["limits"] == 0
+    assert any(re.search(r"recompile: .*size", note) for note in outcome.notes)
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+
+    def forward(self, x: Any) -> Any:
+        return x + self.body(x)
+
+
+def test_blocks_share_their_graphs() -> None:
+    def model() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(4, 4), *(Block() for _ in range(12)), nn.Linear(4, 4))
+
+    with backend("eager"), rig(compile="default", scope="blocks") as runtime:
+        losses = train(model())
+        outcome = runtime.outcomes()["compile"]
+    assert losses == pytest.approx(train(model()))
+    assert (outcome.counts["targets"], outcome.counts["graphs"]) == (12, 1)
+    assert [(site.what, site.count) for site in outcome.sites] == [("Block", 12)]
+
+
+def test_a_model_without_blocks_is_compiled_whole() -> None:
+    with backend("eager"), rig(compile="default", scope="blocks") as runtime:
+        train(network())
+        outcome = runtime.outcomes()["compile"]
+    assert (outcome.state, outcome.counts["targets"]) == (State.APPLIED, 1)
+    assert any("no repeated blocks" in note for note in outcome.notes)
+
+
+def test_a_frozen_model_is_not_compiled(compiled: Any) -> None:
+    network().requires_grad_(requires_grad=False)(X)
+    assert compiled().state is State.ARMED
+
+
+def test_second_derivatives_are_seen_before_they_fail(
+    compiled: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fasttrain.shim.levers.compile.second_derivatives", lambda: "physics.py:7")
+    model, x = network(), X.clone().requires_grad_()
+    slope = torch.autograd.grad(model(x).sum(), x, create_graph=bool(1))[0]
+    slope.square().sum().backward()
+    outcome = compiled()
+    assert outcome.state is State.SKIPPED
+    assert "physics.py:7" in outcome.reason
+
+
+@pytest.mark.slow
+def test_inductor_and_its_missing_compiler(fasttrain: Any, script: Any) -> None:
+    """One real compile: a Sequential gets graphs, and without a C++ compiler it runs eagerly."""
+    path = script(
+        "import torch\n"
+        "torch.manual_seed(0)\n"
+        "from torch import nn\n"
+        "model = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 4))\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "for step in range(20):\n"
+        "    loss = model(torch.ones(2, 4)).square().mean()\n"
+        "    optimizer.zero_grad(); loss.backward(); optimizer.step()\n"
+        "print(loss.item())\n"
+    )
+    run = functools.partial(fasttrain, "run", path, "--compile", "default", "--json")
+    eager = subprocess.run([sys.executable, path], capture_output=True, env=fasttrain.environ)
+    expected = pytest.approx(float(eager.stdout), rel=1e-4)
+    environ = {"TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"}
+    for compiler, state in (("g++", State.APPLIED), ("/bin/false", State.FAILED)):
+        run_dir = fasttrain.cwd / state
+        done = run("--run-dir", run_dir, "--amp", "off", env={**environ, "CXX": compiler})
+        assert done.returncode == 0, done.stderr
+        assert float(done.stdout.split()[0]) == expected
+        report = RIG["read_report"](run_dir)
+        outcome = next(o for o in report.outcomes if o.lever == "compile")
+        assert outcome.state is state, outcome
+        assert bool(outcome.counts["graphs"]) is (state is State.APPLIED)
+    assert "C++ compiler" in outcome.reason

@@ -1,0 +1,32 @@
+"""Gives the tests of the worker's side its levers; see ``rig.py``."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+_RIG = runpy.run_path(str(Path(__file__).with_name("rig.py")))
+
+
+@pytest.fixture
+def rig() -> Any:
+    return _RIG["rig"]
+
+
+@pytest.fixture
+def plan() -> Any:
+    return _RIG["plan"]
+
+
+@pytest.fixture
+def machine() -> Any:
+    """Say that the machine decided, and not the user."""
+    return _RIG["MACHINE"]
+
+
+@pytest.fixture
+def backend() -> Any:
+    return _RIG["backend"]

@@ -1,0 +1,78 @@
+"""The worker's levers in the test's own process: in place inside a with-block, gone behind it."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+
+from fasttrain.shim.runtime import Runtime
+from fasttrain.spec.codec import loads
+from fasttrain.spec.decision import Decision, Source, SourceKind
+from fasttrain.spec.outcome import RankReport
+from fasttrain.spec.plan import Amp, Compile, LaunchPlan, Levers, Processes, Target
+
+torch.set_num_threads(1)  # two cores are shared: spinning threads cost more than they bring
+
+OFF = {"amp": "off", "compile": "off", "scope": "model", "optimizer": "keep", "matmul": "keep"}
+FLAG = Source(SourceKind.FLAG, "--flag")
+MACHINE = Source(SourceKind.MACHINE, "the machine")
+
+
+def plan(run_dir: Path, source: Source = FLAG, **choices: Any) -> LaunchPlan:
+    """Give a plan with every lever off but those that are chosen."""
+    chosen = {**OFF, "device": "cpu", "max_steps": None, "strict": False, **choices}
+
+    def decide(value: Any) -> Decision[Any]:
+        return Decision(value, "a test wants it", source)
+
+    levers = Levers(
+        amp=decide(Amp(chosen["amp"], chosen["device"])),
+        compile=decide(Compile(chosen["compile"], chosen["compile"], chosen["scope"])),
+        optimizer=decide(chosen["optimizer"]),
+        matmul=decide(chosen["matmul"]),
+        strategy=decide("none"),
+    )
+    return LaunchPlan(
+        fasttrain_version="0", run_id="test", run_dir=str(run_dir),
+        target=Target("script", "train.py"), cwd=str(run_dir),
+        device_kind=decide("cpu"), devices=decide(()), processes=decide(Processes("direct")),
+        environment=(), levers=levers, argv=("python",),
+        max_steps=chosen["max_steps"], strict=chosen["strict"],
+    )  # fmt: skip
+
+
+@contextlib.contextmanager
+def rig(source: Source = FLAG, **choices: Any) -> Iterator[Runtime]:
+    """Install the levers, and put torch back behind the block."""
+    with tempfile.TemporaryDirectory() as run_dir:
+        runtime = Runtime(plan(Path(run_dir), source, **choices), 0, time.perf_counter())
+        runtime.install()
+        try:
+            yield runtime
+        finally:
+            runtime.close()
+
+
+def read_report(run_dir: Path, rank: int = 0) -> RankReport:
+    """Give what a worker reported."""
+    return loads(RankReport, (run_dir / f"rank-{rank}.json").read_bytes())
+
+
+@contextlib.contextmanager
+def backend(name: str | Callable[..., Any]) -> Iterator[None]:
+    """Let every torch.compile take a backend that is quicker than inductor."""
+    original = torch.compile
+
+    def quick(model: Any = None, **options: Any) -> Any:
+        return original(model, **{**options, "mode": None, "backend": name})
+
+    with mock.patch.object(torch, "compile", quick):
+        yield
+    torch._dynamo.reset()

@@ -1,0 +1,208 @@
+"""Autocast is around each root, and nowhere when the script manages precision itself."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from fasttrain.spec.outcome import State
+
+X = torch.ones(4, 2)
+
+
+class Probe(nn.Module):
+    """Gives the dtype in which its linear layer computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(2, 2)
+        self.seen: list[torch.dtype] = []
+
+    def forward(self, x: Any) -> Any:
+        y = self.linear(x)
+        self.seen.append(y.dtype)
+        return y
+
+
+@pytest.fixture
+def amp(rig: Any) -> Iterator[Any]:
+    with rig(amp="bfloat16") as runtime:
+        yield lambda: runtime.outcomes()["amp"]
+
+
+def test_a_call_computes_in_bf16_and_gives_fp32(amp: Any) -> None:
+    model = Probe()
+    assert model(X).dtype is torch.float32
+    assert model.seen == [torch.bfloat16]
+    assert not torch.is_autocast_enabled("cpu")
+    outcome = amp()
+    assert (outcome.state, outcome.counts) == (State.APPLIED, {"forwards": 1})
+    assert [(site.what, site.count) for site in outcome.sites] == [("Probe", 1)]
+
+
+def test_methods_other_than_forward(amp: Any) -> None:
+    class WithLoss(Probe):
+        def loss(self, x: Any) -> Any:
+            return self.linear(x).dtype, self(x).dtype
+
+    model = WithLoss()
+    assert model.loss(X) == (torch.float32, torch.float32)
+    assert amp().counts == {"forwards": 2}
+    assert model.seen == [torch.bfloat16]
+
+
+def test_an_island_without_autocast_inside_the_model(amp: Any) -> None:
+    class Island(Probe):
+        def forward(self, x: Any) -> Any:
+            with torch.autocast("cpu", enabled=False):
+                precise = super().forward(x)
+            return precise, super().forward(x)
+
+    model = Island()
+    model(X)
+    assert model.seen == [torch.float32, torch.bfloat16]
+    assert amp().state is State.APPLIED
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_a_model_of_another_precision_is_left_alone(amp: Any, dtype: torch.dtype) -> None:
+    model = Probe().to(dtype)
+    assert model(X.to(dtype)).dtype is dtype
+    outcome = amp()
+    assert outcome.state is State.ARMED
+    assert str(dtype).removeprefix("torch.") in outcome.reason
+
+
+def test_a_model_without_a_device_is_left_alone(amp: Any) -> None:
+    with torch.device("meta"):
+        model = nn.Linear(2, 2)
+        assert model(torch.ones(4, 2)).dtype is torch.float32
+    assert amp().state is State.ARMED
+
+
+def test_a_device_that_was_not_decided_for(rig: Any, machine: Any) -> None:
+    with rig(machine, amp="bfloat16", device="cuda") as runtime:
+        model = Probe()
+        model(X)
+        assert model.seen == [torch.float32]
+        assert "cpu" in runtime.outcomes()["amp"].reason
+    with rig(amp="bfloat16", device="cuda") as runtime:  # but the user asked for bf16
+        model(X)
+        assert model.seen == [torch.float32, torch.bfloat16]
+
+
+def test_binary_cross_entropy_inside_the_model(amp: Any) -> None:
+    class WithLoss(Probe):
+        def forward(self, x: Any, target: Any) -> Any:
+            return F.binary_cross_entropy(super().forward(x).sigmoid(), target, target)
+
+    model, target = WithLoss(), torch.ones(4, 2)
+    loss = model(X, target)
+    expected = F.binary_cross_entropy(
+        nn.functional.linear(X.bfloat16(), model.linear.weight.bfloat16(),
+                             model.linear.bias.bfloat16()).sigmoid().float(),
+        target,
+    )  # fmt: skip
+    assert loss.item() == expected.item()
+    loss.backward()
+    assert amp().state is State.APPLIED
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_torchscript_still_knows_binary_cross_entropy(amp: Any) -> None:
+    loss = torch.jit.script(nn.BCELoss())
+    assert loss(torch.tensor([0.5]), torch.tensor([1.0])).item() == pytest.approx(0.6931472)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_torchscript_models(amp: Any) -> None:
+    for model in (
+        torch.jit.script(nn.Linear(2, 2)),
+        torch.jit.trace(nn.Linear(2, 2), X),
+    ):
+        result = model(X)
+        assert result.dtype is torch.float32
+        assert torch.equal(result, result.bfloat16().float())  # it was computed in bf16
+        result.sum().backward()
+
+
+@pytest.mark.parametrize("use_reentrant", [True, False])
+def test_a_checkpoint_repeats_in_bf16(amp: Any, use_reentrant: bool) -> None:
+    class Thrifty(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Probe()
+
+        def forward(self, x: Any) -> Any:
+            return checkpoint(self.inner, x, use_reentrant=use_reentrant)
+
+    model = Thrifty()
+    model(X.clone().requires_grad_()).sum().backward()
+    assert set(model.inner.seen) == {torch.bfloat16}
+    assert model.inner.linear.weight.grad is not None
+    assert amp().state is State.APPLIED
+    assert amp().counts == {"forwards": 1}
+
+
+def test_functional_transforms(amp: Any) -> None:
+    model = nn.Linear(2, 1)
+
+    def loss(weights: Any, x: Any) -> Any:
+        return torch.func.functional_call(model, weights, (x,)).sum()
+
+    gradients = torch.func.vmap(torch.func.grad(loss), (None, 0))(
+        {name: p.detach() for name, p in model.named_parameters()}, X
+    )
+    assert gradients["weight"].tolist() == [[[1.0, 1.0]]] * 4
+
+
+def test_outputs_changed_in_place(amp: Any) -> None:
+    model = nn.Linear(2, 2)
+    nn.init.ones_(model.weight)
+    nn.init.zeros_(model.bias)
+    result = model(X)
+    result += 1
+    result.sum().backward()
+    assert result.tolist() == [[3.0, 3.0]] * 4
+    assert model.bias.grad is not None
+    assert model.bias.grad.tolist() == [4.0, 4.0]
+
+
+def test_no_weights_of_an_earlier_step(amp: Any) -> None:
+    model = nn.Linear(1, 1, bias=False)
+    for value in (1.0, 2.0, 3.0):
+        nn.init.constant_(model.weight, value)
+        assert model(torch.ones(1, 1)).item() == value
+
+
+def test_threads_do_not_share_autocast(amp: Any) -> None:
+    inside, done = threading.Event(), threading.Event()
+
+    class Waiting(Probe):
+        def forward(self, x: Any) -> Any:
+            inside.set()
+            done.wait(20)
+            return super().forward(x)
+
+    model = Waiting()
+    thread = threading.Thread(target=model, args=(X,))
+    thread.start()
+    inside.wait(20)
+    assert not torch.is_autocast_enabled("cpu")
+    done.set()
+    thread.join()
+    assert model.seen == [torch.bfloat16]
+
+
+def test_an_exception_leaves_autocast(amp: Any) -> None:
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        nn.Linear(2, 2)(torch.ones(4, 3))
+    assert not torch.is_autocast_enabled("cpu")
+    assert Probe()(X).dtype is torch.float32

@@ -1,0 +1,76 @@
+"""The precision of matrix products is set once; the script's own later choice wins."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from fasttrain.spec.outcome import State
+
+# What torch starts with; reading it is not left to torch, which mixes two generations of names.
+BEFORE = torch.get_float32_matmul_precision()
+
+
+@pytest.fixture(autouse=True)
+def _as_before() -> Iterator[None]:
+    yield
+    torch.set_float32_matmul_precision(BEFORE)
+    if hasattr(torch.backends, "fp32_precision"):
+        torch.backends.cuda.matmul.fp32_precision = "none"
+        torch.backends.mkldnn.matmul.fp32_precision = "none"
+
+
+@pytest.mark.parametrize("choice", ["high", "medium"])
+def test_it_is_set_and_put_back(rig: Any, choice: str) -> None:
+    with rig(matmul=choice) as runtime:
+        assert torch.get_float32_matmul_precision() == choice
+        assert runtime.outcomes()["matmul"].state is State.APPLIED
+    assert torch.get_float32_matmul_precision() == BEFORE
+
+
+def test_keep_changes_nothing(rig: Any, machine: Any) -> None:
+    with rig(machine, matmul="keep") as runtime:
+        assert torch.get_float32_matmul_precision() == BEFORE
+        assert runtime.outcomes()["matmul"].state is State.SKIPPED
+
+
+@pytest.mark.parametrize("choice", ["high", "keep"])
+def test_the_scripts_own_choice_by_function(rig: Any, choice: str) -> None:
+    with rig(matmul=choice) as runtime:
+        torch.set_float32_matmul_precision("medium")
+        outcome = runtime.outcomes()["matmul"]
+        assert torch.get_float32_matmul_precision() == "medium"
+    assert outcome.state is State.CEDED
+    assert re.search(r"test_matmul_lever\.py:\d+", outcome.reason)
+
+
+def test_the_scripts_own_choice_by_attribute(rig: Any) -> None:
+    with rig(matmul="high") as runtime:
+        torch.backends.cuda.matmul.allow_tf32 = False
+        assert torch.get_float32_matmul_precision() == "highest"
+        assert runtime.outcomes()["matmul"].state is State.CEDED
+
+
+@pytest.mark.parametrize("choice", ["high", "keep"])
+def test_the_scripts_own_choice_for_all_backends(rig: Any, choice: str) -> None:
+    if not hasattr(torch.backends, "fp32_precision"):
+        pytest.skip("needs torch 2.9, with torch.backends.fp32_precision")
+    with rig(matmul=choice) as runtime:
+        torch.backends.fp32_precision = "ieee"
+        found = torch.backends.cuda.matmul.fp32_precision
+        torch.backends.fp32_precision = "none"
+        assert found == "ieee"  # and not what fasttrain had set for cuda alone
+        assert runtime.outcomes()["matmul"].state is State.CEDED
+
+
+def test_every_part_is_put_back(rig: Any) -> None:
+    if not hasattr(torch.backends, "fp32_precision"):
+        pytest.skip("needs torch 2.9, with torch.backends.fp32_precision")
+    torch.backends.cuda.matmul.fp32_precision = "none"
+    with rig(matmul="high"):
+        assert torch.backends.cuda.matmul.fp32_precision == "tf32"
+    assert torch.backends.cuda.matmul.fp32_precision == "none"

@@ -1,0 +1,130 @@
+"""The runtime reports while the script runs, and never stands in its way."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import stat
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from fasttrain.shim import runtime as runtime_module
+from fasttrain.shim.runtime import Runtime
+from fasttrain.spec.codec import loads
+from fasttrain.spec.outcome import RankReport, State
+
+
+@pytest.fixture
+def install(plan: Any, tmp_path: Path) -> Iterator[Any]:
+    made: list[Runtime] = []
+
+    def install(**choices: Any) -> Runtime:
+        made.append(Runtime(plan(tmp_path, **choices), 3, time.perf_counter()))
+        made[-1].install()
+        return made[-1]
+
+    yield install
+    for runtime in made:
+        runtime.close()
+
+
+def report(run_dir: Path) -> RankReport:
+    return loads(RankReport, (run_dir / "rank-3.json").read_bytes())
+
+
+def train(steps: int) -> None:
+    model = nn.Linear(2, 2)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(steps):
+        model(torch.ones(4, 2)).sum().backward()
+        sgd.step()
+
+
+def test_a_report_from_the_start(install: Any, tmp_path: Path) -> None:
+    install(amp="bfloat16")
+    first = report(tmp_path)
+    assert (first.rank, first.stats.steps, first.finished) == (3, 0, False)
+    assert {o.lever: o.state for o in first.outcomes} == {
+        "amp": State.ARMED,
+        "compile": State.OFF,
+        "optimizer": State.OFF,
+        "matmul": State.OFF,
+    }
+
+
+def test_a_report_with_the_first_step(install: Any, tmp_path: Path) -> None:
+    install(amp="bfloat16", optimizer="fused")
+    train(1)
+    first = report(tmp_path)
+    assert (first.stats.steps, first.device) == (1, "cpu")
+    assert {o.lever: o.counts for o in first.outcomes if o.counts} == {
+        "amp": {"forwards": 1},
+        "optimizer": {"steps": 1},
+    }
+
+
+def test_a_report_every_few_seconds_without_steps(
+    install: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(amp="bfloat16")
+    model = nn.Linear(2, 2)
+    model(torch.ones(4, 2))
+    assert report(tmp_path).outcomes[0].state is State.ARMED
+    monkeypatch.setattr(runtime_module, "REPORT_EVERY_S", 0.0)
+    model(torch.ones(4, 2))
+    assert report(tmp_path).outcomes[0].counts == {"forwards": 1}  # made before this call
+
+
+def test_the_last_report(install: Any, tmp_path: Path) -> None:
+    runtime = install()
+    train(5)
+    runtime.finish()
+    last = report(tmp_path)
+    assert (last.stats.steps, last.finished) == (5, True)
+    lines = (tmp_path / "events-3.jsonl").read_text().splitlines()
+    events = [json.loads(line) for line in lines]
+    assert [event["step"] for event in events] == [1, 5]
+    assert stat.S_IMODE((tmp_path / "rank-3.json").stat().st_mode) == 0o600
+
+
+def test_it_stops_after_as_many_steps_as_wanted(install: Any, tmp_path: Path) -> None:
+    install(max_steps=2, optimizer="fused")
+    with pytest.raises(SystemExit) as stopped:
+        train(5)
+    assert stopped.value.code == 0
+    assert report(tmp_path).stats.steps == 1  # the rest is told at the end
+
+
+def test_a_lost_run_directory_is_told_once(
+    install: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runtime = install()
+    for path in tmp_path.iterdir():
+        path.unlink()
+    tmp_path.rmdir()
+    train(3)
+    runtime.finish()
+    assert capsys.readouterr().err.count("no longer recorded") == 1
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_forked_child_writes_nothing(install: Any, tmp_path: Path) -> None:
+    runtime = install()
+    train(1)
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+
+    def child() -> None:
+        train(3)
+        runtime.finish()
+
+    process = multiprocessing.get_context("fork").Process(target=child)
+    process.start()
+    process.join(20)
+    assert process.exitcode == 0
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
