@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from fasttrain.spec.outcome import State
+from fasttrain.spec.codec import loads
+from fasttrain.spec.outcome import RankReport, State
 
 RIG = runpy.run_path(str(Path(__file__).parents[1] / "unit/shim/rig.py"))
 LEVERS = ("--device", "cpu", "--amp", "bf16", "--optimizer", "fused")
@@ -111,3 +112,24 @@ def test_the_first_step_may_be_far_away(fasttrain: Any, script: Any) -> None:
     report = RIG["read_report"](fasttrain.cwd / "run")
     assert report.stats.steps == 0
     assert report.outcomes[0].state is State.ARMED
+
+
+FORK_BEFORE_TORCH = """
+import os
+child = os.fork()
+import torch
+parameter = torch.nn.Parameter(torch.ones(2))
+optimizer = torch.optim.SGD([parameter], lr=0.1)
+for _ in range(5 if child else 50):
+    parameter.sum().backward()
+    optimizer.step()
+if child:
+    os.waitpid(child, 0)
+"""
+
+
+def test_a_child_forked_before_torch_leaves_the_report_to_its_parent(fasttrain, script, tmp_path):
+    done = fasttrain("run", script(FORK_BEFORE_TORCH), "--run-dir", "run")
+    assert done.returncode == 0, done.stderr
+    report = loads(RankReport, (tmp_path / "run" / "rank-0.json").read_bytes())
+    assert report.stats.steps == 5

@@ -80,10 +80,8 @@ def bash(found: tuple[Command, ...]) -> str:
         for option in command.options
         if option.choices
     }
-    options = (
-        f"        {command.name}) words='{' '.join(f for o in command.options for f in o.flags)}' ;;"
-        for command in found
-    )
+    flags = {c.name: " ".join(flag for o in c.options for flag in o.flags) for c in found}
+    options = (f"        {name}) words='{words}' ;;" for name, words in flags.items())
     return "\n".join(
         (
             NOTE,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,27 +40,32 @@ class EventTail:
 
     def latest(self) -> dict[str, Any] | None:
         """Give the newest event since the last call, or None."""
-        last = None
-        for last in self._tail.lines():
-            pass
-        if last is None:
+        lines = list(self._tail.lines())
+        if not lines:
             return None
         try:
-            event = json.loads(last)
+            event = json.loads(lines[-1])
         except ValueError:  # cut off by a full disk
             return None
         return event if isinstance(event, dict) else None
 
 
 class RankTails:
-    """Output of shown ranks other than 0, each line behind its rank."""
+    """Output of shown ranks that write to their own logs, each line behind its rank."""
 
-    def __init__(self, run_dir: Path, ranks: tuple[int, ...]) -> None:
-        self._tails = {rank: Tail(run_dir / f"rank-{rank}.log") for rank in ranks}
+    def __init__(self, run_dir: Path, shows: Callable[[int], bool]) -> None:
+        self._run_dir = run_dir
+        self._shows = shows
+        self._tails: dict[int, Tail] = {}
 
     def lines(self, *, rest: bool = False) -> Iterator[bytes]:
         """Give new lines of all followed ranks as ``[rank 3] …``."""
-        for rank, tail in self._tails.items():
+        # Looked for anew: which ranks an elastic run gives this node shows only as it goes.
+        for path in self._run_dir.glob("rank-*.log"):
+            number = path.stem.removeprefix("rank-")
+            if number.isdecimal() and self._shows(int(number)):
+                self._tails.setdefault(int(number), Tail(path))
+        for rank, tail in sorted(self._tails.items()):
             for line in tail.lines(rest=rest):
                 text = line if line.endswith(b"\n") else line + b"\n"
                 yield b"[rank %d] %b" % (rank, text)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 import socket
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 
 from fasttrain.spec.errors import ExitCode, FasttrainError
-from fasttrain.spec.plan import Processes, Target
+from fasttrain.spec.plan import LaunchPlan, Processes, Target
 
 
 def check_target(target: Target, cwd: str) -> None:
@@ -19,16 +21,17 @@ def check_target(target: Target, cwd: str) -> None:
     if target.kind != "script":
         return
     path = Path(cwd, target.name)
-    if path.is_dir():
-        raise _error(target.name, "it is a directory", "name the file, or a module with -m")
-    if not path.exists():
-        raise _error(target.name, f"there is no such file in {cwd}", "check the path")
-    if not path.is_file():
-        raise _error(target.name, "it is not a regular file", "name a Python file")
     try:
+        if path.is_dir():
+            raise _error(target.name, "it is a directory", "name the file, or a module with -m")
+        if not path.exists():
+            raise _error(target.name, f"there is no such file in {cwd}", "check the path")
+        if not path.is_file():  # a pipe could block for ever
+            raise _error(target.name, "it is not a regular file", "name a Python file")
         source = path.read_bytes()
     except OSError as error:
-        raise _error(target.name, error.strerror or str(error), "make it readable") from error
+        why = error.strerror or str(error)
+        raise _error(target.name, why, "name a file that can be read") from error
     _parse(source, target.name)
 
 
@@ -48,6 +51,31 @@ def _parse(source: bytes, name: str) -> None:
         ) from error
     except (ValueError, RecursionError, MemoryError) as error:
         raise _error(name, f"Python can't parse it: {error}", "name a Python file") from error
+
+
+def find_program(plan: LaunchPlan, environ: Mapping[str, str]) -> str:
+    """Give the path of the program that starts this node's processes.
+
+    Args:
+        plan: The plan.
+        environ: The environment of the processes, by whose PATH they are looked for.
+
+    Raises:
+        FasttrainError: There is no such program, or no such command for the agent to start.
+    """
+    named = (plan.target.name,) if plan.target.kind == "command" else ()
+    program = ""
+    for name in (*named, plan.argv[0]):
+        program = shutil.which(name, path=environ.get("PATH")) or ""
+        if not program:
+            raise FasttrainError(
+                f"{name} can't be started",
+                why="there is no program of that name that may be executed",
+                fix="check the name; a program outside PATH is named by its path",
+                slug="cannot-start",
+                exit_code=ExitCode.CANNOT_START,
+            )
+    return program
 
 
 def check_port(processes: Processes) -> None:

@@ -11,6 +11,7 @@ import fcntl
 import os
 import selectors
 import struct
+import sys
 import termios
 import threading
 from pathlib import Path
@@ -42,10 +43,11 @@ class Relay:
     def _open_streams(self) -> None:
         opened: dict[tuple[int, int], int] = {}
         for descriptor in (1, 2):
-            try:
-                identity = os.fstat(descriptor)
-            except OSError:
-                continue  # closed by the caller: the script finds it closed too
+            if (sys.__stdout__, sys.__stderr__)[descriptor - 1] is None:
+                # Closed by the caller: the script finds it closed too. That its number is taken
+                # now means nothing, since any file of ours may have got it.
+                continue
+            identity = os.fstat(descriptor)
             key = (identity.st_dev, identity.st_ino)
             if key not in opened:
                 opened[key] = self._open(descriptor)
@@ -65,9 +67,12 @@ class Relay:
 
     def start(self) -> None:
         """Begin to carry, once the child has its ends."""
+        self._close_child_ends()
+        self._thread.start()
+
+    def _close_child_ends(self) -> None:
         for end in set(self.child_ends.values()):
             os.close(end)
-        self._thread.start()
 
     def resize(self) -> None:
         """Give the script's terminal the size of ours."""
@@ -77,8 +82,11 @@ class Relay:
 
     def finish(self) -> None:
         """Carry what is left and stop; a grandchild that holds a stream open doesn't hold us."""
-        os.write(self._wake_write, b"x")
-        self._thread.join()
+        if self._thread.ident is None:  # nothing could be started
+            self._close_child_ends()
+        else:
+            os.write(self._wake_write, b"x")
+            self._thread.join()
         for key in list(self._selector.get_map().values()):
             self._close(key.fd)
         for descriptor in (self._log, self._wake_write):
@@ -119,10 +127,9 @@ class Relay:
 
 
 def _pass_bytes_through(terminal: int) -> None:
-    """Switch output processing and echo off: our own terminal does both once already."""
+    """Switch output processing off: our own terminal does it once already."""
     attributes = termios.tcgetattr(terminal)
     attributes[1] &= ~termios.OPOST
-    attributes[3] &= ~termios.ECHO
     termios.tcsetattr(terminal, termios.TCSANOW, attributes)
 
 

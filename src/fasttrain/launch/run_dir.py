@@ -47,8 +47,8 @@ def create(plan: LaunchPlan) -> Path:
         # An existing directory may be open to others; what is written here is the user's alone.
         path.chmod(0o700)
         write_private(path / PLAN_FILE, dumps(plan))
-    except OSError as error:
-        why = error.strerror or str(error)
+    except (OSError, ValueError) as error:  # ValueError: a NUL byte, which YAML can hold
+        why = getattr(error, "strerror", None) or str(error)
         raise _error(path, why, "name a directory that can be written", "run-dir") from error
     return path
 

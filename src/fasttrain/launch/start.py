@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from pathlib import Path
+from functools import partial
 
 from fasttrain.launch.display import Display
 from fasttrain.launch.follow import EventTail, RankTails
-from fasttrain.launch.preflight import check_port
+from fasttrain.launch.preflight import check_port, find_program
 from fasttrain.launch.receipts import gather
 from fasttrain.launch.relay import Relay
 from fasttrain.launch.run_dir import create
@@ -31,11 +31,13 @@ def start(
     Raises:
         FasttrainError: Nothing could be started.
     """
+    environment = compose(environ, plan.environment)
+    program = find_program(plan, environment)
     check_port(plan.processes.value)
     run_dir = create(masked)
-    relay = Relay(run_dir / _stream_name(plan), display)
+    relay = Relay(run_dir / ("rank-0.log" if _relays_rank_0(plan) else "agent.log"), display)
     events = EventTail(run_dir / f"events-{_first_rank(plan)}.jsonl")
-    others = RankTails(run_dir, _followed_ranks(plan))
+    others = RankTails(run_dir, partial(_follows, plan))
 
     def tick() -> None:
         for line in others.lines():
@@ -45,7 +47,7 @@ def start(
 
     started_s = time.monotonic()
     try:
-        exit_code = supervise(plan.argv, compose(environ, plan.environment), relay, tick)
+        exit_code = supervise(program, plan.argv, environment, relay, tick)
     finally:
         relay.finish()
         for line in others.lines(rest=True):
@@ -74,13 +76,11 @@ def _shows(plan: LaunchPlan, rank: int) -> bool:
     return plan.show_ranks is None or rank in plan.show_ranks
 
 
-def _stream_name(plan: LaunchPlan) -> str:
-    """Give the log of the relayed stream: rank 0's, or the agent's own where that is elsewhere."""
-    return "rank-0.log" if _first_rank(plan) == 0 and _shows(plan, 0) else "agent.log"
+def _relays_rank_0(plan: LaunchPlan) -> bool:
+    """Whether rank 0 writes to the relayed stream; in an elastic run it may be on any node."""
+    elastic = plan.processes.value.rdzv_endpoint
+    return not elastic and _first_rank(plan) == 0 and _shows(plan, 0)
 
 
-def _followed_ranks(plan: LaunchPlan) -> tuple[int, ...]:
-    first = _first_rank(plan)
-    local = range(first, first + plan.processes.value.nproc_per_node)
-    relayed = {0} if _shows(plan, 0) else set()
-    return tuple(rank for rank in local if _shows(plan, rank) and rank not in relayed)
+def _follows(plan: LaunchPlan, rank: int) -> bool:
+    return _shows(plan, rank) and not (rank == 0 and _relays_rank_0(plan))

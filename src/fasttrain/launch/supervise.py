@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -25,12 +24,13 @@ SI_KERNEL = 0x80  # asm-generic/siginfo.h: the terminal, which signals the scrip
 
 
 def supervise(
+    program: str,
     argv: tuple[str, ...],
     environ: Mapping[str, str],
     relay: Relay,
     tick: Callable[[], None],
 ) -> int:
-    """Run a command to its end and give its exit code, or 128 + signal.
+    """Run a program to its end and give its exit code, or 128 + signal.
 
     Signals are taken by waiting for them, because only then the kernel tells who sent one: a
     ctrl-C reaches the script from the terminal itself and must not arrive twice.
@@ -39,23 +39,26 @@ def supervise(
         FasttrainError: The command can't be started.
     """
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
+    # A caller that ignores SIGCHLD passes this on, and the kernel then keeps no exit status.
+    reaping = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
-        child = _spawn(argv, environ, relay, blocked)
+        child = _spawn(program, argv, environ, relay, blocked)
         relay.start()
         status = _wait(child, relay, tick)
     finally:
+        signal.signal(signal.SIGCHLD, reaping)
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
     code = os.waitstatus_to_exitcode(status)
     return code if code >= 0 else 128 - code
 
 
 def _spawn(
-    argv: tuple[str, ...], environ: Mapping[str, str], relay: Relay, mask: set[Any]
+    program: str, argv: tuple[str, ...], environ: Mapping[str, str], relay: Relay, mask: set[Any]
 ) -> int:
     # Started from the main thread: the worker's parent-death signal is tied to that thread.
     try:
         return os.posix_spawn(
-            _resolve(argv[0], environ),
+            program,
             argv,
             environ,
             file_actions=[
@@ -67,19 +70,12 @@ def _spawn(
         )
     except (OSError, ValueError) as error:
         raise FasttrainError(
-            f"{argv[0]} can't be started",
+            f"{program} can't be started",
             why=getattr(error, "strerror", None) or str(error),
-            fix="check that it exists and may be executed",
+            fix="check that it is a program for this machine; a script needs a #! line",
             slug="cannot-start",
             exit_code=ExitCode.CANNOT_START,
         ) from error
-
-
-def _resolve(program: str, environ: Mapping[str, str]) -> str:
-    found = shutil.which(program, path=environ.get("PATH"))
-    if found is None:
-        raise FileNotFoundError(2, "no such program on PATH")
-    return found
 
 
 def _wait(child: int, relay: Relay, tick: Callable[[], None]) -> int:

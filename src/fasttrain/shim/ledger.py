@@ -21,6 +21,7 @@ class Ledger:
         self.explicit = explicit
         self.state = State.OFF
         self.reason = ""
+        self._unfit = ""
         self.counts: Counter[str] = Counter()
         self._sites: Counter[tuple[str, str]] = Counter()
         self._notes: dict[str, None] = {}
@@ -41,6 +42,11 @@ class Ledger:
             self.settle(State.APPLIED)
         self.touch(what, where, count)
 
+    def pass_over(self, what: str, why: str) -> None:
+        """Record something that the lever can't be applied to; alone, it makes it skipped."""
+        self.note(f"{what} left alone: {why}")
+        self._unfit = f"{what}: {why}"
+
     def cede(self, reason: str, what: str = "", where: str = "") -> None:
         """Step back because the script does this lever's work itself, at ``where``."""
         self.settle(State.CEDED, f"{reason} ({where})" if where else reason)
@@ -59,11 +65,12 @@ class Ledger:
 
     def outcome(self) -> Outcome:
         """Give the account as it stands."""
+        skipped = self.state is State.ARMED and bool(self._unfit)
         return Outcome(
             lever=self.lever,
             asked=self.asked,
-            state=self.state,
-            reason=self.reason,
+            state=State.SKIPPED if skipped else self.state,
+            reason=self._unfit if skipped else self.reason,
             explicit=self.explicit,
             sites=tuple(Site(what, where, n) for (what, where), n in self._sites.items()),
             counts=dict(self.counts),

@@ -32,12 +32,20 @@ EVENT_EVERY_S = 0.5  # fine enough for a progress line, and nothing against a st
 
 
 class Runtime:
-    """Installs the plan's levers and writes events and the rank's report."""
+    """Installs the plan's levers and writes events and the rank's report.
 
-    def __init__(self, plan: LaunchPlan, rank: int, started_s: float) -> None:
+    Args:
+        plan: The plan.
+        rank: Global rank of the worker.
+        started_s: When the worker started, by `time.perf_counter`.
+        pid: The worker. A child that it forked may import torch before it does; the levers work
+            there too, but the files are the worker's.
+    """
+
+    def __init__(self, plan: LaunchPlan, rank: int, started_s: float, pid: int) -> None:
         self._plan = plan
         self._rank = rank
-        self._pid = os.getpid()
+        self._pid = pid
         self._undo = ExitStack()
         self._roots = RootCalls()
         self._meter = StepMeter(started_s)

@@ -25,12 +25,13 @@ def main(argv: list[str]) -> None:
     rank = int(os.environ.get("RANK", "0"))
     parent.die_with_launcher()
     streams.redirect_hidden_rank(plan, rank)
-    after_torch(lambda: _install(plan, rank, started_s))
+    pid = os.getpid()
+    after_torch(lambda: _install(plan, rank, started_s, pid))
     run_target(kind, name, args)
 
 
-def _install(plan: LaunchPlan, rank: int, started_s: float) -> None:
+def _install(plan: LaunchPlan, rank: int, started_s: float, pid: int) -> None:
     """Build the levers now that torch is in; nothing of the shim that needs torch loads before."""
     from fasttrain.shim.runtime import Runtime
 
-    Runtime(plan, rank, started_s).install()
+    Runtime(plan, rank, started_s, pid).install()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
 import stat
 import time
 from collections.abc import Iterator
@@ -25,7 +26,7 @@ def install(plan: Any, tmp_path: Path) -> Iterator[Any]:
     made: list[Runtime] = []
 
     def install(**choices: Any) -> Runtime:
-        made.append(Runtime(plan(tmp_path, **choices), 3, time.perf_counter()))
+        made.append(Runtime(plan(tmp_path, **choices), 3, time.perf_counter(), os.getpid()))
         made[-1].install()
         return made[-1]
 

@@ -84,9 +84,7 @@ class AmpLever:
         return self._explicit and torch.amp.is_autocast_available(device)
 
     def _leave(self, root: Root, why: str) -> None:
-        self.ledger.note(f"{root.name} ({root.where}) left alone: {why}")
-        if self.ledger.state is State.ARMED:
-            self.ledger.reason = f"{root.name}: {why}"
+        self.ledger.pass_over(f"{root.name} ({root.where})", why)
 
     def _cede(self, what: str) -> None:
         self.ledger.cede("the script manages precision itself", what, call_site())

@@ -43,6 +43,9 @@ SAFE_SETTINGS = (
     # together with the forward pass, it lets both run eagerly.
     ("torch._functorch.config", "force_non_lazy_backward_lowering", True),
 )
+# A seeded script draws the same dropout masks as without compilation. Not on GPUs, where kernels
+# that draw their own numbers are part of the speed that was asked for.
+CPU_SETTINGS = (("torch._inductor.config", "fallback_random", True),)
 UNUSED = "no trainable module was called"
 FALL_BACK = ("torch._dynamo.config", "suppress_errors", True)
 
@@ -88,15 +91,13 @@ class CompileLever:
         if own := self._compiled_by_script(module):
             self._leave_to_script(own)
         elif reason := uncompilable(module):
-            self.ledger.note(f"{root.name} ({root.where}) not compiled: {reason}")
-            if self.ledger.state is State.ARMED:
-                self.ledger.reason = f"{root.name}: {reason}"
+            self.ledger.pass_over(f"{root.name} ({root.where})", reason)
         else:
             self._compile_root(root, unwrapped(module))
 
     def _compile_root(self, root: Root, module: Module) -> None:
         try:
-            if self._account is None and not self._prepare():
+            if self._account is None and not self._prepare(root):
                 return
             for target, forward, where in self._targets(root, module):
                 self._fill_slot(target, forward)
@@ -104,13 +105,15 @@ class CompileLever:
         except Exception as error:  # noqa: BLE001 - the script's call must go on, eagerly
             self.ledger.settle(State.FAILED, f"{type(error).__name__}: {error}")
 
-    def _prepare(self) -> bool:
+    def _prepare(self, root: Root) -> bool:
         """Set dynamo up before the first root; False where the script can't be compiled at all."""
         if where := second_derivatives():
             reason = f"second derivatives (create_graph=True at {where}) can't be compiled"
             self.ledger.settle(State.SKIPPED, reason)
             return False
-        for module_name, name, value in self._settings:
+        parameter = root.parameter()
+        on_cpu = parameter is not None and parameter.device.type == "cpu"
+        for module_name, name, value in (*self._settings, *(CPU_SETTINGS if on_cpu else ())):
             config = importlib.import_module(module_name)
             if hasattr(config, name):  # not every torch has them all
                 self._later.callback(setattr, config, name, getattr(config, name))

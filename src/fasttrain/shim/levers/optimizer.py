@@ -133,9 +133,7 @@ class OptimizerLever:
 
     def _keep(self, optimizer: Optimizer, known: _Known, reason: str) -> None:
         known.fuse = False
-        self.ledger.note(f"{_name(optimizer, known)} left alone: {reason}")
-        if self.ledger.state is State.ARMED:
-            self.ledger.reason = f"{type(optimizer).__name__}: {reason}"
+        self.ledger.pass_over(_name(optimizer, known), reason)
 
     def _keep_checkpoints_native(self, optimizer: Optimizer, known: _Known) -> None:
         """Save step counters as the script alone would, and expect them so on loading."""

@@ -1,0 +1,173 @@
+"""Starts the real fasttrain for any test, and fails a test that leaves something behind."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+Completed = subprocess.CompletedProcess[bytes]
+
+# What would change what fasttrain or torch does: a test says what it needs of these itself.
+_FOREIGN = re.compile(
+    r"FASTTRAIN_|(LOCAL_|GROUP_|NODE_)?RANK$|(LOCAL_)?WORLD_SIZE$|MASTER_|SLURM_|TORCHELASTIC_"
+    r"|PYTHONUNBUFFERED$|PYTHONWARNINGS$|NO_COLOR$|FORCE_COLOR$|COLUMNS$|LINES$"
+)
+# torch sets variables and keeps compile workers for the rest of the process that imported it.
+_TORCHS_OWN = re.compile(r"TORCH|TRITON|KMP_|KINETO|PYTEST_CURRENT_TEST")
+_HELPERS = re.compile(r"torch/_inductor|multiprocessing[./](resource_tracker|forkserver)")
+_SETTLE_S = 2.0  # for a thread or process that is about to end
+
+
+def clean_environ() -> dict[str, str]:
+    """Give this environment without what could steer fasttrain, and with one thread for torch."""
+    kept = {name: value for name, value in os.environ.items() if not _FOREIGN.match(name)}
+    return {**kept, "OMP_NUM_THREADS": "1"}
+
+
+class Command:
+    """``fasttrain`` as a user runs it, in a directory of the test's own."""
+
+    def __init__(self, cwd: Path) -> None:
+        self.cwd = cwd
+        self.environ = clean_environ()
+
+    def argv(self, *words: str | Path) -> list[str]:
+        """Give the command line."""
+        return [sys.executable, "-m", "fasttrain", *map(str, words)]
+
+    def __call__(
+        self,
+        *words: str | Path,
+        cwd: Path | None = None,
+        env: dict[str, str] | None = None,
+        stdin: bytes = b"",
+        timeout_s: float = 60,
+    ) -> Completed:
+        """Run it to its end."""
+        return subprocess.run(
+            self.argv(*words),
+            cwd=cwd or self.cwd,
+            env={**self.environ, **(env or {})},
+            input=stdin,
+            capture_output=True,
+            timeout=timeout_s,
+        )
+
+    def start(self, *words: str | Path, **popen: Any) -> subprocess.Popen[bytes]:
+        """Start it; the caller stays with it."""
+        settings = {"cwd": self.cwd, "env": self.environ, "stdin": subprocess.DEVNULL}
+        return subprocess.Popen(self.argv(*words), **{**settings, **popen})
+
+
+class Terminal:
+    """A terminal of 33 lines and 91 columns with one command in its foreground."""
+
+    def __init__(self, argv: list[str], cwd: Path, environ: dict[str, str]) -> None:
+        self.screen = b""
+        self._ours, theirs = pty.openpty()
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 33, 91, 0, 0))
+        self.process = subprocess.Popen(
+            argv, cwd=cwd, env=environ, stdin=theirs, stdout=theirs, stderr=theirs,
+            start_new_session=True, preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        )  # fmt: skip
+        os.close(theirs)
+
+    def type(self, data: bytes) -> None:
+        """Press keys."""
+        os.write(self._ours, data)
+
+    def read_until(self, text: bytes) -> None:
+        """Wait until the screen has shown a text."""
+        while text not in self.screen:
+            self.screen += os.read(self._ours, 65536)  # OSError when it ends without the text
+
+    def end(self) -> int:
+        """Read all that is shown until the command has left, and give its exit code."""
+        with contextlib.suppress(OSError):  # EIO: the last program has left the terminal
+            while data := os.read(self._ours, 65536):
+                self.screen += data
+        os.close(self._ours)
+        return self.process.wait(20)
+
+
+@pytest.fixture
+def terminal(tmp_path: Path) -> Callable[..., Terminal]:
+    """Start a command on a terminal of its own."""
+
+    def start(argv: list[str], environ: dict[str, str] | None = None) -> Terminal:
+        return Terminal(argv, tmp_path, environ or {**clean_environ(), "TERM": "xterm"})
+
+    return start
+
+
+@pytest.fixture
+def fasttrain(tmp_path: Path) -> Command:
+    return Command(tmp_path)
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Any:
+    """Write a script into the test's directory and give its path."""
+
+    def write(text: str, name: str = "train.py") -> Path:
+        path = tmp_path / name
+        path.write_text(text)
+        return path
+
+    return write
+
+
+@pytest.fixture(autouse=True)
+def _leaves_nothing_behind() -> Iterator[None]:
+    environ, threads, children = dict(os.environ), set(threading.enumerate()), _children()
+    yield
+    changed = {
+        name
+        for name in environ.keys() | os.environ.keys()
+        if environ.get(name) != os.environ.get(name) and not _TORCHS_OWN.match(name)
+    }
+    assert not changed, f"environment variables were left changed: {sorted(changed)}"
+    left = _remaining(lambda: [t for t in set(threading.enumerate()) - threads if not _torchs(t)])
+    assert not left, f"threads were left running: {left}"
+    left = _remaining(lambda: [_told(child) for child in _children() - children])
+    assert not [text for text in left if text], f"processes were left running: {left}"
+
+
+def _children() -> set[psutil.Process]:
+    return set(psutil.Process().children())
+
+
+def _torchs(thread: threading.Thread) -> bool:
+    target = getattr(thread, "_target", None)
+    return str(getattr(target, "__module__", "")).startswith("torch")
+
+
+def _told(child: psutil.Process) -> str:
+    """Give what to call a left process by; nothing for helpers that live on by design."""
+    try:
+        command = " ".join(child.cmdline())
+        return "" if _HELPERS.search(command) else command or f"zombie {child.pid}"
+    except psutil.NoSuchProcess:
+        return ""
+
+
+def _remaining(look: Any) -> list[Any]:
+    deadline = time.monotonic() + _SETTLE_S
+    while any(found := look()) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return list(found)

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fasttrain.launch.receipts import gather, read_receipt, unmet
+from fasttrain.spec.outcome import State
+from fasttrain.spec.plan import LaunchPlan, Target
+
+
+def test_reports_of_all_ranks_in_order(plan: LaunchPlan, report: Any) -> None:
+    reports = [report(rank, State.APPLIED) for rank in (10, 2, 0)]
+    receipt = gather(plan, 3, 1.5)
+    assert receipt.ranks == tuple(reversed(reports))
+    assert (receipt.exit_code, receipt.wall_s, receipt.run_id) == (3, 1.5, "r1")
+    assert read_receipt(Path(plan.run_dir)) == receipt
+
+
+def test_command_can_be_pasted(plan: LaunchPlan, report: Any) -> None:
+    report(0)
+    target = Target("script", "my train.py", ("it's", "$HOME"))
+    assert gather(replace(plan, target=target), 0, 0.0).command == (
+        "'my train.py' 'it'\"'\"'s' '$HOME'"
+    )
+
+
+def test_a_report_that_cannot_be_read_is_a_warning(plan: LaunchPlan, report: Any) -> None:
+    kept = report(1)
+    (Path(plan.run_dir) / "rank-0.json").write_text('{"rank": 0')
+    receipt = gather(replace(plan, warnings=("of the plan",)), 0, 0.0)
+    assert receipt.ranks == (kept,)
+    assert receipt.warnings[0] == "of the plan"
+    assert receipt.warnings[1].startswith("rank-0.json can't be read")
+
+
+@pytest.mark.parametrize(
+    ("state", "by_default", "by_name"),
+    [
+        (State.APPLIED, False, False),
+        (State.OFF, False, False),
+        (State.CEDED, False, False),
+        (State.SKIPPED, False, True),
+        (State.ARMED, True, True),
+        (State.FAILED, True, True),
+    ],
+)
+def test_what_counts_as_unmet(report: Any, state: State, by_default: bool, by_name: bool) -> None:
+    assert bool(unmet((report(0, state),))) is by_default
+    assert bool(unmet((report(0, state, explicit=True),))) is by_name
+
+
+def test_unmet_names_rank_lever_and_reason(plan: LaunchPlan, report: Any) -> None:
+    report(0, State.APPLIED)
+    report(1, State.FAILED)
+    (line,) = gather(plan, 0, 0.0).unmet
+    assert [word in line for word in ("rank 1", "amp bfloat16", "because of 1")] == [True] * 3
+
+
+@pytest.mark.parametrize("content", [None, b"", b"{}", b"\xff\xfe", b'{"run_id": 3}'])
+def test_a_receipt_that_cannot_be_read(tmp_path: Path, slug: Any, content: bytes | None) -> None:
+    if content is not None:
+        (tmp_path / "receipt.json").write_bytes(content)
+    assert slug(read_receipt, tmp_path) == ("receipt", 69)

@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fasttrain.config.environ import read_environ
+from fasttrain.launch.display import PlainDisplay, write_all
+from fasttrain.launch.invocation import read_invocation
+from fasttrain.launch.start import compose, start
+from fasttrain.spec.decision import Setting, Source, SourceKind
+from fasttrain.spec.plan import EnvVar, LaunchPlan, Target
+from fasttrain.spec.settings import Settings
+
+FLAG = Source(SourceKind.FLAG, "--env")
+
+
+class Recorder(PlainDisplay):
+    """Keeps what a script writes."""
+
+    def __init__(self) -> None:
+        self.written: list[tuple[int, bytes]] = []
+        self.closed = False
+
+    def write(self, descriptor: int, data: bytes) -> None:
+        self.written.append((descriptor, data))
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_environment_of_the_processes() -> None:
+    changes = (EnvVar("A", "2", "", FLAG), EnvVar("B", None, "", FLAG), EnvVar("C", "x", "", FLAG))
+    before = {"A": "1", "B": "gone", "D": "stays"}
+    assert compose(before, changes) == {"A": "2", "C": "x", "D": "stays"}
+    assert compose({}, changes) == {"A": "2", "C": "x"}
+    assert before["A"] == "1"
+
+
+def test_a_command_from_start_to_receipt(of_command: Callable[..., LaunchPlan]) -> None:
+    plan = of_command("sh", "sh", "-c", "echo said; echo told >&2; exit 7")
+    display = Recorder()
+    receipt = start(plan, plan, {"PATH": os.defpath}, display)
+    assert sorted(display.written) == [(1, b"said\n"), (2, b"told\n")]
+    assert display.closed
+    assert (receipt.exit_code, receipt.ranks) == (7, ())
+    log = Path(plan.run_dir, "rank-0.log").read_bytes()
+    assert sorted(log.splitlines()) == [b"said", b"told"]
+
+
+def test_a_file_that_is_no_program(
+    of_command: Callable[..., LaunchPlan], tmp_path: Path, slug: Any
+) -> None:
+    program = tmp_path / "empty"
+    program.write_text("")
+    program.chmod(0o755)
+    plan, display = of_command(str(program)), Recorder()
+    assert slug(start, plan, plan, {}, display) == ("cannot-start", 71)
+    assert display.closed
+
+
+def test_files_stay_open_to_nobody(of_command: Callable[..., LaunchPlan]) -> None:
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    plan = of_command("true")
+    assert start(plan, plan, {"PATH": os.defpath}, Recorder()).exit_code == 0
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def test_all_is_written_however_little_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[bytes] = []
+
+    def write(_: int, data: memoryview) -> int:
+        taken.append(bytes(data[:3]))
+        return len(taken[-1])
+
+    monkeypatch.setattr(os, "write", write)
+    write_all(1, b"12345678")
+    assert taken == [b"123", b"456", b"78"]
+
+
+@pytest.mark.parametrize(
+    ("cache", "expected"),
+    [("/cache", "/cache/fasttrain"), ("relative", "/home/me/.cache/fasttrain"), ("", None)],
+)
+def test_circumstances_of_a_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: str, expected: str | None
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", "/home/me")
+    monkeypatch.setenv("XDG_CACHE_HOME", cache)
+    found = read_invocation(Target("script", "train.py"), Settings(), read_environ())
+    assert found.cache_dir == (expected or "/home/me/.cache/fasttrain")
+    assert found.run_dir == str(tmp_path / "fasttrain_runs" / found.run_id)
+    assert Path(found.shim).is_file()
+    assert Path(found.agent).is_file()
+    named = Settings(run_dir=Setting("../mine", FLAG))
+    circumstances = read_invocation(Target("script", "train.py"), named, {})
+    assert circumstances.run_dir == str(tmp_path / "../mine")
