@@ -48,7 +48,7 @@ class Cpu:
         cores: Whole cores granted: the least of affinity, cgroup quota and SLURM_CPUS_PER_TASK.
         cores_reason: Which of those limits decided.
         memory_bytes: Memory granted: the least of physical memory and the cgroup's limit.
-        features: Instruction sets that matter here, such as ``avx2``, ``avx512_bf16``, ``amx_bf16``.
+        features: Instruction sets that matter here: ``avx2``, ``avx512_bf16``, ``amx_bf16``, ….
     """
 
     model: str
