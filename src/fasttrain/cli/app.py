@@ -63,7 +63,7 @@ def main(argv: list[str]) -> int:
     except (KeyboardInterrupt, typer.Abort):
         return ExitCode.INTERRUPTED
     except USAGE_ERROR as error:
-        return _tell(translate(error, argv))
+        return _tell(translate(error, argv, {command.NAME for command in COMMANDS}))
     except BrokenPipeError:
         # Our reader went away, as with `fasttrain run --dry-run | head`: nothing is left to tell.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

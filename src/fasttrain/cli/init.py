@@ -12,6 +12,7 @@ import fasttrain
 from fasttrain.config.nearest import nearest
 from fasttrain.spec.errors import ExitCode, FasttrainError
 
+NAME = "init"
 PACKAGED = Path(fasttrain.__file__).parent / "templates"  # in an installed wheel
 SOURCE = Path(fasttrain.__file__).parents[2] / "templates"  # in a checkout
 
@@ -47,7 +48,7 @@ def init(
 
 def register(app: typer.Typer) -> None:
     """Add the command to the application."""
-    app.command()(init)
+    app.command(NAME)(init)
 
 
 def _templates() -> Path:

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+NAME = "report"
+
 
 def report(
     run_dir: Annotated[
@@ -35,4 +37,4 @@ def report(
 
 def register(app: typer.Typer) -> None:
     """Add the command to the application."""
-    app.command()(report)
+    app.command(NAME)(report)

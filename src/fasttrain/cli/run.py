@@ -9,6 +9,7 @@ import typer
 from fasttrain.cli.options import GroupedCommand, with_options
 from fasttrain.cli.usage import unknown_option
 
+NAME = "run"
 BEHIND = "words behind --"
 
 
@@ -87,4 +88,4 @@ def run(
 
 def register(app: typer.Typer) -> None:
     """Add the command to the application."""
-    app.command(cls=RunCommand)(with_options(run))
+    app.command(NAME, cls=RunCommand)(with_options(run))

@@ -15,9 +15,15 @@ COMMAND_OPTIONS = (
 )
 
 
-def translate(error: Exception, argv: list[str]) -> FasttrainError:
-    """Give the error in three lines, with the nearest option or the next thing to type."""
-    command = argv[0] if argv and not argv[0].startswith("-") else ""
+def translate(error: Exception, argv: list[str], commands: set[str]) -> FasttrainError:
+    """Give the error in three lines, with the nearest option or the next thing to type.
+
+    Args:
+        error: A usage error of typer's.
+        argv: The command line.
+        commands: Names of the sub-commands.
+    """
+    command = argv[0] if argv and argv[0] in commands else ""
     option = getattr(error, "option_name", None)
     if option and command == "run" and type(error).__name__ == "NoSuchOption":
         return unknown_option(option, argv[1:])

@@ -55,6 +55,6 @@ def probe_host(host: Host, probes: tuple[Vendor, ...]) -> Machine:
 def _attempt(what: str, probe: Callable[[], T], fallback: T, notes: list[str]) -> T:
     try:
         return probe()
-    except Exception as error:  # noqa: BLE001 - `doctor` must run on the very machine that is broken
+    except Exception as error:  # noqa: BLE001 - a plan is wanted on a broken machine too
         notes.append(f"the {what} probe failed: {type(error).__name__}: {error}")
         return fallback

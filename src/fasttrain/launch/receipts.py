@@ -22,7 +22,8 @@ def gather(plan: LaunchPlan, exit_code: int, wall_s: float) -> Receipt:
     """
     run_dir = Path(plan.run_dir)
     reports, problems = _read_reports(run_dir)
-    missed = tuple(unmet(reports))
+    # A script that failed may not have come to its model; its own error is what there is to tell.
+    missed = tuple(unmet(reports)) if exit_code == 0 else ()
     receipt = Receipt(
         run_id=plan.run_id,
         run_dir=plan.run_dir,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fasttrain.planning.command import SIGNALS_SINCE
-from fasttrain.planning.describe import device_names, kind_noun, release, torch_phrase
+from fasttrain.planning.describe import device_names, kind_noun, torch_phrase
 from fasttrain.planning.device import build_fix, unusable_kinds
 from fasttrain.planning.draft import Draft
 
@@ -22,7 +21,7 @@ _MEETINGS = {"one node": "a run on one node", "static": "a static run", "elastic
 
 def warnings(draft: Draft) -> tuple[str, ...]:
     """Give what the user should know before trusting the run, one sentence each."""
-    parts = (_cpu_torch, _emulated, _unheard_signals, _unused_rendezvous, _unused_scope)
+    parts = (_found, _cpu_torch, _emulated, _unused_rendezvous, _unused_scope)
     return tuple(sentence for part in parts for sentence in part(draft))
 
 
@@ -34,6 +33,10 @@ def hints(draft: Draft) -> tuple[str, ...]:
         return ()
     there = kind_noun(draft.kind.value, visible)
     return (f"{there} are visible and one process uses them: --gpus all starts one on each.",)
+
+
+def _found(draft: Draft) -> Iterator[str]:
+    yield from (f"{note}." for note in draft.machine.notes)
 
 
 def _cpu_torch(draft: Draft) -> Iterator[str]:
@@ -51,15 +54,6 @@ def _emulated(draft: Draft) -> Iterator[str]:
     amp = draft.levers.amp.value
     if amp.precision == "bfloat16" and amp.device == "cpu" and not draft.machine.cpu.bf16:
         yield "bf16 is emulated on this CPU, slower than fp32: --amp off is faster."
-
-
-def _unheard_signals(draft: Draft) -> Iterator[str]:
-    torch = draft.machine.torch
-    if draft.processes.value.backend == "torchrun" and (0, 0) < torch.release < SIGNALS_SINCE:
-        yield (
-            f"SIGUSR1 and SIGUSR2 end this run without a time to save: torchrun passes them on "
-            f"from {release(SIGNALS_SINCE)}, and there is {torch_phrase(draft.machine)}."
-        )
 
 
 def _unused_rendezvous(draft: Draft) -> Iterator[str]:

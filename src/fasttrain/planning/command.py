@@ -5,11 +5,6 @@ from __future__ import annotations
 from fasttrain.planning.draft import Draft
 from fasttrain.spec.plan import Invocation, Processes
 
-# torchrun dies of SIGUSR2, which SLURM and users send before the end, unless it is told to pass
-# it on. The flag came with torch 2.9. Source: pytorch#154849.
-SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGUSR1,SIGUSR2"
-SIGNALS_SINCE = (2, 9)
-
 
 def plan_path(invocation: Invocation) -> str:
     """Give the path of the plan that the workers read."""
@@ -36,7 +31,6 @@ def _agent(draft: Draft) -> tuple[str, ...]:
     processes = draft.processes.value
     fewest, most = processes.min_nodes, processes.max_nodes
     nodes = str(most) if fewest == most else f"{fewest}:{most}"
-    signals = draft.machine.torch.release >= SIGNALS_SINCE
     return (
         draft.invocation.python,
         draft.invocation.agent,
@@ -44,7 +38,6 @@ def _agent(draft: Draft) -> tuple[str, ...]:
         f"--nproc-per-node={processes.nproc_per_node}",
         *_rendezvous(processes, draft.invocation.run_id),
         f"--max-restarts={processes.max_restarts}",
-        *((f"--signals-to-handle={SIGNALS}",) if signals else ()),
         "--no-python",
         # Without it torchrun's parser drops a "--" that is the first argument of a command.
         "--",

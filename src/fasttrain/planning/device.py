@@ -83,7 +83,7 @@ def _demanded(kind: DeviceKind, machine: Machine, environ: Mapping[str, str]) ->
         raise FasttrainError(
             f"--device {kind} was asked for, but there is no such device",
             why=f"this machine has {machine_phrase(machine)}",
-            fix="use --device auto, or run doctor to see why a device is not found",
+            fix="use --device auto; where there should be one, see that its driver lists it",
             slug="device-missing",
             exit_code=ExitCode.UNAVAILABLE,
         )

@@ -103,7 +103,7 @@ def _no_gpus(text: str, machine: Machine) -> FasttrainError:
     return FasttrainError(
         f"--gpus {text} was asked for, but there is none",
         why=f"this machine has {machine_phrase(machine)}",
-        fix="leave --gpus out, or run doctor to see why no GPU is found",
+        fix="leave --gpus out; where there should be GPUs, see that their driver lists them",
         slug="gpus-none",
         exit_code=ExitCode.UNAVAILABLE,
     )

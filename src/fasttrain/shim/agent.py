@@ -25,10 +25,8 @@ def main(argv: list[str]) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import parse_args, run
 
-    args = parse_args(argv)  # type: ignore[no-untyped-call]
-    _keep_passing_on(args)
     try:
-        run(args)  # type: ignore[no-untyped-call]
+        run(parse_args(argv))  # type: ignore[no-untyped-call]
     except SignalException as error:
         return 128 + error.sigval
     except ChildFailedError as error:
@@ -45,13 +43,6 @@ def _pass_on(signum: int, _frame: Any) -> None:
     children = Path(f"/proc/self/task/{os.getpid()}/children").read_text()
     for child in children.split():
         os.kill(int(child), signum)
-
-
-def _keep_passing_on(args: Any) -> None:
-    """Take our signals from those at which torchrun ends the run (its option is of torch 2.9)."""
-    handled = getattr(args, "signals_to_handle", "")
-    ours = {signum.name for signum in PASSED_ON}
-    args.signals_to_handle = ",".join(name for name in handled.split(",") if name not in ours)
 
 
 if __name__ == "__main__":

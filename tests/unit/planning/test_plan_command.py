@@ -1,15 +1,11 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
-from fasttrain.spec.machine import Torch
 from fasttrain.spec.plan import Target
 
 PYTHON = "/usr/bin/python3"
 AGENT = (PYTHON, "/lib/shim/agent.py")
 WORKER = (PYTHON, "/lib/shim/__main__.py", "/home/me/runs/r1/plan.json", "script", "train.py",
           "--lr", "3")  # fmt: skip
-SIGNALS = "--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGUSR1,SIGUSR2"
 
 
 def test_one_process_is_the_worker_itself(make):
@@ -30,7 +26,7 @@ def test_several_on_one_node_meet_on_a_free_port_of_loopback(make):
     assert make.plan(make.gpus(4), gpus="0,3").argv == (
         *AGENT, "--nnodes=1", "--nproc-per-node=2",
         "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--rdzv-id=r1",
-        "--local-addr=127.0.0.1", "--max-restarts=0", SIGNALS, "--no-python", "--", *WORKER,
+        "--local-addr=127.0.0.1", "--max-restarts=0", "--no-python", "--", *WORKER,
     )  # fmt: skip
 
 
@@ -41,7 +37,7 @@ def test_static_nodes_meet_at_the_master(make):
     assert argv == (
         *AGENT, "--nnodes=2", "--nproc-per-node=2",
         "--node-rank=1", "--master-addr=head", "--master-port=29500", "--max-restarts=3",
-        SIGNALS, "--no-python", "--", *WORKER,
+        "--no-python", "--", *WORKER,
     )  # fmt: skip
 
 
@@ -52,15 +48,5 @@ def test_elastic_nodes_meet_at_the_rendezvous(make):
     assert argv == (
         *AGENT, "--nnodes=1:4", "--nproc-per-node=1",
         "--rdzv-backend=c10d", "--rdzv-endpoint=head:1", "--rdzv-id=job", "--max-restarts=0",
-        SIGNALS, "--no-python", "--", "./train.sh", "--", "a b",
+        "--no-python", "--", "./train.sh", "--", "a b",
     )  # fmt: skip
-
-
-def test_an_older_torchrun_is_not_given_a_flag_it_does_not_know(make):
-    machine = make.gpus(2)
-    for version, known in (("2.8.0", False), ("2.9.0", True), ("2.13.0", True)):
-        plan = make.plan(replace(machine, torch=Torch(version, "cuda")), gpus="all")
-        assert (SIGNALS in plan.argv) == known
-        assert any("SIGUSR1" in warning for warning in plan.warnings) != known
-    one = make.plan(replace(machine, torch=Torch("2.8.0", "cuda")))
-    assert one.warnings == ()

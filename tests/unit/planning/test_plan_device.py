@@ -88,3 +88,8 @@ def test_cpu_can_always_be_asked_for(make):
 def test_unequal_devices_are_named_one_by_one(make):
     machine = make.machine(make.h100, replace(make.t4, index=1), replace(make.t4, index=2))
     assert make.plan(machine).device_kind.reason == "this machine has NVIDIA H100 and 2 x Tesla T4"
+
+
+def test_what_the_probes_found_is_told(make):
+    plan = make.plan(make.machine(notes=("GPU 1 can't be used: lost",)))
+    assert plan.warnings == ("GPU 1 can't be used: lost.",)
