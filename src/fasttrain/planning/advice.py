@@ -54,6 +54,8 @@ def _emulated(draft: Draft) -> Iterator[str]:
     amp = draft.levers.amp.value
     if amp.precision == "bfloat16" and amp.device == "cpu" and not draft.machine.cpu.bf16:
         yield "bf16 is emulated on this CPU, slower than fp32: --amp off is faster."
+    if amp.precision == "float16" and amp.device == "cpu":
+        yield "fp16 is emulated on the CPU, slower than fp32: --amp off is faster."
 
 
 def _unused_rendezvous(draft: Draft) -> Iterator[str]:

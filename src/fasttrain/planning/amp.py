@@ -18,7 +18,8 @@ def decide_amp(setting: Setting[AmpChoice], machine: Machine, chosen: Chosen) ->
     """Give the autocast dtype: bfloat16 where every device has it natively, else none.
 
     Raises:
-        FasttrainError: ``amp-unsupported`` for bf16 on an accelerator without it, ``amp-fp16``.
+        FasttrainError: ``amp-unsupported`` for a precision that an accelerator lacks,
+            ``amp-fp16`` on devices whose loss scaling isn't verified.
     """
     return _DECIDERS[setting.value](setting, machine, chosen)
 
@@ -42,20 +43,27 @@ def _off(setting: Setting[AmpChoice], _machine: Machine, chosen: Chosen) -> Deci
 
 def _bf16(setting: Setting[AmpChoice], machine: Machine, chosen: Chosen) -> Decision[Amp]:
     if lacking := _lacking(chosen):
-        raise _unsupported(lacking, chosen)
+        raise _unsupported("bf16", VENDORS[chosen.kind].bf16_needs, lacking, chosen)
     reason = f"asked for by {setting.source}"
     if chosen.kind == "cpu" and not machine.cpu.bf16:
         reason += "; emulated on this CPU, slower than fp32"
     return Decision(Amp("bfloat16", chosen.kind), reason, setting.source)
 
 
-def _fp16(_setting: Setting[AmpChoice], _machine: Machine, _chosen: Chosen) -> Decision[Amp]:
-    raise FasttrainError(
-        "fp16 was asked for, but this version scales no losses",
-        why="without loss scaling the gradients of fp16 underflow to zero",
-        fix="use --amp bf16, or --amp off and keep the script's own GradScaler",
-        slug="amp-fp16",
-    )
+def _fp16(setting: Setting[AmpChoice], _machine: Machine, chosen: Chosen) -> Decision[Amp]:
+    if not VENDORS[chosen.kind].loss_scaling:
+        raise FasttrainError(
+            f"fp16 was asked for, but not on {chosen.kind} devices yet",
+            why="its loss scaling relies on how overflow shows there, which is not verified",
+            fix="use --amp bf16 or --amp off",
+            slug="amp-fp16",
+        )
+    if lacking := tuple(slot for slot in chosen.slots if not slot.device.fp16):
+        raise _unsupported("fp16", "compute capability 5.3", lacking, chosen)
+    reason = f"asked for by {setting.source}"
+    if chosen.kind == "cpu":
+        reason += "; emulated on the CPU, slower than fp32"
+    return Decision(Amp("float16", chosen.kind), reason, setting.source)
 
 
 _DECIDERS = {"auto": _auto, "off": _off, "bf16": _bf16, "fp16": _fp16}
@@ -65,15 +73,19 @@ def _lacking(chosen: Chosen) -> tuple[Slot, ...]:
     return tuple(slot for slot in chosen.slots if not slot.device.bf16)
 
 
-def _unsupported(lacking: tuple[Slot, ...], chosen: Chosen) -> FasttrainError:
+def _unsupported(
+    precision: str, needs: str, lacking: tuple[Slot, ...], chosen: Chosen
+) -> FasttrainError:
     noun = VENDORS[chosen.kind].noun
     who = and_join(f"{noun} {slot.position} ({slot.device.name})" for slot in lacking)
-    able = [str(slot.position) for slot in chosen.slots if slot.device.bf16]
+    able = [str(slot.position) for slot in chosen.slots if slot not in lacking]
+    fp16 = precision == "bf16" and VENDORS[chosen.kind].loss_scaling
+    use = "--amp fp16" if fp16 and all(slot.device.fp16 for slot in lacking) else "--amp off"
     leave = f", or leave {noun} {and_join(str(s.position) for s in lacking)} out with --gpus "
     return FasttrainError(
-        f"bf16 was asked for, but {who} can't do it",
-        why=f"bf16 needs {VENDORS[chosen.kind].bf16_needs}{_this_has(lacking)}",
-        fix="use --amp off" + (leave + ",".join(able) if able else ""),
+        f"{precision} was asked for, but {who} can't do it",
+        why=f"{precision} needs {needs}{_this_has(lacking)}",
+        fix=f"use {use}" + (leave + ",".join(able) if able else ""),
         slug="amp-unsupported",
     )
 

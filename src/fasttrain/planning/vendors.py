@@ -19,6 +19,7 @@ class Vendor:
         torch_build: Build of torch that drives it; empty where builds don't tell.
         fused_since: First torch with fused optimizers for it; None where we know of none.
         bf16_needs: What native bf16 takes, for the error that says it is missing.
+        loss_scaling: Whether fp16's loss scaling is known to be right on it.
         cuda_graphs: Whether torch.compile's strongest modes record CUDA graphs on it.
         ascending: Whether its visibility variable takes ids in ascending order only.
     """
@@ -30,6 +31,7 @@ class Vendor:
     torch_build: str = ""
     fused_since: tuple[int, int] | None = None
     bf16_needs: str = ""
+    loss_scaling: bool = False
     cuda_graphs: bool = False
     ascending: bool = False
 
@@ -43,6 +45,7 @@ VENDORS: dict[DeviceKind, Vendor] = {
         torch_build="cuda",
         fused_since=(2, 0),
         bf16_needs="compute capability 8.0",
+        loss_scaling=True,
         cuda_graphs=True,
     ),
     "npu": Vendor(
@@ -61,11 +64,14 @@ VENDORS: dict[DeviceKind, Vendor] = {
         torch_build="rocm",
         fused_since=(2, 0),
         bf16_needs="a CDNA or RDNA 3 GPU",
+        loss_scaling=True,
         cuda_graphs=True,
     ),
     "xpu": Vendor(visibility="ZE_AFFINITY_MASK", bf16_needs="XMX engines"),
     "mps": Vendor(bf16_needs="macOS 14 on Apple silicon"),
-    "cpu": Vendor(noun="CPU", fused_since=(2, 4), bf16_needs="AVX512_BF16 or AMX"),
+    "cpu": Vendor(
+        noun="CPU", fused_since=(2, 4), bf16_needs="AVX512_BF16 or AMX", loss_scaling=True
+    ),
 }
 
 ACCELERATORS: tuple[DeviceKind, ...] = tuple(kind for kind in VENDORS if kind != "cpu")

@@ -69,12 +69,14 @@ class RootCalls:
 
     Attributes:
         region: Runs the call itself, for the precision lever; None runs it plainly.
+        lowered: Whether a call of a root has run in low precision.
         on_discover: Called once for each new root, before its first call.
         on_call: Called before every call of a root with its positional and keyword arguments.
     """
 
     def __init__(self) -> None:
         self.region: Region | None = None
+        self.lowered = False
         self.on_discover: list[Callable[[Root, Module], None]] = []
         self.on_call: list[Callable[[Root, tuple[Any, ...], dict[str, Any]], None]] = []
         self.last: Root | None = None

@@ -17,6 +17,7 @@ import torch
 from fasttrain.shim.ledger import Ledger, Lever
 from fasttrain.shim.levers.amp import AmpLever
 from fasttrain.shim.levers.compile import CompileLever
+from fasttrain.shim.levers.loss_scaling import LossScaling
 from fasttrain.shim.levers.matmul import MatmulLever
 from fasttrain.shim.levers.optimizer import OptimizerLever
 from fasttrain.shim.roots import RootCalls
@@ -50,6 +51,7 @@ class Runtime:
         self._roots = RootCalls()
         self._meter = StepMeter(started_s)
         self._compile: CompileLever | None = None
+        self._scaling: LossScaling | None = None
         self._ledgers: list[Ledger] = []
         self._levers: list[Lever] = []
         self._reported_s = self._event_s = 0.0
@@ -91,6 +93,10 @@ class Runtime:
         amp = self._ledger("amp", levers.amp.value.precision, levers.amp)
         if levers.amp.value.precision != "off":
             build.append(AmpLever(levers.amp, amp, self._roots))
+        if levers.amp.value.precision == "float16":
+            scaling = self._ledger("loss_scaling", "dynamic", levers.amp)
+            self._scaling = LossScaling(levers.amp, scaling, self._roots)
+            build.append(self._scaling)
         compiled = self._ledger("compile", levers.compile.value.asked, levers.compile)
         if levers.compile.value.mode != "off":
             self._compile = CompileLever(
@@ -162,6 +168,7 @@ class Runtime:
             "step_s": self._meter.recent_step_s(),
             "samples_per_s": stats.samples_per_s,
             "memory_bytes": stats.peak_memory_bytes,
+            "loss_scale": self._scaling.scale if self._scaling else 1.0,
         }
         with _private(self._events_path, "a") as file:
             file.write(json.dumps(event) + "\n")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import sys
 from contextlib import ExitStack
 from typing import Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from fasttrain.shim.refusal import refuse
 from fasttrain.spec.errors import FasttrainError
 from fasttrain.spec.plan import LaunchPlan
 
@@ -24,19 +24,17 @@ def refuse_unrelated_copies(plan: LaunchPlan, undo: ExitStack) -> None:
         handle.remove()
         distributed = torch.distributed
         if not (distributed.is_available() and distributed.is_initialized()):
-            _stop(world_size)
+            refuse(_unrelated(world_size))
 
     handle = register_optimizer_step_pre_hook(check)
     undo.callback(handle.remove)
 
 
-def _stop(world_size: int) -> None:
-    error = FasttrainError(
+def _unrelated(world_size: int) -> FasttrainError:
+    return FasttrainError(
         f"{world_size} processes were about to train {world_size} unrelated models",
         why="the script made an optimizer step without joining a process group",
         fix="use one process, or call torch.distributed.init_process_group in the script;"
         " --strategy none runs the copies on purpose",
         slug="unrelated-copies",
     )
-    print(error, file=sys.stderr, flush=True)  # noqa: T201 - a worker has no other way to say it
-    sys.exit(int(error.exit_code))

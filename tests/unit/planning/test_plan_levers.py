@@ -44,14 +44,14 @@ def test_bf16_asked_of_a_gpu_without_it(make):
     assert (error.slug, error.exit_code) == ("amp-unsupported", 78)
     assert error.what == "bf16 was asked for, but GPU 1 (Tesla T4) can't do it"
     assert error.why == "bf16 needs compute capability 8.0; this one has 7.5"
-    assert error.fix == "use --amp off, or leave GPU 1 out with --gpus 0,2"
+    assert error.fix == "use --amp fp16, or leave GPU 1 out with --gpus 0,2"
 
 
 def test_bf16_asked_of_gpus_that_all_lack_it(make):
     error = make.refused(make.gpus(2, make.t4), amp="bf16")
     assert error.slug == "amp-unsupported"
     assert "GPU 0 (Tesla T4) and GPU 1 (Tesla T4)" in error.what
-    assert error.fix == "use --amp off"
+    assert error.fix == "use --amp fp16"
 
 
 def test_bf16_asked_of_a_cpu_without_it_is_allowed_with_a_warning(make):
@@ -61,10 +61,23 @@ def test_bf16_asked_of_a_cpu_without_it_is_allowed_with_a_warning(make):
     assert make.plan(make.machine(cpu=AMX), amp="bf16").warnings == ()
 
 
-def test_fp16_is_refused_everywhere(make):
-    for machine in (make.gpus(1), make.gpus(1, make.t4), make.machine()):
-        error = make.refused(machine, amp="fp16")
-        assert (error.slug, error.exit_code) == ("amp-fp16", 78)
+def test_fp16_goes_where_its_loss_scaling_is_known_to_be_right(make):
+    for machine, kind in ((make.gpus(1), "cuda"), (make.gpus(1, make.t4), "cuda")):
+        plan = make.plan(machine, amp="fp16")
+        assert plan.levers.amp.value == Amp("float16", kind)
+        assert plan.warnings == ()
+    plan = make.plan(make.machine(), amp="fp16")
+    assert plan.levers.amp.value == Amp("float16", "cpu")
+    assert any("fp16 is emulated" in warning for warning in plan.warnings)
+    error = make.refused(make.gpus(1, make.npu), amp="fp16")
+    assert (error.slug, error.exit_code) == ("amp-fp16", 78)
+
+
+def test_fp16_asked_of_a_gpu_without_it(make):
+    kepler = replace(make.t4, name="Tesla K80", capability="3.7", fp16=False)
+    error = make.refused(make.gpus(1, kepler), amp="fp16")
+    assert (error.slug, error.fix) == ("amp-unsupported", "use --amp off")
+    assert "5.3; this one has 3.7" in error.why
 
 
 # --- compile

@@ -60,6 +60,7 @@ class AmpLever:
             self._exit(context, None, None, None)
         if not self.ledger.live:
             return output  # the script turned out to manage precision itself, inside this very call
+        self._roots.lowered = True
         self.ledger.apply(root.name, root.where)
         self.ledger.counts["forwards"] += 1
         return to_float32(output, self._dtype)

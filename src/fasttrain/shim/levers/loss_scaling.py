@@ -1,0 +1,234 @@
+"""fp16's dynamic loss scaling, out of the script's sight.
+
+Each backward pass starts from gradients times the scale, and whatever it left in ``.grad`` is
+divided again before it returns: losses, ``.grad``, clipping and accumulation are what they are
+without it. The scale is a power of two, so that multiplying and dividing lose nothing. A step with
+inf or nan gradients is made without any gradient, which every optimizer takes as nothing to do.
+
+`torch.amp.GradScaler` does the arithmetic: its tensors, its unscaling kernel, its growth and
+back-off. Its ``step`` is not used, because the script calls the optimizer's own.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.amp import GradScaler
+from torch.optim import Optimizer
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from fasttrain.shim.ledger import Ledger
+from fasttrain.shim.levers.loss_scaling_grads import Gradients
+from fasttrain.shim.refusal import refuse
+from fasttrain.shim.roots import Root, RootCalls
+from fasttrain.spec.decision import Decision
+from fasttrain.spec.errors import FasttrainError
+from fasttrain.spec.outcome import State
+from fasttrain.spec.plan import Amp
+
+# autograd.grad hands its result to the script at once, so that an overflow can't be skipped later:
+# it starts lower than GradScaler's 2**16 and backs off until the result is finite.
+FIRST_SLOPE_SCALE = 2.0**10
+SLOPE_BACKOFF = 2.0**-5
+
+
+class LossScaling:
+    """Scales backward passes and skips steps that overflowed."""
+
+    def __init__(self, decision: Decision[Amp], ledger: Ledger, roots: RootCalls) -> None:
+        self.ledger = ledger
+        self._roots = roots
+        # Made before the precision lever watches for GradScalers of the script's.
+        self._scaler = GradScaler("cpu" if decision.value.device == "cpu" else "cuda")
+        self._gradients = Gradients()
+        self._stepped = False
+        self._closure_of = ""  # the optimizer whose step runs a closure right now
+        self._slope_scale = FIRST_SLOPE_SCALE
+        self._withheld: weakref.WeakKeyDictionary[Optimizer, list[tuple[Tensor, Tensor]]] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    def install(self, undo: ExitStack) -> None:
+        """Take over the two ways into autograd, and hook the optimizers."""
+        self._roots.on_discover.append(self._gradients.add_root)
+        undo.callback(self._roots.on_discover.remove, self._gradients.add_root)
+        self._roots.on_call.append(self._gradients.add_inputs)
+        undo.callback(self._roots.on_call.remove, self._gradients.add_inputs)
+        self._watch_optimizers(undo)
+        self._wrap("backward", self._backward, undo)
+        self._wrap("grad", self._grad, undo)
+        undo.callback(register_optimizer_step_pre_hook(self._before_step).remove)
+        undo.callback(register_optimizer_step_post_hook(self._after_step).remove)
+        self.ledger.settle(State.ARMED, "no backward pass went through a module in fp16")
+
+    def refresh(self) -> None:
+        """Tell the scale as it stands."""
+        if self._scaler._scale is not None:
+            self.ledger.counts["scale"] = int(self.scale)
+
+    @property
+    def scale(self) -> float:
+        """The current scale."""
+        return float(self._scaler.get_scale())
+
+    def _wrap(self, name: str, wrapper: Callable[..., Any], undo: ExitStack) -> None:
+        original: Any = getattr(torch.autograd, name)
+        wrapped = functools.wraps(original)(functools.partial(wrapper, original))
+        undo.callback(setattr, torch.autograd, name, original)
+        setattr(torch.autograd, name, wrapped)
+
+    def _watch_optimizers(self, undo: ExitStack) -> None:
+        original: Any = Optimizer.__init__
+        gradients = self._gradients
+
+        @functools.wraps(original)
+        def __init__(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+            original(optimizer, *args, **kwargs)
+            gradients.add_optimizer(optimizer)
+
+        undo.callback(setattr, Optimizer, "__init__", original)
+        setattr(Optimizer, "__init__", __init__)  # noqa: B010
+
+    def _backward(
+        self,
+        original: Callable[..., Any],
+        tensors: Any,
+        grad_tensors: Any = None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
+        outputs = _sequence(tensors)
+        if not self._scales(outputs):
+            original(tensors, grad_tensors, *args, **kwargs)
+            return
+        scale = self._begin(outputs[0])
+        seeds = _scaled(outputs, _sequence(grad_tensors), scale)
+        self._gradients.multiply(scale)
+        try:
+            original(outputs, seeds, *args, **kwargs)
+        finally:
+            self._gradients.unscale(self._scaler, scale)
+        self.ledger.apply("backward pass", self._where())
+        self.ledger.counts["backward passes"] += 1
+
+    def _grad(
+        self,
+        original: Callable[..., Any],
+        outputs: Any,
+        inputs: Any,
+        grad_outputs: Any = None,
+        retain_graph: bool | None = None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        ends = _sequence(outputs)
+        if not self._scales(ends):
+            return original(outputs, inputs, grad_outputs, retain_graph, *args, **kwargs)
+        self.ledger.apply("autograd.grad", self._where())
+        while True:
+            scale = torch.tensor(self._slope_scale, device=ends[0].device)
+            seeds = _scaled(ends, _sequence(grad_outputs), scale)
+            retained = True  # for another try; without a further use it goes with the outputs
+            slopes = original(ends, inputs, seeds, retained, *args, **kwargs)
+            if self._slope_scale <= 1.0 or _finite(slopes):
+                return tuple(None if g is None else g / self._slope_scale for g in slopes)
+            self._slope_scale = max(1.0, self._slope_scale * SLOPE_BACKOFF)
+
+    def _scales(self, outputs: Sequence[Any]) -> bool:
+        """Whether this pass is one to scale."""
+        roots = self._roots
+        if roots.region is None or not roots.lowered or not self._scaler.is_enabled():
+            return False  # the script manages precision itself, or nothing ran in fp16
+        if torch._C._current_graph_task_id() != -1:
+            return False  # a pass inside another, which started from scaled gradients already
+        if self._closure_of:
+            refuse(_closure_refused(self._closure_of))
+        return bool(outputs) and all(isinstance(output, Tensor) for output in outputs)
+
+    def _begin(self, output: Tensor) -> Tensor:
+        """Bring the scale up to date with the steps since the last pass, and give it."""
+        scaler: Any = self._scaler
+        if scaler._scale is None:
+            scaler._lazy_init_scale_growth_tracker(output.device)
+        elif self._stepped or not self._gradients.optimized:
+            self._gradients.update(scaler)
+        self._stepped = False
+        scale: Tensor = scaler._scale
+        return scale
+
+    def _where(self) -> str:
+        root: Root | None = self._roots.last
+        return root.where if root is not None else ""
+
+    def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: Any) -> None:
+        if torch.compiler.is_compiling() or self._roots.region is None:
+            return
+        if (args[1] if len(args) > 1 else kwargs.get("closure")) is not None:
+            self._closure_of = type(optimizer).__name__
+        if self._scaler._scale is None:
+            return
+        self._stepped = True
+        if not self._gradients.overflowed(optimizer):
+            self.ledger.counts["steps"] += 1
+            return
+        self.ledger.counts["skipped steps"] += 1
+        self._withheld[optimizer] = _withhold(optimizer)
+
+    def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
+        self._closure_of = ""
+        for parameter, gradient in self._withheld.pop(optimizer, ()):
+            parameter.grad = gradient
+
+
+def _sequence(value: Any) -> tuple[Any, ...]:
+    if value is None:
+        return ()
+    return tuple(value) if isinstance(value, Sequence) else (value,)
+
+
+def _scaled(outputs: tuple[Any, ...], seeds: tuple[Any, ...], scale: Tensor) -> list[Any]:
+    """Give the gradients to start from, times the scale."""
+    seeds = seeds or (None,) * len(outputs)
+    return [_scaled_seed(o, seed, scale) for o, seed in zip(outputs, seeds, strict=True)]
+
+
+def _scaled_seed(output: Tensor, seed: Tensor | None, scale: Tensor) -> Tensor | None:
+    if seed is None:
+        if output.numel() != 1 or not output.requires_grad:
+            return None  # torch tells what is wrong with it
+        seed = torch.ones_like(output)
+    return seed * scale.to(seed.device, seed.dtype)
+
+
+def _finite(slopes: Sequence[Tensor | None]) -> bool:
+    return all(slope is None or bool(slope.isfinite().all()) for slope in slopes)
+
+
+def _withhold(optimizer: Optimizer) -> list[tuple[Tensor, Tensor]]:
+    """Take the gradients away and give them, to be put back behind the step."""
+    withheld = []
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.grad is not None:
+                withheld.append((parameter, parameter.grad))
+                parameter.grad = None
+    return withheld
+
+
+def _closure_refused(optimizer: str) -> FasttrainError:
+    return FasttrainError(
+        f"fp16 can't train with {optimizer} and a closure",
+        why="the closure runs its own backward passes inside the step, where an overflow"
+        " can't be skipped any more",
+        fix="use --amp bf16 or --amp off",
+        slug="fp16-closure",
+    )
