@@ -116,6 +116,21 @@ def test_hooks_that_come_and_go_after_the_first_call(compiled: Any) -> None:
         hook.remove()
     train(model, 1)
     assert len(seen) == 3
+    assert model._compiled_call_impl is not None
+    assert compiled().counts["graphs"] == 3
+
+
+def test_hooks_that_change_all_the_time_end_compilation(compiled: Any) -> None:
+    model = network()
+    for expected in range(1, 8):
+        train(model, 1)
+        seen: list[int] = []
+        hook = model[0].register_forward_hook(lambda *_, seen=seen: seen.append(1))
+        train(model, 1)
+        hook.remove()
+        assert seen == [1], expected
+    assert model._compiled_call_impl is None
+    assert any("its hooks change all the time" in note for note in compiled().notes)
 
 
 def test_a_graph_that_is_used_twice() -> None:

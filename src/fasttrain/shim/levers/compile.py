@@ -22,6 +22,7 @@ from torch.nn import Module
 from fasttrain.shim.callsite import call_site
 from fasttrain.shim.ledger import Ledger
 from fasttrain.shim.levers.compile_account import Account
+from fasttrain.shim.levers.compile_hooks import concerns, watch_hooks
 from fasttrain.shim.levers.compile_targets import (
     repeated_blocks,
     second_derivatives,
@@ -35,8 +36,6 @@ from fasttrain.spec.plan import Compile
 
 # What torch sets for speed and a script that never heard of torch.compile would trip over.
 SAFE_SETTINGS = (
-    # Hooks that are registered or removed after the first call would be ignored.
-    ("torch._dynamo.config", "skip_nnmodule_hook_guards", False),
     # backward(retain_graph=True) would raise.
     ("torch._functorch.config", "donated_buffer", False),
     # A backward pass that can't be compiled would raise in the script's backward(); compiled
@@ -46,6 +45,8 @@ SAFE_SETTINGS = (
 # A seeded script draws the same dropout masks as without compilation. Not on GPUs, where kernels
 # that draw their own numbers are part of the speed that was asked for.
 CPU_SETTINGS = (("torch._inductor.config", "fallback_random", True),)
+# A script that changes its hooks more often than this would compile for ever.
+MOST_RENEWALS = 3
 UNUSED = "no trainable module was called"
 FALL_BACK = ("torch._dynamo.config", "suppress_errors", True)
 
@@ -64,6 +65,7 @@ class CompileLever:
         self._later = ExitStack()  # what is changed once the script runs
         self._account: Account | None = None
         self._filled: weakref.WeakSet[Module] = weakref.WeakSet()
+        self._renewals: weakref.WeakKeyDictionary[Module, int] = weakref.WeakKeyDictionary()
         self._own_sites: weakref.WeakKeyDictionary[Module, str] = weakref.WeakKeyDictionary()
         self._forwards: dict[type, Callable[..., Any]] = {}
 
@@ -118,6 +120,7 @@ class CompileLever:
             if hasattr(config, name):  # not every torch has them all
                 self._later.callback(setattr, config, name, getattr(config, name))
                 setattr(config, name, value)
+        watch_hooks(self._on_hook, self._later)
         self._account = Account(self._later)
         return True
 
@@ -135,11 +138,31 @@ class CompileLever:
         return self._forwards.setdefault(kind, separate_function(kind.__name__))
 
     def _fill_slot(self, module: Module, forward: Callable[..., Any]) -> None:
-        mode = None if self._plan.mode == "default" else self._plan.mode
-        module._compiled_call_impl = _slot(module, self._compile(forward, mode=mode))
+        self._put(module, forward)
         self._filled.add(module)
         self._later.callback(_empty_slot, weakref.ref(module))
         self.ledger.counts["targets"] += 1
+
+    def _put(self, module: Module, forward: Callable[..., Any]) -> None:
+        mode = None if self._plan.mode == "default" else self._plan.mode
+        module._compiled_call_impl = _slot(module, self._compile(forward, mode=mode))
+
+    def _on_hook(self, module: Module | None, hooks: Any) -> None:
+        """Have the next call compile anew what was traced with other hooks than it has now."""
+        for target in [t for t in self._filled if concerns(t, module, hooks)]:
+            target._compiled_call_impl = functools.partial(self._renew, weakref.ref(target))
+
+    def _renew(self, ref: weakref.ref[Module], *args: Any, **kwargs: Any) -> Any:
+        target: Any = ref()
+        name = type(target).__name__
+        self._renewals[target] = self._renewals.get(target, 0) + 1
+        if self._renewals[target] > MOST_RENEWALS:
+            _empty_slot(ref)
+            self._filled.discard(target)
+            self.ledger.note(f"{name} runs eagerly: its hooks change all the time")
+            return target._call_impl(*args, **kwargs)
+        self._put(target, separate_function(name))
+        return target._compiled_call_impl(*args, **kwargs)
 
     def _compiled_by_script(self, module: Module) -> Module | None:
         """Give the module inside that the script compiled itself."""
