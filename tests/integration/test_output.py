@@ -124,3 +124,23 @@ def test_two_runs_at_once_share_nothing(fasttrain: Any, script: Any, tmp_path: P
 def test_rank_of_a_foreign_launcher_hides_nothing(fasttrain: Any, script: Any) -> None:
     done = fasttrain("run", script("print('shown')"), "--quiet", env={"RANK": "3"})
     assert done.stdout == b"shown\n"
+
+
+def test_a_foreign_rank_changes_nothing_in_a_run_without_an_agent(fasttrain, script, tmp_path):
+    path = script("import torch; torch.optim.SGD([torch.nn.Parameter(torch.ones(1))]).step()")
+    foreign = {"RANK": "of the cluster", "WORLD_SIZE": "two"}
+    done = fasttrain("run", path, "--run-dir", "run", env=foreign)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "run" / "rank-0.json").exists()
+    assert b"1 step" in done.stderr
+
+
+def test_a_log_that_cannot_be_written_is_told(fasttrain, script, tmp_path):
+    path = script("print('seen all the same')")
+    # The log is opened for appending: a link to the full device stands for a full disk.
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "rank-0.log").symlink_to("/dev/full")
+    done = fasttrain("run", path, "--run-dir", "run")
+    assert (done.returncode, done.stdout) == (0, b"seen all the same\n")
+    assert b"warning: the log in" in done.stderr
+    assert b"No space left on device" in done.stderr

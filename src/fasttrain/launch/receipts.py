@@ -12,13 +12,16 @@ from fasttrain.spec.outcome import Outcome, RankReport, Receipt, State
 from fasttrain.spec.plan import LaunchPlan
 
 
-def gather(plan: LaunchPlan, exit_code: int, wall_s: float) -> Receipt:
+def gather(
+    plan: LaunchPlan, exit_code: int, wall_s: float, warnings: tuple[str, ...] = ()
+) -> Receipt:
     """Read every rank's report and write receipt.json.
 
     Args:
         plan: The plan with its secrets masked.
         exit_code: The script's exit code, or 128 + signal.
         wall_s: Seconds that the run took.
+        warnings: What the launcher saw go wrong.
     """
     run_dir = Path(plan.run_dir)
     reports, problems = _read_reports(run_dir)
@@ -32,7 +35,7 @@ def gather(plan: LaunchPlan, exit_code: int, wall_s: float) -> Receipt:
         wall_s=wall_s,
         ranks=reports,
         unmet=missed,
-        warnings=(*plan.warnings, *problems),
+        warnings=(*plan.warnings, *warnings, *problems),
         hints=plan.hints,
     )
     write_private(run_dir / RECEIPT_FILE, dumps(receipt))

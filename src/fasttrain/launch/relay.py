@@ -16,7 +16,7 @@ import termios
 import threading
 from pathlib import Path
 
-from fasttrain.launch.display import Display
+from fasttrain.launch.display import Display, write_all
 
 CHUNK_BYTES = 65536
 DRAIN_S = 0.3  # for what is left in the pipes when the script has ended
@@ -27,10 +27,12 @@ class Relay:
 
     Attributes:
         child_ends: For stdout (1) and stderr (2), the descriptor that the child is to get.
+        log_error: Why the log lacks some of the output; empty when it is whole.
     """
 
     def __init__(self, log: Path, display: Display) -> None:
         self.child_ends: dict[int, int] = {}
+        self.log_error = ""
         self._display = display
         self._log = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         self._selector = selectors.DefaultSelector()
@@ -114,8 +116,10 @@ class Relay:
         if not data:
             self._close(ours)
             return
-        with contextlib.suppress(OSError):  # a full disk must not stop the script's output
-            os.write(self._log, data)
+        try:
+            write_all(self._log, data)
+        except OSError as error:  # a full disk must not stop the script's output
+            self.log_error = error.strerror or str(error)
         try:
             self._display.write(descriptor, data)
         except OSError:

@@ -53,7 +53,9 @@ def start(
         for line in others.lines(rest=True):
             display.write(1, line)
         display.close()
-    return gather(masked, exit_code, time.monotonic() - started_s)
+    wall_s = time.monotonic() - started_s
+    lost = f"the log in {run_dir} is not whole: {relay.log_error}"
+    return gather(masked, exit_code, wall_s, (lost,) if relay.log_error else ())
 
 
 def compose(environ: Mapping[str, str], changes: tuple[EnvVar, ...]) -> dict[str, str]:

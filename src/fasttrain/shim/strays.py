@@ -16,8 +16,10 @@ from fasttrain.spec.plan import LaunchPlan
 
 def refuse_unrelated_copies(plan: LaunchPlan, undo: ExitStack) -> None:
     """Check at the first optimizer step of a rank that the script joined a process group."""
-    world_size = int(os.environ.get("WORLD_SIZE", "1"))
-    if world_size < 2 or plan.levers.strategy.value == "none":
+    if plan.processes.value.backend == "direct" or plan.levers.strategy.value == "none":
+        return
+    world_size = int(os.environ["WORLD_SIZE"])  # of torchrun; an elastic run is not always whole
+    if world_size == 1:
         return
 
     def check(*_: Any) -> None:

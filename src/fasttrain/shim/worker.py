@@ -22,7 +22,8 @@ def main(argv: list[str]) -> None:
     started_s = time.perf_counter()
     plan_path, kind, name, *args = argv
     plan = loads(LaunchPlan, Path(plan_path).read_bytes())
-    rank = int(os.environ.get("RANK", "0"))
+    # A run without an agent has one rank, whatever RANK the user's own launcher has set.
+    rank = 0 if plan.processes.value.backend == "direct" else int(os.environ["RANK"])
     parent.die_with_launcher()
     streams.redirect_hidden_rank(plan, rank)
     pid = os.getpid()
