@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import runpy
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -57,3 +58,11 @@ def same_as_python(fasttrain: Any, tmp_path: Path) -> SameAsPython:
         return plain
 
     return check
+
+
+@pytest.fixture
+def compiled() -> Iterator[Any]:
+    """Compile without generating code, and give what became of it."""
+    rig = runpy.run_path(str(Path(__file__).parents[1] / "unit/shim/rig.py"))
+    with rig["backend"]("eager"), rig["rig"](compile="default") as runtime:
+        yield lambda: runtime.outcomes()["compile"]

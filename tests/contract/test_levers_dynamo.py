@@ -9,7 +9,6 @@ import runpy
 import subprocess
 import sys
 from collections import namedtuple
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from fasttrain.spec.outcome import State
 
 RIG = runpy.run_path(str(Path(__file__).parents[1] / "unit/shim/rig.py"))
 rig, backend = RIG["rig"], RIG["backend"]
+X, network, train = RIG["X"], RIG["network"], RIG["train"]
 
 # dynamo warns while it compiles; here that would be an error inside the compiler
 pytestmark = [
@@ -28,32 +28,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),
 ]
 
-X = torch.linspace(-1, 1, 12).reshape(3, 4)
 Pair = namedtuple("Pair", "first second")
-
-
-def network() -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 4))
-
-
-@pytest.fixture
-def compiled() -> Iterator[Any]:
-    """Compile without generating code, and give what became of it."""
-    with backend("eager"), rig(compile="default") as runtime:
-        yield lambda: runtime.outcomes()["compile"]
-
-
-def train(model: nn.Module, steps: int = 3) -> list[float]:
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    losses = []
-    for _ in range(steps):
-        loss = model(X).square().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    return losses
 
 
 def test_a_backend_that_fails() -> None:

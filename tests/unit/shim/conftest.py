@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import runpy
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,3 +31,10 @@ def machine() -> Any:
 @pytest.fixture
 def backend() -> Any:
     return _RIG["backend"]
+
+
+@pytest.fixture
+def amp(rig: Any) -> Iterator[Any]:
+    """Put bf16 in place, and give what became of it."""
+    with rig(amp="bfloat16") as runtime:
+        yield lambda: runtime.outcomes()["amp"]

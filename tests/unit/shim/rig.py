@@ -12,6 +12,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from torch import nn
 
 from fasttrain.shim.runtime import Runtime
 from fasttrain.spec.codec import loads
@@ -79,3 +80,39 @@ def backend(name: str | Callable[..., Any]) -> Iterator[None]:
     with mock.patch.object(torch, "compile", quick):
         yield
     torch._dynamo.reset()
+
+
+X = torch.linspace(-1, 1, 12).reshape(3, 4)
+
+
+def network() -> nn.Sequential:
+    """Give a small model, always with the same weights."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 4))
+
+
+def train(model: nn.Module, steps: int = 3) -> list[float]:
+    """Train a model on `X` and give the losses."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    losses = []
+    for _ in range(steps):
+        loss = model(X).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+class Probe(nn.Module):
+    """Gives the dtype in which its linear layer computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(2, 2)
+        self.seen: list[torch.dtype] = []
+
+    def forward(self, x: Any) -> Any:
+        y = self.linear(x)
+        self.seen.append(y.dtype)
+        return y

@@ -3,38 +3,19 @@
 from __future__ import annotations
 
 import re
+import runpy
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 from fasttrain.spec.outcome import State
 
+RIG = runpy.run_path(str(Path(__file__).with_name("rig.py")))
+Probe = RIG["Probe"]
 X = torch.ones(4, 2)
-
-
-class Probe(nn.Module):
-    """Gives the dtype in which its linear layer computed."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(2, 2)
-        self.seen: list[torch.dtype] = []
-
-    def forward(self, x: Any) -> Any:
-        y = self.linear(x)
-        self.seen.append(y.dtype)
-        return y
-
-
-@pytest.fixture
-def amp(rig: Any) -> Iterator[Any]:
-    with rig(amp="bfloat16") as runtime:
-        yield lambda: runtime.outcomes()["amp"]
 
 
 def here(line_with: str) -> str:

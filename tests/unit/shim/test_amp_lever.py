@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import runpy
 import threading
-from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,27 +15,9 @@ from torch.utils.checkpoint import checkpoint
 
 from fasttrain.spec.outcome import State
 
+RIG = runpy.run_path(str(Path(__file__).with_name("rig.py")))
+Probe = RIG["Probe"]
 X = torch.ones(4, 2)
-
-
-class Probe(nn.Module):
-    """Gives the dtype in which its linear layer computed."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(2, 2)
-        self.seen: list[torch.dtype] = []
-
-    def forward(self, x: Any) -> Any:
-        y = self.linear(x)
-        self.seen.append(y.dtype)
-        return y
-
-
-@pytest.fixture
-def amp(rig: Any) -> Iterator[Any]:
-    with rig(amp="bfloat16") as runtime:
-        yield lambda: runtime.outcomes()["amp"]
 
 
 def test_a_call_computes_in_bf16_and_gives_fp32(amp: Any) -> None:
