@@ -154,7 +154,9 @@ def _children() -> set[psutil.Process]:
 
 def _torchs(thread: threading.Thread) -> bool:
     target = getattr(thread, "_target", None)
-    return str(getattr(target, "__module__", "")).startswith("torch")
+    # inductor shows its progress by tqdm, whose monitor lives on, where that is installed
+    modules = (type(thread).__module__, str(getattr(target, "__module__", "")))
+    return any(name.startswith(("torch", "tqdm")) for name in modules)
 
 
 def _told(child: psutil.Process) -> str:

@@ -1,9 +1,9 @@
-"""Gives a root's floating outputs back in fp32, in the containers they came in."""
+"""Changes the tensors that a root gives, such as to fp32, in the containers they come in."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from dataclasses import is_dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -12,26 +12,38 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
+Change = Callable[[Tensor], Tensor]
 
-def to_float32(value: Any, dtype: torch.dtype) -> Any:
-    """Cast tensors of ``dtype`` to fp32 inside containers.
 
-    Containers are tuples, lists, mappings, dataclasses, namespaces and distributions. Integer,
-    complex and other floating tensors are left alone. A container in which nothing had to change
-    is given back as it is, anything else as a new one of the same type.
+def to_float32(value: Any, dtype: torch.dtype, lift: Change = Tensor.float) -> Any:
+    """Cast tensors of ``dtype`` to fp32 inside containers; others are left alone.
+
+    Args:
+        value: What a module gave.
+        dtype: The precision to leave.
+        lift: Makes one tensor of that precision an fp32 one.
+    """
+    return map_tensors(value, lambda tensor: lift(tensor) if tensor.dtype is dtype else tensor)
+
+
+def map_tensors(value: Any, change: Change) -> Any:
+    """Change each tensor inside containers.
+
+    Containers are tuples, lists, mappings, dataclasses, namespaces and distributions. One in which
+    nothing had to change is given back as it is, anything else as a new one of the same type.
     """
     if isinstance(value, Tensor):
-        return value.float() if value.dtype is dtype else value
+        return change(value)
     if isinstance(value, tuple):
-        return _cast_tuple(value, dtype)
+        return _map_tuple(value, change)
     if isinstance(value, list):
-        return _cast_list(value, dtype)
+        return _map_list(value, change)
     if isinstance(value, Mapping):
-        return _cast_mapping(value, dtype)
+        return _map_mapping(value, change)
     if isinstance(value, Distribution | SimpleNamespace) or (
         is_dataclass(value) and not isinstance(value, type)
     ):
-        return _cast_attributes(value, dtype)
+        return _map_attributes(value, change)
     return value
 
 
@@ -39,8 +51,8 @@ def _same(old: Iterable[Any], new: Iterable[Any]) -> bool:
     return all(a is b for a, b in zip(old, new, strict=True))
 
 
-def _cast_tuple(value: tuple[Any, ...], dtype: torch.dtype) -> Any:
-    items = [to_float32(item, dtype) for item in value]
+def _map_tuple(value: tuple[Any, ...], change: Change) -> Any:
+    items = [map_tensors(item, change) for item in value]
     if _same(value, items):
         return value
     kind: Any = type(value)
@@ -54,8 +66,8 @@ def _cast_tuple(value: tuple[Any, ...], dtype: torch.dtype) -> Any:
     return result
 
 
-def _cast_list(value: list[Any], dtype: torch.dtype) -> list[Any]:
-    items = [to_float32(item, dtype) for item in value]
+def _map_list(value: list[Any], change: Change) -> list[Any]:
+    items = [map_tensors(item, change) for item in value]
     if _same(value, items):
         return value
     if type(value) is list:
@@ -65,9 +77,9 @@ def _cast_list(value: list[Any], dtype: torch.dtype) -> list[Any]:
     return result
 
 
-def _cast_mapping(value: Mapping[Any, Any], dtype: torch.dtype) -> Any:
-    """Cast a mapping's values; HF's ModelOutput keeps items and attributes alike by assignment."""
-    items = {key: to_float32(item, dtype) for key, item in value.items()}
+def _map_mapping(value: Mapping[Any, Any], change: Change) -> Any:
+    """Change a mapping's values; HF's ModelOutput keeps its attributes alike by assignment."""
+    items = {key: map_tensors(item, change) for key, item in value.items()}
     if _same(value.values(), items.values()):
         return value
     if type(value) is dict:
@@ -80,9 +92,9 @@ def _cast_mapping(value: Mapping[Any, Any], dtype: torch.dtype) -> Any:
     return result
 
 
-def _cast_attributes(value: Any, dtype: torch.dtype) -> Any:
+def _map_attributes(value: Any, change: Change) -> Any:
     old = _attributes(value)
-    new = {name: to_float32(item, dtype) for name, item in old.items()}
+    new = {name: map_tensors(item, change) for name, item in old.items()}
     if _same(old.values(), new.values()):
         return value
     result = copy.copy(value)

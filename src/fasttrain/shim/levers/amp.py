@@ -12,12 +12,12 @@ from contextlib import ExitStack
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.amp import GradScaler, autocast
 
 from fasttrain.shim.callsite import call_site, called_by_user
 from fasttrain.shim.casting import to_float32
 from fasttrain.shim.ledger import Ledger
+from fasttrain.shim.levers.amp_bce import BinaryCrossEntropy
 from fasttrain.shim.roots import Call, Root, RootCalls
 from fasttrain.spec.decision import Decision
 from fasttrain.spec.outcome import State
@@ -33,6 +33,7 @@ class AmpLever:
         self._planned_device = "cuda" if decision.value.device == "rocm" else decision.value.device
         self._explicit = decision.source.explicit
         self._roots = roots
+        self._bce = BinaryCrossEntropy(self._dtype)
         self._enter: Callable[..., Any] = autocast.__enter__
         self._exit: Callable[..., Any] = autocast.__exit__
 
@@ -40,9 +41,9 @@ class AmpLever:
         """Take the roots' region, watch for the script's own precision, mend what refuses it."""
         self._watch_autocast(undo)
         self._watch_scaler(undo)
-        _let_binary_cross_entropy_run(undo)
-        self._roots.region = self._region
-        undo.callback(setattr, self._roots, "region", None)
+        self._bce.install(undo)
+        self._roots.region, self._roots.low_dtype = self._region, self._dtype
+        undo.callback(self._roots.leave_plain)
         self.ledger.settle(State.ARMED, "no module with fp32 parameters was called")
 
     def refresh(self) -> None:
@@ -58,12 +59,13 @@ class AmpLever:
             output = call(*args, **kwargs)
         finally:
             self._exit(context, None, None, None)
-        if not self.ledger.live:
-            return output  # the script turned out to manage precision itself, inside this very call
-        self._roots.lowered = True
-        self.ledger.apply(root.name, root.where)
-        self.ledger.counts["forwards"] += 1
-        return to_float32(output, self._dtype)
+        if self.ledger.live:  # else the script turned out to manage precision itself, in this call
+            self._roots.lowered = True
+            self.ledger.apply(root.name, root.where)
+            self.ledger.counts["forwards"] += 1
+            output = to_float32(output, self._dtype, self._bce.to_float32)
+        self._bce.forget()
+        return output
 
     def _device_of(self, root: Root) -> str | None:
         """Give the device type to autocast on, or None where this call is to be left alone."""
@@ -89,7 +91,7 @@ class AmpLever:
 
     def _cede(self, what: str) -> None:
         self.ledger.cede("the script manages precision itself", what, call_site())
-        self._roots.region = None
+        self._roots.leave_plain()
 
     def _watch_autocast(self, undo: ExitStack) -> None:
         original: Any = autocast.__enter__
@@ -119,31 +121,3 @@ class AmpLever:
 def _replace(owner: Any, name: str, value: Any, undo: ExitStack) -> None:
     undo.callback(setattr, owner, name, getattr(owner, name))
     setattr(owner, name, value)
-
-
-def _let_binary_cross_entropy_run(undo: ExitStack) -> None:
-    """Make the one operator that raises inside autocast run in fp32 there instead.
-
-    The innermost name is replaced, not ``torch.nn.functional``'s: that one is a Python function,
-    which scripts pass around and torch.jit.script reads the source of.
-
-    Source: ``torch/csrc/autocast_mode.h`` of torch 2.13: "banned" is binary_cross_entropy alone.
-    """
-    original: Any = torch._C._nn.binary_cross_entropy
-
-    def binary_cross_entropy(
-        input: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = 1
-    ) -> Any:
-        device = input.device.type
-        if not torch.is_autocast_enabled(device):
-            return original(input, target, weight, reduction)
-        tensors = to_float32((input, target, weight), torch.get_autocast_dtype(device))
-        with autocast(device, enabled=False):
-            return original(*tensors, reduction)
-
-    _replace(torch._C._nn, "binary_cross_entropy", binary_cross_entropy, undo)
-    # torch.jit.script meets the name as well, and is told which operator it stands for.
-    builtins: Any = torch.jit._builtins
-    table = builtins._get_builtin_table()
-    table[id(binary_cross_entropy)] = "aten::binary_cross_entropy"
-    undo.callback(table.pop, id(binary_cross_entropy))
