@@ -9,10 +9,10 @@ from fasttrain.spec.decision import Decision
 from fasttrain.spec.errors import ExitCode, FasttrainError
 from fasttrain.spec.machine import DeviceKind, Machine
 from fasttrain.spec.plan import Compile
-from fasttrain.spec.settings import CompileMode, Settings
+from fasttrain.spec.settings import CompileMode, CompileScope, Settings
 
 # CUDA graphs replay into the same memory: an output kept over the next call, or gradients that
-# accumulate over several, are overwritten. Source: pytorch#169545, #148439, #158551.
+# accumulate over several, are overwritten. The worker watches for both before it takes them.
 _WITHOUT_GRAPHS: dict[CompileMode, CompileMode] = {
     "max-autotune": "max-autotune-no-cudagraphs",
     "reduce-overhead": "default",
@@ -20,7 +20,7 @@ _WITHOUT_GRAPHS: dict[CompileMode, CompileMode] = {
 
 
 def decide_compile(settings: Settings, machine: Machine, kind: DeviceKind) -> Decision[Compile]:
-    """Give the mode that is right for any training loop, and the scope.
+    """Give the mode that is right from the first step on, what may follow it, and the scope.
 
     Raises:
         FasttrainError: ``compile-npu``, ``compile-torch`` or ``compile-compiler`` when this machine
@@ -31,20 +31,29 @@ def decide_compile(settings: Settings, machine: Machine, kind: DeviceKind) -> De
     if mode == "off":
         return Decision(Compile("off", "off", scope), asked(setting), setting.source)
     _check(machine, kind)
-    used, reason = _safe(mode, kind)
-    return Decision(Compile(mode, used, scope), f"{asked(setting)}{reason}", setting.source)
-
-
-def _safe(mode: CompileMode, kind: DeviceKind) -> tuple[CompileMode, str]:
     if mode not in _WITHOUT_GRAPHS:
-        return mode, ""
+        return Decision(Compile(mode, mode, scope), asked(setting), setting.source)
+    used, graphs, reason = _graphs(mode, scope, kind)
+    compiled = Compile(mode, used, scope, graphs)
+    return Decision(compiled, f"{asked(setting)}; {reason}", setting.source)
+
+
+def _graphs(
+    mode: CompileMode, scope: CompileScope, kind: DeviceKind
+) -> tuple[CompileMode, CompileMode | None, str]:
+    """Give the mode to start in, the one with CUDA graphs that may follow, and why."""
     if not VENDORS[kind].cuda_graphs:
-        return mode, f"; CUDA graphs, which {mode} would use, don't exist on {kind}"
+        return mode, None, f"CUDA graphs, which {mode} would use, don't exist on {kind}"
     used = _WITHOUT_GRAPHS[mode]
-    return used, (
-        f"; {used} instead of {mode}, whose CUDA graphs give wrong results with gradient "
-        "accumulation and kept outputs (pytorch#169545, #148439, #158551)"
-    )
+    if scope == "blocks":
+        return used, None, (
+            f"{used} instead of {mode}, whose CUDA graphs don't hold the outputs of one block"
+            " while the next one runs (pytorch#158551)"
+        )  # fmt: skip
+    return used, mode, (
+        f"{used} until the loop has shown that {mode}'s CUDA graphs are safe in it, with"
+        " no gradient accumulation or repeated calls (pytorch#169545, #148439)"
+    )  # fmt: skip
 
 
 def _check(machine: Machine, kind: DeviceKind) -> None:

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn import Module, Parameter
 from torch.utils.data import get_worker_info
 
@@ -69,6 +70,7 @@ class RootCalls:
 
     Attributes:
         region: Runs the call itself, for the precision lever; None runs it plainly.
+        low_dtype: What the region lowers to; None without one.
         lowered: Whether a call of a root has run in low precision.
         on_discover: Called once for each new root, before its first call.
         on_call: Called before every call of a root with its positional and keyword arguments.
@@ -76,6 +78,7 @@ class RootCalls:
 
     def __init__(self) -> None:
         self.region: Region | None = None
+        self.low_dtype: torch.dtype | None = None
         self.lowered = False
         self.on_discover: list[Callable[[Root, Module], None]] = []
         self.on_call: list[Callable[[Root, tuple[Any, ...], dict[str, Any]], None]] = []
@@ -103,6 +106,27 @@ class RootCalls:
         undo.callback(setattr, Module, "__call__", original)
         for name in ("trace", "trace_module", "_get_trace_graph"):  # the last one is torch.onnx's
             self._stay_out_of(name, undo)
+
+    def leave_plain(self) -> None:
+        """Have roots run without a region from now on."""
+        self.region = self.low_dtype = None
+
+    def finish(self, output: Any) -> Any:
+        """Give a compiled root's output in fp32, as the last operation of its graph.
+
+        A compiler does not round what it casts down and up again: a sigmoid comes out in fp32.
+        Other containers than these are cast behind the graph, by the region.
+        """
+        if isinstance(output, Tensor):
+            low = output.dtype is self.low_dtype
+            return (
+                output.float() if low and torch.is_autocast_enabled(output.device.type) else output
+            )
+        if type(output) in (tuple, list):
+            return type(output)([self.finish(item) for item in output])
+        if type(output) is dict:
+            return {key: self.finish(item) for key, item in output.items()}
+        return output
 
     def _stay_out_of(self, name: str, undo: ExitStack) -> None:
         """Call nothing a root while torch.jit traces, or compares its trace with plain calls."""

@@ -120,11 +120,20 @@ class Amp:
 
 @dataclass(frozen=True, slots=True)
 class Compile:
-    """torch.compile: the mode asked for, the mode used, and the scope."""
+    """torch.compile: how models are compiled.
+
+    Attributes:
+        asked: The mode asked for.
+        mode: The mode used, without CUDA graphs where there are any.
+        scope: What is compiled.
+        graphs: The mode with CUDA graphs, for a loop that has shown to be safe for them; None
+            without.
+    """
 
     asked: CompileMode
     mode: CompileMode
     scope: CompileScope = "model"
+    graphs: CompileMode | None = None
 
 
 @dataclass(frozen=True, slots=True)

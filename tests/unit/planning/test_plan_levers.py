@@ -98,14 +98,22 @@ def test_compile_is_off_by_default(make):
         ("max-autotune-no-cudagraphs", "max-autotune-no-cudagraphs", "max-autotune-no-cudagraphs"),
     ],
 )
-def test_modes_with_cuda_graphs_are_replaced_where_graphs_exist(make, asked, on_cuda, on_cpu):
+def test_cuda_graphs_wait_until_the_loop_has_shown_to_be_safe(make, asked, on_cuda, on_cpu):
+    later = asked if asked != on_cuda else None
     for machine in (make.gpus(1), make.gpus(1, make.rocm)):
         decision = make.plan(machine, compile=asked).levers.compile
-        assert decision.value == Compile(asked, on_cuda)
-        assert ("CUDA graphs" in decision.reason) == (asked != on_cuda)
+        assert decision.value == Compile(asked, on_cuda, graphs=later)
+        assert ("CUDA graphs" in decision.reason) == (later is not None)
     decision = make.plan(make.machine(), compile=asked).levers.compile
     assert decision.value == Compile(asked, on_cpu)
-    assert ("don't exist on cpu" in decision.reason) == (asked != on_cuda)
+    assert ("don't exist on cpu" in decision.reason) == (later is not None)
+
+
+def test_blocks_have_no_cuda_graphs(make):
+    settings = {"compile": "reduce-overhead", "compile_scope": "blocks"}
+    decision = make.plan(make.gpus(1), **settings).levers.compile
+    assert decision.value == Compile("reduce-overhead", "default", "blocks")
+    assert "158551" in decision.reason
 
 
 def test_the_scope_is_kept_and_told_where_it_does_nothing(make):

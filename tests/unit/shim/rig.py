@@ -22,7 +22,8 @@ from fasttrain.spec.plan import Amp, Compile, LaunchPlan, Levers, Processes, Tar
 
 torch.set_num_threads(1)  # two cores are shared: spinning threads cost more than they bring
 
-OFF = {"amp": "off", "compile": "off", "scope": "model", "optimizer": "keep", "matmul": "keep"}
+OFF = {"amp": "off", "compile": "off", "scope": "model", "optimizer": "keep", "matmul": "keep",
+       "graphs": None}  # fmt: skip
 FLAG = Source(SourceKind.FLAG, "--flag")
 MACHINE = Source(SourceKind.MACHINE, "the machine")
 
@@ -36,7 +37,9 @@ def plan(run_dir: Path, source: Source = FLAG, **choices: Any) -> LaunchPlan:
 
     levers = Levers(
         amp=decide(Amp(chosen["amp"], chosen["device"])),
-        compile=decide(Compile(chosen["compile"], chosen["compile"], chosen["scope"])),
+        compile=decide(
+            Compile(chosen["compile"], chosen["compile"], chosen["scope"], chosen["graphs"])
+        ),
         optimizer=decide(chosen["optimizer"]),
         matmul=decide(chosen["matmul"]),
         strategy=decide("none"),

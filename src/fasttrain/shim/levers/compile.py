@@ -1,10 +1,4 @@
-"""torch.compile in place: the root keeps its type, keys, hooks, pickling and deep copies.
-
-The compiled callable goes into ``Module._compiled_call_impl``, the slot of torch's own
-``Module.compile()``, which ``__getstate__`` drops. ``Module.compile()`` itself compiles nothing
-when the outermost forward lives in torch.nn (pytorch#132923, #150915), because dynamo skips
-frames of torch's own files; a function defined here is not skipped.
-"""
+"""torch.compile in place: the root keeps its type, keys, hooks, pickling and deep copies."""
 
 from __future__ import annotations
 
@@ -13,7 +7,6 @@ import importlib
 import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
-from types import FunctionType
 from typing import Any
 
 import torch
@@ -22,7 +15,9 @@ from torch.nn import Module
 from fasttrain.shim.callsite import call_site
 from fasttrain.shim.ledger import Ledger
 from fasttrain.shim.levers.compile_account import Account
-from fasttrain.shim.levers.compile_hooks import concerns, watch_hooks
+from fasttrain.shim.levers.compile_graphs import GraphGuard
+from fasttrain.shim.levers.compile_hooks import watch_hooks
+from fasttrain.shim.levers.compile_slots import Filling, Slots, separate_function
 from fasttrain.shim.levers.compile_targets import (
     repeated_blocks,
     second_derivatives,
@@ -45,8 +40,6 @@ SAFE_SETTINGS = (
 # A seeded script draws the same dropout masks as without compilation. Not on GPUs, where kernels
 # that draw their own numbers are part of the speed that was asked for.
 CPU_SETTINGS = (("torch._inductor.config", "fallback_random", True),)
-# A script that changes its hooks more often than this would compile for ever.
-MOST_RENEWALS = 3
 UNUSED = "no trainable module was called"
 FALL_BACK = ("torch._dynamo.config", "suppress_errors", True)
 
@@ -64,8 +57,8 @@ class CompileLever:
         self._compile = torch.compile
         self._later = ExitStack()  # what is changed once the script runs
         self._account: Account | None = None
-        self._filled: weakref.WeakSet[Module] = weakref.WeakSet()
-        self._renewals: weakref.WeakKeyDictionary[Module, int] = weakref.WeakKeyDictionary()
+        self._slots = Slots(torch.compile, decision.value.mode, ledger)
+        self._guard: GraphGuard | None = None  # of the only root that is trained
         self._own_sites: weakref.WeakKeyDictionary[Module, str] = weakref.WeakKeyDictionary()
         self._forwards: dict[type, Callable[..., Any]] = {}
 
@@ -101,9 +94,12 @@ class CompileLever:
         try:
             if self._account is None and not self._prepare(root):
                 return
-            for target, forward, where in self._targets(root, module):
-                self._fill_slot(target, forward)
-                self.ledger.apply(type(target).__name__, where)
+            if self._plan.scope == "blocks" and self._fill_blocks(root, module):
+                return
+            filling = Filling(self._roots.finish, self._guard_for(root, module))
+            forward = separate_function(root.name, self._roots.finish)
+            self._slots.fill(module, forward, filling, self._later)
+            self.ledger.apply(type(module).__name__, root.where)
         except Exception as error:  # noqa: BLE001 - the script's call must go on, eagerly
             self.ledger.settle(State.FAILED, f"{type(error).__name__}: {error}")
 
@@ -120,54 +116,42 @@ class CompileLever:
             if hasattr(config, name):  # not every torch has them all
                 self._later.callback(setattr, config, name, getattr(config, name))
                 setattr(config, name, value)
-        watch_hooks(self._on_hook, self._later)
+        watch_hooks(self._slots.on_hook, self._later)
         self._account = Account(self._later)
         return True
 
-    def _targets(self, root: Root, module: Module) -> list[tuple[Module, Callable[..., Any], str]]:
-        """Give what to compile, the function to compile for it, and where it is."""
-        if self._plan.scope == "blocks":
-            if blocks := repeated_blocks(module):
-                where = f"a block of {root.name}"
-                return [(block, self._forward_of(type(block)), where) for block in blocks]
+    def _fill_blocks(self, root: Root, module: Module) -> bool:
+        blocks = repeated_blocks(module)
+        if not blocks:
             self.ledger.note(f"{root.name} has no repeated blocks: compiled whole")
-        return [(module, separate_function(type(module).__name__), root.where)]
+        for block in blocks:
+            self._slots.fill(block, self._forward_of(type(block)), Filling(), self._later)
+            self.ledger.apply(type(block).__name__, f"a block of {root.name}")
+        return bool(blocks)
 
     def _forward_of(self, kind: type) -> Callable[..., Any]:
         """Give the one function that all blocks of a class share, and with it their graphs."""
         return self._forwards.setdefault(kind, separate_function(kind.__name__))
 
-    def _fill_slot(self, module: Module, forward: Callable[..., Any]) -> None:
-        self._put(module, forward)
-        self._filled.add(module)
-        self._later.callback(_empty_slot, weakref.ref(module))
-        self.ledger.counts["targets"] += 1
-
-    def _put(self, module: Module, forward: Callable[..., Any]) -> None:
-        mode = None if self._plan.mode == "default" else self._plan.mode
-        module._compiled_call_impl = _slot(module, self._compile(forward, mode=mode))
-
-    def _on_hook(self, module: Module | None, hooks: Any) -> None:
-        """Have the next call compile anew what was traced with other hooks than it has now."""
-        for target in [t for t in self._filled if concerns(t, module, hooks)]:
-            target._compiled_call_impl = functools.partial(self._renew, weakref.ref(target))
-
-    def _renew(self, ref: weakref.ref[Module], *args: Any, **kwargs: Any) -> Any:
-        target: Any = ref()
-        name = type(target).__name__
-        self._renewals[target] = self._renewals.get(target, 0) + 1
-        if self._renewals[target] > MOST_RENEWALS:
-            _empty_slot(ref)
-            self._filled.discard(target)
-            self.ledger.note(f"{name} runs eagerly: its hooks change all the time")
-            return target._call_impl(*args, **kwargs)
-        self._put(target, separate_function(name))
-        return target._compiled_call_impl(*args, **kwargs)
+    def _guard_for(self, root: Root, module: Module) -> GraphGuard | None:
+        """Give what takes CUDA graphs where they are safe, in a loop that trains one root."""
+        if not self._plan.graphs:
+            return None
+        if self._guard is not None or len(self._slots):
+            if self._guard is not None:
+                self._guard.refuse("the script calls several models that can train")
+            return None
+        function = separate_function(root.name, self._roots.finish)
+        self._guard = GraphGuard(self._compile(function, mode=self._plan.graphs), self.ledger)
+        self._guard.install(self._later)
+        if module is not root.ref():
+            self._guard.refuse("they fail under DistributedDataParallel (pytorch#140395)")
+        return self._guard
 
     def _compiled_by_script(self, module: Module) -> Module | None:
         """Give the module inside that the script compiled itself."""
         for part in Module.modules(module):
-            by_slot = part._compiled_call_impl is not None and part not in self._filled
+            by_slot = part._compiled_call_impl is not None and part not in self._slots
             if by_slot or part in self._own_sites or _own_forward(part):
                 return part
         return None
@@ -204,45 +188,12 @@ class CompileLever:
     def _give_up(self, module: Module, site: str) -> None:
         """Hand a module over that the script compiles, even after it was called and compiled."""
         self._own_sites[module] = site
-        ours = [part for part in Module.modules(module) if part in self._filled]
+        ours = [part for part in Module.modules(module) if part in self._slots]
         for part in ours:
-            _empty_slot(weakref.ref(part))
-            self._filled.discard(part)
+            self._slots.release(part)
         if ours and self.ledger.live:
             name = type(module).__name__
             self.ledger.cede(f"the script compiles {name} itself", name, site)
-
-
-def _forward(module: Any, *args: Any, **kwargs: Any) -> Any:
-    return module._call_impl(*args, **kwargs)
-
-
-def separate_function(name: str) -> Callable[..., Any]:
-    """Give a new function with a code object of its own, named for dynamo's messages.
-
-    Dynamo counts recompiles by code object: roots that shared one would share its limit of eight.
-    """
-    return FunctionType(_forward.__code__.replace(co_name=name), _forward.__globals__, name)
-
-
-def _slot(module: Module, compiled: Callable[..., Any]) -> Callable[..., Any]:
-    """Give what takes a module's calls; it holds the module weakly, as the module holds it."""
-    ref = weakref.ref(module)
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        module: Any = ref()
-        # Dynamo refuses to run under torch.jit.trace and inside torch.func's transforms.
-        if torch._C._get_tracing_state() or torch._C._functorch.peek_interpreter_stack():
-            return module._call_impl(*args, **kwargs)
-        return compiled(module, *args, **kwargs)
-
-    return call
-
-
-def _empty_slot(ref: weakref.ref[Module]) -> None:
-    module = ref()
-    if module is not None:
-        vars(module).pop("_compiled_call_impl", None)
 
 
 def _own_forward(module: Module) -> bool:
