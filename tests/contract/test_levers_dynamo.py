@@ -106,6 +106,36 @@ def test_graph_breaks_are_told_with_their_line(compiled: Any) -> None:
     assert any(f"test_levers_dynamo.py:{line}" in note for note in outcome.notes)
 
 
+BREAKS = """
+import torch
+from torch import nn
+
+class Breaks(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(2, 2)
+
+    def forward(self, x):
+        x = self.linear(x)
+        return x * (2 if x.sum().item() > 0 else 3)
+
+model = Breaks()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model(torch.ones(2, 2)).sum().backward()
+optimizer.step()
+"""
+
+
+@pytest.mark.parametrize("logs", [{}, {"TORCH_LOGS": "graph_breaks"}])
+def test_dynamo_warns_only_where_it_is_asked_to(
+    fasttrain: Any, script: Any, logs: dict[str, str]
+) -> None:
+    done = fasttrain("run", script(BREAKS), "--compile", "default", env=logs)
+    assert done.returncode == 0
+    assert b"graph break at train.py:12" in done.stderr
+    assert (b"Graph break" in done.stderr) == bool(logs)
+
+
 def test_parts_behind_a_graph_break_share_no_recompile_limit(compiled: Any) -> None:
     class Layer(nn.Module):
         def __init__(self, width: int) -> None:

@@ -6,6 +6,8 @@ Source: ``torch/_dynamo/utils.py`` of torch 2.13: ``counters``, ``graph_break_re
 
 from __future__ import annotations
 
+import logging
+import os
 import time
 from contextlib import ExitStack
 from typing import Any
@@ -31,6 +33,7 @@ class Account:
         self._compile_s = self._total_s()
         utils.set_compilation_metrics_limit(KEPT_METRICS)
         undo.callback(utils.set_compilation_metrics_limit, utils.DEFAULT_COMPILATION_METRICS_LIMIT)
+        _hush(undo)
 
     @property
     def compile_s(self) -> float:
@@ -66,6 +69,17 @@ class Account:
         ledger.counts["breaks"] = len(places)
         for text in places:
             ledger.note(text)
+
+
+def _hush(undo: ExitStack) -> None:
+    """Keep dynamo's warnings out of the script's stderr: the receipt tells the same, in lines.
+
+    Breaks and failures are logged with whole stacks. TORCH_LOGS brings them back.
+    """
+    logger = logging.getLogger("torch._dynamo")
+    if "TORCH_LOGS" not in os.environ and logger.level == logging.NOTSET:
+        undo.callback(logger.setLevel, logger.level)
+        logger.setLevel(logging.ERROR)
 
 
 def _read_failures(ledger: Ledger, metrics: list[Any]) -> None:
