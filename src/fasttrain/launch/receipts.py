@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import shlex
+from collections import defaultdict
 from pathlib import Path
 
+from fasttrain.launch.merge_reports import merged
 from fasttrain.launch.run_dir import RECEIPT_FILE, write_private
 from fasttrain.spec.codec import CodecError, dumps, loads
 from fasttrain.spec.errors import ExitCode, FasttrainError
@@ -63,12 +65,17 @@ def read_receipt(run_dir: Path) -> Receipt:
 
 
 def _read_reports(run_dir: Path) -> tuple[tuple[RankReport, ...], list[str]]:
-    reports, problems = [], []
-    for path in run_dir.glob("rank-*.json"):
+    workers: list[RankReport] = []
+    children: defaultdict[int, list[RankReport]] = defaultdict(list)
+    problems = []
+    for path in sorted(run_dir.glob("rank-*.json")):
         try:
-            reports.append(loads(RankReport, path.read_bytes()))
+            report = loads(RankReport, path.read_bytes())
         except (OSError, CodecError) as error:
             problems.append(f"{path.name} can't be read: {error}")
+            continue
+        (children[report.rank] if ".child-" in path.name else workers).append(report)
+    reports = [merged(worker, children[worker.rank]) for worker in workers]
     return tuple(sorted(reports, key=lambda report: report.rank)), problems
 
 

@@ -9,10 +9,9 @@ from pathlib import Path
 
 from fasttrain.spec.codec import dumps
 from fasttrain.spec.errors import ExitCode, FasttrainError
-from fasttrain.spec.plan import LaunchPlan
+from fasttrain.spec.plan import PLAN_FILE, LaunchPlan
 
 DEFAULT_PARENT = "fasttrain_runs"
-PLAN_FILE = "plan.json"
 RECEIPT_FILE = "receipt.json"
 
 

@@ -8,7 +8,7 @@ from shlex import quote
 from fasttrain.planning.explain import lever_rows
 from fasttrain.planning.secrets import MASK, is_secret_name, mask_plan
 from fasttrain.spec.codec import dumps
-from fasttrain.spec.plan import EnvVar, LaunchPlan
+from fasttrain.spec.plan import PLAN_FILE, EnvVar, LaunchPlan
 
 _END = "FASTTRAIN_PLAN"
 
@@ -82,7 +82,7 @@ def _before(variable: EnvVar, environ: Mapping[str, str], secret: bool) -> str:
 
 
 def _plan_file(plan: LaunchPlan) -> Iterator[str]:
-    path = quote(f"{plan.run_dir}/plan.json")
+    path = quote(f"{plan.run_dir}/{PLAN_FILE}")
     # Only these files are private: the script's own keep the umask of the shell.
     yield f"(umask 077; mkdir -p -- {quote(plan.run_dir)}; cat > {path}) <<'{_END}'"
     # JSON in ASCII: no line of it can end the here-document, whatever the strings hold.

@@ -36,6 +36,14 @@ class Ledger:
         self.state = state
         self.reason = reason
 
+    def begin_anew(self) -> None:
+        """Forget what was done so far, in a process that takes the lever over from its parent."""
+        if self.state is State.APPLIED:
+            self.settle(State.ARMED, "nothing that it applies to was met")
+        self.counts.clear()
+        self._sites.clear()
+        self._notes.clear()
+
     def apply(self, what: str, where: str, count: int = 1) -> None:
         """Record one effect; the first one turns armed into applied."""
         if self.state is State.ARMED:

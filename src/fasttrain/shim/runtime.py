@@ -3,30 +3,29 @@
 from __future__ import annotations
 
 import atexit
-import json
 import os
 import sys
 import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from fasttrain.shim import children
 from fasttrain.shim.ledger import Ledger, Lever
 from fasttrain.shim.levers.amp import AmpLever
 from fasttrain.shim.levers.compile import CompileLever
 from fasttrain.shim.levers.loss_scaling import LossScaling
 from fasttrain.shim.levers.matmul import MatmulLever
 from fasttrain.shim.levers.optimizer import OptimizerLever
+from fasttrain.shim.reporter import Reporter
 from fasttrain.shim.roots import RootCalls
 from fasttrain.shim.steps import StepMeter
 from fasttrain.shim.strays import refuse_unrelated_copies
-from fasttrain.spec.codec import dumps
 from fasttrain.spec.decision import Decision
 from fasttrain.spec.outcome import Outcome, RankReport, State
-from fasttrain.spec.plan import LaunchPlan
+from fasttrain.spec.plan import PLAN_FILE, LaunchPlan
 
 REPORT_EVERY_S = 5.0  # a killed worker leaves a report that is at most this old
 EVENT_EVERY_S = 0.5  # fine enough for a progress line, and nothing against a step
@@ -39,14 +38,15 @@ class Runtime:
         plan: The plan.
         rank: Global rank of the worker.
         started_s: When the worker started, by `time.perf_counter`.
-        pid: The worker. A child that it forked may import torch before it does; the levers work
-            there too, but the files are the worker's.
+        pid: The worker; a child that it forked may import torch before it does.
+        child: Whether the script started this process, and not the launcher.
     """
 
-    def __init__(self, plan: LaunchPlan, rank: int, started_s: float, pid: int) -> None:
+    def __init__(
+        self, plan: LaunchPlan, rank: int, started_s: float, pid: int, *, child: bool = False
+    ) -> None:
         self._plan = plan
         self._rank = rank
-        self._pid = pid
         self._undo = ExitStack()
         self._roots = RootCalls()
         self._meter = StepMeter(started_s)
@@ -55,10 +55,8 @@ class Runtime:
         self._ledgers: list[Ledger] = []
         self._levers: list[Lever] = []
         self._reported_s = self._event_s = 0.0
-        self._mute = False
-        run_dir = Path(plan.run_dir)
-        self._report_path = run_dir / f"rank-{rank}.json"
-        self._events_path = run_dir / f"events-{rank}.jsonl"
+        self._run_dir = Path(plan.run_dir)
+        self._reporter = Reporter(self._run_dir, rank, pid, child=child)
 
     def install(self) -> None:
         """Put every lever in place; one that can't be installed is rolled back alone."""
@@ -78,6 +76,9 @@ class Runtime:
         refuse_unrelated_copies(self._plan, self._undo)
         self._meter.install(self._undo)
         self._meter.on_step.append(self._on_step)
+        if any(lever.ledger.live for lever in self._levers):
+            children.follow_spawned(self._run_dir / PLAN_FILE, self._rank, self._undo)
+            children.follow_forked(self._begin_anew)
         # Registered before any of the script's own handlers, so that it runs behind them all.
         atexit.register(self.finish)
         self._undo.callback(atexit.unregister, self.finish)
@@ -122,6 +123,15 @@ class Runtime:
             lever.refresh()
         return {ledger.lever: ledger.outcome() for ledger in self._ledgers}
 
+    def _begin_anew(self) -> None:
+        """Account for a child that the script forked, apart from what its parent did."""
+        self._reporter = Reporter(self._run_dir, self._rank, os.getpid(), child=True)
+        self._meter.begin_anew()
+        self._roots.last = None
+        for ledger in self._ledgers:
+            ledger.begin_anew()
+        children.at_exit(self.finish)
+
     def _on_call(self, *_: Any) -> None:
         # Scripts without an optimizer make no steps, and the first step may be an epoch away.
         if time.perf_counter() - self._reported_s >= REPORT_EVERY_S:
@@ -131,7 +141,7 @@ class Runtime:
         now = time.perf_counter()
         if now - self._event_s >= EVENT_EVERY_S or step == 1:
             self._event_s = now
-            self._write(self._append_event, step)
+            self._reporter.event(self._event)
         if now - self._reported_s >= REPORT_EVERY_S or step == 1:
             self._report(finished=False)
         if step == self._plan.max_steps:
@@ -140,43 +150,30 @@ class Runtime:
     def finish(self) -> None:
         """Write the last event and report."""
         if self._meter.steps:
-            self._write(self._append_event, self._meter.steps)
+            self._reporter.event(self._event)
         self._report(finished=True)
 
     def _report(self, *, finished: bool) -> None:
         self._reported_s = time.perf_counter()
-        self._write(self._write_report, finished)
+        # Most children only load data or fetch something; those that train are told.
+        if self._meter.steps or self._roots.last is not None or not self._reporter.child:
+            self._reporter.report(lambda: self._rank_report(finished))
 
-    def _write(self, write: Callable[[Any], None], value: Any) -> None:
-        """Write for the launcher; a full disk or a lost directory must not end the script.
-
-        A forked child of the worker writes nothing: the files are its parent's.
-        """
-        if self._mute or os.getpid() != self._pid:
-            return
-        try:
-            write(value)
-        except OSError as error:
-            self._mute = True
-            print(f"fasttrain: this run is no longer recorded: {error}", file=sys.stderr)  # noqa: T201
-
-    def _append_event(self, step: int) -> None:
+    def _event(self) -> dict[str, Any]:
         stats = self._meter.stats(0.0)
-        event = {
+        return {
             "time_s": time.time(),
-            "step": step,
+            "step": self._meter.steps,
             "step_s": self._meter.recent_step_s(),
             "samples_per_s": stats.samples_per_s,
             "memory_bytes": stats.peak_memory_bytes,
             "loss_scale": self._scaling.scale if self._scaling else 1.0,
         }
-        with _private(self._events_path, "a") as file:
-            file.write(json.dumps(event) + "\n")
 
-    def _write_report(self, finished: bool) -> None:
+    def _rank_report(self, finished: bool) -> RankReport:
         root = self._roots.last
         parameter = root.parameter() if root else None
-        report = RankReport(
+        return RankReport(
             rank=self._rank,
             device=str(parameter.device) if parameter is not None else "",
             torch_version=torch.__version__,
@@ -184,16 +181,3 @@ class Runtime:
             stats=self._meter.stats(self._compile.compile_s if self._compile else 0.0),
             finished=finished,
         )
-        # Renamed into place: a reader, or a kill at any moment, never meets half a report.
-        draft = self._report_path.with_suffix(".tmp")
-        with _private(draft, "w") as file:
-            file.write(dumps(report))
-        draft.replace(self._report_path)
-
-
-def _private(path: Path, mode: str) -> Any:
-    return open(path, mode, encoding="utf-8", opener=_open_private)
-
-
-def _open_private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)

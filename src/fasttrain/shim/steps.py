@@ -32,8 +32,15 @@ class StepMeter:
     """
 
     def __init__(self, started_s: float) -> None:
-        self.steps = 0
         self.on_step: list[Callable[[int], None]] = []
+        self._clear(started_s)
+
+    def begin_anew(self) -> None:
+        """Count from zero, in a process that takes over from its parent."""
+        self._clear(time.perf_counter())
+
+    def _clear(self, started_s: float) -> None:
+        self.steps = 0
         self._started_s = started_s
         self._first_step_s = 0.0
         self._last_s = 0.0

@@ -10,6 +10,7 @@ from fasttrain.spec.machine import DeviceKind
 from fasttrain.spec.settings import CompileMode, CompileScope, MatmulChoice, StrategyChoice
 
 PLAN_SCHEMA = 1
+PLAN_FILE = "plan.json"  # in the run directory
 
 TargetKind = Literal["script", "module", "command"]
 Precision = Literal["off", "bfloat16", "float16"]

@@ -1,0 +1,135 @@
+"""Processes that a script starts by multiprocessing get the levers, and are accounted for."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+# Two writers on shared weights, as in Hogwild; rank 0 trains 5 steps and rank 1 trains 3.
+CHILDREN = """
+import sys
+import torch
+import torch.multiprocessing as mp
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 2)
+    def forward(self, x):
+        return self.linear(x)
+
+def train(rank, model):
+    torch.set_num_threads(1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    seen = []
+    model.linear.register_forward_hook(lambda m, args, out: seen.append(str(out.dtype)))
+    for _ in range(5 - 2 * rank):
+        optimizer.zero_grad()
+        model(torch.ones(3, 4)).sum().backward()
+        optimizer.step()
+    print(rank, sorted(set(seen)), flush=True)
+
+def wait(*_):
+    pass
+
+if __name__ == "__main__":
+    model = Net()
+    model.share_memory()
+    how = sys.argv[1]
+    if how == "mp.spawn":
+        mp.spawn(train, args=(model,), nprocs=2)
+    else:
+        context = mp.get_context(how)
+        if "parent trains too" in sys.argv:
+            train(1, model)
+        workers = [context.Process(target=train, args=(rank, model)) for rank in range(2)]
+        workers.append(context.Process(target=wait))
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+            assert worker.exitcode == 0
+"""
+LEVERS = ("--amp", "bf16", "--optimizer", "auto")
+
+
+def run(fasttrain: Any, script: Any, *args: str, levers: tuple[str, ...] = LEVERS) -> Any:
+    run_dir: Path = fasttrain.cwd / "run"
+    path = script(CHILDREN)
+    done = fasttrain("run", path, *levers, "--run-dir", run_dir, "--", *args)
+    assert done.returncode == 0, done.stderr
+    (rank,) = json.loads((run_dir / "receipt.json").read_bytes())["ranks"]
+    outcomes = {outcome["lever"]: outcome for outcome in rank["outcomes"]}
+    return sorted(done.stdout.decode().splitlines()), outcomes, rank
+
+
+@pytest.mark.parametrize("how", ["mp.spawn", "spawn", "fork"])
+def test_children_that_train(fasttrain: Any, script: Any, how: str) -> None:
+    told, outcomes, rank = run(fasttrain, script, how)
+    assert told == ["0 ['torch.bfloat16']", "1 ['torch.bfloat16']"]
+    assert outcomes["amp"]["state"] == outcomes["optimizer"]["state"] == "applied"
+    assert outcomes["amp"]["counts"]["forwards"] == 5 + 3
+    assert outcomes["optimizer"]["counts"]["steps"] == 5 + 3
+    assert any("2 processes that the script started" in n for n in outcomes["amp"]["notes"])
+    assert rank["stats"]["steps"] == 5
+    assert rank["device"] == "cpu"
+    children = list((fasttrain.cwd / "run").glob("rank-0.child-*.json"))
+    assert len(children) == 2  # the one that did not train has nothing to tell
+
+
+def test_a_parent_that_trains_too_is_counted_once(fasttrain: Any, script: Any) -> None:
+    _, outcomes, _ = run(fasttrain, script, "fork", "parent trains too")
+    assert outcomes["amp"]["counts"]["forwards"] == 3 + 5 + 3
+    assert not any("started" in note for note in outcomes["amp"]["notes"])
+
+
+def test_with_every_lever_off_children_are_pythons_own(fasttrain: Any, script: Any) -> None:
+    told, outcomes, _ = run(fasttrain, script, "spawn", levers=("--preset", "exact"))
+    assert told == ["0 ['torch.float32']", "1 ['torch.float32']"]
+    assert outcomes["amp"]["state"] == "off"
+
+
+ERROR = """
+import multiprocessing
+import torch
+
+def fail():
+    raise ValueError("on purpose")
+
+if __name__ == "__main__":
+    process = multiprocessing.get_context("spawn").Process(target=fail)
+    process.start()
+    process.join()
+"""
+
+
+def test_a_childs_traceback_is_pythons_own(fasttrain: Any, script: Any) -> None:
+    path = script(ERROR)
+    done = fasttrain("run", path, *LEVERS, "--quiet")
+    plain = subprocess.run(
+        [sys.executable, str(path)], env=fasttrain.environ, capture_output=True, timeout=60
+    )
+    assert b"on purpose" in plain.stderr
+    assert done.stderr.startswith(plain.stderr)
+
+
+SHADOW = "raise RuntimeError('the wrong fasttrain')\n"
+
+
+def test_something_else_called_fasttrain_is_in_nobodys_way(fasttrain: Any, script: Any) -> None:
+    script(SHADOW, "fasttrain.py")
+    path = script(CHILDREN)
+    # Not with -m, by which the test would meet the wrong one itself.
+    command = [str(Path(sys.executable).with_name("fasttrain")), "run", str(path), *LEVERS]
+    done = subprocess.run(
+        [*command, "--", "spawn"],
+        cwd=fasttrain.cwd, env=fasttrain.environ, capture_output=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert b"2 processes that the script started" in done.stderr
