@@ -28,6 +28,7 @@ from torch.optim.optimizer import (
 
 from fasttrain.shim.ledger import Ledger
 from fasttrain.shim.levers.loss_scaling_grads import Gradients
+from fasttrain.shim.levers.loss_scaling_hooks import GradientHooks
 from fasttrain.shim.refusal import refuse
 from fasttrain.shim.roots import Root, RootCalls
 from fasttrain.spec.decision import Decision
@@ -50,6 +51,7 @@ class LossScaling:
         # Made before the precision lever watches for GradScalers of the script's.
         self._scaler = GradScaler("cpu" if decision.value.device == "cpu" else "cuda")
         self._gradients = Gradients()
+        self._hooks = GradientHooks()
         self._stepped = False
         self._closure_of = ""  # the optimizer whose step runs a closure right now
         self._slope_scale = FIRST_SLOPE_SCALE
@@ -64,6 +66,7 @@ class LossScaling:
         self._roots.on_call.append(self._gradients.add_inputs)
         undo.callback(self._roots.on_call.remove, self._gradients.add_inputs)
         self._watch_optimizers(undo)
+        self._hooks.install(undo)
         self._wrap("backward", self._backward, undo)
         self._wrap("grad", self._grad, undo)
         undo.callback(register_optimizer_step_pre_hook(self._before_step).remove)
@@ -113,9 +116,11 @@ class LossScaling:
         scale = self._begin(outputs[0])
         seeds = _scaled(outputs, _sequence(grad_tensors), scale)
         self._gradients.multiply(scale)
+        self._hooks.scale = scale
         try:
             original(outputs, seeds, *args, **kwargs)
         finally:
+            self._hooks.scale = None
             self._gradients.unscale(self._scaler, scale)
         self.ledger.apply("backward pass", self._where())
         self.ledger.counts["backward passes"] += 1
@@ -138,7 +143,11 @@ class LossScaling:
             scale = torch.tensor(self._slope_scale, device=ends[0].device)
             seeds = _scaled(ends, _sequence(grad_outputs), scale)
             retained = True  # for another try; without a further use it goes with the outputs
-            slopes = original(ends, inputs, seeds, retained, *args, **kwargs)
+            self._hooks.scale = scale
+            try:
+                slopes = original(ends, inputs, seeds, retained, *args, **kwargs)
+            finally:
+                self._hooks.scale = None
             if self._slope_scale <= 1.0 or _finite(slopes):
                 return tuple(None if g is None else g / self._slope_scale for g in slopes)
             self._slope_scale = max(1.0, self._slope_scale * SLOPE_BACKOFF)
@@ -176,6 +185,8 @@ class LossScaling:
             self._closure_of = type(optimizer).__name__
         if self._scaler._scale is None:
             return
+        if self._hooks.scale is not None:
+            refuse(_step_refused(type(optimizer).__name__))
         self._stepped = True
         if not self._gradients.overflowed(optimizer):
             self.ledger.counts["steps"] += 1
@@ -222,6 +233,15 @@ def _withhold(optimizer: Optimizer) -> list[tuple[Tensor, Tensor]]:
                 withheld.append((parameter, parameter.grad))
                 parameter.grad = None
     return withheld
+
+
+def _step_refused(optimizer: str) -> FasttrainError:
+    return FasttrainError(
+        f"fp16 can't train with {optimizer} stepping inside the backward pass",
+        why="whether its gradients overflowed is only known behind the pass",
+        fix="use --amp bf16 or --amp off",
+        slug="fp16-step-in-backward",
+    )
 
 
 def _closure_refused(optimizer: str) -> FasttrainError:
