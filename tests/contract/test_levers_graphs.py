@@ -115,6 +115,30 @@ def never_steps(model: nn.Module, optimizer: Any) -> None:
             p.grad = None
 
 
+def keeps_parameter_gradients(model: nn.Module, optimizer: Any) -> None:
+    kept = []
+    for _ in range(STEPS):
+        step(model, optimizer, batch())
+        kept.append(next(model.parameters()).grad)
+
+
+def hooks_parameters(model: nn.Module, optimizer: Any) -> None:
+    next(model.parameters()).register_hook(lambda gradient: None)
+    for _ in range(STEPS):
+        step(model, optimizer, batch())
+
+
+def hooks_accumulation(model: nn.Module, optimizer: Any) -> None:
+    next(model.parameters()).register_post_accumulate_grad_hook(lambda parameter: None)
+    for _ in range(STEPS):
+        step(model, optimizer, batch())
+
+
+def wants_input_gradients(model: nn.Module, optimizer: Any) -> None:
+    for _ in range(STEPS):
+        step(model, optimizer, batch().requires_grad_())
+
+
 @pytest.mark.parametrize(
     ("loop", "reason"),
     [
@@ -122,6 +146,10 @@ def never_steps(model: nn.Module, optimizer: Any) -> None:
         (calls_twice, "more than once per optimizer step"),
         (keeps_gradients, "gradients of an earlier backward pass"),
         (never_steps, "more than once per optimizer step"),
+        (keeps_parameter_gradients, "kept beyond their step"),
+        (hooks_parameters, "gradient hooks"),
+        (hooks_accumulation, "gradient hooks"),
+        (wants_input_gradients, "an input takes a gradient"),
     ],
 )
 def test_a_loop_that_graphs_would_make_wrong_gets_none(loop: Any, reason: str) -> None:

@@ -40,12 +40,14 @@ class Root:
         name: Its class.
         where: Where the script called it first.
         trainable: Whether any of its parameters wanted a gradient at its first call.
+        device: Where its parameters were at its first call, such as ``cuda:0``.
     """
 
     ref: weakref.ref[Module]
     name: str
     where: str
     trainable: bool
+    device: str = ""
     _parameter: Callable[[], Parameter | None] = field(default=lambda: None, repr=False)
 
     def parameter(self) -> Parameter | None:
@@ -180,6 +182,7 @@ class RootCalls:
             name=type(module).__name__,
             where=call_site(),
             trainable=any(p.requires_grad for p in parameters_of(module)),
+            device=str(parameter.device),
             _parameter=weakref.ref(parameter),
         )
         self._table[key] = root

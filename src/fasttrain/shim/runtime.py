@@ -171,11 +171,11 @@ class Runtime:
         }
 
     def _rank_report(self, finished: bool) -> RankReport:
+        # As they were: at the end most models are gone, being local to a function.
         root = self._roots.last
-        parameter = root.parameter() if root else None
         return RankReport(
             rank=self._rank,
-            device=str(parameter.device) if parameter is not None else "",
+            device=self._meter.device or (root.device if root else ""),
             torch_version=torch.__version__,
             outcomes=tuple(self.outcomes().values()),
             stats=self._meter.stats(self._compile.compile_s if self._compile else 0.0),

@@ -28,6 +28,7 @@ class StepMeter:
 
     Attributes:
         steps: Steps of the leading optimizer.
+        device: Where its first parameter is, such as ``cuda:0``; empty before its first step.
         on_step: Called behind each of them with their number.
     """
 
@@ -41,6 +42,7 @@ class StepMeter:
 
     def _clear(self, started_s: float) -> None:
         self.steps = 0
+        self.device = ""
         self._started_s = started_s
         self._first_step_s = 0.0
         self._last_s = 0.0
@@ -81,6 +83,7 @@ class StepMeter:
             self._samples_since_first += self._samples
         else:
             self._first_step_s = now - self._started_s
+            self.device = str(optimizer.param_groups[0]["params"][0].device)
         self._samples = 0
         self._sampled = None
         self.steps = count

@@ -94,6 +94,14 @@ def test_the_last_report(install: Any, tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "rank-3.json").stat().st_mode) == 0o600
 
 
+@pytest.mark.parametrize("amp", ["off", "bfloat16"])
+def test_the_device_of_a_model_that_is_gone(install: Any, tmp_path: Path, amp: str) -> None:
+    runtime = install(amp=amp)
+    train(1)  # its model is local to it, as most are
+    runtime.finish()
+    assert report(tmp_path).device == "cpu"
+
+
 def test_it_stops_after_as_many_steps_as_wanted(install: Any, tmp_path: Path) -> None:
     install(max_steps=2, optimizer="fused")
     with pytest.raises(SystemExit) as stopped:

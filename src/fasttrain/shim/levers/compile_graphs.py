@@ -4,11 +4,13 @@ A graph writes its outputs and gradients to the same memory at every replay. Wha
 then is overwritten: gradients that accumulate, a second call before the backward pass, outputs
 that are kept (pytorch#169545, #148439, #158551, with DistributedDataParallel #140395). So graphs
 are taken only once the loop has shown that it does none of it, and given up at the first sign that
-it begins to; outputs are copied. Until then, and behind that, the root runs compiled without them.
+it begins to. Outputs are copied; gradients aren't, and a script that keeps some, or has hooks that
+could, gets no graphs. Until then, and behind that, the root runs compiled without them.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
@@ -16,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import Module
+from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from fasttrain.shim.casting import map_tensors
@@ -43,6 +46,7 @@ class GraphGuard:
         self._called_at = -1
         self._safe_steps = 0
         self._shapes: Shapes | None = None
+        self._gradients: list[weakref.ref[Tensor]] = []  # of the last step
         self._refused = False
 
     def install(self, undo: ExitStack) -> None:
@@ -59,7 +63,7 @@ class GraphGuard:
         """Whether this very call may be a replay."""
         if self._refused or not (torch.is_grad_enabled() and module.training):
             return False  # validation has no steps to be watched between
-        if reason := self._danger(module):
+        if reason := self._danger(module) or _leak(module, args, kwargs):
             self.refuse(reason)
             return False
         self._called_at = self._steps
@@ -84,11 +88,29 @@ class GraphGuard:
             return f"{name} is called more than once per optimizer step"
         if any(p.grad is not None for p in parameters_of(module)):
             return f"{name} is called while gradients of an earlier backward pass are there"
+        if any(gradient() is not None for gradient in self._gradients):
+            return "gradients are kept beyond their step"
         return ""
 
-    def _after_step(self, *_: Any) -> None:
-        if not torch.compiler.is_compiling():
-            self._steps += 1
+    def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
+        if torch.compiler.is_compiling() or self._refused:
+            return
+        self._steps += 1
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        self._gradients = [weakref.ref(p.grad) for p in parameters if p.grad is not None]
+
+
+def _leak(module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """Tell how gradients in a graph's memory could get to where nobody sees them kept."""
+    if any(p._backward_hooks or _accumulated_hooks(p) for p in parameters_of(module)):
+        return "its parameters have gradient hooks"
+    if any(isinstance(v, Tensor) and v.requires_grad for v in (*args, *kwargs.values())):
+        return "an input takes a gradient"
+    return ""
+
+
+def _accumulated_hooks(parameter: Any) -> Any:
+    return getattr(parameter, "_post_accumulate_grad_hooks", None)  # torch 2.1
 
 
 def _shapes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Shapes:

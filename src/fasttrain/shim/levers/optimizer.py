@@ -181,7 +181,7 @@ def unfusible(optimizer: Optimizer) -> str:
         return f"torch {torch.__version__} has no fused kernel for it"
     if any(isinstance(group["lr"], Tensor) for group in optimizer.param_groups):
         return "its learning rate is a tensor"
-    return next((r for p in _parameters(optimizer) if (r := _unfusible_parameter(p))), "")
+    return next((r for p in _parameters(optimizer) if (r := _unfusible_parameter(kind, p))), "")
 
 
 def _parameters(optimizer: Optimizer) -> Iterator[Tensor]:
@@ -189,14 +189,22 @@ def _parameters(optimizer: Optimizer) -> Iterator[Tensor]:
         yield from group["params"]
 
 
-def _unfusible_parameter(parameter: Tensor) -> str:
+def _unfusible_parameter(kind: type[Optimizer], parameter: Tensor) -> str:
     # Source: torch/utils/_foreach_utils.py, torch 2.13
     devices = torch.utils._foreach_utils._get_fused_kernels_supported_devices()
-    if parameter.device.type not in devices:
-        return f"there is no fused kernel for {parameter.device.type}"
+    device = parameter.device.type
+    if device not in devices or not _has_kernel(f"aten::_fused_{kind.__name__.lower()}_", device):
+        return f"there is no fused kernel for {device}"
     if not parameter.is_floating_point():
         return f"a parameter is {str(parameter.dtype).removeprefix('torch.')}"
     return ""
+
+
+@functools.cache
+def _has_kernel(operator: str, device: str) -> bool:
+    """Whether torch has an operator for a device: Adagrad's began on the CPU alone."""
+    keys = torch._C._parse_dispatch_key(device.upper())  # None for a device that has none
+    return keys is None or torch._C._dispatch_has_kernel_for_dispatch_key(operator, device.upper())
 
 
 def _maybe_sparse(optimizer: Optimizer) -> Iterator[Tensor]:
