@@ -1,0 +1,193 @@
+"""Mixed precision on a GPU: equal bits to loops written by hand, and less memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from fasttrain.spec.outcome import State
+
+pytestmark = pytest.mark.gpu
+
+STEPS, PARTS, BATCH = 12, 2, 16
+BOOM = 5  # the step whose loss overflows
+
+
+class Tokens(nn.Module):
+    """Embedding, attention written out, layer norm."""
+
+    def __init__(self, width: int = 64) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(128, width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, 8)
+
+    def forward(self, tokens: Any) -> Any:
+        x = self.embedding(tokens)
+        q, k, v = self.qkv(x).chunk(3, dim=-1)
+        weights = (q @ k.transpose(1, 2) / q.shape[-1] ** 0.5).softmax(-1)
+        return self.head(self.norm(x + self.out(weights @ v)).mean(1))
+
+
+class Images(nn.Module):
+    """Convolutions with batch norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(3, 32, 3, padding=1, bias=False), nn.BatchNorm2d(32), nn.ReLU(),
+            nn.Conv2d(32, 64, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(64), nn.ReLU(),
+        )  # fmt: skip
+        self.head = nn.Linear(64, 8)
+
+    def forward(self, x: Any) -> Any:
+        return self.head(self.body(x).mean((2, 3)))
+
+
+def tokens_of(generator: Any) -> Any:
+    return torch.randint(0, 128, (STEPS, PARTS, BATCH, 24), generator=generator)
+
+
+def images_of(generator: Any) -> Any:
+    return torch.randn(STEPS, PARTS, BATCH, 3, 16, 16, generator=generator)
+
+
+TASKS: dict[str, tuple[Callable[[], nn.Module], Callable[[Any], Any]]] = {
+    "tokens": (Tokens, tokens_of),
+    "images": (Images, images_of),
+}
+every_task = pytest.mark.parametrize("task", TASKS)
+
+
+class Loop:
+    """A loop with accumulation and clipping, as a script has it or with precision by hand."""
+
+    def __init__(self, task: str, device: str, *, fused: bool | None = None) -> None:
+        torch.manual_seed(0)
+        make, inputs_of = TASKS[task]
+        generator = torch.Generator().manual_seed(1)
+        self.device = device
+        self.inputs = inputs_of(generator).to(device)
+        self.targets = torch.randint(0, 8, (STEPS, PARTS, BATCH), generator=generator).to(device)
+        self.model = make().to(device)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3, fused=fused)
+        self.losses: list[float] = []
+        self.norms: list[float] = []
+
+    def loss(self, call: Callable[[Any], Any], step: int, part: int, *, boom: bool) -> Any:
+        loss = nn.functional.cross_entropy(call(self.inputs[step, part]), self.targets[step, part])
+        self.losses.append(loss.item())
+        return loss * 1e38 if boom and step == BOOM else loss
+
+    def clip(self) -> None:
+        norm = nn.utils.clip_grad_norm_(self.model.parameters(), 0.5)
+        self.norms.append(float(norm))
+
+    def script(self, *, boom: bool = False) -> Loop:
+        for step in range(STEPS):
+            self.optimizer.zero_grad()
+            for part in range(PARTS):
+                self.loss(self.model, step, part, boom=boom).backward()
+            self.clip()
+            self.optimizer.step()
+        return self
+
+    def by_hand(self, dtype: torch.dtype, scaler: torch.amp.GradScaler, *, boom: bool) -> Loop:
+        def call(x: Any) -> Any:
+            with torch.autocast(self.device, dtype):
+                return self.model(x).float()
+
+        for step in range(STEPS):
+            self.optimizer.zero_grad()
+            for part in range(PARTS):
+                scaler.scale(self.loss(call, step, part, boom=boom)).backward()
+            scaler.unscale_(self.optimizer)
+            self.clip()
+            scaler.step(self.optimizer)
+            scaler.update()
+        return self
+
+    def assert_equals(self, other: Loop) -> None:
+        assert self.losses == other.losses
+        finite = [step for step in range(STEPS) if step != BOOM]
+        assert [self.norms[s] for s in finite] == [other.norms[s] for s in finite]
+        mine, theirs = self.model.state_dict(), other.model.state_dict()
+        assert [name for name in mine if not torch.equal(mine[name], theirs[name])] == []
+
+
+@every_task
+@pytest.mark.parametrize("optimizer", ["keep", "fused"])
+def test_bf16_is_the_twin_by_hand(
+    rig: Any, device: str, deterministic: None, task: str, optimizer: str
+) -> None:
+    off = torch.amp.GradScaler(device, enabled=False)
+    fused = True if optimizer == "fused" else None
+    by_hand = Loop(task, device, fused=fused).by_hand(torch.bfloat16, off, boom=False)
+    plain = Loop(task, device).script()
+    with rig(amp="bfloat16", optimizer=optimizer) as runtime:
+        found = Loop(task, device).script()
+        outcome = runtime.outcomes()["amp"]
+    found.assert_equals(by_hand)
+    assert found.losses != plain.losses
+    assert (outcome.state, outcome.counts) == (State.APPLIED, {"forwards": STEPS * PARTS})
+
+
+@every_task
+@pytest.mark.parametrize("optimizer", ["keep", "fused"])
+def test_fp16_is_the_twin_by_hand_over_an_overflow(
+    rig: Any, device: str, deterministic: None, task: str, optimizer: str
+) -> None:
+    scaler = torch.amp.GradScaler(device)
+    fused = True if optimizer == "fused" else None
+    by_hand = Loop(task, device, fused=fused).by_hand(torch.float16, scaler, boom=True)
+    with rig(amp="float16", optimizer=optimizer) as runtime:
+        found = Loop(task, device).script(boom=True)
+        outcome = runtime.outcomes()["loss_scaling"]
+    found.assert_equals(by_hand)
+    assert outcome.state is State.APPLIED
+    assert outcome.counts == {
+        "backward passes": STEPS * PARTS,
+        "steps": STEPS - 1,
+        "skipped steps": 1,
+        "scale": int(scaler.get_scale()),
+    }
+
+
+def test_outputs_and_losses_are_fp32_on_the_device(rig: Any, device: str) -> None:
+    loop = Loop("images", device)
+    with rig(amp="bfloat16"):
+        output = loop.model(loop.inputs[0, 0])
+    assert (output.dtype, output.device.type) == (torch.float32, device)
+
+
+def wide(width: int = 1024) -> nn.Module:
+    """Give a model whose activations weigh far more than its parameters."""
+    torch.manual_seed(0)
+    layers = [part for _ in range(12) for part in (nn.Linear(width, width), nn.GELU())]
+    return nn.Sequential(*layers)
+
+
+def peak_of_a_step(device: str) -> int:
+    model = wide().to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    inputs = torch.randn(16384, 1024, device=device)
+    torch.cuda.reset_peak_memory_stats()
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(inputs).square().mean().backward()
+        optimizer.step()
+    return torch.cuda.max_memory_allocated()
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+def test_the_activations_take_less_memory(rig: Any, cuda: str, precision: str) -> None:
+    """Half of the activations is saved, less the copies of weights that autocast makes."""
+    full = peak_of_a_step(cuda)
+    torch.cuda.empty_cache()
+    with rig(amp=precision):
+        half = peak_of_a_step(cuda)
+    assert half < 0.75 * full
