@@ -72,10 +72,16 @@ def convnet(batch: int) -> Data:
     return Classifier(nn.Sequential(*layers), 16, (2, 3)), torch.randn(batch, 3, 16, 16)
 
 
+def empty(batch: int) -> Data:
+    """Give one small layer and its input: what a step costs beyond arithmetic."""
+    return nn.Linear(8, CLASSES), torch.randn(batch, 8)
+
+
 VARIANTS: dict[str, Callable[[int], Data]] = {
     "mlp": mlp,
     "transformer": transformer,
     "convnet": convnet,
+    "empty": empty,
 }
 
 
@@ -117,13 +123,18 @@ def take_steps(step: Callable[[], Tensor], count: int) -> dict[str, object]:
     return {"wall_s": wall_s, "cpu_s": cpu_s, "loss": loss.item()}
 
 
-def serve(address: str, step: Callable[[], Tensor]) -> None:
-    """Answer each number of steps asked for over a Unix socket with their times and loss."""
+def answer(address: str, block: Callable[[int], dict[str, object]]) -> None:
+    """Answer each number of steps asked for over a Unix socket with what a block gives."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(address)
         with connection.makefile("rw", encoding="utf-8") as stream:
             for line in stream:
-                print(json.dumps(take_steps(step, int(line))), file=stream, flush=True)
+                print(json.dumps(block(int(line))), file=stream, flush=True)
+
+
+def serve(address: str, step: Callable[[], Tensor]) -> None:
+    """Answer over a Unix socket with the times and the loss of the steps asked for."""
+    answer(address, lambda count: take_steps(step, count))
 
 
 def main() -> None:

@@ -4,10 +4,12 @@ Two worker processes, one of each kind, take blocks of steps in turn over a sock
 machine's noise falls on both alike. As two processes of one program differ by a per cent or two for
 as long as they live, each comparison is made with several fresh pairs. The losses of both must
 agree to the last bit, or they did not compute the same thing. The whole table takes a quarter of an
-hour; --variants, --amp and --compile choose from it.
+hour; --variants, --amp, --compile, --optimizer and --matmul choose from it, or beyond it.
 
     python benchmarks/step_overhead.py
-    python benchmarks/step_overhead.py --batch 1        # hardly any arithmetic: the cost in us
+    python benchmarks/step_overhead.py --each-lever     # every lever alone, and none of them
+    python benchmarks/step_overhead.py --each-lever --variants empty  # the fixed cost in us
+    python benchmarks/step_overhead.py --batch 1        # hardly any arithmetic in the real models
     python benchmarks/step_overhead.py --noise-floor    # the loop by hand against itself
 """
 
@@ -17,8 +19,9 @@ import os
 import statistics
 import sys
 import tempfile
+from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import product
 from pathlib import Path
 
@@ -29,8 +32,7 @@ HERE = Path(__file__).resolve().parent
 TARGETS = "a ratio of at most 1.01 where a step takes 10 ms or more, and at most 100 extra us"
 SIDES = ("hand", "other")
 HEAD = (
-    "amp",
-    "compile",
+    "levers",
     "hand ms",
     "other ms",
     "extra us (95 %)",
@@ -39,6 +41,9 @@ HEAD = (
     "loss",
 )
 BATCHES = {"mlp": 1536, "transformer": 4, "convnet": 8}  # 10 to 40 ms a step on one core
+EMPTY = "empty"  # a step takes about 0.1 ms: a block needs many to outlast the switch of workers
+STEPS = {EMPTY: 200}
+USUAL_STEPS = 6
 # Without these, two processes of the same program differ by up to 8 %: glibc gives freed tensors
 # back to the system and faults them in again at every step, onto whatever pages are free.
 STEADY_MEMORY = {
@@ -50,6 +55,36 @@ STEADY_MEMORY = {
 
 
 @dataclass(frozen=True)
+class Levers:
+    """How a loop is tuned, in the words of fasttrain's options."""
+
+    amp: str = "off"
+    compile: str = "off"
+    optimizer: str = "keep"
+    matmul: str = "keep"
+
+    def __str__(self) -> str:
+        chosen = [f"{n} {v}" for n, v in asdict(self).items() if v not in ("off", "keep")]
+        return ", ".join(chosen) or "none"
+
+    @property
+    def options(self) -> list[str]:
+        """Give the options of ``fasttrain run``."""
+        values = {**asdict(self), "matmul": self.matmul.replace("keep", "auto")}
+        return [word for name, value in values.items() for word in (f"--{name}", value)]
+
+
+EACH_LEVER = (
+    Levers(),
+    Levers(amp="bf16"),
+    Levers(amp="fp16"),
+    Levers(compile="default"),
+    Levers(optimizer="fused"),
+    Levers(matmul="high"),
+)
+
+
+@dataclass(frozen=True)
 class Comparison:
     """One loop, how it is tuned, and the median step of each block by the two clocks, in seconds.
 
@@ -57,8 +92,7 @@ class Comparison:
     """
 
     variant: str
-    amp: str
-    compile: str
+    levers: Levers
     wall_s: dict[str, list[float]] = field(default_factory=lambda: {side: [] for side in SIDES})
     cpu_s: dict[str, list[float]] = field(default_factory=lambda: {side: [] for side in SIDES})
     losses: dict[str, list[float]] = field(default_factory=lambda: {side: [] for side in SIDES})
@@ -84,7 +118,7 @@ class Comparison:
             for clock in (self.wall_s, self.cpu_s)
         ]
         return (
-            *(self.variant, self.amp, self.compile),
+            *(self.variant, str(self.levers)),
             *(f"{1e3 * hand:.2f}", f"{1e3 * other:.2f}"),
             median_and_interval(extra_us, "+.0f"),
             *(median_and_interval(values, ".4f") for values in ratios),
@@ -112,14 +146,16 @@ def commands(
         side: [
             sys.executable,
             str(HERE / "loops_by_hand.py"),
-            *(*loop, str(scratch / side), case.amp, case.compile),
+            *(*loop, str(scratch / side), *asdict(case.levers).values()),
         ]
         for side in SIDES
     }
     if noise_floor:
         return by_hand
-    levers = ["--amp", case.amp, "--compile", case.compile, "--optimizer", "fused"]
-    options = [*levers, "--device", "cpu", "--quiet", "--run-dir", str(scratch / "run")]
+    options = [
+        *(*case.levers.options, "--device", "cpu"),
+        *("--strict", "--quiet", "--run-dir", str(scratch / "run")),
+    ]
     unmodified = [str(HERE / "loops.py"), "--", *loop, str(scratch / "other")]
     other = [sys.executable, "-m", "fasttrain", "run", *options, *unmodified]
     return {"hand": by_hand["hand"], "other": other}
@@ -142,7 +178,7 @@ def measure(case: Comparison, args: argparse.Namespace, scratch: Path) -> None:
     for number in range(args.pairs):
         pair = scratch / str(number)
         pair.mkdir()
-        argvs = commands(case, args.batch or BATCHES[case.variant], pair, args.noise_floor)
+        argvs = commands(case, args.batch or BATCHES.get(case.variant, 1), pair, args.noise_floor)
         with ExitStack() as stack:
             workers = {
                 side: stack.enter_context(Worker(argv, pair / side, environ))
@@ -155,35 +191,52 @@ def take_turns(case: Comparison, workers: dict[str, Worker], args: argparse.Name
     """Let both workers take blocks of steps, changing who begins."""
     for worker in workers.values():
         worker.take_steps(5)  # warm-up and compilation
+    steps = args.steps or STEPS.get(case.variant, USUAL_STEPS)
     for block in range(args.blocks):
         for side in SIDES if block % 2 == 0 else reversed(SIDES):
-            case.take_block(side, workers[side], args.steps)
+            case.take_block(side, workers[side], steps)
 
 
 def parse_args() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    variants, amps, modes = list(BATCHES), ["off", "bf16"], ["off", "default"]
-    parser.add_argument("--variants", nargs="+", choices=variants, default=variants)
-    parser.add_argument("--amp", nargs="+", choices=amps, default=amps)
+    variants, modes = list(BATCHES), ["off", "default"]
+    parser.add_argument("--variants", nargs="+", choices=[*variants, EMPTY], default=variants)
+    parser.add_argument(
+        "--amp", nargs="+", choices=["off", "bf16", "fp16"], default=["off", "bf16"]
+    )
     parser.add_argument("--compile", nargs="+", choices=modes, default=modes)
+    parser.add_argument("--optimizer", nargs="+", choices=["keep", "fused"], default=["fused"])
+    parser.add_argument("--matmul", nargs="+", choices=["keep", "high", "medium"], default=["keep"])
+    parser.add_argument(
+        "--each-lever", action="store_true", help="none, then every lever with the others off"
+    )
     parser.add_argument("--batch", type=int, help="samples per step instead of each loop's own")
     parser.add_argument("--pairs", type=int, default=3, help="fresh pairs of workers per line")
     parser.add_argument("--blocks", type=int, default=30, help="blocks of steps per worker")
-    parser.add_argument("--steps", type=int, default=6, help="steps per block, the first uncounted")
+    parser.add_argument(
+        "--steps", type=int, help=f"steps per block, the first uncounted: {USUAL_STEPS} or {STEPS}"
+    )
     parser.add_argument(
         "--noise-floor", action="store_true", help="measure the loop by hand against itself"
     )
     return parser.parse_args()
 
 
+def levers_of(args: argparse.Namespace) -> Sequence[Levers]:
+    """Give what the command line asks to be measured."""
+    if args.each_lever:
+        return EACH_LEVER
+    return [Levers(*v) for v in product(args.amp, args.compile, args.optimizer, args.matmul)]
+
+
 def main() -> None:
     """Measure every combination asked for and print the table."""
     args = parse_args()
     print_heading()
-    cases = [Comparison(*names) for names in product(args.variants, args.amp, args.compile)]
+    cases = [Comparison(*names) for names in product(args.variants, levers_of(args))]
     for case in cases:
-        print(f"measuring {case.variant} {case.amp} {case.compile}", file=sys.stderr)
+        print(f"measuring {case.variant}: {case.levers}", file=sys.stderr)
         with tempfile.TemporaryDirectory() as scratch:
             measure(case, args, Path(scratch))
     other = "the same loop by hand" if args.noise_floor else "the unmodified loop under fasttrain"

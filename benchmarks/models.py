@@ -1,0 +1,177 @@
+"""Three models of the field in plain torch, with one batch of made-up data each.
+
+`build` gives full sizes for a GPU; tiny ones train on any CPU, to see that all runs.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+Task = tuple[nn.Module, Tensor, Tensor]
+
+
+class Attention(nn.Module):
+    """Causal self-attention."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Mix x (batch, seq, width) along seq."""
+        batch, seq, width = x.shape
+        qkv = self.qkv(x).view(batch, seq, 3, self.heads, width // self.heads)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)
+        y = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.out(y.transpose(1, 2).reshape(batch, seq, width))
+
+
+class Layer(nn.Module):
+    """A pre-norm transformer layer."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.attention = Attention(width, heads)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Refine x (batch, seq, width)."""
+        x = x + self.attention(self.norm1(x))
+        return x + self.down(functional.gelu(self.up(self.norm2(x))))
+
+
+class Gpt(nn.Module):
+    """A decoder-only language model whose embedding is also its head."""
+
+    def __init__(self, vocabulary: int, seq: int, layers: int, width: int, heads: int) -> None:
+        super().__init__()
+        self.tokens, self.places = nn.Embedding(vocabulary, width), nn.Embedding(seq, width)
+        self.layers = nn.ModuleList(Layer(width, heads) for _ in range(layers))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocabulary, bias=False)
+        nn.init.normal_(self.tokens.weight, std=0.02)
+        self.head.weight = self.tokens.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Give the logits (batch * seq, vocabulary)."""
+        x = self.tokens(tokens) + self.places(torch.arange(tokens.shape[1], device=tokens.device))
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(self.norm(x)).flatten(0, 1)
+
+
+def convolution(inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.Sequential:
+    """Give a convolution and its batch norm."""
+    return nn.Sequential(
+        nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, bias=False),
+        nn.BatchNorm2d(outputs),
+    )
+
+
+class Bottleneck(nn.Module):
+    """ResNet's block of three convolutions, the stride in the middle one."""
+
+    def __init__(self, inputs: int, width: int, stride: int) -> None:
+        super().__init__()
+        outputs = 4 * width
+        self.first = convolution(inputs, width, 1)
+        self.second = convolution(width, width, 3, stride)
+        self.third = convolution(width, outputs, 1)
+        same = stride == 1 and inputs == outputs
+        self.shortcut = nn.Identity() if same else convolution(inputs, outputs, 1, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Refine x (batch, channels, height, width)."""
+        y = torch.relu(self.second(torch.relu(self.first(x))))
+        return torch.relu(self.third(y) + self.shortcut(x))
+
+
+class ResNet(nn.Module):
+    """ResNet of bottlenecks; depths (3, 4, 6, 3) and width 64 are ResNet-50."""
+
+    def __init__(self, depths: tuple[int, ...], width: int, classes: int) -> None:
+        super().__init__()
+        self.stem = convolution(3, width, 7, 2)
+        blocks, channels = [], width
+        for stage, depth in enumerate(depths):
+            for number in range(depth):
+                stride = 2 if stage and not number else 1
+                blocks.append(Bottleneck(channels, width << stage, stride))
+                channels = 4 * (width << stage)
+        self.blocks, self.head = nn.Sequential(*blocks), nn.Linear(channels, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Give the logits (batch, classes)."""
+        x = functional.max_pool2d(torch.relu(self.stem(x)), 3, 2, padding=1)
+        return self.head(self.blocks(x).mean(dim=(2, 3)))
+
+
+def double(inputs: int, outputs: int) -> nn.Sequential:
+    """Give two convolutions with batch norm."""
+    return nn.Sequential(
+        *(convolution(inputs, outputs, 3), nn.ReLU(inplace=True)),
+        *(convolution(outputs, outputs, 3), nn.ReLU(inplace=True)),
+    )
+
+
+class UNet(nn.Module):
+    """A U-Net for segmentation."""
+
+    def __init__(self, width: int, depth: int, classes: int) -> None:
+        super().__init__()
+        widths = [width << level for level in range(depth + 1)]
+        self.downs = nn.ModuleList(map(double, [3, *widths[:-2]], widths[:-1]))
+        self.bottom = double(widths[-2], widths[-1])
+        pairs = list(zip(widths[1:], widths[:-1], strict=True))[::-1]
+        self.rises = nn.ModuleList(nn.ConvTranspose2d(big, small, 2, 2) for big, small in pairs)
+        self.ups = nn.ModuleList(double(big, small) for big, small in pairs)
+        self.head = nn.Conv2d(width, classes, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Give the logits (batch, classes, height, width)."""
+        kept = []
+        for down in self.downs:
+            x = down(x)
+            kept.append(x)
+            x = functional.max_pool2d(x, 2)
+        x = self.bottom(x)
+        for rise, up in zip(self.rises, self.ups, strict=True):
+            x = up(torch.cat([kept.pop(), rise(x)], dim=1))
+        return self.head(x)
+
+
+def gpt(tiny: bool) -> Task:
+    """Give a GPT of 124 million parameters over 1024 tokens, eight samples."""
+    vocabulary, seq, layers = (256, 32, 2) if tiny else (50304, 1024, 12)
+    width, heads = (64, 4) if tiny else (768, 12)
+    tokens = torch.randint(vocabulary, (2 if tiny else 8, seq + 1))
+    return Gpt(vocabulary, seq, layers, width, heads), tokens[:, :-1], tokens[:, 1:].flatten()
+
+
+def resnet50(tiny: bool) -> Task:
+    """Give ResNet-50 and 64 images of 224 by 224."""
+    depths, width, classes = ((1, 1, 1, 1), 8, 10) if tiny else ((3, 4, 6, 3), 64, 1000)
+    batch, pixels = (2, 64) if tiny else (64, 224)
+    images = torch.randn(batch, 3, pixels, pixels)
+    return ResNet(depths, width, classes), images, torch.randint(classes, (batch,))
+
+
+def unet(tiny: bool) -> Task:
+    """Give a U-Net of five levels and eight images of 512 by 512."""
+    width, depth, classes = (8, 2, 4) if tiny else (64, 4, 21)
+    batch, pixels = (2, 32) if tiny else (8, 512)
+    images = torch.randn(batch, 3, pixels, pixels)
+    return UNet(width, depth, classes), images, torch.randint(classes, (batch, pixels, pixels))
+
+
+MODELS: dict[str, Callable[[bool], Task]] = {"gpt": gpt, "resnet50": resnet50, "unet": unet}
+
+
+def build(name: str, device: str, tiny: bool) -> Task:
+    """Give a model, its inputs and targets on the device, the same in every process."""
+    torch.manual_seed(0)
+    model, inputs, targets = MODELS[name](tiny)
+    return model.to(device), inputs.to(device), targets.to(device)
