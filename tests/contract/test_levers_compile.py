@@ -258,8 +258,14 @@ def test_a_whole_step_that_the_script_compiles(choices: dict[str, str]) -> None:
     stacks = [reason.user_stack for reason in torch._dynamo.utils.graph_break_reasons]
     assert not [frame for stack in stacks for frame in stack if "fasttrain" in frame.filename]
     assert losses == pytest.approx(train(network()))
-    for lever in (*choices, "optimizer"):  # nothing is seen of what is compiled around a root
-        assert outcomes[lever].state is State.ARMED
+    # nothing is seen of what is compiled around a root, and the receipt says so
+    line = (
+        Path(__file__).read_text().splitlines().index("        @torch.compile(fullgraph=True)") + 1
+    )
+    for lever in (*choices, "optimizer"):
+        expected = State.CEDED if lever == "compile" else State.SKIPPED
+        assert outcomes[lever].state is expected
+        assert f"test_levers_compile.py:{line})" in outcomes[lever].reason
 
 
 def test_a_known_root_inside_of_what_the_script_compiles() -> None:

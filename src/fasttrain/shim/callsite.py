@@ -9,18 +9,30 @@ from types import CodeType, FrameType
 _SHIM = os.path.dirname(os.path.abspath(__file__)) + os.sep  # noqa: PTH100, PTH120
 
 
-def _own_prefixes() -> tuple[str, ...]:
+def own_prefixes() -> tuple[str, ...]:
+    """Give what the file names of torch's and fasttrain's own code begin with."""
     torch = sys.modules.get("torch")
     root = getattr(torch, "__file__", None)
     prefixes = (_SHIM, "<", os.path.dirname(os.__file__) + os.sep + "contextlib")  # noqa: PTH120
     return (*prefixes, os.path.dirname(root) + os.sep) if root else prefixes  # noqa: PTH120
 
 
-def call_site() -> str:
-    """Give ``file:line`` of the nearest calling frame that is neither torch's nor fasttrain's."""
+def call_site(past: object = None) -> str:
+    """Give ``file:line`` of the nearest calling frame that is neither torch's nor fasttrain's.
+
+    Args:
+        past: A function of torch's; what others wrapped around it, as Lightning does around
+            torch.compile, merely passes the call on.
+    """
+    wrappers = set()
+    while past is not None:
+        wrappers.add(getattr(past, "__code__", None))
+        past = getattr(past, "__wrapped__", None)
     frame: FrameType | None = sys._getframe(1)
-    prefixes = _own_prefixes()
-    while frame is not None and frame.f_code.co_filename.startswith(prefixes):
+    prefixes = own_prefixes()
+    while frame is not None and (
+        frame.f_code in wrappers or frame.f_code.co_filename.startswith(prefixes)
+    ):
         frame = frame.f_back
     return location(frame.f_code.co_filename, frame.f_lineno) if frame else "unknown"
 
@@ -36,7 +48,7 @@ def called_by_user(*, through: tuple[str, ...]) -> bool:
         frame = frame.f_back
     while frame is not None and frame.f_code.co_filename.endswith(through):
         frame = frame.f_back
-    return frame is not None and not frame.f_code.co_filename.startswith(_own_prefixes())
+    return frame is not None and not frame.f_code.co_filename.startswith(own_prefixes())
 
 
 def location(path: str, line: int) -> str:

@@ -22,6 +22,7 @@ class Ledger:
         self.state = State.OFF
         self.reason = ""
         self._unfit = ""
+        self._excuse: tuple[State, str] | None = None
         self.counts: Counter[str] = Counter()
         self._sites: Counter[tuple[str, str]] = Counter()
         self._notes: dict[str, None] = {}
@@ -55,6 +56,10 @@ class Ledger:
         self.note(f"{what} left alone: {why}")
         self._unfit = f"{what}: {why}"
 
+    def excuse(self, state: State, reason: str) -> None:
+        """Say how it ends if it is never used and nothing better is known."""
+        self._excuse = (state, reason)
+
     def cede(self, reason: str, what: str = "", where: str = "") -> None:
         """Step back because the script does this lever's work itself, at ``where``."""
         self.settle(State.CEDED, f"{reason} ({where})" if where else reason)
@@ -73,12 +78,16 @@ class Ledger:
 
     def outcome(self) -> Outcome:
         """Give the account as it stands."""
-        skipped = self.state is State.ARMED and bool(self._unfit)
+        state, reason = self.state, self.reason
+        if state is State.ARMED and self._unfit:
+            state, reason = State.SKIPPED, self._unfit
+        elif state is State.ARMED and self._excuse:
+            state, reason = self._excuse
         return Outcome(
             lever=self.lever,
             asked=self.asked,
-            state=State.SKIPPED if skipped else self.state,
-            reason=self._unfit if skipped else self.reason,
+            state=state,
+            reason=reason,
             explicit=self.explicit,
             sites=tuple(Site(what, where, n) for (what, where), n in self._sites.items()),
             counts=dict(self.counts),

@@ -19,6 +19,7 @@ from fasttrain.shim.levers.compile import CompileLever
 from fasttrain.shim.levers.loss_scaling import LossScaling
 from fasttrain.shim.levers.matmul import MatmulLever
 from fasttrain.shim.levers.optimizer import OptimizerLever
+from fasttrain.shim.own_compile import OwnCompile
 from fasttrain.shim.reporter import Reporter
 from fasttrain.shim.roots import RootCalls
 from fasttrain.shim.steps import StepMeter
@@ -49,6 +50,7 @@ class Runtime:
         self._rank = rank
         self._undo = ExitStack()
         self._roots = RootCalls()
+        self._own_compile = OwnCompile()
         self._meter = StepMeter(started_s)
         self._compile: CompileLever | None = None
         self._scaling: LossScaling | None = None
@@ -77,6 +79,7 @@ class Runtime:
         self._meter.install(self._undo)
         self._meter.on_step.append(self._on_step)
         if any(lever.ledger.live for lever in self._levers):
+            self._own_compile.install(self._undo)
             children.follow_spawned(self._run_dir / PLAN_FILE, self._rank, self._undo)
             children.follow_forked(self._begin_anew)
         # Registered before any of the script's own handlers, so that it runs behind them all.
@@ -101,7 +104,7 @@ class Runtime:
         compiled = self._ledger("compile", levers.compile.value.asked, levers.compile)
         if levers.compile.value.mode != "off":
             self._compile = CompileLever(
-                levers.compile, compiled, self._roots, strict=self._plan.strict
+                levers.compile, compiled, self._roots, self._own_compile, strict=self._plan.strict
             )
             build.append(self._compile)
         optimizer = self._ledger("optimizer", levers.optimizer.value, levers.optimizer)
@@ -121,7 +124,18 @@ class Runtime:
         """Give what became of each lever so far, by its name."""
         for lever in self._levers:
             lever.refresh()
+        self._excuse_unused()
         return {ledger.lever: ledger.outcome() for ledger in self._ledgers}
+
+    def _excuse_unused(self) -> None:
+        """Tell why a lever was not used, where what the script compiles itself hides its work."""
+        own = self._own_compile
+        for ledger in self._ledgers if own.where else ():
+            if ledger.lever == "compile":
+                ledger.excuse(State.CEDED, f"the script compiles {own.what} itself ({own.where})")
+            else:
+                reason = f"the script's work is inside of {own.what}, which it compiles itself"
+                ledger.excuse(State.SKIPPED, f"{reason} ({own.where})")
 
     def _begin_anew(self) -> None:
         """Account for a child that the script forked, apart from what its parent did."""

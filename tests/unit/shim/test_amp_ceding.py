@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from fasttrain.spec.outcome import State
 
@@ -64,8 +65,29 @@ def test_the_scripts_own_autocast_inside_the_model(amp: Any) -> None:
                 return super().forward(x)
 
     model = Own()
-    assert [model(X).dtype for _ in range(2)] == [torch.bfloat16, torch.bfloat16]
+    # The call that shows it had begun in bf16: what follows the script's own autocast in it, and
+    # is fp32 in the script alone, has to come out so.
+    assert [model(X).dtype for _ in range(2)] == [torch.float32, torch.bfloat16]
     assert amp().state is State.CEDED
+    assert any("Own that showed it" in note for note in amp().notes)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
+def test_the_scripts_own_autocast_inside_of_what_it_compiles(amp: Any) -> None:
+    """Dynamo enters autocast while it traces, and never when the graph runs."""
+
+    @torch.compile(backend="eager")
+    def forward(x: Any) -> Any:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return x @ x.T
+
+    model = nn.Linear(2, 2)
+    model(X)
+    forward(X)
+    lines = Path(__file__).read_text().splitlines()
+    line = next(n for n, text in enumerate(lines, 1) if "return x @ x.T" in text) - 1
+    assert amp().state is State.CEDED
+    assert f"test_amp_ceding.py:{line})" in amp().reason
 
 
 def test_an_autocast_that_is_switched_off_is_not_the_scripts_own(amp: Any) -> None:

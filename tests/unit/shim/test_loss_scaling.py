@@ -239,6 +239,61 @@ def test_checkpointed_blocks_are_scaled_once(rig, data):
         torch.testing.assert_close(actual.grad, expected.grad, rtol=0.02, atol=2e-4)
 
 
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_closure_at_the_beginning_of_a_step(rig, data, name):
+    """As frameworks call the optimizers that evaluate it once."""
+    inputs, targets = data
+
+    def train(scaler: Any) -> list[Any]:
+        model = make_model()
+        optimizer = OPTIMIZERS[name](model.parameters())
+        for step in range(STEPS):
+
+            def closure(step: int = step) -> Any:
+                optimizer.zero_grad()
+                loss = loss_of(model(inputs[step, 0]), targets[step, 0], step, boom=True)
+                loss.backward()
+                return loss
+
+            if scaler is None:
+                optimizer.step(closure) if step % 2 else optimizer.step(closure=closure)
+                continue
+            optimizer.zero_grad()
+            output = fp16(model, inputs[step, 0])
+            scaler.scale(loss_of(output, targets[step, 0], step, boom=True)).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        return bits(model)
+
+    by_hand = train(torch.amp.GradScaler("cpu"))
+    with rig(amp="float16") as runtime:
+        assert same(train(None), by_hand)
+        counts = runtime.outcomes()["loss_scaling"].counts
+    assert (counts["steps"], counts["skipped steps"]) == (STEPS - 1, 1)
+
+
+def test_a_closure_of_an_optimizer_that_nothing_is_known_of(rig, data, capsys):
+    inputs, targets = data
+    model = make_model()
+
+    class Twice(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            super().step()
+            return closure()
+
+    optimizer = Twice(model.parameters(), lr=0.1)
+
+    def closure() -> Any:
+        loss = nn.functional.cross_entropy(model(inputs[0, 0]), targets[0, 0])
+        loss.backward()
+        return loss
+
+    with rig(amp="float16"), pytest.raises(SystemExit) as left:
+        optimizer.step(closure)
+    assert left.value.code == 78
+    assert "[fp16-closure]" in capsys.readouterr().err
+
+
 def test_a_closure_is_refused(rig, data, capsys):
     inputs, targets = data
     model = make_model()
@@ -290,6 +345,16 @@ def test_an_error_in_backward_leaves_gradients_unscaled(rig, data):
         with pytest.raises(RuntimeError, match="second time"):
             loss.backward()
     assert same([p.grad for p in model.parameters()], before)
+
+
+def test_it_steps_back_with_amp(rig, data):
+    inputs, targets = data
+    with rig(amp="float16") as runtime:
+        model = make_model()
+        with torch.autocast("cpu", torch.bfloat16):
+            output = model(inputs[0, 0])
+        nn.functional.cross_entropy(output.float(), targets[0, 0]).backward()
+        assert runtime.outcomes()["loss_scaling"].state is State.CEDED
 
 
 def test_everything_is_put_back(rig):

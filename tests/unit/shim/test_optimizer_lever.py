@@ -140,6 +140,29 @@ def test_sparse_gradients(fused: Any, make: Any, state: State, with_closure: boo
     assert not torch.equal(weights[1], untouched[1])
 
 
+@pytest.mark.parametrize("positional", [True, False])
+def test_a_closure_of_a_model_with_matrices(fused: Any, positional: bool) -> None:
+    """Frameworks pass one to every step; that its gradients are dense is only known behind it."""
+    p, other = parameter(3, 2), parameter(3, 2)
+    optimizer, plain = (torch.optim.SGD([q], lr=0.1, momentum=0.9) for q in (p, other))
+    seen = []
+
+    def closure(q: Any = p) -> Any:
+        q.grad = None
+        loss = (q - 3).square().sum()
+        loss.backward()
+        seen.append(optimizer.param_groups[0]["fused"])
+        return loss
+
+    for _ in range(3):
+        optimizer.step(closure) if positional else optimizer.step(closure=closure)
+        closure(other)
+        plain.step()
+    assert torch.allclose(p, other)
+    assert seen[::2] == [True] * 3
+    assert fused().counts["steps"] == 6
+
+
 def test_gradients_that_become_sparse_later(fused: Any) -> None:
     p = parameter(3, 2)
     optimizer = torch.optim.SGD([p], lr=1.0)

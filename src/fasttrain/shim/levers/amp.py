@@ -7,14 +7,16 @@ outermost autocast is left, so that training would go on with the first step's w
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
 from contextlib import ExitStack
+from types import FrameType
 from typing import Any
 
 import torch
 from torch.amp import GradScaler, autocast
 
-from fasttrain.shim.callsite import call_site, called_by_user
+from fasttrain.shim.callsite import call_site, called_by_user, location, own_prefixes
 from fasttrain.shim.casting import to_float32
 from fasttrain.shim.ledger import Ledger
 from fasttrain.shim.levers.amp_bce import BinaryCrossEntropy
@@ -59,11 +61,13 @@ class AmpLever:
             output = call(*args, **kwargs)
         finally:
             self._exit(context, None, None, None)
-        if self.ledger.live:  # else the script turned out to manage precision itself, in this call
+        if self.ledger.live:
             self._roots.lowered = True
             self.ledger.apply(root.name, root.where)
             self.ledger.counts["forwards"] += 1
-            output = to_float32(output, self._dtype, self._bce.to_float32)
+        else:
+            self.ledger.note(f"the call of {root.name} that showed it had begun in {self._dtype}")
+        output = to_float32(output, self._dtype, self._bce.to_float32)
         self._bce.forget()
         return output
 
@@ -89,8 +93,8 @@ class AmpLever:
     def _leave(self, root: Root, why: str) -> None:
         self.ledger.pass_over(f"{root.name} ({root.where})", why)
 
-    def _cede(self, what: str) -> None:
-        self.ledger.cede("the script manages precision itself", what, call_site())
+    def _cede(self, what: str, where: str = "") -> None:
+        self.ledger.cede("the script manages precision itself", what, where or call_site())
         self._roots.leave_plain()
 
     def _watch_autocast(self, undo: ExitStack) -> None:
@@ -100,8 +104,11 @@ class AmpLever:
         def __enter__(context: autocast) -> Any:  # noqa: N807
             # torch enters it too, such as a checkpoint that repeats a forward.
             passing = ("autocast_mode.py", "contextlib.py")
-            if self.ledger.live and context._enabled and called_by_user(through=passing):
-                self._cede("autocast")
+            if self.ledger.live and context._enabled:
+                if called_by_user(through=passing):
+                    self._cede("autocast")
+                elif where := _traced_at():
+                    self._cede("autocast", where)
             return original(context)
 
         _replace(autocast, "__enter__", __enter__, undo)
@@ -121,3 +128,18 @@ class AmpLever:
 def _replace(owner: Any, name: str, value: Any, undo: ExitStack) -> None:
     undo.callback(setattr, owner, name, getattr(owner, name))
     setattr(owner, name, value)
+
+
+def _traced_at() -> str:
+    """Give where in the script dynamo meets autocast while it traces; empty if it does not.
+
+    Dynamo enters autocast when it traces it, and never again when the graph runs.
+    """
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and frame.f_code.co_filename.endswith("amp/autocast_mode.py"):
+        frame = frame.f_back
+    if frame is None or not frame.f_code.co_filename.endswith("_dynamo/variables/ctx_manager.py"):
+        return ""
+    stack = torch._guards.TracingContext.extract_stack()
+    own = [f for f in stack if not f.filename.startswith(own_prefixes())]
+    return location(own[-1].filename, own[-1].lineno or 0) if own else ""

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
-import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
@@ -12,7 +10,6 @@ from typing import Any
 import torch
 from torch.nn import Module
 
-from fasttrain.shim.callsite import call_site
 from fasttrain.shim.ledger import Ledger
 from fasttrain.shim.levers.compile_account import Account
 from fasttrain.shim.levers.compile_graphs import GraphGuard
@@ -24,6 +21,7 @@ from fasttrain.shim.levers.compile_targets import (
     uncompilable,
     unwrapped,
 )
+from fasttrain.shim.own_compile import OwnCompile
 from fasttrain.shim.roots import Root, RootCalls
 from fasttrain.spec.decision import Decision
 from fasttrain.spec.outcome import State
@@ -48,9 +46,16 @@ class CompileLever:
     """Compiles each trainable root, or its repeated blocks, when the script first calls it."""
 
     def __init__(
-        self, decision: Decision[Compile], ledger: Ledger, roots: RootCalls, *, strict: bool
+        self,
+        decision: Decision[Compile],
+        ledger: Ledger,
+        roots: RootCalls,
+        own: OwnCompile,
+        *,
+        strict: bool,
     ) -> None:
         self.ledger = ledger
+        self._own = own
         self._plan = decision.value
         self._roots = roots
         self._settings = SAFE_SETTINGS if strict else (*SAFE_SETTINGS, FALL_BACK)
@@ -59,13 +64,13 @@ class CompileLever:
         self._account: Account | None = None
         self._slots = Slots(torch.compile, decision.value.mode, ledger)
         self._guard: GraphGuard | None = None  # of the only root that is trained
-        self._own_sites: weakref.WeakKeyDictionary[Module, str] = weakref.WeakKeyDictionary()
         self._forwards: dict[type, Callable[..., Any]] = {}
 
     def install(self, undo: ExitStack) -> None:
         """Listen for new roots, and for the script's own torch.compile."""
         undo.callback(self._later.close)
-        self._watch_compile(undo)
+        self._own.on_module.append(self._give_up)
+        undo.callback(self._own.on_module.remove, self._give_up)
         self._roots.on_discover.append(self._on_root)
         undo.callback(self._roots.on_discover.remove, self._on_root)
         self.ledger.settle(State.ARMED, UNUSED)
@@ -83,7 +88,7 @@ class CompileLever:
     def _on_root(self, root: Root, module: Module) -> None:
         if not root.trainable or not self.ledger.live:
             return
-        if own := self._compiled_by_script(module):
+        if (own := self._compiled_by_script(module)) is not None:
             self._leave_to_script(own)
         elif reason := uncompilable(module):
             self.ledger.pass_over(f"{root.name} ({root.where})", reason)
@@ -152,42 +157,20 @@ class CompileLever:
         """Give the module inside that the script compiled itself."""
         for part in Module.modules(module):
             by_slot = part._compiled_call_impl is not None and part not in self._slots
-            if by_slot or part in self._own_sites or _own_forward(part):
+            if by_slot or part in self._own.sites or _own_forward(part):
                 return part
         return None
 
     def _leave_to_script(self, module: Module) -> None:
         name = type(getattr(module, "_orig_mod", module)).__name__
         if self.ledger.state is State.ARMED:
-            where = self._own_sites.get(module, "")
+            where = self._own.sites.get(module, "")
             self.ledger.cede(f"the script compiles {name} itself", name, where)
         else:
             self.ledger.note(f"{name} is compiled by the script itself")
 
-    def _watch_compile(self, undo: ExitStack) -> None:
-        original = torch.compile
-
-        @functools.wraps(original)
-        def watched(*args: Any, **kwargs: Any) -> Any:
-            subject = args[0] if args else kwargs.get("model")
-            module = getattr(subject, "__self__", subject)  # model.forward, or the model
-            site = call_site()
-            if not isinstance(module, Module):
-                if subject is not None and self.ledger.state is State.ARMED:
-                    self.ledger.reason = f"{UNUSED} outside of what the script compiles ({site})"
-                return original(*args, **kwargs)
-            self._give_up(module, site)
-            result = original(*args, **kwargs)
-            if isinstance(result, Module):
-                self._own_sites[result] = site
-            return result
-
-        torch.compile = watched
-        undo.callback(setattr, torch, "compile", original)
-
     def _give_up(self, module: Module, site: str) -> None:
         """Hand a module over that the script compiles, even after it was called and compiled."""
-        self._own_sites[module] = site
         ours = [part for part in Module.modules(module) if part in self._slots]
         for part in ours:
             self._slots.release(part)

@@ -76,13 +76,13 @@ class Slots:
 
     def _put(self, module: Module, forward: Call, filling: Filling) -> None:
         call = _slot(module, self._compile(forward), filling.guard)
-        module._compiled_call_impl = call
+        vars(module)["_compiled_call_impl"] = call
 
     def on_hook(self, module: Module | None, hooks: Any) -> None:
         """Have the next call compile anew what was traced with other hooks than it has now."""
         for target in [t for t in self._filled if concerns(t, module, hooks)]:
             renew: Any = functools.partial(self._renew, weakref.ref(target))
-            target._compiled_call_impl = renew
+            vars(target)["_compiled_call_impl"] = renew
 
     def _renew(self, ref: weakref.ref[Module], *args: Any, **kwargs: Any) -> Any:
         target: Any = ref()

@@ -26,6 +26,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from fasttrain.shim.closures import Arguments, begins_with_closure, closure_of, followed
 from fasttrain.shim.ledger import Ledger
 from fasttrain.shim.levers.loss_scaling_grads import Gradients
 from fasttrain.shim.levers.loss_scaling_hooks import GradientHooks
@@ -74,7 +75,9 @@ class LossScaling:
         self.ledger.settle(State.ARMED, "no backward pass went through a module in fp16")
 
     def refresh(self) -> None:
-        """Tell the scale as it stands."""
+        """Tell the scale as it stands, and whether the script manages precision itself."""
+        if self._roots.region is None and self.ledger.state is State.ARMED:
+            self.ledger.cede("the script manages precision itself")
         if self._scaler._scale is not None:
             self.ledger.counts["scale"] = int(self.scale)
 
@@ -178,11 +181,20 @@ class LossScaling:
         root: Root | None = self._roots.last
         return root.where if root is not None else ""
 
-    def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: Any) -> None:
+    def _before_step(
+        self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: Any
+    ) -> Arguments | None:
         if torch.compiler.is_compiling() or self._roots.region is None:
-            return
-        if (args[1] if len(args) > 1 else kwargs.get("closure")) is not None:
+            return None
+        if closure_of(args, kwargs) is not None:
+            if begins_with_closure(optimizer):
+                return followed(args, kwargs, lambda: self._check(optimizer))
             self._closure_of = type(optimizer).__name__
+        self._check(optimizer)
+        return None
+
+    def _check(self, optimizer: Optimizer) -> None:
+        """Withhold the gradients from a step if one of them overflowed."""
         if self._scaler._scale is None:
             return
         if self._hooks.scale is not None:
@@ -194,8 +206,9 @@ class LossScaling:
         self.ledger.counts["skipped steps"] += 1
         self._withheld[optimizer] = _withhold(optimizer)
 
-    def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
-        self._closure_of = ""
+    def _after_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: Any) -> None:
+        if closure_of(args, kwargs) is not None:  # and not of a step inside of that one
+            self._closure_of = ""
         for parameter, gradient in self._withheld.pop(optimizer, ()):
             parameter.grad = gradient
 
@@ -247,7 +260,7 @@ def _step_refused(optimizer: str) -> FasttrainError:
 def _closure_refused(optimizer: str) -> FasttrainError:
     return FasttrainError(
         f"fp16 can't train with {optimizer} and a closure",
-        why="the closure runs its own backward passes inside the step, where an overflow"
+        why="its step runs the closure's backward passes when it has begun, where an overflow"
         " can't be skipped any more",
         fix="use --amp bf16 or --amp off",
         slug="fp16-closure",

@@ -22,6 +22,7 @@ from torch.optim.optimizer import (
 )
 
 from fasttrain.shim.callsite import call_site
+from fasttrain.shim.closures import Arguments, closure_of, followed
 from fasttrain.shim.ledger import Ledger
 from fasttrain.spec.outcome import State
 
@@ -74,9 +75,11 @@ class OptimizerLever:
         undo.callback(setattr, Optimizer, "__init__", original)
         setattr(Optimizer, "__init__", __init__)  # noqa: B010
 
-    def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: Any) -> None:
+    def _before_step(
+        self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: Any
+    ) -> Arguments | None:
         if torch.compiler.is_compiling():
-            return  # the script compiles its step: dynamo has to find nothing here to trace
+            return None  # the script compiles its step: dynamo has to find nothing here to trace
         known = self._known.get(optimizer)
         if known is None:  # made by unpickling
             known = self._known[optimizer] = _Known(call_site())
@@ -87,18 +90,29 @@ class OptimizerLever:
         if size != known.size:
             known.size = size
             self._judge(optimizer, known)
-        if not known.fuse:
-            return
-        if reason := _unfusible_step(known, args, kwargs):
-            self._keep(optimizer, known, reason)
-            return
-        if not known.hooked:
-            self._start(optimizer, known)
+        with_closure = known.matrices and closure_of(args, kwargs) is not None
+        if not known.fuse or not (with_closure or self._stays_fused(optimizer, known)):
+            return None
         if not known.steps_on_device:
             _move_step_counters(optimizer)
             known.steps_on_device = True
         for group in groups:
             group["fused"] = True
+        if not with_closure:
+            return None
+        return followed(args, kwargs, lambda: self._stays_fused(optimizer, known))
+
+    def _stays_fused(self, optimizer: Optimizer, known: _Known) -> bool:
+        """Look at the gradients of this very step, and leave the optimizer alone if they differ."""
+        if not _has_sparse_gradients(known):
+            if not known.hooked:
+                self._start(optimizer, known)
+            return True
+        for group in optimizer.param_groups:
+            if group.get("fused"):
+                group["fused"] = None
+        self._keep(optimizer, known, "its gradients are sparse")
+        return False
 
     def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
         if torch.compiler.is_compiling():
@@ -213,16 +227,12 @@ def _maybe_sparse(optimizer: Optimizer) -> Iterator[Tensor]:
         yield from (p for p in _parameters(optimizer) if p.dim() == 2)
 
 
-def _unfusible_step(known: _Known, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """Give the reason why this very step can't be fused; empty if it can."""
-    closure = args[1] if len(args) > 1 else kwargs.get("closure")
-    if known.matrices and closure is not None:
-        return "its gradients come from a closure"  # and may then turn out to be sparse
+def _has_sparse_gradients(known: _Known) -> bool:
     for parameter in known.matrices:
         gradient = parameter.grad
         if gradient is not None and gradient.is_sparse:
-            return "its gradients are sparse"
-    return ""
+            return True
+    return False
 
 
 def _move_step_counters(optimizer: Optimizer) -> None:
