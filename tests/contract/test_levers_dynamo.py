@@ -72,6 +72,28 @@ def test_a_backend_that_fails_for_one_of_two_models() -> None:
     assert any("no gelu here" in note for note in outcome.notes)
 
 
+def test_a_backend_that_fails_at_a_later_recompilation() -> None:
+    graphs = []
+
+    def exhausted(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        if len(graphs) > 1:
+            raise RuntimeError("no kernels left")
+        return graph.forward
+
+    def losses(model: nn.Module) -> list[float]:
+        longer = torch.ones(3, 5, 4)  # another rank: no graph fits it
+        return [*train(model), model(longer).sum().item(), *train(model)]
+
+    with backend(exhausted), rig(compile="default") as runtime:
+        found = losses(network())
+        outcome = runtime.outcomes()["compile"]
+    assert found == losses(network())
+    assert outcome.state is State.APPLIED
+    assert (outcome.counts["graphs"], outcome.counts["failures"]) == (1, 1)
+    assert any("no kernels left" in note for note in outcome.notes)
+
+
 def test_torch_compile_itself_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     def unsupported(*_: Any, **__: Any) -> Any:
         raise RuntimeError("not supported on this Python")
