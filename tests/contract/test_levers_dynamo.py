@@ -261,6 +261,41 @@ def test_second_derivatives_are_seen_before_they_fail(
     assert "physics.py:7" in outcome.reason
 
 
+POOLED = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+class Pooled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Conv2d(1, 8, 3), nn.Conv2d(8, 16, 3)
+        self.head = nn.Linear(16 * 12 * 12, 10)
+
+    def forward(self, x):
+        x = F.relu(self.second(self.first(x)))
+        return self.head(torch.flatten(F.max_pool2d(x, 2), 1))
+
+torch.manual_seed(0)
+model = Pooled()
+x, y = torch.randn(8, 1, 28, 28), torch.randint(0, 10, (8,))
+F.cross_entropy(model(x), y).backward()
+torch.save([p.grad for p in model.parameters()], "gradients.pt")
+"""
+
+
+@pytest.mark.slow
+def test_gradients_behind_a_max_pool(fasttrain: Any, script: Any) -> None:
+    """pytorch#185509: inductor takes the gradient of everything before the pool for 0."""
+    path = script(POOLED)
+    subprocess.run([sys.executable, path], cwd=fasttrain.cwd, env=fasttrain.environ, check=True)
+    plain = torch.load(fasttrain.cwd / "gradients.pt")
+    done = fasttrain("run", path, "--compile", "default", "--amp", "off", timeout_s=120)
+    assert b"1 graph" in done.stderr
+    torch.testing.assert_close(torch.load(fasttrain.cwd / "gradients.pt"), plain)
+    assert all(gradient.norm() > 1e-3 for gradient in plain)
+
+
 @pytest.mark.slow
 def test_inductor_and_its_missing_compiler(fasttrain: Any, script: Any) -> None:
     """One real compile: a Sequential gets graphs, and without a C++ compiler it runs eagerly."""

@@ -169,6 +169,71 @@ def test_a_gradient_penalty_through_autograd_grad(rig, data):
         torch.testing.assert_close(a, b, rtol=0.05, atol=5e-3)
 
 
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_a_script_that_skips_infinite_gradients_itself(rig, set_to_none):
+    """It makes no step that the scale could back off after."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 1)
+    steps = 0
+    with rig(amp="float16") as runtime:
+        sgd = torch.optim.SGD(model.parameters(), lr=1e-3)
+        for _ in range(12):
+            sgd.zero_grad(set_to_none=set_to_none)
+            ((model(torch.ones(8, 4)) - 3) ** 2).sum().backward()
+            if nn.utils.clip_grad_norm_(model.parameters(), 1.0).isfinite():
+                sgd.step()
+                steps += 1
+        counts = runtime.outcomes()["loss_scaling"].counts
+    assert steps >= 6
+    assert counts["steps"] == steps
+    assert "skipped steps" not in counts
+    assert counts["scale"] == 2 ** (16 - (12 - steps))
+
+
+def test_an_overflow_counts_once_for_the_optimizer_that_skipped(rig):
+    judge, maker = make_model(0, out=1), make_model(1, out=1)
+    x = torch.ones(4, 16)
+    with rig(amp="float16") as runtime:
+        first, second = (torch.optim.SGD(m.parameters(), lr=1e-3) for m in (judge, maker))
+        (judge(x).sum() * 1e3).backward()
+        first.step()  # skipped; its gradients stay infinite until they are dropped
+        for _ in range(12):
+            second.zero_grad()
+            (maker(x).mean() * 1e-3).backward()
+            second.step()
+        counts = runtime.outcomes()["loss_scaling"].counts
+    assert counts["skipped steps"] == 1
+    assert counts["scale"] == 2**15
+
+
+def test_accumulation_that_overflowed_waits_for_its_step(rig, data):
+    inputs, targets = data
+
+    def train(scaler: Any) -> list[Any]:
+        model = make_model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in range(STEPS):
+            for part in range(2):
+                output = model(inputs[step, part]) if scaler is None else fp16(
+                    model, inputs[step, part]
+                )  # fmt: skip
+                loss = loss_of(output, targets[step, part], step, boom=part == 0)
+                (loss if scaler is None else scaler.scale(loss)).backward()
+            if scaler is None:
+                optimizer.step()
+            else:
+                scaler.step(optimizer)
+                scaler.update()
+            optimizer.zero_grad()
+        return bits(model)
+
+    scaler = torch.amp.GradScaler("cpu")
+    by_hand = train(scaler)
+    with rig(amp="float16") as runtime:
+        assert same(train(None), by_hand)
+        assert runtime.outcomes()["loss_scaling"].counts["scale"] == scaler.get_scale()
+
+
 def test_inputs_with_a_gradient_of_their_own(rig, data):
     inputs, targets = data
     model = make_model()

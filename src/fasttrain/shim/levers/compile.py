@@ -14,6 +14,7 @@ from fasttrain.shim.ledger import Ledger
 from fasttrain.shim.levers.compile_account import Account
 from fasttrain.shim.levers.compile_graphs import GraphGuard
 from fasttrain.shim.levers.compile_hooks import watch_hooks
+from fasttrain.shim.levers.compile_repairs import repair
 from fasttrain.shim.levers.compile_slots import Filling, Slots, separate_function
 from fasttrain.shim.levers.compile_targets import (
     repeated_blocks,
@@ -121,6 +122,7 @@ class CompileLever:
             if hasattr(config, name):  # not every torch has them all
                 self._later.callback(setattr, config, name, getattr(config, name))
                 setattr(config, name, value)
+        repair(self._later)
         watch_hooks(self._slots.on_hook, self._later)
         self._account = Account(self._later)
         return True

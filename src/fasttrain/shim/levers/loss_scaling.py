@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.amp import GradScaler
+from torch.nn import Module
 from torch.optim import Optimizer
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
@@ -53,7 +54,7 @@ class LossScaling:
         self._scaler = GradScaler("cpu" if decision.value.device == "cpu" else "cuda")
         self._gradients = Gradients()
         self._hooks = GradientHooks()
-        self._stepped = False
+        self._stepped: set[int] = set()  # optimizers, by id, since the last backward pass
         self._closure_of = ""  # the optimizer whose step runs a closure right now
         self._slope_scale = FIRST_SLOPE_SCALE
         self._withheld: weakref.WeakKeyDictionary[Optimizer, list[tuple[Tensor, Tensor]]] = (
@@ -103,6 +104,20 @@ class LossScaling:
 
         undo.callback(setattr, Optimizer, "__init__", original)
         setattr(Optimizer, "__init__", __init__)  # noqa: B010
+        self._watch_zero_grad(Optimizer, gradients.on_zero_grad, undo)
+        self._watch_zero_grad(Module, lambda _: gradients.on_zero_grad(None), undo)
+
+    def _watch_zero_grad(self, owner: Any, told: Callable[[Any], None], undo: ExitStack) -> None:
+        original = owner.zero_grad
+
+        @functools.wraps(original)
+        def zero_grad(holder: Any, *args: Any, **kwargs: Any) -> None:
+            original(holder, *args, **kwargs)
+            if not torch.compiler.is_compiling():
+                told(holder)
+
+        undo.callback(setattr, owner, "zero_grad", original)
+        owner.zero_grad = zero_grad
 
     def _backward(
         self,
@@ -171,9 +186,9 @@ class LossScaling:
         scaler: Any = self._scaler
         if scaler._scale is None:
             scaler._lazy_init_scale_growth_tracker(output.device)
-        elif self._stepped or not self._gradients.optimized:
-            self._gradients.update(scaler)
-        self._stepped = False
+        else:
+            self._gradients.update(scaler, self._stepped)
+        self._stepped = set()
         scale: Tensor = scaler._scale
         return scale
 
@@ -199,7 +214,7 @@ class LossScaling:
             return
         if self._hooks.scale is not None:
             refuse(_step_refused(type(optimizer).__name__))
-        self._stepped = True
+        self._stepped.add(id(optimizer))
         if not self._gradients.overflowed(optimizer):
             self.ledger.counts["steps"] += 1
             return

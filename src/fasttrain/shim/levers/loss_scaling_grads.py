@@ -21,7 +21,8 @@ class _Group:
     Attributes:
         param_groups: One group, as of an optimizer.
         owners: The optimizers, by id; none for parameters that no optimizer has.
-        found: Per device, a tensor that is above 0 once an inf or nan was seen.
+        found: Per device, a tensor that is above 0 if the last pass left an inf or nan.
+        zeroed: Whether the script has set the gradients to zero since that pass.
     """
 
     def __init__(self, owners: frozenset[int]) -> None:
@@ -29,6 +30,7 @@ class _Group:
         self.param_groups = [{"params": self.parameters}]
         self.owners = owners
         self.found: dict[torch.device, Tensor] = {}
+        self.zeroed = False
 
     def drop_overflow(self) -> None:
         """Zero the gradients if one overflowed: no step of an optimizer is there to be skipped."""
@@ -92,10 +94,9 @@ class Gradients:
         for group in self._current():
             found = torch.zeros((), dtype=torch.float32, device=scale.device)
             like_optimizer: Any = group
-            seen = scaler._unscale_grads_(like_optimizer, inverse, found, allow_fp16=True)
-            for device, value in seen.items():
-                before = group.found.get(device)
-                group.found[device] = value if before is None else torch.maximum(before, value)
+            # Of all gradients that are there now: what an earlier pass left is among them.
+            group.zeroed = False
+            group.found = scaler._unscale_grads_(like_optimizer, inverse, found, allow_fp16=True)
             if not group.owners:
                 group.drop_overflow()
 
@@ -105,12 +106,19 @@ class Gradients:
         found = [f for g in self._current() if key in g.owners for f in g.found.values()]
         return any(bool(value.item()) for value in found)
 
-    def update(self, scaler: GradScaler) -> None:
-        """Let the scale grow or back off by what the steps since the last update found."""
+    def update(self, scaler: GradScaler, stepped: set[int]) -> None:
+        """Let the scale grow or back off by what was found since the last update.
+
+        Args:
+            scaler: Does it.
+            stepped: The optimizers that made a step since, by id. Without any, what counts are
+                gradients that the script dropped, as it does when it finds them infinite itself;
+                those that it goes on accumulating wait for their step.
+        """
         counted = {
             key: group.found
             for key, group in enumerate(self._groups)
-            if group.found and (group.owners or not self.optimized)
+            if group.found and (group.owners & stepped or (not stepped and self._dropped(group)))
         }
         if not counted:
             return
@@ -120,6 +128,18 @@ class Gradients:
         scaler.update()
         for group in self._groups:
             group.found = {}
+            group.zeroed = False
+
+    def _dropped(self, group: _Group) -> bool:
+        if not group.owners:
+            return not self.optimized  # a loop that updates by hand: each of its passes counts
+        return group.zeroed or all(p.grad is None for p in group.parameters)
+
+    def on_zero_grad(self, optimizer: Optimizer | None) -> None:
+        """Note that gradients were set to zero; None for those of a module."""
+        for group in self._groups:
+            if optimizer is None or id(optimizer) in group.owners:
+                group.zeroed = True
 
     def _current(self) -> list[_Group]:
         """Give the groups, formed anew when an optimizer, a root or a parameter came in."""

@@ -1,0 +1,40 @@
+"""Faults of torch's compiler that give wrong results without a word, mended in place."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from contextlib import ExitStack
+from typing import Any
+
+# Goes into the keys of torch's compile caches: what was compiled without the repairs is not taken.
+CACHE_TAG = "fasttrain-repairs-1"
+
+
+def repair(undo: ExitStack) -> None:
+    """Mend what is broken in the torch that is there."""
+    _keep_order_of_mutations(undo)
+    config: Any = importlib.import_module("torch.compiler.config")
+    if hasattr(config, "cache_key_tag"):  # torch 2.7
+        undo.callback(setattr, config, "cache_key_tag", config.cache_key_tag)
+        config.cache_key_tag = f"{config.cache_key_tag}{CACHE_TAG}"
+
+
+def _keep_order_of_mutations(undo: ExitStack) -> None:
+    """Keep a kernel that reads a scattered buffer behind the scatter.
+
+    Fusion on the CPU forgot it, so that the gradient of relu and max_pool2d behind a convolution
+    was 0: pytorch#185509. Can go with the last torch without pytorch#185873; 2.13 is one.
+    """
+    node_type: Any = importlib.import_module("torch._inductor.scheduler").SchedulerNode
+    original = node_type.recompute_size_and_body
+
+    @functools.wraps(original)
+    def recompute_size_and_body(node: Any, *args: Any, **kwargs: Any) -> None:
+        original(node, *args, **kwargs)
+        renames = getattr(node, "mutation_renames", None)
+        if renames:
+            node.set_read_writes(node.read_writes.rename(renames))
+
+    undo.callback(setattr, node_type, "recompute_size_and_body", original)
+    node_type.recompute_size_and_body = recompute_size_and_body
