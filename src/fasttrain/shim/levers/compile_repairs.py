@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 # Goes into the keys of torch's compile caches: what was compiled without the repairs is not taken.
@@ -14,8 +14,8 @@ CACHE_TAG = "fasttrain-repairs-1"
 def repair(undo: ExitStack) -> None:
     """Mend what is broken in the torch that is there."""
     _keep_order_of_mutations(undo)
-    config: Any = importlib.import_module("torch.compiler.config")
-    if hasattr(config, "cache_key_tag"):  # torch 2.7
+    with suppress(ImportError):  # torch 2.7
+        config: Any = importlib.import_module("torch.compiler.config")
         undo.callback(setattr, config, "cache_key_tag", config.cache_key_tag)
         config.cache_key_tag = f"{config.cache_key_tag}{CACHE_TAG}"
 
@@ -27,7 +27,9 @@ def _keep_order_of_mutations(undo: ExitStack) -> None:
     was 0: pytorch#185509. Can go with the last torch without pytorch#185873; 2.13 is one.
     """
     node_type: Any = importlib.import_module("torch._inductor.scheduler").SchedulerNode
-    original = node_type.recompute_size_and_body
+    original = getattr(node_type, "recompute_size_and_body", None)
+    if original is None:  # before torch 2.4
+        return
 
     @functools.wraps(original)
     def recompute_size_and_body(node: Any, *args: Any, **kwargs: Any) -> None:
