@@ -13,6 +13,9 @@ _TELLING = (
     State.APPLIED, State.FAILED, State.CEDED, State.SKIPPED, State.ARMED, State.OFF,
 )  # fmt: skip
 
+# Where a count is a level and no total, the lowest one is told.
+_LEVELS = {"scale"}
+
 
 def merged(worker: RankReport, children: Iterable[RankReport]) -> RankReport:
     """Give the worker's report with what its children did.
@@ -43,6 +46,9 @@ def _together(outcomes: list[Outcome]) -> Outcome:
     notes: dict[str, None] = {}
     for outcome in outcomes:
         counts.update(outcome.counts)
+    for name in counts.keys() & _LEVELS:
+        counts[name] = min(o.counts[name] for o in outcomes if name in o.counts)
+    for outcome in outcomes:
         sites.update({(site.what, site.where): site.count for site in outcome.sites})
         notes.update(dict.fromkeys(outcome.notes))
     applied = sum(outcome.state is State.APPLIED for outcome in outcomes)

@@ -136,6 +136,10 @@ class Runtime:
             else:
                 reason = f"the script's work is inside of {own.what}, which it compiles itself"
                 ledger.excuse(State.SKIPPED, f"{reason} ({own.where})")
+        amp = self._ledgers[0].outcome()
+        for ledger in self._ledgers:
+            if ledger.lever == "loss_scaling" and amp.state is State.SKIPPED:
+                ledger.excuse(State.SKIPPED, f"nothing runs in fp16: {amp.reason}")
 
     def _begin_anew(self) -> None:
         """Account for a child that the script forked, apart from what its parent did."""

@@ -36,6 +36,12 @@ def test_children_that_train_for_an_idle_worker() -> None:
     assert (both.rank, both.finished) == (1, True)
 
 
+def test_a_level_is_not_added_up() -> None:
+    scales = [Outcome("amp", "", State.APPLIED, counts={"scale": s, "steps": 1}) for s in (8, 2)]
+    (amp,) = merged(report(IDLE), map(report, scales)).outcomes
+    assert amp.counts == {"scale": 2, "steps": 2}
+
+
 def test_a_worker_that_trains_itself_needs_no_note() -> None:
     (amp,) = merged(report(applied(4)), [report(applied(1)), report(IDLE)]).outcomes
     assert (amp.counts, amp.notes) == ({"forwards": 5}, ())

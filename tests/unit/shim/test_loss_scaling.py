@@ -422,6 +422,16 @@ def test_it_steps_back_with_amp(rig, data):
         assert runtime.outcomes()["loss_scaling"].state is State.CEDED
 
 
+def test_a_model_that_amp_leaves_alone_needs_no_scaling(rig, data):
+    inputs, targets = data
+    with rig(amp="float16") as runtime:
+        model = make_model().double()
+        nn.functional.cross_entropy(model(inputs[0, 0].double()), targets[0, 0]).backward()
+        outcome = runtime.outcomes()["loss_scaling"]
+    assert outcome.state is State.SKIPPED
+    assert "float64" in outcome.reason
+
+
 def test_everything_is_put_back(rig):
     before = (torch.autograd.backward, torch.autograd.grad, torch.optim.Optimizer.__init__)
     with rig(amp="float16"):
