@@ -128,6 +128,41 @@ def test_graph_breaks_are_told_with_their_line(compiled: Any) -> None:
     assert any(f"test_levers_dynamo.py:{line}" in note for note in outcome.notes)
 
 
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.RNNCell(1, 4)
+
+    def forward(self, x: Any) -> Any:
+        state = torch.zeros(len(x), 4)
+        for column in x.split(1, dim=1):
+            state = torch.tanh(self.cell(column, state))
+        return state
+
+
+def test_a_loop_of_hundreds_of_rounds_runs_eagerly(compiled: Any) -> None:
+    torch.manual_seed(0)
+    model, series = Recurrent(), torch.randn(3, 400)
+    plain = copy.deepcopy(model)._call_impl(series)
+    assert torch.equal(model(series), plain)
+    outcome = compiled()
+    assert outcome.counts["long loops"] >= 1  # the cell itself may still be compiled
+    lines = Path(__file__).read_text().splitlines()
+    near = next(n for n, text in enumerate(lines, 1) if "in x.split(1, dim=1)" in text) + 1
+    assert any(f"test_levers_dynamo.py:{near} unrolls" in note for note in outcome.notes)
+
+
+def test_a_short_loop_and_a_deep_model_are_compiled(compiled: Any) -> None:
+    Recurrent()(torch.randn(3, 40))
+    layers = [nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Tanh()) for _ in range(180)]
+    deep = nn.Sequential(*layers)
+    deep(torch.randn(3, 2))
+    outcome = compiled()
+    assert outcome.state is State.APPLIED
+    assert outcome.counts["graphs"] == 2
+    assert outcome.counts.get("long loops", 0) == 0
+
+
 BREAKS = """
 import torch
 from torch import nn

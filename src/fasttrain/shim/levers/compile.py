@@ -14,6 +14,7 @@ from fasttrain.shim.ledger import Ledger
 from fasttrain.shim.levers.compile_account import Account
 from fasttrain.shim.levers.compile_graphs import GraphGuard
 from fasttrain.shim.levers.compile_hooks import watch_hooks
+from fasttrain.shim.levers.compile_loops import refuse_long_loops
 from fasttrain.shim.levers.compile_repairs import repair
 from fasttrain.shim.levers.compile_slots import Filling, Slots, separate_function
 from fasttrain.shim.levers.compile_targets import (
@@ -59,6 +60,7 @@ class CompileLever:
         self._own = own
         self._plan = decision.value
         self._roots = roots
+        self._strict = strict
         self._settings = SAFE_SETTINGS if strict else (*SAFE_SETTINGS, FALL_BACK)
         self._compile = torch.compile
         self._later = ExitStack()  # what is changed once the script runs
@@ -123,9 +125,15 @@ class CompileLever:
                 self._later.callback(setattr, config, name, getattr(config, name))
                 setattr(config, name, value)
         repair(self._later)
+        if not self._strict:
+            refuse_long_loops(self._account_for_loop, self._later)
         watch_hooks(self._slots.on_hook, self._later)
         self._account = Account(self._later)
         return True
+
+    def _account_for_loop(self, line: str) -> None:
+        self.ledger.note(f"ran eagerly: the loop at {line} unrolls into hundreds of rounds")
+        self.ledger.counts["long loops"] += 1
 
     def _fill_blocks(self, root: Root, module: Module) -> bool:
         blocks = repeated_blocks(module)

@@ -53,6 +53,8 @@ class Account:
         graphs = self._utils.counters["stats"]["unique_graphs"]
         ledger.counts["graphs"] = max(0, graphs - self._graphs)
         _read_failures(ledger, metrics)
+        if ledger.counts["long loops"] and not ledger.counts["graphs"] and ledger.live:
+            ledger.settle(State.FAILED, "ran eagerly: its loops unroll into hundreds of rounds")
         self._read_breaks(ledger)
         recompiles = [m.recompile_reason for m in metrics if m.recompile_reason]
         ledger.counts["recompiles"] = len(recompiles)
