@@ -7,6 +7,7 @@ import fcntl
 import os
 import pty
 import re
+import signal
 import struct
 import subprocess
 import sys
@@ -31,6 +32,10 @@ _FOREIGN = re.compile(
 _TORCHS_OWN = re.compile(r"TORCH|TRITON|KMP_|KINETO|PYTEST_CURRENT_TEST")
 _HELPERS = re.compile(r"torch/_inductor|multiprocessing[./](resource_tracker|forkserver)")
 _SETTLE_S = 2.0  # for a thread or process that is about to end
+
+# A shell ignores SIGINT in what it starts in the background, and so would all that is started here.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def clean_environ() -> dict[str, str]:

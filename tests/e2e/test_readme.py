@@ -1,4 +1,7 @@
-"""The README's two commands, run as a reader would: from a copy of the project and nothing else."""
+"""The README's commands, run as a reader would: from a copy of the project and nothing else.
+
+The second one, which sets up and runs these very tests, is what `.ci/run` calls.
+"""
 
 import os
 import re
@@ -51,15 +54,6 @@ def test_the_first_command_trains_and_shows_what_took_effect(checkout):
     assert re.search(r"amp +applied +bfloat16", done.stderr)
     assert int(re.search(r"compile +applied .*?([\d,]+) graphs", done.stderr, re.DOTALL)[1]) > 0
     assert re.search(r"optimizer +applied +fused", done.stderr)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_the_second_command_sets_up_and_passes_tests(checkout):
-    # The command itself, on a part of the tests: the whole of them is what is running here.
-    done = run(readme_commands()[1], checkout, PYTEST_ADDOPTS="tests/unit/spec")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert re.search(r"\d+ passed", done.stdout)
 
 
 def test_the_commands_for_ones_own_script_are_understood(fasttrain, tmp_path):
