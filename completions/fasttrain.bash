@@ -7,19 +7,21 @@ _fasttrain() {
     done
     case ${COMP_WORDS[COMP_CWORD - 1]} in
         --amp) words='auto off bf16 fp16' ;;
+        --batch) words='split per-rank' ;;
         --compile) words='off default reduce-overhead max-autotune max-autotune-no-cudagraphs' ;;
         --compile-scope) words='model blocks' ;;
         --device) words='auto cuda npu rocm xpu mps cpu' ;;
         --matmul) words='auto highest high medium' ;;
         --optimizer) words='auto keep fused npu' ;;
         --preset) words='exact fast max' ;;
+        --reduce-loss) words='auto on off' ;;
         --strategy) words='auto none ddp fsdp' ;;
     esac
     if [[ -z $words && COMP_CWORD -eq 1 ]]; then
         words='run init report --help --version'
     elif [[ -z $words && $cur == -* ]]; then
         case ${COMP_WORDS[1]} in
-            run) words='-m --no-python --config --preset --dry-run --explain --json --machine --gpus --device --amp --compile --compile-scope --optimizer --matmul --strategy --nproc-per-node --nodes --node-rank --master-addr --master-port --rdzv-endpoint --rdzv-backend --rdzv-id --max-restarts --show-ranks --debug --no-debug --env --strict --no-strict --max-steps --run-dir --quiet --no-quiet --help -h' ;;
+            run) words='-m --no-python --config --preset --dry-run --explain --json --machine --gpus --device --amp --compile --compile-scope --optimizer --matmul --strategy --batch --reduce-loss --sync-bn --no-sync-bn --nproc-per-node --nodes --node-rank --master-addr --master-port --rdzv-endpoint --rdzv-backend --rdzv-id --max-restarts --show-ranks --debug --no-debug --env --strict --no-strict --max-steps --run-dir --quiet --no-quiet --help -h' ;;
             init) words='--help -h' ;;
             report) words='--json --help -h' ;;
         esac

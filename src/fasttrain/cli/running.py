@@ -19,8 +19,11 @@ from fasttrain.planning.dry_run import shell_script
 from fasttrain.planning.explain import decisions
 from fasttrain.planning.plan import make_plan
 from fasttrain.planning.secrets import mask_plan
+from fasttrain.source.read import read_script
 from fasttrain.spec.errors import ExitCode, FasttrainError
 from fasttrain.spec.plan import Invocation, LaunchPlan, Target, TargetKind
+from fasttrain.spec.script import ScriptFacts
+from fasttrain.spec.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +69,21 @@ def perform(request: Request) -> int:
     if request.machine and not planning_only:
         raise _described_machine(request.machine)
     check_target(target, str(cwd))
-    invocation = read_invocation(target, wanted.settings, environ)
+    several = _may_be_several(wanted.settings)
+    facts = read_script(target, str(cwd), environ) if several else ScriptFacts()
+    invocation = read_invocation(target, wanted.settings, environ, facts)
     machine = read_machine(Path(request.machine)) if request.machine else probe_machine(environ)
     plan = make_plan(wanted.settings, machine, invocation)
     if planning_only:
         _print_plan(plan, invocation, explain=request.explain, as_json=request.json)
         return 0
     return _start(plan, invocation, quiet=wanted.settings.quiet.value, as_json=request.json)
+
+
+def _may_be_several(settings: Settings) -> bool:
+    """Whether there can be several processes, so that it matters what the script makes of them."""
+    asked = (settings.gpus.value, settings.nproc_per_node.value, settings.rdzv_endpoint.value)
+    return settings.nodes.value != "1" or any(value is not None for value in asked)
 
 
 def _target(request: Request, wanted: Resolved) -> Target:

@@ -9,12 +9,15 @@ from pathlib import Path
 import fasttrain
 from fasttrain.launch.run_dir import default_run_dir, new_run_id
 from fasttrain.spec.plan import Invocation, Target
+from fasttrain.spec.script import ScriptFacts
 from fasttrain.spec.settings import Settings
 
 PACKAGE = Path(fasttrain.__file__).parent
 
 
-def read_invocation(target: Target, settings: Settings, environ: Mapping[str, str]) -> Invocation:
+def read_invocation(
+    target: Target, settings: Settings, environ: Mapping[str, str], facts: ScriptFacts
+) -> Invocation:
     """Give working directory, interpreter, run directory and cache of this call."""
     cwd = str(Path.cwd())
     run_id = new_run_id(target.name)
@@ -31,6 +34,7 @@ def read_invocation(target: Target, settings: Settings, environ: Mapping[str, st
         run_dir=str(Path(cwd, named)) if named else default_run_dir(cwd, run_id),
         cache_dir=_cache_dir(environ),
         version=fasttrain.__version__,
+        facts=facts,
     )
 
 

@@ -8,7 +8,7 @@ from fasttrain.planning.vendors import VENDORS
 from fasttrain.spec.decision import Decision
 from fasttrain.spec.errors import ExitCode, FasttrainError
 from fasttrain.spec.machine import DeviceKind, Machine
-from fasttrain.spec.plan import Compile
+from fasttrain.spec.plan import Compile, Strategy
 from fasttrain.spec.settings import CompileMode, CompileScope, Settings
 
 # CUDA graphs replay into the same memory: an output kept over the next call, or gradients that
@@ -19,7 +19,9 @@ _WITHOUT_GRAPHS: dict[CompileMode, CompileMode] = {
 }
 
 
-def decide_compile(settings: Settings, machine: Machine, kind: DeviceKind) -> Decision[Compile]:
+def decide_compile(
+    settings: Settings, machine: Machine, kind: DeviceKind, strategy: Strategy
+) -> Decision[Compile]:
     """Give the mode that is right from the first step on, what may follow it, and the scope.
 
     Raises:
@@ -34,6 +36,12 @@ def decide_compile(settings: Settings, machine: Machine, kind: DeviceKind) -> De
     if mode not in _WITHOUT_GRAPHS:
         return Decision(Compile(mode, mode, scope), asked(setting), setting.source)
     used, graphs, reason = _graphs(mode, scope, kind)
+    if graphs and strategy.injected:
+        graphs = None
+        reason = (
+            f"{used} instead of {mode}, whose CUDA graphs don't go with"
+            " DistributedDataParallel (pytorch#140395)"
+        )
     compiled = Compile(mode, used, scope, graphs)
     return Decision(compiled, f"{asked(setting)}; {reason}", setting.source)
 

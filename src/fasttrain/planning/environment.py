@@ -137,6 +137,13 @@ def _threads(draft: Draft) -> Iterator[_Wish]:
     yield _Wish("OMP_NUM_THREADS", str(max(1, cpu.cores // local)), reason, CPU_CORES)
 
 
+def _loopback(draft: Draft) -> Iterator[_Wish]:
+    processes = draft.processes.value
+    if processes.max_nodes == 1 and processes.world_size > 1:
+        reason = "the ranks of one node meet on loopback, where nobody else can"
+        yield _Wish("GLOO_SOCKET_IFNAME", "lo", reason, BUILT_IN)
+
+
 def _cache(draft: Draft) -> Iterator[_Wish]:
     compiled = draft.levers.compile
     if compiled.value.mode != "off":
@@ -161,4 +168,4 @@ def _debug(draft: Draft) -> Iterator[_Wish]:
     yield _Wish("PYTHONFAULTHANDLER", "1", reason, setting.source)
 
 
-_PARTS = (_identity, _visibility, _hidden, _precision, _threads, _cache, _debug)
+_PARTS = (_identity, _visibility, _hidden, _precision, _threads, _loopback, _cache, _debug)

@@ -7,7 +7,7 @@ from typing import Any
 
 from fasttrain.planning.secrets import mask_plan
 from fasttrain.spec.decision import Decision
-from fasttrain.spec.plan import Compile, EnvVar, LaunchPlan, Processes
+from fasttrain.spec.plan import Compile, EnvVar, LaunchPlan, Processes, Strategy
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ def lever_rows(plan: LaunchPlan) -> tuple[Row, ...]:
         _row("compile", levers.compile, _compile(levers.compile.value)),
         _row("optimizer", levers.optimizer, levers.optimizer.value),
         _row("matmul", levers.matmul, levers.matmul.value),
-        _row("strategy", levers.strategy, levers.strategy.value),
+        _row("strategy", levers.strategy, _strategy(levers.strategy.value)),
     )
 
 
@@ -65,3 +65,7 @@ def _processes(processes: Processes) -> str:
 
 def _compile(decided: Compile) -> str:
     return decided.mode if decided.scope == "model" else f"{decided.mode}, {decided.scope}"
+
+
+def _strategy(decided: Strategy) -> str:
+    return f"{decided.mode}, batch {decided.batch}" if decided.injected else decided.mode

@@ -12,7 +12,8 @@ from fasttrain.planning.strategy import decide_strategy
 from fasttrain.spec.decision import Decision
 from fasttrain.spec.errors import FasttrainError
 from fasttrain.spec.machine import Machine
-from fasttrain.spec.plan import Amp, Compile, Levers, Processes
+from fasttrain.spec.plan import Amp, Compile, Levers, Processes, Strategy
+from fasttrain.spec.script import ScriptFacts
 from fasttrain.spec.settings import Settings
 
 # Values of the options that a command without Python can honour by doing nothing.
@@ -27,16 +28,21 @@ _IDLE: dict[str, tuple[object, ...]] = {
 
 
 def decide_levers(
-    settings: Settings, machine: Machine, chosen: Chosen, processes: Processes
+    settings: Settings,
+    machine: Machine,
+    chosen: Chosen,
+    processes: Processes,
+    facts: ScriptFacts,
 ) -> Levers:
     """Give one decision per lever, in the order in which they depend on each other."""
     amp = decide_amp(settings.amp, machine, chosen)
+    strategy = decide_strategy(settings, processes, chosen.kind, facts)
     return Levers(
         amp=amp,
-        compile=decide_compile(settings, machine, chosen.kind),
+        compile=decide_compile(settings, machine, chosen.kind, strategy.value),
         optimizer=decide_optimizer(settings.optimizer, machine, chosen.kind),
         matmul=decide_matmul(settings.matmul, chosen, amp.value),
-        strategy=decide_strategy(settings.strategy, processes),
+        strategy=strategy,
     )
 
 
@@ -62,5 +68,5 @@ def no_levers(settings: Settings, chosen: Chosen) -> Levers:
         compile=Decision(Compile("off", "off", scope), reason, BUILT_IN),
         optimizer=Decision("keep", reason, BUILT_IN),
         matmul=Decision("keep", reason, BUILT_IN),
-        strategy=Decision("none", reason, BUILT_IN),
+        strategy=Decision(Strategy("none"), reason, BUILT_IN),
     )

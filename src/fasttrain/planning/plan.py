@@ -54,5 +54,5 @@ def _draft(settings: Settings, machine: Machine, invocation: Invocation) -> Draf
     if invocation.target.kind == "command":
         levers = no_levers(settings, chosen)
     else:
-        levers = decide_levers(settings, machine, chosen, processes.value)
+        levers = decide_levers(settings, machine, chosen, processes.value, invocation.facts)
     return Draft(settings, machine, invocation, kind, chosen, processes, levers)

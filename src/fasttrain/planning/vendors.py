@@ -21,6 +21,7 @@ class Vendor:
         bf16_needs: What native bf16 takes, for the error that says it is missing.
         loss_scaling: Whether fp16's loss scaling is known to be right on it.
         cuda_graphs: Whether torch.compile's strongest modes record CUDA graphs on it.
+        collectives: torch.distributed's backend for it; empty where there is none.
         ascending: Whether its visibility variable takes ids in ascending order only.
     """
 
@@ -33,6 +34,7 @@ class Vendor:
     bf16_needs: str = ""
     loss_scaling: bool = False
     cuda_graphs: bool = False
+    collectives: str = ""
     ascending: bool = False
 
 
@@ -47,12 +49,14 @@ VENDORS: dict[DeviceKind, Vendor] = {
         bf16_needs="compute capability 8.0",
         loss_scaling=True,
         cuda_graphs=True,
+        collectives="nccl",
     ),
     "npu": Vendor(
         noun="NPU",
         visibility="ASCEND_RT_VISIBLE_DEVICES",
         blocking=("ASCEND_LAUNCH_BLOCKING", "1"),
         bf16_needs="an Ascend 910B or later",
+        collectives="hccl",
         ascending=True,
     ),
     "rocm": Vendor(
@@ -66,11 +70,16 @@ VENDORS: dict[DeviceKind, Vendor] = {
         bf16_needs="a CDNA or RDNA 3 GPU",
         loss_scaling=True,
         cuda_graphs=True,
+        collectives="nccl",
     ),
-    "xpu": Vendor(visibility="ZE_AFFINITY_MASK", bf16_needs="XMX engines"),
+    "xpu": Vendor(visibility="ZE_AFFINITY_MASK", bf16_needs="XMX engines", collectives="xccl"),
     "mps": Vendor(bf16_needs="macOS 14 on Apple silicon"),
     "cpu": Vendor(
-        noun="CPU", fused_since=(2, 4), bf16_needs="AVX512_BF16 or AMX", loss_scaling=True
+        noun="CPU",
+        fused_since=(2, 4),
+        bf16_needs="AVX512_BF16 or AMX",
+        loss_scaling=True,
+        collectives="gloo",
     ),
 }
 

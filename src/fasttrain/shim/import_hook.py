@@ -1,7 +1,8 @@
-"""Calls back once torch has been imported by the script; touches no other module."""
+"""Calls back once a named module has been imported; touches no other module."""
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable, Sequence
 from importlib.abc import Loader, MetaPathFinder
@@ -10,10 +11,11 @@ from importlib.util import find_spec
 from types import ModuleType
 
 
-class _TorchFinder(MetaPathFinder):
-    """Finds ``torch`` as Python would, and runs a callback behind its execution."""
+class _Finder(MetaPathFinder):
+    """Finds one module as Python would, and runs a callback behind its execution."""
 
-    def __init__(self, callback: Callable[[], None]) -> None:
+    def __init__(self, name: str, callback: Callable[[ModuleType], None]) -> None:
+        self._name = name
         self._callback = callback
         self._searching = False
 
@@ -23,8 +25,8 @@ class _TorchFinder(MetaPathFinder):
         path: Sequence[str] | None = None,  # noqa: ARG002
         target: ModuleType | None = None,  # noqa: ARG002
     ) -> ModuleSpec | None:
-        """Give torch's own spec, its loader's ``exec_module`` followed by the callback."""
-        if fullname != "torch" or self._searching:
+        """Give the module's own spec, its loader's ``exec_module`` followed by the callback."""
+        if fullname != self._name or self._searching:
             return None
         self._searching = True
         try:
@@ -40,15 +42,35 @@ class _TorchFinder(MetaPathFinder):
 
         def exec_module(module: ModuleType) -> None:
             original(module)
-            # Only now, so that a failed import of torch can be tried again by the script.
-            sys.meta_path.remove(self)
+            # Only now, so that a failed import can be tried again by the script.
+            with contextlib.suppress(ValueError):
+                sys.meta_path.remove(self)
             del loader.exec_module
-            self._callback()
+            self._callback(module)
 
-        # On the instance: torch.__loader__ keeps its type, and is as it was once torch is in.
+        # On the instance: the loader keeps its type, and is as it was once the module is in.
         loader.exec_module = exec_module  # type: ignore[method-assign]
+
+
+def after_import(name: str, callback: Callable[[ModuleType], None]) -> Callable[[], None]:
+    """Call ``callback`` with a module right after its first successful import.
+
+    Returns:
+        What takes the hook away again.
+    """
+    if name in sys.modules:
+        callback(sys.modules[name])
+        return lambda: None
+    finder = _Finder(name, callback)
+    sys.meta_path.insert(0, finder)
+
+    def forget() -> None:
+        with contextlib.suppress(ValueError):
+            sys.meta_path.remove(finder)
+
+    return forget
 
 
 def after_torch(callback: Callable[[], None]) -> None:
     """Call ``callback`` right after the first successful import of torch."""
-    sys.meta_path.insert(0, _TorchFinder(callback))
+    sys.meta_path.insert(0, _Finder("torch", lambda _: callback()))

@@ -29,9 +29,10 @@ from fasttrain.shim.callsite import call_site
 
 Call = Callable[..., Any]
 Region = Callable[["Root", Call, tuple[Any, ...], dict[str, Any]], Any]
+Around = Callable[["Root", Module, Call], Call]
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Root:
     """One outermost module.
 
@@ -72,6 +73,8 @@ class RootCalls:
 
     Attributes:
         region: Runs the call itself, for the precision lever; None runs it plainly.
+        around: Gives what runs in place of the call, inside of the region, for the strategy; None
+            runs the call.
         low_dtype: What the region lowers to; None without one.
         lowered: Whether a call of a root has run in low precision.
         on_discover: Called once for each new root, before its first call.
@@ -80,6 +83,7 @@ class RootCalls:
 
     def __init__(self) -> None:
         self.region: Region | None = None
+        self.around: Around | None = None
         self.low_dtype: torch.dtype | None = None
         self.lowered = False
         self.on_discover: list[Callable[[Root, Module], None]] = []
@@ -155,6 +159,8 @@ class RootCalls:
         self.last = root
         for listen in self.on_call:
             listen(root, args, kwargs)
+        if self.around is not None:
+            call = self.around(root, module, call)
         region = self.region
         inside = self._inside
         inside.flag = True

@@ -7,12 +7,13 @@ import os
 import sys
 import time
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from fasttrain.shim import children
+from fasttrain.shim import children, rank_variables
 from fasttrain.shim.ledger import Ledger, Lever
 from fasttrain.shim.levers.amp import AmpLever
 from fasttrain.shim.levers.compile import CompileLever
@@ -20,15 +21,18 @@ from fasttrain.shim.levers.loss_scaling import LossScaling
 from fasttrain.shim.levers.matmul import MatmulLever
 from fasttrain.shim.levers.optimizer import OptimizerLever
 from fasttrain.shim.own_compile import OwnCompile
+from fasttrain.shim.ranks import Ranks
 from fasttrain.shim.reporter import Reporter
 from fasttrain.shim.roots import RootCalls
 from fasttrain.shim.steps import StepMeter
 from fasttrain.shim.strays import refuse_unrelated_copies
-from fasttrain.spec.decision import Decision
+from fasttrain.spec.decision import Decision, Source, SourceKind
 from fasttrain.spec.outcome import Outcome, RankReport, State
 from fasttrain.spec.plan import PLAN_FILE, LaunchPlan
 
+_NOBODY = Source(SourceKind.DEFAULT, "default")
 REPORT_EVERY_S = 5.0  # a killed worker leaves a report that is at most this old
+_AT_ROOTS = ("amp", "compile", "strategy")  # levers that act where a root is called
 EVENT_EVERY_S = 0.5  # fine enough for a progress line, and nothing against a step
 
 
@@ -71,8 +75,7 @@ class Runtime:
                     continue
                 self._undo.push(steps.pop_all())
                 self._levers.append(lever)
-        if any(lever.ledger.live and lever.ledger.lever in ("amp", "compile")
-               for lever in self._levers):  # fmt: skip
+        if any(lever.ledger.live and lever.ledger.lever in _AT_ROOTS for lever in self._levers):
             self._roots.on_call += [self._meter.count_samples, self._on_call]
             self._roots.install(self._undo)
         refuse_unrelated_copies(self._plan, self._undo)
@@ -93,7 +96,8 @@ class Runtime:
 
     def _build(self) -> list[Lever]:
         levers = self._plan.levers
-        build: list[Lever] = []
+        # First, so that other levers' work on a backward pass is around that of the ranks.
+        build = self._parallel()
         amp = self._ledger("amp", levers.amp.value.precision, levers.amp)
         if levers.amp.value.precision != "off":
             build.append(AmpLever(levers.amp, amp, self._roots))
@@ -113,6 +117,29 @@ class Runtime:
         matmul = self._ledger("matmul", levers.matmul.value, levers.matmul)
         build.append(MatmulLever(levers.matmul, matmul))
         return build
+
+    def _parallel(self) -> list[Lever]:
+        """Build what makes several ranks one run, where the script doesn't."""
+        strategy = self._plan.levers.strategy
+        alone = self._plan.processes.value.backend == "direct" or _world_size() == 1
+        if alone or self._reporter.child:
+            return []
+        if not strategy.value.injected:
+            ledger = self._ledger("strategy", strategy.value.mode, strategy)
+            if strategy.value.mode == "script":
+                ledger.cede(strategy.reason)
+            return []
+        from fasttrain.shim.parallel import parallel_levers
+
+        ranks = Ranks.of_torchrun(strategy.value.collectives)
+        return parallel_levers(self._plan, ranks, self._roots, self._strategy_ledger, self._undo)
+
+    def _strategy_ledger(self, name: str, asked: str) -> Ledger:
+        """Make the ledger of a lever that serves the strategy; only that itself was asked for."""
+        strategy = self._plan.levers.strategy
+        if name == "strategy":
+            return self._ledger(name, asked, strategy)
+        return self._ledger(name, asked, replace(strategy, source=_NOBODY))
 
     def _ledger(self, name: str, asked: str, decision: Decision[Any]) -> Ledger:
         ledger = Ledger(name, asked, explicit=decision.source.explicit)
@@ -136,7 +163,7 @@ class Runtime:
             else:
                 reason = f"the script's work is inside of {own.what}, which it compiles itself"
                 ledger.excuse(State.SKIPPED, f"{reason} ({own.where})")
-        amp = self._ledgers[0].outcome()
+        amp = next(ledger for ledger in self._ledgers if ledger.lever == "amp").outcome()
         for ledger in self._ledgers:
             if ledger.lever == "loss_scaling" and amp.state is State.SKIPPED:
                 ledger.excuse(State.SKIPPED, f"nothing runs in fp16: {amp.reason}")
@@ -199,3 +226,8 @@ class Runtime:
             stats=self._meter.stats(self._compile.compile_s if self._compile else 0.0),
             finished=finished,
         )
+
+
+def _world_size() -> int:
+    """Give the ranks of this attempt; an elastic run is not always whole."""
+    return int(rank_variables.get("WORLD_SIZE", "1"))

@@ -18,16 +18,28 @@ from types import CodeType, ModuleType, TracebackType
 from fasttrain.shim.callsite import is_shim_code
 
 
-def run_target(kind: str, name: str, args: list[str]) -> None:
-    """Run a script or a module as ``__main__``; its exceptions come through, told as its own."""
+def run_target(
+    kind: str, name: str, args: list[str], ended_well: Callable[[], None] = lambda: None
+) -> None:
+    """Run a script or a module as ``__main__``; its exceptions come through, told as its own.
+
+    Args:
+        kind: ``script`` or ``module``.
+        name: Its path or name.
+        args: Its arguments.
+        ended_well: Called when it has ended without an error.
+    """
     run = {"script": _run_script, "module": _run_module}[kind]
-    _as_the_script(lambda: run(name, args))
+    _as_the_script(lambda: run(name, args), ended_well)
 
 
-def _as_the_script(run: Callable[[], None]) -> None:
+def _as_the_script(run: Callable[[], None], ended_well: Callable[[], None]) -> None:
     try:
         run()
-    except SystemExit:
+        ended_well()
+    except SystemExit as end:
+        if end.code in (None, 0):
+            ended_well()
         raise
     except BaseException:
         # The interpreter itself reports the exception, sets the exit status and, after a

@@ -16,7 +16,7 @@ from fasttrain.spec.plan import LaunchPlan
 
 def refuse_unrelated_copies(plan: LaunchPlan, undo: ExitStack) -> None:
     """Check at the first optimizer step of a rank that the script joined a process group."""
-    if plan.processes.value.backend == "direct" or plan.levers.strategy.value == "none":
+    if plan.processes.value.backend == "direct" or plan.levers.strategy.value.mode != "script":
         return
     world_size = int(os.environ["WORLD_SIZE"])  # of torchrun; an elastic run is not always whole
     if world_size == 1:
@@ -36,7 +36,7 @@ def _unrelated(world_size: int) -> FasttrainError:
     return FasttrainError(
         f"{world_size} processes were about to train {world_size} unrelated models",
         why="the script made an optimizer step without joining a process group",
-        fix="use one process, or call torch.distributed.init_process_group in the script;"
-        " --strategy none runs the copies on purpose",
+        fix="use --strategy ddp to make them one, or the option by which the script joins a process"
+        " group; --strategy none runs the copies on purpose",
         slug="unrelated-copies",
     )

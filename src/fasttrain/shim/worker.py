@@ -6,7 +6,8 @@ import os
 import time
 from pathlib import Path
 
-from fasttrain.shim import parent, streams
+from fasttrain.shim import parent, rank_variables, streams
+from fasttrain.shim.ending import ended_well
 from fasttrain.shim.import_hook import after_torch
 from fasttrain.shim.script import run_target
 from fasttrain.spec.codec import loads
@@ -27,8 +28,21 @@ def main(argv: list[str]) -> None:
     parent.die_with_launcher()
     streams.redirect_hidden_rank(plan, rank)
     pid = os.getpid()
+    _be_alone(plan)
     after_torch(lambda: _install(plan, rank, started_s, pid))
-    run_target(kind, name, args)
+    run_target(kind, name, args, ended_well)
+
+
+def _be_alone(plan: LaunchPlan) -> None:
+    """Have a script that knows nothing of ranks see no other rank, and its own device alone."""
+    strategy, devices = plan.levers.strategy.value, plan.devices.value
+    if not strategy.injected:
+        return
+    local_rank = int(os.environ["LOCAL_RANK"])
+    if strategy.visibility and local_rank < len(devices):
+        os.environ[strategy.visibility] = devices[local_rank]
+        os.environ["LOCAL_RANK"] = "0"  # what a script that asks for its ranks after all is told
+    rank_variables.hide()
 
 
 def _install(plan: LaunchPlan, rank: int, started_s: float, pid: int) -> None:

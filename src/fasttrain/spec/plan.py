@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from fasttrain.spec.decision import Decision, Source
 from fasttrain.spec.machine import DeviceKind
-from fasttrain.spec.settings import CompileMode, CompileScope, MatmulChoice, StrategyChoice
+from fasttrain.spec.script import ScriptFacts
+from fasttrain.spec.settings import (
+    BatchChoice,
+    CompileMode,
+    CompileScope,
+    MatmulChoice,
+    ReduceLossChoice,
+)
 
 PLAN_SCHEMA = 1
 PLAN_FILE = "plan.json"  # in the run directory
@@ -16,6 +23,7 @@ TargetKind = Literal["script", "module", "command"]
 Precision = Literal["off", "bfloat16", "float16"]
 OptimizerMode = Literal["keep", "fused", "npu"]
 Backend = Literal["direct", "torchrun"]
+StrategyMode = Literal["none", "script", "ddp", "fsdp"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +50,7 @@ class Invocation:
         run_dir: Absolute run directory.
         cache_dir: Absolute directory for what persists between runs.
         version: Version of fasttrain.
+        facts: What the source of the script says about it.
     """
 
     target: Target
@@ -54,6 +63,7 @@ class Invocation:
     run_dir: str
     cache_dir: str
     version: str
+    facts: ScriptFacts = field(default_factory=ScriptFacts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +148,33 @@ class Compile:
 
 
 @dataclass(frozen=True, slots=True)
+class Strategy:
+    """What makes several processes one training run.
+
+    Attributes:
+        mode: ``none``: they are alone, or unrelated on purpose; ``script``: the script handles its
+            ranks; ``ddp`` and ``fsdp``: the shim makes a script that doesn't data-parallel.
+        batch: Whether the ranks share each batch of the script, or each has batches of its own.
+        reduce_loss: Whether losses are those of all ranks together.
+        sync_bn: Whether BatchNorm takes its statistics over all ranks.
+        collectives: torch.distributed's backend for the devices, such as ``nccl``.
+        visibility: Variable that narrows a worker to its own device; empty where there is none.
+    """
+
+    mode: StrategyMode
+    batch: BatchChoice = "split"
+    reduce_loss: ReduceLossChoice = "auto"
+    sync_bn: bool = False
+    collectives: str = ""
+    visibility: str = ""
+
+    @property
+    def injected(self) -> bool:
+        """Whether the shim does the work, for a script that knows nothing of ranks."""
+        return self.mode in ("ddp", "fsdp")
+
+
+@dataclass(frozen=True, slots=True)
 class Levers:
     """What the shim is to change in the worker, one decision per lever."""
 
@@ -145,7 +182,7 @@ class Levers:
     compile: Decision[Compile]
     optimizer: Decision[OptimizerMode]
     matmul: Decision[MatmulChoice | Literal["keep"]]
-    strategy: Decision[StrategyChoice]
+    strategy: Decision[Strategy]
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,8 @@ CompileScope = Literal["model", "blocks"]
 OptimizerChoice = Literal["auto", "keep", "fused", "npu"]
 MatmulChoice = Literal["auto", "highest", "high", "medium"]
 StrategyChoice = Literal["auto", "none", "ddp", "fsdp"]
+BatchChoice = Literal["split", "per-rank"]
+ReduceLossChoice = Literal["auto", "on", "off"]
 PresetName = Literal["exact", "fast", "max"]
 
 
@@ -78,6 +80,15 @@ class Settings:
     )
     strategy: Setting[StrategyChoice] = option(
         "auto", "What makes several processes one training run", panel=LEVERS
+    )
+    batch: Setting[BatchChoice] = option(
+        "split", "Ranks share each batch, or have one each", panel=LEVERS
+    )
+    reduce_loss: Setting[ReduceLossChoice] = option(
+        "auto", "Losses that the script reads are those of all ranks", panel=LEVERS
+    )
+    sync_bn: Setting[bool] = option(
+        False, "BatchNorm takes its statistics over all ranks", panel=LEVERS
     )
 
     nproc_per_node: Setting[int | None] = option(

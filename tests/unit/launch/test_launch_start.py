@@ -13,6 +13,7 @@ from fasttrain.launch.invocation import read_invocation
 from fasttrain.launch.start import compose, start
 from fasttrain.spec.decision import Setting, Source, SourceKind
 from fasttrain.spec.plan import EnvVar, LaunchPlan, Target
+from fasttrain.spec.script import ScriptFacts
 from fasttrain.spec.settings import Settings
 
 FLAG = Source(SourceKind.FLAG, "--env")
@@ -91,11 +92,11 @@ def test_circumstances_of_a_call(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", "/home/me")
     monkeypatch.setenv("XDG_CACHE_HOME", cache)
-    found = read_invocation(Target("script", "train.py"), Settings(), read_environ())
+    found = read_invocation(Target("script", "train.py"), Settings(), read_environ(), ScriptFacts())
     assert found.cache_dir == (expected or "/home/me/.cache/fasttrain")
     assert found.run_dir == str(tmp_path / "fasttrain_runs" / found.run_id)
     assert Path(found.shim).is_file()
     assert Path(found.agent).is_file()
     named = Settings(run_dir=Setting("../mine", FLAG))
-    circumstances = read_invocation(Target("script", "train.py"), named, {})
+    circumstances = read_invocation(Target("script", "train.py"), named, {}, ScriptFacts())
     assert circumstances.run_dir == str(tmp_path / "../mine")

@@ -12,6 +12,7 @@ from fasttrain.spec.decision import Setting, Source, SourceKind
 from fasttrain.spec.errors import FasttrainError
 from fasttrain.spec.machine import Cpu, Device, Machine, Torch
 from fasttrain.spec.plan import EnvVar, Invocation, LaunchPlan, Target
+from fasttrain.spec.script import ScriptFacts
 from fasttrain.spec.settings import Settings
 
 H100 = Device("cuda", 0, "NVIDIA H100", capability="9.0", bf16=True, fp16=True, tf32=True)
@@ -53,7 +54,10 @@ class Make:
         )
 
     def invocation(
-        self, environ: dict[str, str] | None = None, target: Target | None = None
+        self,
+        environ: dict[str, str] | None = None,
+        target: Target | None = None,
+        facts: ScriptFacts | None = None,
     ) -> Invocation:
         return Invocation(
             target=target or self.script,
@@ -66,6 +70,7 @@ class Make:
             run_dir="/home/me/runs/r1",
             cache_dir="/home/me/.cache/fasttrain",
             version="0.1.0",
+            facts=facts or ScriptFacts(),
         )
 
     def plan(
@@ -73,9 +78,11 @@ class Make:
         machine: Machine,
         environ: dict[str, str] | None = None,
         target: Target | None = None,
+        facts: ScriptFacts | None = None,
         **options: Any,
     ) -> LaunchPlan:
-        return make_plan(self.settings(**options), machine, self.invocation(environ, target))
+        invocation = self.invocation(environ, target, facts)
+        return make_plan(self.settings(**options), machine, invocation)
 
     def refused(self, machine: Machine, **options: Any) -> FasttrainError:
         with pytest.raises(FasttrainError) as caught:

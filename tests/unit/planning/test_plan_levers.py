@@ -6,7 +6,8 @@ import pytest
 
 from fasttrain.spec.errors import FasttrainError
 from fasttrain.spec.machine import Cpu, Device, Torch
-from fasttrain.spec.plan import Amp, Compile
+from fasttrain.spec.plan import Amp, Compile, Strategy
+from fasttrain.spec.script import Evidence, ScriptFacts
 
 AMX = Cpu("Xeon", 8, "8 CPUs in the affinity mask", features=("amx_bf16",))
 
@@ -198,14 +199,44 @@ def test_matmul_asked_for_is_taken(make, value):
 # --- strategy
 
 
-def test_strategy(make):
-    assert make.plan(make.machine()).levers.strategy.value == "auto"
-    several = make.plan(make.gpus(2), gpus="all", strategy="none").levers.strategy
-    assert several.value == "none"
-    assert "the script must handle its ranks itself" in several.reason
-    for value in ("ddp", "fsdp"):
-        error = make.refused(make.gpus(2), gpus="all", strategy=value)
-        assert (error.slug, error.exit_code) == ("strategy-unavailable", 78)
+AWARE = ScriptFacts(handles_ranks=Evidence("init_process_group", "train.py:7"))
+
+
+def test_one_process_needs_no_strategy(make):
+    for asked in ({}, {"strategy": "ddp"}):
+        decision = make.plan(make.machine(), **asked).levers.strategy
+        assert (decision.value.mode, decision.reason) == ("none", "one process needs none")
+
+
+def test_a_script_without_ranks_is_made_data_parallel(make):
+    strategy = make.plan(make.gpus(2), gpus="all", batch="per-rank", sync_bn=True).levers.strategy
+    assert strategy.value == Strategy(
+        "ddp", "per-rank", "auto", True, collectives="nccl", visibility="CUDA_VISIBLE_DEVICES"
+    )
+    assert "nothing in the script handles ranks" in strategy.reason
+
+
+def test_a_script_that_handles_ranks_is_left_alone(make):
+    strategy = make.plan(make.gpus(2), gpus="all", facts=AWARE).levers.strategy
+    assert strategy.value.mode == "script"
+    assert "init_process_group at train.py:7" in strategy.reason
+
+
+def test_a_strategy_that_was_asked_for_wins_over_the_source(make):
+    for mode in ("none", "ddp"):
+        decision = make.plan(make.gpus(2), gpus="all", facts=AWARE, strategy=mode).levers.strategy
+        assert (decision.value.mode, str(decision.source)) == (mode, "--strategy")
+
+
+def test_fsdp_is_refused(make):
+    error = make.refused(make.gpus(2), gpus="all", strategy="fsdp")
+    assert (error.slug, error.exit_code) == ("strategy-unavailable", 78)
+
+
+def test_cuda_graphs_do_not_go_with_data_parallel_training(make):
+    asked = {"gpus": "all", "compile": "reduce-overhead"}
+    assert make.plan(make.gpus(2), **asked).levers.compile.value.graphs is None
+    assert make.plan(make.gpus(2), facts=AWARE, **asked).levers.compile.value.graphs
 
 
 # --- a command without Python
@@ -216,7 +247,7 @@ def test_a_command_gets_no_levers(make):
     levers = plan.levers
     assert levers.amp.value == Amp("off", "cuda")
     assert levers.compile.value == Compile("off", "off")
-    values = (levers.optimizer.value, levers.matmul.value, levers.strategy.value)
+    values = (levers.optimizer.value, levers.matmul.value, levers.strategy.value.mode)
     assert values == ("keep", "keep", "none")
     assert {getattr(levers, name).reason for name in ("amp", "compile", "optimizer", "matmul")} == {
         "no Python: fasttrain starts this command as it is"

@@ -18,7 +18,7 @@ from fasttrain.shim.runtime import Runtime
 from fasttrain.spec.codec import loads
 from fasttrain.spec.decision import Decision, Source, SourceKind
 from fasttrain.spec.outcome import RankReport
-from fasttrain.spec.plan import Amp, Compile, LaunchPlan, Levers, Processes, Target
+from fasttrain.spec.plan import Amp, Compile, LaunchPlan, Levers, Processes, Strategy, Target
 
 torch.set_num_threads(1)  # two cores are shared: spinning threads cost more than they bring
 
@@ -42,7 +42,7 @@ def plan(run_dir: Path, source: Source = FLAG, **choices: Any) -> LaunchPlan:
         ),
         optimizer=decide(chosen["optimizer"]),
         matmul=decide(chosen["matmul"]),
-        strategy=decide("none"),
+        strategy=decide(Strategy("none")),
     )
     return LaunchPlan(
         fasttrain_version="0", run_id="test", run_dir=str(run_dir),

@@ -1,0 +1,86 @@
+"""Makes the losses that the script reads those of all ranks.
+
+Behind a backward pass the loss tensor itself is given the value over all ranks, so that whatever
+the script does with it then, printing, adding up, keeping, is what one process does. A loss that
+is read before its backward pass is put together when ``item()``, ``float()`` or a format asks.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fasttrain.shim.batches import Batches
+from fasttrain.shim.ledger import Ledger
+from fasttrain.shim.loss_weights import LossWeights
+from fasttrain.shim.ranks import Ranks
+from fasttrain.spec.outcome import State
+from fasttrain.spec.settings import ReduceLossChoice
+
+MOST_OF_A_STEP = 0.01  # what adding the losses up may cost by default
+TRIAL_STEPS = 20
+
+
+class ReduceLoss:
+    """Puts the ranks' losses together."""
+
+    def __init__(
+        self,
+        choice: ReduceLossChoice,
+        ledger: Ledger,
+        ranks: Ranks,
+        batches: Batches,
+        weights: LossWeights,
+    ) -> None:
+        self.ledger = ledger
+        self._choice = choice
+        self._ranks = ranks
+        self._batches = batches
+        self._weights = weights
+
+    def install(self, undo: ExitStack) -> None:
+        """Follow backward passes, and what reads one number."""
+        for name in ("item", "__float__", "__format__"):
+            self._watch(name, undo)
+        self.ledger.settle(State.ARMED, "no loss was computed")
+
+    def refresh(self) -> None:
+        """Nothing is pending: every loss is counted as it is put together."""
+
+    def _watch(self, name: str, undo: ExitStack) -> None:
+        original: Any = getattr(Tensor, name)
+
+        @functools.wraps(original)
+        def read(tensor: Tensor, *args: Any) -> Any:
+            if tensor.grad_fn is None or tensor.numel() != 1 or not self.ledger.live:
+                return original(tensor, *args)
+            return original(self._over_ranks(tensor), *args)
+
+        if name in vars(Tensor):
+            undo.callback(setattr, Tensor, name, original)
+        else:  # inherited: taking ours away brings torch's back
+            undo.callback(delattr, Tensor, name)
+        setattr(Tensor, name, read)
+
+    def _over_ranks(self, tensor: Tensor) -> Tensor:
+        if not self._ranks.joined or self._batches.fed == "whole" or not tensor.is_floating_point():
+            return tensor
+        value = self._weights.weigh((tensor,), value=True)[0].value
+        return tensor if value is None else value
+
+    def after_backward(self, losses: Sequence[Tensor], freed: bool) -> None:
+        """Give the losses of a pass their value over all ranks."""
+        for loss in losses:
+            weighed = self._weights.known(loss)
+            if weighed is None or weighed.value is None:
+                continue
+            self.ledger.apply("loss", "")
+            self.ledger.counts["losses"] += 1
+            if freed and not loss._is_view():
+                with torch.no_grad():
+                    loss.data.copy_(weighed.value)

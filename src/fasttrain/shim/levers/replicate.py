@@ -1,0 +1,322 @@
+"""Makes the ranks of a script that knows nothing of ranks one data-parallel run.
+
+Each root is trained on the rank's part of the batch, and behind each backward pass the gradients
+are the mean over the ranks, weighted so that they are those of the whole batch. Parameters that
+belong to no root are averaged too. What the script does to itself, clipping, accumulating,
+stepping, it then does alike on every rank.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch import distributed as dist
+from torch.optim import Optimizer
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from fasttrain.shim import rank_variables
+from fasttrain.shim.averaging import average_gradients
+from fasttrain.shim.batches import Batches
+from fasttrain.shim.callsite import call_site
+from fasttrain.shim.ledger import Ledger
+from fasttrain.shim.lockstep import Lockstep
+from fasttrain.shim.loss_weights import LossWeights
+from fasttrain.shim.random_streams import RandomStreams
+from fasttrain.shim.ranks import Ranks
+from fasttrain.shim.refusal import refuse
+from fasttrain.shim.replica import Replica
+from fasttrain.shim.roots import Call, Root, RootCalls, parameters_of
+from fasttrain.shim.training_state import TrainingState
+from fasttrain.spec.errors import FasttrainError
+from fasttrain.spec.outcome import State
+
+# Functions that read all gradients before the step.
+_CLIPPERS = ("clip_grad_norm_", "clip_grad_value_", "clip_grads_with_norm_", "get_total_norm")
+
+
+class Replicate:
+    """Averages gradients over the ranks."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        roots: RootCalls,
+        ranks: Ranks,
+        streams: RandomStreams,
+        training: TrainingState,
+        batches: Batches,
+        weights: LossWeights,
+        *,
+        accumulates: bool,
+        sync_bn: bool,
+    ) -> None:
+        self.ledger = ledger
+        self._roots = roots
+        self._ranks = ranks
+        self._streams = streams
+        self._training = training
+        self._batches = batches
+        self._weights = weights
+        self._sync_bn = sync_bn
+        self._lockstep = Lockstep(ranks)
+        self._replicas: weakref.WeakKeyDictionary[Root, Replica] = weakref.WeakKeyDictionary()
+        self._accumulation = Accumulation(enabled=accumulates)
+        self._strays: list[Tensor] = []
+        self._strays_of = (-1, -1)
+        self._strays_pending = False
+        self._dirty_buffers: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self.after_backward: list[Callable[[Sequence[Tensor], bool], None]] = []
+
+    def install(self, undo: ExitStack) -> None:
+        """Stand around roots and backward passes, and watch for the script's own group."""
+        self._watch_group(undo)
+        self._roots.on_discover.append(self._meet)
+        undo.callback(self._roots.on_discover.remove, self._meet)
+        self._roots.around = self._around
+        undo.callback(setattr, self._roots, "around", None)
+        self._replace(torch.autograd, "backward", self._backward, undo)
+        for name in _CLIPPERS:
+            if hasattr(nn.utils, name):
+                self._flush_before(name, undo)
+        undo.callback(register_optimizer_step_pre_hook(self._before_step).remove)
+        undo.callback(register_optimizer_step_post_hook(self._after_step).remove)
+        self._lockstep.install(undo)
+        self.ledger.settle(State.ARMED, "no module was trained")
+        self.ledger.counts["ranks"] = self._ranks.world_size
+
+    def refresh(self) -> None:
+        """Nothing is pending: everything is counted as it happens."""
+
+    def _replace(self, owner: Any, name: str, act: Any, undo: ExitStack) -> None:
+        original = getattr(owner, name)
+        undo.callback(setattr, owner, name, original)
+        setattr(owner, name, functools.wraps(original)(functools.partial(act, original)))
+
+    def _flush_before(self, name: str, undo: ExitStack) -> None:
+        def flushed(original: Any, *args: Any, **kwargs: Any) -> Any:
+            self._flush()
+            return original(*args, **kwargs)
+
+        modules = [nn.utils, sys.modules["torch.nn.utils.clip_grad"]]
+        for module in modules:
+            if hasattr(module, name):
+                self._replace(module, name, flushed, undo)
+
+    # --- whose ranks they are
+
+    def _watch_group(self, undo: ExitStack) -> None:
+        def init_process_group(original: Any, *args: Any, **kwargs: Any) -> Any:
+            if not self._ranks.joining and self.ledger.live:
+                self._script_has_its_own()
+            return original(*args, **kwargs)
+
+        for module in (dist, dist.distributed_c10d):
+            self._replace(module, "init_process_group", init_process_group, undo)
+
+    def _script_has_its_own(self) -> None:
+        where = call_site()
+        if self._ranks.joined:
+            refuse(
+                FasttrainError(
+                    f"the script joins a process group itself at {where}",
+                    why="it had been made data-parallel by then, and both can't average",
+                    fix="use --strategy none, which leaves the ranks to the script",
+                    slug="strategy-script",
+                )
+            )
+        self._roots.around = None
+        rank_variables.restore()
+        self.ledger.cede("the script handles its ranks itself", "init_process_group", where)
+
+    # --- roots
+
+    def _meet(self, root: Root, module: nn.Module) -> None:
+        """Make a root's values equal on all ranks before its first call."""
+        if not self.ledger.live:
+            return
+        self._ranks.join()
+        shapes = [f"{n} {tuple(p.shape)} {p.dtype}" for n, p in module.named_parameters()]
+        self._lockstep.compare_models(root.name, root.where, shapes)
+        self._ranks.broadcast([*parameters_of(module), *module.buffers()])
+
+    def _around(self, root: Root, module: nn.Module, call: Call) -> Call:
+        trains = root.trainable or any(p.requires_grad for p in parameters_of(module))
+        if not torch.is_grad_enabled() or not trains or not self.ledger.live:
+            self._even_out(module)
+            return call
+        replica = self._replicas.get(root)
+        if replica is None:
+            replica = self._replicas[root] = Replica(module, self._ranks)
+            self._tell_batch_norm(root, module)
+        self._dirty_buffers.add(module)
+        self.ledger.apply(root.name, root.where)
+        parameter = root.parameter()
+        device = parameter.device if parameter is not None else None
+        last = self._accumulation.last
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with self._streams.for_forward(device):
+                return replica.call(call, args, kwargs, last=last)
+
+        return run
+
+    def _even_out(self, module: nn.Module) -> None:
+        """Give every rank rank 0's running statistics before a model is evaluated."""
+        if module in self._dirty_buffers:
+            self._dirty_buffers.discard(module)
+            self._ranks.broadcast(list(module.buffers()))
+
+    def _tell_batch_norm(self, root: Root, module: nn.Module) -> None:
+        norms = [m for m in module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+        if norms and not self._sync_bn and not isinstance(norms[0], nn.SyncBatchNorm):
+            self.ledger.note(
+                f"BatchNorm in {root.name} takes its statistics over each rank's part of the batch:"
+                " --sync-bn takes them over the whole one"
+            )
+
+    # --- backward passes
+
+    def _backward(
+        self,
+        original: Callable[..., Any],
+        tensors: Any,
+        grad_tensors: Any = None,
+        retain_graph: bool | None = None,
+        create_graph: bool = False,
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
+        inside = torch._C._current_graph_task_id() != -1
+        if inside or not self.ledger.live or not self._ranks.joined:
+            original(tensors, grad_tensors, retain_graph, create_graph, *args, **kwargs)
+            return
+        losses = (tensors,) if isinstance(tensors, Tensor) else tuple(tensors)
+        seeds = self._weighted(losses, grad_tensors)
+        self._lockstep.enter()
+        original(losses, seeds, retain_graph, create_graph, *args, **kwargs)
+        average = self._accumulation.average_after_pass()
+        for replica in list(self._replicas.values()):
+            replica.after_backward(average=average)
+        self._average_strays(average=average)
+        self._lockstep.leave()
+        freed = not (retain_graph or create_graph)
+        if not freed:  # another pass may go through the same graphs, without a call before it
+            for replica in self._replicas.values():
+                replica.watch()
+        for listen in self.after_backward:
+            listen(losses, freed)
+
+    def _weighted(self, losses: Sequence[Tensor], grad_tensors: Any) -> Any:
+        """Give what the pass begins with, so that the mean over the ranks is right."""
+        scalars = all(loss.numel() == 1 and loss.requires_grad for loss in losses)
+        if not scalars or not losses:
+            return grad_tensors
+        weighed = self._weights.weigh(losses, value=self._weights.values)
+        seeds = (None,) if grad_tensors is None else grad_tensors
+        seeds = (seeds,) if isinstance(seeds, Tensor) else tuple(seeds)
+        seeds = seeds if len(seeds) == len(losses) else (None,) * len(losses)
+        return [_seed(*each) for each in zip(losses, seeds, weighed, strict=True)]
+
+    def _average_strays(self, *, average: bool) -> None:
+        """Average the gradients of parameters that no root has, such as a bare temperature."""
+        strays = self._current_strays()
+        self._strays_pending = bool(strays) and not average
+        if strays and average:
+            average_gradients(strays, self._ranks)
+
+    def _current_strays(self) -> list[Tensor]:
+        groups = [g for o in self._training.optimizers for g in o.param_groups]
+        known = (sum(len(g["params"]) for g in groups), len(self._replicas))
+        if known != self._strays_of:
+            self._strays_of = known
+            rooted = {id(p) for replica in self._replicas.values() for p in replica.parameters}
+            before = {id(p) for p in self._strays}
+            found = {id(p): p for g in groups for p in g["params"] if id(p) not in rooted}
+            self._strays = list(found.values())
+            self._ranks.broadcast([p for p in self._strays if id(p) not in before])
+        return self._strays
+
+    def _flush(self) -> None:
+        """Average what was left to a later pass."""
+        if not self.ledger.live or not self._ranks.joined:
+            return
+        for replica in list(self._replicas.values()):
+            if replica.pending:
+                replica.average()
+        if self._strays_pending:
+            self._strays_pending = False
+            average_gradients(self._strays, self._ranks)
+
+    # --- steps
+
+    def _before_step(self, *_: Any) -> None:
+        if not torch.compiler.is_compiling():
+            self._flush()
+
+    def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
+        if torch.compiler.is_compiling() or not self.ledger.live or not self._ranks.joined:
+            return
+        self._accumulation.after_step()
+        self.ledger.counts["steps"] += 1
+        steps = self.ledger.counts["steps"]
+        if steps == 1 and self._batches.fed == "nothing":
+            self._batches_by_hand()
+        self._lockstep.after_step(steps, optimizer)
+
+    def _batches_by_hand(self) -> None:
+        self._streams.diverge()
+        self.ledger.note(
+            "no DataLoader feeds the training: from its second step on each rank draws batches of"
+            f" its own, so that the global batch is {self._ranks.world_size} times the script's"
+        )
+
+
+class Accumulation:
+    """Learns after how many backward passes the script makes a step.
+
+    With gradient accumulation only the last of them has to be averaged. It is foretold from the
+    last two steps; where it comes earlier than foretold, what is left is averaged at the step.
+    """
+
+    def __init__(self, *, enabled: bool) -> None:
+        self._enabled = enabled
+        self._passes = 0
+        self._windows = (0, 0)
+
+    @property
+    def last(self) -> bool:
+        """Whether the next backward pass is the last one before a step, or may be."""
+        before, latest = self._windows
+        foretold = before == latest and latest > 1 and self._enabled
+        return not foretold or self._passes + 1 >= latest
+
+    def average_after_pass(self) -> bool:
+        """Count a pass, and say whether it was the last one."""
+        last = self.last
+        self._passes += 1
+        return last
+
+    def after_step(self) -> None:
+        """Begin the next window."""
+        if self._passes:
+            self._windows = (self._windows[1], self._passes)
+        self._passes = 0
+
+
+def _seed(loss: Tensor, seed: Tensor | None, weighed: Any) -> Tensor | None:
+    factor = weighed.factor
+    if isinstance(factor, float) and factor == 1.0:
+        return seed
+    if seed is None:
+        seed = torch.ones_like(loss)
+    return seed * (factor.to(seed.device, seed.dtype) if isinstance(factor, Tensor) else factor)

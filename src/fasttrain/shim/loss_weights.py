@@ -1,0 +1,168 @@
+"""What a rank's loss counts for in the loss of the whole batch.
+
+The ranks average their gradients. For that to be the gradient of the script's loss over the whole
+batch, each rank's loss is weighted: a mean by the rank's part of the samples, or of the tokens
+that count; a sum by the number of ranks, which the average divides by. The same weights give the
+loss of the whole batch.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fasttrain.shim.batches import Batches
+from fasttrain.shim.ranks import Ranks
+from fasttrain.shim.reductions import Term, terms_of
+from fasttrain.shim.shares import Share
+
+
+@dataclass(slots=True)
+class Weighed:
+    """One loss of this rank.
+
+    Attributes:
+        factor: What its gradient is to be multiplied by before the ranks average.
+        value: The loss over all ranks, on the loss's device; None where it was not asked for.
+    """
+
+    factor: Tensor | float = 1.0
+    value: Tensor | None = None
+
+
+class LossWeights:
+    """Weighs the losses of one rank, each once.
+
+    Attributes:
+        values: Whether every weighing also gives the loss over all ranks.
+    """
+
+    def __init__(self, ranks: Ranks, batches: Batches) -> None:
+        self.values = True
+        self._terms: dict[Any, Term] = {}  # of the last pass, whose graph may be freed
+        self._ranks = ranks
+        self._batches = batches
+        self._known: dict[int, tuple[weakref.ref[Tensor], Weighed]] = {}
+
+    def known(self, loss: Tensor) -> Weighed | None:
+        """Give what was found for a loss before."""
+        found = self._known.get(id(loss))
+        return found[1] if found is not None and found[0]() is loss else None
+
+    def weigh(self, losses: Sequence[Tensor], *, value: bool) -> list[Weighed]:
+        """Weigh losses from which one backward pass begins; every rank must call this alike.
+
+        Args:
+            losses: Scalars with their graphs.
+            value: Whether the losses over all ranks are wanted.
+        """
+        found = [self.known(loss) for loss in losses]
+        if all(known is not None and (known.value is not None or not value) for known in found):
+            return [known for known in found if known is not None]
+        weighed = self._weigh(losses, value=value)
+        for loss, result in zip(losses, weighed, strict=True):
+            key = id(loss)
+            self._known[key] = (weakref.ref(loss, partial(self._forget, key)), result)
+        return weighed
+
+    def _forget(self, key: int, ref: Any) -> None:
+        if key in self._known and self._known[key][0] is ref:
+            del self._known[key]
+
+    def _weigh(self, losses: Sequence[Tensor], *, value: bool) -> list[Weighed]:
+        if self._batches.fed == "whole":
+            return [Weighed(value=loss.detach().clone() if value else None) for loss in losses]
+        share = self._batches.share or Share(1, self._ranks.world_size)  # a batch of each rank's
+        terms = [terms_of(loss, share.count, share.total, self._terms) for loss in losses]
+        counted = any(isinstance(term.weight, Tensor) for parts in terms for term in parts)
+        if not (value or counted):
+            return [self._factors(parts, [self._plain(t, share) for t in parts]) for parts in terms]
+        return self._together(losses, terms, share, value=value)
+
+    def _plain(self, term: Term, share: Share) -> float:
+        """Give the factor of a term without asking the other ranks."""
+        if term.kind == "sum":
+            # Of batches that each rank drew by itself, a sum stays as large as the script's.
+            own = 1.0 if self._batches.share is None else float(self._ranks.world_size)
+            return own * bool(share.count)
+        return share.count * self._ranks.world_size / share.total
+
+    def _weight(self, term: Term, share: Share, like: Tensor) -> Tensor:
+        """Give what a term counts for against the same one of another rank."""
+        dtype = torch.float32 if like.is_cuda else torch.float64
+        if isinstance(term.weight, Tensor) and share.count:
+            return term.weight.detach().to(like.device, dtype)
+        own = share.count if term.weight is None else float(term.weight) * bool(share.count)
+        own = float(bool(share.count)) if term.kind == "sum" else own
+        return torch.tensor(own, dtype=dtype, device=like.device)
+
+    def _together(
+        self, losses: Sequence[Tensor], terms: list[list[Term]], share: Share, *, value: bool
+    ) -> list[Weighed]:
+        """Add up the weights over the ranks, and with them the losses."""
+        flat = [term for parts in terms for term in parts]
+        weights = torch.stack([self._weight(term, share, losses[0]) for term in flat])
+        amounts = torch.cat([_amounts(*each) for each in zip(losses, terms, strict=True)])
+        # What counts nothing may be anything, such as the nan of a mean over no token.
+        amounts = torch.where(weights > 0, amounts.to(weights.dtype) * weights, 0.0)
+        sums = self._ranks.sum(torch.stack([weights, amounts]))
+        self._terms = {t.node: t for t in flat if t.node is not None and t.kind == "mean"}
+        result, at = [], 0
+        for loss, parts in zip(losses, terms, strict=True):
+            here = slice(at, at + len(parts))
+            at += len(parts)
+            whole = sums[0, here].clamp(min=1e-30)
+            shares = weights[here] * self._ranks.world_size / whole
+            result.append(
+                self._factors(
+                    parts,
+                    [self._plain(t, share) if t.kind == "sum" else shares[i]
+                     for i, t in enumerate(parts)],
+                )
+            )  # fmt: skip
+            if value:
+                is_sum = torch.tensor([t.kind == "sum" for t in parts], device=whole.device)
+                over = torch.where(is_sum, self._over_sum(), whole)
+                total = (sums[1, here] / over).sum()
+                result[-1].value = total.to(loss.dtype).reshape(loss.shape)
+        return result
+
+    def _over_sum(self) -> float:
+        """Give what the sum of a sum over all ranks is divided by."""
+        return 1.0 if self._batches.share is not None else float(self._ranks.world_size)
+
+    def _factors(self, parts: list[Term], factors: list[Any]) -> Weighed:
+        """Give one factor for a loss; where its terms differ, put each on its own term."""
+        if len(parts) == 1 or _all_equal(parts, factors):
+            return Weighed(factors[0])
+        for term, factor in zip(parts, factors, strict=True):
+            term.node.register_prehook(partial(_multiplied, factor))
+        return Weighed(1.0)
+
+
+def _all_equal(parts: list[Term], factors: list[Any]) -> bool:
+    """Whether all terms have one factor, as far as can be seen without waiting for a GPU."""
+    if all(isinstance(factor, float) or factor.device.type == "cpu" for factor in factors):
+        return len({float(factor) for factor in factors}) == 1
+    numbers = {None if isinstance(t.weight, Tensor) else t.weight for t in parts}
+    return len(numbers) == 1 and None not in numbers and all(t.kind == "mean" for t in parts)
+
+
+def _amounts(loss: Tensor, parts: list[Term]) -> Tensor:
+    """Give what each term contributes to a loss; what can't be found is the first one's."""
+    found = [None if len(parts) == 1 else term.value() for term in parts]
+    rest = loss.detach().reshape(()) - sum(value for value in found if value is not None)
+    unknown = next((i for i, value in enumerate(found) if value is None), 0)
+    values = [torch.zeros_like(rest) if value is None else value.reshape(()) for value in found]
+    values[unknown] = values[unknown] + rest
+    return torch.stack([value.to(rest.dtype) for value in values])
+
+
+def _multiplied(factor: Tensor | float, gradients: tuple[Tensor | None, ...]) -> Any:
+    return tuple(None if g is None else (g * factor).to(g.dtype) for g in gradients)

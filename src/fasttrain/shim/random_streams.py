@@ -1,0 +1,250 @@
+"""Keeps apart the random numbers that all ranks share and those of each rank's own.
+
+Initial weights and the order of the data must agree, so the ranks draw them from one stream, the
+generators as the script seeded them. What follows from a rank's own samples must differ: dropout
+and augmentations come from a second stream, which is swapped in around them. How much is drawn
+there depends on the samples, and must not move the shared stream.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from fasttrain.shim.ranks import Ranks
+
+TRIES = 8  # batches after which a generator that was never drawn from is left out
+
+
+class RandomStreams:
+    """The generators of one rank.
+
+    Attributes:
+        diverged: Whether the script itself draws from the rank's own stream, because it draws its
+            batches by hand.
+    """
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+        self.diverged = False
+        self._generators: list[_Generator] = [_Torch(), _Python(), _NumPy()]
+        self._cuda: dict[int, _Cuda] = {}
+
+    def agree(self) -> None:
+        """Take over the state that rank 0's generators have.
+
+        A script that seeds itself has it already, and nothing changes.
+        """
+        ranks, key = self._ranks, "random-state"
+        if ranks.rank == 0:
+            ranks.store.set(key, json.dumps([g.encoded() for g in self._generators]))
+            return
+        states = json.loads(ranks.store.get(key))
+        for generator, state in zip(self._generators, states, strict=True):
+            if state is not None and generator.get() is not None:
+                generator.set(generator.decoded(state))
+
+    @contextmanager
+    def for_samples(self) -> Iterator[None]:
+        """Draw from the rank's own stream in all generators, while its samples are read."""
+        if self.diverged:
+            yield
+            return
+        swapped = [g for g in self._generators if g.swap(self._ranks.rank)]
+        try:
+            yield
+        finally:
+            for generator in swapped:
+                generator.swap_back()
+
+    @contextmanager
+    def for_forward(self, device: torch.device | None) -> Iterator[None]:
+        """Draw from the rank's own stream on the CPU and on a GPU, while the model is called."""
+        if self.diverged:
+            yield
+            return
+        generators = [self._generators[0]]
+        if device is not None and device.type == "cuda":
+            index = device.index or 0
+            generators.append(self._cuda.setdefault(index, _Cuda(index)))
+        for generator in generators:
+            generator.swap(self._ranks.rank, always=True)
+        try:
+            yield
+        finally:
+            for generator in generators:
+                generator.swap_back()
+
+    @contextmanager
+    def shared(self) -> Iterator[None]:
+        """Draw from the shared stream, also where the script has its own."""
+        if not self.diverged:
+            yield
+            return
+        for generator in self._generators:
+            generator.swap_back()
+        try:
+            yield
+        finally:
+            for generator in self._generators:
+                generator.swap(self._ranks.rank, always=True)
+
+    def diverge(self) -> None:
+        """Let the script draw from the rank's own stream from now on."""
+        self.diverged = True
+        for generator in self._generators:
+            generator.swap(self._ranks.rank, always=True)
+
+
+class _Generator:
+    """One generator, and the state of its other stream."""
+
+    def __init__(self) -> None:
+        self._own: Any = None
+        self._shared: Any = None
+        self._tries = 0
+        self._used = False
+
+    def get(self) -> Any:
+        """Give its state; None where there is no such generator."""
+        raise NotImplementedError
+
+    def set(self, state: Any) -> None:
+        """Put it into a state."""
+        raise NotImplementedError
+
+    def seed(self, seed: int) -> None:
+        """Start it anew."""
+        raise NotImplementedError
+
+    def encoded(self) -> Any:
+        """Give its state as JSON has it."""
+        raise NotImplementedError
+
+    def decoded(self, state: Any) -> Any:
+        """Give a state that `encoded` gave as `set` takes it."""
+        raise NotImplementedError
+
+    def swap(self, rank: int, *, always: bool = False) -> bool:
+        """Go to the rank's own stream, which begins at the first time.
+
+        Args:
+            rank: The rank.
+            always: Not to leave out one that was never drawn from, which saves its swapping.
+        """
+        if not (always or self._used) and self._tries >= TRIES:
+            return False
+        shared = self.get()
+        if shared is None:
+            return False
+        self._shared = shared
+        if self._own is None:
+            digest = hashlib.sha256(f"{rank} {self.encoded()}".encode()).digest()
+            self.seed(int.from_bytes(digest[:4], "big"))
+            self._own = self.get()
+        else:
+            self.set(self._own)
+        self._tries += 1
+        return True
+
+    def swap_back(self) -> None:
+        """Return to the shared stream."""
+        if self._shared is None:
+            return
+        own = self.get()
+        self._used = self._used or not _same(own, self._own)
+        self._own = own
+        self.set(self._shared)
+        self._shared = None
+
+
+class _Torch(_Generator):
+    def get(self) -> Any:
+        return torch.default_generator.get_state()
+
+    def set(self, state: Any) -> None:
+        torch.default_generator.set_state(state)
+
+    def seed(self, seed: int) -> None:
+        torch.default_generator.manual_seed(seed)
+
+    def encoded(self) -> Any:
+        return self.get().tolist()
+
+    def decoded(self, state: Any) -> Any:
+        return torch.tensor(state, dtype=torch.uint8)
+
+
+class _Cuda(_Torch):
+    def __init__(self, index: int) -> None:
+        super().__init__()
+        self._generator: Any = torch.cuda.default_generators[index]
+
+    def get(self) -> Any:
+        return self._generator.get_state()
+
+    def set(self, state: Any) -> None:
+        self._generator.set_state(state)
+
+    def seed(self, seed: int) -> None:
+        self._generator.manual_seed(seed)
+
+
+class _Python(_Generator):
+    def get(self) -> Any:
+        return random.getstate()
+
+    def set(self, state: Any) -> None:
+        random.setstate(state)
+
+    def seed(self, seed: int) -> None:
+        random.seed(seed)
+
+    def encoded(self) -> Any:
+        return self.get()
+
+    def decoded(self, state: Any) -> Any:
+        version, words, gauss = state
+        return version, tuple(words), gauss
+
+
+class _NumPy(_Generator):
+    """NumPy's global generator, where the script has imported it."""
+
+    @property
+    def _module(self) -> Any:
+        return sys.modules.get("numpy.random")
+
+    def get(self) -> Any:
+        module = self._module
+        return None if module is None else module.get_state()
+
+    def set(self, state: Any) -> None:
+        if self._module is not None:
+            self._module.set_state(state)
+
+    def seed(self, seed: int) -> None:
+        self._module.seed(seed)
+
+    def encoded(self) -> Any:
+        state = self.get()
+        return None if state is None else [state[0], state[1].tolist(), *state[2:]]
+
+    def decoded(self, state: Any) -> Any:
+        name, words, *rest = state
+        return (name, sys.modules["numpy"].array(words, dtype="uint32"), *rest)
+
+
+def _same(a: Any, b: Any) -> bool:
+    if isinstance(a, torch.Tensor):
+        return torch.equal(a, b)
+    if isinstance(a, tuple):
+        return all(_same(x, y) for x, y in zip(a, b, strict=True))
+    return bool((a == b).all()) if hasattr(a, "all") else bool(a == b)

@@ -1,0 +1,111 @@
+"""This worker among the others of its run: where they meet, and what they agree on.
+
+The ranks first know each other by torchrun's store, which takes no part in the script's own
+affairs; the process group is only made when there is something to average, so that a script that
+turns out to make one itself can do so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+
+from fasttrain.shim import rank_variables
+
+MEET_TIMEOUT = timedelta(minutes=30)  # for a rank that reads its data before it imports torch
+
+
+class Ranks:
+    """All ranks, seen from one of them.
+
+    Attributes:
+        rank: Global rank of this worker.
+        world_size: Number of ranks.
+        store: Key-value store that all ranks of this attempt share.
+        joined: Whether this made the process group.
+        joining: Whether this is making it at the moment.
+    """
+
+    def __init__(self, rank: int, world_size: int, store: Any, collectives: str) -> None:
+        self.rank = rank
+        self.world_size = world_size
+        self.store = store
+        self.joined = self.joining = False
+        self.on_join: list[Callable[[], None]] = []
+        self._collectives = collectives
+        self._gathered = 0
+
+    @classmethod
+    def of_torchrun(cls, collectives: str) -> Ranks:
+        """Meet the other ranks at the store that torchrun's agent keeps.
+
+        Args:
+            collectives: Backend for the devices of the run, such as ``nccl``.
+        """
+        get = rank_variables.get
+        world_size = int(get("WORLD_SIZE"))
+        torchs: Any = dist
+        store = torchs.TCPStore(
+            get("MASTER_ADDR"),
+            int(get("MASTER_PORT")),
+            is_master=False,
+            timeout=MEET_TIMEOUT,
+        )
+        # A group that was restarted, or that an elastic run formed anew, must not meet what the
+        # one before it has left.
+        attempt = f"{get('TORCHELASTIC_RESTART_COUNT', '0')}/{world_size}"
+        prefix = torchs.PrefixStore(f"/fasttrain/{attempt}", store)
+        return cls(int(get("RANK")), world_size, prefix, collectives)
+
+    def join(self) -> None:
+        """Make the process group, unless it is there."""
+        if self.joined:
+            return
+        for listen in self.on_join:
+            listen()
+        backend = {
+            "nccl": "cpu:gloo,cuda:nccl",
+            "hccl": "cpu:gloo,npu:hccl",
+        }.get(self._collectives, self._collectives)
+        torchs: Any = dist
+        group = torchs.PrefixStore("group", self.store)
+        self.joining = True
+        try:
+            dist.init_process_group(
+                backend, store=group, rank=self.rank, world_size=self.world_size
+            )
+        finally:
+            self.joining = False
+        self.joined = True
+
+    def leave(self) -> None:
+        """Give the process group up."""
+        if self.joined and dist.is_initialized():
+            dist.destroy_process_group()
+        self.joined = False
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """Add up a tensor over all ranks, in place."""
+        dist.all_reduce(tensor)
+        return tensor
+
+    def broadcast(self, tensors: list[Tensor]) -> None:
+        """Give every rank the values that rank 0 has."""
+        with torch.no_grad():
+            for tensor in tensors:
+                whole = tensor.detach().contiguous()
+                dist.broadcast(whole, 0)
+                if whole.data_ptr() != tensor.data_ptr():
+                    tensor.detach().copy_(whole)
+
+    def gather(self, text: str) -> list[str]:
+        """Give the text that each rank has, by rank; every rank must call this alike."""
+        self._gathered += 1
+        key = f"gather/{self._gathered}"
+        self.store.set(f"{key}/{self.rank}", text)
+        return [self.store.get(f"{key}/{rank}").decode() for rank in range(self.world_size)]

@@ -1,0 +1,71 @@
+"""Tells whether the script is training at the moment, or evaluating."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch.nn import Module
+from torch.optim import Optimizer
+
+from fasttrain.shim.roots import Root, RootCalls, parameters_of
+
+
+class TrainingState:
+    """Watches the optimizers, and which modules are in training mode."""
+
+    def __init__(self, roots: RootCalls) -> None:
+        self._roots = roots
+        self.optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self._modules: weakref.WeakSet[Module] = weakref.WeakSet()
+
+    def install(self, undo: ExitStack) -> None:
+        """Watch the making of optimizers, ``train()`` and ``eval()``, and the roots."""
+        self._watch(Optimizer, "__init__", self.optimizers.add, undo)
+        self._watch(Module, "train", self._modules.add, undo)
+        self._roots.on_discover.append(self._add_root)
+        undo.callback(self._roots.on_discover.remove, self._add_root)
+
+    def _watch(self, owner: Any, name: str, told: Any, undo: ExitStack) -> None:
+        original = getattr(owner, name)
+
+        @functools.wraps(original)
+        def watched(holder: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(holder, *args, **kwargs)
+            if not torch.compiler.is_compiling():
+                told(holder)
+            return result
+
+        undo.callback(setattr, owner, name, original)
+        setattr(owner, name, watched)
+
+    def _add_root(self, _: Root, module: Module) -> None:
+        self._modules.add(module)
+
+    def trained(self) -> set[int]:
+        """Give the parameters of all optimizers, by id."""
+        return {
+            id(parameter)
+            for optimizer in self.optimizers
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+        }
+
+    def why_not_training(self) -> str:
+        """Give why a loader that begins now does not feed training; empty if it does."""
+        if not torch.is_grad_enabled():
+            return "read without gradients"
+        trained = self.trained()
+        if not trained:
+            return "read before there is an optimizer"
+        models = [
+            module
+            for module in self._modules
+            if any(id(parameter) in trained for parameter in parameters_of(module))
+        ]
+        if models and not any(module.training for module in models):
+            return "read while the model is in eval mode"
+        return ""
