@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+from fasttrain.planning.describe import release, torch_phrase
 from fasttrain.planning.sources import BUILT_IN, asked
 from fasttrain.planning.vendors import VENDORS
 from fasttrain.spec.decision import Decision, Source, SourceKind
 from fasttrain.spec.errors import FasttrainError
-from fasttrain.spec.machine import DeviceKind
+from fasttrain.spec.machine import DeviceKind, Machine
 from fasttrain.spec.plan import Processes, Strategy, StrategyMode
 from fasttrain.spec.script import ScriptFacts
 from fasttrain.spec.settings import Settings
 
+_SHARDS_SINCE = (2, 6)  # as a public function
 SCRIPT = Source(SourceKind.MACHINE, "the script")
 
 
 def decide_strategy(
-    settings: Settings, processes: Processes, kind: DeviceKind, facts: ScriptFacts
+    settings: Settings,
+    machine: Machine,
+    processes: Processes,
+    kind: DeviceKind,
+    facts: ScriptFacts,
 ) -> Decision[Strategy]:
     """Give who makes the ranks one run: the script, or the shim, or nobody.
 
     Raises:
-        FasttrainError: ``strategy-unavailable`` for fsdp, ``strategy-device`` where ranks can't
-            add up their gradients.
+        FasttrainError: ``strategy-device`` where ranks can't add up their gradients,
+            ``strategy-torch`` where torch can't shard.
     """
     mode, reason, source = _mode(settings, processes, facts)
     vendor = VENDORS[kind]
@@ -32,6 +38,14 @@ def decide_strategy(
             fix="use one process, or --strategy none for copies that have nothing to do with"
             " each other",
             slug="strategy-device",
+        )
+    if mode == "fsdp" and machine.torch.release < _SHARDS_SINCE:
+        raise FasttrainError(
+            "--strategy fsdp was asked for, but this torch can't shard in place",
+            why=f"fully_shard came with {release(_SHARDS_SINCE)}, and there is"
+            f" {torch_phrase(machine)}",
+            fix="upgrade torch, or use --strategy ddp",
+            slug="strategy-torch",
         )
     strategy = Strategy(
         mode,
@@ -50,17 +64,10 @@ def _mode(
     setting = settings.strategy
     if setting.value == "none":
         return "none", asked(setting), setting.source
-    if setting.value == "fsdp":
-        raise FasttrainError(
-            "--strategy fsdp was asked for, but this version does not have it",
-            why="it averages gradients over whole models, and does not shard them",
-            fix="use --strategy ddp, or auto",
-            slug="strategy-unavailable",
-        )
     if processes.world_size == 1:
         return "none", "one process needs none", setting.source
-    if setting.value == "ddp":
-        return "ddp", asked(setting), setting.source
+    if setting.value in ("ddp", "fsdp"):
+        return setting.value, asked(setting), setting.source
     if facts.handles_ranks:
         found = facts.handles_ranks
         reason = f"the script handles its ranks itself: {found.what} at {found.where}"

@@ -61,14 +61,18 @@ class Lockstep:
                 refuse(_models_differ(rank, other, self._ranks.rank, text))
         self.leave()
 
-    def after_step(self, steps: int, optimizer: Optimizer) -> None:
+    def after_step(self, steps: int, optimizer: Optimizer | None) -> None:
         """Compare the weights behind steps 1, 2, 4, 8 and so on.
+
+        Args:
+            steps: Steps so far.
+            optimizer: What made the last one; None where each rank has other weights by design.
 
         Raises:
             SystemExit: ``ranks-diverged`` when they differ.
         """
         self._steps = steps
-        if steps & (steps - 1):
+        if steps & (steps - 1) or optimizer is None:
             return
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         with torch.no_grad():

@@ -8,7 +8,9 @@ loss of the whole batch.
 
 from __future__ import annotations
 
+import time
 import weakref
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -21,6 +23,8 @@ from fasttrain.shim.batches import Batches
 from fasttrain.shim.ranks import Ranks
 from fasttrain.shim.reductions import Term, terms_of
 from fasttrain.shim.shares import Share
+
+TIMES = 32  # kept, of the latest
 
 
 @dataclass(slots=True)
@@ -41,10 +45,14 @@ class LossWeights:
 
     Attributes:
         values: Whether every weighing also gives the loss over all ranks.
+        needed: Whether the ranks had to be asked for the weights alone.
+        times_s: What asking them took, in seconds.
     """
 
     def __init__(self, ranks: Ranks, batches: Batches) -> None:
         self.values = True
+        self.needed = False
+        self.times_s: deque[float] = deque(maxlen=TIMES)
         self._terms: dict[Any, Term] = {}  # of the last pass, whose graph may be freed
         self._ranks = ranks
         self._batches = batches
@@ -81,9 +89,13 @@ class LossWeights:
         share = self._batches.share or Share(1, self._ranks.world_size)  # a batch of each rank's
         terms = [terms_of(loss, share.count, share.total, self._terms) for loss in losses]
         counted = any(isinstance(term.weight, Tensor) for parts in terms for term in parts)
+        self.needed = counted
         if not (value or counted):
             return [self._factors(parts, [self._plain(t, share) for t in parts]) for parts in terms]
-        return self._together(losses, terms, share, value=value)
+        begun_s = time.perf_counter()
+        weighed = self._together(losses, terms, share, value=value)
+        self.times_s.append(time.perf_counter() - begun_s)
+        return weighed
 
     def _plain(self, term: Term, share: Share) -> float:
         """Give the factor of a term without asking the other ranks."""

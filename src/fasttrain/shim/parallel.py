@@ -47,6 +47,7 @@ def parallel_levers(
         ledger("strategy", strategy.mode), roots, ranks, streams, training, batches, weights,
         # With loss scaling the ranks must find the same overflows behind every pass.
         accumulates=plan.levers.amp.value.precision != "float16", sync_bn=strategy.sync_bn,
+        sharded=strategy.mode == "fsdp",
     )  # fmt: skip
     loader = DataLoaderLever(
         strategy.batch, ledger("dataloader", strategy.batch), ranks, streams, training, batches

@@ -48,6 +48,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--precision", default="32-true")
 parser.add_argument("--compile", action="store_true")
 parser.add_argument("--fused", action="store_const", const=True)
+parser.add_argument("--devices", type=int, default=1)
 args = parser.parse_args()
 
 lightning.seed_everything(0, verbose=False)
@@ -58,7 +59,8 @@ if args.compile:
     model.layers = torch.compile(model.layers, backend="aot_eager")
 trainer = lightning.Trainer(
     accelerator="cpu",
-    devices=1,
+    devices=args.devices,
+    strategy="ddp" if args.devices > 1 else "auto",
     precision=args.precision,
     max_epochs=2,
     num_sanity_val_steps=0,

@@ -61,8 +61,12 @@ class Bf16OptimWrapper(OptimWrapper):
 parser = argparse.ArgumentParser()
 parser.add_argument("--wrapper", default="OptimWrapper")
 parser.add_argument("--fused", action="store_const", const=True)
+parser.add_argument("--launcher", default="none")
 args = parser.parse_args()
 
+if args.launcher != "none" and not torch.cuda.is_available():
+    # MMEngine gives every rank a GPU before it makes the group, which a CPU build of torch lacks.
+    torch.cuda.set_device = lambda _: None
 torch.manual_seed(0)
 x = torch.randn(64, 8)
 data = TensorDataset(x, (x.sum(1) > 0).long())
@@ -88,6 +92,10 @@ with tempfile.TemporaryDirectory() as folder:
         val_evaluator={"type": Accuracy},
         randomness={"seed": 0},
         default_scope="mmengine",
+        launcher=args.launcher,
+        # Without it, the wrapper is told a GPU of the rank's.
+        cfg={"model_wrapper_cfg": {"device_ids": None}},
+        env_cfg={"dist_cfg": {"backend": "gloo"}},
         log_level=logging.ERROR,
     )
     runner.train()

@@ -71,7 +71,8 @@ def main():
             print(f"step {step} loss {loss.item():.9g}")
         val_loss = validation_loss(model, val_loader, loss_fn, device)
         scheduler.step(val_loss)
-        print(f"epoch {epoch} batch size {batch_size} train {torch.stack(losses).mean().item():.9g} "
+        mean = torch.stack(losses).mean().item()
+        print(f"epoch {epoch} batch size {batch_size} train {mean:.9g} "
               f"val {val_loss:.6f} lr {optimizer.param_groups[0]['lr']:.4g}")
         if early_stopping(val_loss, model):
             print(f"stopped after epoch {epoch}")

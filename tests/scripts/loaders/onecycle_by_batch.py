@@ -51,4 +51,5 @@ for epoch in range(epochs):
     print(f'epoch {epoch} test mse {sq / clean_test.numel():.6f} lr {sched.get_last_lr()[0]:.6g}')
 
 print(f"final loss {loss:.9g}")
-torch.save({'model': model.state_dict(), 'opt': opt.state_dict(), 'sched': sched.state_dict()}, 'model.pt')
+torch.save({'model': model.state_dict(), 'opt': opt.state_dict(),
+            'sched': sched.state_dict()}, 'model.pt')

@@ -137,7 +137,7 @@ for epoch in range(max_epochs):
         optimizer.step()
         scheduler.step()
         iter_num += 1
-    print(f"epoch {epoch}: val perplexity {perplexity(model, val_loader, device):.5f}, "
+    print(f"epoch {epoch}: val perplexity {perplexity(model, val_loader, device):.4f}, "
           f"lr {scheduler.get_last_lr()[0]:.6f}")
 
 print(f"final loss {loss.item():.9g}")

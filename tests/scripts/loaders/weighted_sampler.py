@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
 
-SEED = 5
+SEED = 1
 torch.manual_seed(SEED)
 dev = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -37,7 +37,7 @@ val_dl = DataLoader(TensorDataset(X_val, y_val), batch_size=64)
 # %%
 net = nn.Sequential(nn.Linear(6, 32), nn.GELU(), nn.Linear(32, 16), nn.GELU(), nn.Linear(16, 2))
 net = net.to(dev)
-opt = torch.optim.AdamW(net.parameters(), lr=4e-3, weight_decay=0.1)
+opt = torch.optim.AdamW(net.parameters(), lr=8e-3, weight_decay=0.1)
 ce = nn.CrossEntropyLoss()
 
 

@@ -228,9 +228,12 @@ def test_a_strategy_that_was_asked_for_wins_over_the_source(make):
         assert (decision.value.mode, str(decision.source)) == (mode, "--strategy")
 
 
-def test_fsdp_is_refused(make):
-    error = make.refused(make.gpus(2), gpus="all", strategy="fsdp")
-    assert (error.slug, error.exit_code) == ("strategy-unavailable", 78)
+def test_fsdp(make):
+    strategy = make.plan(make.gpus(2), gpus="all", strategy="fsdp").levers.strategy.value
+    assert strategy.mode == "fsdp"
+    old = make.gpus(2, torch=Torch("2.5.1", "cuda"))
+    error = make.refused(old, gpus="all", strategy="fsdp")
+    assert (error.slug, error.exit_code) == ("strategy-torch", 78)
 
 
 def test_cuda_graphs_do_not_go_with_data_parallel_training(make):

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import nn
 
+from fasttrain.shim.blocks import repeated_blocks
 from fasttrain.shim.levers.compile_targets import (
-    repeated_blocks,
     second_derivatives,
     uncompilable,
 )

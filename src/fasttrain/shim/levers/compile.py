@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.nn import Module
 
+from fasttrain.shim.blocks import repeated_blocks
 from fasttrain.shim.ledger import Ledger
 from fasttrain.shim.levers.compile_account import Account
 from fasttrain.shim.levers.compile_graphs import GraphGuard
@@ -18,7 +19,6 @@ from fasttrain.shim.levers.compile_loops import refuse_long_loops
 from fasttrain.shim.levers.compile_repairs import repair
 from fasttrain.shim.levers.compile_slots import Filling, Slots, separate_function
 from fasttrain.shim.levers.compile_targets import (
-    repeated_blocks,
     second_derivatives,
     uncompilable,
     unwrapped,

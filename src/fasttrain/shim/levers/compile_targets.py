@@ -6,12 +6,11 @@ import ast
 import inspect
 import sys
 import sysconfig
-from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from torch.nn import DataParallel, Module, ModuleList, Sequential
+from torch.nn import DataParallel, Module
 from torch.nn.parallel import DistributedDataParallel
 
 from fasttrain.shim.callsite import location
@@ -66,20 +65,3 @@ def _script_files() -> Iterator[str]:
 def unwrapped(module: Module) -> Module:
     """Give the module inside DistributedDataParallel, whose own forward isn't compiled."""
     return module.module if isinstance(module, DistributedDataParallel) else module
-
-
-def repeated_blocks(module: Module) -> list[Module]:
-    """Give the modules of which a ModuleList or Sequential holds several of the same class."""
-    found: list[Module] = []
-    for container in module.modules():
-        if not isinstance(container, ModuleList | Sequential):
-            continue
-        by_class: defaultdict[type, list[Module]] = defaultdict(list)
-        for child in container.children():
-            if any(True for _ in child.children()):  # a lone Linear or ReLU is no block
-                by_class[type(child)].append(child)
-        for blocks in by_class.values():
-            if len(blocks) > 1:
-                found.extend(blocks)
-    inner = {id(part) for block in found for part in block.modules() if part is not block}
-    return [block for block in found if id(block) not in inner]

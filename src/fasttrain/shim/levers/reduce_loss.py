@@ -8,12 +8,16 @@ is read before its backward pass is put together when ``item()``, ``float()`` or
 from __future__ import annotations
 
 import functools
+import statistics
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch import distributed as dist
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from fasttrain.shim.batches import Batches
 from fasttrain.shim.ledger import Ledger
@@ -42,11 +46,15 @@ class ReduceLoss:
         self._ranks = ranks
         self._batches = batches
         self._weights = weights
+        self._step_s: list[float] | None = []  # None when it has been decided
+        self._last_s = time.perf_counter()
 
     def install(self, undo: ExitStack) -> None:
         """Follow backward passes, and what reads one number."""
         for name in ("item", "__float__", "__format__"):
             self._watch(name, undo)
+        if self._choice == "auto":
+            undo.callback(register_optimizer_step_post_hook(self._after_step).remove)
         self.ledger.settle(State.ARMED, "no loss was computed")
 
     def refresh(self) -> None:
@@ -72,6 +80,32 @@ class ReduceLoss:
             return tensor
         value = self._weights.weigh((tensor,), value=True)[0].value
         return tensor if value is None else value
+
+    def _after_step(self, *_: Any) -> None:
+        """Behind a few steps, see whether putting each loss together is worth its time."""
+        if torch.compiler.is_compiling() or not self._ranks.joined or self._step_s is None:
+            return
+        now = time.perf_counter()
+        self._step_s.append(now - self._last_s)
+        self._last_s = now
+        if len(self._step_s) > TRIAL_STEPS:
+            self._decide(statistics.median(self._step_s))
+            self._step_s = None
+
+    def _decide(self, step_s: float) -> None:
+        times_s = self._weights.times_s
+        # The rank that comes last doesn't wait for others: its time is what the sum itself takes.
+        told = torch.tensor([statistics.median(times_s) if times_s else 0.0, step_s])
+        dist.all_reduce(told, dist.ReduceOp.MIN)
+        share = float(told[0] / told[1])
+        self.ledger.counts["us each"] = round(1e6 * float(told[0]))
+        if share > MOST_OF_A_STEP and not self._weights.needed:
+            self._weights.values = False
+            self.ledger.note(
+                f"adding a loss up over the ranks takes {share:.1%} of a step: from here on it is"
+                " done for losses that are read by item(), float() or a format; --reduce-loss on"
+                " does it for all"
+            )
 
     def after_backward(self, losses: Sequence[Tensor], freed: bool) -> None:
         """Give the losses of a pass their value over all ranks."""

@@ -36,6 +36,7 @@ from fasttrain.shim.ranks import Ranks
 from fasttrain.shim.refusal import refuse
 from fasttrain.shim.replica import Replica
 from fasttrain.shim.roots import Call, Root, RootCalls, parameters_of
+from fasttrain.shim.sharded import ShardedReplica, sharded_already, whole_number
 from fasttrain.shim.training_state import TrainingState
 from fasttrain.spec.errors import FasttrainError
 from fasttrain.spec.outcome import State
@@ -59,6 +60,7 @@ class Replicate:
         *,
         accumulates: bool,
         sync_bn: bool,
+        sharded: bool,
     ) -> None:
         self.ledger = ledger
         self._roots = roots
@@ -68,8 +70,11 @@ class Replicate:
         self._batches = batches
         self._weights = weights
         self._sync_bn = sync_bn
+        self._sharded = sharded
         self._lockstep = Lockstep(ranks)
-        self._replicas: weakref.WeakKeyDictionary[Root, Replica] = weakref.WeakKeyDictionary()
+        self._replicas: weakref.WeakKeyDictionary[Root, Replica | ShardedReplica] = (
+            weakref.WeakKeyDictionary()
+        )
         self._accumulation = Accumulation(enabled=accumulates)
         self._strays: list[Tensor] = []
         self._strays_of = (-1, -1)
@@ -105,7 +110,7 @@ class Replicate:
     def _flush_before(self, name: str, undo: ExitStack) -> None:
         def flushed(original: Any, *args: Any, **kwargs: Any) -> Any:
             self._flush()
-            return original(*args, **kwargs)
+            return whole_number(original(*args, **kwargs))
 
         modules = [nn.utils, sys.modules["torch.nn.utils.clip_grad"]]
         for module in modules:
@@ -156,8 +161,7 @@ class Replicate:
             return call
         replica = self._replicas.get(root)
         if replica is None:
-            replica = self._replicas[root] = Replica(module, self._ranks)
-            self._tell_batch_norm(root, module)
+            replica = self._replicas[root] = self._replicate(root, module)
         self._dirty_buffers.add(module)
         self.ledger.apply(root.name, root.where)
         parameter = root.parameter()
@@ -169,6 +173,20 @@ class Replicate:
                 return replica.call(call, args, kwargs, last=last)
 
         return run
+
+    def _replicate(self, root: Root, module: nn.Module) -> Replica | ShardedReplica:
+        self._tell_batch_norm(root, module)
+        if not self._sharded:
+            return Replica(module, self._ranks)
+        if sharded_already(module):
+            refuse(_parts_are_sharded(root))
+        replica = ShardedReplica(module, self._ranks, self._training.optimizers)
+        self.ledger.counts["sharded blocks"] += len(replica.blocks)
+        self.ledger.note(
+            f"{root.name} is sharded in place from its first training call: parameters and"
+            " gradients that the script keeps hold of are shards; state_dict() gives whole ones"
+        )
+        return replica
 
     def _even_out(self, module: nn.Module) -> None:
         """Give every rank rank 0's running statistics before a model is evaluated."""
@@ -271,7 +289,7 @@ class Replicate:
         steps = self.ledger.counts["steps"]
         if steps == 1 and self._batches.fed == "nothing":
             self._batches_by_hand()
-        self._lockstep.after_step(steps, optimizer)
+        self._lockstep.after_step(steps, None if self._sharded else optimizer)
 
     def _batches_by_hand(self) -> None:
         self._streams.diverge()
@@ -279,6 +297,16 @@ class Replicate:
             "no DataLoader feeds the training: from its second step on each rank draws batches of"
             f" its own, so that the global batch is {self._ranks.world_size} times the script's"
         )
+
+
+def _parts_are_sharded(root: Root) -> FasttrainError:
+    return FasttrainError(
+        f"--strategy fsdp can't shard {root.name}, called at {root.where}",
+        why="the script calls parts of one model by themselves, and a part is sharded with its"
+        " model or without it",
+        fix="use --strategy ddp",
+        slug="fsdp-parts",
+    )
 
 
 class Accumulation:

@@ -120,7 +120,7 @@ class SideEffects:
         if not Path(path).parent.is_dir() or path.startswith("/dev/"):
             return original(file, mode, *args, **kwargs)
         copy.parent.mkdir(parents=True, exist_ok=True)
-        self.ledger.apply("left to rank 0", "")
+        self.ledger.note(f"{path} is rank 0's: this rank writes a copy of its own")
         return original(copy, mode, *args, **kwargs)
 
     def _rename(self, original: Any, source: Any, target: Any, **kwargs: Any) -> None:
