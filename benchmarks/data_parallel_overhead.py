@@ -8,6 +8,7 @@ that the machine's noise falls on both alike. Steps during which a run was stopp
 """
 
 import argparse
+import itertools
 import os
 import signal
 import statistics
@@ -75,7 +76,7 @@ def medians_s(ends: list[float], turns: list[tuple[float, float]]) -> list[float
     found = []
     for begun, ended in turns:
         inside = [at for at in ends if begun < at < ended]
-        steps = [b - a for a, b in zip(inside, inside[1:], strict=False)]
+        steps = [b - a for a, b in itertools.pairwise(inside)]
         if len(steps) > 5:
             found.append(statistics.median(steps[2:]))
     return found

@@ -33,8 +33,10 @@ dist.all_reduce(total)
 print(f"rank {dist.get_rank()} of {dist.get_world_size()}: sum {total.item()}", flush=True)
 dist.destroy_process_group()
 """
+# Asks for its rank, and makes nothing of it.
 ALONE = """
-import torch
+import os, torch
+rank = os.environ.get("RANK")
 model = torch.nn.Linear(2, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 model(torch.ones(4, 2)).sum().backward()

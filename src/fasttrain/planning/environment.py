@@ -144,6 +144,12 @@ def _loopback(draft: Draft) -> Iterator[_Wish]:
         yield _Wish("GLOO_SOCKET_IFNAME", "lo", reason, BUILT_IN)
 
 
+def _hashing(draft: Draft) -> Iterator[_Wish]:
+    if draft.levers.strategy.value.injected:
+        reason = "sets of strings must have one order on all ranks, such as those of a vocabulary"
+        yield _Wish("PYTHONHASHSEED", "0", reason, BUILT_IN)
+
+
 def _cache(draft: Draft) -> Iterator[_Wish]:
     compiled = draft.levers.compile
     if compiled.value.mode != "off":
@@ -168,4 +174,14 @@ def _debug(draft: Draft) -> Iterator[_Wish]:
     yield _Wish("PYTHONFAULTHANDLER", "1", reason, setting.source)
 
 
-_PARTS = (_identity, _visibility, _hidden, _precision, _threads, _loopback, _cache, _debug)
+_PARTS = (
+    _identity,
+    _visibility,
+    _hidden,
+    _precision,
+    _threads,
+    _loopback,
+    _hashing,
+    _cache,
+    _debug,
+)

@@ -10,24 +10,29 @@ Feeding = Literal["nothing", "cut", "whole"]
 
 
 class Batches:
-    """Follows what DataLoaders hand out for training.
+    """Follows what DataLoaders hand out.
 
     Attributes:
-        fed: Where the training batches come from: from loaders that are cut, from loaders whose
+        fed: Where training batches come from: from loaders that are cut, from loaders whose
             batches all ranks have whole, or from no loader so far.
-        share: The rank's part of the last batch that was cut; None without one.
+        current: The same of the last batch that was handed out, for whatever purpose.
+        share: The rank's part of it; None unless it was cut.
+        trained: Whether a model was trained since that batch was handed out.
     """
 
     def __init__(self) -> None:
         self.fed: Feeding = "nothing"
+        self.current: Feeding = "nothing"
         self.share: Share | None = None
+        self.trained = False
 
     def cut(self, share: Share) -> None:
-        """Note a batch that was cut."""
-        self.fed, self.share = "cut", share
+        """Note a batch for training that was cut."""
+        self.fed = self.current = "cut"
+        self.share, self.trained = share, False
 
-    def whole(self) -> None:
-        """Note a training batch that every rank has whole."""
-        self.share = None
-        if self.fed == "nothing":
+    def whole(self, *, training: bool) -> None:
+        """Note a batch that every rank has whole."""
+        self.current, self.share, self.trained = "whole", None, False
+        if training and self.fed == "nothing":
             self.fed = "whole"

@@ -37,18 +37,20 @@ def call_site(past: object = None) -> str:
     return location(frame.f_code.co_filename, frame.f_lineno) if frame else "unknown"
 
 
-def called_by_user(*, through: tuple[str, ...]) -> bool:
+def called_by_user(*, through: tuple[str, ...], past: tuple[str, ...] = ()) -> bool:
     """Whether the shim's function was called by the user's code and not by torch's.
 
     Args:
         through: Endings of file names that merely pass the call on.
+        past: What the names of other files begin with that are not the user's.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(_SHIM):
         frame = frame.f_back
     while frame is not None and frame.f_code.co_filename.endswith(through):
         frame = frame.f_back
-    return frame is not None and not frame.f_code.co_filename.startswith(own_prefixes())
+    others = (*own_prefixes(), *past)
+    return frame is not None and not frame.f_code.co_filename.startswith(others)
 
 
 def location(path: str, line: int) -> str:

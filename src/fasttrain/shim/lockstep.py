@@ -28,7 +28,6 @@ class Lockstep:
         self._ranks = ranks
         self._steps = 0
         self._models = 0
-        self._entered_s = 0.0
         self._compared: set[int] = set()
         self._closed = threading.Event()
 
@@ -40,26 +39,16 @@ class Lockstep:
         ending.at_clean_end.append(self._end)
         undo.callback(ending.at_clean_end.remove, self._end)
 
-    def enter(self) -> None:
-        """Note that this rank may wait for others from now on."""
-        self._entered_s = time.monotonic()
-
-    def leave(self) -> None:
-        """Note that it doesn't."""
-        self._entered_s = 0.0
-
     def compare_models(self, name: str, where: str, parameters: list[str]) -> None:
         """See that every rank meets the same module.
 
         Raises:
             SystemExit: ``ranks-models`` when they differ.
         """
-        self.enter()
         text = "\n".join([f"{name} ({where})", *parameters])
         for rank, other in enumerate(self._ranks.gather(text)):
             if other != text:
                 refuse(_models_differ(rank, other, self._ranks.rank, text))
-        self.leave()
 
     def after_step(self, steps: int, optimizer: Optimizer | None) -> None:
         """Compare the weights behind steps 1, 2, 4, 8 and so on.
@@ -79,10 +68,9 @@ class Lockstep:
             sums = torch.stack([p.detach().double().sum().cpu() for p in parameters]).sum()
         if not torch.isfinite(sums):
             return
-        self.enter()
         spread = torch.stack([sums, -sums])
-        dist.all_reduce(spread, dist.ReduceOp.MAX)
-        self.leave()
+        with self._ranks.waits():
+            dist.all_reduce(spread, dist.ReduceOp.MAX)
         if spread[0] != -spread[1]:
             refuse(_diverged(steps, type(optimizer).__name__))
 
@@ -103,8 +91,8 @@ class Lockstep:
 
     def _watch(self) -> None:
         while not self._closed.wait(POLL_S):
-            entered_s = self._entered_s
-            if entered_s and time.monotonic() - entered_s > WAIT_S:
+            since_s = self._ranks.waiting_since_s
+            if since_s and time.monotonic() - since_s > WAIT_S:
                 try:
                     self._compare_ends(waiting=True)
                 except (RuntimeError, OSError):  # the store is gone, and with it the run

@@ -25,6 +25,7 @@ from fasttrain.shim.reductions import Term, terms_of
 from fasttrain.shim.shares import Share
 
 TIMES = 32  # kept, of the latest
+TERMS = 64  # of the losses of one pass
 
 
 @dataclass(slots=True)
@@ -79,15 +80,30 @@ class LossWeights:
             self._known[key] = (weakref.ref(loss, partial(self._forget, key)), result)
         return weighed
 
+    def begin_pass(self) -> None:
+        """Forget the terms of the pass before, whose nodes would be kept alive."""
+        self._terms.clear()
+
+    def is_loss(self, tensor: Tensor) -> bool:
+        """Whether a number was reduced over samples that the ranks share, as far as can be seen."""
+        if self._batches.current == "whole":
+            return False
+        share = self._batches.share or Share(1, self._ranks.world_size)
+        terms = terms_of(tensor, max(share.count, 1), share.total, self._terms)
+        return any(term.kind != "same" for term in terms)
+
     def _forget(self, key: int, ref: Any) -> None:
         if key in self._known and self._known[key][0] is ref:
             del self._known[key]
 
     def _weigh(self, losses: Sequence[Tensor], *, value: bool) -> list[Weighed]:
-        if self._batches.fed == "whole":
+        if self._batches.current == "whole":
             return [Weighed(value=loss.detach().clone() if value else None) for loss in losses]
         share = self._batches.share or Share(1, self._ranks.world_size)  # a batch of each rank's
-        terms = [terms_of(loss, share.count, share.total, self._terms) for loss in losses]
+        terms = [
+            terms_of(loss, max(share.count, 1), share.total, self._terms) or [Term(None, "mean")]
+            for loss in losses
+        ]
         counted = any(isinstance(term.weight, Tensor) for parts in terms for term in parts)
         self.needed = counted
         if not (value or counted):
@@ -99,6 +115,8 @@ class LossWeights:
 
     def _plain(self, term: Term, share: Share) -> float:
         """Give the factor of a term without asking the other ranks."""
+        if term.kind == "same":
+            return 1.0
         if term.kind == "sum":
             # Of batches that each rank drew by itself, a sum stays as large as the script's.
             own = 1.0 if self._batches.share is None else float(self._ranks.world_size)
@@ -112,6 +130,7 @@ class LossWeights:
             return term.weight.detach().to(like.device, dtype)
         own = share.count if term.weight is None else float(term.weight) * bool(share.count)
         own = float(bool(share.count)) if term.kind == "sum" else own
+        own = 1.0 if term.kind == "same" else own
         return torch.tensor(own, dtype=dtype, device=like.device)
 
     def _together(
@@ -123,8 +142,11 @@ class LossWeights:
         amounts = torch.cat([_amounts(*each) for each in zip(losses, terms, strict=True)])
         # What counts nothing may be anything, such as the nan of a mean over no token.
         amounts = torch.where(weights > 0, amounts.to(weights.dtype) * weights, 0.0)
-        sums = self._ranks.sum(torch.stack([weights, amounts]))
-        self._terms = {t.node: t for t in flat if t.node is not None and t.kind == "mean"}
+        # Of one size, so that ranks whose losses have more or fewer terms don't wait for ever.
+        both = torch.zeros(2, TERMS, dtype=weights.dtype, device=weights.device)
+        both[:, : len(flat)] = torch.stack([weights, amounts])
+        sums = self._ranks.sum(both)[:, : len(flat)]
+        self._terms.update((t.node, t) for t in flat if t.node is not None)
         result, at = [], 0
         for loss, parts in zip(losses, terms, strict=True):
             here = slice(at, at + len(parts))
@@ -134,7 +156,7 @@ class LossWeights:
             result.append(
                 self._factors(
                     parts,
-                    [self._plain(t, share) if t.kind == "sum" else shares[i]
+                    [self._plain(t, share) if t.kind != "mean" else shares[i]
                      for i, t in enumerate(parts)],
                 )
             )  # fmt: skip

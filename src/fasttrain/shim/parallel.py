@@ -56,7 +56,7 @@ def parallel_levers(
     effects = SideEffects(ledger("side_effects", "rank 0"), ranks, scratch)
     levers: list[Lever] = [replicate, loader, effects]
     if strategy.sync_bn:
-        levers.append(SyncBatchNormLever(ledger("sync_bn", "on"), ranks))
+        levers.append(SyncBatchNormLever(ledger("sync_bn", "on"), ranks, batches))
     if weights.values:
         reduce = ReduceLoss(
             strategy.reduce_loss, ledger("reduce_loss", strategy.reduce_loss), ranks, batches,

@@ -9,6 +9,7 @@ there depends on the samples, and must not move the shared stream.
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 import random
 import sys
@@ -18,23 +19,19 @@ from typing import Any
 
 import torch
 
+from fasttrain.shim.import_hook import after_import
 from fasttrain.shim.ranks import Ranks
 
 TRIES = 8  # batches after which a generator that was never drawn from is left out
 
 
 class RandomStreams:
-    """The generators of one rank.
-
-    Attributes:
-        diverged: Whether the script itself draws from the rank's own stream, because it draws its
-            batches by hand.
-    """
+    """The generators of one rank."""
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
-        self.diverged = False
         self._generators: list[_Generator] = [_Torch(), _Python(), _NumPy()]
+        self._diverged: list[_Generator] = []  # of which the script itself has the rank's own
         self._cuda: dict[int, _Cuda] = {}
 
     def agree(self) -> None:
@@ -43,6 +40,10 @@ class RandomStreams:
         A script that seeds itself has it already, and nothing changes.
         """
         ranks, key = self._ranks, "random-state"
+        if "numpy" in sys.modules:
+            importlib.import_module("numpy.random")  # which it imports at its first use only
+        else:
+            after_import("numpy.random", self._seed_numpy)
         if ranks.rank == 0:
             ranks.store.set(key, json.dumps([g.encoded() for g in self._generators]))
             return
@@ -51,13 +52,30 @@ class RandomStreams:
             if state is not None and generator.get() is not None:
                 generator.set(generator.decoded(state))
 
+    def _seed_numpy(self, module: Any) -> None:
+        """Seed a generator that is imported only now, and not yet seeded by the script."""
+        state = torch.default_generator.initial_seed()
+        module.seed(state % 2**32)
+
     @contextmanager
     def for_samples(self) -> Iterator[None]:
         """Draw from the rank's own stream in all generators, while its samples are read."""
-        if self.diverged:
+        with self._swapped([g for g in self._generators if g not in self._diverged]):
             yield
-            return
-        swapped = [g for g in self._generators if g.swap(self._ranks.rank)]
+
+    @contextmanager
+    def for_forward(self, device: torch.device | None) -> Iterator[None]:
+        """Draw from the rank's own stream on the CPU and on a GPU, while the model is called."""
+        generators = [self._generators[0]]
+        if device is not None and device.type == "cuda":
+            index = device.index or 0
+            generators.append(self._cuda.setdefault(index, _Cuda(index)))
+        with self._swapped([g for g in generators if g not in self._diverged], always=True):
+            yield
+
+    @contextmanager
+    def _swapped(self, generators: list[_Generator], *, always: bool = False) -> Iterator[None]:
+        swapped = [g for g in generators if g.swap(self._ranks.rank, always=always)]
         try:
             yield
         finally:
@@ -65,41 +83,26 @@ class RandomStreams:
                 generator.swap_back()
 
     @contextmanager
-    def for_forward(self, device: torch.device | None) -> Iterator[None]:
-        """Draw from the rank's own stream on the CPU and on a GPU, while the model is called."""
-        if self.diverged:
-            yield
-            return
-        generators = [self._generators[0]]
-        if device is not None and device.type == "cuda":
-            index = device.index or 0
-            generators.append(self._cuda.setdefault(index, _Cuda(index)))
-        for generator in generators:
-            generator.swap(self._ranks.rank, always=True)
-        try:
-            yield
-        finally:
-            for generator in generators:
-                generator.swap_back()
-
-    @contextmanager
     def shared(self) -> Iterator[None]:
         """Draw from the shared stream, also where the script has its own."""
-        if not self.diverged:
-            yield
-            return
-        for generator in self._generators:
+        for generator in self._diverged:
             generator.swap_back()
         try:
             yield
         finally:
-            for generator in self._generators:
+            for generator in self._diverged:
                 generator.swap(self._ranks.rank, always=True)
 
-    def diverge(self) -> None:
-        """Let the script draw from the rank's own stream from now on."""
-        self.diverged = True
-        for generator in self._generators:
+    def diverge(self, *, torch_alone: bool = False) -> None:
+        """Let the script itself draw from the rank's own stream from now on.
+
+        Args:
+            torch_alone: Whether other generators go on to be shared, which decide on the way that
+                a loop takes more often than they make tensors.
+        """
+        own = [self._generators[0], *self._cuda.values()]
+        self._diverged = own if torch_alone else [*self._generators, *self._cuda.values()]
+        for generator in self._diverged:
             generator.swap(self._ranks.rank, always=True)
 
 

@@ -7,7 +7,9 @@ turns out to make one itself can do so.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -29,6 +31,8 @@ class Ranks:
         store: Key-value store that all ranks of this attempt share.
         joined: Whether this made the process group.
         joining: Whether this is making it at the moment.
+        waiting_since_s: Since when this rank may be waiting for others, by `time.monotonic`; 0
+            while it does not.
     """
 
     def __init__(self, rank: int, world_size: int, store: Any, collectives: str) -> None:
@@ -36,6 +40,7 @@ class Ranks:
         self.world_size = world_size
         self.store = store
         self.joined = self.joining = False
+        self.waiting_since_s = 0.0
         self.on_join: list[Callable[[], None]] = []
         self._collectives = collectives
         self._gathered = 0
@@ -89,14 +94,27 @@ class Ranks:
             dist.destroy_process_group()
         self.joined = False
 
+    @contextmanager
+    def waits(self) -> Iterator[None]:
+        """Mark a time in which this rank may wait for others."""
+        outermost = not self.waiting_since_s
+        if outermost:
+            self.waiting_since_s = time.monotonic()
+        try:
+            yield
+        finally:
+            if outermost:
+                self.waiting_since_s = 0.0
+
     def sum(self, tensor: Tensor) -> Tensor:
         """Add up a tensor over all ranks, in place."""
-        dist.all_reduce(tensor)
+        with self.waits():
+            dist.all_reduce(tensor)
         return tensor
 
     def broadcast(self, tensors: list[Tensor]) -> None:
         """Give every rank the values that rank 0 has."""
-        with torch.no_grad():
+        with torch.no_grad(), self.waits():
             for tensor in tensors:
                 whole = tensor.detach().contiguous()
                 dist.broadcast(whole, 0)
@@ -108,4 +126,5 @@ class Ranks:
         self._gathered += 1
         key = f"gather/{self._gathered}"
         self.store.set(f"{key}/{self.rank}", text)
-        return [self.store.get(f"{key}/{rank}").decode() for rank in range(self.world_size)]
+        with self.waits():
+            return [self.store.get(f"{key}/{rank}").decode() for rank in range(self.world_size)]

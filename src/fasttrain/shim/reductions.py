@@ -8,6 +8,7 @@ Source: ``tools/autograd/derivatives.yaml`` of torch 2.13, for the names of what
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -15,16 +16,19 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-Kind = Literal["mean", "sum"]
+Kind = Literal["mean", "sum", "same"]
+TOLD = "fasttrain"  # in the metadata of a loss's node, once the loss is that of all ranks
 
 _MEAN, _SUM = 1, 2  # at::Reduction
 _MAX_NODES = 64  # of the scalar part of a loss, and of one that may hold parameters alone
-_SUMS = ("SumBackward", "DotBackward")
 # What a penalty on the parameters is made of, which has nothing to do with the batch.
-_ELEMENTWISE = (
+_ELEMENTWISE = {
     "Pow", "Mul", "Abs", "Add", "Sub", "Div", "Neg", "Sum", "Mean", "Norm", "LinalgVectorNorm",
-    "View", "Reshape", "Select", "Slice", "T", "Sqrt", "ToCopy",
-)  # fmt: skip
+    "View", "Reshape", "Select", "Slice", "T", "Sqrt", "ToCopy", "Stack", "Cat", "Clone", "Square",
+    "UnsafeView", "ReshapeAlias", "Permute", "Transpose", "MseLoss", "L1Loss", "SmoothL1Loss",
+}  # fmt: skip
+_CLOSE = 1e-6  # for a number that went through a reciprocal in fp32
+_PRODUCTS = {"Mm", "Bmm", "Matmul"}  # of parameters with each other
 
 _ATEN: Any = torch.ops.aten
 # Nodes of losses, with the operator that gives their value and what it takes.
@@ -52,7 +56,8 @@ class Term:
 
     Attributes:
         node: Where it is in the graph; None where it can't be seen.
-        kind: Whether it is a mean over the samples or a sum.
+        kind: Whether it is a mean over the samples or a sum, or the same on every rank, as is what
+            follows from the parameters alone.
         weight: What a mean was divided by, such as the number of elements or of the tokens that
             count; None where that can't be seen.
         scale: What it is multiplied by on its way to the loss.
@@ -69,7 +74,11 @@ class Term:
         if name not in _LOSSES:
             return None
         operator, fields = _LOSSES[name]
-        found = operator(*(_signed(getattr(self.node, f"_saved_{field}")) for field in fields))
+        try:
+            saved = [_signed(getattr(self.node, f"_saved_{field}")) for field in fields]
+        except RuntimeError:  # the graph was freed
+            return None
+        found = operator(*saved)
         value: Tensor = (found[0] if isinstance(found, tuple) else found).detach()
         return value * self.scale
 
@@ -77,7 +86,7 @@ class Term:
 def terms_of(
     loss: Tensor, share: int, total: int, known: Mapping[Any, Term] | None = None
 ) -> list[Term]:
-    """Give the reductions that make up a scalar; one mean where none can be seen.
+    """Give the reductions that make up a scalar; none where none can be seen.
 
     Args:
         loss: The scalar.
@@ -89,7 +98,7 @@ def terms_of(
         found = _Walk(share, total, known or {}).below(loss.grad_fn, 1.0)
     except RuntimeError:  # the graph was freed
         found = []
-    return found or [Term(None, "mean")]
+    return found
 
 
 class _Walk:
@@ -107,46 +116,113 @@ class _Walk:
             return []
         if node in self._known:
             return [replace(self._known[node], scale=scale)]
-        name = type(node).__name__
+        if node.metadata.get(TOLD):
+            return [Term(node, "same", None, scale)]
+        name = _operator(node)
+        if name == "AccumulateGrad" or _parameters_alone(node):
+            return [Term(node, "same", None, scale)]
         saved = getattr(node, "_saved_reduction", None)
         if saved in (_MEAN, _SUM):
             kind: Kind = "sum" if saved == _SUM else "mean"
             return [Term(node, kind, _divisor(node) if kind == "mean" else None, scale)]
-        if name.startswith("MeanBackward"):
-            weight = getattr(node, "_saved_self_sym_numel", None)
-            return [] if _parameters_alone(node) else [Term(node, "mean", weight, scale)]
-        if name.startswith(_SUMS) and not _of_one_number(node):
-            return [] if _parameters_alone(node) else [Term(node, "sum", None, scale)]
+        if name in ("Mean", "Sum", "Dot") and _reduced(node) != 1:
+            return self._reduction(node, name, scale)
+        if _numel(node) != 1:
+            return []  # inside the network
+        if name.endswith("Sink"):
+            return self.below(node.next_functions[0][0], scale)
         children = [child for child, _ in node.next_functions]
         scales = [scale * factor for factor in _factors(node, name, len(children))]
         pairs = zip(children, scales, strict=True)
         terms = [term for child, part in pairs for term in self.below(child, part)]
-        return [self._divided(term, node) for term in terms] if name == "DivBackward0" else terms
+        by = getattr(node, "_saved_other", None)
+        if name == "Mul" and by is not None and _is_number(by):
+            # Only by the samples: a weight such as 0.05 may well be one over some elements.
+            own = abs(float(by) * self._share - 1.0) < _CLOSE and self._share > 1
+            return [self._divided(term, float(self._share)) for term in terms] if own else terms
+        return [self._divided(term, by) for term in terms] if name == "Div" else terms
 
-    def _divided(self, term: Term, quotient: Any) -> Term:
+    def _reduction(self, node: Any, name: str, scale: float | Tensor) -> list[Term]:
+        size = _reduced(node)
+        top = node.next_functions[0][0]
+        parts = self._of_stack(top)
+        if parts and len(parts) != self._share:
+            by = scale / size if name == "Mean" else scale
+            return [term for part in parts for term in self.below(part, by)]
+        # What was reduced over the batch before: its kind is that of the first reduction.
+        batch = _first_over_batch(top, self._share) if name != "Dot" else None
+        if batch is not None:
+            name = batch
+            size = self._share
+        if name == "Mean":
+            return [Term(node, "mean", float(size), scale)]
+        return [Term(node, "sum", None, scale)]
+
+    @staticmethod
+    def _of_stack(node: Any) -> list[Any]:
+        """Give the numbers that a tensor was put together from."""
+        while node is not None and _operator(node) == "Mul" and _numel(node) > 1:
+            node = node.next_functions[0][0]
+        if node is None or _operator(node) not in ("Stack", "Cat"):
+            return []
+        parts = [child for child, _ in node.next_functions if child is not None]
+        return parts if all(_numel(part) == 1 for part in parts) else []
+
+    def _divided(self, term: Term, by: Any) -> Term:
         """Tell a sum that the script divides by what it counted, which makes it a mean."""
-        by = getattr(quotient, "_saved_other", None)
-        if term.kind != "sum" or by is None or by.numel() != 1:
+        if term.kind != "sum" or by is None or (isinstance(by, Tensor) and by.numel() != 1):
             return term
-        weight = by.detach().float()
-        if by.device.type == "cpu":
-            divisor = float(weight)
-            whole = divisor == self._total and self._total != self._share
-            if whole or divisor < max(self._share, 2):
-                return term  # by a number that does not shrink with the share
-        return replace(term, kind="mean", weight=weight)
+        if not _is_number(by):
+            return replace(term, kind="mean", weight=by.detach().float())  # what it counted
+        counts = {float(self._share), float(_reduced(term.node))} - {0.0}
+        if any(abs(float(by) - count) < _CLOSE * count for count in counts):
+            return replace(term, kind="mean", weight=float(by))
+        return term  # by a number that does not shrink with the share, such as a batch size
+
+
+def _reduced(node: Any) -> int:
+    """Give how many elements a reduction took."""
+    sizes = getattr(node, "_saved_self_sym_sizes", None)
+    if sizes is not None:
+        return math.prod(sizes)
+    numel = getattr(node, "_saved_self_sym_numel", None)
+    if numel is not None:
+        return int(numel)
+    saved = getattr(node, "_saved_self", None)
+    return int(saved.numel()) if isinstance(saved, Tensor) else 0
+
+
+def _first_over_batch(node: Any, share: int) -> str | None:
+    """Give the operator that reduced the batch dimension in front of a last reduction."""
+    while node is not None:
+        name = _operator(node)
+        if name in ("Mean", "Sum"):
+            sizes = getattr(node, "_saved_self_sym_sizes", ())
+            dims = getattr(node, "_saved_dim", None) or ()
+            dims = [d - 2**64 if d >= 2**63 else d for d in dims]
+            dims = [d + len(sizes) if d < 0 else d for d in dims]
+            if sizes and sizes[0] == share and 0 in dims:
+                return name
+            return None
+        if name not in ("Mul", "Div", "Add", "Sub", "Neg", "Pow"):
+            return None
+        node = node.next_functions[0][0] if node.next_functions else None
+    return None
 
 
 def _factors(node: Any, name: str, inputs: int) -> list[float | Tensor]:
     """Give by what each input of a node is multiplied; 1 where that can't be seen."""
-    if name == "SubBackward0":
-        return [1.0, *[-1.0] * (inputs - 1)]
-    if name == "NegBackward0":
+    alpha = float(getattr(node, "_saved_alpha", 1.0))
+    if name == "Sub":
+        return [1.0, *[-alpha] * (inputs - 1)]
+    if name == "Add":
+        return [1.0, *[alpha] * (inputs - 1)]
+    if name == "Neg":
         return [-1.0] * inputs
     other = getattr(node, "_saved_other", None)
-    if name in ("MulBackward0", "DivBackward0") and isinstance(other, Tensor | float | int):
+    if name in ("Mul", "Div") and isinstance(other, Tensor | float | int):
         by = other.detach() if isinstance(other, Tensor) else float(other)
-        return [1.0 / by if name == "DivBackward0" else by, *[1.0] * (inputs - 1)]
+        return [1.0 / by if name == "Div" else by, *[1.0] * (inputs - 1)]
     return [1.0] * inputs
 
 
@@ -171,17 +247,50 @@ def _of_one_number(node: Any) -> bool:
 
 
 def _parameters_alone(node: Any) -> bool:
-    """Whether a node follows from parameters and nothing else."""
+    """Whether a node follows from parameters and constants of their shape, and nothing else."""
     nodes, seen = [node], 0
     while nodes:
         node, seen = nodes.pop(), seen + 1
-        name = type(node).__name__
-        if name == "AccumulateGrad":
+        if type(node).__name__ == "AccumulateGrad":
             continue
-        if seen > _MAX_NODES or not name.removesuffix("Backward0").startswith(_ELEMENTWISE):
+        below = [child for child, _ in node.next_functions]
+        there = [child for child in below if child is not None]
+        name = _operator(node)
+        if seen > _MAX_NODES or not there:
             return False
-        below = [child for child, _ in node.next_functions if child is not None]
-        if not below:
+        if name in _PRODUCTS and len(there) == len(below):
+            nodes += there
+            continue
+        if name not in _ELEMENTWISE or _grows(node, name, there):
             return False
-        nodes += below
+        nodes += there
     return True
+
+
+def _grows(node: Any, name: str, below: list[Any]) -> bool:
+    """Whether an operation gives more elements than it has from the graph: it met samples."""
+    if name in ("Stack", "Cat"):
+        return False
+    return _numel(node) > max(_numel(child) for child in below)
+
+
+def _operator(node: Any) -> str:
+    return type(node).__name__.rstrip("0123456789").removesuffix("Backward")
+
+
+def _numel(node: Any) -> int:
+    """Give how many elements the result of a node has."""
+    if type(node).__name__ == "AccumulateGrad":
+        return int(node.variable.numel())
+    shape = node._input_metadata[0].shape if node._input_metadata else ()
+    return math.prod(shape)
+
+
+def _is_number(other: Any) -> bool:
+    """Whether an operand was a number of Python's, and not a tensor that the script counted."""
+    if not isinstance(other, Tensor):
+        return isinstance(other, float | int)
+    if other.dim():
+        return False
+    narrow = torch.float16 if other.is_floating_point() else torch.int8
+    return torch.result_type(other, torch.zeros((), dtype=narrow, device=other.device)) is narrow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import weakref
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
@@ -20,12 +21,15 @@ class TrainingState:
     def __init__(self, roots: RootCalls) -> None:
         self._roots = roots
         self.optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self.on_zero_grad: list[Callable[[], None]] = []
         self._modules: weakref.WeakSet[Module] = weakref.WeakSet()
 
     def install(self, undo: ExitStack) -> None:
         """Watch the making of optimizers, ``train()`` and ``eval()``, and the roots."""
         self._watch(Optimizer, "__init__", self.optimizers.add, undo)
         self._watch(Module, "train", self._modules.add, undo)
+        for owner in (Optimizer, Module):
+            self._watch(owner, "zero_grad", self._zeroed, undo)
         self._roots.on_discover.append(self._add_root)
         undo.callback(self._roots.on_discover.remove, self._add_root)
 
@@ -41,6 +45,10 @@ class TrainingState:
 
         undo.callback(setattr, owner, name, original)
         setattr(owner, name, watched)
+
+    def _zeroed(self, _: Any) -> None:
+        for listen in self.on_zero_grad:
+            listen()
 
     def _add_root(self, _: Root, module: Module) -> None:
         self._modules.add(module)

@@ -82,11 +82,12 @@ def test_env_entries_come_last_and_win(make):
         env=("MINE=a=b", "OMP_NUM_THREADS=7", "EMPTY=", "MINE=c=d"),
     )
     assert _names(plan) == [
-        "FASTTRAIN_RUN_ID", "GLOO_SOCKET_IFNAME", "MINE", "OMP_NUM_THREADS", "EMPTY",
+        "FASTTRAIN_RUN_ID", "GLOO_SOCKET_IFNAME", "PYTHONHASHSEED", "MINE", "OMP_NUM_THREADS",
+        "EMPTY",
     ]  # fmt: skip
-    values = {variable.name: variable.value for variable in plan.environment[2:]}
+    values = {variable.name: variable.value for variable in plan.environment[3:]}
     assert values == {"MINE": "c=d", "OMP_NUM_THREADS": "7", "EMPTY": ""}
-    assert {str(variable.source) for variable in plan.environment[2:]} == {"--env"}
+    assert {str(variable.source) for variable in plan.environment[3:]} == {"--env"}
     assert "fasttrain would have set 4" in make.variable(plan, "OMP_NUM_THREADS").reason
 
 

@@ -16,9 +16,15 @@ import weakref
 from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, Literal
 
-from torch.utils.data import DataLoader, IterableDataset, SequentialSampler, get_worker_info
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    SequentialSampler,
+    get_worker_info,
+)
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from fasttrain.shim.batches import Batches
@@ -31,7 +37,12 @@ from fasttrain.shim.training_state import TrainingState
 from fasttrain.spec.outcome import State
 from fasttrain.spec.settings import BatchChoice
 
-_SEED_STEP = 2**32  # between the ranks' workers; a loader has fewer workers of its own
+# Between the ranks' workers: more than a loader has of its own, and not beyond the 32 bits that
+# torch's generator on the CPU takes of a seed.
+_SEED_STEP = 2**16
+
+
+Purpose = Literal["train", "evaluate", "unknown"]
 
 
 class _Pass:
@@ -40,14 +51,18 @@ class _Pass:
     Attributes:
         where: Where the script began it.
         shares: What the ranks have of the batches that were asked for and not yet handed out.
+        purpose: ``train``; ``evaluate``, whose batches stay whole; or ``unknown``, whose first
+            batch stays whole and shows it.
         slices: Whether the batches are cut behind their reading.
     """
 
-    def __init__(self, where: str) -> None:
+    def __init__(self, where: str, purpose: Purpose) -> None:
         self.where = where
-        self.shares: deque[Share] = deque()
+        self.purpose = purpose
+        self.shares: deque[Share | None] = deque()
         self.slices = False
         self.wrapped = False
+        self.handed_out = 0
 
 
 class DataLoaderLever:
@@ -69,6 +84,8 @@ class DataLoaderLever:
         self._training = training
         self._batches = batches
         self._passes: weakref.WeakKeyDictionary[Any, _Pass] = weakref.WeakKeyDictionary()
+        self._trainings: set[str] = set()  # where passes have shown to be for training
+        self._evaluations: set[str] = set()
         # Whether a loader fed training when it was last read
         self._feeds: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
 
@@ -101,25 +118,34 @@ class DataLoaderLever:
     def _make(self, original: Any, iterator: Any, loader: Any) -> None:
         self._begin(original, iterator, loader)
         begun = self._passes.get(iterator)
-        if begun is not None and not begun.slices:
+        if begun is not None and begun.purpose != "evaluate" and not begun.slices:
             # Augmentations in the loader's own processes must differ from rank to rank.
             iterator._base_seed += self._ranks.rank * _SEED_STEP
 
     def _begin(self, original: Any, iterator: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
         with self._streams.shared():
             original(iterator, loader, *args, **kwargs)
-        self._passes.pop(iterator, None)
-        if why_not := self._training.why_not_training() or self._managed(loader):
+        where = call_site()
+        why_not = self._training.why_not_training() or self._managed(loader)
+        begun = self._passes[iterator] = _Pass(where, self._purpose(loader, where, why_not))
+        if begun.purpose == "evaluate":
             self._feeds[loader] = False
-            self.ledger.touch(f"whole on every rank, {why_not}", call_site())
+            self.ledger.touch(f"whole on every rank, {why_not or 'nothing was trained'}", where)
             return
         self._feeds[loader] = True
-        begun = _Pass(call_site())
-        self._passes[iterator] = begun
         if isinstance(loader.dataset, IterableDataset):
             begun.slices = True
         else:
             iterator._sampler_iter = self._cut(iterator._sampler_iter, begun)
+
+    def _purpose(self, loader: Any, where: str, why_not: str) -> Purpose:
+        """Tell what a pass is for; one in a fixed order may be a validation in disguise."""
+        if why_not or where in self._evaluations:
+            return "evaluate"
+        plain = type(loader.batch_sampler) is BatchSampler
+        fixed = plain and isinstance(loader.sampler, SequentialSampler)
+        known = where in self._trainings or self._batch == "per-rank"
+        return "unknown" if fixed and not known else "train"
 
     def _managed(self, loader: Any) -> str:
         """Give why a loader is to be left alone though it may feed training."""
@@ -136,6 +162,10 @@ class DataLoaderLever:
                 yield batch
             return
         for batch in self._drawn(batches):
+            if begun.purpose != "train":
+                begun.shares.append(None)
+                yield batch
+                continue
             if not isinstance(batch, list | tuple):
                 begun.slices = True  # one index, of a dataset that makes batches itself
                 yield batch
@@ -157,24 +187,41 @@ class DataLoaderLever:
         begun = self._passes.get(iterator)
         if begun is None:
             return original(iterator)
+        if begun.purpose == "unknown" and begun.handed_out:
+            self._settle(begun)
         if not begun.wrapped:
             begun.wrapped = True
             self._read_apart(iterator, begun)
         data = original(iterator)
-        if begun.slices:
+        begun.handed_out += 1
+        share = begun.shares.popleft() if begun.shares else None
+        if share is not None:
+            self._hand_out(share, begun)
+        elif begun.slices and begun.purpose == "train":
             return self._slice(data, begun)
-        self._hand_out(begun.shares.popleft(), begun)
+        else:
+            self._batches.whole(training=begun.purpose != "evaluate")
         return data
+
+    def _settle(self, begun: _Pass) -> None:
+        """Tell from what was done with the first batch what the others are for."""
+        if self._batches.trained:
+            begun.purpose = "train"
+            self._trainings.add(begun.where)
+            return
+        begun.purpose = "evaluate"
+        self._evaluations.add(begun.where)
+        self.ledger.touch("whole on every rank, nothing was trained", begun.where)
 
     def _read_apart(self, iterator: Any, begun: _Pass) -> None:
         """Have samples that this process reads draw from the rank's own random numbers."""
         fetcher = getattr(iterator, "_dataset_fetcher", None)
-        if fetcher is None or begun.slices:
+        if fetcher is None or begun.slices or begun.purpose == "evaluate":
             return
         fetch, streams = fetcher.fetch, self._streams
 
         def fetch_apart(index: Any) -> Any:
-            if begun.slices:  # all ranks read the same
+            if begun.slices or begun.purpose != "train":  # all ranks read the same
                 return fetch(index)
             with streams.for_samples():
                 return fetch(index)
@@ -189,7 +236,7 @@ class DataLoaderLever:
             found = cut_data(data, self._ranks.rank, self._ranks.world_size)
             why = "its batches are not made of tensors with one size of batch"
         if found is None:
-            self._batches.whole()
+            self._batches.whole(training=True)
             self.ledger.pass_over(f"DataLoader ({begun.where})", why)
             return data
         part, share = found

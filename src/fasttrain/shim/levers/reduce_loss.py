@@ -23,10 +23,11 @@ from fasttrain.shim.batches import Batches
 from fasttrain.shim.ledger import Ledger
 from fasttrain.shim.loss_weights import LossWeights
 from fasttrain.shim.ranks import Ranks
+from fasttrain.shim.reductions import TOLD
 from fasttrain.spec.outcome import State
 from fasttrain.spec.settings import ReduceLossChoice
 
-MOST_OF_A_STEP = 0.01  # what adding the losses up may cost by default
+MOST_OF_A_STEP = 0.01  # what adding the losses up may cost before it is told
 TRIAL_STEPS = 20
 
 
@@ -76,13 +77,16 @@ class ReduceLoss:
         setattr(Tensor, name, read)
 
     def _over_ranks(self, tensor: Tensor) -> Tensor:
-        if not self._ranks.joined or self._batches.fed == "whole" or not tensor.is_floating_point():
+        if not self._ranks.joined or not tensor.is_floating_point():
             return tensor
+        known = self._weights.known(tensor)
+        if known is None and not self._weights.is_loss(tensor):
+            return tensor  # such as what a model says about one sample
         value = self._weights.weigh((tensor,), value=True)[0].value
         return tensor if value is None else value
 
     def _after_step(self, *_: Any) -> None:
-        """Behind a few steps, see whether putting each loss together is worth its time."""
+        """Behind a few steps, tell what putting each loss together costs."""
         if torch.compiler.is_compiling() or not self._ranks.joined or self._step_s is None:
             return
         now = time.perf_counter()
@@ -100,11 +104,9 @@ class ReduceLoss:
         share = float(told[0] / told[1])
         self.ledger.counts["us each"] = round(1e6 * float(told[0]))
         if share > MOST_OF_A_STEP and not self._weights.needed:
-            self._weights.values = False
             self.ledger.note(
-                f"adding a loss up over the ranks takes {share:.1%} of a step: from here on it is"
-                " done for losses that are read by item(), float() or a format; --reduce-loss on"
-                " does it for all"
+                f"adding a loss up over the ranks takes {share:.1%} of a step; with"
+                " --reduce-loss off each rank keeps its own"
             )
 
     def after_backward(self, losses: Sequence[Tensor], freed: bool) -> None:
@@ -118,3 +120,6 @@ class ReduceLoss:
             if freed and not loss._is_view():
                 with torch.no_grad():
                     loss.data.copy_(weighed.value)
+                node: Any = loss.grad_fn
+                if node is not None:  # what is made of it from here on is of all ranks too
+                    node.metadata[TOLD] = True

@@ -93,6 +93,7 @@ class Replicate:
         for name in _CLIPPERS:
             if hasattr(nn.utils, name):
                 self._flush_before(name, undo)
+        self._training.on_zero_grad.append(self._accumulation.on_zero_grad)
         undo.callback(register_optimizer_step_pre_hook(self._before_step).remove)
         undo.callback(register_optimizer_step_post_hook(self._after_step).remove)
         self._lockstep.install(undo)
@@ -100,7 +101,13 @@ class Replicate:
         self.ledger.counts["ranks"] = self._ranks.world_size
 
     def refresh(self) -> None:
-        """Nothing is pending: everything is counted as it happens."""
+        """Tell of batches that came to nothing."""
+        if self._batches.fed == "cut":
+            self.ledger.excuse(
+                State.FAILED,
+                "batches were cut, but no module was trained on them: a script that leaves out"
+                " batches of another size than its own needs --batch per-rank",
+            )
 
     def _replace(self, owner: Any, name: str, act: Any, undo: ExitStack) -> None:
         original = getattr(owner, name)
@@ -169,6 +176,7 @@ class Replicate:
         last = self._accumulation.last
 
         def run(*args: Any, **kwargs: Any) -> Any:
+            self._batches.trained = True
             with self._streams.for_forward(device):
                 return replica.call(call, args, kwargs, last=last)
 
@@ -219,14 +227,13 @@ class Replicate:
             original(tensors, grad_tensors, retain_graph, create_graph, *args, **kwargs)
             return
         losses = (tensors,) if isinstance(tensors, Tensor) else tuple(tensors)
-        seeds = self._weighted(losses, grad_tensors)
-        self._lockstep.enter()
-        original(losses, seeds, retain_graph, create_graph, *args, **kwargs)
-        average = self._accumulation.average_after_pass()
-        for replica in list(self._replicas.values()):
-            replica.after_backward(average=average)
-        self._average_strays(average=average)
-        self._lockstep.leave()
+        with self._ranks.waits():
+            seeds = self._weighted(losses, grad_tensors)
+            original(losses, seeds, retain_graph, create_graph, *args, **kwargs)
+            average = self._accumulation.average_after_pass()
+            for replica in list(self._replicas.values()):
+                replica.after_backward(average=average)
+            self._average_strays(average=average)
         freed = not (retain_graph or create_graph)
         if not freed:  # another pass may go through the same graphs, without a call before it
             for replica in self._replicas.values():
@@ -239,6 +246,7 @@ class Replicate:
         scalars = all(loss.numel() == 1 and loss.requires_grad for loss in losses)
         if not scalars or not losses:
             return grad_tensors
+        self._weights.begin_pass()
         weighed = self._weights.weigh(losses, value=self._weights.values)
         seeds = (None,) if grad_tensors is None else grad_tensors
         seeds = (seeds,) if isinstance(seeds, Tensor) else tuple(seeds)
@@ -280,6 +288,7 @@ class Replicate:
     def _before_step(self, *_: Any) -> None:
         if not torch.compiler.is_compiling():
             self._flush()
+            self._accumulation.stepping = True  # a closure's passes are each for themselves
 
     def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
         if torch.compiler.is_compiling() or not self.ledger.live or not self._ranks.joined:
@@ -289,6 +298,9 @@ class Replicate:
         steps = self.ledger.counts["steps"]
         if steps == 1 and self._batches.fed == "nothing":
             self._batches_by_hand()
+        elif steps == 1:
+            # Noise that the loop draws for its samples must differ from rank to rank as well.
+            self._streams.diverge(torch_alone=True)
         self._lockstep.after_step(steps, None if self._sharded else optimizer)
 
     def _batches_by_hand(self) -> None:
@@ -318,6 +330,7 @@ class Accumulation:
 
     def __init__(self, *, enabled: bool) -> None:
         self._enabled = enabled
+        self.stepping = False
         self._passes = 0
         self._windows = (0, 0)
 
@@ -325,20 +338,25 @@ class Accumulation:
     def last(self) -> bool:
         """Whether the next backward pass is the last one before a step, or may be."""
         before, latest = self._windows
-        foretold = before == latest and latest > 1 and self._enabled
+        foretold = before == latest and latest > 1 and self._enabled and not self.stepping
         return not foretold or self._passes + 1 >= latest
 
     def average_after_pass(self) -> bool:
         """Count a pass, and say whether it was the last one."""
         last = self.last
-        self._passes += 1
+        self._passes += not self.stepping
         return last
+
+    def on_zero_grad(self) -> None:
+        """Forget passes whose gradients were dropped or used up, as between the two of SAM."""
+        self._passes = 0
 
     def after_step(self) -> None:
         """Begin the next window."""
         if self._passes:
             self._windows = (self._windows[1], self._passes)
         self._passes = 0
+        self.stepping = False
 
 
 def _seed(loss: Tensor, seed: Tensor | None, weighed: Any) -> Tensor | None:

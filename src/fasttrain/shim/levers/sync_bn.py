@@ -20,6 +20,7 @@ from torch.autograd.function import FunctionCtx
 from torch.nn import SyncBatchNorm
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from fasttrain.shim.batches import Batches
 from fasttrain.shim.ledger import Ledger
 from fasttrain.shim.ranks import Ranks
 from fasttrain.spec.outcome import State
@@ -28,9 +29,10 @@ from fasttrain.spec.outcome import State
 class SyncBatchNormLever:
     """Computes the statistics of BatchNorm in training mode over all ranks."""
 
-    def __init__(self, ledger: Ledger, ranks: Ranks) -> None:
+    def __init__(self, ledger: Ledger, ranks: Ranks, batches: Batches) -> None:
         self.ledger = ledger
         self._ranks = ranks
+        self._batches = batches
 
     def install(self, undo: ExitStack) -> None:
         """Replace the forward of all BatchNorm modules."""
@@ -41,7 +43,8 @@ class SyncBatchNormLever:
         @functools.wraps(original)
         def forward(module: _BatchNorm, batch: Tensor) -> Any:
             applies = module.training and torch.is_grad_enabled() and self._ranks.joined
-            if not applies or isinstance(module, SyncBatchNorm):
+            whole = self._batches.current == "whole"  # a batch that every rank has
+            if not applies or whole or isinstance(module, SyncBatchNorm):
                 return original(module, batch)
             return synchronised(module, batch)
 
@@ -60,12 +63,14 @@ class SyncBatchNormLever:
         others = [dim for dim in range(batch.dim()) if dim != 1]
         shape = [1, -1, *[1] * (batch.dim() - 2)]
         values = batch.float() if batch.dtype in (torch.float16, torch.bfloat16) else batch
-        count = values.new_tensor([values.numel() / values.size(1)])
-        sums = _summed(torch.cat([values.sum(others), count]))
+        share = self._batches.share
+        counts = float(share is None or share.count > 0)  # a stand-in sample counts nothing
+        count = values.new_tensor([counts * values.numel() / values.size(1)])
+        sums = _summed(torch.cat([counts * values.sum(others), count]))
         count = sums[-1].detach()
         mean = sums[:-1] / count
         centred = values - mean.view(shape)
-        variance = _summed(centred.square().sum(others)) / count
+        variance = _summed(counts * centred.square().sum(others)) / count
         _update(module, mean.detach(), variance.detach(), count)
         result: Tensor = centred * torch.rsqrt(variance + module.eps).view(shape)
         if module.weight is not None:

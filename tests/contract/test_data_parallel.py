@@ -1,0 +1,179 @@
+"""Scripts that feed themselves by a DataLoader: one process against several ranks.
+
+The ranks must print and save what one process prints and saves.
+"""
+
+from __future__ import annotations
+
+import runpy
+import socket
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).parent
+LOADERS = HERE.parent / "scripts/loaders"
+RUNNING = runpy.run_path(str(HERE / "data_parallel/running.py"))
+pytestmark = pytest.mark.slow
+
+
+@dataclass(frozen=True)
+class Script:
+    """What is known beforehand of a script, counted by hand from its loops.
+
+    Attributes:
+        name: Its file, without the suffix.
+        steps: Steps of all optimizers together.
+        batches: Batches that its loaders hand out for training.
+        samples: Samples in them.
+    """
+
+    name: str
+    steps: int
+    batches: int
+    samples: int
+
+
+SCRIPTS = [
+    # 13 batches of 8 make 5 steps: four of three batches, and the last batch alone
+    Script("accumulate_three", 4 * 5, 4 * 13, 4 * 100),
+    Script("autoencoder_sum", 4 * 7, 4 * 7, 4 * 104),
+    Script("bucketed_lengths", 4 * 9, 4 * 9, 4 * 100),
+    Script("gan_latents", 4 * 5 * 2, 4 * 5, 4 * 80),
+    # stops after its eighth epoch: one for each of six batch sizes, and two more of the last
+    Script("growing_batches", 10 + 7 + 5 + 4 + 3 + 3 * 2, 10 + 7 + 5 + 4 + 3 + 3 * 2, 8 * 75),
+    Script("last_batch_of_one", 3 * 11, 3 * 11, 3 * 61),
+    Script("onecycle_by_batch", 3 * 9, 3 * 9, 3 * 100),
+    # zip() takes an eighth batch of 24 without labels before it misses one with them
+    Script("semi_supervised", 4 * 7, 4 * (8 + 7), 4 * (8 * 24 + 69)),
+    Script("shuffled_classifier", 3 * 10, 3 * 10, 3 * 160),
+    Script("stream_dataset", 31, 31, 305),
+    Script("tiny_gpt", 3 * 8, 3 * 8, 3 * 90),
+    Script("two_heads_dict", 4 * 8, 4 * 8, 4 * 77),
+    Script("weighted_sampler", 5 * 7, 5 * 7, 5 * 140),
+    Script("workers_drop_last", 4 * 6, 4 * 6, 4 * 6 * 16),
+]
+every_script = pytest.mark.parametrize("script", SCRIPTS, ids=[script.name for script in SCRIPTS])
+two_and_four = pytest.mark.parametrize("ranks", ["2", "4"])
+
+
+class Runs:
+    """The runs of every script, each made once."""
+
+    def __init__(self, base: Path) -> None:
+        self.base = base
+        self.alone = RUNNING["Alone"]()
+        self._runs: dict[str, dict[str, Any]] = {}
+
+    def __call__(self, name: str, fasttrain: Any) -> dict[str, Any]:
+        """Give all runs of a script, two at a time: much of each is waiting for another process."""
+        if name not in self._runs:
+            path = LOADERS / f"{name}.py"
+            jobs = {
+                kind: partial(RUNNING["with_ranks"], fasttrain, self.base / name / kind, path,
+                              ranks=ranks)
+                for kind, ranks in (("4", 4), ("2", 2), ("again", 2))
+            }  # fmt: skip
+            jobs["alone"] = partial(self.alone, self.base / name / "alone", path)
+            with ThreadPoolExecutor(2) as pool:
+                pending = {kind: pool.submit(job) for kind, job in jobs.items()}
+                self._runs[name] = {kind: job.result() for kind, job in pending.items()}
+        return self._runs[name]
+
+
+@pytest.fixture(scope="module")
+def all_runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    return Runs(tmp_path_factory.mktemp("ranks"))
+
+
+@pytest.fixture
+def runs(all_runs: Runs, script: Script, fasttrain: Any) -> dict[str, Any]:
+    return all_runs(script.name, fasttrain)
+
+
+def losses_closer_than_the_rest(line: str) -> dict[str, float]:
+    """Losses have nine digits; other lines have few, of which the last one may be rounded."""
+    is_loss = line.startswith(("step ", "final loss "))
+    return {"rel": 1e-5, "abs": 0.0} if is_loss else {"rel": 1e-4, "abs": 1e-4}
+
+
+def assert_same_run(found: Any, alone: Any) -> None:
+    RUNNING["assert_same_prints"](
+        found.lines(), alone.good.stdout.splitlines(), losses_closer_than_the_rest
+    )
+    assert RUNNING["differences"](found.saved(), alone.saved()) == []
+
+
+def test_every_script_is_in_the_table() -> None:
+    assert [script.name for script in SCRIPTS] == sorted(p.stem for p in LOADERS.glob("*.py"))
+
+
+@two_and_four
+@every_script
+def test_ranks_train_what_one_process_trains(
+    script: Script, runs: dict[str, Any], ranks: str
+) -> None:
+    assert_same_run(runs[ranks], runs["alone"])
+
+
+@two_and_four
+@every_script
+def test_the_receipt_counts_what_the_ranks_did(
+    script: Script, runs: dict[str, Any], ranks: str
+) -> None:
+    strategies, loaders = (runs[ranks].good.outcomes(name) for name in ("strategy", "dataloader"))
+    assert len(strategies) == len(loaders) == int(ranks)
+    for strategy, loader in zip(strategies, loaders, strict=True):
+        assert strategy["state"] == loader["state"] == "applied", (strategy, loader)
+        assert strategy["counts"] == {"ranks": int(ranks), "steps": script.steps}
+        assert loader["counts"]["batches"] == script.batches
+    assert sum(loader["counts"]["samples"] for loader in loaders) == script.samples
+
+
+@every_script
+def test_two_runs_are_the_same_bit_for_bit(script: Script, runs: dict[str, Any]) -> None:
+    assert runs["2"].good.stdout == runs["again"].good.stdout
+    exactly = {"rtol": 0.0, "atol": 0.0}
+    assert RUNNING["differences"](runs["again"].saved(), runs["2"].saved(), **exactly) == []
+
+
+@every_script
+def test_rank_0_alone_leaves_files(script: Script, runs: dict[str, Any]) -> None:
+    for kind in ("2", "4"):
+        assert [path.name for path in sorted(runs[kind].cwd.iterdir())] == ["model.pt", "run"]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@pytest.mark.parametrize("kind", ["static", "elastic"])
+def test_two_nodes_train_what_one_process_trains(
+    all_runs: Runs, fasttrain: Any, tmp_path: Path, kind: str
+) -> None:
+    path, port = LOADERS / "last_batch_of_one.py", str(free_port())
+
+    def node(rank: int) -> Any:
+        meeting = {
+            "static": ("--node-rank", str(rank), "--master-addr", "127.0.0.1",
+                       "--master-port", port),
+            "elastic": ("--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "together"),
+        }[kind]  # fmt: skip
+        options = (*RUNNING["LEVERS_OFF"], "--nodes", "2", *meeting, "--show-ranks", "0")
+        cwd = tmp_path / f"node-{rank}"
+        return RUNNING["with_ranks"](fasttrain, cwd, path, ranks=1, options=options)
+
+    with ThreadPoolExecutor(2) as pool:
+        nodes = list(pool.map(node, range(2)))
+    # An elastic rendezvous hands out the ranks as it likes.
+    first, second = sorted(nodes, key=lambda run: not run.good.stdout)
+    assert_same_run(first, all_runs.alone(tmp_path / "alone", path))
+    assert second.stdout == ""
+    assert not (second.cwd / "model.pt").exists()

@@ -1,0 +1,113 @@
+"""What ranks leave on disk, and what becomes of ranks that go different ways."""
+
+from __future__ import annotations
+
+import runpy
+import signal
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+HERE = Path(__file__).parent
+PROGRAMS = HERE / "data_parallel"
+RUNNING = runpy.run_path(str(PROGRAMS / "running.py"))
+OWN = {"run"}  # what fasttrain itself leaves
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def alone() -> Any:
+    return RUNNING["Alone"]()
+
+
+def files(cwd: Path) -> dict[str, Path]:
+    """Give the files that a run left behind, but for those of fasttrain."""
+    found = (path for path in sorted(cwd.rglob("*")) if path.is_file())
+    named = {str(path.relative_to(cwd)): path for path in found}
+    return {name: path for name, path in named.items() if name.split("/")[0] not in OWN}
+
+
+def assert_same_files(found: dict[str, Path], expected: dict[str, Path]) -> None:
+    assert list(found) == list(expected)
+    for name, path in expected.items():
+        if path.suffix == ".pt":
+            loaded = (torch.load(each, weights_only=False) for each in (found[name], path))
+            assert RUNNING["differences"](*loaded) == [], name
+        else:
+            lines = (each.read_text().splitlines() for each in (found[name], path))
+            RUNNING["assert_same_prints"](*lines, lambda _: {"abs": 2e-5})
+
+
+@pytest.mark.parametrize("way", ["checkpoints", "logs", "rotation", "temporary", "late_directory"])
+def test_files_are_those_of_one_process(
+    alone: Any, fasttrain: Any, tmp_path: Path, way: str
+) -> None:
+    program = PROGRAMS / "files.py"
+    one = alone(tmp_path / "alone", program, way).good
+    options = (*RUNNING["LEVERS_OFF"], "--show-ranks", "all")
+    run = RUNNING["with_ranks"](fasttrain, tmp_path / "ranks", program, way, options=options)
+    for rank in (0, 1):
+        RUNNING["assert_same_prints"](
+            run.lines(rank), one.stdout.splitlines(), lambda _: {"abs": 2e-6}
+        )
+    assert_same_files(files(run.cwd), files(one.cwd))
+
+
+def run_until_wrong(fasttrain: Any, tmp_path: Path, rank: int, how: str) -> Any:
+    """Have one rank go wrong, and see that all have ended."""
+    program = PROGRAMS / "out_of_step.py"
+    run = RUNNING["with_ranks"](fasttrain, tmp_path / "ranks", program, str(rank), how)
+    left = [p for p in psutil.process_iter(["cmdline"]) if of_run(p, run.cwd)]
+    assert not left, f"processes were left running: {left}"
+    return run
+
+
+def of_run(process: psutil.Process, cwd: Path) -> bool:
+    """Whether a process belongs to a run, by the plan on its command line or by its directory."""
+    try:
+        return str(cwd) in " ".join(process.info["cmdline"] or ()) or process.cwd() == str(cwd)
+    except psutil.Error:
+        return False
+
+
+def said(run: Any) -> str:
+    """Give what all ranks and fasttrain said on stderr."""
+    logs = sorted((run.cwd / "run").glob("rank-*.log"))
+    return "\n".join([run.stderr, *(log.read_text() for log in logs)])
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(
+    ("how", "slug"),
+    [("ends", "ranks-steps"), ("wider", "ranks-models"), ("changed", "ranks-diverged")],
+)
+def test_ranks_that_go_different_ways_are_an_error(
+    fasttrain: Any, tmp_path: Path, rank: int, how: str, slug: str
+) -> None:
+    run = run_until_wrong(fasttrain, tmp_path, rank, how)
+    assert run.returncode == 78, said(run)
+    lines = said(run).splitlines()
+    last = next(i for i, line in enumerate(lines) if line.endswith(f"[{slug}]"))
+    starts = [line.strip().split(": ")[0] for line in lines[last - 2 : last + 1]]
+    assert starts == ["error", "why", "fix"]
+    assert "Traceback" not in said(run)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_killed_rank_ends_the_run(fasttrain: Any, tmp_path: Path, rank: int) -> None:
+    run = run_until_wrong(fasttrain, tmp_path, rank, "killed")
+    assert run.returncode == 128 + signal.SIGKILL
+    assert f"rank {rank} failed first, with SIGKILL" in run.stderr
+    assert "ended" not in run.stdout
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_raises_ends_the_run(fasttrain: Any, tmp_path: Path, rank: int) -> None:
+    run = run_until_wrong(fasttrain, tmp_path, rank, "raises")
+    assert run.returncode == 1
+    assert f"rank {rank} failed first, with exit code 1" in run.stderr
+    assert "ValueError: no more of this" in said(run)
+    assert "ended" not in run.stdout

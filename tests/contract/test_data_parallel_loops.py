@@ -1,0 +1,196 @@
+"""Small programs of a few steps as two ranks: losses, weights, precision, batches, random numbers.
+
+Each program stands in ``data_parallel/`` and says what is special about it.
+"""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).parent
+PROGRAMS = HERE / "data_parallel"
+RUNNING = runpy.run_path(str(PROGRAMS / "running.py"))
+LEVERS_OFF = RUNNING["LEVERS_OFF"]
+ALL_SHOWN = (*LEVERS_OFF, "--show-ranks", "all")
+LOOPS = [
+    "retain_graph", "the_same_graph_twice", "list_of_losses", "accumulate_and_clip",
+    "bare_parameter", "changing_branches", "unfreeze", "lbfgs", "two_models", "identity",
+]  # fmt: skip
+GENERATORS = ("torch", "random", "numpy")
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Run a program as one process without fasttrain."""
+    run, base = RUNNING["Alone"](), tmp_path_factory.mktemp("alone")
+
+    def start(program: str, *args: str) -> Any:
+        return run(base / "-".join((program, *args)), PROGRAMS / f"{program}.py", *args)
+
+    return start
+
+
+@pytest.fixture
+def two_ranks(fasttrain: Any, tmp_path: Path) -> Any:
+    """Run a program as two ranks, or as several."""
+
+    def start(program: str, *args: str, name: str = "ranks", **how: Any) -> Any:
+        path = PROGRAMS / f"{program}.py"
+        return RUNNING["with_ranks"](fasttrain, tmp_path / name, path, *args, **how)
+
+    return start
+
+
+def closely(_: str) -> dict[str, float]:
+    return {"rel": 1e-5, "abs": 1e-8}
+
+
+def assert_same_run(found: Any, expected: Any) -> None:
+    RUNNING["assert_same_prints"](found.lines(), expected.good.stdout.splitlines(), closely)
+    assert RUNNING["differences"](found.saved(), expected.saved()) == []
+
+
+def told(lines: list[str], word: str) -> list[list[str]]:
+    """Give what stands behind a word, line by line."""
+    return [line.split()[1:] for line in lines if line.split()[0] == word]
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_two_ranks_train_what_one_process_trains(alone: Any, two_ranks: Any, loop: str) -> None:
+    assert_same_run(two_ranks("loops", loop), alone("loops", loop))
+
+
+def test_batch_per_rank_divides_the_epoch_and_not_the_batch(alone: Any, two_ranks: Any) -> None:
+    one = alone("whole_batches", "8").good.stdout.splitlines()
+    run = two_ranks("whole_batches", "8", options=(*ALL_SHOWN, "--batch", "per-rank"))
+    batches, ranks = told(one, "samples"), [told(run.lines(rank), "samples") for rank in (0, 1)]
+    # Nine batches an epoch: the ranks take turns, and one of them has none for the fifth step.
+    first, second = batches[:9], batches[9:]
+    assert ranks[0] == [*first[0::2], *second[0::2]]
+    assert [*ranks[1][:4], *ranks[1][5:9]] == [*first[1::2], *second[1::2]]
+    assert len(ranks[1]) == len(ranks[0]) == 10
+    assert told(one, "length") == [["9"], ["9"]]
+    assert [told(run.lines(rank), "length") for rank in (0, 1)] == [[["5"], ["5"]]] * 2
+
+
+def test_batch_per_rank_is_one_process_with_larger_batches(alone: Any, two_ranks: Any) -> None:
+    one = alone("whole_batches", "16")
+    run = two_ranks("whole_batches", "8", options=(*LEVERS_OFF, "--batch", "per-rank"))
+    found, expected = (
+        [line for line in lines if not line.startswith("samples")]
+        for lines in (run.lines(), one.good.stdout.splitlines())
+    )
+    RUNNING["assert_same_prints"](found, expected, closely)
+    assert RUNNING["differences"](run.saved(), one.saved()) == []
+
+
+@pytest.mark.parametrize(("last_batch", "ranks"), [("5", 2), ("1", 2), ("3", 4)])
+def test_batch_norm_over_all_ranks_is_that_of_one_process(
+    alone: Any, two_ranks: Any, last_batch: str, ranks: int
+) -> None:
+    options = (*LEVERS_OFF, "--sync-bn")
+    run = two_ranks("batch_norm", last_batch, ranks=ranks, options=options)
+    assert_same_run(run, alone("batch_norm", last_batch))
+    outcome = run.outcome("sync_bn")
+    assert (outcome["state"], outcome["sites"][0]["what"]) == ("applied", "BatchNorm2d")
+
+
+def test_batch_norm_over_each_ranks_part_hints_at_the_option(alone: Any, two_ranks: Any) -> None:
+    run, one = two_ranks("batch_norm", "5"), alone("batch_norm", "5")
+    assert any("--sync-bn" in note for note in run.outcome("strategy")["notes"])
+    assert list(run.saved()) == list(one.saved())
+    assert RUNNING["differences"](run.saved(), one.saved()), "other statistics, other weights"
+
+
+def test_batches_drawn_by_hand_differ_from_the_second_step_on(two_ranks: Any) -> None:
+    runs = [two_ranks("drawn_by_hand", name=name, options=ALL_SHOWN) for name in ("ranks", "again")]
+    first, second = (runs[0].lines(rank) for rank in (0, 1))
+    for generator in GENERATORS:
+        pairs = list(zip(told(first, generator), told(second, generator), strict=True))
+        assert [a == b for a, b in pairs] == [True] + 5 * [False], generator
+    assert told(first, "weights") == told(second, "weights")
+    assert len(told(first, "weights")) == 6
+    assert [told(first, "loss"), "loss"] == [told(second, "loss"), "loss"]
+    (note,) = runs[0].outcome("strategy")["notes"]
+    assert "the global batch is 2 times the script's" in note
+    assert [runs[1].lines(rank) for rank in (0, 1)] == [first, second]
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_weights_and_order_agree_where_noise_and_dropout_differ(
+    two_ranks: Any, workers: str
+) -> None:
+    run = two_ranks("random_numbers", workers, options=ALL_SHOWN)
+    first, second = (run.lines(rank) for rank in (0, 1))
+    for word in ("weights", "trained"):
+        assert told(first, word) == told(second, word)
+    pairs = list(zip(told(first, "samples"), told(second, "samples"), strict=True))
+    assert [(len(a), len(b)) for a, b in pairs] == 6 * [(4, 4)]
+    epochs = [[int(i) for a, b in part for i in a + b] for part in (pairs[:3], pairs[3:])]
+    assert [sorted(epoch) for epoch in epochs] == 2 * [list(range(24))]
+    assert epochs[0] != epochs[1] != list(range(24))
+    for word in (*GENERATORS, "dropout"):
+        drawn = [value for lines in (first, second) for row in told(lines, word) for value in row]
+        assert len(drawn) == len(set(drawn)) == 2 * 24, word
+
+
+def test_precision_kernels_and_compilation_work_together(
+    fasttrain: Any, two_ranks: Any, tmp_path: Path
+) -> None:
+    environ = {
+        "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor"),
+        "TORCHINDUCTOR_COMPILE_THREADS": "1",  # a pool of compilers would import torch first
+    }
+    options = ("--amp", "bf16", "--optimizer", "fused", "--strict")
+    how: dict[str, Any] = {"environ": environ, "name": "compiled", "timeout_s": 250.0}
+    run = two_ranks("whole_batches", "8", options=(*options, "--compile", "default"), **how)
+    one = two_ranks("whole_batches", "8", options=options, ranks=1, name="one")
+    found, expected = ([float(n) for (n,) in told(r.lines(), "loss")] for r in (run, one))
+    assert len(found) == 18
+    assert found == pytest.approx(expected, rel=0.02)
+    for lever in ("strategy", "dataloader", "amp", "optimizer", "compile"):
+        assert [o["state"] for o in run.outcomes(lever)] == 2 * ["applied"], lever
+
+
+def test_an_overflow_on_one_rank_skips_the_step_on_all(two_ranks: Any) -> None:
+    options = ("--amp", "fp16", "--optimizer", "keep", "--show-ranks", "all")
+    run = two_ranks("overflows", options=options)
+    first, second = (run.lines(rank) for rank in (0, 1))
+    assert told(first, "weights") == told(second, "weights")
+    assert first == second
+    counts = [outcome["counts"] for outcome in run.outcomes("loss_scaling")]
+    assert counts[0] == counts[1]
+    made = [line for line in first if line in ("stepped", "skipped")]
+    assert made[3:5] == ["skipped", "stepped"], "the sample is in the fourth batch"
+    assert made.count("skipped") == counts[0]["skipped steps"]
+
+
+def test_a_group_of_the_scripts_own_is_left_alone(two_ranks: Any) -> None:
+    run = two_ranks("own_group", options=ALL_SHOWN)
+    (first,), (second,) = run.lines(0), run.lines(1)
+    assert first.startswith("rank 0 of 2 [")
+    assert second == first.replace("rank 0", "rank 1")
+    assert [outcome["state"] for outcome in run.outcomes("strategy")] == 2 * ["ceded"]
+    assert "own_group.py" in run.outcome("strategy")["sites"][0]["where"]
+
+
+def test_the_script_that_asks_for_its_rank_in_vain_is_stopped(two_ranks: Any) -> None:
+    run = two_ranks("asks_for_rank", options=ALL_SHOWN)
+    assert run.returncode == 78
+    assert "[unrelated-copies]" in run.stderr
+    assert "rank 0 2 0" in run.stdout
+    assert "loss" not in run.stdout
+
+
+def test_the_script_that_asks_for_its_rank_is_trained_as_one_when_told(
+    alone: Any, two_ranks: Any
+) -> None:
+    run = two_ranks("asks_for_rank", options=(*LEVERS_OFF, "--strategy", "ddp"))
+    assert_same_run(run, alone("asks_for_rank"))
+    assert "rank None None None" in run.lines()
+    assert run.outcome("strategy")["state"] == "applied"
