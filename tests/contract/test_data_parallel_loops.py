@@ -179,6 +179,25 @@ def test_a_group_of_the_scripts_own_is_left_alone(two_ranks: Any) -> None:
     assert "own_group.py" in run.outcome("strategy")["sites"][0]["where"]
 
 
+def test_a_group_of_the_scripts_own_keeps_its_batches_and_files(two_ranks: Any) -> None:
+    run = two_ranks("own_group_loader", options=ALL_SHOWN)
+    assert run.lines(0) == run.lines(1) == ["samples 8", "samples 8"]
+    assert set(run.saved()) == {"weight", "bias"}
+    for lever in ("strategy", "dataloader", "side_effects", "reduce_loss"):
+        assert [outcome["state"] for outcome in run.outcomes(lever)] == 2 * ["ceded"]
+
+
+def test_noise_of_the_loop_differs_and_moves_no_data(two_ranks: Any) -> None:
+    run = two_ranks("noise_in_the_loop", options=ALL_SHOWN)
+    lines = [[line.split() for line in run.lines(rank)] for rank in (0, 1)]
+    for epoch in "0123":
+        parts = [line[1:] for of in lines for line in of if line[0] == epoch]
+        assert sorted(int(i) for part in parts for i in part) == list(range(21))
+    noise = [[line[1] for line in of if line[0] == "noise"] for of in lines]
+    assert noise[0][0] == noise[1][0], "the first steps show that the loop draws"
+    assert not set(noise[0][4:]) & set(noise[1][4:])
+
+
 def test_the_script_that_asks_for_its_rank_in_vain_is_stopped(two_ranks: Any) -> None:
     run = two_ranks("asks_for_rank", options=ALL_SHOWN)
     assert run.returncode == 78

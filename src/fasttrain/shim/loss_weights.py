@@ -50,8 +50,8 @@ class LossWeights:
         times_s: What asking them took, in seconds.
     """
 
-    def __init__(self, ranks: Ranks, batches: Batches) -> None:
-        self.values = True
+    def __init__(self, ranks: Ranks, batches: Batches, *, values: bool = True) -> None:
+        self.values = values
         self.needed = False
         self.times_s: deque[float] = deque(maxlen=TIMES)
         self._terms: dict[Any, Term] = {}  # of the last pass, whose graph may be freed

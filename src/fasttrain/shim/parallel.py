@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 from fasttrain.shim.batches import Batches
@@ -14,6 +15,7 @@ from fasttrain.shim.levers.replicate import Replicate
 from fasttrain.shim.levers.side_effects import SideEffects
 from fasttrain.shim.levers.sync_bn import SyncBatchNormLever
 from fasttrain.shim.loss_weights import LossWeights
+from fasttrain.shim.parallel_context import ParallelContext
 from fasttrain.shim.random_streams import RandomStreams
 from fasttrain.shim.ranks import Ranks
 from fasttrain.shim.roots import RootCalls
@@ -38,30 +40,28 @@ def parallel_levers(
         undo: Takes away what the levers share.
     """
     strategy = plan.levers.strategy.value
-    streams, batches, training = RandomStreams(ranks), Batches(), TrainingState(roots)
-    streams.agree()
-    training.install(undo)
-    weights = LossWeights(ranks, batches)
-    weights.values = strategy.reduce_loss != "off"
-    replicate = Replicate(
-        ledger("strategy", strategy.mode), roots, ranks, streams, training, batches, weights,
+    batches = Batches()
+    context = ParallelContext(
+        strategy, ranks, roots, RandomStreams(ranks), TrainingState(roots), batches,
+        LossWeights(ranks, batches, values=strategy.reduce_loss != "off"),
         # With loss scaling the ranks must find the same overflows behind every pass.
-        accumulates=plan.levers.amp.value.precision != "float16", sync_bn=strategy.sync_bn,
-        sharded=strategy.mode == "fsdp",
+        accumulates=plan.levers.amp.value.precision != "float16",
     )  # fmt: skip
-    loader = DataLoaderLever(
-        strategy.batch, ledger("dataloader", strategy.batch), ranks, streams, training, batches
-    )
+    context.streams.agree()
+    context.training.install(undo)
+    replicate = Replicate(ledger("strategy", strategy.mode), context)
     scratch = Path(plan.run_dir) / f"rank-{ranks.rank}.files"
-    effects = SideEffects(ledger("side_effects", "rank 0"), ranks, scratch)
-    levers: list[Lever] = [replicate, loader, effects]
+    others: list[Lever] = [
+        DataLoaderLever(ledger("dataloader", strategy.batch), context),
+        SideEffects(ledger("side_effects", "rank 0"), ranks, scratch),
+    ]
     if strategy.sync_bn:
-        levers.append(SyncBatchNormLever(ledger("sync_bn", "on"), ranks, batches))
-    if weights.values:
-        reduce = ReduceLoss(
-            strategy.reduce_loss, ledger("reduce_loss", strategy.reduce_loss), ranks, batches,
-            weights,
-        )  # fmt: skip
+        others.append(SyncBatchNormLever(ledger("sync_bn", "on"), context))
+    if strategy.reduce_loss != "off":
+        reduce = ReduceLoss(ledger("reduce_loss", strategy.reduce_loss), context)
         replicate.after_backward.append(reduce.after_backward)
-        levers.append(reduce)
-    return levers
+        others.append(reduce)
+    for lever in others:
+        cede = partial(lever.ledger.cede, "the script handles its ranks itself")
+        replicate.on_cede.append(cede)
+    return [replicate, *others]

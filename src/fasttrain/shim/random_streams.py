@@ -32,6 +32,7 @@ class RandomStreams:
         self._ranks = ranks
         self._generators: list[_Generator] = [_Torch(), _Python(), _NumPy()]
         self._diverged: list[_Generator] = []  # of which the script itself has the rank's own
+        self._last: Any = None
         self._cuda: dict[int, _Cuda] = {}
 
     def agree(self) -> None:
@@ -92,6 +93,12 @@ class RandomStreams:
         finally:
             for generator in self._diverged:
                 generator.swap(self._ranks.rank, always=True)
+
+    def moved(self) -> bool:
+        """Whether the script itself has drawn from torch's generator since this was last asked."""
+        state, before = self._generators[0].get(), self._last
+        self._last = state
+        return not self._diverged and before is not None and not torch.equal(state, before)
 
     def diverge(self, *, torch_alone: bool = False) -> None:
         """Let the script itself draw from the rank's own stream from now on.

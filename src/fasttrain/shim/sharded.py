@@ -17,7 +17,9 @@ from torch.optim import Optimizer
 
 from fasttrain.shim.blocks import repeated_blocks
 from fasttrain.shim.ranks import Ranks
-from fasttrain.shim.roots import parameters_of
+from fasttrain.shim.refusal import refuse
+from fasttrain.shim.roots import Root, parameters_of
+from fasttrain.spec.errors import FasttrainError
 
 
 class ShardedReplica:
@@ -62,9 +64,24 @@ class ShardedReplica:
         """Nothing is left to average."""
 
 
-def sharded_already(module: nn.Module) -> bool:
-    """Whether a module, or a part of it, has been sharded as a part of another root or alone."""
-    return any(hasattr(parameter, "placements") for parameter in parameters_of(module))
+def check_unsharded(root: Root, module: nn.Module) -> None:
+    """See that no part of a module has been sharded with another root, or alone.
+
+    Raises:
+        SystemExit: ``fsdp-parts``.
+    """
+    if any(hasattr(parameter, "placements") for parameter in parameters_of(module)):
+        refuse(_parts_are_sharded(root))
+
+
+def _parts_are_sharded(root: Root) -> FasttrainError:
+    return FasttrainError(
+        f"--strategy fsdp can't shard {root.name}, called at {root.where}",
+        why="the script calls parts of one model by themselves, and a part is sharded with its"
+        " model or without it",
+        fix="use --strategy ddp",
+        slug="fsdp-parts",
+    )
 
 
 def _mesh(module: nn.Module, ranks: Ranks) -> Any:

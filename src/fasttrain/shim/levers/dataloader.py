@@ -27,15 +27,11 @@ from torch.utils.data import (
 )
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from fasttrain.shim.batches import Batches
 from fasttrain.shim.callsite import call_site
 from fasttrain.shim.ledger import Ledger
-from fasttrain.shim.random_streams import RandomStreams
-from fasttrain.shim.ranks import Ranks
+from fasttrain.shim.parallel_context import ParallelContext
 from fasttrain.shim.shares import Share, cut_data, cut_indices, deal_batches
-from fasttrain.shim.training_state import TrainingState
 from fasttrain.spec.outcome import State
-from fasttrain.spec.settings import BatchChoice
 
 # Between the ranks' workers: more than a loader has of its own, and not beyond the 32 bits that
 # torch's generator on the CPU takes of a seed.
@@ -68,21 +64,13 @@ class _Pass:
 class DataLoaderLever:
     """Takes part in every pass over a DataLoader."""
 
-    def __init__(
-        self,
-        batch: BatchChoice,
-        ledger: Ledger,
-        ranks: Ranks,
-        streams: RandomStreams,
-        training: TrainingState,
-        batches: Batches,
-    ) -> None:
+    def __init__(self, ledger: Ledger, context: ParallelContext) -> None:
         self.ledger = ledger
-        self._batch = batch
-        self._ranks = ranks
-        self._streams = streams
-        self._training = training
-        self._batches = batches
+        self._batch = context.strategy.batch
+        self._ranks = context.ranks
+        self._streams = context.streams
+        self._training = context.training
+        self._batches = context.batches
         self._passes: weakref.WeakKeyDictionary[Any, _Pass] = weakref.WeakKeyDictionary()
         self._trainings: set[str] = set()  # where passes have shown to be for training
         self._evaluations: set[str] = set()

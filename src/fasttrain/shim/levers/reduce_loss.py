@@ -19,13 +19,10 @@ from torch import Tensor
 from torch import distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from fasttrain.shim.batches import Batches
 from fasttrain.shim.ledger import Ledger
-from fasttrain.shim.loss_weights import LossWeights
-from fasttrain.shim.ranks import Ranks
+from fasttrain.shim.parallel_context import ParallelContext
 from fasttrain.shim.reductions import TOLD
 from fasttrain.spec.outcome import State
-from fasttrain.spec.settings import ReduceLossChoice
 
 MOST_OF_A_STEP = 0.01  # what adding the losses up may cost before it is told
 TRIAL_STEPS = 20
@@ -34,19 +31,11 @@ TRIAL_STEPS = 20
 class ReduceLoss:
     """Puts the ranks' losses together."""
 
-    def __init__(
-        self,
-        choice: ReduceLossChoice,
-        ledger: Ledger,
-        ranks: Ranks,
-        batches: Batches,
-        weights: LossWeights,
-    ) -> None:
+    def __init__(self, ledger: Ledger, context: ParallelContext) -> None:
         self.ledger = ledger
-        self._choice = choice
-        self._ranks = ranks
-        self._batches = batches
-        self._weights = weights
+        self._choice = context.strategy.reduce_loss
+        self._ranks = context.ranks
+        self._weights = context.weights
         self._step_s: list[float] | None = []  # None when it has been decided
         self._last_s = time.perf_counter()
 

@@ -25,60 +25,45 @@ from torch.optim.optimizer import (
 )
 
 from fasttrain.shim import rank_variables
-from fasttrain.shim.averaging import average_gradients
-from fasttrain.shim.batches import Batches
+from fasttrain.shim.accumulation import Accumulation
 from fasttrain.shim.callsite import call_site
 from fasttrain.shim.ledger import Ledger
 from fasttrain.shim.lockstep import Lockstep
-from fasttrain.shim.loss_weights import LossWeights
-from fasttrain.shim.random_streams import RandomStreams
-from fasttrain.shim.ranks import Ranks
+from fasttrain.shim.parallel_context import ParallelContext
 from fasttrain.shim.refusal import refuse
 from fasttrain.shim.replica import Replica
-from fasttrain.shim.roots import Call, Root, RootCalls, parameters_of
-from fasttrain.shim.sharded import ShardedReplica, sharded_already, whole_number
-from fasttrain.shim.training_state import TrainingState
+from fasttrain.shim.roots import Call, Root, parameters_of
+from fasttrain.shim.sharded import ShardedReplica, check_unsharded, whole_number
+from fasttrain.shim.stray_parameters import StrayParameters
 from fasttrain.spec.errors import FasttrainError
 from fasttrain.spec.outcome import State
 
 # Functions that read all gradients before the step.
 _CLIPPERS = ("clip_grad_norm_", "clip_grad_value_", "clip_grads_with_norm_", "get_total_norm")
 
+WATCHED_STEPS = 4  # in which a loop shows whether it draws random numbers
+
 
 class Replicate:
     """Averages gradients over the ranks."""
 
-    def __init__(
-        self,
-        ledger: Ledger,
-        roots: RootCalls,
-        ranks: Ranks,
-        streams: RandomStreams,
-        training: TrainingState,
-        batches: Batches,
-        weights: LossWeights,
-        *,
-        accumulates: bool,
-        sync_bn: bool,
-        sharded: bool,
-    ) -> None:
+    def __init__(self, ledger: Ledger, context: ParallelContext) -> None:
         self.ledger = ledger
-        self._roots = roots
-        self._ranks = ranks
-        self._streams = streams
-        self._training = training
-        self._batches = batches
-        self._weights = weights
-        self._sync_bn = sync_bn
-        self._sharded = sharded
-        self._lockstep = Lockstep(ranks)
+        self.on_cede: list[Callable[[], None]] = []
+        self._roots = context.roots
+        self._ranks = context.ranks
+        self._streams = context.streams
+        self._training = context.training
+        self._batches = context.batches
+        self._weights = context.weights
+        self._sync_bn = context.strategy.sync_bn
+        self._sharded = context.strategy.mode == "fsdp"
+        self._lockstep = Lockstep(context.ranks)
         self._replicas: weakref.WeakKeyDictionary[Root, Replica | ShardedReplica] = (
             weakref.WeakKeyDictionary()
         )
-        self._accumulation = Accumulation(enabled=accumulates)
-        self._strays: list[Tensor] = []
-        self._strays_of = (-1, -1)
-        self._strays_pending = False
+        self._accumulation = Accumulation(enabled=context.accumulates)
+        self._strays = StrayParameters(context.ranks, context.training)
         self._dirty_buffers: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self.after_backward: list[Callable[[Sequence[Tensor], bool], None]] = []
 
@@ -149,6 +134,8 @@ class Replicate:
         self._roots.around = None
         rank_variables.restore()
         self.ledger.cede("the script handles its ranks itself", "init_process_group", where)
+        for cede in self.on_cede:
+            cede()
 
     # --- roots
 
@@ -186,8 +173,7 @@ class Replicate:
         self._tell_batch_norm(root, module)
         if not self._sharded:
             return Replica(module, self._ranks)
-        if sharded_already(module):
-            refuse(_parts_are_sharded(root))
+        check_unsharded(root, module)
         replica = ShardedReplica(module, self._ranks, self._training.optimizers)
         self.ledger.counts["sharded blocks"] += len(replica.blocks)
         self.ledger.note(
@@ -233,7 +219,8 @@ class Replicate:
             average = self._accumulation.average_after_pass()
             for replica in list(self._replicas.values()):
                 replica.after_backward(average=average)
-            self._average_strays(average=average)
+            rooted = (replica.parameters for replica in self._replicas.values())
+            self._strays.after_backward(rooted, average=average)
         freed = not (retain_graph or create_graph)
         if not freed:  # another pass may go through the same graphs, without a call before it
             for replica in self._replicas.values():
@@ -253,25 +240,6 @@ class Replicate:
         seeds = seeds if len(seeds) == len(losses) else (None,) * len(losses)
         return [_seed(*each) for each in zip(losses, seeds, weighed, strict=True)]
 
-    def _average_strays(self, *, average: bool) -> None:
-        """Average the gradients of parameters that no root has, such as a bare temperature."""
-        strays = self._current_strays()
-        self._strays_pending = bool(strays) and not average
-        if strays and average:
-            average_gradients(strays, self._ranks)
-
-    def _current_strays(self) -> list[Tensor]:
-        groups = [g for o in self._training.optimizers for g in o.param_groups]
-        known = (sum(len(g["params"]) for g in groups), len(self._replicas))
-        if known != self._strays_of:
-            self._strays_of = known
-            rooted = {id(p) for replica in self._replicas.values() for p in replica.parameters}
-            before = {id(p) for p in self._strays}
-            found = {id(p): p for g in groups for p in g["params"] if id(p) not in rooted}
-            self._strays = list(found.values())
-            self._ranks.broadcast([p for p in self._strays if id(p) not in before])
-        return self._strays
-
     def _flush(self) -> None:
         """Average what was left to a later pass."""
         if not self.ledger.live or not self._ranks.joined:
@@ -279,9 +247,7 @@ class Replicate:
         for replica in list(self._replicas.values()):
             if replica.pending:
                 replica.average()
-        if self._strays_pending:
-            self._strays_pending = False
-            average_gradients(self._strays, self._ranks)
+        self._strays.flush()
 
     # --- steps
 
@@ -298,9 +264,13 @@ class Replicate:
         steps = self.ledger.counts["steps"]
         if steps == 1 and self._batches.fed == "nothing":
             self._batches_by_hand()
-        elif steps == 1:
+        elif steps <= WATCHED_STEPS and self._streams.moved() and steps > 1:
             # Noise that the loop draws for its samples must differ from rank to rank as well.
             self._streams.diverge(torch_alone=True)
+            self.ledger.note(
+                f"the loop draws random numbers of torch's: from step {steps + 1} on each rank"
+                " draws its own"
+            )
         self._lockstep.after_step(steps, None if self._sharded else optimizer)
 
     def _batches_by_hand(self) -> None:
@@ -309,54 +279,6 @@ class Replicate:
             "no DataLoader feeds the training: from its second step on each rank draws batches of"
             f" its own, so that the global batch is {self._ranks.world_size} times the script's"
         )
-
-
-def _parts_are_sharded(root: Root) -> FasttrainError:
-    return FasttrainError(
-        f"--strategy fsdp can't shard {root.name}, called at {root.where}",
-        why="the script calls parts of one model by themselves, and a part is sharded with its"
-        " model or without it",
-        fix="use --strategy ddp",
-        slug="fsdp-parts",
-    )
-
-
-class Accumulation:
-    """Learns after how many backward passes the script makes a step.
-
-    With gradient accumulation only the last of them has to be averaged. It is foretold from the
-    last two steps; where it comes earlier than foretold, what is left is averaged at the step.
-    """
-
-    def __init__(self, *, enabled: bool) -> None:
-        self._enabled = enabled
-        self.stepping = False
-        self._passes = 0
-        self._windows = (0, 0)
-
-    @property
-    def last(self) -> bool:
-        """Whether the next backward pass is the last one before a step, or may be."""
-        before, latest = self._windows
-        foretold = before == latest and latest > 1 and self._enabled and not self.stepping
-        return not foretold or self._passes + 1 >= latest
-
-    def average_after_pass(self) -> bool:
-        """Count a pass, and say whether it was the last one."""
-        last = self.last
-        self._passes += not self.stepping
-        return last
-
-    def on_zero_grad(self) -> None:
-        """Forget passes whose gradients were dropped or used up, as between the two of SAM."""
-        self._passes = 0
-
-    def after_step(self) -> None:
-        """Begin the next window."""
-        if self._passes:
-            self._windows = (self._windows[1], self._passes)
-        self._passes = 0
-        self.stepping = False
 
 
 def _seed(loss: Tensor, seed: Tensor | None, weighed: Any) -> Tensor | None:

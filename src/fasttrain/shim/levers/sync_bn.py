@@ -20,19 +20,18 @@ from torch.autograd.function import FunctionCtx
 from torch.nn import SyncBatchNorm
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fasttrain.shim.batches import Batches
 from fasttrain.shim.ledger import Ledger
-from fasttrain.shim.ranks import Ranks
+from fasttrain.shim.parallel_context import ParallelContext
 from fasttrain.spec.outcome import State
 
 
 class SyncBatchNormLever:
     """Computes the statistics of BatchNorm in training mode over all ranks."""
 
-    def __init__(self, ledger: Ledger, ranks: Ranks, batches: Batches) -> None:
+    def __init__(self, ledger: Ledger, context: ParallelContext) -> None:
         self.ledger = ledger
-        self._ranks = ranks
-        self._batches = batches
+        self._ranks = context.ranks
+        self._batches = context.batches
 
     def install(self, undo: ExitStack) -> None:
         """Replace the forward of all BatchNorm modules."""
@@ -42,7 +41,12 @@ class SyncBatchNormLever:
 
         @functools.wraps(original)
         def forward(module: _BatchNorm, batch: Tensor) -> Any:
-            applies = module.training and torch.is_grad_enabled() and self._ranks.joined
+            applies = (
+                self.ledger.live
+                and module.training
+                and torch.is_grad_enabled()
+                and self._ranks.joined
+            )
             whole = self._batches.current == "whole"  # a batch that every rank has
             if not applies or whole or isinstance(module, SyncBatchNorm):
                 return original(module, batch)

@@ -1,0 +1,38 @@
+"""What the levers of a strategy share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fasttrain.shim.batches import Batches
+from fasttrain.shim.loss_weights import LossWeights
+from fasttrain.shim.random_streams import RandomStreams
+from fasttrain.shim.ranks import Ranks
+from fasttrain.shim.roots import RootCalls
+from fasttrain.shim.training_state import TrainingState
+from fasttrain.spec.plan import Strategy
+
+
+@dataclass(frozen=True, slots=True)
+class ParallelContext:
+    """One rank's view of a data-parallel run.
+
+    Attributes:
+        strategy: What was decided.
+        ranks: This rank among the others.
+        roots: Calls of roots.
+        streams: Random numbers, shared and of the rank's own.
+        training: Whether the script trains or evaluates.
+        batches: What the batch is that the script works on.
+        weights: What its losses count for.
+        accumulates: Whether gradients of several passes may be averaged together.
+    """
+
+    strategy: Strategy
+    ranks: Ranks
+    roots: RootCalls
+    streams: RandomStreams
+    training: TrainingState
+    batches: Batches
+    weights: LossWeights
+    accumulates: bool
