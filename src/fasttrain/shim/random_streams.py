@@ -13,6 +13,7 @@ import importlib
 import json
 import random
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -113,7 +114,7 @@ class RandomStreams:
             generator.swap(self._ranks.rank, always=True)
 
 
-class _Generator:
+class _Generator(ABC):
     """One generator, and the state of its other stream."""
 
     def __init__(self) -> None:
@@ -122,25 +123,25 @@ class _Generator:
         self._tries = 0
         self._used = False
 
+    @abstractmethod
     def get(self) -> Any:
         """Give its state; None where there is no such generator."""
-        raise NotImplementedError
 
+    @abstractmethod
     def set(self, state: Any) -> None:
         """Put it into a state."""
-        raise NotImplementedError
 
+    @abstractmethod
     def seed(self, seed: int) -> None:
         """Start it anew."""
-        raise NotImplementedError
 
+    @abstractmethod
     def encoded(self) -> Any:
         """Give its state as JSON has it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def decoded(self, state: Any) -> Any:
         """Give a state that `encoded` gave as `set` takes it."""
-        raise NotImplementedError
 
     def swap(self, rank: int, *, always: bool = False) -> bool:
         """Go to the rank's own stream, which begins at the first time.

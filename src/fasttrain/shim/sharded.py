@@ -32,7 +32,6 @@ class ShardedReplica:
     """
 
     pending = False
-    parallel = True
 
     def __init__(self, module: nn.Module, ranks: Ranks, optimizers: Iterable[Optimizer]) -> None:
         whole = dict(module.named_parameters(remove_duplicate=False))
