@@ -40,7 +40,6 @@ with tempfile.TemporaryDirectory() as folder:
         report_to="none",
         disable_tqdm=True,
         use_cpu=True,
-        ddp_backend="gloo",
         seed=0,
         bf16=args.bf16,
         optim=args.optim,
