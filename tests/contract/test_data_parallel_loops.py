@@ -5,6 +5,7 @@ Each program stands in ``data_parallel/`` and says what is special about it.
 
 from __future__ import annotations
 
+import functools
 import runpy
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Run a program as one process without fasttrain."""
     run, base = RUNNING["Alone"](), tmp_path_factory.mktemp("alone")
 
+    @functools.cache
     def start(program: str, *args: str) -> Any:
         return run(base / "-".join((program, *args)), PROGRAMS / f"{program}.py", *args)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -26,9 +27,9 @@ pytestmark = pytest.mark.slow
 
 
 def trained(stdout: bytes) -> list[Any]:
-    """Give what ranks told of their training, each on a line of JSON."""
-    lines = [line for line in stdout.decode().splitlines() if line.startswith('{"losses"')]
-    return [json.loads(line) for line in lines]
+    """Give what ranks told of their training in JSON; two of them may share a line."""
+    told = re.findall(r'\{"losses".*?\}', stdout.decode())
+    return [json.loads(each) for each in told]
 
 
 @pytest.mark.timeout(600)
