@@ -3,11 +3,15 @@
 Two runs of two gloo ranks each, one of each kind, are stopped and continued in turn by signals, so
 that the machine's noise falls on both alike. Steps during which a run was stopped are left out.
 
+Like is compared with like: each rank's own loss with a twin that leaves it at that, and the loss of
+all ranks, which is the default, with a twin that adds it up behind each step as well.
+
     python benchmarks/data_parallel_overhead.py
     python benchmarks/data_parallel_overhead.py --noise-floor   # the loop by hand against itself
 """
 
 import argparse
+import contextlib
 import itertools
 import os
 import signal
@@ -26,14 +30,19 @@ HERE = Path(__file__).resolve().parent
 SIDES = ("hand", "other")
 
 
-def command(side: str, args: argparse.Namespace, scratch: Path) -> list[str]:
+# What is done about the loss: under fasttrain, and whether the twin adds it up.
+COMPARED = (("off", False), ("on", True), ("on", False))
+
+
+def command(side: str, args: argparse.Namespace, scratch: Path, how: tuple[str, bool]) -> list[str]:
     """Give the command line of a side."""
     loop = [str(args.steps), str(scratch / side), str(args.batch), str(args.width)]
     if side == "hand" or args.noise_floor:
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        loop += ["reduce-loss"] * how[1]
         return [*torchrun, "--nproc-per-node=2", str(HERE / "parallel_loop_by_hand.py"), *loop]
     options = ["--amp", "off", "--optimizer", "keep", "--quiet", "--run-dir", str(scratch / "run")]
-    options += args.options
+    options += ["--reduce-loss", how[0], *args.options]
     start = [sys.executable, "-m", "fasttrain", "run", str(HERE / "parallel_loop.py")]
     return [*start, "--nproc-per-node", "2", *options, "--", *loop]
 
@@ -46,7 +55,8 @@ def workers(process: subprocess.Popen) -> list[psutil.Process]:
 def signal_all(processes: list[psutil.Process], number: int) -> None:
     """Stop or continue the ranks."""
     for process in processes:
-        os.kill(process.pid, number)
+        with contextlib.suppress(ProcessLookupError):  # a run that has just ended
+            os.kill(process.pid, number)
 
 
 def take_turns(runs: dict[str, subprocess.Popen], block_s: float) -> list[tuple[str, float, float]]:
@@ -56,17 +66,17 @@ def take_turns(runs: dict[str, subprocess.Popen], block_s: float) -> list[tuple[
     turns = []
     signal_all(ranks["other"], signal.SIGSTOP)
     going = "hand"
-    while all(run.poll() is None for run in runs.values()):
-        begun = time.monotonic()
-        time.sleep(block_s)
-        turns.append((going, begun, time.monotonic()))
-        other = SIDES[1 - SIDES.index(going)]
-        if runs[going].poll() is None:
+    try:
+        while all(run.poll() is None for run in runs.values()):
+            begun = time.monotonic()
+            time.sleep(block_s)
+            turns.append((going, begun, time.monotonic()))
+            other = SIDES[1 - SIDES.index(going)]
             signal_all(ranks[going], signal.SIGSTOP)
-        signal_all(ranks[other], signal.SIGCONT)
-        going = other
-    for side, run in runs.items():
-        if run.poll() is None:
+            signal_all(ranks[other], signal.SIGCONT)
+            going = other
+    finally:
+        for side in SIDES:
             signal_all(ranks[side], signal.SIGCONT)
     return turns
 
@@ -82,12 +92,12 @@ def medians_s(ends: list[float], turns: list[tuple[float, float]]) -> list[float
     return found
 
 
-def measure(args: argparse.Namespace, scratch: Path) -> list[tuple[str, ...]]:
-    """Run both sides and give the rows of the table."""
+def measure(args: argparse.Namespace, scratch: Path, how: tuple[str, bool]) -> tuple[str, ...]:
+    """Run both sides and give a row of the table."""
     environ = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     runs = {
         side: subprocess.Popen(
-            command(side, args, scratch), env=environ, stdout=subprocess.PIPE, text=True
+            command(side, args, scratch, how), env=environ, stdout=subprocess.PIPE, text=True
         )
         for side in SIDES
     }
@@ -102,7 +112,10 @@ def measure(args: argparse.Namespace, scratch: Path) -> list[tuple[str, ...]]:
     ratios = median_and_interval([b / a for a, b in pairs], ".4f")
     extra = median_and_interval([1e6 * (b - a) for a, b in pairs], "+.0f")
     agree = f"{abs(float(losses['hand']) / float(losses['other']) - 1):.1e}"
-    return [(f"{1e3 * hand:.2f}", f"{1e3 * other:.2f}", extra, ratios, str(len(pairs)), agree)]
+    losses_of = ("of one rank", "of all ranks")
+    names = (losses_of[how[0] == "on"], losses_of[how[1]])
+    times = (f"{1e3 * hand:.2f}", f"{1e3 * other:.2f}")
+    return (*names, *times, extra, ratios, str(len(pairs)), agree)
 
 
 def main() -> None:
@@ -116,10 +129,21 @@ def main() -> None:
     parser.add_argument("options", nargs="*", help="more options of fasttrain run, behind --")
     args = parser.parse_args()
     print_heading()
-    with tempfile.TemporaryDirectory() as scratch:
-        rows = measure(args, Path(scratch))
+    rows = []
+    for how in COMPARED:
+        with tempfile.TemporaryDirectory() as scratch:
+            rows.append(measure(args, Path(scratch), how))
     print("target: a ratio of at most 1.02\n")
-    head = ("hand ms", "other ms", "extra us (95 %)", "ratio (95 %)", "pairs", "loss differs by")
+    head = (
+        "loss",
+        "twin's",
+        "hand ms",
+        "other ms",
+        "extra us (95 %)",
+        "ratio (95 %)",
+        "pairs",
+        "loss differs by",
+    )
     print_table([head, *rows])
 
 

@@ -4,14 +4,19 @@ The ranks average their gradients. For that to be the gradient of the script's l
 batch, each rank's loss is weighted: a mean by the rank's part of the samples, or of the tokens
 that count; a sum by the number of ranks, which the average divides by. The same weights give the
 loss of the whole batch.
+
+What the ranks ask each other for that can be under way during the backward pass: a mean's weight
+is then foretold from the pass before, and where the batch turns out to count for something else,
+the gradients are put right by one factor.
 """
 
 from __future__ import annotations
 
+import math
 import time
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -20,12 +25,12 @@ import torch
 from torch import Tensor
 
 from fasttrain.shim.batches import Batches
-from fasttrain.shim.ranks import Ranks
+from fasttrain.shim.ranks import NUMBERS, Ranks
 from fasttrain.shim.reductions import Term, terms_of
 from fasttrain.shim.shares import Share
 
 TIMES = 32  # kept, of the latest
-TERMS = 64  # of the losses of one pass
+CLOSE = 1e-12  # relative; a foretold weight that is off by rounding is right
 
 
 @dataclass(slots=True)
@@ -39,6 +44,39 @@ class Weighed:
 
     factor: Tensor | float = 1.0
     value: Tensor | None = None
+
+
+@dataclass(slots=True)
+class _Question:
+    """What the ranks are asked about the losses of one pass.
+
+    Attributes:
+        wait: Gives, term by term, what it counts for on all ranks and the sum of what it is there,
+            so weighted.
+        asked_s: Time that asking has taken this rank.
+    """
+
+    wait: Callable[[], list[float]]
+    asked_s: float
+
+
+@dataclass(slots=True)
+class _Foretold:
+    """A pass that has begun before its weight was known.
+
+    Attributes:
+        question: What the ranks are asked meanwhile.
+        total: Samples of the whole batch.
+        whole: What they were thought to count for.
+        weighed: What was made of it.
+        like: Of the type and shape of the loss, where its value over all ranks is asked for.
+    """
+
+    question: _Question
+    total: int
+    whole: float
+    weighed: Weighed
+    like: Tensor | None
 
 
 class LossWeights:
@@ -58,27 +96,46 @@ class LossWeights:
         self._ranks = ranks
         self._batches = batches
         self._known: dict[int, tuple[weakref.ref[Tensor], Weighed]] = {}
+        self._per_sample: float | None = None  # what each counted for in the pass before
+        self._open: _Foretold | None = None
 
     def known(self, loss: Tensor) -> Weighed | None:
         """Give what was found for a loss before."""
         found = self._known.get(id(loss))
         return found[1] if found is not None and found[0]() is loss else None
 
-    def weigh(self, losses: Sequence[Tensor], *, value: bool) -> list[Weighed]:
+    def weigh(self, losses: Sequence[Tensor], *, value: bool, early: bool = False) -> list[Weighed]:
         """Weigh losses from which one backward pass begins; every rank must call this alike.
 
         Args:
             losses: Scalars with their graphs.
             value: Whether the losses over all ranks are wanted.
+            early: Whether `settle` is going to be called behind the pass, so that a weight may be
+                foretold until then.
         """
+        self.settle()
         found = [self.known(loss) for loss in losses]
         if all(known is not None and (known.value is not None or not value) for known in found):
             return [known for known in found if known is not None]
-        weighed = self._weigh(losses, value=value)
+        weighed = self._weigh(losses, value=value, early=early)
         for loss, result in zip(losses, weighed, strict=True):
             key = id(loss)
             self._known[key] = (weakref.ref(loss, partial(self._forget, key)), result)
         return weighed
+
+    def settle(self) -> float:
+        """Wait for what was asked; give what the gradients of the pass are to be multiplied by."""
+        foretold, self._open = self._open, None
+        if foretold is None:
+            return 1.0
+        whole, amount = self._answer(foretold.question)
+        self._per_sample = whole / foretold.total
+        if not whole:
+            amount, whole = math.nan, foretold.whole  # as torch's own mean over nothing
+        if foretold.like is not None:
+            foretold.weighed.value = torch.full_like(foretold.like, amount / whole)
+        ratio = foretold.whole / whole
+        return 1.0 if abs(ratio - 1.0) < CLOSE else ratio
 
     def begin_pass(self) -> None:
         """Forget the terms of the pass before, whose nodes would be kept alive."""
@@ -96,7 +153,7 @@ class LossWeights:
         if key in self._known and self._known[key][0] is ref:
             del self._known[key]
 
-    def _weigh(self, losses: Sequence[Tensor], *, value: bool) -> list[Weighed]:
+    def _weigh(self, losses: Sequence[Tensor], *, value: bool, early: bool) -> list[Weighed]:
         if self._batches.current == "whole":
             return [Weighed(value=loss.detach().clone() if value else None) for loss in losses]
         share = self._batches.share or Share(1, self._ranks.world_size)  # a batch of each rank's
@@ -108,9 +165,24 @@ class LossWeights:
         self.needed = counted
         if not (value or counted):
             return [self._factors(parts, [self._plain(t, share) for t in parts]) for parts in terms]
+        if early and self._per_sample and _is_one_mean(losses, terms):
+            return [self._foretell(losses[0], terms[0][0], share, value=value)]
+        return self._together(losses, terms, share, value=value)
+
+    def _foretell(self, loss: Tensor, term: Term, share: Share, *, value: bool) -> Weighed:
+        """Weigh one mean as its batch would count if it were as the one before.
+
+        In numbers of Python's, because every operation on a tensor takes microseconds.
+        """
         begun_s = time.perf_counter()
-        weighed = self._together(losses, terms, share, value=value)
-        self.times_s.append(time.perf_counter() - begun_s)
+        like, weight = loss.detach(), float(share.count if term.weight is None else term.weight)
+        weight *= bool(share.count)
+        amount = float(like) * weight if weight > 0 else 0.0
+        question = self._ask([weight, amount], begun_s)
+        self._terms[term.node] = term
+        whole = (self._per_sample or 1.0) * share.total
+        weighed = Weighed(weight * self._ranks.world_size / whole)
+        self._open = _Foretold(question, share.total, whole, weighed, like if value else None)
         return weighed
 
     def _plain(self, term: Term, share: Share) -> float:
@@ -137,35 +209,54 @@ class LossWeights:
         self, losses: Sequence[Tensor], terms: list[list[Term]], share: Share, *, value: bool
     ) -> list[Weighed]:
         """Add up the weights over the ranks, and with them the losses."""
+        begun_s = time.perf_counter()
         flat = [term for parts in terms for term in parts]
         weights = torch.stack([self._weight(term, share, losses[0]) for term in flat])
         amounts = torch.cat([_amounts(*each) for each in zip(losses, terms, strict=True)])
         # What counts nothing may be anything, such as the nan of a mean over no token.
         amounts = torch.where(weights > 0, amounts.to(weights.dtype) * weights, 0.0)
-        # Of one size, so that ranks whose losses have more or fewer terms don't wait for ever.
-        both = torch.zeros(2, TERMS, dtype=weights.dtype, device=weights.device)
-        both[:, : len(flat)] = torch.stack([weights, amounts])
-        sums = self._ranks.sum(both)[:, : len(flat)]
+        sums = self._sums(torch.stack([weights, amounts]), begun_s)
         self._terms.update((t.node, t) for t in flat if t.node is not None)
+        if _is_one_mean(losses, terms):
+            self._per_sample = float(sums[0, 0]) / share.total
         result, at = [], 0
         for loss, parts in zip(losses, terms, strict=True):
             here = slice(at, at + len(parts))
             at += len(parts)
             whole = sums[0, here].clamp(min=1e-30)
             shares = weights[here] * self._ranks.world_size / whole
-            result.append(
-                self._factors(
-                    parts,
-                    [self._plain(t, share) if t.kind != "mean" else shares[i]
-                     for i, t in enumerate(parts)],
-                )
-            )  # fmt: skip
+            factors = [
+                shares[i] if term.kind == "mean" else self._plain(term, share)
+                for i, term in enumerate(parts)
+            ]
+            result.append(self._factors(parts, factors))
             if value:
                 is_sum = torch.tensor([t.kind == "sum" for t in parts], device=whole.device)
-                over = torch.where(is_sum, self._over_sum(), whole)
+                over = torch.where(is_sum, self._over_sum(), sums[0, here])  # 0 / 0 is torch's nan
                 total = (sums[1, here] / over).sum()
                 result[-1].value = total.to(loss.dtype).reshape(loss.shape)
         return result
+
+    def _sums(self, both: Tensor, begun_s: float) -> Tensor:
+        """Give the sums of (2, terms) numbers over the ranks."""
+        if both.device.type == "cpu":
+            told = self._answer(self._ask(both.T.flatten().tolist(), begun_s))
+            return torch.tensor(told, dtype=both.dtype).view(-1, 2).T
+        # Of one size, so that ranks whose losses have more or fewer terms don't wait for ever.
+        padded = torch.zeros(2, NUMBERS // 2, dtype=both.dtype, device=both.device)
+        padded[:, : both.size(1)] = both
+        sums = self._ranks.sum(padded)[:, : both.size(1)]
+        self.times_s.append(time.perf_counter() - begun_s)
+        return sums
+
+    def _ask(self, numbers: list[float], begun_s: float) -> _Question:
+        return _Question(self._ranks.begin_sum(numbers), time.perf_counter() - begun_s)
+
+    def _answer(self, question: _Question) -> list[float]:
+        begun_s = time.perf_counter()
+        sums = question.wait()
+        self.times_s.append(question.asked_s + time.perf_counter() - begun_s)
+        return sums
 
     def _over_sum(self) -> float:
         """Give what the sum of a sum over all ranks is divided by."""
@@ -178,6 +269,13 @@ class LossWeights:
         for term, factor in zip(parts, factors, strict=True):
             term.node.register_prehook(partial(_multiplied, factor))
         return Weighed(1.0)
+
+
+def _is_one_mean(losses: Sequence[Tensor], terms: list[list[Term]]) -> bool:
+    """Whether one factor puts a pass right; on a GPU the host doesn't wait for sums anyway."""
+    parts = terms[0]
+    one = len(losses) == len(parts) == 1 and parts[0].kind == "mean"
+    return one and parts[0].node is not None and losses[0].device.type == "cpu"
 
 
 def _all_equal(parts: list[Term], factors: list[Any]) -> bool:

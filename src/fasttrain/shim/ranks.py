@@ -8,7 +8,7 @@ turns out to make one itself can do so.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -18,8 +18,10 @@ from torch import Tensor
 from torch import distributed as dist
 
 from fasttrain.shim import rank_variables
+from fasttrain.shim.board import Board
 
 MEET_TIMEOUT = timedelta(minutes=30)  # for a rank that reads its data before it imports torch
+NUMBERS = 128  # that can be added up at once
 
 
 class Ranks:
@@ -44,6 +46,7 @@ class Ranks:
         self.on_join: list[Callable[[], None]] = []
         self._collectives = collectives
         self._gathered = 0
+        self._board: Board | None = None
 
     @classmethod
     def of_torchrun(cls, collectives: str) -> Ranks:
@@ -87,6 +90,7 @@ class Ranks:
         finally:
             self.joining = False
         self.joined = True
+        self._board = Board.of_node(self.store, self.rank, self.world_size, NUMBERS)
 
     def leave(self) -> None:
         """Give the process group up."""
@@ -111,6 +115,34 @@ class Ranks:
         with self.waits():
             dist.all_reduce(tensor)
         return tensor
+
+    def begin_sum(self, numbers: Sequence[float]) -> Callable[[], list[float]]:
+        """Begin to add up numbers over all ranks, and give what waits for the sums.
+
+        Args:
+            numbers: At most `NUMBERS`; a rank that has fewer than another one adds zeros.
+        """
+        wait = self._board.begin_sum(numbers) if self._board else self._begin_sum(numbers)
+
+        def waiting() -> list[float]:
+            with self.waits():
+                return wait()
+
+        return waiting
+
+    @staticmethod
+    def _begin_sum(numbers: Sequence[float]) -> Callable[[], list[float]]:
+        # Of one size, so that ranks that have more or fewer numbers don't wait for ever.
+        padded = [*numbers, *[0.0] * (NUMBERS - len(numbers))]
+        tensor = torch.tensor(padded, dtype=torch.float64)
+        work: Any = dist.all_reduce(tensor, async_op=True)
+
+        def wait() -> list[float]:
+            work.wait()
+            sums: list[float] = tensor[: len(numbers)].tolist()
+            return sums
+
+        return wait
 
     def broadcast(self, tensors: list[Tensor]) -> None:
         """Give every rank the values that rank 0 has."""

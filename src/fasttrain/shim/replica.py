@@ -4,6 +4,10 @@ The DistributedDataParallel object stands beside the module and not around it: t
 keeps its type, keys, pickles and deep copies. The first backward passes are averaged by hand,
 and show whether every parameter gets a gradient on every rank; how much the object has to watch
 follows from that.
+
+It averages only a pass that gives every parameter a gradient. Whether it did is plain to see where
+no parameter had one before the pass; else each bucket has to tell, which costs a call of Python's
+from within the backward pass.
 """
 
 from __future__ import annotations
@@ -58,6 +62,7 @@ class Replica:
         self._ref = weakref.ref(module)
         self._ranks = ranks
         self._unused = False
+        self._buckets_tell = False
         self._failures = 0
         self._hooks: list[Any] = []
         self._begin(module)
@@ -66,7 +71,9 @@ class Replica:
         self.parameters = [p for p in parameters_of(module) if p.requires_grad]
         self.pending = False
         self._called = False  # since the last pass whose gradients the object averaged
-        self._finished = False  # whether it averages those of this pass
+        self._finished = False  # whether its buckets have told that it averages those of this pass
+        self._synced = False  # whether it was to average those of a pass since then
+        self._fresh = False  # whether no parameter had a gradient before this pass
         self._touched = False  # whether this pass has left gradients; only while watching
         self._probes = PROBES
         self._ddp: DistributedDataParallel | None = None
@@ -76,6 +83,16 @@ class Replica:
     def watching(self) -> bool:
         """Whether each parameter tells of its gradients, which takes a microsecond each."""
         return bool(self._hooks)
+
+    def begin_pass(self) -> bool:
+        """Say whether a pass will leave gradients that are all its own and that nothing uses."""
+        self._fresh = False
+        if not self.watching:
+            for parameter in self.parameters:
+                if parameter.grad is not None or parameter._post_accumulate_grad_hooks:
+                    return False
+            self._fresh = True
+        return self._fresh
 
     def watch(self) -> None:
         """Follow the parameters themselves from now on."""
@@ -115,7 +132,7 @@ class Replica:
         self._called = True
         if self._ddp is None:
             return call(*args, **kwargs)
-        self._ddp.require_backward_grad_sync = last
+        self._ddp.require_backward_grad_sync = self._synced = last
         return self._ddp(*args, **kwargs)
 
     def _wrap(self, module: Any) -> DistributedDataParallel:
@@ -126,7 +143,9 @@ class Replica:
         }
         ddp = DistributedDataParallel(module, **options)
         ddp.module = _Handle(module)
-        ddp.register_comm_hook(weakref.ref(self), _sum_bucket)
+        self._buckets_tell |= self._unused
+        if self._buckets_tell:
+            ddp.register_comm_hook(weakref.ref(self), _sum_bucket)
         return ddp
 
     def note_bucket(self, *, last: bool) -> None:
@@ -137,8 +156,17 @@ class Replica:
         """Bring the gradients that a pass has left to their mean, unless the object did it."""
         finished, self._finished = self._finished, False
         touched, self._touched = self._touched, False
+        if self._ddp is not None and not self._buckets_tell:
+            if not self._fresh and self._called:
+                # Not to be told: what it has averaged stays the same when that is done again.
+                self._buckets_tell, self._ddp = True, None
+                self.pending = True
+                if average:
+                    self.average()
+                return
+            finished = self._synced and all(p.grad is not None for p in self.parameters)
         if finished:
-            self._called = self.pending = False
+            self._called = self._synced = self.pending = False
             return
         if not (touched if self.watching else self._called):
             return  # a pass through other modules

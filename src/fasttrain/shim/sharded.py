@@ -49,6 +49,10 @@ class ShardedReplica:
             part.register_load_state_dict_pre_hook(_cut_parameters)
         self.parameters = list(parameters_of(module))
 
+    def begin_pass(self) -> bool:
+        """Say no: the weight of a pass is waited for."""
+        return False
+
     def watch(self) -> None:
         """Nothing is to be watched: no pass goes past the shards."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -42,6 +42,17 @@ class FakeRanks:
         whole = sum(meeting.left[1:], meeting.left[0])
         meeting.barrier.wait()
         return whole if tensor.is_sparse else tensor.copy_(whole)
+
+    def begin_sum(self, numbers: Sequence[float]) -> Callable[[], list[float]]:
+        """Add up numbers over the threads when they are waited for."""
+        tensor = torch.zeros(128, dtype=torch.float64)
+        tensor[: len(numbers)] = torch.tensor(numbers, dtype=torch.float64)
+
+        def wait() -> list[float]:
+            sums: list[float] = self.sum(tensor)[: len(numbers)].tolist()
+            return sums
+
+        return wait
 
 
 def on_ranks(world_size: int, act: Callable[[FakeRanks], T]) -> list[T]:

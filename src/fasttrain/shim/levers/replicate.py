@@ -9,9 +9,10 @@ stepping, it then does alike on every rank.
 from __future__ import annotations
 
 import functools
+import itertools
 import sys
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -62,6 +63,7 @@ class Replicate:
         self._replicas: weakref.WeakKeyDictionary[Root, Replica | ShardedReplica] = (
             weakref.WeakKeyDictionary()
         )
+        self._living: list[Replica | ShardedReplica] = []
         self._accumulation = Accumulation(enabled=context.accumulates)
         self._strays = StrayParameters(context.ranks, context.training)
         self._dirty_buffers: weakref.WeakSet[nn.Module] = weakref.WeakSet()
@@ -156,6 +158,7 @@ class Replicate:
         replica = self._replicas.get(root)
         if replica is None:
             replica = self._replicas[root] = self._replicate(root, module)
+            self._living.clear()
         self._dirty_buffers.add(module)
         self.ledger.apply(root.name, root.where)
         parameter = root.parameter()
@@ -214,27 +217,56 @@ class Replicate:
             return
         losses = (tensors,) if isinstance(tensors, Tensor) else tuple(tensors)
         with self._ranks.waits():
-            seeds = self._weighted(losses, grad_tensors)
+            early = self._begins_afresh() and not create_graph
+            seeds = self._weighted(losses, grad_tensors, early=early)
             original(losses, seeds, retain_graph, create_graph, *args, **kwargs)
             average = self._accumulation.average_after_pass()
-            for replica in list(self._replicas.values()):
+            for replica in self._replicas_now():
                 replica.after_backward(average=average)
-            rooted = (replica.parameters for replica in self._replicas.values())
+            rooted = [replica.parameters for replica in self._replicas_now()]
             self._strays.after_backward(rooted, average=average)
+            self._put_right(self._weights.settle())
         freed = not (retain_graph or create_graph)
         if not freed:  # another pass may go through the same graphs, without a call before it
-            for replica in self._replicas.values():
+            for replica in self._replicas_now():
                 replica.watch()
         for listen in self.after_backward:
             listen(losses, freed)
 
-    def _weighted(self, losses: Sequence[Tensor], grad_tensors: Any) -> Any:
+    def _replicas_now(self) -> list[Replica | ShardedReplica]:
+        """Give those of the roots that are alive; a list, because weak references are slow."""
+        if len(self._living) != len(self._replicas):
+            self._living = list(self._replicas.values())
+        return self._living
+
+    def _trained(self) -> Iterator[Tensor]:
+        seen: set[int] = set()  # a part may be a root as well
+        groups = [replica.parameters for replica in self._replicas_now()]
+        for parameter in itertools.chain(*groups, self._strays.parameters):
+            if id(parameter) not in seen:
+                seen.add(id(parameter))
+                yield parameter
+
+    def _begins_afresh(self) -> bool:
+        """Whether all gradients behind a pass will be its own, and nothing uses them before."""
+        fresh = [replica.begin_pass() for replica in self._replicas_now()]
+        return all(fresh) and all(p.grad is None for p in self._strays.parameters)
+
+    def _put_right(self, factor: float) -> None:
+        """Multiply the gradients that a pass has left by what its weights were off."""
+        if factor != 1.0:
+            with torch.no_grad():
+                for parameter in self._trained():
+                    if parameter.grad is not None:
+                        parameter.grad.mul_(factor)
+
+    def _weighted(self, losses: Sequence[Tensor], grad_tensors: Any, *, early: bool) -> Any:
         """Give what the pass begins with, so that the mean over the ranks is right."""
         scalars = all(loss.numel() == 1 and loss.requires_grad for loss in losses)
         if not scalars or not losses:
             return grad_tensors
         self._weights.begin_pass()
-        weighed = self._weights.weigh(losses, value=self._weights.values)
+        weighed = self._weights.weigh(losses, value=self._weights.values, early=early)
         seeds = (None,) if grad_tensors is None else grad_tensors
         seeds = (seeds,) if isinstance(seeds, Tensor) else tuple(seeds)
         seeds = seeds if len(seeds) == len(losses) else (None,) * len(losses)
@@ -244,7 +276,7 @@ class Replicate:
         """Average what was left to a later pass."""
         if not self.ledger.live or not self._ranks.joined:
             return
-        for replica in list(self._replicas.values()):
+        for replica in self._replicas_now():
             if replica.pending:
                 replica.average()
         self._strays.flush()
@@ -285,6 +317,8 @@ def _seed(loss: Tensor, seed: Tensor | None, weighed: Any) -> Tensor | None:
     factor = weighed.factor
     if isinstance(factor, float) and factor == 1.0:
         return seed
+    if seed is None and isinstance(factor, float):
+        return torch.full_like(loss, factor)
     if seed is None:
         seed = torch.ones_like(loss)
     return seed * (factor.to(seed.device, seed.dtype) if isinstance(factor, Tensor) else factor)

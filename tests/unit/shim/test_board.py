@@ -1,0 +1,131 @@
+"""The table that the ranks of one node share."""
+
+from __future__ import annotations
+
+import mmap
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fasttrain.shim import board, rank_variables
+from fasttrain.shim.board import Board
+
+WIDTH = 4
+
+
+class Store:
+    """A key-value store of several threads, as torch.distributed has one of several processes."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, bytes] = {}
+        self.changed = threading.Condition()
+
+    def set(self, key: str, value: str) -> None:
+        with self.changed:
+            self.values[key] = value.encode()
+            self.changed.notify_all()
+
+    def get(self, key: str) -> bytes:
+        with self.changed:
+            assert self.changed.wait_for(lambda: key in self.values, timeout=10.0), key
+            return self.values[key]
+
+    def add(self, key: str, amount: int) -> int:
+        with self.changed:
+            total = int(self.values.get(key, b"0")) + amount
+            self.values[key] = str(total).encode()
+            return total
+
+
+def on_threads(world_size: int, act: Callable[[int], Any]) -> list[Any]:
+    with ThreadPoolExecutor(world_size) as pool:
+        futures = [pool.submit(act, rank) for rank in range(world_size)]
+        return [future.result(timeout=20.0) for future in futures]
+
+
+def boards(world_size: int) -> list[Board | None]:
+    store = Store()
+    return on_threads(world_size, lambda rank: Board.of_node(store, rank, world_size, WIDTH))
+
+
+@pytest.fixture(autouse=True)
+def one_node(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Have three ranks on this node, and new files where they can be counted."""
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
+    made = board.tempfile.mkstemp
+
+    def make_here(**options: Any) -> Any:
+        return made(**{**options, "dir": tmp_path})
+
+    monkeypatch.setattr(board.tempfile, "mkstemp", make_here)
+    return tmp_path
+
+
+def test_sums_are_those_of_all_ranks_each_time() -> None:
+    tables = boards(3)
+
+    def act(rank: int) -> list[list[float]]:
+        table = tables[rank]
+        assert table is not None
+        sums = []
+        for number in range(50):
+            wait = table.begin_sum([float(rank), 10.0**rank, float(number)])
+            if rank == number % 3:
+                time.sleep(0.001)  # another one is behind each time
+            sums.append(wait())
+        return sums
+
+    for sums in on_threads(3, act):
+        assert sums == [[3.0, 111.0, 3.0 * number] for number in range(50)]
+
+
+def test_a_rank_with_fewer_numbers_adds_zeros_and_not_what_was_there() -> None:
+    tables = boards(3)
+
+    def act(rank: int) -> list[float]:
+        table = tables[rank]
+        assert table is not None
+        for _ in range(2):  # both slots hold something
+            table.begin_sum([7.0] * WIDTH)()
+        return table.begin_sum([1.0] if rank else [1.0, 5.0, 6.0])()
+
+    assert on_threads(3, act) == [[3.0, 5.0, 6.0], [3.0], [3.0]]
+
+
+def test_nothing_is_left_in_the_file_system(one_node: Path) -> None:
+    assert all(table is not None for table in boards(3))
+    assert list(one_node.iterdir()) == []
+
+
+def test_one_rank_that_cannot_open_it_leaves_all_without(
+    monkeypatch: pytest.MonkeyPatch, one_node: Path
+) -> None:
+    mapped, calls = board._mapped, []
+
+    def fails_once(path: str, size: int) -> mmap.mmap | None:
+        calls.append(path)
+        return None if len(calls) == 2 else mapped(path, size)
+
+    monkeypatch.setattr(board, "_mapped", fails_once)
+    assert boards(3) == [None, None, None]
+    assert list(one_node.iterdir()) == []
+
+
+def test_a_full_disk_leaves_all_without(monkeypatch: pytest.MonkeyPatch, one_node: Path) -> None:
+    def full(descriptor: int, data: bytes) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(board.os, "write", full)
+    assert boards(3) == [None, None, None]
+    assert list(one_node.iterdir()) == []
+
+
+def test_ranks_of_several_nodes_have_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert boards(3) == [None, None, None]
+    assert rank_variables.get("LOCAL_WORLD_SIZE") == "2"
