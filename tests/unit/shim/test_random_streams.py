@@ -1,0 +1,164 @@
+"""Shared random numbers, and those of each rank's own."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fasttrain.shim.random_streams import TRIES, RandomStreams
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def generators_as_they_were() -> Iterator[None]:
+    states = torch.get_rng_state(), random.getstate(), np.random.get_state()
+    yield
+    torch.set_rng_state(states[0])
+    random.setstate(states[1])
+    np.random.set_state(states[2])
+
+
+def seed_all(seed: int) -> None:
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed)
+
+
+def streams(rank: int, store: dict[str, bytes] | None = None) -> RandomStreams:
+    kept = {} if store is None else store
+
+    def put(key: str, value: str) -> None:
+        kept[key] = value.encode()
+
+    ranks: Any = SimpleNamespace(rank=rank, store=SimpleNamespace(set=put, get=kept.__getitem__))
+    return RandomStreams(ranks)
+
+
+def draws() -> tuple[float, float, float]:
+    """Draw a number of each generator."""
+    return torch.rand(()).item(), random.random(), float(np.random.random())
+
+
+def test_ranks_agree_on_what_rank_0_has_and_consume_nothing() -> None:
+    store: dict[str, bytes] = {}
+    seed_all(1)
+    expected = draws()
+    seed_all(1)
+    streams(0, store).agree()
+    assert draws() == expected
+    seed_all(2)  # as another rank was seeded by the system
+    streams(1, store).agree()
+    assert draws() == expected
+
+
+def test_samples_are_drawn_apart_and_leave_the_shared_stream_alone() -> None:
+    seed_all(0)
+    expected = [draws(), draws()]
+    found = {}
+    for rank in (0, 1):
+        seed_all(0)
+        mine = streams(rank)
+        shared = [draws()]
+        with mine.for_samples():
+            own = [draws(), draws(), draws()]
+        shared.append(draws())
+        with mine.for_samples():
+            own.append(draws())
+        assert shared == expected
+        found[rank] = own
+    everything = [number for own in found.values() for each in own for number in each]
+    assert len(set(everything)) == len(everything)  # no two ranks, and no two batches, draw alike
+
+
+def test_a_rank_draws_the_same_in_every_run() -> None:
+    runs = []
+    for _ in range(2):
+        seed_all(3)
+        mine = streams(1)
+        with mine.for_forward(CPU):
+            first = torch.rand(4)
+        with mine.for_forward(CPU):
+            runs.append((first, torch.rand(4)))
+    for a, b in zip(*runs, strict=True):
+        assert torch.equal(a, b)
+    assert not torch.equal(*runs[0])
+
+
+def test_dropout_differs_between_ranks_however_late_it_begins() -> None:
+    """A model whose dropout is only switched on after more calls than a generator is tried for."""
+    masks = []
+    for rank in (0, 1):
+        seed_all(0)
+        mine = streams(rank)
+        for _ in range(TRIES + 2):
+            with mine.for_forward(CPU):
+                pass
+        with mine.for_forward(CPU):
+            masks.append(torch.rand(8))
+    assert not torch.equal(*masks)
+
+
+def test_only_torchs_generator_is_swapped_around_a_forward() -> None:
+    seed_all(0)
+    expected = draws()[1:]
+    seed_all(0)
+    with streams(1).for_forward(CPU):
+        found = draws()[1:]
+    assert found == expected
+
+
+def test_a_generator_that_no_batch_draws_from_is_left_alone_in_the_end() -> None:
+    mine = streams(1)
+    for _ in range(TRIES):
+        with mine.for_samples():
+            pass
+    before = random.getstate()
+    with mine.for_samples():
+        assert random.getstate() == before
+    with mine.for_samples():
+        random.random()  # too late to be told apart, which is the price
+    assert random.getstate() != before
+
+
+def test_a_script_that_draws_is_told_from_one_that_does_not() -> None:
+    mine = streams(0)
+    assert not mine.moved()  # the first time there is nothing to compare with
+    assert not mine.moved()
+    torch.rand(1)
+    assert mine.moved()
+    with mine.for_forward(CPU):
+        torch.rand(1)
+    assert not mine.moved()
+
+
+def test_ranks_that_diverge_draw_apart_and_can_still_share() -> None:
+    drawn, shared = [], []
+    for rank in (0, 1):
+        seed_all(0)
+        mine = streams(rank)
+        mine.diverge(torch_alone=True)
+        drawn.append(draws())
+        with mine.shared():
+            shared.append(torch.rand(3))
+        assert not mine.moved()
+    assert drawn[0][0] != drawn[1][0]
+    assert drawn[0][1:] == drawn[1][1:]  # what decides on the loop's way stays shared
+    assert torch.equal(*shared)
+
+
+def test_an_error_in_a_forward_brings_the_shared_stream_back() -> None:
+    seed_all(0)
+    expected = draws()
+    seed_all(0)
+    layer = torch.nn.Dropout(0.5)
+    with pytest.raises(TypeError), streams(1).for_forward(CPU):
+        torch.rand(5)
+        layer("not a tensor")
+    assert draws() == expected
