@@ -147,6 +147,17 @@ def test_rank_0_alone_leaves_files(script: Script, runs: dict[str, Any]) -> None
         assert [path.name for path in sorted(runs[kind].cwd.iterdir())] == ["model.pt", "run"]
 
 
+def test_three_ranks_train_what_one_process_trains(
+    all_runs: Runs, fasttrain: Any, tmp_path: Path
+) -> None:
+    """No batch of this script can be divided by 3, and a third is no exact number."""
+    path = LOADERS / "shuffled_classifier.py"
+    three = RUNNING["with_ranks"](fasttrain, tmp_path / "three", path, ranks=3)
+    assert_same_run(three, all_runs.alone(tmp_path / "alone", path))
+    counts = [loader["counts"]["samples"] for loader in three.outcomes("dataloader")]
+    assert counts == [180, 150, 150]  # of batches of 16: 6, 5 and 5
+
+
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
