@@ -9,27 +9,52 @@ from typing import Any
 
 from fasttrain.spec.codec import CodecError, from_data
 from fasttrain.spec.errors import FasttrainError
+from fasttrain.spec.examination import Examination
 from fasttrain.spec.machine import MACHINE_SCHEMA, Device, Machine
 
 
 def read_machine(path: Path) -> Machine:
-    """Give the machine that a JSON file describes.
+    """Give the machine that a JSON file describes, by itself or as ``doctor --json`` prints it.
 
     Raises:
         FasttrainError: ``machine-file``: there is no such regular file, it can't be read, is not
             JSON, is of another schema version, or lacks, misspells or contradicts a field.
     """
-    data = _read_json(path)
-    if isinstance(data, dict) and (version := data.get("schema", MACHINE_SCHEMA)) != MACHINE_SCHEMA:
-        why = f"schema is {version!r}; this fasttrain reads version {MACHINE_SCHEMA}"
-        raise _refused(path, why)
+    return read_examination(path).machine
+
+
+def read_examination(path: Path) -> Examination:
+    """Give what a JSON file holds of a machine: a description alone, or all that doctor saw.
+
+    Raises:
+        FasttrainError: ``machine-file``, as in `read_machine`.
+    """
+    data = _within_envelope(_read_json(path))
+    whole = isinstance(data, dict) and "machine" in data
+    described = data["machine"] if whole else data
+    if isinstance(described, dict):
+        version = described.get("schema", MACHINE_SCHEMA)
+        if version != MACHINE_SCHEMA:
+            why = f"schema is {version!r}; this fasttrain reads version {MACHINE_SCHEMA}"
+            raise _refused(path, why)
     try:
-        machine = from_data(Machine, data)
+        seen = from_data(Examination, data) if whole else Examination(from_data(Machine, data))
     except CodecError as error:
         raise _refused(path, str(error)) from error
-    if problem := _problem(machine):
+    if problem := _problem(seen.machine):
         raise _refused(path, problem)
-    return machine
+    return seen
+
+
+def _within_envelope(data: Any) -> Any:
+    """Give the examination out of what ``doctor --json`` prints, and anything else as it is."""
+    if (
+        isinstance(data, dict)
+        and data.get("kind") == "doctor"
+        and isinstance(data.get("data"), dict)
+    ):
+        return data["data"].get("examination")
+    return data
 
 
 def _read_json(path: Path) -> Any:

@@ -1,0 +1,87 @@
+"""SLURM as seen from here: its partitions, and the job that this process runs in."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from fasttrain.hardware.host import Host, ToolError, run_tool
+from fasttrain.spec.examination import Cluster, Partition
+
+SINFO_TIMEOUT_S = 2.0
+
+# Partition (with a star when it is the default), availability, time limit, nodes by state, GRES.
+# Source: sinfo(1), SLURM 24.11; by src/sinfo/sinfo.c mixed and completing nodes are allocated.
+FORMAT = "%P|%a|%l|%F|%G"
+
+_LINE = re.compile(r"(\S+?)(\*?)\|(\w+)\|([^|]+)\|(\d+)/(\d+)/(\d+)/(\d+)\|(.*)")
+_TIME = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)")
+_GPUS = re.compile(r"(?:^|,)gpu(?::[^:,(]+)*:(\d+)")
+
+
+def find_cluster(host: Host, *, timeout_s: float = SINFO_TIMEOUT_S) -> Cluster:
+    """Give the cluster; an empty one where SLURM is not installed."""
+    job = host.environ.get("SLURM_JOB_ID", "")
+    gpus = job_gpus(host.environ) if job else ()
+    tool = host.which("sinfo")
+    if not tool:
+        return Cluster(job=job, job_gpus=gpus)
+    version, error, partitions = "", "", tuple[Partition, ...]()
+    try:
+        # It needs no controller, and is printed as "slurm 24.11.3".
+        version = run_tool([tool, "--version"], timeout_s=timeout_s).strip().removeprefix("slurm ")
+        partitions = parse_sinfo(run_tool([tool, "-h", "-o", FORMAT], timeout_s=timeout_s))
+    except (ToolError, ValueError) as caught:
+        error = str(caught)
+    return Cluster(version, partitions, error, job, gpus)
+
+
+def job_gpus(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Give the GPUs of the job's step on this node, or of the whole job where it has no step."""
+    listed = environ.get("SLURM_STEP_GPUS") or environ.get("SLURM_JOB_GPUS", "")
+    return tuple(gpu for gpu in listed.split(",") if gpu)
+
+
+def parse_sinfo(text: str) -> tuple[Partition, ...]:
+    """Read what ``sinfo -h -o FORMAT`` printed: one line for each partition and kind of node.
+
+    Raises:
+        ValueError: A line has another form.
+    """
+    partitions: dict[str, Partition] = {}
+    for line in filter(None, map(str.strip, text.splitlines())):
+        found = _LINE.fullmatch(line)
+        if found is None:
+            raise ValueError(f"sinfo printed a line that fasttrain can't read: {line[:80]}")
+        name, star, availability, time, *counts, gres = found.groups()
+        allocated, idle, _, nodes = map(int, counts)
+        before = partitions.get(name, Partition(name, 0, 0))
+        partitions[name] = Partition(
+            name=name,
+            nodes=before.nodes + nodes,
+            nodes_up=before.nodes_up + (allocated + idle if availability == "up" else 0),
+            gpus_per_node=max(before.gpus_per_node, gpus_of(gres)),
+            time_limit_min=time_limit_min(time),
+            default=bool(star),
+        )
+    return tuple(partitions.values())
+
+
+def gpus_of(gres: str) -> int:
+    """Give the GPUs of a node by its GRES, such as ``gpu:a100:8(S:0-1),shard:32``."""
+    return sum(int(count) for count in _GPUS.findall(gres))
+
+
+def time_limit_min(text: str) -> int | None:
+    """Give a time limit such as ``1-12:00:00`` or ``30:00`` in minutes; None for no limit.
+
+    Raises:
+        ValueError: It has another form.
+    """
+    if text == "infinite":
+        return None
+    found = _TIME.fullmatch(text)
+    if found is None:
+        raise ValueError(f"sinfo printed a time limit that fasttrain can't read: {text[:40]}")
+    days, hours, minutes, _ = (int(part or 0) for part in found.groups())
+    return days * 24 * 60 + hours * 60 + minutes

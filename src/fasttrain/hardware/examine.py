@@ -1,0 +1,132 @@
+"""Everything that can be seen of this machine, for the checks of ``fasttrain doctor``."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+from fasttrain.hardware.cluster import find_cluster
+from fasttrain.hardware.cuda import Cuda
+from fasttrain.hardware.cuda_state import cuda_states
+from fasttrain.hardware.host import Host, VendorReport
+from fasttrain.hardware.host_state import host_state
+from fasttrain.hardware.npu_state import npu_states
+from fasttrain.hardware.orphans import RunProcess, find_run_processes
+from fasttrain.hardware.patience import attempt, within
+from fasttrain.hardware.probe import probe_host, vendors
+from fasttrain.hardware.rocm_state import rocm_states
+from fasttrain.spec.examination import Cluster, DeviceState, Examination, HostState
+from fasttrain.spec.machine import DeviceKind, Machine
+
+# Without persistence mode the driver starts every board anew, which takes seconds each.
+NVML_TIMEOUT_S = 30.0
+
+MASK = "***"
+# As in fasttrain.planning.secrets; and SLURM_JWT, by which SLURM knows its users.
+_SECRET = re.compile(r"TOKEN|KEY|SECRET|PASSWORD|JWT", re.IGNORECASE)
+_ENV_OPTION = "FASTTRAIN_ENV"  # NAME=VALUE words, split as a shell would
+
+_PREFIXES = (
+    "ASCEND_", "CUDA_", "FASTTRAIN_", "GOMP_", "HCCL_", "HIP_", "HSA_", "KMP_", "MKL_", "NCCL_",
+    "NVIDIA_", "OMP_", "PYTORCH_", "ROCR_", "SLURM_", "TORCH", "XLA_", "ZE_",
+)  # fmt: skip
+_NAMES = frozenset(
+    {"CXX", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "RANK", "TMPDIR", "WORLD_SIZE"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Patient:
+    """NVIDIA's probe with a time limit: a driver that is stuck holds every caller for good."""
+
+    cuda: Cuda
+    timeout_s: float
+    kind: ClassVar[DeviceKind] = "cuda"
+
+    def probe(self) -> VendorReport:
+        try:
+            return within(self.timeout_s, self.cuda.probe)
+        except TimeoutError as error:
+            note = f"an NVIDIA driver is here, but hangs: {error}; restart the machine"
+            return VendorReport(notes=(note,))
+
+
+def examine(environ: Mapping[str, str], *, run_root: Path) -> Examination:
+    """Give all that can be seen of this machine without starting torch; never raises.
+
+    What could not be looked at is a sentence in the machine's notes.
+
+    Args:
+        environ: The environment that a run would start in.
+        run_root: Where run directories are made.
+    """
+    return examine_host(Host(environ), run_root=run_root)
+
+
+def examine_host(
+    host: Host, *, run_root: Path, nvml: Any = None, nvml_timeout_s: float = NVML_TIMEOUT_S
+) -> Examination:
+    """Give what `host` shows; `nvml` stands in for the ``pynvml`` module in tests."""
+    notes: list[str] = []
+    none: dict[int, RunProcess] = {}
+    runs = attempt("processes", lambda: find_run_processes(run_root), none, notes)
+    cuda = _Patient(Cuda(host, nvml), nvml_timeout_s)
+    probes = tuple(cuda if vendor.kind == "cuda" else vendor for vendor in vendors(host))
+    machine = probe_host(host, probes)
+    devices = _device_states(cuda, machine, runs, notes)
+    state = attempt(
+        "the host", lambda: host_state(host, run_root=run_root, runs=runs), HostState(), notes
+    )
+    cluster = attempt("SLURM", lambda: find_cluster(host), Cluster(), notes)
+    return Examination(
+        machine=replace(machine, notes=(*machine.notes, *notes)),
+        devices=devices,
+        host=state,
+        environ=relevant(host.environ),
+        cluster=cluster,
+    )
+
+
+def _device_states(
+    patient: _Patient, machine: Machine, runs: Mapping[int, RunProcess], notes: list[str]
+) -> tuple[DeviceState, ...]:
+    host, nvml = patient.cuda.host, patient.cuda.nvml
+
+    def cuda() -> tuple[DeviceState, ...]:
+        return within(patient.timeout_s, lambda: cuda_states(host, machine.devices, runs, nvml))
+
+    # In the order in which the machine lists them.
+    asks: dict[str, Callable[[], tuple[DeviceState, ...]]] = {
+        "the state of NVIDIA's GPUs": cuda,
+        "the state of the NPUs": lambda: npu_states(host, machine.devices, runs),
+        "the state of AMD's GPUs": lambda: rocm_states(host, machine.devices, runs),
+    }
+    none: tuple[DeviceState, ...] = ()
+    return tuple(state for what, ask in asks.items() for state in attempt(what, ask, none, notes))
+
+
+def relevant(environ: Mapping[str, str]) -> dict[str, str]:
+    """Give the variables that matter to training, by name, with secrets as ``***``."""
+    return {
+        name: _masked(name, environ[name])
+        for name in sorted(environ)
+        if name.startswith(_PREFIXES) or name in _NAMES
+    }
+
+
+def _masked(name: str, value: str) -> str:
+    if _SECRET.search(name):
+        return MASK
+    return _masked_words(value) if name == _ENV_OPTION else value
+
+
+def _masked_words(text: str) -> str:
+    try:
+        pairs = [word.partition("=") for word in shlex.split(text)]
+    except ValueError:  # a quote without its end: no telling where a secret ends
+        return MASK
+    return shlex.join(f"{name}{sign}{_masked(name, value)}" for name, sign, value in pairs)
