@@ -15,10 +15,10 @@ from fasttrain.spec.settings import OptimizerChoice
 def decide_optimizer(
     setting: Setting[OptimizerChoice], machine: Machine, kind: DeviceKind
 ) -> Decision[OptimizerMode]:
-    """Give fused where torch has such kernels for the device, else the script's own.
+    """Give fused where torch has such kernels for the device, npu on NPUs, else the script's own.
 
     Raises:
-        FasttrainError: ``optimizer-fused``, ``optimizer-npu`` or ``optimizer-npu-unavailable``.
+        FasttrainError: ``optimizer-fused`` or ``optimizer-npu``.
     """
     return _DECIDERS[setting.value](setting, machine, kind)
 
@@ -26,6 +26,8 @@ def decide_optimizer(
 def _auto(
     _setting: Setting[OptimizerChoice], machine: Machine, kind: DeviceKind
 ) -> Decision[OptimizerMode]:
+    if kind == "npu":
+        return Decision("npu", "torch_npu has fused optimizers that compute the same", TORCH)
     if why_not := _why_not_fused(machine, kind):
         return Decision("keep", why_not, TORCH)
     return Decision("fused", f"{torch_phrase(machine)} has fused optimizers on {kind}", TORCH)
@@ -51,7 +53,7 @@ def _fused(
 
 
 def _npu(
-    _setting: Setting[OptimizerChoice], machine: Machine, kind: DeviceKind
+    setting: Setting[OptimizerChoice], machine: Machine, kind: DeviceKind
 ) -> Decision[OptimizerMode]:
     if kind != "npu":
         raise FasttrainError(
@@ -60,12 +62,7 @@ def _npu(
             fix="use --optimizer fused, or auto",
             slug="optimizer-npu",
         )
-    raise FasttrainError(
-        "--optimizer npu was asked for, but this version does not swap optimizers yet",
-        why="the NpuFused optimizers of torch-npu are not supported so far",
-        fix="use --optimizer keep",
-        slug="optimizer-npu-unavailable",
-    )
+    return Decision("npu", asked(setting), setting.source)
 
 
 _DECIDERS = {"auto": _auto, "keep": _keep, "fused": _fused, "npu": _npu}

@@ -19,6 +19,7 @@ from fasttrain.shim.levers.amp import AmpLever
 from fasttrain.shim.levers.compile import CompileLever
 from fasttrain.shim.levers.loss_scaling import LossScaling
 from fasttrain.shim.levers.matmul import MatmulLever
+from fasttrain.shim.levers.npu_optimizer import NpuOptimizerLever
 from fasttrain.shim.levers.optimizer import OptimizerLever
 from fasttrain.shim.own_compile import OwnCompile
 from fasttrain.shim.ranks import Ranks
@@ -114,6 +115,9 @@ class Runtime:
         optimizer = self._ledger("optimizer", levers.optimizer.value, levers.optimizer)
         if levers.optimizer.value == "fused":
             build.append(OptimizerLever(optimizer))
+        elif levers.optimizer.value == "npu":
+            swap = NpuOptimizerLever(optimizer)
+            build += [swap, OptimizerLever(optimizer, leave=swap.takes)]
         matmul = self._ledger("matmul", levers.matmul.value, levers.matmul)
         build.append(MatmulLever(levers.matmul, matmul))
         return build

@@ -222,3 +222,18 @@ def test_some_fused_and_some_not(fused: Any) -> None:
     step(torch.optim.SGD([parameter()], lr=0.1, foreach=False))
     assert fused().state is State.APPLIED
     assert any("foreach=False" in note for note in fused().notes)
+
+
+def test_what_torch_npu_does_not_take_gets_torchs_own_fused_steps(rig: Any) -> None:
+    """As where parameters are not on an NPU; without torch_npu every parameter is such a one."""
+    with rig(optimizer="npu") as runtime:
+        adam, rprop = torch.optim.Adam([parameter()]), torch.optim.Rprop([parameter()])
+        for _ in range(3):
+            step(adam)
+            step(rprop)
+        outcome = runtime.outcomes()["optimizer"]
+    assert outcome.state is State.APPLIED
+    assert outcome.counts["steps"] == 2  # the first one showed that torch_npu's can't make it
+    told = " ".join(outcome.notes)
+    assert "Adam" in told
+    assert "Rprop" in told

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
 
@@ -46,10 +46,18 @@ class _Known:
 
 
 class OptimizerLever:
-    """Turns ``fused`` on around each step of the optimizers that have such a kernel."""
+    """Turns ``fused`` on around each step of the optimizers that have such a kernel.
 
-    def __init__(self, ledger: Ledger) -> None:
+    Args:
+        ledger: Takes what becomes of it.
+        leave: Whether an optimizer's steps are made by another lever.
+    """
+
+    def __init__(
+        self, ledger: Ledger, leave: Callable[[Optimizer], bool] = lambda _: False
+    ) -> None:
         self.ledger = ledger
+        self._leave = leave
         self._known: weakref.WeakKeyDictionary[Optimizer, _Known] = weakref.WeakKeyDictionary()
         self._hooks = ExitStack()  # those on the script's own optimizers
 
@@ -80,6 +88,8 @@ class OptimizerLever:
     ) -> Arguments | None:
         if torch.compiler.is_compiling():
             return None  # the script compiles its step: dynamo has to find nothing here to trace
+        if self._leave(optimizer):
+            return None
         known = self._known.get(optimizer)
         if known is None:  # made by unpickling
             known = self._known[optimizer] = _Known(call_site())
@@ -217,8 +227,11 @@ def _unfusible_parameter(kind: type[Optimizer], parameter: Tensor) -> str:
 @functools.cache
 def _has_kernel(operator: str, device: str) -> bool:
     """Whether torch has an operator for a device: Adagrad's began on the CPU alone."""
-    keys = torch._C._parse_dispatch_key(device.upper())  # None for a device that has none
-    return keys is None or torch._C._dispatch_has_kernel_for_dispatch_key(operator, device.upper())
+    # A device of an extension has its kernels under the key that torch keeps for one.
+    named = device == torch._C._get_privateuse1_backend_name()
+    key = "PrivateUse1" if named else device.upper()
+    known = torch._C._parse_dispatch_key(key)  # None for a device that has none
+    return known is None or torch._C._dispatch_has_kernel_for_dispatch_key(operator, key)
 
 
 def _maybe_sparse(optimizer: Optimizer) -> Iterator[Tensor]:
