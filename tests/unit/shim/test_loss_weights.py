@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import runpy
 from collections.abc import Sequence
 from pathlib import Path
@@ -48,6 +49,9 @@ def alone(counts: Sequence[int], seed: int) -> tuple[Tensor, list[Tensor]]:
     return loss.detach(), [p.grad for p in model.parameters() if p.grad is not None]
 
 
+NET = net()  # made once: ranks that are threads share torch's generator
+
+
 def early(passes: Sequence[tuple[int, int]]) -> list[list[tuple[Any, Any, Any, int]]]:
     """Give, per rank and pass: loss, gradients, the factor that put them right, sums so far."""
 
@@ -57,7 +61,7 @@ def early(passes: Sequence[tuple[int, int]]) -> list[list[tuple[Any, Any, Any, i
         for number, counts in enumerate(passes):
             batches.cut(Share(4, 8))
             x, y = batch(counts[ranks.rank], 10 * number + ranks.rank)
-            model = net()
+            model = copy.deepcopy(NET)
             loss = functional.cross_entropy(model(x), y, ignore_index=IGNORED)
             weights.begin_pass()
             weighed = weights.weigh((loss,), value=True, early=True)[0]
