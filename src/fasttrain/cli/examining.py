@@ -1,0 +1,167 @@
+"""From the words of ``fasttrain doctor`` to a diagnosis, and to what is printed of it."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from fasttrain.cli.envelope import envelope
+from fasttrain.config.environ import read_environ
+from fasttrain.config.resolve import resolve
+from fasttrain.doctor.bench import MEASURING_S, Measurement, measure, verdicts
+from fasttrain.doctor.diagnosis import Diagnosis, best_command, usable
+from fasttrain.doctor.registry import CHECKS, diagnose
+from fasttrain.doctor.script import LeverLine, judge_script, lever_lines
+from fasttrain.hardware.examine import examine
+from fasttrain.hardware.machine_file import read_examination
+from fasttrain.hardware.torch_trial import try_torch
+from fasttrain.launch.invocation import read_invocation
+from fasttrain.launch.preflight import check_target
+from fasttrain.launch.run_dir import DEFAULT_PARENT
+from fasttrain.planning.plan import make_plan
+from fasttrain.source.habits import read_habits
+from fasttrain.source.read import read_script
+from fasttrain.spec.errors import ExitCode, FasttrainError
+from fasttrain.spec.examination import Examination, Finding
+from fasttrain.spec.plan import Target
+
+Form = Literal["screen", "json", "markdown"]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """The command line, parsed.
+
+    Attributes:
+        script: A script to judge.
+        form: How the diagnosis is printed.
+        quick: Whether no torch is started.
+        bench: Whether the devices are measured.
+        fix: Whether what can be mended is mended.
+        list_checks: Whether the checks are only listed.
+        only: Checks to make; empty for all.
+        skip: Checks to leave out.
+        machine: File of a recorded machine to judge.
+    """
+
+    script: str | None
+    form: Form
+    quick: bool
+    bench: bool
+    fix: bool
+    list_checks: bool
+    only: tuple[str, ...]
+    skip: tuple[str, ...]
+    machine: str | None
+
+
+def perform(request: Request) -> int:
+    """Do what was asked for and give the exit code."""
+    if request.list_checks:
+        width = max(len(check.slug) for check in CHECKS)
+        lines = (f"{check.slug:<{width}}  {check.about}" for check in CHECKS)
+        sys.stdout.write("\n".join(lines) + "\n")
+        return 0
+    if request.machine and (request.bench or request.fix):
+        raise _recorded(request.machine)
+    environ = read_environ()
+    seen = _examination(request, environ)
+    findings = diagnose(seen, only=request.only, skip=request.skip)
+    if request.fix and _mend(seen, findings):
+        seen = _examination(request, environ)
+        findings = diagnose(seen, only=request.only, skip=request.skip)
+    levers: tuple[LeverLine, ...] = ()
+    if request.script:
+        levers, of_script = _judge(request.script, seen, environ)
+        findings = (*findings, *of_script)
+    measured = tuple(_bench(seen, environ)) if request.bench else ()
+    command, why = best_command(seen, request.script or "")
+    told = verdicts(measured)
+    diagnosis = Diagnosis(seen, findings, command, why, levers, measured, told)
+    _print(diagnosis, request.form)
+    return ExitCode.UNAVAILABLE if diagnosis.broken else 0
+
+
+def _examination(request: Request, environ: Mapping[str, str]) -> Examination:
+    if request.machine:
+        return read_examination(Path(request.machine))
+    # One after the other: what the trial itself does on a device would look like somebody's work.
+    seen = examine(environ, run_root=Path.cwd() / DEFAULT_PARENT)
+    if request.quick:
+        return seen
+    return replace(seen, torch=try_torch(sys.executable, environ, devices=_gpus(seen)))
+
+
+def _gpus(seen: Examination) -> int:
+    return sum(device.kind == "cuda" for device in seen.machine.devices)
+
+
+def _judge(
+    script: str, seen: Examination, environ: Mapping[str, str]
+) -> tuple[tuple[LeverLine, ...], tuple[Finding, ...]]:
+    """Give what fasttrain would do with a script on the machine that was seen."""
+    cwd = Path.cwd()
+    settings = resolve({}, environ=environ, cwd=cwd, config=None, preset=None).settings
+    target = Target("script", script, ())
+    check_target(target, str(cwd))
+    facts = read_script(target, str(cwd), environ)
+    habits = read_habits(target, str(cwd), environ)
+    plan = make_plan(settings, seen.machine, read_invocation(target, settings, environ, facts))
+    return lever_lines(plan, habits), judge_script(habits, facts, plan, seen.machine)
+
+
+def _mend(seen: Examination, findings: tuple[Finding, ...]) -> bool:
+    """Mend what can be mended, tell of it, and say whether anything was."""
+    found = {finding.check for finding in findings}
+    done = [check.mend(seen) for check in CHECKS if check.mend and check.slug in found]
+    for text in done:
+        sys.stderr.write(f"fasttrain: {text}\n")
+    return bool(done)
+
+
+def _bench(seen: Examination, environ: Mapping[str, str]) -> Iterator[Measurement]:
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from fasttrain.cli.console import stderr_console
+
+    folder = Path.cwd() / DEFAULT_PARENT
+    folder = folder if folder.is_dir() else Path.cwd()
+    columns = (TextColumn("measuring {task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=stderr_console(), transient=True) as progress:
+        task = progress.add_task("", total=MEASURING_S)
+        begun_s = time.monotonic()
+        for measurement in measure(sys.executable, environ, usable(seen), str(folder)):
+            progress.update(
+                task, description=measurement.what, completed=time.monotonic() - begun_s
+            )
+            yield measurement
+
+
+def _print(diagnosis: Diagnosis, form: Form) -> None:
+    if form == "json":
+        text = envelope("doctor", diagnosis) + "\n"
+    elif form == "markdown":
+        from fasttrain.cli.diagnosis_markdown import markdown
+
+        text = markdown(diagnosis)
+    else:
+        from fasttrain.cli.diagnosis_card import print_diagnosis
+
+        print_diagnosis(diagnosis)
+        return
+    sys.stdout.buffer.write(text.encode(errors="surrogateescape"))
+    sys.stdout.flush()
+
+
+def _recorded(file: str) -> FasttrainError:
+    return FasttrainError(
+        "a recorded machine can only be judged",
+        why=f"--machine {file} stands for another machine than this one",
+        fix="leave out --bench and --fix, or leave out --machine",
+        slug="machine-recorded",
+        exit_code=ExitCode.USAGE,
+    )

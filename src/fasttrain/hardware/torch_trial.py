@@ -1,0 +1,249 @@
+"""The script's torch, tried in processes of its own, which may fail, crash or hang."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import fasttrain
+from fasttrain.spec.codec import CodecError, from_data
+from fasttrain.spec.examination import TorchTrial, Trial
+
+MARKER = "fasttrain-answer "
+SHIM = Path(fasttrain.__file__).parent / "shim"  # reached by path: the launcher never imports it
+AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
+TICK_S = 0.05
+KILL_S = 1.0  # a process that waits inside a driver can't even be killed
+LINE_BYTES = 65536
+LINE_LENGTH = 300
+
+# A trial compiles with nothing of what makes a real run's first compilation slow: probing the CPU's
+# vector instructions (nine runs of the compiler), precompiled headers (which inductor keeps outside
+# of its cache folder), and a pool of compile processes. Older torch ignores what it doesn't know.
+# Source: torch 2.13.0, torch/_inductor/config.py, `cpp.vec_isa_ok`,
+# `cpp_cache_precompile_headers`, `compile_threads`.
+PLAIN_COMPILE = {
+    "TORCHINDUCTOR_VEC_ISA_OK": "0",
+    "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0",
+    "TORCHINDUCTOR_COMPILE_THREADS": "1",
+}
+# An answer from a cache would say nothing of the compiler.
+FRESH = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TMPDIR")
+# With one of these set, torch.compile gives the function back as it is.
+SWITCHED_OFF = ("TORCHDYNAMO_DISABLE", "TORCH_COMPILE_DISABLE")
+
+
+class Talk:
+    """A program that answers in marked lines of JSON; what else it prints is kept aside.
+
+    Attributes:
+        last: The last line that was no answer.
+        doing: What it said it was about to do.
+        hung: Whether it was silent past its limit.
+        garbled: Whether a marked line held no JSON object.
+    """
+
+    def __init__(self, argv: list[str], environ: Mapping[str, str], timeout_s: float) -> None:
+        """Start it, in a session of its own so that it can be ended whole.
+
+        Raises:
+            OSError: It can't be started.
+        """
+        self.last = self.doing = ""
+        self.hung = self.garbled = False
+        self.allow(timeout_s)
+        self.process = subprocess.Popen(
+            argv,
+            env=dict(environ),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+    def allow(self, timeout_s: float) -> None:
+        """Let it take `timeout_s` from now on."""
+        self.timeout_s = timeout_s
+        self.deadline_s = time.monotonic() + timeout_s
+
+    def answers(self) -> Iterator[dict[str, Any]]:
+        """Give its answers as they come, until it has ended or hangs, and end it then."""
+        try:
+            for line in self._lines():
+                if (answer := self._read(line)) is not None:
+                    yield answer
+            self._wait(max(self.deadline_s - time.monotonic(), 0))
+            self.hung = self.process.returncode is None
+        finally:
+            self.end()
+
+    def end(self) -> None:
+        """Kill all that it has started, however far it is."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self._wait(KILL_S)
+        assert self.process.stdout
+        self.process.stdout.close()
+
+    def ending(self) -> Trial:
+        """Give what became of a question that it did not answer."""
+        code = self.process.returncode
+        where = f" while {self.doing}" if self.doing else ""
+        if self.hung:
+            return Trial("hung", self.timeout_s, f"no answer in {self.timeout_s:g} s{where}")
+        if code < 0:
+            return Trial("crashed", message=f"{_signal_name(-code)}{where}")
+        if code and not self.garbled:
+            return Trial("failed", message=self.last or f"it ended with {code} and said nothing")
+        return Trial("unreadable", message=f"it printed: {self.last}" if self.last else "no answer")
+
+    def _lines(self) -> Iterator[str]:
+        assert self.process.stdout
+        rest = b""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.process.stdout, selectors.EVENT_READ)
+            while data := self._data(selector):
+                *whole, rest = (rest + data).split(b"\n")
+                rest = rest[-LINE_BYTES:]
+                yield from (line.decode(errors="replace") for line in whole)
+        yield rest.decode(errors="replace")
+
+    def _data(self, selector: selectors.BaseSelector) -> bytes:
+        """Wait for output; empty at its end, and when the time is over."""
+        assert self.process.stdout
+        while (left_s := self.deadline_s - time.monotonic()) > 0:
+            # Seen before looking: what it printed last is then there. Programs that it has left
+            # behind may hold the pipe open for ever.
+            ended = self.process.poll() is not None
+            if selector.select(0 if ended else min(left_s, TICK_S)):
+                return os.read(self.process.stdout.fileno(), LINE_BYTES)
+            if ended:
+                return b""
+        return b""
+
+    def _read(self, line: str) -> dict[str, Any] | None:
+        if not line.startswith(MARKER):
+            self.last = _shown(line) or self.last
+            return None
+        try:
+            answer = json.loads(line.removeprefix(MARKER))
+        except (ValueError, RecursionError):
+            answer = None
+        if not isinstance(answer, dict):
+            self.garbled, self.last = True, _shown(line)
+            return None
+        self.doing = str(answer.get("doing", ""))
+        return None if self.doing else answer
+
+    def _wait(self, timeout_s: float) -> None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(timeout_s)
+
+
+def _shown(text: str) -> str:
+    """Give what may be shown of a line: short, and nothing that a terminal would obey."""
+    return "".join(c for c in text if c.isprintable()).strip()[:LINE_LENGTH]
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return f"it died of {signal.Signals(number).name}"
+    except ValueError:
+        return f"it died of signal {number}"
+
+
+def try_torch(
+    python: str, environ: Mapping[str, str], *, timeout_s: float = 20.0, devices: int = 0
+) -> TorchTrial:
+    """Give what torch says of itself, compiles and sums; never raises, leaves nothing behind.
+
+    Args:
+        python: The interpreter that runs scripts.
+        environ: The environment that a run would start in.
+        timeout_s: Limit of each question, in seconds.
+        devices: How many CUDA devices are here; from two on, they sum by NCCL too.
+    """
+    first = _attempt(python, environ, timeout_s, devices)
+    if not first.autoload_error:
+        return first
+    # torch is whole but for the extension of a device: the rest is asked without it.
+    again = _attempt(python, {**environ, AUTOLOAD: "0"}, timeout_s, devices)
+    return replace(again, autoload_error=first.autoload_error)
+
+
+def _attempt(python: str, environ: Mapping[str, str], timeout_s: float, devices: int) -> TorchTrial:
+    backends = ["gloo", *(["nccl"] if devices > 1 else [])]
+    try:
+        with tempfile.TemporaryDirectory(prefix="fasttrain-", ignore_cleanup_errors=True) as folder:
+            base = {name: value for name, value in environ.items() if name not in SWITCHED_OFF}
+            environ = {**base, **PLAIN_COMPILE, **dict.fromkeys(FRESH, folder)}
+            asked = _ask(python, environ, timeout_s, [["torch", "compile"], backends])
+    except (OSError, ValueError) as error:  # ValueError: a NUL byte in a variable
+        return TorchTrial(Trial("failed", message=f"it can't be tried: {error}"))
+    return _gather(*asked)
+
+
+Said = dict[str, tuple[Trial, dict[str, Any]]]
+
+
+def _ask(
+    python: str, environ: Mapping[str, str], timeout_s: float, groups: list[list[str]]
+) -> list[Said]:
+    """Ask groups of questions, each of a process of its own, all at the same time."""
+    argv = [python, str(SHIM / "trial.py"), MARKER]
+    talks: list[Talk] = []
+    try:
+        # All from this thread, which outlives them: they die with the thread that started them.
+        talks += [Talk([*argv, *group], environ, timeout_s) for group in groups]
+        with ThreadPoolExecutor(len(groups)) as pool:
+            return list(pool.map(_listen, talks, groups))
+    finally:
+        for talk in talks:
+            talk.end()
+
+
+def _listen(talk: Talk, questions: list[str]) -> Said:
+    """Give each question's trial and its whole answer."""
+    said: Said = {}
+    for answer in talk.answers():
+        talk.allow(talk.timeout_s)
+        try:
+            trial = {name: answer.get(name) for name in ("state", "took_s", "message")}
+            said[questions[len(said)]] = (from_data(Trial, trial), answer)
+        except (CodecError, IndexError) as error:
+            talk.garbled, talk.last = True, str(error)
+    waiting = [question for question in questions if question not in said]
+    if waiting and all(trial.state == "ok" for trial, _ in said.values()):
+        said[waiting[0]] = (talk.ending(), {})
+    return said
+
+
+def _gather(first: Said, second: Said) -> TorchTrial:
+    imported, answer = first["torch"]
+    if imported.state != "ok":
+        autoload = str(answer.get("cause")) or imported.message
+        blamed = AUTOLOAD in imported.message  # as torch's own error does
+        return TorchTrial(imported, autoload_error=autoload if blamed else "")
+    sums = [
+        (replace(trial, message=f"{backend}: {trial.message}"), trial.state == "ok")
+        for backend, (trial, _) in second.items()
+    ]
+    try:
+        trial = from_data(TorchTrial, answer.get("facts"))
+    except CodecError as error:
+        return TorchTrial(Trial("unreadable", imported.took_s, str(error)))
+    compiled, _ = first.get("compile", (Trial(), {}))
+    took_s = sum(trial.took_s for trial, _ in second.values())
+    summed = next((trial for trial, fine in sums if not fine), Trial("ok", took_s))
+    return replace(trial, imported=imported, compiled=compiled, all_reduced=summed)
