@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -33,8 +33,10 @@ class GroupedCommand(typer.core.TyperCommand):
                 formatter.write_dl(records)
 
 
-def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command all options of `Settings`, in place of its ``**flags``.
+def with_options(
+    command: Callable[..., Any], specs: Sequence[OptionSpec] = OPTIONS
+) -> Callable[..., Any]:
+    """Give a command the options of a table, those of `Settings` by default, for its ``**flags``.
 
     Every option arrives as None when it was not given: defaults are the table's, not typer's.
     """
@@ -43,7 +45,7 @@ def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
         for parameter in inspect.signature(command, eval_str=True).parameters.values()
         if parameter.kind is not inspect.Parameter.VAR_KEYWORD
     ]
-    generated = [_parameter(spec) for spec in OPTIONS]
+    generated = [_parameter(spec) for spec in specs]
     parameters = [*own, *generated]
 
     @functools.wraps(command)

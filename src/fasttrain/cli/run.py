@@ -67,14 +67,15 @@ def run(
     **flags: Any,
 ) -> int:
     """Run a training script with mixed precision, compilation and fused optimizers applied."""
-    from fasttrain.cli.running import Request, perform  # only now: --help needs none of it
+    # Only now: --help needs none of it.
+    from fasttrain.cli.running import Request, perform
+    from fasttrain.cli.target import Starts
 
     return perform(
         Request(
             words=tuple(words or ()),
             behind=ctx.meta[BEHIND],
-            module=module,
-            no_python=no_python,
+            starts=Starts(module, no_python=no_python),
             config=config,
             preset=preset,
             dry_run=dry_run,

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from fasttrain.cli.envelope import envelope
+from fasttrain.cli.target import Starts, choose_target
 from fasttrain.config.environ import read_environ
-from fasttrain.config.resolve import Resolved, resolve
+from fasttrain.config.resolve import resolve
 from fasttrain.hardware.machine_file import read_machine
 from fasttrain.hardware.probe import probe_machine
 from fasttrain.launch.invocation import read_invocation
@@ -21,7 +22,7 @@ from fasttrain.planning.plan import make_plan
 from fasttrain.planning.secrets import mask_plan
 from fasttrain.source.read import read_script
 from fasttrain.spec.errors import ExitCode, FasttrainError
-from fasttrain.spec.plan import Invocation, LaunchPlan, Target, TargetKind
+from fasttrain.spec.plan import Invocation, LaunchPlan
 from fasttrain.spec.script import ScriptFacts
 from fasttrain.spec.settings import Settings
 
@@ -33,8 +34,7 @@ class Request:
     Attributes:
         words: Words without a dash: the script and arguments of its own.
         behind: Words behind ``--``.
-        module: Value of ``-m``.
-        no_python: Whether the target is any command.
+        starts: What kind of target it is.
         config: Value of ``--config``.
         preset: Value of ``--preset``.
         dry_run: Whether the plan is only printed.
@@ -46,8 +46,7 @@ class Request:
 
     words: tuple[str, ...]
     behind: tuple[str, ...]
-    module: str | None
-    no_python: bool
+    starts: Starts
     config: str | None
     preset: str | None
     dry_run: bool
@@ -64,7 +63,7 @@ def perform(request: Request) -> int:
     wanted = resolve(
         request.flags, environ=environ, cwd=cwd, config=request.config, preset=request.preset
     )
-    target = _target(request, wanted)
+    target = choose_target(request.words, request.behind, wanted, request.starts)
     planning_only = request.dry_run or request.explain
     if request.machine and not planning_only:
         raise _described_machine(request.machine)
@@ -84,37 +83,6 @@ def _may_be_several(settings: Settings) -> bool:
     """Whether there can be several processes, so that it matters what the script makes of them."""
     asked = (settings.gpus.value, settings.nproc_per_node.value, settings.rdzv_endpoint.value)
     return settings.nodes.value != "1" or any(value is not None for value in asked)
-
-
-def _target(request: Request, wanted: Resolved) -> Target:
-    if request.module:
-        if request.no_python:
-            raise _contradiction()
-        return Target("module", request.module, (*request.words, *request.behind))
-    kind: TargetKind = "command" if request.no_python else "script"
-    if request.words:
-        return Target(kind, request.words[0], (*request.words[1:], *request.behind))
-    if request.no_python and request.behind:
-        return Target(kind, request.behind[0], request.behind[1:])
-    if wanted.script is None:
-        raise FasttrainError(
-            "there is no script to run",
-            why="neither the command line nor a fasttrain.yaml names one",
-            fix="fasttrain run train.py, or write `script: train.py` into fasttrain.yaml",
-            slug="script-missing",
-            exit_code=ExitCode.USAGE,
-        )
-    return Target(kind, wanted.script, (*wanted.args, *request.behind))
-
-
-def _contradiction() -> FasttrainError:
-    return FasttrainError(
-        "-m and --no-python exclude each other",
-        why="a module is run by Python, and --no-python says that there is none",
-        fix="leave one of them out",
-        slug="target-contradiction",
-        exit_code=ExitCode.USAGE,
-    )
 
 
 def _described_machine(file: str) -> FasttrainError:

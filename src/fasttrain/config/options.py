@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from fasttrain.spec.settings import Settings
+from fasttrain.spec.slurm import SlurmSettings
 
 OptionKind = Literal["bool", "int", "str", "list"]
 OptionValue = bool | int | str | tuple[str, ...] | None
@@ -30,6 +31,7 @@ class OptionSpec:
         metavar: Placeholder in ``--help``; empty for the usual one.
         minimum: Smallest whole number allowed.
         layered: Whether environment, file and preset may set it, or the flag alone.
+        slurm: Whether it is an option of `SlurmSettings`.
     """
 
     name: str
@@ -42,6 +44,7 @@ class OptionSpec:
     metavar: str
     minimum: int | None
     layered: bool
+    slurm: bool
 
     @property
     def flag(self) -> str:
@@ -51,7 +54,12 @@ class OptionSpec:
     @property
     def env(self) -> str:
         """Its environment variable, such as ``FASTTRAIN_NPROC_PER_NODE``."""
-        return "FASTTRAIN_" + self.name.upper()
+        return ("FASTTRAIN_SLURM_" if self.slurm else "FASTTRAIN_") + self.name.upper()
+
+    @property
+    def pairs(self) -> bool:
+        """Whether its list holds ``NAME=VALUE``, of which layers can each say some."""
+        return self.kind == "list" and "=" in self.metavar
 
     @property
     def comma_list(self) -> bool:
@@ -74,17 +82,21 @@ def _kind_and_choices(kind: Any) -> tuple[OptionKind, tuple[str, ...]]:
     return known[kind], ()
 
 
-def _derive() -> tuple[OptionSpec, ...]:
-    hints = get_type_hints(Settings)
+def _derive(table: type[Settings] | type[SlurmSettings]) -> tuple[OptionSpec, ...]:
+    hints, slurm = get_type_hints(table), table is SlurmSettings
     specs = []
-    for field in fields(Settings):
+    for field in fields(table):
         inner, optional = _unwrap(get_args(hints[field.name])[0])
         kind, choices = _kind_and_choices(inner)
         default = field.default.value
-        specs.append(OptionSpec(field.name, kind, choices, optional, default, **field.metadata))
+        spec = OptionSpec(
+            field.name, kind, choices, optional, default, **field.metadata, slurm=slurm
+        )
+        specs.append(spec)
     return tuple(specs)
 
 
-OPTIONS: tuple[OptionSpec, ...] = _derive()
-BY_NAME: dict[str, OptionSpec] = {spec.name: spec for spec in OPTIONS}
+OPTIONS: tuple[OptionSpec, ...] = _derive(Settings)
+SLURM_OPTIONS: tuple[OptionSpec, ...] = _derive(SlurmSettings)
+BY_NAME: dict[str, OptionSpec] = {spec.name: spec for spec in (*OPTIONS, *SLURM_OPTIONS)}
 LAYERED: dict[str, OptionSpec] = {name: spec for name, spec in BY_NAME.items() if spec.layered}

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from fasttrain.config.environ import CONFIG_VARIABLE, PRESET_VARIABLE, option_values
-from fasttrain.config.options import BY_NAME, OPTIONS, OptionValue
+from fasttrain.config.nearest import suggest
+from fasttrain.config.options import BY_NAME, OPTIONS, SLURM_OPTIONS, OptionSpec, OptionValue
 from fasttrain.config.presets import preset_values
-from fasttrain.config.values import parse_setting, variable_name
-from fasttrain.config.yaml_file import YamlFile, file_source, read_yaml
+from fasttrain.config.values import exit_code, parse_setting, place, variable_name
+from fasttrain.config.yaml_file import Entries, YamlFile, file_source, read_yaml
 from fasttrain.spec.decision import Setting, Source, SourceKind
 from fasttrain.spec.errors import FasttrainError
 from fasttrain.spec.settings import Settings
+from fasttrain.spec.slurm import SlurmSettings
 
 FILE_NAMES = ("fasttrain.yaml", "fasttrain.yml")
 
@@ -30,12 +32,14 @@ class Resolved:
         script: Script that the file names; None when it names none.
         args: Arguments that the file gives it.
         config_path: The file that was read; None when there was none.
+        slurm: What is wanted of SLURM; the defaults unless it was asked for.
     """
 
     settings: Settings
     script: str | None = None
     args: tuple[str, ...] = ()
     config_path: Path | None = None
+    slurm: SlurmSettings = field(default_factory=SlurmSettings)
 
 
 def resolve(
@@ -45,6 +49,7 @@ def resolve(
     cwd: Path,
     config: str | None = None,
     preset: str | None = None,
+    slurm: bool = False,
 ) -> Resolved:
     """Give each option the value of the strongest layer that names it.
 
@@ -54,22 +59,41 @@ def resolve(
         cwd: Directory in which fasttrain.yaml is looked for, and from which paths are taken.
         config: Value of ``--config``.
         preset: Value of ``--preset``.
+        slurm: Whether the section ``slurm`` of the file counts, with the profile that is named.
 
     Raises:
         FasttrainError: Something in some layer is wrong; see `read_yaml`, `option_values`,
-            `preset_values` and `parse_value`. ``config-ambiguous`` when both file names exist.
+            `preset_values` and `parse_value`. ``config-ambiguous`` when both file names exist;
+            ``slurm-cluster`` for a profile that the file doesn't have.
     """
     file = _read_file(environ.get(CONFIG_VARIABLE) or None if config is None else config, cwd)
-    layers = [
-        _flag_layer(flags),
-        option_values(environ),
-        _file_layer(file),
-        _preset_layer(preset, environ, file),
-    ]
-    settings = Settings(**_strongest(layers))
+    said = [_flag_layer(flags), option_values(environ)]
+    sections = _slurm_layers(file, said) if slurm else []
+    layers = [*said, *sections, _file_layer(file), _preset_layer(preset, environ, file)]
+    settings = Settings(**_strongest(layers, OPTIONS))
+    on_slurm = SlurmSettings(**_strongest(layers, SLURM_OPTIONS))
     if file is None:
-        return Resolved(settings)
-    return Resolved(settings, file.script, file.args, file.path)
+        return Resolved(settings, slurm=on_slurm)
+    return Resolved(settings, file.script, file.args, file.path, on_slurm)
+
+
+def _slurm_layers(file: YamlFile | None, stronger: Sequence[Layer]) -> list[Layer]:
+    """Give the section ``slurm``, behind the profile that it or a stronger layer names."""
+    section = _layer(file, file.slurm) if file else {}
+    named = [layer["cluster"] for layer in (*stronger, section) if "cluster" in layer]
+    if not named or named[0].value is None:
+        return [section]
+    name, there = str(named[0].value), file.clusters if file else {}
+    if file is None or name not in there:
+        listed = ", ".join(there) or "none"
+        raise FasttrainError(
+            f"{place('cluster', named[0].source)}: there is no profile {name!r}",
+            why=f"the profiles of {file.name if file else FILE_NAMES[0]} are: {listed}",
+            fix=suggest(name, there, "add one below slurm: clusters:"),
+            slug="slurm-cluster",
+            exit_code=exit_code(named[0].source),
+        )
+    return [_layer(file, there[name]), section]
 
 
 def _read_file(named: str | None, cwd: Path) -> YamlFile | None:
@@ -95,11 +119,13 @@ def _flag_layer(flags: Mapping[str, object]) -> Layer:
 
 
 def _file_layer(file: YamlFile | None) -> Layer:
-    if file is None:
-        return {}
+    return _layer(file, file.entries) if file else {}
+
+
+def _layer(file: YamlFile, entries: Entries) -> Layer:
     return {
         name: parse_setting(BY_NAME[name], raw, file_source(file.name, line))
-        for name, (raw, line) in file.entries.items()
+        for name, (raw, line) in entries.items()
     }
 
 
@@ -113,13 +139,13 @@ def _preset_layer(flag: str | None, environ: Mapping[str, str], file: YamlFile |
     return {}
 
 
-def _strongest(layers: Sequence[Layer]) -> dict[str, Any]:
+def _strongest(layers: Sequence[Layer], specs: Sequence[OptionSpec]) -> dict[str, Any]:
     chosen: dict[str, Any] = {}
-    for spec in OPTIONS:
+    for spec in specs:
         said = [layer[spec.name] for layer in layers if spec.name in layer]
         said = [setting for setting in said if setting.value is not None]
         if said:
-            chosen[spec.name] = _merge(said) if spec.kind == "list" else said[0]
+            chosen[spec.name] = _merge(said) if spec.pairs else said[0]
     return chosen
 
 

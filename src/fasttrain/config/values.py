@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from fasttrain.config.nearest import suggest
 from fasttrain.config.options import OptionSpec, OptionValue
@@ -16,6 +16,7 @@ _FALSE = frozenset({"0", "false", "no", "off"})
 # No underscores, bases or leading zeros: YAML 1.1 would read 010 as eight and 1:30 as ninety.
 _WHOLE_NUMBER = re.compile(r"-?(0|[1-9][0-9]{0,17})")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_OPTION = re.compile(r"[A-Za-z_][A-Za-z0-9_.+-]*")  # of a script, Hydra's included, or of sbatch
 _SHOWN_CHARACTERS = 60
 
 
@@ -130,18 +131,37 @@ def _parse_int(spec: OptionSpec, text: str, source: Source) -> int:
 
 
 def _parse_list(spec: OptionSpec, raw: object, source: Source) -> tuple[str, ...]:
-    """Give checked ``NAME=VALUE`` texts; no error shows a value, since it may be a secret."""
+    """Give checked texts; no error shows a value, since it may be a secret."""
     if isinstance(raw, str) and source.kind is SourceKind.ENV:
         raw = _split(spec, raw, source)
-    if isinstance(raw, Mapping):
-        pairs = [(name, str(value) if _is_scalar(value) else None) for name, value in raw.items()]
-    elif isinstance(raw, list | tuple):
-        pairs = [_pair(item) for item in raw]
-    else:
+    if isinstance(raw, Mapping) and spec.pairs:
+        several = spec.metavar.endswith("=VALUES")
+        pairs = [(name, _one(value, several=several)) for name, value in raw.items()]
+    elif not isinstance(raw, list | tuple):
         what = f"{place(spec.name, source)} is not a list"
-        why = "it takes a list of NAME=VALUE, or a mapping of NAME: VALUE"
-        raise _list_error(what, why, "option-value", source)
+        why = "it takes a list of texts"
+        if spec.pairs:
+            why = f"it takes a list of {spec.metavar}, or a mapping of NAME: VALUE"
+        raise _list_error(spec, what, why, "option-value", source)
+    elif not spec.pairs:
+        return _texts(spec, raw, source)
+    else:
+        pairs = [_pair(item) for item in raw]
     return tuple(_assignment(spec, name, value, source) for name, value in pairs)
+
+
+def _one(value: object, *, several: bool) -> str | None:
+    """Give a scalar as text, and where there may be several, a list of them with commas between."""
+    if several and isinstance(value, list) and value and all(_is_scalar(item) for item in value):
+        return ",".join(str(item) for item in value)
+    return str(value) if _is_scalar(value) else None
+
+
+def _texts(spec: OptionSpec, raw: Sequence[object], source: Source) -> tuple[str, ...]:
+    if all(isinstance(item, str) and item.strip() for item in raw):
+        return tuple(str(item) for item in raw)
+    what = f"{place(spec.name, source)} has an entry that is not a text"
+    raise _list_error(spec, what, "it is empty, or a list itself", "option-value", source)
 
 
 def _split(spec: OptionSpec, raw: str, source: Source) -> list[str]:
@@ -149,7 +169,7 @@ def _split(spec: OptionSpec, raw: str, source: Source) -> list[str]:
         return shlex.split(raw)
     except ValueError as error:
         what = f"{place(spec.name, source)} can't be split into words as a shell would"
-        raise _list_error(what, str(error).lower(), "option-value", source) from error
+        raise _list_error(spec, what, str(error).lower(), "option-value", source) from error
 
 
 def _pair(item: object) -> tuple[str, str | None]:
@@ -158,14 +178,18 @@ def _pair(item: object) -> tuple[str, str | None]:
 
 
 def _assignment(spec: OptionSpec, name: str, value: str | None, source: Source) -> str:
-    what = f"{place(spec.name, source)} has an entry that is not NAME=VALUE"
+    what = f"{place(spec.name, source)} has an entry that is not {spec.metavar}"
     if value is None:
-        raise _list_error(what, "it has no value, or not a single one", "env-value", source)
-    if not _VARIABLE.fullmatch(name):
-        raise _list_error(what, f"{name!r} can't name a variable", "env-value", source)
+        raise _list_error(spec, what, "it has no value, or not a single one", "env-value", source)
+    of_variable = spec.metavar.startswith("NAME")
+    if not (_VARIABLE if of_variable else _OPTION).fullmatch(name.removeprefix("--")):
+        noun = "a variable" if of_variable else "an option"
+        raise _list_error(spec, what, f"{name!r} can't name {noun}", "env-value", source)
     return f"{name}={value}"
 
 
-def _list_error(what: str, why: str, slug: str, source: Source) -> FasttrainError:
-    fix = 'write NAME=VALUE; an empty value is NAME= (in a YAML mapping, NAME: "")'
+def _list_error(spec: OptionSpec, what: str, why: str, slug: str, source: Source) -> FasttrainError:
+    fix = f"write a list, as in [{spec.metavar}, {spec.metavar}]"
+    if spec.pairs:
+        fix = f'write {spec.metavar}; an empty value is NAME= (in a YAML mapping, NAME: "")'
     return FasttrainError(what, why=why, fix=fix, slug=slug, exit_code=exit_code(source))

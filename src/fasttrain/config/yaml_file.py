@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,6 +17,10 @@ from fasttrain.spec.errors import FasttrainError
 
 MAX_BYTES = 1 << 20
 OTHER_KEYS = ("script", "args", "preset")
+SLURM, CLUSTERS = "slurm", "clusters"
+TOP_KEYS = (*(name for name, spec in LAYERED.items() if not spec.slurm), *OTHER_KEYS, SLURM)
+
+Entries = dict[str, tuple[object, int]]
 _NULL = "tag:yaml.org,2002:null"
 
 
@@ -32,15 +37,19 @@ class YamlFile:
         args: Its arguments.
         preset: Name of a preset, unchecked.
         preset_line: Its line; 0 without one.
+        slurm: Options in the section ``slurm``, as in ``entries``.
+        clusters: Options in each of its profiles, by the name of the profile.
     """
 
     path: Path
     name: str
-    entries: dict[str, tuple[object, int]] = field(default_factory=dict)
+    entries: Entries = field(default_factory=dict)
     script: str | None = None
     args: tuple[str, ...] = ()
     preset: str | None = None
     preset_line: int = 0
+    slurm: Entries = field(default_factory=dict)
+    clusters: dict[str, Entries] = field(default_factory=dict)
 
 
 def file_source(name: str, line: int) -> Source:
@@ -71,7 +80,7 @@ def read_yaml(path: Path, *, name: str = "") -> YamlFile:
             fix="write for example `amp: bf16`, with a space after the colon",
             slug="config-mapping",
         )
-    return _fill(path, name, _items(root, name, top=True))
+    return _fill(path, name, _items(root, name, TOP_KEYS))
 
 
 def _read_bytes(path: Path, name: str) -> bytes:
@@ -93,9 +102,9 @@ def _read_bytes(path: Path, name: str) -> bytes:
 
 
 def _items(
-    mapping: yaml.MappingNode, name: str, *, top: bool = False
+    mapping: yaml.MappingNode, name: str, known: Sequence[str] = ()
 ) -> dict[str, tuple[yaml.Node, int]]:
-    """Give key to value node and line; at the top level, keys are options and few others."""
+    """Give key to value node and line; only known keys, where they are given."""
     items: dict[str, tuple[yaml.Node, int]] = {}
     for key_node, node in mapping.value:
         line = key_node.start_mark.line + 1
@@ -103,8 +112,8 @@ def _items(
             why = "it is a list or a mapping"
             raise _key_error(name, line, "a key is not a word", why, "write option: value")
         key = str(key_node.value)
-        if top:
-            key = _known_key(key, name, line)
+        if known:
+            key = _known_key(key, known, name, line)
         if key in items:
             why = f"line {items[key][1]} sets it already, and one of the two would be ignored"
             raise _key_error(name, line, f"{key} is set twice", why, "keep one of them")
@@ -112,13 +121,16 @@ def _items(
     return items
 
 
-def _known_key(written: str, name: str, line: int) -> str:
+def _known_key(written: str, known: Sequence[str], name: str, line: int) -> str:
     key = written.replace("-", "_")
-    known = [*LAYERED, *OTHER_KEYS]
     if key in known:
         return key
-    fix = suggest(written, known, "fasttrain run --help lists the options")
-    raise _key_error(name, line, f"unknown key {shown(written)}", "it is not an option", fix)
+    what, fix = f"unknown key {shown(written)}", "fasttrain run --help lists the options"
+    if key in LAYERED:
+        why = "it is an option of fasttrain slurm"
+        raise _key_error(name, line, what, why, "write it below slurm:, indented")
+    fix = suggest(written, known, fix)
+    raise _key_error(name, line, what, "it is not an option", fix)
 
 
 def _key_error(name: str, line: int, what: str, why: str, fix: str) -> FasttrainError:
@@ -126,20 +138,43 @@ def _key_error(name: str, line: int, what: str, why: str, fix: str) -> Fasttrain
 
 
 def _fill(path: Path, name: str, items: dict[str, tuple[yaml.Node, int]]) -> YamlFile:
-    entries = {
-        key: (_value(node, name), line)
-        for key, (node, line) in items.items()
-        if key not in OTHER_KEYS
-    }
+    slurm = _section(items.pop(SLURM), name, (*LAYERED, CLUSTERS)) if SLURM in items else {}
+    profiles = _section(slurm.pop(CLUSTERS), name, ()) if CLUSTERS in slurm else {}
     return YamlFile(
         path,
         name,
-        entries,
+        _entries(items, name),
         _word("script", items, name),
         _args(items, name),
         _word("preset", items, name),
         items["preset"][1] if "preset" in items else 0,
+        _entries(slurm, name),
+        {
+            key: _entries(_section(item, name, tuple(LAYERED)), name)
+            for key, item in profiles.items()
+        },
     )
+
+
+def _entries(items: dict[str, tuple[yaml.Node, int]], name: str) -> Entries:
+    return {
+        key: (_value(node, name), line)
+        for key, (node, line) in items.items()
+        if key not in OTHER_KEYS
+    }
+
+
+def _section(
+    item: tuple[yaml.Node, int], name: str, known: Sequence[str]
+) -> dict[str, tuple[yaml.Node, int]]:
+    """Give what a section holds; nothing where it is empty."""
+    node, line = item
+    if isinstance(node, yaml.MappingNode):
+        return _items(node, name, known)
+    if _value(node, name) is None:
+        return {}
+    why, fix = "a section is indented lines of the form option: value", "indent what belongs to it"
+    raise _key_error(name, line, "this section is not a mapping", why, fix)
 
 
 def _word(key: str, items: dict[str, tuple[yaml.Node, int]], name: str) -> str | None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from fasttrain.spec.codec import dumps
 from fasttrain.spec.errors import ExitCode, FasttrainError
+from fasttrain.spec.job import JOB_FILE
 from fasttrain.spec.plan import PLAN_FILE, LaunchPlan
 
 DEFAULT_PARENT = "fasttrain_runs"
@@ -36,16 +37,25 @@ def create(plan: LaunchPlan) -> Path:
     Raises:
         FasttrainError: It can't be made or written, or another run has it.
     """
-    path = Path(plan.run_dir)
+    return make_run_dir(plan.run_dir, PLAN_FILE, dumps(plan))
+
+
+def make_run_dir(named: str, first_file: str, text: str) -> Path:
+    """Make a run directory and write the file into it that makes it one run's own.
+
+    Raises:
+        FasttrainError: It can't be made or written, or another run has it.
+    """
+    path = Path(named)
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if (path / PLAN_FILE).exists():
+        if any((path / name).exists() for name in (PLAN_FILE, JOB_FILE)):
             raise _error(
                 path, "another run's plan is in it", "name a new directory", "run-dir-used"
             )
         # An existing directory may be open to others; what is written here is the user's alone.
         path.chmod(0o700)
-        write_private(path / PLAN_FILE, dumps(plan))
+        write_private(path / first_file, text)
     except (OSError, ValueError) as error:  # ValueError: a NUL byte, which YAML can hold
         why = getattr(error, "strerror", None) or str(error)
         raise _error(path, why, "name a directory that can be written", "run-dir") from error

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
+from typing import Protocol
 
 from fasttrain.launch.display import Display
 from fasttrain.launch.follow import EventTail, RankTails
@@ -12,9 +15,44 @@ from fasttrain.launch.preflight import check_port, find_program
 from fasttrain.launch.receipts import gather
 from fasttrain.launch.relay import Relay
 from fasttrain.launch.run_dir import create
-from fasttrain.launch.supervise import supervise
+from fasttrain.launch.supervise import Hooks, supervise
 from fasttrain.spec.outcome import Receipt
 from fasttrain.spec.plan import EnvVar, LaunchPlan
+
+
+class Watch(Protocol):
+    """Follows one run from the outside while it is supervised."""
+
+    def heard(self, signum: int) -> None:
+        """Take note of a signal that was passed on to the run."""
+
+    def tick(self) -> None:
+        """Do what is due, a few times a second."""
+
+
+class NoWatch:
+    """Follows nothing."""
+
+    def heard(self, signum: int) -> None:
+        """Take no note."""
+
+    def tick(self) -> None:
+        """Do nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The end of this node's processes.
+
+    Attributes:
+        exit_code: Of the script, or 128 + signal.
+        wall_s: Seconds from start to end.
+        warnings: What went wrong beside it, one sentence each.
+    """
+
+    exit_code: int
+    wall_s: float
+    warnings: tuple[str, ...] = ()
 
 
 def start(
@@ -34,20 +72,45 @@ def start(
     environment = compose(environ, plan.environment)
     program = find_program(plan, environment)
     check_port(plan.processes.value)
-    run_dir = create(masked)
-    relay = Relay(run_dir / ("rank-0.log" if _relays_rank_0(plan) else "agent.log"), display)
-    events = EventTail(run_dir / f"events-{_first_rank(plan)}.jsonl")
-    others = RankTails(run_dir, partial(_follows, plan))
+    create(masked)
+    ended = attend(plan, (program, environment), log_name(plan), display, NoWatch())
+    return gather(masked, ended.exit_code, ended.wall_s, ended.warnings)
+
+
+def attend(
+    plan: LaunchPlan,
+    program: tuple[str, Mapping[str, str]],
+    log: str,
+    display: Display,
+    watch: Watch,
+) -> Ended:
+    """Start this node's processes and stay with them to their end.
+
+    Args:
+        plan: What to start; its run directory is there already.
+        program: Path of the program and the environment of its process.
+        log: Name of the log in the run directory.
+        display: Shows the output of the script and the progress.
+        watch: Hears of signals, and is asked a few times a second.
+
+    Raises:
+        FasttrainError: The program can't be started.
+    """
+    run_dir = Path(plan.run_dir)
+    relay = Relay(run_dir / log, display)
+    events = EventTail(run_dir / f"events-{first_rank(plan)}.jsonl")
+    others = RankTails(run_dir, partial(_follows, plan, log))
 
     def tick() -> None:
         for line in others.lines():
             display.write(1, line)
         if event := events.latest():
             display.progress(event)
+        watch.tick()
 
     started_s = time.monotonic()
     try:
-        exit_code = supervise(program, plan.argv, environment, relay, tick)
+        exit_code = supervise(program[0], plan.argv, program[1], relay, Hooks(tick, watch.heard))
     finally:
         relay.finish()
         for line in others.lines(rest=True):
@@ -55,7 +118,7 @@ def start(
         display.close()
     wall_s = time.monotonic() - started_s
     lost = f"the log in {run_dir} is not whole: {relay.log_error}"
-    return gather(masked, exit_code, wall_s, (lost,) if relay.log_error else ())
+    return Ended(exit_code, wall_s, (lost,) if relay.log_error else ())
 
 
 def compose(environ: Mapping[str, str], changes: tuple[EnvVar, ...]) -> dict[str, str]:
@@ -69,7 +132,8 @@ def compose(environ: Mapping[str, str], changes: tuple[EnvVar, ...]) -> dict[str
     return result
 
 
-def _first_rank(plan: LaunchPlan) -> int:
+def first_rank(plan: LaunchPlan) -> int:
+    """Give the lowest rank of this node."""
     processes = plan.processes.value
     return processes.node_rank * processes.nproc_per_node
 
@@ -78,11 +142,17 @@ def _shows(plan: LaunchPlan, rank: int) -> bool:
     return plan.show_ranks is None or rank in plan.show_ranks
 
 
+def log_name(plan: LaunchPlan) -> str:
+    """Give the name of the log of what this node's first process prints."""
+    return "rank-0.log" if _relays_rank_0(plan) else "agent.log"
+
+
 def _relays_rank_0(plan: LaunchPlan) -> bool:
     """Whether rank 0 writes to the relayed stream; in an elastic run it may be on any node."""
     elastic = plan.processes.value.rdzv_endpoint
-    return not elastic and _first_rank(plan) == 0 and _shows(plan, 0)
+    return not elastic and first_rank(plan) == 0 and _shows(plan, 0)
 
 
-def _follows(plan: LaunchPlan, rank: int) -> bool:
-    return _shows(plan, rank) and not (rank == 0 and _relays_rank_0(plan))
+def _follows(plan: LaunchPlan, log: str, rank: int) -> bool:
+    """Whether a rank's log is shown here: not where the output is that of one task of several."""
+    return not log.startswith("task-") and _shows(plan, rank) and log != f"rank-{rank}.log"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from fasttrain.launch.relay import Relay
@@ -23,12 +24,21 @@ TICK_S = 0.25
 SI_KERNEL = 0x80  # asm-generic/siginfo.h: the terminal, which signals the script as well
 
 
+@dataclass(frozen=True, slots=True)
+class Hooks:
+    """What is called while a program runs.
+
+    Attributes:
+        tick: Called a few times a second.
+        heard: Called with each signal that is passed on.
+    """
+
+    tick: Callable[[], None]
+    heard: Callable[[int], None] = lambda _signum: None
+
+
 def supervise(
-    program: str,
-    argv: tuple[str, ...],
-    environ: Mapping[str, str],
-    relay: Relay,
-    tick: Callable[[], None],
+    program: str, argv: tuple[str, ...], environ: Mapping[str, str], relay: Relay, hooks: Hooks
 ) -> int:
     """Run a program to its end and give its exit code, or 128 + signal.
 
@@ -44,7 +54,7 @@ def supervise(
     try:
         child = _spawn(program, argv, environ, relay, blocked)
         relay.start()
-        status = _wait(child, relay, tick)
+        status = _wait(child, relay, hooks)
     finally:
         signal.signal(signal.SIGCHLD, reaping)
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
@@ -78,15 +88,16 @@ def _spawn(
         ) from error
 
 
-def _wait(child: int, relay: Relay, tick: Callable[[], None]) -> int:
+def _wait(child: int, relay: Relay, hooks: Hooks) -> int:
     while True:
         ended, status = os.waitpid(child, os.WNOHANG)
         if ended:
             return status
         info = signal.sigtimedwait(WATCHED, TICK_S)
         if info is None:
-            tick()
+            hooks.tick()
         elif info.si_signo == signal.SIGWINCH:
             relay.resize()
         elif info.si_signo != signal.SIGCHLD and info.si_code != SI_KERNEL:
+            hooks.heard(info.si_signo)
             os.kill(child, info.si_signo)

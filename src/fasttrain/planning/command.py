@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from fasttrain.planning.draft import Draft
-from fasttrain.spec.plan import PLAN_FILE, Invocation, Processes
+from fasttrain.spec.plan import Invocation, Processes
 
 
 def plan_path(invocation: Invocation) -> str:
     """Give the path of the plan that the workers read."""
-    return f"{invocation.run_dir}/{PLAN_FILE}"
+    return f"{invocation.run_dir}/{invocation.plan_file}"
 
 
 def command(draft: Draft) -> tuple[str, ...]:
     """Give the argv that starts this node's processes."""
     worker = _worker(draft.invocation)
-    if draft.processes.value.backend == "direct":
+    if draft.processes.value.backend != "torchrun":
         return worker
     return (*_agent(draft), *worker)
 

@@ -14,6 +14,7 @@ from fasttrain.spec.errors import ExitCode, FasttrainError
 from fasttrain.spec.plan import EnvVar
 
 RUN_MARK = "FASTTRAIN_RUN_ID"
+RESTART_COUNT = "FASTTRAIN_RESTART_COUNT"
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # torch sizes its thread pool by the CPU affinity; these limits it does not see.
@@ -97,6 +98,9 @@ def _settle(wish: _Wish, environ: Mapping[str, str]) -> EnvVar:
 def _identity(draft: Draft) -> Iterator[_Wish]:
     reason = "marks the processes of this run"
     yield _Wish(RUN_MARK, draft.invocation.run_id, reason, BUILT_IN, forced=True)
+    if count := draft.invocation.restart_count:
+        reason = "tells the script how often the run was started again"
+        yield _Wish(RESTART_COUNT, str(count), reason, BUILT_IN, forced=True)
 
 
 def _visibility(draft: Draft) -> Iterator[_Wish]:

@@ -50,7 +50,8 @@ def _draft(settings: Settings, machine: Machine, invocation: Invocation) -> Draf
     kind = decide_device(settings, machine, environ)
     slots = visible_slots(machine, kind.value, environ)
     chosen = decide_gpus(settings.gpus, kind.value, slots, machine)
-    processes = decide_processes(settings, chosen)
+    by_slurm = invocation.ranks_by_slurm
+    processes = decide_processes(settings, chosen, by_slurm=by_slurm)
     if invocation.target.kind == "command":
         levers = no_levers(settings, chosen)
     else:

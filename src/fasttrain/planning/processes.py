@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 from fasttrain.planning.describe import counted, kind_noun
 from fasttrain.planning.gpus import Chosen
@@ -18,8 +19,15 @@ MASTER_PORT = 29500
 _NODES = re.compile(r"([0-9]{1,6})(?::([0-9]{1,6}))?")
 
 
-def decide_processes(settings: Settings, chosen: Chosen) -> Decision[Processes]:
+def decide_processes(
+    settings: Settings, chosen: Chosen, *, by_slurm: bool = False
+) -> Decision[Processes]:
     """Give the processes of this node and their rendezvous.
+
+    Args:
+        settings: What the user wants.
+        chosen: The devices.
+        by_slurm: Whether SLURM starts each of them.
 
     Raises:
         FasttrainError: ``nproc-devices``, ``nodes-syntax``, ``nodes-rdzv``, ``nodes-master`` or
@@ -40,6 +48,9 @@ def decide_processes(settings: Settings, chosen: Chosen) -> Decision[Processes]:
     else:
         processes = _static(settings, per_node, most)
         how = _static_reason(settings, processes)
+    if by_slurm and processes.world_size > 1:
+        processes = replace(processes, backend="slurm")
+        how = "started by SLURM, whose ranks they have"
     return Decision(processes, f"{reason}; {how}", source)
 
 

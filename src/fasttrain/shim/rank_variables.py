@@ -31,6 +31,11 @@ def restore() -> None:
     _hidden.clear()
 
 
+def put(name: str, value: str) -> None:
+    """Set one, hidden where the others are."""
+    (_hidden or os.environ)[name] = value
+
+
 def get(name: str, default: str = "") -> str:
     """Give the value of one, hidden or not."""
     return _hidden.get(name, os.environ.get(name, default))

@@ -49,11 +49,12 @@ class Ranks:
         self._board: Board | None = None
 
     @classmethod
-    def of_torchrun(cls, collectives: str) -> Ranks:
-        """Meet the other ranks at the store that torchrun's agent keeps.
+    def at_store(cls, collectives: str, *, agent: bool) -> Ranks:
+        """Meet the other ranks at the store that torchrun's agent keeps, or else rank 0.
 
         Args:
             collectives: Backend for the devices of the run, such as ``nccl``.
+            agent: Whether there is an agent.
         """
         get = rank_variables.get
         world_size = int(get("WORLD_SIZE"))
@@ -61,9 +62,13 @@ class Ranks:
         store = torchs.TCPStore(
             get("MASTER_ADDR"),
             int(get("MASTER_PORT")),
-            is_master=False,
+            is_master=not agent and int(get("RANK")) == 0,
+            wait_for_workers=False,
             timeout=MEET_TIMEOUT,
         )
+        if not agent:
+            # A script that asks for its ranks after all must not open the store a second time.
+            rank_variables.put("TORCHELASTIC_USE_AGENT_STORE", "True")
         # A group that was restarted, or that an elastic run formed anew, must not meet what the
         # one before it has left.
         attempt = f"{get('TORCHELASTIC_RESTART_COUNT', '0')}/{world_size}"

@@ -135,7 +135,9 @@ class Runtime:
             return []
         from fasttrain.shim.parallel import parallel_levers
 
-        ranks = Ranks.of_torchrun(strategy.value.collectives)
+        ranks = Ranks.at_store(
+            strategy.value.collectives, agent=self._plan.processes.value.backend == "torchrun"
+        )
         return parallel_levers(self._plan, ranks, self._roots, self._strategy_ledger, self._undo)
 
     def _strategy_ledger(self, name: str, asked: str) -> Ledger:

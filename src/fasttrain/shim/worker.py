@@ -26,11 +26,19 @@ def main(argv: list[str]) -> None:
     # A run without an agent has one rank, whatever RANK the user's own launcher has set.
     rank = 0 if plan.processes.value.backend == "direct" else int(os.environ["RANK"])
     parent.die_with_launcher()
+    _count_restarts()
     streams.redirect_hidden_rank(plan, rank)
     pid = os.getpid()
     _be_alone(plan)
     after_torch(lambda: _install(plan, rank, started_s, pid))
     run_target(kind, name, args, ended_well)
+
+
+def _count_restarts() -> None:
+    """Tell the script of restarts by torchrun as well as of those by SLURM."""
+    if restarts := int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")):
+        before = int(os.environ.get("FASTTRAIN_RESTART_COUNT", "0"))
+        os.environ["FASTTRAIN_RESTART_COUNT"] = str(before + restarts)
 
 
 def _be_alone(plan: LaunchPlan) -> None:

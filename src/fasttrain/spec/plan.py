@@ -22,7 +22,7 @@ PLAN_FILE = "plan.json"  # in the run directory
 TargetKind = Literal["script", "module", "command"]
 Precision = Literal["off", "bfloat16", "float16"]
 OptimizerMode = Literal["keep", "fused", "npu"]
-Backend = Literal["direct", "torchrun"]
+Backend = Literal["direct", "torchrun", "slurm"]
 StrategyMode = Literal["none", "script", "ddp", "fsdp"]
 
 
@@ -51,6 +51,9 @@ class Invocation:
         cache_dir: Absolute directory for what persists between runs.
         version: Version of fasttrain.
         facts: What the source of the script says about it.
+        plan_file: Name of the plan in the run directory; nodes that share it have one each.
+        ranks_by_slurm: Whether SLURM starts the workers and gives them their ranks.
+        restart_count: How often SLURM queued the run again.
     """
 
     target: Target
@@ -64,6 +67,9 @@ class Invocation:
     cache_dir: str
     version: str
     facts: ScriptFacts = field(default_factory=ScriptFacts)
+    plan_file: str = PLAN_FILE
+    ranks_by_slurm: bool = False
+    restart_count: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +96,8 @@ class Processes:
     """How many processes there are, and how they find each other.
 
     Attributes:
-        backend: ``direct`` for one process without an agent, ``torchrun`` otherwise.
+        backend: ``direct`` for one process without an agent, ``torchrun`` for those of an agent,
+            ``slurm`` where each process is a task of SLURM's.
         nproc_per_node: Workers on each node.
         min_nodes: Fewest nodes of an elastic run; equals ``max_nodes`` in a static one.
         max_nodes: Most nodes.

@@ -1,0 +1,51 @@
+"""``fasttrain job``: the jobs that fasttrain slurm has sent."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+NAME = "job"
+
+
+class Action(StrEnum):
+    """What to do with a job."""
+
+    LIST = "list"
+    SHOW = "show"
+    LOGS = "logs"
+    WAIT = "wait"
+    CANCEL = "cancel"
+
+
+def job(
+    action: Annotated[Action, typer.Argument(help="What to do.", show_default=False)],
+    job_id: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[ID]",
+            help="Number of the job (default: the latest of this folder).",
+            show_default=False,
+        ),
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="With logs: go on until the job has ended.")
+    ] = False,
+    rank: Annotated[
+        int, typer.Option(metavar="RANK", min=0, help="With logs: whose output (default: 0).")
+    ] = 0,
+    json: Annotated[
+        bool, typer.Option("--json", help="With list, show and wait: print JSON.")
+    ] = False,
+) -> int:
+    """List, show, follow, await or cancel the jobs that fasttrain slurm has sent."""
+    from fasttrain.cli.jobs import JobRequest, perform  # only now: --help needs none of it
+
+    return perform(JobRequest(action.value, job_id, follow=follow, rank=rank, json=json))
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the application."""
+    app.command(NAME)(job)

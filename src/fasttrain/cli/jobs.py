@@ -1,0 +1,165 @@
+"""What ``fasttrain job`` does, and how ``fasttrain slurm`` stays with what it has sent."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from fasttrain.cli.envelope import envelope
+from fasttrain.cli.progress import choose_display
+from fasttrain.config.environ import read_environ
+from fasttrain.hardware.host import Host, ToolError, run_tool
+from fasttrain.launch.display import write_all
+from fasttrain.launch.follow import Tail
+from fasttrain.slurm.ending import Ending, last_words, read_ending
+from fasttrain.slurm.follow import follow
+from fasttrain.slurm.jobs import check_id, find_job, submitted_jobs
+from fasttrain.slurm.refusals import down, no_slurm
+from fasttrain.slurm.state import JobState, ask
+from fasttrain.spec.errors import ExitCode, FasttrainError
+from fasttrain.spec.job import SubmittedJob
+
+CANCEL_TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class JobRequest:
+    """The command line, parsed; see `fasttrain.cli.job`."""
+
+    action: str
+    job_id: str | None
+    follow: bool
+    rank: int
+    json: bool
+
+
+def perform(request: JobRequest) -> int:
+    """Do what was asked for and give the exit code."""
+    actions: dict[str, Callable[[JobRequest, Mapping[str, str]], int]] = {
+        "list": _list,
+        "show": _show,
+        "logs": _logs,
+        "wait": _wait,
+        "cancel": _cancel,
+    }
+    return actions[request.action](request, read_environ())
+
+
+def stay(job: SubmittedJob, environ: Mapping[str, str], *, show: bool, as_json: bool) -> int:
+    """Wait for a job's end, tell it, and give the exit code of its script.
+
+    Args:
+        job: The job.
+        environ: The environment.
+        show: Whether to show what rank 0 prints.
+        as_json: Whether the end is told as JSON.
+    """
+    display = choose_display(quiet=False) if show else None
+    try:
+        ending = follow(job, environ, display, _say)
+    except KeyboardInterrupt:
+        if display:
+            display.close()
+        _say(f"the job goes on; fasttrain job cancel {job.job_id} ends it")
+        return ExitCode.INTERRUPTED
+    return _tell(ending, as_json=as_json)
+
+
+def _tell(ending: Ending, *, as_json: bool) -> int:
+    from fasttrain.cli.jobs_card import print_ending
+
+    if as_json:
+        print(envelope("job-ending", ending))  # noqa: T201
+        return ending.exit_code
+    print_ending(ending)
+    if ending.exit_code and not any(cell.receipt for cell in ending.cells):
+        for line in last_words(ending.job):
+            sys.stderr.write(f"  {line}\n")
+    return ending.exit_code
+
+
+def _list(request: JobRequest, environ: Mapping[str, str]) -> int:
+    from fasttrain.cli.jobs_card import job_rows, print_jobs
+
+    sent = submitted_jobs(Path.cwd())
+    rows = job_rows(sent, _states([job.job_id for job in sent], environ) if sent else {})
+    if request.json:
+        print(envelope("jobs", rows))  # noqa: T201
+    else:
+        print_jobs(rows)
+    return 0
+
+
+def _show(request: JobRequest, environ: Mapping[str, str]) -> int:
+    from fasttrain.cli.jobs_card import print_job
+
+    job = find_job(request.job_id, Path.cwd(), environ)
+    ending = read_ending(job, _states([job.job_id], environ))
+    if request.json:
+        print(envelope("job", ending))  # noqa: T201
+    else:
+        print_job(ending)
+    return 0
+
+
+def _logs(request: JobRequest, environ: Mapping[str, str]) -> int:
+    job = find_job(request.job_id, Path.cwd(), environ)
+    if request.follow and request.rank == 0 and not job.cells:
+        return stay(job, environ, show=True, as_json=False)
+    path = _run_dir(job, request.job_id) / f"rank-{request.rank}.log"
+    for line in Tail(path).lines(rest=True):
+        write_all(1, line)
+    if not path.exists():
+        for text in last_words(job):
+            write_all(1, f"{text}\n".encode())
+        _say(f"rank {request.rank} has no log yet; fasttrain job show {job.job_id} tells the state")
+    return 0
+
+
+def _run_dir(job: SubmittedJob, job_id: str | None) -> Path:
+    cell = check_id(job_id)[1] if job_id else None
+    if cell is None or not job.cells:
+        return Path(job.run_dir)
+    if cell >= len(job.cells):
+        raise FasttrainError(
+            f"job {job.job_id} has no element {cell}",
+            why=f"it has {len(job.cells)}, numbered from 0",
+            fix=f"fasttrain job show {job.job_id} lists them",
+            slug="job-unknown",
+            exit_code=ExitCode.UNAVAILABLE,
+        )
+    return Path(job.cells[cell])
+
+
+def _wait(request: JobRequest, environ: Mapping[str, str]) -> int:
+    job = find_job(request.job_id, Path.cwd(), environ)
+    return stay(job, environ, show=request.follow, as_json=request.json)
+
+
+def _cancel(request: JobRequest, environ: Mapping[str, str]) -> int:
+    """Cancel only what this tool has sent: a number mistyped must not end another's work."""
+    job = find_job(request.job_id, Path.cwd(), environ)
+    tool = Host(environ).which("scancel")
+    if not tool:
+        raise no_slurm()
+    target = request.job_id or job.job_id
+    try:
+        run_tool([tool, target], timeout_s=CANCEL_TIMEOUT_S)
+    except ToolError as error:
+        raise down(str(error), job.job_id) from error
+    _say(f"job {target} was told to end; its workers get SIGTERM and time to save")
+    return 0
+
+
+def _states(job_ids: list[str], environ: Mapping[str, str]) -> Mapping[str, JobState]:
+    try:
+        return ask(job_ids, environ)
+    except ToolError as error:
+        raise down(str(error), job_ids[-1]) from error
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"fasttrain: {text}\n")
+    sys.stderr.flush()

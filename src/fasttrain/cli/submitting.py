@@ -1,0 +1,117 @@
+"""From the words of ``fasttrain slurm`` to a job, and from the job to an exit code."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fasttrain.cli.envelope import envelope
+from fasttrain.cli.target import Starts, choose_target
+from fasttrain.config.environ import read_environ
+from fasttrain.config.resolve import resolve
+from fasttrain.hardware.host import Host
+from fasttrain.hardware.slurm_nodes import node_shape
+from fasttrain.launch.preflight import check_target
+from fasttrain.slurm.submission import Draft, batch_script, draft, send
+from fasttrain.source.read import read_script
+from fasttrain.spec.job import SubmittedJob
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmRequest:
+    """The command line, parsed.
+
+    Attributes:
+        words: Words without a dash: the script and arguments of its own.
+        behind: Words behind ``--``.
+        starts: What kind of target it is.
+        config: Value of ``--config``.
+        preset: Value of ``--preset``.
+        wait: Whether to stay until the job has ended.
+        follow: Whether to show its output meanwhile.
+        check: Whether to look only for what would fail.
+        dry_run: Whether the batch script is only printed.
+        json: Whether what is printed is JSON.
+        flags: The options of `Settings` and `SlurmSettings`; None for those not given.
+    """
+
+    words: tuple[str, ...]
+    behind: tuple[str, ...]
+    starts: Starts
+    config: str | None
+    preset: str | None
+    wait: bool
+    follow: bool
+    check: bool
+    dry_run: bool
+    json: bool
+    flags: Mapping[str, Any]
+
+
+def perform(request: SlurmRequest) -> int:
+    """Do what was asked for and give the exit code."""
+    job = _draft(request)
+    quiet = job.requests[0].settings.quiet.value
+    if request.dry_run:
+        _print_draft(job, as_json=request.json)
+        return 0
+    for warning in () if quiet else job.warnings:
+        sys.stderr.write(f"fasttrain: warning: {warning}\n")
+    sent = send(job)
+    stays = request.wait or request.follow
+    if request.json and not stays:
+        print(envelope("submitted", sent))  # noqa: T201
+    elif not quiet:
+        _tell(sent)
+    if stays:
+        from fasttrain.cli.jobs import stay
+
+        return stay(sent, read_environ(), show=request.follow, as_json=request.json)
+    return 0
+
+
+def _draft(request: SlurmRequest) -> Draft:
+    environ, cwd = read_environ(), Path.cwd()
+    wanted = resolve(
+        request.flags,
+        environ=environ,
+        cwd=cwd,
+        config=request.config,
+        preset=request.preset,
+        slurm=True,
+    )
+    target = choose_target(request.words, request.behind, wanted, request.starts)
+    check_target(target, str(cwd))
+    facts = read_script(target, str(cwd), environ)
+    partition, gpus = wanted.slurm.partition.value, wanted.slurm.gpus_per_node.value or 0
+    shape = node_shape(Host(environ), partition, gpus) if gpus else None
+    return draft(wanted, target, facts, shape)
+
+
+def _print_draft(job: Draft, *, as_json: bool) -> None:
+    script = batch_script(job)
+    if as_json:
+        data = {"script": script, "parameters": job.parameters, "run_dir": str(job.run_dir)}
+        text = envelope("slurm", data) + "\n"
+    else:
+        rows = "".join(
+            f"# {row.name} = {row.value or '-'}: {row.reason} ({row.source})\n"
+            for row in job.parameters.rows
+        )
+        told = "".join(f"# warning: {warning}\n" for warning in job.warnings)
+        head, _, rest = script.partition("\n")
+        text = f"{head}\n{rows}{told}{rest}"
+    sys.stdout.buffer.write(text.encode(errors="surrogateescape"))
+    sys.stdout.flush()
+
+
+def _tell(sent: SubmittedJob) -> None:
+    cells = f", {len(sent.cells)} cells" if sent.cells else ""
+    sys.stderr.write(
+        f"fasttrain: job {sent.job_id} sent{cells}; run directory {sent.run_dir}\n"
+        f"fasttrain: fasttrain job logs -f {sent.job_id} follows it,"
+        f" fasttrain job cancel {sent.job_id} ends it\n"
+    )

@@ -1,0 +1,131 @@
+"""The end of a job, from SLURM's word and from what the tasks left in the run directory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from fasttrain.launch.receipts import gather, read_receipt
+from fasttrain.slurm.meeting import run_code
+from fasttrain.slurm.state import UNKNOWN, JobState
+from fasttrain.spec.codec import CodecError, loads
+from fasttrain.spec.errors import ExitCode, FasttrainError
+from fasttrain.spec.job import SUBMITIT_FOLDER, TASKS_FOLDER, SubmittedJob, TaskEnd
+from fasttrain.spec.outcome import Receipt
+from fasttrain.spec.plan import PLAN_FILE, LaunchPlan
+
+LAST_LINES = 20
+# Ends that SLURM brought about, so that no exit code of the script tells of them.
+BROUGHT_ABOUT = {
+    "NODE_FAIL": "a node died",
+    "BOOT_FAIL": "a node didn't boot",
+    "OUT_OF_MEMORY": "it ran out of memory",
+    "TIMEOUT": "its time limit was over",
+    "DEADLINE": "its deadline was over",
+    "CANCELLED": "it was cancelled",
+    "PREEMPTED": "it was preempted",
+    "REVOKED": "it was revoked",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class CellEnding:
+    """The end of one run.
+
+    Attributes:
+        run_dir: Its directory.
+        state: SLURM's word.
+        exit_code: The script's, or 128 + signal, or fasttrain's own.
+        receipt: What the ranks reported; None where there was none to report.
+        why: Why it ended, where that wasn't the script's doing.
+    """
+
+    run_dir: str
+    state: JobState
+    exit_code: int
+    receipt: Receipt | None
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """The end of a job: of its run, or of each cell of a sweep."""
+
+    job: SubmittedJob
+    cells: tuple[CellEnding, ...]
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code of the first cell that failed, or 0."""
+        return next((cell.exit_code for cell in self.cells if cell.exit_code), 0)
+
+
+def read_ending(job: SubmittedJob, states: Mapping[str, JobState]) -> Ending:
+    """Give how a job ended."""
+    if not job.cells:
+        state = states.get(job.job_id, JobState(job.job_id, UNKNOWN))
+        return Ending(job, (_cell(job.run_dir, state),))
+    found = []
+    for index, run_dir in enumerate(job.cells):
+        name = f"{job.job_id}_{index}"
+        found.append(_cell(run_dir, states.get(name, JobState(name, UNKNOWN))))
+    return Ending(job, tuple(found))
+
+
+def _cell(run_dir: str, state: JobState) -> CellEnding:
+    ends = last_ends(Path(run_dir))
+    code, why = _code(state, ends)
+    return CellEnding(run_dir, state, code, _receipt(Path(run_dir), code, state), why)
+
+
+def _code(state: JobState, ends: list[TaskEnd]) -> tuple[int, str]:
+    why = BROUGHT_ABOUT.get(state.state, "")
+    own = run_code(ends)
+    if state.state == "COMPLETED":
+        return 0, ""
+    if own:
+        return own, why
+    if state.exit_code:
+        return state.exit_code, why
+    if state.state == UNKNOWN and ends:
+        return own, ""
+    return ExitCode.UNAVAILABLE, why or "SLURM no longer knows it, and it left no end"
+
+
+def last_ends(run_dir: Path) -> list[TaskEnd]:
+    """Give the ends of the tasks in the latest attempt."""
+    attempts = [path for path in (run_dir / TASKS_FOLDER).glob("*") if path.name.isdecimal()]
+    if not attempts:
+        return []
+    ends = []
+    for path in max(attempts, key=lambda path: int(path.name)).glob("end-*.json"):
+        try:
+            ends.append(loads(TaskEnd, path.read_bytes()))
+        except (OSError, CodecError):
+            continue  # a task that was killed while it wrote tells nothing
+    return ends
+
+
+def _receipt(run_dir: Path, code: int, state: JobState) -> Receipt | None:
+    """Give the receipt; made here where the tasks were killed before one of them could."""
+    try:
+        return read_receipt(run_dir)
+    except FasttrainError:
+        pass
+    try:
+        plan = loads(LaunchPlan, (run_dir / PLAN_FILE).read_bytes())
+    except (OSError, CodecError):
+        return None
+    note = f"SLURM ended the job as {state}; the tasks wrote no receipt themselves."
+    return gather(plan, code, 0.0, (note,) if state.ended else ())
+
+
+def last_words(job: SubmittedJob) -> list[str]:
+    """Give the last lines of SLURM's own logs, for a job that didn't come to its script."""
+    folder = Path(job.run_dir) / SUBMITIT_FOLDER
+    lines: list[str] = []
+    for path in sorted(folder.glob(f"{job.job_id}_*_log.err")):
+        text = path.read_text(errors="replace")
+        lines += [f"[{path.stem}] {line}" for line in text.splitlines()[-LAST_LINES:]]
+    return lines[-LAST_LINES:]

@@ -1,0 +1,101 @@
+"""Finds the jobs of this tool: by their run directories, and by what SLURM knows of their logs."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from fasttrain.hardware.host import ToolError
+from fasttrain.launch.run_dir import DEFAULT_PARENT
+from fasttrain.slurm.state import ask
+from fasttrain.spec.codec import CodecError, loads
+from fasttrain.spec.errors import ExitCode, FasttrainError
+from fasttrain.spec.job import SUBMITIT_FOLDER, SUBMITTED_FILE, SubmittedJob
+
+_JOB_ID = re.compile(r"([1-9][0-9]{0,17})(?:_([0-9]{1,9}))?")
+
+
+def submitted_jobs(cwd: Path) -> list[SubmittedJob]:
+    """Give the jobs that were sent from a folder, in the order in which they were."""
+    found = (_read(path) for path in (cwd / DEFAULT_PARENT).glob(f"*/{SUBMITTED_FILE}"))
+    return sorted((job for job in found if job), key=lambda job: job.submitted_s)
+
+
+def find_job(job_id: str | None, cwd: Path, environ: Mapping[str, str]) -> SubmittedJob:
+    """Give one job; the latest of this folder without a number.
+
+    Args:
+        job_id: Its number; that of an element stands for its array.
+        cwd: Folder from which it was sent, though any other will do while SLURM knows the job.
+        environ: The environment.
+
+    Raises:
+        FasttrainError: ``job-id`` for what is no number, ``job-unknown`` for one of no job of
+            this tool, or of another user's.
+    """
+    sent = submitted_jobs(cwd)
+    if job_id is None:
+        if sent:
+            return sent[-1]
+        raise _unknown("there is no job", f"{cwd / DEFAULT_PARENT} holds none")
+    number = check_id(job_id)[0]
+    for job in reversed(sent):
+        if job.job_id == number:
+            return job
+    return _by_log(number, environ)
+
+
+def check_id(job_id: str) -> tuple[str, int | None]:
+    """Give the number of a job, and that of the element where it names one.
+
+    Raises:
+        FasttrainError: ``job-id`` for another text.
+    """
+    found = _JOB_ID.fullmatch(job_id)
+    if found:
+        return found[1], None if found[2] is None else int(found[2])
+    raise FasttrainError(
+        f"{job_id!r} is no number of a job",
+        why="SLURM numbers its jobs, as in 1234, and elements of arrays, as in 1234_0",
+        fix="fasttrain job list shows those sent from this folder",
+        slug="job-id",
+        exit_code=ExitCode.USAGE,
+    )
+
+
+def _by_log(number: str, environ: Mapping[str, str]) -> SubmittedJob:
+    """Find a job of another folder by its log, which lies in its run directory."""
+    try:
+        states = ask([number], environ)
+    except ToolError as error:
+        raise _unknown(f"job {number} was not sent from this folder", str(error)) from error
+    for state in states.values():
+        folder = Path(state.stdout).parent
+        job = _read(folder.parent / SUBMITTED_FILE) if folder.name == SUBMITIT_FOLDER else None
+        if job and job.job_id == number:
+            return job
+    why = "it was not sent from this folder, and SLURM knows no log of it in a run directory"
+    raise _unknown(f"job {number} is none of fasttrain's", why)
+
+
+def _read(path: Path) -> SubmittedJob | None:
+    """Give what a file says; nothing where it isn't the user's own or can't be read."""
+    try:
+        with path.open("rb") as file:
+            if os.fstat(file.fileno()).st_uid != os.getuid():
+                return None
+            return loads(SubmittedJob, file.read())
+    except (OSError, CodecError):
+        return None
+
+
+def _unknown(what: str, why: str) -> FasttrainError:
+    return FasttrainError(
+        what,
+        why=why,
+        fix="go to the folder from which it was sent; squeue --me lists all of your jobs",
+        slug="job-unknown",
+        exit_code=ExitCode.UNAVAILABLE,
+    )

@@ -1,0 +1,116 @@
+"""What SLURM says when it refuses, with what to do about it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from fasttrain.spec.errors import ExitCode, FasttrainError
+
+
+@dataclass(frozen=True, slots=True)
+class _Refusal:
+    """Words of sbatch by which a refusal is known, and what mends it."""
+
+    words: re.Pattern[str]
+    slug: str
+    fix: str
+
+
+# Source: SLURM 22.05, src/common/slurm_errno.c, whose texts sbatch prints.
+_REFUSALS = tuple(
+    _Refusal(re.compile(words, re.IGNORECASE), slug, fix)
+    for words, slug, fix in (
+        ("invalid partition", "slurm-partition", "name one that sinfo lists, with --partition"),
+        (
+            "invalid account|invalid qos|association",
+            "slurm-account",
+            "name an account and QOS of yours, as sacctmgr show assoc lists them",
+        ),
+        (
+            "time limit",
+            "slurm-limit",
+            "ask for less with --time, or name a partition that allows more",
+        ),
+        (
+            "node configuration is not available|node count|cpu count|memory specification",
+            "slurm-resources",
+            "ask for what a node of the partition has: sinfo -o '%P %D %c %m %G' lists it",
+        ),
+        ("invalid generic resource|gres", "slurm-resources", "sinfo -o '%P %G' lists the GPUs"),
+        ("feature", "slurm-constraint", "sinfo -o '%P %f' lists the features of the nodes"),
+        ("reservation", "slurm-reservation", "scontrol show reservation lists those there are"),
+        ("dependency", "slurm-dependency", "name jobs that exist, such as afterok:1234"),
+        (
+            "unable to contact|connect failure|connection refused|socket timed out|communication",
+            "slurm-down",
+            "wait until scontrol ping says UP, or ask those who run the cluster",
+        ),
+        ("access|permission|not permitted", "slurm-permission", "ask those who run the cluster"),
+    )
+)
+
+
+def refused(said: str, timeout_s: int) -> FasttrainError:
+    """Give the error for a submission that failed.
+
+    Args:
+        said: The message of submitit's error, which holds what sbatch printed.
+        timeout_s: Seconds that sbatch had.
+    """
+    words = sbatch_words(said)
+    if not words and re.search(r"exit status 124|code 124", said):
+        return FasttrainError(
+            "sbatch gave no answer",
+            why=f"it was ended after {timeout_s} s; the controller may be down or overloaded",
+            fix="see what scontrol ping says, and whether squeue --me lists the job, before you"
+            " send it again",
+            slug="slurm-hangs",
+            exit_code=ExitCode.UNAVAILABLE,
+        )
+    for refusal in _REFUSALS:
+        if refusal.words.search(words):
+            return _refusal(words, refusal.slug, refusal.fix)
+    return _refusal(words, "slurm-refused", "see sbatch(1); --dry-run prints what was sent")
+
+
+def sbatch_words(said: str) -> str:
+    """Give what sbatch itself said, on one line."""
+    lines = [line.strip() for line in said.splitlines() if "error:" in line.lower()]
+    own = [line for line in lines if line.lower().startswith(("sbatch:", "srun:"))]
+    picked = own or lines
+    cut = [re.sub(r"^(sbatch|srun): (error: )?", "", line) for line in picked]
+    return "; ".join(dict.fromkeys(cut))[:300]
+
+
+def no_slurm() -> FasttrainError:
+    """Give the error for a machine without SLURM."""
+    return FasttrainError(
+        "there is no SLURM here",
+        why="srun and sbatch are not on PATH",
+        fix="start this on a login node of the cluster, or load its module; --dry-run works"
+        " everywhere",
+        slug="slurm-missing",
+        exit_code=ExitCode.UNAVAILABLE,
+    )
+
+
+def down(said: str, job_id: str) -> FasttrainError:
+    """Give the error for a controller that stays silent."""
+    return FasttrainError(
+        "SLURM doesn't answer",
+        why=said,
+        fix=f"the job goes on; fasttrain job wait {job_id} takes this up again",
+        slug="slurm-down",
+        exit_code=ExitCode.UNAVAILABLE,
+    )
+
+
+def _refusal(words: str, slug: str, fix: str) -> FasttrainError:
+    return FasttrainError(
+        "SLURM refused the job",
+        why=f"sbatch said: {words or 'nothing'}",
+        fix=fix,
+        slug=slug,
+        exit_code=ExitCode.UNAVAILABLE if slug == "slurm-down" else ExitCode.CONTRADICTION,
+    )

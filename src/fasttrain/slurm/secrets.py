@@ -1,0 +1,78 @@
+"""Keeps secrets of a run out of its directory: they go to the nodes in the job's environment."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from fasttrain.planning.secrets import MASK, is_secret_name, mask_args
+from fasttrain.spec.decision import Setting
+from fasttrain.spec.job import SECRETS_VARIABLE, JobRequest
+from fasttrain.spec.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Secrets:
+    """What was masked.
+
+    Attributes:
+        env: Values of ``--env`` by name.
+        args: Arguments of the script by their place.
+    """
+
+    env: dict[str, str] = field(default_factory=dict)
+    args: dict[str, str] = field(default_factory=dict)
+
+
+def masked(request: JobRequest) -> tuple[JobRequest, dict[str, str]]:
+    """Give the request without its secrets, and the variable that carries them, if any."""
+    args = mask_args(request.target.args)
+    hidden = Secrets(
+        {name: value for name, value in _env(request.settings) if is_secret_name(name)},
+        {
+            str(index): word
+            for index, (word, shown) in enumerate(zip(request.target.args, args, strict=True))
+            if word != shown
+        },
+    )
+    if not hidden.env and not hidden.args:
+        return request, {}
+    entries = tuple(
+        f"{name}={MASK if name in hidden.env else value}" for name, value in _env(request.settings)
+    )
+    shown_request = replace(
+        request,
+        target=replace(request.target, args=args),
+        settings=_with_env(request.settings, entries),
+    )
+    carried = {"env": hidden.env, "args": hidden.args}
+    return shown_request, {SECRETS_VARIABLE: json.dumps(carried)}
+
+
+def unmasked(request: JobRequest, environ: Mapping[str, str]) -> JobRequest:
+    """Give the request with its secrets put back, as the job's environment has them.
+
+    Raises:
+        ValueError: Something was masked and the variable is missing or garbled.
+    """
+    carried = json.loads(environ.get(SECRETS_VARIABLE) or '{"env": {}, "args": {}}')
+    env, args = carried["env"], carried["args"]
+    entries = tuple(f"{name}={env.get(name, value)}" for name, value in _env(request.settings))
+    words = tuple(args.get(str(i), word) for i, word in enumerate(request.target.args))
+    if any(is_secret_name(name) and name not in env for name, _ in _env(request.settings)):
+        raise ValueError(f"{SECRETS_VARIABLE} is not in the job's environment")
+    return replace(
+        request,
+        target=replace(request.target, args=words),
+        settings=_with_env(request.settings, entries),
+    )
+
+
+def _env(settings: Settings) -> list[tuple[str, str]]:
+    pairs = (entry.partition("=") for entry in settings.env.value)
+    return [(name, value) for name, _, value in pairs]
+
+
+def _with_env(settings: Settings, entries: tuple[str, ...]) -> Settings:
+    return replace(settings, env=Setting(entries, settings.env.source))

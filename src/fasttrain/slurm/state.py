@@ -1,0 +1,153 @@
+"""What became of jobs, as SLURM tells it: squeue first, and accounting where squeue has forgotten.
+
+submitit's own view isn't asked: without accounting it stays UNKNOWN, and waits for ever for a job
+that ended without a result.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from fasttrain.hardware.host import Host, ToolError, run_tool
+from fasttrain.slurm.refusals import no_slurm
+
+TIMEOUT_S = 20.0  # a busy controller takes its time
+
+# Source: squeue(1), SLURM 22.05, --Format; `exit_code` is a status as waitpid gives it.
+_SQUEUE = "JobArrayID:|,State:|,Reason:|,exit_code:|,RestartCnt:|,NodeList:|,STDOUT:|"
+# Source: sacct(1), SLURM 22.05; ExitCode is CODE:SIGNAL.
+_SACCT = "JobID,State,Reason,ExitCode,NodeList"
+# Source: squeue(1), SLURM 22.05, "JOB STATE CODES".
+GOING = frozenset(
+    {"PENDING", "RUNNING", "SUSPENDED", "COMPLETING", "CONFIGURING", "RESIZING", "SIGNALING",
+     "STAGE_OUT", "STOPPED", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT",
+     "RESV_DEL_HOLD"}
+)  # fmt: skip
+UNKNOWN = "UNKNOWN"
+_UNKNOWN_JOB = re.compile(r"invalid job id", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class JobState:
+    """One job, or one element of an array.
+
+    Attributes:
+        job_id: Its number, ``1234`` or ``1234_0``.
+        state: SLURM's word; ``UNKNOWN`` where SLURM knows nothing of it.
+        reason: Why it is in that state, in SLURM's word; empty for none.
+        exit_code: Of the batch script, or 128 + signal; None while it runs.
+        restarts: How often it was queued again.
+        nodes: Names of its nodes, as SLURM writes lists of them.
+        stdout: Pattern of its log; empty where unknown.
+    """
+
+    job_id: str
+    state: str
+    reason: str = ""
+    exit_code: int | None = None
+    restarts: int = 0
+    nodes: str = ""
+    stdout: str = ""
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more will come of it."""
+        return self.state not in GOING
+
+    def __str__(self) -> str:
+        where = f" on {self.nodes}" if self.nodes and self.state == "RUNNING" else ""
+        why = f" ({self.reason})" if self.reason and not where else ""
+        return f"{self.state}{where}{why}"
+
+
+def ask(job_ids: Iterable[str], environ: Mapping[str, str]) -> dict[str, JobState]:
+    """Give the states of jobs by number; arrays by their elements.
+
+    Args:
+        job_ids: Numbers of jobs or arrays.
+        environ: The environment.
+
+    Raises:
+        FasttrainError: ``slurm-missing`` where there is no squeue.
+        ToolError: The controller doesn't answer.
+    """
+    host, wanted = Host(environ), list(dict.fromkeys(job_ids))
+    squeue, sacct = host.which("squeue"), host.which("sacct")
+    if not squeue:
+        raise no_slurm()
+    found = _squeue(squeue, wanted)
+    forgotten = [job for job in wanted if not any(_belongs(known, job) for known in found)]
+    if forgotten and sacct:
+        found |= _sacct(sacct, forgotten)
+    return found
+
+
+def _belongs(element: str, job: str) -> bool:
+    return element == job or element.startswith(f"{job}_")
+
+
+def _squeue(tool: str, job_ids: list[str]) -> dict[str, JobState]:
+    # Numbers that it has forgotten are an error only where there is no other beside them.
+    argv = [tool, "--noheader", "--states=all", "--array", f"--jobs={','.join(job_ids)}"]
+    try:
+        text = run_tool([*argv, f"--Format={_SQUEUE}"], timeout_s=TIMEOUT_S)
+    except ToolError as error:
+        if _UNKNOWN_JOB.search(str(error)):
+            return {}
+        raise
+    return {state.job_id: state for state in parse_squeue(text)}
+
+
+def parse_squeue(text: str) -> Iterator[JobState]:
+    """Read what squeue printed, one line for each job or element."""
+    for line in text.splitlines():
+        cells = line.split("|")
+        if len(cells) < 7 or not cells[3].isdecimal():
+            continue  # a line of another kind, such as a note of the site's own wrapper
+        job_id, state, reason, status, restarts, nodes, stdout = cells[:7]
+        ended = state not in GOING
+        yield JobState(
+            job_id=job_id,
+            state=state,
+            reason="" if reason == "None" else reason,
+            exit_code=_of_status(int(status)) if ended else None,
+            restarts=int(restarts) if restarts.isdecimal() else 0,
+            nodes=nodes,
+            stdout=stdout,
+        )
+
+
+def _of_status(status: int) -> int:
+    code = os.waitstatus_to_exitcode(status)
+    return code if code >= 0 else 128 - code
+
+
+def _sacct(tool: str, job_ids: list[str]) -> dict[str, JobState]:
+    argv = [tool, "--noheader", "--allocations", "--parsable2", f"--jobs={','.join(job_ids)}"]
+    try:
+        text = run_tool([*argv, f"--format={_SACCT}"], timeout_s=TIMEOUT_S)
+    except ToolError:
+        return {}  # a cluster without accounting: what is in the run directory has to do
+    return {state.job_id: state for state in parse_sacct(text)}
+
+
+def parse_sacct(text: str) -> Iterator[JobState]:
+    """Read what sacct printed, one line for each job or element."""
+    for line in text.splitlines():
+        cells = line.split("|")
+        if len(cells) != 5 or ":" not in cells[3]:
+            continue
+        job_id, state, reason, codes, nodes = cells
+        word = state.split()[0]  # "CANCELLED by 1000"
+        code, _, signum = codes.partition(":")
+        exit_code = 128 + int(signum) if int(signum) else int(code)
+        yield JobState(
+            job_id=job_id,
+            state=word,
+            reason="" if reason == "None" else reason,
+            exit_code=None if word in GOING else exit_code,
+            nodes="" if nodes == "None assigned" else nodes,
+        )

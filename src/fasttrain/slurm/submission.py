@@ -1,0 +1,124 @@
+"""From what the user wants to a job that SLURM has taken."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from submitit.core.utils import FailedJobError, FailedSubmissionError
+
+import fasttrain
+from fasttrain.config.resolve import Resolved
+from fasttrain.launch.run_dir import default_run_dir, make_run_dir, new_run_id, write_private
+from fasttrain.planning.slurm import job_parameters
+from fasttrain.planning.slurm_values import check_folder
+from fasttrain.slurm.executor import SBATCH_TIMEOUT_S, Executor, submit
+from fasttrain.slurm.node_task import NodeTask
+from fasttrain.slurm.refusals import no_slurm, refused
+from fasttrain.slurm.secrets import masked
+from fasttrain.slurm.sweep import cells
+from fasttrain.spec.codec import dumps
+from fasttrain.spec.job import (
+    JOB_FILE,
+    SUBMITIT_FOLDER,
+    SUBMITTED_FILE,
+    JobParameters,
+    JobRequest,
+    NodeShape,
+    SubmittedJob,
+)
+from fasttrain.spec.plan import Target
+from fasttrain.spec.script import ScriptFacts
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A job before it is sent.
+
+    Attributes:
+        requests: One run, or one for each cell of a sweep; secrets not yet masked.
+        run_dir: Absolute directory of the whole.
+        parameters: What submitit is to ask SLURM for.
+        warnings: What the user should know, one sentence each.
+    """
+
+    requests: tuple[JobRequest, ...]
+    run_dir: Path
+    parameters: JobParameters
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def folder(self) -> Path:
+        """Folder of the files of submitit and of SLURM."""
+        return self.run_dir / SUBMITIT_FOLDER
+
+
+def draft(wanted: Resolved, target: Target, facts: ScriptFacts, shape: NodeShape | None) -> Draft:
+    """Give what would be sent; nothing is written.
+
+    Raises:
+        FasttrainError: The request contradicts itself, or SLURM would garble it.
+    """
+    cwd = str(Path.cwd())
+    run_id = new_run_id(target.name)
+    named = wanted.settings.run_dir.value
+    run_dir = str(Path(cwd, named)) if named else default_run_dir(cwd, run_id)
+    check_folder(run_dir)
+    name = Path(target.name).stem or "fasttrain"
+    parameters = job_parameters(wanted.settings, wanted.slurm, name, shape)
+    whole = JobRequest(
+        run_id, run_dir, target, cwd, wanted.settings, wanted.slurm, facts, fasttrain.__version__
+    )
+    return Draft(cells(whole), Path(run_dir), parameters, parameters.warnings)
+
+
+def batch_script(job: Draft) -> str:
+    """Give the batch script that sbatch would get; needs no SLURM."""
+    return Executor(job.folder, job.parameters, anywhere=True).batch_script(len(job.requests))
+
+
+def send(job: Draft) -> SubmittedJob:
+    """Write the run directory and submit.
+
+    Raises:
+        FasttrainError: ``slurm-missing`` without SLURM, ``run-dir`` or ``run-dir-used``,
+            ``slurm-refused`` and others of `refused` where sbatch says no.
+    """
+    executor = _executor(job)
+    whole, secret = masked(job.requests[0])
+    make_run_dir(str(job.run_dir), JOB_FILE, dumps(whole))
+    for request in job.requests if len(job.requests) > 1 else ():
+        shown, carried = masked(request)
+        make_run_dir(request.run_dir, JOB_FILE, dumps(shown))
+        secret |= carried
+    tasks = [NodeTask(request.run_dir) for request in job.requests]
+    try:
+        jobs = submit(executor, tasks, secret)
+    except (FailedJobError, FailedSubmissionError) as error:
+        raise refused(str(error), SBATCH_TIMEOUT_S) from error
+    sent = _submitted(job, jobs[0].job_id.partition("_")[0])
+    write_private(job.run_dir / SUBMITTED_FILE, dumps(sent))
+    return sent
+
+
+def _executor(job: Draft) -> Executor:
+    try:
+        return Executor(job.folder, job.parameters)
+    except RuntimeError as error:  # submitit's word for a missing srun
+        raise no_slurm() from error
+
+
+def _submitted(job: Draft, job_id: str) -> SubmittedJob:
+    first, _ = masked(job.requests[0])
+    several = len(job.requests) > 1
+    return SubmittedJob(
+        job_id=job_id,
+        run_id=job.run_dir.name if several else first.run_id,
+        run_dir=str(job.run_dir),
+        command=shlex.join((first.target.name, *first.target.args)),
+        submitted_s=time.time(),
+        nodes=job.parameters.nodes,
+        cells=tuple(request.run_dir for request in job.requests) if several else (),
+    )
