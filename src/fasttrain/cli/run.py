@@ -23,7 +23,7 @@ class RunCommand(GroupedCommand):
         for word in args[:at]:
             # The parser would take `-momentum` for `-m omentum`; python's `-mpkg` isn't offered.
             if word.startswith("-m") and len(word) > 2:
-                raise unknown_option(word, args)
+                raise unknown_option(word, args, ctx.info_name or NAME)
         return super().parse_args(ctx, args[:at])
 
 

@@ -5,14 +5,18 @@ from __future__ import annotations
 import shlex
 
 from fasttrain.config.nearest import nearest
-from fasttrain.config.options import OPTIONS
+from fasttrain.config.options import OPTIONS, SLURM_OPTIONS
 from fasttrain.spec.errors import ExitCode, FasttrainError
 
-COMMAND_OPTIONS = (
-    *(spec.flag for spec in OPTIONS),
-    *("--config", "--preset", "--dry-run", "--explain", "--json", "--machine", "--no-python"),
-    "--help",
-)
+_SHARED = ("--config", "--preset", "--dry-run", "--json", "--no-python", "--help")
+# Options of the commands that take a script: what is none of these may be the script's own.
+COMMAND_OPTIONS = {
+    "run": (*(spec.flag for spec in OPTIONS), *_SHARED, "--explain", "--machine"),
+    "slurm": (
+        *(spec.flag for spec in (*OPTIONS, *SLURM_OPTIONS)),
+        *(*_SHARED, "--wait", "--follow", "--check"),
+    ),
+}
 
 
 def translate(error: Exception, argv: list[str], commands: set[str]) -> FasttrainError:
@@ -25,8 +29,8 @@ def translate(error: Exception, argv: list[str], commands: set[str]) -> Fasttrai
     """
     command = argv[0] if argv and argv[0] in commands else ""
     option = getattr(error, "option_name", None)
-    if option and command == "run" and type(error).__name__ == "NoSuchOption":
-        return unknown_option(option, argv[1:])
+    if option and command in COMMAND_OPTIONS and type(error).__name__ == "NoSuchOption":
+        return unknown_option(option, argv[1:], command)
     message = str(getattr(error, "message", error)).strip().rstrip(".")
     return FasttrainError(
         message[:1].lower() + message[1:],
@@ -37,14 +41,22 @@ def translate(error: Exception, argv: list[str], commands: set[str]) -> Fasttrai
     )
 
 
-def unknown_option(option: str, words: list[str]) -> FasttrainError:
+def unknown_option(option: str, words: list[str], command: str = "run") -> FasttrainError:
     """Give the error for an option that isn't fasttrain's: its nearest one and the ``--`` form."""
-    near = nearest(option, COMMAND_OPTIONS)
+    if option in COMMAND_OPTIONS[command]:
+        return FasttrainError(
+            f"{option} is not an option of fasttrain {command}",
+            why="SLURM chooses the nodes and their GPUs, and the ranks meet on the first node",
+            fix="say how many with --nodes and --gpus-per-node",
+            slug="slurm-option",
+            exit_code=ExitCode.USAGE,
+        )
+    near = nearest(option, COMMAND_OPTIONS[command])
     return FasttrainError(
-        f"{option} is not an option of fasttrain run",
+        f"{option} is not an option of fasttrain {command}",
         why="options of the script itself stand behind --"
         + (f"; the nearest of fasttrain's is {near}" if near else ""),
-        fix=f"fasttrain run {_with_separator(option, words)}"
+        fix=f"fasttrain {command} {_with_separator(option, words)}"
         + (f", or {near} if that was meant" if near else ""),
         slug="unknown-option",
         exit_code=ExitCode.USAGE,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
+import shutil
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from submitit.core.utils import FailedJobError, FailedSubmissionError
@@ -87,20 +89,31 @@ def send(job: Draft) -> SubmittedJob:
             ``slurm-refused`` and others of `refused` where sbatch says no.
     """
     executor = _executor(job)
-    whole, secret = masked(job.requests[0])
-    make_run_dir(str(job.run_dir), JOB_FILE, dumps(whole))
-    for request in job.requests if len(job.requests) > 1 else ():
-        shown, carried = masked(request)
-        make_run_dir(request.run_dir, JOB_FILE, dumps(shown))
-        secret |= carried
+    written = {str(job.run_dir), *(request.run_dir for request in job.requests)}
+    secret: dict[str, str] = {}
+    for request in (replace(job.requests[0], run_dir=str(job.run_dir)), *job.requests):
+        shown, secret = masked(request)
+        if request.run_dir in written:
+            make_run_dir(request.run_dir, JOB_FILE, dumps(shown))
+            written.discard(request.run_dir)
     tasks = [NodeTask(request.run_dir) for request in job.requests]
     try:
         jobs = submit(executor, tasks, secret)
     except (FailedJobError, FailedSubmissionError) as error:
+        _clear(job)
         raise refused(str(error), SBATCH_TIMEOUT_S) from error
     sent = _submitted(job, jobs[0].job_id.partition("_")[0])
     write_private(job.run_dir / SUBMITTED_FILE, dumps(sent))
     return sent
+
+
+def _clear(job: Draft) -> None:
+    """Take back what was written for a job that SLURM refused, and only that."""
+    shutil.rmtree(job.folder, ignore_errors=True)
+    for run_dir in (*(request.run_dir for request in job.requests), str(job.run_dir)):
+        Path(run_dir, JOB_FILE).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # the user's own directory, with other files in it
+            Path(run_dir).rmdir()
 
 
 def _executor(job: Draft) -> Executor:
