@@ -9,12 +9,12 @@ from fasttrain.spec.errors import ExitCode, FasttrainError
 
 # Source: sbatch(1), SLURM 22.05, --time: "minutes", "minutes:seconds", "hours:minutes:seconds",
 # "days-hours", "days-hours:minutes" and "days-hours:minutes:seconds".
-_MINUTES = re.compile(r"(\d{1,9})(?::(\d{1,9}))?")
-_HOURS = re.compile(r"(\d{1,9}):(\d{1,9}):(\d{1,9})")
-_DAYS = re.compile(r"(\d{1,9})-(\d{1,9})(?::(\d{1,9}))?(?::(\d{1,9}))?")
+_MINUTES = re.compile(r"(\d{1,9})(?::(\d{1,9}))?", re.ASCII)
+_HOURS = re.compile(r"(\d{1,9}):(\d{1,9}):(\d{1,9})", re.ASCII)
+_DAYS = re.compile(r"(\d{1,9})-(\d{1,9})(?::(\d{1,9}))?(?::(\d{1,9}))?", re.ASCII)
 _UNLIMITED = frozenset({"infinite", "unlimited", "-1"})
 
-_SIGNAL = re.compile(r"(?:SIG)?(USR1|USR2)(?:@(\d{1,5}))?")
+_SIGNAL = re.compile(r"(?:SIG)?(USR1|USR2)(?:@(\d{1,5}))?", re.ASCII)
 LEAD_S = 90
 # Source: sbatch(1), SLURM 22.05, --signal: "sig_time ... must have an integer value between 0 and
 # 65535"; the signal may come up to 60 seconds earlier.

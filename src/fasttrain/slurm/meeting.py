@@ -41,8 +41,7 @@ class Meeting:
             FasttrainError: ``nodes-missing`` where some tell nothing in time, ``nodes-differ``
                 where they can't be one run.
         """
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_private(self._folder / f"start-{self._place.task}.json", dumps(start))
+        self._write(f"start-{self._place.task}.json", dumps(start))
         starts = self._starts(time.monotonic() + wait_s)
         _compare(starts)
         return starts[0]
@@ -61,7 +60,7 @@ class Meeting:
 
     def end(self, end: TaskEnd) -> list[TaskEnd]:
         """Tell this task's end, and give those of all that have ended so far."""
-        write_private(self._folder / f"end-{self._place.task}.json", dumps(end))
+        self._write(f"end-{self._place.task}.json", dumps(end))
         ends = []
         for path in self._folder.glob("end-*.json"):
             try:
@@ -69,6 +68,10 @@ class Meeting:
             except (OSError, CodecError):
                 continue  # on its way; the task that writes it will see ours
         return ends
+
+    def _write(self, name: str, text: str) -> None:
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_private(self._folder / name, text)
 
 
 def run_code(ends: list[TaskEnd]) -> int:

@@ -14,6 +14,7 @@ from submitit.core.utils import FailedJobError, FailedSubmissionError
 import fasttrain
 from fasttrain.config.resolve import Resolved
 from fasttrain.launch.run_dir import default_run_dir, make_run_dir, new_run_id, write_private
+from fasttrain.planning.secrets import mask_args
 from fasttrain.planning.slurm import job_parameters
 from fasttrain.planning.slurm_values import check_folder
 from fasttrain.slurm.executor import SBATCH_TIMEOUT_S, Executor, submit
@@ -42,12 +43,14 @@ class Draft:
     Attributes:
         requests: One run, or one for each cell of a sweep; secrets not yet masked.
         run_dir: Absolute directory of the whole.
+        target: What is started, without what the cells add.
         parameters: What submitit is to ask SLURM for.
         warnings: What the user should know, one sentence each.
     """
 
     requests: tuple[JobRequest, ...]
     run_dir: Path
+    target: Target
     parameters: JobParameters
     warnings: tuple[str, ...] = ()
 
@@ -73,7 +76,7 @@ def draft(wanted: Resolved, target: Target, facts: ScriptFacts, shape: NodeShape
     whole = JobRequest(
         run_id, run_dir, target, cwd, wanted.settings, wanted.slurm, facts, fasttrain.__version__
     )
-    return Draft(cells(whole), Path(run_dir), parameters, parameters.warnings)
+    return Draft(cells(whole), Path(run_dir), target, parameters, parameters.warnings)
 
 
 def batch_script(job: Draft) -> str:
@@ -124,13 +127,13 @@ def _executor(job: Draft) -> Executor:
 
 
 def _submitted(job: Draft, job_id: str) -> SubmittedJob:
-    first, _ = masked(job.requests[0])
     several = len(job.requests) > 1
+    told = job.target if several else job.requests[0].target
     return SubmittedJob(
         job_id=job_id,
-        run_id=job.run_dir.name if several else first.run_id,
+        run_id=job.run_dir.name if several else job.requests[0].run_id,
         run_dir=str(job.run_dir),
-        command=shlex.join((first.target.name, *first.target.args)),
+        command=shlex.join((told.name, *mask_args(told.args))),
         submitted_s=time.time(),
         nodes=job.parameters.nodes,
         cells=tuple(request.run_dir for request in job.requests) if several else (),

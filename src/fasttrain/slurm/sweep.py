@@ -12,13 +12,13 @@ from fasttrain.spec.decision import Setting
 from fasttrain.spec.errors import ExitCode, FasttrainError
 from fasttrain.spec.job import JobRequest
 
-_RANGE = re.compile(r"(-?\d{1,9}):(-?\d{1,9})(?::(\d{1,9}))?")
+_RANGE = re.compile(r"(-?\d{1,9}):(-?\d{1,9})(?::(\d{1,9}))?", re.ASCII)
 # Source: slurm.conf(5), SLURM 22.05, MaxArraySize: 1001 by default, one more than the elements.
 MOST_CELLS = 1000
 
 
 def cells(request: JobRequest) -> tuple[JobRequest, ...]:
-    """Give one request for each cell, in the order of an odometer; the request itself without.
+    """Give one request for each cell, in the order of an odometer; the request itself without any.
 
     Raises:
         FasttrainError: ``sweep`` for values that make no sweep, or too many.
@@ -30,6 +30,8 @@ def cells(request: JobRequest) -> tuple[JobRequest, ...]:
     combinations = list(itertools.islice(itertools.product(*axes), MOST_CELLS + 1))
     if len(combinations) > MOST_CELLS:
         raise _error(setting, "", f"it has more than {MOST_CELLS} cells", "sweep over fewer values")
+    if len(combinations) == 1:
+        return (_cell(request, "", dict(combinations[0])),)
     digits = len(str(len(combinations) - 1))
     return tuple(
         _cell(request, f"{index:0{digits}}", dict(combination))
@@ -40,13 +42,10 @@ def cells(request: JobRequest) -> tuple[JobRequest, ...]:
 def _cell(request: JobRequest, index: str, values: dict[str, str]) -> JobRequest:
     words = [word for name, value in values.items() for word in _words(name, value)]
     target = replace(request.target, args=(*request.target.args, *words))
-    return replace(
-        request,
-        run_id=f"{request.run_id}_{index}",
-        run_dir=str(Path(request.run_dir, f"cell-{index}")),
-        target=target,
-        cell=values,
-    )
+    if not index:  # the only one: a job like any other
+        return replace(request, target=target, cell=values)
+    run_id, run_dir = f"{request.run_id}_{index}", str(Path(request.run_dir, f"cell-{index}"))
+    return replace(request, run_id=run_id, run_dir=run_dir, target=target, cell=values)
 
 
 def _words(name: str, value: str) -> tuple[str, ...]:
