@@ -1,0 +1,79 @@
+"""A real SLURM cluster on this machine, for all tests of this folder.
+
+How it is made, and what else it can do: tests/slurm_cluster/README.md.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).parent
+REAL = runpy.run_path(str(HERE / "real_cluster.py"))
+# No FASTTRAIN_ variable: fasttrain refuses those that it doesn't know.
+REQUIRED = "REQUIRE_SLURM"
+CLUSTERS = ("cluster", "cluster_without_accounting", "cluster_losing_nodes")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark all tests of this folder."""
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.slurm)
+
+
+def held(*options: str) -> Iterator[Any]:
+    """Keep a cluster up, or skip where this machine can't hold one."""
+    try:
+        with REAL["held"](*options) as cluster:
+            yield cluster
+    except REAL["UnavailableError"] as missing:
+        if os.environ.get(REQUIRED):
+            pytest.fail(f"{REQUIRED} is set, and {missing}", pytrace=False)
+        pytest.skip(str(missing).strip())
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Any]:
+    """Two nodes with 8 pretended GPUs each, and sacct."""
+    yield from held()
+
+
+@pytest.fixture(scope="module")
+def cluster_without_accounting() -> Iterator[Any]:
+    """The same without sacct, as some sites have it."""
+    yield from held("--accounting=no")
+
+
+@pytest.fixture(scope="module")
+def cluster_losing_nodes() -> Iterator[Any]:
+    """The same with sacct, where a node that doesn't answer is down after 20 to 40 s."""
+    yield from held("--slurmd-timeout=10")
+
+
+@pytest.fixture(autouse=True)
+def _leaves_cluster_idle(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Leave no job and no stopped node to the next test."""
+    used = [request.getfixturevalue(name) for name in CLUSTERS if name in request.fixturenames]
+    yield
+    for each in used:
+        each.settle()
+
+
+@pytest.fixture
+def shared_folder() -> Iterator[Path]:
+    """Give an empty folder that the nodes see, with a short path."""
+    with tempfile.TemporaryDirectory(prefix="share", dir="/tmp") as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
+def fasttrain(cluster: Any, shared_folder: Path) -> Any:
+    """Run the real fasttrain against the cluster."""
+    return cluster.fasttrain(shared_folder)
