@@ -87,7 +87,7 @@ def _draft(request: SlurmRequest) -> Draft:
     check_target(target, str(cwd))
     facts = read_script(target, str(cwd), environ)
     partition, gpus = wanted.slurm.partition.value, wanted.slurm.gpus_per_node.value or 0
-    shape = node_shape(Host(environ), partition, gpus) if gpus else None
+    shape = node_shape(Host(environ), partition, gpus)
     return draft(wanted, target, facts, shape)
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fasttrain.hardware.cluster import gpus_of
 from fasttrain.hardware.host import Host, ToolError, run_tool
 from fasttrain.spec.job import NodeShape
 
 TIMEOUT_S = 5.0
 
-# CPUs and GRES, one line for each kind of node; the default partition is marked with a star.
+# Nodes, CPUs and GRES, one line for each kind of node; the default partition is marked with a star.
 # Source: sinfo(1), SLURM 22.05.
-FORMAT = "%P|%c|%G"
+FORMAT = "%P|%D|%c|%G"
 
 
 def node_shape(host: Host, partition: str | None, gpus: int) -> NodeShape | None:
@@ -33,13 +35,17 @@ def node_shape(host: Host, partition: str | None, gpus: int) -> NodeShape | None
 
 
 def parse_shape(text: str, gpus: int, *, default_only: bool) -> NodeShape | None:
-    """Read what ``sinfo -h -o FORMAT`` printed."""
+    """Read what ``sinfo -h -o FORMAT`` printed; None where no node of the partition fits."""
     shapes = []
     for line in text.splitlines():
-        name, _, rest = line.partition("|")
-        cpus, _, gres = rest.partition("|")
-        # Where nodes differ sinfo prints the fewest with a plus sign behind.
-        if cpus.rstrip("+").isdecimal() and (not default_only or name.endswith("*")):
-            shapes.append(NodeShape(int(cpus.rstrip("+")), gpus_of(gres)))
-    fitting = [shape for shape in shapes if shape.gpus >= gpus]
-    return min(fitting, key=lambda shape: shape.cpus, default=None)
+        cells = line.split("|", 3)
+        if len(cells) < 4 or (default_only and not cells[0].endswith("*")):
+            continue
+        # Where nodes differ sinfo prints the fewest CPUs with a plus sign behind.
+        nodes, cpus = cells[1], cells[2].rstrip("+")
+        if nodes.isdecimal() and cpus.isdecimal() and gpus_of(cells[3]) >= gpus:
+            shapes.append(NodeShape(int(cpus), gpus_of(cells[3]), int(nodes)))
+    if not shapes:
+        return None
+    smallest = min(shapes, key=lambda shape: shape.cpus)
+    return replace(smallest, nodes=sum(shape.nodes for shape in shapes))

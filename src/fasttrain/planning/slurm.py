@@ -60,6 +60,7 @@ def job_parameters(
     """
     _check_options(settings)
     nodes = _nodes(settings.nodes)
+    _check_there(nodes, settings.nodes, slurm, shape)
     job = _Job(settings, slurm, name, shape, nodes, _tasks_per_node(settings, slurm))
     rows = tuple(row for part in _PARTS for row in part(job))
     signal, lead_s = signal_and_lead(slurm.signal)
@@ -108,6 +109,24 @@ def _nodes(setting: Setting[str]) -> int:
         fix="write it like --nodes 2",
         slug="slurm-nodes",
         exit_code=ExitCode.USAGE,
+    )
+
+
+def _check_there(
+    nodes: int, setting: Setting[str], slurm: SlurmSettings, shape: NodeShape | None
+) -> None:
+    """See that there are as many nodes: SLURM takes such a job, and it waits for ever."""
+    if shape is None or nodes <= shape.nodes:
+        return
+    where = f"partition {slurm.partition.value}" if slurm.partition.value else "default partition"
+    gpus = slurm.gpus_per_node.value
+    fitting = f" with {gpus} GPUs or more" if gpus else ""
+    raise FasttrainError(
+        f"{setting.source} {nodes} is more than there are",
+        why=f"the {where} has {shape.nodes} nodes{fitting}, and SLURM would let the job wait for"
+        " ever",
+        fix=f"use --nodes {shape.nodes} or fewer, or another --partition",
+        slug="slurm-nodes",
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -100,5 +102,6 @@ def submit(
         submitit.core.utils.FailedJobError: sbatch refused; the message holds its words.
         submitit.core.utils.FailedSubmissionError: sbatch said something else than a number.
     """
-    with utils.environment_variables(**changes):
+    # submitit prints what sbatch said; it is in the error as well, where its remedy stands too.
+    with utils.environment_variables(**changes), contextlib.redirect_stderr(io.StringIO()):
         return list(executor.submit_array(tasks))

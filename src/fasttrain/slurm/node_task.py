@@ -127,8 +127,7 @@ def _prepare(
     first = meeting.begin(start)
     plan = _plan(request, place, machine, first.port, environ)
     run_dir = Path(request.run_dir)
-    if place.local_task == 0:
-        write_private(run_dir / Path(_plan_file(place)).name, dumps(mask_plan(plan)))
+    write_private(run_dir / _plan_file(place), dumps(mask_plan(plan)))
     if place.task == 0:
         (run_dir / RECEIPT_FILE).unlink(missing_ok=True)  # of the attempt before
     for warning in plan.warnings if place.task == 0 else ():
@@ -158,7 +157,7 @@ def _plan(
 
 
 def _plan_file(place: Allocation) -> str:
-    return PLAN_FILE if place.node_rank == 0 else f"plan-{place.node_rank}.json"
+    return PLAN_FILE if place.task == 0 else f"plan-{place.task}.json"
 
 
 def _facts(machine: Machine) -> dict[str, str]:

@@ -51,15 +51,19 @@ _REFUSALS = tuple(
 )
 
 
-def refused(said: str, timeout_s: int) -> FasttrainError:
+# What timeout(1) of GNU coreutils ends with when the time is over, with SIGTERM and with SIGKILL.
+_TIMED_OUT = (124, 137)
+
+
+def refused(error: Exception, timeout_s: int) -> FasttrainError:
     """Give the error for a submission that failed.
 
     Args:
-        said: The message of submitit's error, which holds what sbatch printed.
+        error: submitit's; its message is what sbatch printed, its cause tells the exit code.
         timeout_s: Seconds that sbatch had.
     """
-    words = sbatch_words(said)
-    if not words and re.search(r"exit status 124|code 124", said):
+    words = sbatch_words(str(error))
+    if getattr(error.__cause__, "returncode", None) in _TIMED_OUT:
         return FasttrainError(
             "sbatch gave no answer",
             why=f"it was ended after {timeout_s} s; the controller may be down or overloaded",

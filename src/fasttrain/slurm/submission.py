@@ -104,7 +104,7 @@ def send(job: Draft) -> SubmittedJob:
         jobs = submit(executor, tasks, secret)
     except (FailedJobError, FailedSubmissionError) as error:
         _clear(job)
-        raise refused(str(error), SBATCH_TIMEOUT_S) from error
+        raise refused(error, SBATCH_TIMEOUT_S) from error
     sent = _submitted(job, jobs[0].job_id.partition("_")[0])
     write_private(job.run_dir / SUBMITTED_FILE, dumps(sent))
     return sent

@@ -49,10 +49,17 @@ class JobRequest:
 
 @dataclass(frozen=True, slots=True)
 class NodeShape:
-    """CPUs and GPUs of a node of the partition; the smallest, where they differ."""
+    """CPUs and GPUs of a node of the partition, the smallest where they differ, and how many fit.
+
+    Attributes:
+        cpus: CPUs of a node.
+        gpus: Its GPUs.
+        nodes: Nodes of the partition that have as many GPUs as were asked for.
+    """
 
     cpus: int
     gpus: int
+    nodes: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from fasttrain.spec.job import Allocation, JobParameters, NodeShape
 from fasttrain.spec.settings import Settings
 from fasttrain.spec.slurm import SlurmSettings
 
-SHAPE = NodeShape(cpus=40, gpus=8)
+SHAPE = NodeShape(cpus=40, gpus=8, nodes=4)
 
 
 def said(table: Any, **values: Any) -> Any:
@@ -25,12 +25,6 @@ def said(table: Any, **values: Any) -> Any:
 def parameters(shape: NodeShape | None = SHAPE, run: Any = None, **slurm: Any) -> JobParameters:
     settings = said(Settings(), nodes="2", **(run or {}))
     return job_parameters(settings, said(SlurmSettings(), **slurm), "train", shape)
-
-
-def refused(run: Any = None, **slurm: Any) -> str:
-    with pytest.raises(FasttrainError) as caught:
-        parameters(run=run, **slurm)
-    return caught.value.slug
 
 
 def test_one_task_per_node_with_the_cpus_of_its_gpus() -> None:
@@ -124,6 +118,7 @@ def test_every_row_has_a_reason() -> None:
     [
         ({"nodes": "1:4"}, {}, "slurm-nodes"),
         ({"nodes": "0"}, {}, "slurm-nodes"),
+        ({"nodes": "5"}, {}, "slurm-nodes"),
         ({"gpus": "0,3"}, {}, "slurm-option"),
         ({"master_addr": "node1"}, {}, "slurm-option"),
         ({}, {"tasks": "per-gpu"}, "slurm-tasks"),

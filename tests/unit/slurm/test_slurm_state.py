@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+
 import pytest
 
 from fasttrain.slurm.refusals import refused, sbatch_words
@@ -67,9 +69,8 @@ def test_rubbish_is_no_state(text: str) -> None:
     ],
 )  # fmt: skip
 def test_refusals_are_known_by_their_words(said: str, slug: str) -> None:
-    error = refused(
-        f"\nCommand '['timeout', 'sbatch']' returned exit status 1.\nstderr:\n{said}", 60
-    )
+    error = refused(RuntimeError(f"noise of a site's wrapper
+{said}"), 60)
     assert error.slug == slug
     assert said.removeprefix("sbatch: error: ") in error.why
 
@@ -80,4 +81,6 @@ def test_a_refusal_has_each_of_sbatchs_words_once() -> None:
 
 
 def test_an_sbatch_that_was_ended_for_its_silence() -> None:
-    assert refused("Command '...' returned non-zero exit status 124.", 60).slug == "slurm-hangs"
+    error = RuntimeError("")
+    error.__cause__ = subprocess.CalledProcessError(124, ["timeout"])
+    assert refused(error, 60).slug == "slurm-hangs"

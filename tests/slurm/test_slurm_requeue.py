@@ -1,0 +1,162 @@
+"""Jobs that end before their scripts do: time limits, preemption, dead nodes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+# Saves when the signal comes and goes on from there, as many scripts on clusters do.
+RESUMES = """
+import os, pathlib, signal, sys, time
+state = pathlib.Path("state.txt")
+step = int(state.read_text()) if state.exists() else 0
+print("from", step, "restart", os.environ.get("FASTTRAIN_RESTART_COUNT", "0"), flush=True)
+stop = []
+signal.signal(getattr(signal, sys.argv[2]), lambda *_: stop.append(1))
+while step < int(sys.argv[1]):
+    time.sleep(0.1)
+    step += 1
+    if stop:
+        state.write_text(str(step))
+        sys.exit(0)
+print("done", step)
+"""
+# Saves often, and knows nothing of signals.
+SAVES = """
+import pathlib, time
+state = pathlib.Path("state.txt")
+step = int(state.read_text()) if state.exists() else 0
+print("from", step, flush=True)
+while step < 60:
+    time.sleep(0.1)
+    step += 1
+    state.write_text(str(step))
+print("done", step)
+"""
+
+
+def run_dir(folder: Path) -> Path:
+    (found,) = (folder / "fasttrain_runs").iterdir()
+    return found
+
+
+def begin(fasttrain: Any, cluster: Any, folder: Path, text: str, *words: str) -> tuple[Any, str]:
+    """Send a job, wait until its script has begun, and give the command and its number."""
+    (folder / "train.py").write_text(text)
+    waiting = fasttrain.start("slurm", "train.py", "--wait", *words, stderr=-1)
+    cluster.until(lambda: "from 0" in log(folder), 40, lambda: log(folder))
+    number: str = json.loads((run_dir(folder) / "submitted.json").read_text())["job_id"]
+    return waiting, number
+
+
+def log(folder: Path) -> str:
+    found = list(folder.glob("fasttrain_runs/*/rank-0.log"))
+    return found[0].read_text() if found else ""
+
+
+@pytest.mark.parametrize("name", ["USR2", "USR1"])
+def test_the_warning_signal_has_it_saved_and_queued_again(
+    fasttrain: Any, cluster: Any, shared_folder: Path, name: str
+) -> None:
+    sent, number = begin(
+        fasttrain, cluster, shared_folder, RESUMES, "--requeue", "1", "--signal", f"{name}@90",
+        "--time", "20", "--", "40", f"SIG{name}",
+    )  # fmt: skip
+    cluster.run("scancel", "--signal", name, number)
+    _, said = sent.communicate(timeout=90)
+    assert sent.returncode == 0, said.decode()
+    first, second = log(shared_folder).strip().splitlines()[0::2][0], log(shared_folder)
+    assert first == "from 0 restart 0"
+    assert second.endswith("done 40\n")
+    assert " restart 1" in second
+    assert cluster.job_field(number, "Restarts") == "1"
+
+
+def test_it_is_queued_again_no_more_often_than_was_asked_for(
+    fasttrain: Any, cluster: Any, shared_folder: Path
+) -> None:
+    sent, number = begin(
+        fasttrain, cluster, shared_folder, RESUMES, "--signal", "USR2@90", "--", "600", "SIGUSR2"
+    )
+    cluster.run("scancel", "--signal", "USR2", number)
+    sent.communicate(timeout=60)
+    assert log(shared_folder).count("from") == 1
+    assert cluster.job_field(number, "Restarts") == "0"
+
+
+def test_requeued_by_the_cluster_it_goes_on(
+    fasttrain: Any, cluster: Any, shared_folder: Path
+) -> None:
+    sent, number = begin(fasttrain, cluster, shared_folder, SAVES, "--requeue", "1")
+    cluster.run("scontrol", "requeue", number)
+    _, said = sent.communicate(timeout=90)
+    assert sent.returncode == 0, said.decode()
+    assert log(shared_folder).endswith("done 60\n")
+    assert log(shared_folder).count("from") == 2
+
+
+def test_preempted_by_another_partition_it_goes_on(
+    fasttrain: Any, cluster: Any, shared_folder: Path
+) -> None:
+    sent, number = begin(
+        fasttrain, cluster, shared_folder, RESUMES, "--partition", "low", "--nodes", "1",
+        "--exclusive", "--nodelist", "node1", "--requeue", "1", "--", "60", "SIGUSR2",
+    )  # fmt: skip
+    cluster.submit("sleep 2", "--partition=main", "--nodelist=node1", "--exclusive")
+    _, said = sent.communicate(timeout=120)
+    assert sent.returncode == 0, said.decode()
+    assert log(shared_folder).endswith("done 60\n")
+    assert cluster.job_field(number, "Restarts") == "1"
+
+
+@pytest.mark.slow
+def test_a_time_limit_does_not_end_the_run(
+    fasttrain: Any, cluster: Any, shared_folder: Path
+) -> None:
+    # SLURM looks every 30 s and sends the signal early rather than late: at about 20 s of 60.
+    sent, number = begin(
+        fasttrain, cluster, shared_folder, RESUMES, "--time", "1", "--signal", "USR2@35",
+        "--requeue", "5", "--", "500", "SIGUSR2",
+    )  # fmt: skip
+    _, said = sent.communicate(timeout=280)
+    assert sent.returncode == 0, said.decode()
+    assert log(shared_folder).endswith("done 500\n")
+    assert int(cluster.job_field(number, "Restarts")) >= 1
+
+
+@pytest.mark.slow
+def test_a_dead_node_has_it_queued_again(cluster_losing_nodes: Any, shared_folder: Path) -> None:
+    fasttrain = cluster_losing_nodes.fasttrain(shared_folder)
+    sent, number = begin(
+        fasttrain, cluster_losing_nodes, shared_folder, SAVES.replace("< 60", "< 200"),
+        "--max-restarts", "1", "--nodes", "1", "--nodelist", "node2",
+    )  # fmt: skip
+    cluster_losing_nodes.stop_node("node2")
+    cluster_losing_nodes.until(
+        lambda: "down" in cluster_losing_nodes.node_state("node2"), 90, lambda: "node2"
+    )
+    cluster_losing_nodes.start_node("node2")
+    _, said = sent.communicate(timeout=180)
+    assert sent.returncode == 0, said.decode()
+    assert log(shared_folder).endswith("done 200\n")
+    assert cluster_losing_nodes.job_field(number, "Restarts") == "1"
+
+
+def test_without_accounting_a_job_that_vanished_is_told(
+    cluster_without_accounting: Any, shared_folder: Path
+) -> None:
+    fasttrain = cluster_without_accounting.fasttrain(shared_folder)
+    sent, number = begin(fasttrain, cluster_without_accounting, shared_folder, SAVES)
+    cluster_without_accounting.run("scancel", "--signal=KILL", "--full", number)
+    _, said = sent.communicate(timeout=60)
+    assert sent.returncode > 128, said.decode()
+    assert b"CANCELLED" in fasttrain("job", "show", number).stdout
+    gone = json.loads((run_dir(shared_folder) / "submitted.json").read_text())
+    gone["job_id"] = "4123456789"
+    (run_dir(shared_folder) / "submitted.json").write_text(json.dumps(gone))
+    done = fasttrain("job", "wait", timeout_s=100)
+    assert done.returncode == 69
+    assert b"no longer knows it" in done.stderr
