@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from fasttrain.hardware.host import Host, ToolError, run_tool
+from fasttrain.hardware.host import Host
+from fasttrain.hardware.tool import ToolError, run_tool
 from fasttrain.spec.examination import Cluster, Partition
 
 SINFO_TIMEOUT_S = 2.0

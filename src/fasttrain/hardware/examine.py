@@ -12,8 +12,10 @@ from typing import Any, ClassVar
 from fasttrain.hardware.cluster import find_cluster
 from fasttrain.hardware.cuda import Cuda
 from fasttrain.hardware.cuda_state import cuda_states
-from fasttrain.hardware.host import Host, VendorReport
+from fasttrain.hardware.host import Host, Vendor, VendorReport
 from fasttrain.hardware.host_state import host_state
+from fasttrain.hardware.npu import Npu
+from fasttrain.hardware.npu_smi import NpuSmi
 from fasttrain.hardware.npu_state import npu_states
 from fasttrain.hardware.orphans import RunProcess, find_run_processes
 from fasttrain.hardware.patience import attempt, within
@@ -75,9 +77,11 @@ def examine_host(
     none: dict[int, RunProcess] = {}
     runs = attempt("processes", lambda: find_run_processes(run_root), none, notes)
     cuda = _Patient(Cuda(host, nvml), nvml_timeout_s)
-    probes = tuple(cuda if vendor.kind == "cuda" else vendor for vendor in vendors(host))
+    smi = NpuSmi(host)
+    own: dict[DeviceKind, Vendor] = {"cuda": cuda, "npu": Npu(host, smi=smi)}
+    probes = tuple(own.get(vendor.kind, vendor) for vendor in vendors(host))
     machine = probe_host(host, probes)
-    devices = _device_states(cuda, machine, runs, notes)
+    devices = _device_states(cuda, smi, machine, runs, notes)
     state = attempt(
         "the host", lambda: host_state(host, run_root=run_root, runs=runs), HostState(), notes
     )
@@ -92,7 +96,11 @@ def examine_host(
 
 
 def _device_states(
-    patient: _Patient, machine: Machine, runs: Mapping[int, RunProcess], notes: list[str]
+    patient: _Patient,
+    smi: NpuSmi,
+    machine: Machine,
+    runs: Mapping[int, RunProcess],
+    notes: list[str],
 ) -> tuple[DeviceState, ...]:
     host, nvml = patient.cuda.host, patient.cuda.nvml
 
@@ -102,7 +110,7 @@ def _device_states(
     # In the order in which the machine lists them.
     asks: dict[str, Callable[[], tuple[DeviceState, ...]]] = {
         "the state of NVIDIA's GPUs": cuda,
-        "the state of the NPUs": lambda: npu_states(host, machine.devices, runs),
+        "the state of the NPUs": lambda: npu_states(host, machine.devices, runs, smi),
         "the state of AMD's GPUs": lambda: rocm_states(host, machine.devices, runs),
     }
     none: tuple[DeviceState, ...] = ()

@@ -6,19 +6,15 @@ import os
 import platform
 import re
 import shutil
-import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Protocol
 
+from fasttrain.hardware.tool import run_tool
 from fasttrain.spec.machine import Device, DeviceKind
 
 SYSCTL_TIMEOUT_S = 2.0
-
-
-class ToolError(RuntimeError):
-    """A vendor's tool that is missing, fails, or doesn't answer in time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,33 +94,3 @@ class Host:
         tool = self.which("sysctl", "usr/sbin") or "sysctl"
         lines = run_tool([tool, "-i", *names], timeout_s=SYSCTL_TIMEOUT_S).splitlines()
         return {key: value.strip() for key, _, value in (line.partition(":") for line in lines)}
-
-
-def run_tool(argv: Sequence[str], *, timeout_s: float) -> str:
-    """Give a tool's standard output.
-
-    Raises:
-        ToolError: It can't start, ends with an error, or takes longer than `timeout_s`.
-    """
-    try:
-        done = subprocess.run(
-            argv,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=timeout_s,
-        )
-    except subprocess.TimeoutExpired as error:
-        raise ToolError(f"{argv[0]} gave no answer in {timeout_s:g} s") from error
-    except OSError as error:
-        raise ToolError(f"{argv[0]} can't be started: {error.strerror}") from error
-    if done.returncode:
-        said = first_line(done.stderr) or first_line(done.stdout) or "no message"
-        raise ToolError(f"{argv[0]} ended with {done.returncode}: {said}")
-    return done.stdout
-
-
-def first_line(text: str) -> str:
-    """Give the first line that isn't blank; empty if there is none."""
-    return next((line.strip() for line in text.splitlines() if line.strip()), "")
