@@ -158,7 +158,7 @@ def test_fix_ends_the_workers_of_a_dead_run_and_nothing_else(
         assert str(worker.pid).encode() in found.stdout
         assert worker.is_running()
         done = fasttrain("doctor", "--quick", "--only", "orphans", "--fix")
-        assert f"ended 1 workers of dead runs: {worker.pid}".encode() in done.stderr
+        assert f"ended 1 worker of dead runs: {worker.pid}".encode() in done.stderr
         assert not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE
         assert beside.is_running()
     finally:
