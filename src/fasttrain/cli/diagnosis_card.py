@@ -108,8 +108,9 @@ def _state(state: DeviceState | None) -> str:
         return ""
     parts = [] if state.health == "OK" else [state.health]
     parts += [f"throttled: {reason}" for reason in state.throttled]
-    parts += [f"{len(state.processes)} processes"] if len(state.processes) > 1 else []
-    parts += ["1 process"] if len(state.processes) == 1 else []
+    computing = sum(not process.display for process in state.processes)
+    parts += [f"{computing} process{'' if computing == 1 else 'es'}"] if computing else []
+    parts += ["display"] if computing < len(state.processes) else []
     return ", ".join(parts) or "free"
 
 

@@ -22,6 +22,7 @@ class DeviceProcess:
         command: The program alone, such as ``python``; empty when it is closed to us.
         run: Run directory of the fasttrain run that it belongs to; empty if to none.
         orphan: Whether it belongs to a run of fasttrain whose launcher is dead.
+        display: Whether it draws on the device, as a display server and desktop programs do.
     """
 
     pid: int
@@ -29,6 +30,7 @@ class DeviceProcess:
     command: str = ""
     run: str = ""
     orphan: bool = False
+    display: bool = False
 
 
 @dataclass(frozen=True, slots=True)

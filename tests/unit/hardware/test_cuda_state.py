@@ -175,6 +175,18 @@ def test_processes_are_named_and_known_by_their_run(make_host: Any) -> None:
     assert hidden == DeviceProcess(0, 0, "")
 
 
+def test_who_draws_on_a_board_is_told_from_who_computes(make_host: Any) -> None:
+    compositor, trainer, server = (
+        SimpleNamespace(pid=2**22 + n, usedGpuMemory=n * GIB) for n in (1, 2, 3)
+    )
+    answers = {
+        ("ComputeRunningProcesses",): [compositor, trainer],
+        ("GraphicsRunningProcesses",): [server, compositor],
+    }
+    told = [(p.memory_bytes // GIB, p.display) for p in only(make_host(), answers).processes]
+    assert told == [(1, True), (2, False), (3, True)]
+
+
 def test_an_old_driver_is_asked_the_old_way(make_host: Any) -> None:
     answers = {
         ("MemoryInfo", V2): pynvml.NVMLError_FunctionNotFound,
