@@ -107,11 +107,16 @@ def _state(state: DeviceState | None) -> str:
     if state is None:
         return ""
     parts = [] if state.health == "OK" else [state.health]
-    parts += [f"throttled: {reason}" for reason in state.throttled]
+    parts += [_throttled(state, reason) for reason in state.throttled]
     computing = sum(not process.display for process in state.processes)
     parts += [f"{computing} process{'' if computing == 1 else 'es'}"] if computing else []
     parts += ["display"] if computing < len(state.processes) else []
     return ", ".join(parts) or "free"
+
+
+def _throttled(state: DeviceState, reason: str) -> str:
+    hot = reason == "thermal" and state.temperature_c is not None
+    return f"throttled: {reason}" + (f" ({state.temperature_c:.0f} °C)" if hot else "")
 
 
 def _cpu_row(machine: Machine) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from fasttrain.doctor.checks import (
     disks,
     environment,
     host,
+    network,
     topology,
     torch_install,
     trials,
@@ -31,6 +32,7 @@ CHECKS: tuple[Check, ...] = (
     *environment.CHECKS,
     *host.CHECKS,
     *disks.CHECKS,
+    *network.CHECKS,
     *cluster.CHECKS,
 )
 

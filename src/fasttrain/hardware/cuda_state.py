@@ -130,6 +130,7 @@ def _clocks(board: Gpu) -> dict[str, Any]:
         "power_default_w": _watts(board.get("PowerManagementDefaultLimit")),
         "clock_limit_mhz": _clock_limit_mhz(board),
         "clock_max_mhz": board.get("MaxClockInfo", board.nvml.NVML_CLOCK_GRAPHICS),
+        "temperature_c": board.get("Temperature", board.nvml.NVML_TEMPERATURE_GPU),
         "persistence": None if persistence is None else bool(persistence),
     }
 

@@ -21,6 +21,7 @@ from fasttrain.hardware.orphans import RunProcess, find_run_processes
 from fasttrain.hardware.patience import attempt, within
 from fasttrain.hardware.probe import probe_host, vendors
 from fasttrain.hardware.rocm_state import rocm_states
+from fasttrain.hardware.xpu_state import xpu_states
 from fasttrain.spec.examination import Cluster, DeviceState, Examination, HostState
 from fasttrain.spec.machine import DeviceKind, Machine
 
@@ -112,6 +113,7 @@ def _device_states(
         "the state of NVIDIA's GPUs": cuda,
         "the state of the NPUs": lambda: npu_states(host, machine.devices, runs, smi),
         "the state of AMD's GPUs": lambda: rocm_states(host, machine.devices, runs),
+        "the state of Intel's GPUs": lambda: xpu_states(host, machine.devices, runs),
     }
     none: tuple[DeviceState, ...] = ()
     return tuple(state for what, ask in asks.items() for state in attempt(what, ask, none, notes))

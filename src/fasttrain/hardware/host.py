@@ -71,13 +71,22 @@ class Host:
         """Whether a path relative to the root is there."""
         return (self.root / path).exists()
 
-    def numbered(self, folder: str, pattern: str) -> list[str]:
-        """Give a folder's entries that match `pattern`, in the order of its one number group."""
+    def names(self, folder: str) -> list[str]:
+        """Give the names in a folder, ``mlx5_2`` before ``mlx5_10``; none where it is closed."""
         try:
             names = [entry.name for entry in (self.root / folder).iterdir()]
         except OSError:
             return []
-        found = [match for name in names if (match := re.fullmatch(pattern, name))]
+        return sorted(names, key=lambda name: (len(name), name))
+
+    def number(self, path: str) -> int | None:
+        """Give the number that a file holds; None when it is absent or holds something else."""
+        text = self.read(path).strip()
+        return int(text) if text.isdecimal() else None
+
+    def numbered(self, folder: str, pattern: str) -> list[str]:
+        """Give a folder's entries that match `pattern`, in the order of its one number group."""
+        found = [match for name in self.names(folder) if (match := re.fullmatch(pattern, name))]
         return [f"{folder}/{match[0]}" for match in sorted(found, key=lambda m: int(m[1]))]
 
     def which(self, tool: str, *extra: str) -> str:

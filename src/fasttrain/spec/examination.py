@@ -49,6 +49,7 @@ class DeviceState:
         power_default_w: The limit that the board has from the factory, in watts.
         clock_limit_mhz: Highest graphics clock that the present settings allow, in MHz.
         clock_max_mhz: Highest graphics clock of the board, in MHz.
+        temperature_c: Of the chip, in degrees Celsius.
         persistence: Whether the driver stays loaded while nobody uses the device.
         ecc_uncorrected: Uncorrected memory errors since the driver was loaded.
         rows_failed: Whether a row of its memory failed to be remapped: the board must be replaced.
@@ -72,6 +73,7 @@ class DeviceState:
     power_default_w: float | None = None
     clock_limit_mhz: int | None = None
     clock_max_mhz: int | None = None
+    temperature_c: float | None = None
     persistence: bool | None = None
     ecc_uncorrected: int | None = None
     rows_failed: bool = False
@@ -108,6 +110,23 @@ class Disk:
 
 
 @dataclass(frozen=True, slots=True)
+class RdmaPort:
+    """A port of an InfiniBand or RoCE adapter, by which nodes reach each other's memory.
+
+    Attributes:
+        name: Adapter and port, such as ``mlx5_0/1``.
+        state: ``ACTIVE``, ``DOWN``, ``INIT``, ``ARMED``, ``ACTIVE_DEFER``.
+        link_layer: ``InfiniBand`` or ``Ethernet``; empty when unknown.
+        rate_gbps: What the link carries, in Gbit/s; None when unknown.
+    """
+
+    name: str
+    state: str
+    link_layer: str = ""
+    rate_gbps: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class HostState:
     """Limits and surroundings of this process; None stands for what can't be read here.
 
@@ -126,6 +145,7 @@ class HostState:
         container: ``docker``, ``podman``, ``kubernetes``, ``apptainer``, ``lxc``; empty outside.
         kernel: Release of the kernel.
         orphans: Processes of fasttrain runs whose launcher is dead, with run directories.
+        rdma_ports: Ports of InfiniBand and RoCE adapters.
     """
 
     shm_bytes: int | None = None
@@ -143,6 +163,7 @@ class HostState:
     container: str = ""
     kernel: str = ""
     orphans: tuple[DeviceProcess, ...] = ()
+    rdma_ports: tuple[RdmaPort, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

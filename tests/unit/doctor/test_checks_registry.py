@@ -19,7 +19,7 @@ HERE = Path(__file__).parent
 _HELP = runpy.run_path(str(HERE / "examinations.py"))
 node, container = _HELP["node"], _HELP["container"]
 
-FILES = ("torch", "devices", "host", "environment")
+FILES = ("torch", "devices", "host", "environment", "network")
 CASES: list[Any] = [
     case for name in FILES for case in runpy.run_path(str(HERE / f"test_checks_{name}.py"))["CASES"]
 ]

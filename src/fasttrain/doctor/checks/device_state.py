@@ -116,10 +116,14 @@ def _throttling(seen: Examination) -> Iterator[Finding]:
             "hint" if by_power else "warning",
             f"the clocks of {group} are held down by: {', '.join(group.reading)}",
             why="a run is slower while this lasts",
-            fix="compare the power limits: nvidia-smi -q -d POWER"
-            if by_power
-            else "see to fans, airflow and power supply: nvidia-smi -q -d PERFORMANCE,TEMPERATURE",
+            fix=_throttling_fix(group.kind, by_power=by_power),
         )
+
+
+def _throttling_fix(kind: DeviceKind, *, by_power: bool) -> str:
+    fix = "compare the power limits" if by_power else "see to fans, airflow and power supply"
+    shown = "POWER" if by_power else "PERFORMANCE,TEMPERATURE"
+    return f"{fix}: nvidia-smi -q -d {shown}" if kind == "cuda" else fix
 
 
 @check("power-limit", "power limits below the board's own")
