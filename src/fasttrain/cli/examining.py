@@ -21,12 +21,12 @@ from fasttrain.hardware.machine_file import read_examination
 from fasttrain.hardware.torch_trial import try_torch
 from fasttrain.launch.invocation import read_invocation
 from fasttrain.launch.preflight import check_target
-from fasttrain.launch.run_dir import DEFAULT_PARENT
 from fasttrain.planning.plan import make_plan
 from fasttrain.source.habits import read_habits
 from fasttrain.source.read import read_script
 from fasttrain.spec.errors import ExitCode, FasttrainError
 from fasttrain.spec.examination import Examination, Finding
+from fasttrain.spec.places import RUNS_FOLDER
 from fasttrain.spec.plan import Target
 
 Form = Literal["screen", "json", "markdown"]
@@ -90,7 +90,7 @@ def _examination(request: Request, environ: Mapping[str, str]) -> Examination:
     if request.machine:
         return read_examination(Path(request.machine))
     # One after the other: what the trial itself does on a device would look like somebody's work.
-    seen = examine(environ, run_root=Path.cwd() / DEFAULT_PARENT)
+    seen = examine(environ, run_root=Path.cwd() / RUNS_FOLDER)
     if request.quick:
         return seen
     return replace(seen, torch=try_torch(sys.executable, environ, devices=_gpus(seen)))
@@ -128,7 +128,7 @@ def _bench(seen: Examination, environ: Mapping[str, str]) -> Iterator[Measuremen
 
     from fasttrain.cli.console import stderr_console
 
-    folder = Path.cwd() / DEFAULT_PARENT
+    folder = Path.cwd() / RUNS_FOLDER
     folder = folder if folder.is_dir() else Path.cwd()
     columns = (TextColumn("measuring {task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=stderr_console(), transient=True) as progress:

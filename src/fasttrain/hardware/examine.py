@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -24,13 +23,11 @@ from fasttrain.hardware.rocm_state import rocm_states
 from fasttrain.hardware.xpu_state import xpu_states
 from fasttrain.spec.examination import Cluster, DeviceState, Examination, HostState
 from fasttrain.spec.machine import DeviceKind, Machine
+from fasttrain.spec.secrets import MASK, is_secret_name
 
 # Without persistence mode the driver starts every board anew, which takes seconds each.
 NVML_TIMEOUT_S = 30.0
 
-MASK = "***"
-# As in fasttrain.planning.secrets; and SLURM_JWT, by which SLURM knows its users.
-_SECRET = re.compile(r"TOKEN|KEY|SECRET|PASSWORD|JWT", re.IGNORECASE)
 _ENV_OPTION = "FASTTRAIN_ENV"  # NAME=VALUE words, split as a shell would
 
 _PREFIXES = (
@@ -129,7 +126,7 @@ def relevant(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _masked(name: str, value: str) -> str:
-    if _SECRET.search(name):
+    if is_secret_name(name):
         return MASK
     return _masked_words(value) if name == _ENV_OPTION else value
 

@@ -9,6 +9,7 @@ from fasttrain.doctor.checks.words import is_on, most_visible, present, visible
 from fasttrain.planning.describe import and_join, counted
 from fasttrain.planning.vendors import VENDORS
 from fasttrain.spec.examination import Examination, Finding
+from fasttrain.spec.places import RUN_MARK
 
 # Source: torch 2.13.0, torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp; pytorch#114077, in 2.2.
 _RENAMED_SINCE = (2, 2)
@@ -111,7 +112,7 @@ def _renamed(seen: Examination) -> Iterator[Finding]:
 def _ranks(seen: Examination) -> Iterator[Finding]:
     names = [name for name in (*_RANK_NAMES, *_MEETING_NAMES) if name in seen.environ]
     # Where torchrun or fasttrain itself set them, they belong there.
-    launched = {"TORCHELASTIC_RUN_ID", "FASTTRAIN_RUN_ID"} & set(seen.environ)
+    launched = {"TORCHELASTIC_RUN_ID", RUN_MARK} & set(seen.environ)
     if not names or launched:
         return
     ranks = any(name in _RANK_NAMES for name in names)
