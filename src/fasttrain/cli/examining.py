@@ -22,8 +22,7 @@ from fasttrain.hardware.torch_trial import try_torch
 from fasttrain.launch.invocation import read_invocation
 from fasttrain.launch.preflight import check_target
 from fasttrain.planning.plan import make_plan
-from fasttrain.source.habits import read_habits
-from fasttrain.source.read import read_script
+from fasttrain.source.read import read_program
 from fasttrain.spec.errors import ExitCode, FasttrainError
 from fasttrain.spec.examination import Examination, Finding
 from fasttrain.spec.places import RUNS_FOLDER
@@ -108,8 +107,7 @@ def _judge(
     settings = resolve({}, environ=environ, cwd=cwd, config=None, preset=None).settings
     target = Target("script", script, ())
     check_target(target, str(cwd))
-    facts = read_script(target, str(cwd), environ)
-    habits = read_habits(target, str(cwd), environ)
+    facts, habits = read_program(target, str(cwd), environ)
     plan = make_plan(settings, seen.machine, read_invocation(target, settings, environ, facts))
     return lever_lines(plan, habits), judge_script(habits, facts, plan, seen.machine)
 
