@@ -12,14 +12,16 @@ INTEL = "0x8086"
 
 # First digits of the PCI device ids. The graphics in Intel's processors are left out on purpose:
 # nearly every laptop has them, and training there is rarely what its owner wants.
-# Source: intel/compute-runtime, shared/source/dll/devices (PVC, DG2, BMG). All have matrix
-# engines with bf16 and fp16.
+# Source: intel/compute-runtime of 2026, shared/source/dll/devices/devices_base.inl (PVC, DG2, BMG).
+# All have matrix engines with bf16 and fp16.
 NAMES = {
     "0x0bd": "Intel Data Center GPU Max",
     "0x0b69": "Intel Data Center GPU Max",
+    "0x0b6e": "Intel Data Center GPU Max",
     "0x56c": "Intel Data Center GPU Flex",
     "0x569": "Intel Arc A-series (mobile)",
     "0x56a": "Intel Arc A-series",
+    "0x56b": "Intel Arc Pro A-series",
     "0xe20": "Intel Arc B-series",
     "0xe21": "Intel Arc Pro B-series",
 }

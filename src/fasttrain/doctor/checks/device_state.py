@@ -15,7 +15,7 @@ from fasttrain.spec.machine import DeviceKind
 T = TypeVar("T")
 
 # Logged for faults of the program as a rule: a bad index, an illegal access, an aborted process.
-# Source: NVIDIA XID Errors r580, "Common XID Errors": 13, 31, 43 and 45.
+# Source: docs.nvidia.com/deploy/xid-errors, "Analyzing Xid Errors with the Xid Catalog", 2026.
 _XIDS_OF_PROGRAMS = frozenset({13, 31, 43, 45})
 
 
@@ -85,7 +85,8 @@ def _rows(seen: Examination) -> Iterator[Finding]:
         yield _rows.finding(
             "error",
             f"a broken row of memory could not be replaced on {group}",
-            # Source: NVIDIA GPU Memory Error Management r580, "Row-Remapping".
+            # Source: docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt, "RMA Policy Thresholds for
+            # Row-Remapping"; NVML tells of a failure in the past.
             why="its spare rows are used up, so memory errors will come again",
             fix="leave it out with --gpus, and have the board replaced",
         )

@@ -84,14 +84,14 @@ def _caching(seen: Examination) -> Iterator[Finding]:
 @check("allocator-settings", "whether two variables set torch's allocator differently")
 def _allocator(seen: Examination) -> Iterator[Finding]:
     # Source: torch 2.13.0, c10/cuda/CUDAAllocatorConfig.h: PYTORCH_ALLOC_CONF is read only where
-    # the other one is not set.
+    # the other one is not set; c10/core/AllocatorConfig.cpp had the reverse order in between.
     old, new = "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"
     both = old in seen.environ and new in seen.environ
     if both and seen.environ[old] != seen.environ[new] and visible(seen, "cuda"):
         yield _allocator.finding(
             "warning",
             f"{old} and {new} are both set, and differ",
-            why=f"torch's CUDA allocator takes the settings of {old} and leaves the other out",
+            why="torch's allocator reads one of them alone; which one depends on torch's version",
             fix=f"unset the one that is not meant: {old} is the older name",
         )
 
