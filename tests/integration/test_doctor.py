@@ -70,6 +70,7 @@ def test_80_columns_are_enough(fasttrain: Any) -> None:
     for path in sorted(EXAMINATIONS.glob("*.json")):
         lines = fasttrain("doctor", "--machine", path).stdout.decode().splitlines()
         assert max(map(len, lines)) <= 80, path.name
+        assert not any(line.isspace() for line in lines), path.name
         assert not any("\x1b" in line for line in lines)
 
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from itertools import groupby
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
@@ -31,17 +31,22 @@ def print_diagnosis(diagnosis: Diagnosis) -> None:
         console.print(Text(line))
     console.print(_devices(seen))
     if diagnosis.levers:
-        console.print(Padding(_levers(diagnosis), (1, 0, 0, 0)))
+        console.print(_below(_levers(diagnosis)))
     if diagnosis.measurements:
-        console.print(Padding(_measurements(diagnosis), (1, 0, 0, 0)))
+        console.print(_below(_measurements(diagnosis)))
     for verdict in diagnosis.verdicts:
         style = "green" if verdict.fine else "yellow"
         console.print(Text(f"{verdict.device}: {verdict.text}", style=style))
     for finding in diagnosis.findings:
-        console.print(Padding(_told(finding), (1, 0, 0, 0)))
+        console.print(_below(_told(finding)))
     console.print(Text(f"\n{_summary(diagnosis)}", style="bold"))
     console.print(Text(f"  {diagnosis.command}", style="green"), soft_wrap=True)
-    console.print(Padding(Text(f"({diagnosis.why})"), (0, 0, 0, 2)))
+    console.print(Padding(Text(f"({diagnosis.why})"), (0, 0, 0, 2), expand=False))
+
+
+def _below(table: Table) -> Group:
+    """Give a table with a line before it; rich's own padding would fill that line with blanks."""
+    return Group("", table)
 
 
 def _head(seen: Examination) -> Iterator[str]:

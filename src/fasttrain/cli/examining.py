@@ -14,7 +14,7 @@ from fasttrain.config.environ import read_environ
 from fasttrain.config.resolve import resolve
 from fasttrain.doctor.bench import MEASURING_S, Measurement, measure, verdicts
 from fasttrain.doctor.diagnosis import Diagnosis, best_command, usable
-from fasttrain.doctor.registry import CHECKS, diagnose
+from fasttrain.doctor.registry import CHECKS, diagnose, worst_first
 from fasttrain.doctor.script import LeverLine, judge_script, lever_lines
 from fasttrain.hardware.examine import examine
 from fasttrain.hardware.machine_file import read_examination
@@ -76,7 +76,7 @@ def perform(request: Request) -> int:
     levers: tuple[LeverLine, ...] = ()
     if request.script:
         levers, of_script = _judge(request.script, seen, environ)
-        findings = (*findings, *of_script)
+        findings = worst_first((*findings, *of_script))
     measured = tuple(_bench(seen, environ)) if request.bench else ()
     command, why = best_command(seen, request.script or "")
     told = verdicts(measured)

@@ -15,6 +15,10 @@ SINFO_TIMEOUT_S = 2.0
 # Source: sinfo(1), SLURM 24.11; by src/sinfo/sinfo.c mixed and completing nodes are allocated.
 FORMAT = "%P|%a|%l|%F|%G"
 
+# What SLURM's tools end with on a machine with the package alone, and in a shell of a cluster's
+# node without its SLURM_CONF or SLURM_CONF_SERVER. Recorded from SLURM's sinfo.
+_UNCONFIGURED = "Could not establish a configuration source"
+
 _LINE = re.compile(r"(\S+?)(\*?)\|(\w+)\|([^|]+)\|(\d+)/(\d+)/(\d+)/(\d+)\|(.*)")
 _TIME = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)")
 _GPUS = re.compile(r"(?:^|,)gpu(?::[^:,(]+)*:(\d+)")
@@ -27,14 +31,16 @@ def find_cluster(host: Host, *, timeout_s: float = SINFO_TIMEOUT_S) -> Cluster:
     tool = host.which("sinfo")
     if not tool:
         return Cluster(job=job, job_gpus=gpus)
-    version, error, partitions = "", "", tuple[Partition, ...]()
+    version, error, partitions, configured = "", "", tuple[Partition, ...](), True
     try:
         # It needs no controller, and is printed as "slurm 24.11.3".
         version = run_tool([tool, "--version"], timeout_s=timeout_s).strip().removeprefix("slurm ")
         partitions = parse_sinfo(run_tool([tool, "-h", "-o", FORMAT], timeout_s=timeout_s))
-    except (ToolError, ValueError) as caught:
+    except ToolError as caught:
+        error, configured = str(caught), _UNCONFIGURED not in caught.said
+    except ValueError as caught:
         error = str(caught)
-    return Cluster(version, partitions, error, job, gpus)
+    return Cluster(version, partitions, error, job, gpus, configured)
 
 
 def job_gpus(environ: Mapping[str, str]) -> tuple[str, ...]:

@@ -14,7 +14,15 @@ KILL_S = 1.0  # a process that waits inside a driver can't even be killed
 
 
 class ToolError(RuntimeError):
-    """A vendor's tool that is missing, fails, or doesn't answer in time."""
+    """A vendor's tool that is missing, fails, or doesn't answer in time.
+
+    Attributes:
+        said: All that it printed as errors.
+    """
+
+    def __init__(self, text: str, said: str = "") -> None:
+        super().__init__(text)
+        self.said = said
 
 
 def run_tool(argv: Sequence[str], *, timeout_s: float) -> str:
@@ -43,7 +51,7 @@ def run_tool(argv: Sequence[str], *, timeout_s: float) -> str:
         raise ToolError(f"{argv[0]} gave no answer in {timeout_s:g} s")
     if code:
         said = first_line(errors) or first_line(output) or "no message"
-        raise ToolError(f"{argv[0]} ended with {code}: {said}")
+        raise ToolError(f"{argv[0]} ended with {code}: {said}", errors)
     return output
 
 

@@ -245,6 +245,7 @@ class Cluster:
         error: What asking the controller said; empty when it answered.
         job: Number of the job that this process runs in; empty outside of one.
         job_gpus: GPUs that the job was given on this node.
+        configured: Whether its tools know of a cluster to ask.
     """
 
     version: str = ""
@@ -252,6 +253,7 @@ class Cluster:
     error: str = ""
     job: str = ""
     job_gpus: tuple[str, ...] = ()
+    configured: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fasttrain.doctor.registry import CHECKS, diagnose
+from fasttrain.doctor.registry import CHECKS, diagnose, worst_first
 from fasttrain.spec.errors import ExitCode, FasttrainError
 from fasttrain.spec.examination import Examination, Finding, TorchTrial
 from fasttrain.spec.machine import Cpu, Machine, Torch
@@ -74,6 +74,12 @@ def test_the_worst_comes_first_and_then_the_order_of_the_list() -> None:
     order = [(RANKS.index(f.severity), SLUGS.index(f.check)) for f in found]
     assert order == sorted(order)
     assert {f.severity for f in found} == set(RANKS)
+
+
+def test_what_is_added_to_findings_goes_among_its_like() -> None:
+    slugs = [("a", "warning"), ("b", "hint"), ("c", "error"), ("d", "warning")]
+    findings = [Finding(slug, severity, "", "", "") for slug, severity in slugs]
+    assert [finding.check for finding in worst_first(findings)] == ["c", "a", "d", "b"]
 
 
 def test_checks_are_chosen_and_left_out_by_slug() -> None:
