@@ -131,7 +131,9 @@ def test_a_script_is_judged_with_file_and_line(fasttrain: Any, tmp_path: Path) -
     assert levers["optimizer"]["verdict"] == "skipped"
     assert "RMSprop" in levers["optimizer"]["why"]
     screen = fasttrain("doctor", "own_amp.py", "--quick").stdout
-    assert b"fasttrain run own_amp.py" in screen
+    assert b"what fasttrain run own_amp.py would do:" in screen
+    report = fasttrain("doctor", "own_amp.py", "--quick", "--markdown").stdout
+    assert b"the script manages precision itself (own_amp.py:5) |" in report
     assert fasttrain("doctor", "absent.py", "--quick").stderr.startswith(b"error: ")
 
 

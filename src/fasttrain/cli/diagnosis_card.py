@@ -31,7 +31,8 @@ def print_diagnosis(diagnosis: Diagnosis) -> None:
         console.print(Text(line))
     console.print(_devices(seen))
     if diagnosis.levers:
-        console.print(_below(_levers(diagnosis)))
+        console.print(Text(f"\nwhat fasttrain run {diagnosis.script} would do:"))
+        console.print(_levers(diagnosis))
     if diagnosis.measurements:
         console.print(_below(_measurements(diagnosis)))
     for verdict in diagnosis.verdicts:
@@ -143,13 +144,19 @@ def _devices(seen: Examination) -> Table:
     return table
 
 
+def lever_rows(diagnosis: Diagnosis) -> Iterator[tuple[str, ...]]:
+    """Give lever, value, what would become of it, and the reason with its place."""
+    for line in diagnosis.levers:
+        why = f"{line.why} ({line.where})" if line.where else line.why
+        yield (line.lever, line.value, line.verdict.value, why)
+
+
 def _levers(diagnosis: Diagnosis) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in ("lever", "value", "here", "why"):
         table.add_column(title, overflow="fold")
-    for line in diagnosis.levers:
-        why = f"{line.why} ({line.where})" if line.where else line.why
-        table.add_row(*(Text(cell) for cell in (line.lever, line.value, line.verdict.value, why)))
+    for row in lever_rows(diagnosis):
+        table.add_row(*map(Text, row))
     return table
 
 

@@ -80,7 +80,8 @@ def perform(request: Request) -> int:
     measured = tuple(_bench(seen, environ)) if request.bench else ()
     command, why = best_command(seen, request.script or "")
     told = verdicts(measured)
-    diagnosis = Diagnosis(seen, findings, command, why, levers, measured, told)
+    script = request.script or ""
+    diagnosis = Diagnosis(seen, findings, command, why, script, levers, measured, told)
     _print(diagnosis, request.form)
     return ExitCode.UNAVAILABLE if diagnosis.broken else 0
 
