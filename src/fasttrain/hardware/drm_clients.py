@@ -48,10 +48,10 @@ def _clients(host: Host, folder: str) -> dict[str, list[Mapping[str, str]]]:
 
 def _told(host: Host, folder: str) -> Iterator[Mapping[str, str]]:
     for name in host.names(folder):
-        text = host.read(f"{folder}/{name}")
-        if "drm-client-id" in text:
-            pairs = (line.partition(":") for line in text.splitlines())
-            yield {key: value.strip() for key, _, value in pairs}
+        lines = host.read(f"{folder}/{name}").splitlines()
+        told = {key: value.strip() for key, _, value in (line.partition(":") for line in lines)}
+        if "drm-client-id" in told:
+            yield told
 
 
 def _resident_bytes(told: Mapping[str, str]) -> int:
