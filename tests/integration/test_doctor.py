@@ -70,6 +70,7 @@ def test_80_columns_are_enough(fasttrain: Any) -> None:
     for path in sorted(EXAMINATIONS.glob("*.json")):
         lines = fasttrain("doctor", "--machine", path).stdout.decode().splitlines()
         assert max(map(len, lines)) <= 80, path.name
+        assert not any(line.isspace() for line in lines), path.name
         assert not any("\x1b" in line for line in lines)
 
 
@@ -130,7 +131,9 @@ def test_a_script_is_judged_with_file_and_line(fasttrain: Any, tmp_path: Path) -
     assert levers["optimizer"]["verdict"] == "skipped"
     assert "RMSprop" in levers["optimizer"]["why"]
     screen = fasttrain("doctor", "own_amp.py", "--quick").stdout
-    assert b"fasttrain run own_amp.py" in screen
+    assert b"what fasttrain run own_amp.py would do:" in screen
+    report = fasttrain("doctor", "own_amp.py", "--quick", "--markdown").stdout
+    assert b"the script manages precision itself (own_amp.py:5) |" in report
     assert fasttrain("doctor", "absent.py", "--quick").stderr.startswith(b"error: ")
 
 
@@ -158,7 +161,7 @@ def test_fix_ends_the_workers_of_a_dead_run_and_nothing_else(
         assert str(worker.pid).encode() in found.stdout
         assert worker.is_running()
         done = fasttrain("doctor", "--quick", "--only", "orphans", "--fix")
-        assert f"ended 1 workers of dead runs: {worker.pid}".encode() in done.stderr
+        assert f"ended 1 worker of dead runs: {worker.pid}".encode() in done.stderr
         assert not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE
         assert beside.is_running()
     finally:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from itertools import groupby
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
@@ -31,17 +31,23 @@ def print_diagnosis(diagnosis: Diagnosis) -> None:
         console.print(Text(line))
     console.print(_devices(seen))
     if diagnosis.levers:
-        console.print(Padding(_levers(diagnosis), (1, 0, 0, 0)))
+        console.print(Text(f"\nwhat fasttrain run {diagnosis.script} would do:"))
+        console.print(_levers(diagnosis))
     if diagnosis.measurements:
-        console.print(Padding(_measurements(diagnosis), (1, 0, 0, 0)))
+        console.print(_below(_measurements(diagnosis)))
     for verdict in diagnosis.verdicts:
         style = "green" if verdict.fine else "yellow"
         console.print(Text(f"{verdict.device}: {verdict.text}", style=style))
     for finding in diagnosis.findings:
-        console.print(Padding(_told(finding), (1, 0, 0, 0)))
+        console.print(_below(_told(finding)))
     console.print(Text(f"\n{_summary(diagnosis)}", style="bold"))
     console.print(Text(f"  {diagnosis.command}", style="green"), soft_wrap=True)
-    console.print(Padding(Text(f"({diagnosis.why})"), (0, 0, 0, 2)))
+    console.print(Padding(Text(f"({diagnosis.why})"), (0, 0, 0, 2), expand=False))
+
+
+def _below(table: Table) -> Group:
+    """Give a table with a line before it; rich's own padding would fill that line with blanks."""
+    return Group("", table)
 
 
 def _head(seen: Examination) -> Iterator[str]:
@@ -107,10 +113,16 @@ def _state(state: DeviceState | None) -> str:
     if state is None:
         return ""
     parts = [] if state.health == "OK" else [state.health]
-    parts += [f"throttled: {reason}" for reason in state.throttled]
-    parts += [f"{len(state.processes)} processes"] if len(state.processes) > 1 else []
-    parts += ["1 process"] if len(state.processes) == 1 else []
+    parts += [_throttled(state, reason) for reason in state.throttled]
+    computing = sum(not process.display for process in state.processes)
+    parts += [f"{computing} process{'' if computing == 1 else 'es'}"] if computing else []
+    parts += ["display"] if computing < len(state.processes) else []
     return ", ".join(parts) or "free"
+
+
+def _throttled(state: DeviceState, reason: str) -> str:
+    hot = reason == "thermal" and state.temperature_c is not None
+    return f"throttled: {reason}" + (f" ({state.temperature_c:.0f} °C)" if hot else "")
 
 
 def _cpu_row(machine: Machine) -> tuple[str, ...]:
@@ -132,13 +144,19 @@ def _devices(seen: Examination) -> Table:
     return table
 
 
+def lever_rows(diagnosis: Diagnosis) -> Iterator[tuple[str, ...]]:
+    """Give lever, value, what would become of it, and the reason with its place."""
+    for line in diagnosis.levers:
+        why = f"{line.why} ({line.where})" if line.where else line.why
+        yield (line.lever, line.value, line.verdict.value, why)
+
+
 def _levers(diagnosis: Diagnosis) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in ("lever", "value", "here", "why"):
         table.add_column(title, overflow="fold")
-    for line in diagnosis.levers:
-        why = f"{line.why} ({line.where})" if line.where else line.why
-        table.add_row(*(Text(cell) for cell in (line.lever, line.value, line.verdict.value, why)))
+    for row in lever_rows(diagnosis):
+        table.add_row(*map(Text, row))
     return table
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from fasttrain import __version__
-from fasttrain.cli.diagnosis_card import device_rows, measured_rows, torch_line
+from fasttrain.cli.diagnosis_card import device_rows, lever_rows, measured_rows, torch_line
 from fasttrain.doctor.diagnosis import Diagnosis
 
 
@@ -45,6 +45,8 @@ def _lines(diagnosis: Diagnosis) -> Iterator[str]:
     yield f"- driver {machine.driver or 'none'}, container {seen.host.container or 'none'}"
     yield ""
     yield from _table(("device", "name", "memory", "precision", "state"), [*device_rows(seen)])
+    if diagnosis.levers:
+        yield from _table(("lever", "value", "here", "why"), [*lever_rows(diagnosis)])
     if diagnosis.measurements:
         yield from _table(
             ("measured", "device", "value", "data sheet"), [*measured_rows(diagnosis)]

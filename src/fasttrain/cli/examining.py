@@ -14,19 +14,18 @@ from fasttrain.config.environ import read_environ
 from fasttrain.config.resolve import resolve
 from fasttrain.doctor.bench import MEASURING_S, Measurement, measure, verdicts
 from fasttrain.doctor.diagnosis import Diagnosis, best_command, usable
-from fasttrain.doctor.registry import CHECKS, diagnose
+from fasttrain.doctor.registry import CHECKS, diagnose, worst_first
 from fasttrain.doctor.script import LeverLine, judge_script, lever_lines
 from fasttrain.hardware.examine import examine
 from fasttrain.hardware.machine_file import read_examination
 from fasttrain.hardware.torch_trial import try_torch
 from fasttrain.launch.invocation import read_invocation
 from fasttrain.launch.preflight import check_target
-from fasttrain.launch.run_dir import DEFAULT_PARENT
 from fasttrain.planning.plan import make_plan
-from fasttrain.source.habits import read_habits
-from fasttrain.source.read import read_script
+from fasttrain.source.read import read_program
 from fasttrain.spec.errors import ExitCode, FasttrainError
 from fasttrain.spec.examination import Examination, Finding
+from fasttrain.spec.places import RUNS_FOLDER
 from fasttrain.spec.plan import Target
 
 Form = Literal["screen", "json", "markdown"]
@@ -77,11 +76,12 @@ def perform(request: Request) -> int:
     levers: tuple[LeverLine, ...] = ()
     if request.script:
         levers, of_script = _judge(request.script, seen, environ)
-        findings = (*findings, *of_script)
+        findings = worst_first((*findings, *of_script))
     measured = tuple(_bench(seen, environ)) if request.bench else ()
     command, why = best_command(seen, request.script or "")
     told = verdicts(measured)
-    diagnosis = Diagnosis(seen, findings, command, why, levers, measured, told)
+    script = request.script or ""
+    diagnosis = Diagnosis(seen, findings, command, why, script, levers, measured, told)
     _print(diagnosis, request.form)
     return ExitCode.UNAVAILABLE if diagnosis.broken else 0
 
@@ -90,7 +90,7 @@ def _examination(request: Request, environ: Mapping[str, str]) -> Examination:
     if request.machine:
         return read_examination(Path(request.machine))
     # One after the other: what the trial itself does on a device would look like somebody's work.
-    seen = examine(environ, run_root=Path.cwd() / DEFAULT_PARENT)
+    seen = examine(environ, run_root=Path.cwd() / RUNS_FOLDER)
     if request.quick:
         return seen
     return replace(seen, torch=try_torch(sys.executable, environ, devices=_gpus(seen)))
@@ -108,8 +108,7 @@ def _judge(
     settings = resolve({}, environ=environ, cwd=cwd, config=None, preset=None).settings
     target = Target("script", script, ())
     check_target(target, str(cwd))
-    facts = read_script(target, str(cwd), environ)
-    habits = read_habits(target, str(cwd), environ)
+    facts, habits = read_program(target, str(cwd), environ)
     plan = make_plan(settings, seen.machine, read_invocation(target, settings, environ, facts))
     return lever_lines(plan, habits), judge_script(habits, facts, plan, seen.machine)
 
@@ -128,7 +127,7 @@ def _bench(seen: Examination, environ: Mapping[str, str]) -> Iterator[Measuremen
 
     from fasttrain.cli.console import stderr_console
 
-    folder = Path.cwd() / DEFAULT_PARENT
+    folder = Path.cwd() / RUNS_FOLDER
     folder = folder if folder.is_dir() else Path.cwd()
     columns = (TextColumn("measuring {task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=stderr_console(), transient=True) as progress:

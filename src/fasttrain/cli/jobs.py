@@ -10,7 +10,8 @@ from pathlib import Path
 from fasttrain.cli.envelope import envelope
 from fasttrain.cli.progress import choose_display
 from fasttrain.config.environ import read_environ
-from fasttrain.hardware.host import Host, ToolError, run_tool
+from fasttrain.hardware.host import Host
+from fasttrain.hardware.tool import ToolError, run_tool
 from fasttrain.launch.display import write_all
 from fasttrain.launch.follow import Tail
 from fasttrain.slurm.ending import Ending, last_words, read_ending

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from fasttrain.spec.places import RUNS_FOLDER
+
 NAME = "report"
 
 
@@ -14,7 +16,7 @@ def report(
     run_dir: Annotated[
         str | None,
         typer.Argument(
-            help="Run directory (default: the latest in fasttrain_runs/).", show_default=False
+            help=f"Run directory (default: the latest in {RUNS_FOLDER}/).", show_default=False
         ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,

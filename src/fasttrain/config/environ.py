@@ -10,12 +10,13 @@ from fasttrain.config.options import LAYERED, OptionValue
 from fasttrain.config.values import parse_setting
 from fasttrain.spec.decision import Setting, Source, SourceKind
 from fasttrain.spec.errors import FasttrainError
+from fasttrain.spec.places import RUN_MARK
 
 PREFIX = "FASTTRAIN_"
 CONFIG_VARIABLE = "FASTTRAIN_CONFIG"
 PRESET_VARIABLE = "FASTTRAIN_PRESET"
 # Set by fasttrain for its workers: a script that calls fasttrain again must not trip over them.
-WORKER_VARIABLES = frozenset({"FASTTRAIN_RUN_ID", "FASTTRAIN_RESTART_COUNT"})
+WORKER_VARIABLES = frozenset({RUN_MARK, "FASTTRAIN_RESTART_COUNT"})
 
 
 def read_environ() -> dict[str, str]:

@@ -22,7 +22,8 @@ class Diagnosis:
         findings: What is wrong or could be better, the worst first.
         command: The command that fits this machine best.
         why: Why that one.
-        levers: What each lever would do with the script; empty without one.
+        script: The script as the user names it; empty without one.
+        levers: What each lever would do with it in a run without flags.
         measurements: What ``--bench`` measured, and `verdicts` what that says.
     """
 
@@ -30,6 +31,7 @@ class Diagnosis:
     findings: tuple[Finding, ...]
     command: str
     why: str
+    script: str = ""
     levers: tuple[LeverLine, ...] = ()
     measurements: tuple[Measurement, ...] = ()
     verdicts: tuple[Verdict, ...] = ()

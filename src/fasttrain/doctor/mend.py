@@ -8,6 +8,7 @@ from pathlib import Path
 import psutil
 
 from fasttrain.hardware.orphans import find_run_processes, run_of
+from fasttrain.planning.describe import counted
 from fasttrain.spec.examination import Examination
 
 GRACE_S = 5.0  # between being asked to end and being ended
@@ -32,7 +33,9 @@ def end_orphans(_seen: Examination) -> str:
     _, alive = psutil.wait_procs(stubborn, timeout=GRACE_S)
     left = [str(process.pid) for process in alive]
     ended = [str(process.pid) for process in processes if process not in alive]
-    told = f"ended {len(ended)} workers of dead runs: {', '.join(ended)}" if ended else ""
+    told = (
+        f"ended {counted(len(ended), 'worker')} of dead runs: {', '.join(ended)}" if ended else ""
+    )
     stuck = f"could not end {', '.join(left)}" if left else ""
     return "; ".join(part for part in (told, stuck) if part) or "no worker of a dead run is left"
 

@@ -13,6 +13,7 @@ from fasttrain.doctor.checks import (
     disks,
     environment,
     host,
+    network,
     topology,
     torch_install,
     trials,
@@ -31,6 +32,7 @@ CHECKS: tuple[Check, ...] = (
     *environment.CHECKS,
     *host.CHECKS,
     *disks.CHECKS,
+    *network.CHECKS,
     *cluster.CHECKS,
 )
 
@@ -52,7 +54,11 @@ def diagnose(
     """
     chosen, left_out = _known(only), _known(skip)
     checks = [c for c in CHECKS if c.slug not in left_out and (not chosen or c.slug in chosen)]
-    findings = [finding for check in checks for finding in check.judge(seen)]
+    return worst_first(finding for check in checks for finding in check.judge(seen))
+
+
+def worst_first(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Give findings by their severity, and within one as they come."""
     return tuple(sorted(findings, key=lambda finding: _RANKING.index(finding.severity)))
 
 

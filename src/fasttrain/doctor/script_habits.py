@@ -30,8 +30,8 @@ def _bound_to_cuda(habits: Habits, plan: LaunchPlan, _machine: Machine) -> Itera
     found, kind = habits.sure(Habit.DEVICE), plan.device_kind.value
     if not found or kind in _CUDA:
         return
-    # Source: https://www.hiascend.com/doc_center/source/zh/Pytorch/600/ptmoddevg/
-    # trainingmigrguide/PT_LMTMOG_0014.html (Ascend Extension for PyTorch 6.0.0)
+    # Source: "Automatic Migration", https://www.hiascend.com/document/detail/en/mindstudio/830/
+    # TITools/migrationtoolpt/atlasfmkt_16_0035.html
     replaced = kind == "npu"
     where = "without torch_npu.contrib.transfer_to_npu, " if replaced else ""
     yield Finding(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from fasttrain.hardware.host import Host, ToolError, run_tool
+from fasttrain.hardware.host import Host
+from fasttrain.hardware.tool import ToolError, run_tool
 from fasttrain.spec.examination import Cluster, Partition
 
 SINFO_TIMEOUT_S = 2.0
@@ -13,6 +14,10 @@ SINFO_TIMEOUT_S = 2.0
 # Partition (with a star when it is the default), availability, time limit, nodes by state, GRES.
 # Source: sinfo(1), SLURM 24.11; by src/sinfo/sinfo.c mixed and completing nodes are allocated.
 FORMAT = "%P|%a|%l|%F|%G"
+
+# What SLURM's tools end with on a machine with the package alone, and in a shell of a cluster's
+# node without its SLURM_CONF or SLURM_CONF_SERVER. Recorded from SLURM's sinfo.
+_UNCONFIGURED = "Could not establish a configuration source"
 
 _LINE = re.compile(r"(\S+?)(\*?)\|(\w+)\|([^|]+)\|(\d+)/(\d+)/(\d+)/(\d+)\|(.*)")
 _TIME = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)")
@@ -26,14 +31,16 @@ def find_cluster(host: Host, *, timeout_s: float = SINFO_TIMEOUT_S) -> Cluster:
     tool = host.which("sinfo")
     if not tool:
         return Cluster(job=job, job_gpus=gpus)
-    version, error, partitions = "", "", tuple[Partition, ...]()
+    version, error, partitions, configured = "", "", tuple[Partition, ...](), True
     try:
         # It needs no controller, and is printed as "slurm 24.11.3".
         version = run_tool([tool, "--version"], timeout_s=timeout_s).strip().removeprefix("slurm ")
         partitions = parse_sinfo(run_tool([tool, "-h", "-o", FORMAT], timeout_s=timeout_s))
-    except (ToolError, ValueError) as caught:
+    except ToolError as caught:
+        error, configured = str(caught), _UNCONFIGURED not in caught.said
+    except ValueError as caught:
         error = str(caught)
-    return Cluster(version, partitions, error, job, gpus)
+    return Cluster(version, partitions, error, job, gpus, configured)
 
 
 def job_gpus(environ: Mapping[str, str]) -> tuple[str, ...]:

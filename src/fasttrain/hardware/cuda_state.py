@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from fasttrain.hardware.cuda_links import Gpu, link_names, peer_access
@@ -102,8 +103,22 @@ def _memory_used_bytes(part: Gpu) -> int | None:
 
 
 def _processes(part: Gpu, runs: Mapping[int, RunProcess]) -> tuple[DeviceProcess, ...]:
-    listed = part.get("ComputeRunningProcesses") or ()
-    return tuple(as_device_process(item.pid, item.usedGpuMemory or 0, runs) for item in listed)
+    """Give who computes on a device, and after them who only draws on it.
+
+    Source: NVML API Reference 13.0, nvmlDeviceGetComputeRunningProcesses: those with a compute
+    context; nvmlDeviceGetGraphicsRunningProcesses: those with one for graphics. One process may
+    have both, such as a desktop's compositor.
+    """
+    computing = list(part.get("ComputeRunningProcesses") or ())
+    drawing = list(part.get("GraphicsRunningProcesses") or ())
+    listed, displays = {item.pid for item in computing}, {item.pid for item in drawing}
+    return tuple(
+        replace(
+            as_device_process(item.pid, item.usedGpuMemory or 0, runs),  # None under Windows
+            display=item.pid in displays,
+        )
+        for item in (*computing, *(item for item in drawing if item.pid not in listed))
+    )
 
 
 def _clocks(board: Gpu) -> dict[str, Any]:
@@ -115,6 +130,7 @@ def _clocks(board: Gpu) -> dict[str, Any]:
         "power_default_w": _watts(board.get("PowerManagementDefaultLimit")),
         "clock_limit_mhz": _clock_limit_mhz(board),
         "clock_max_mhz": board.get("MaxClockInfo", board.nvml.NVML_CLOCK_GRAPHICS),
+        "temperature_c": board.get("Temperature", board.nvml.NVML_TEMPERATURE_GPU),
         "persistence": None if persistence is None else bool(persistence),
     }
 

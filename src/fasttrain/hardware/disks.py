@@ -10,6 +10,7 @@ from pathlib import Path
 from fasttrain.hardware.host import Host
 from fasttrain.hardware.patience import within
 from fasttrain.spec.examination import Disk, Purpose
+from fasttrain.spec.places import COMPILED_FOLDER, cache_folder
 
 # A network file system whose server is gone blocks every call for as long as it is gone.
 DISK_TIMEOUT_S = 2.0
@@ -24,7 +25,7 @@ def find_disks(
     """
     folders: dict[Purpose, Path] = {
         "runs": run_root,
-        "cache": cache_folder(host.environ),
+        "cache": compiled_folder(host.environ),
         "temporary": temporary_folder(host.environ),
     }
     mounts = _mounts(host)
@@ -33,17 +34,10 @@ def find_disks(
     )
 
 
-def cache_folder(environ: Mapping[str, str]) -> Path:
-    """Give where compiled kernels go: the user's own choice, or fasttrain's.
-
-    Triton's lie below inductor's. As in fasttrain.launch.invocation, a relative XDG_CACHE_HOME is
-    ignored.
-    """
-    if own := environ.get("TORCHINDUCTOR_CACHE_DIR", ""):
-        return Path(own)
-    base = Path(environ.get("XDG_CACHE_HOME", ""))
-    home = Path(environ.get("HOME") or Path.home())
-    return (base if base.is_absolute() else home / ".cache") / "fasttrain" / "inductor"
+def compiled_folder(environ: Mapping[str, str]) -> Path:
+    """Give where compiled kernels go: the user's own choice, or fasttrain's."""
+    own = environ.get("TORCHINDUCTOR_CACHE_DIR", "")
+    return Path(own) if own else cache_folder(environ) / COMPILED_FOLDER
 
 
 def temporary_folder(environ: Mapping[str, str]) -> Path:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -12,22 +11,23 @@ from typing import Any, ClassVar
 from fasttrain.hardware.cluster import find_cluster
 from fasttrain.hardware.cuda import Cuda
 from fasttrain.hardware.cuda_state import cuda_states
-from fasttrain.hardware.host import Host, VendorReport
+from fasttrain.hardware.host import Host, Vendor, VendorReport
 from fasttrain.hardware.host_state import host_state
+from fasttrain.hardware.npu import Npu
+from fasttrain.hardware.npu_smi import NpuSmi
 from fasttrain.hardware.npu_state import npu_states
 from fasttrain.hardware.orphans import RunProcess, find_run_processes
 from fasttrain.hardware.patience import attempt, within
 from fasttrain.hardware.probe import probe_host, vendors
 from fasttrain.hardware.rocm_state import rocm_states
+from fasttrain.hardware.xpu_state import xpu_states
 from fasttrain.spec.examination import Cluster, DeviceState, Examination, HostState
 from fasttrain.spec.machine import DeviceKind, Machine
+from fasttrain.spec.secrets import MASK, is_secret_name
 
 # Without persistence mode the driver starts every board anew, which takes seconds each.
 NVML_TIMEOUT_S = 30.0
 
-MASK = "***"
-# As in fasttrain.planning.secrets; and SLURM_JWT, by which SLURM knows its users.
-_SECRET = re.compile(r"TOKEN|KEY|SECRET|PASSWORD|JWT", re.IGNORECASE)
 _ENV_OPTION = "FASTTRAIN_ENV"  # NAME=VALUE words, split as a shell would
 
 _PREFIXES = (
@@ -75,9 +75,11 @@ def examine_host(
     none: dict[int, RunProcess] = {}
     runs = attempt("processes", lambda: find_run_processes(run_root), none, notes)
     cuda = _Patient(Cuda(host, nvml), nvml_timeout_s)
-    probes = tuple(cuda if vendor.kind == "cuda" else vendor for vendor in vendors(host))
+    smi = NpuSmi(host)
+    own: dict[DeviceKind, Vendor] = {"cuda": cuda, "npu": Npu(host, smi=smi)}
+    probes = tuple(own.get(vendor.kind, vendor) for vendor in vendors(host))
     machine = probe_host(host, probes)
-    devices = _device_states(cuda, machine, runs, notes)
+    devices = _device_states(cuda, smi, machine, runs, notes)
     state = attempt(
         "the host", lambda: host_state(host, run_root=run_root, runs=runs), HostState(), notes
     )
@@ -92,7 +94,11 @@ def examine_host(
 
 
 def _device_states(
-    patient: _Patient, machine: Machine, runs: Mapping[int, RunProcess], notes: list[str]
+    patient: _Patient,
+    smi: NpuSmi,
+    machine: Machine,
+    runs: Mapping[int, RunProcess],
+    notes: list[str],
 ) -> tuple[DeviceState, ...]:
     host, nvml = patient.cuda.host, patient.cuda.nvml
 
@@ -102,8 +108,9 @@ def _device_states(
     # In the order in which the machine lists them.
     asks: dict[str, Callable[[], tuple[DeviceState, ...]]] = {
         "the state of NVIDIA's GPUs": cuda,
-        "the state of the NPUs": lambda: npu_states(host, machine.devices, runs),
+        "the state of the NPUs": lambda: npu_states(host, machine.devices, runs, smi),
         "the state of AMD's GPUs": lambda: rocm_states(host, machine.devices, runs),
+        "the state of Intel's GPUs": lambda: xpu_states(host, machine.devices, runs),
     }
     none: tuple[DeviceState, ...] = ()
     return tuple(state for what, ask in asks.items() for state in attempt(what, ask, none, notes))
@@ -119,7 +126,7 @@ def relevant(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _masked(name: str, value: str) -> str:
-    if _SECRET.search(name):
+    if is_secret_name(name):
         return MASK
     return _masked_words(value) if name == _ENV_OPTION else value
 

@@ -6,19 +6,15 @@ import os
 import platform
 import re
 import shutil
-import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Protocol
 
+from fasttrain.hardware.tool import run_tool
 from fasttrain.spec.machine import Device, DeviceKind
 
 SYSCTL_TIMEOUT_S = 2.0
-
-
-class ToolError(RuntimeError):
-    """A vendor's tool that is missing, fails, or doesn't answer in time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,13 +71,22 @@ class Host:
         """Whether a path relative to the root is there."""
         return (self.root / path).exists()
 
-    def numbered(self, folder: str, pattern: str) -> list[str]:
-        """Give a folder's entries that match `pattern`, in the order of its one number group."""
+    def names(self, folder: str) -> list[str]:
+        """Give the names in a folder, ``mlx5_2`` before ``mlx5_10``; none where it is closed."""
         try:
             names = [entry.name for entry in (self.root / folder).iterdir()]
         except OSError:
             return []
-        found = [match for name in names if (match := re.fullmatch(pattern, name))]
+        return sorted(names, key=lambda name: (len(name), name))
+
+    def number(self, path: str) -> int | None:
+        """Give the number that a file holds; None when it is absent or holds something else."""
+        text = self.read(path).strip()
+        return int(text) if text.isdecimal() else None
+
+    def numbered(self, folder: str, pattern: str) -> list[str]:
+        """Give a folder's entries that match `pattern`, in the order of its one number group."""
+        found = [match for name in self.names(folder) if (match := re.fullmatch(pattern, name))]
         return [f"{folder}/{match[0]}" for match in sorted(found, key=lambda m: int(m[1]))]
 
     def which(self, tool: str, *extra: str) -> str:
@@ -98,33 +103,3 @@ class Host:
         tool = self.which("sysctl", "usr/sbin") or "sysctl"
         lines = run_tool([tool, "-i", *names], timeout_s=SYSCTL_TIMEOUT_S).splitlines()
         return {key: value.strip() for key, _, value in (line.partition(":") for line in lines)}
-
-
-def run_tool(argv: Sequence[str], *, timeout_s: float) -> str:
-    """Give a tool's standard output.
-
-    Raises:
-        ToolError: It can't start, ends with an error, or takes longer than `timeout_s`.
-    """
-    try:
-        done = subprocess.run(
-            argv,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=timeout_s,
-        )
-    except subprocess.TimeoutExpired as error:
-        raise ToolError(f"{argv[0]} gave no answer in {timeout_s:g} s") from error
-    except OSError as error:
-        raise ToolError(f"{argv[0]} can't be started: {error.strerror}") from error
-    if done.returncode:
-        said = first_line(done.stderr) or first_line(done.stdout) or "no message"
-        raise ToolError(f"{argv[0]} ended with {done.returncode}: {said}")
-    return done.stdout
-
-
-def first_line(text: str) -> str:
-    """Give the first line that isn't blank; empty if there is none."""
-    return next((line.strip() for line in text.splitlines() if line.strip()), "")

@@ -13,6 +13,7 @@ from fasttrain.hardware.disks import find_disks
 from fasttrain.hardware.host import Host
 from fasttrain.hardware.orphans import RunProcess, orphans
 from fasttrain.hardware.patience import within
+from fasttrain.hardware.rdma import rdma_ports
 from fasttrain.spec.examination import HostState
 
 RESOLVE_TIMEOUT_S = 0.5
@@ -43,6 +44,7 @@ def host_state(host: Host, *, run_root: Path, runs: Mapping[int, RunProcess]) ->
         container=container(host),
         kernel=host.read("proc/sys/kernel/osrelease").strip() or platform.release(),
         orphans=orphans(runs),
+        rdma_ports=rdma_ports(host),
     )
 
 

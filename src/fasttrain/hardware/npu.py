@@ -8,12 +8,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fasttrain.hardware.host import Host, ToolError, VendorReport, first_line, run_tool
-from fasttrain.hardware.npu_smi import Chip, SmiTable, parse_npu_smi
+from fasttrain.hardware.host import Host, VendorReport
+from fasttrain.hardware.npu_smi import Chip, NpuSmi, SmiTable, parse_npu_smi
+from fasttrain.hardware.tool import ToolError, first_line
 from fasttrain.spec.machine import Device, DeviceKind
-
-# npu-smi asks every card in turn and can take seconds on a server with 16 chips.
-SMI_TIMEOUT_S = 10.0
 
 # Source: torch_npu 2.13.0, is_bf16_supported over all its soc names: Ascend910B1 and later, of
 # which 310P is none. A "910B" without a digit is a first-generation card.
@@ -31,18 +29,19 @@ class Npu:
 
     host: Host
     installed: Callable[[str], bool] = _is_installed
+    smi: NpuSmi | None = None
     kind: ClassVar[DeviceKind] = "npu"
 
     def probe(self) -> VendorReport:
         """Give chips in the order of their logic ids, which ASCEND_RT_VISIBLE_DEVICES counts."""
         nodes = len(self.host.numbered("dev", r"davinci(\d+)"))
-        tool = self.host.which("npu-smi", "usr/local/bin", "usr/local/sbin")
+        smi = self.smi or NpuSmi(self.host)
         devices: tuple[Device, ...] = ()
         notes: list[str] = []
         driver = _driver_version(self.host)
-        if tool:
+        if smi.tool:
             try:
-                table = _ask(tool)
+                table = _ask(smi)
             except ToolError as error:
                 notes.append(f"an Ascend driver is here, but its NPUs can't be used: {error}")
             else:
@@ -72,12 +71,12 @@ def _autoload_is_off(host: Host) -> bool:
     return host.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD") == "0"
 
 
-def _ask(tool: str) -> SmiTable:
-    text = run_tool([tool, "info"], timeout_s=SMI_TIMEOUT_S)
+def _ask(smi: NpuSmi) -> SmiTable:
+    text = smi.info()
     try:
         return parse_npu_smi(text)
     except ValueError as error:
-        raise ToolError(f"{tool} info: {error} ({first_line(text) or 'no output'})") from error
+        raise ToolError(f"{smi.tool} info: {error} ({first_line(text) or 'no output'})") from error
 
 
 def _devices(chips: tuple[Chip, ...]) -> tuple[Device, ...]:

@@ -1,4 +1,4 @@
-"""The table that ``npu-smi info`` prints, read in each of its layouts."""
+"""``npu-smi info``: asked once, and its table read in each of its layouts."""
 
 from __future__ import annotations
 
@@ -6,9 +6,43 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from fasttrain.hardware.host import Host
+from fasttrain.hardware.tool import ToolError, run_tool
+
+# It asks every card in turn and can take seconds on a server with 16 chips.
+TIMEOUT_S = 10.0
+
 _HEAD = re.compile(r"(\d+)\s+(\S+)")
 _USAGE = re.compile(r"\d+\s*/\s*(\d+)")
 _VERSION = re.compile(r"Version:\s*(\S+)")
+
+
+class NpuSmi:
+    """The tool of a machine, asked once for all that want to know.
+
+    Attributes:
+        tool: Its path; empty where there is none.
+    """
+
+    def __init__(self, host: Host, *, timeout_s: float = TIMEOUT_S) -> None:
+        self.tool = host.which("npu-smi", "usr/local/bin", "usr/local/sbin")
+        self._timeout_s = timeout_s
+        self._answer: str | ToolError | None = None
+
+    def info(self) -> str:
+        """Give what ``npu-smi info`` printed when it was first asked.
+
+        Raises:
+            ToolError: It failed then, or gave no answer in time.
+        """
+        if self._answer is None:
+            try:
+                self._answer = run_tool([self.tool, "info"], timeout_s=self._timeout_s)
+            except ToolError as error:
+                self._answer = error
+        if isinstance(self._answer, ToolError):
+            raise self._answer
+        return self._answer
 
 
 @dataclass(frozen=True, slots=True)

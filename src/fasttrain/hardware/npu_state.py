@@ -6,11 +6,11 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from fasttrain.hardware.host import Host, ToolError, run_tool
-from fasttrain.hardware.npu import SMI_TIMEOUT_S
-from fasttrain.hardware.npu_smi import parse_npu_smi
+from fasttrain.hardware.host import Host
+from fasttrain.hardware.npu_smi import NpuSmi, parse_npu_smi
 from fasttrain.hardware.orphans import RunProcess, as_device_process
 from fasttrain.hardware.pci import numa_node, pci_folder
+from fasttrain.hardware.tool import ToolError
 from fasttrain.spec.examination import DeviceProcess, DeviceState
 from fasttrain.spec.machine import Device
 
@@ -45,8 +45,7 @@ def npu_states(
     host: Host,
     devices: Iterable[Device],
     runs: Mapping[int, RunProcess],
-    *,
-    timeout_s: float = SMI_TIMEOUT_S,
+    smi: NpuSmi | None = None,
 ) -> tuple[DeviceState, ...]:
     """Give the states of a machine's NPUs, in their order.
 
@@ -56,14 +55,14 @@ def npu_states(
         host: The machine.
         devices: All its devices.
         runs: Processes of fasttrain's runs.
-        timeout_s: Time that npu-smi has to answer.
+        smi: The tool, where it was asked already.
     """
     ours = [device for device in devices if device.kind == "npu"]
-    tool = host.which("npu-smi", "usr/local/bin", "usr/local/sbin")
-    if not ours or not tool:
+    smi = smi or NpuSmi(host)
+    if not ours or not smi.tool:
         return ()
     try:
-        chips, processes = parse_states(run_tool([tool, "info"], timeout_s=timeout_s))
+        chips, processes = parse_states(smi.info())
     except (ToolError, ValueError):
         return ()
     if len(chips) != len(ours):  # a card came or went between two calls: nothing fits any more

@@ -13,9 +13,8 @@ from pathlib import Path, PurePath
 import psutil
 
 from fasttrain.spec.examination import DeviceProcess
+from fasttrain.spec.places import RUN_MARK
 from fasttrain.spec.plan import PLAN_FILE
-
-RUN_MARK = "FASTTRAIN_RUN_ID"  # every process of a run has it in its environment
 
 # Ends of paths on the command lines of workers and agents.
 _SHIM = "fasttrain/shim/__main__.py"

@@ -7,8 +7,7 @@ from fasttrain.hardware.host import Host
 
 def numa_node(host: Host, folder: str) -> int | None:
     """Give the NUMA node of a device's folder in sysfs; None where the firmware names none (-1)."""
-    text = host.read(f"{folder}/numa_node").strip()
-    return int(text) if text.isdecimal() else None
+    return host.number(f"{folder}/numa_node")
 
 
 def pci_folder(address: str) -> str:

@@ -6,7 +6,8 @@ import re
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fasttrain.hardware.host import Host, VendorReport, first_line
+from fasttrain.hardware.host import Host, VendorReport
+from fasttrain.hardware.tool import first_line
 from fasttrain.spec.machine import Device, DeviceKind
 
 NODES = "sys/class/kfd/kfd/topology/nodes"

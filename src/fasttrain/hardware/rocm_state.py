@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 
 from fasttrain.hardware.host import Host
+from fasttrain.hardware.hwmon import temperature_c
 from fasttrain.hardware.orphans import RunProcess, as_device_process
 from fasttrain.hardware.pci import numa_node
 from fasttrain.hardware.rocm import NODES
@@ -25,7 +26,8 @@ def rocm_states(
     The PCIe link is left out: on boards with a switch of their own the kernel shows the link
     between that and the chip.
 
-    Source: Linux 6.12, Documentation/gpu/amdgpu, "Memory information": mem_info_vram_used.
+    Source: Linux 6.12, Documentation/gpu/amdgpu: "Memory information", mem_info_vram_used;
+    "HWMON Interfaces", temp1_input.
     """
     ours = [device for device in devices if device.kind == "rocm"]
     nodes = list(_gpu_nodes(host)) if ours else []
@@ -46,7 +48,8 @@ def _state(host: Host, device: Device, node: str, runs: Mapping[int, RunProcess]
         kind="rocm",
         index=device.index,
         uuid=device.uuid,
-        memory_used_bytes=_number(host, f"{folder}/mem_info_vram_used"),
+        temperature_c=temperature_c(host, folder, "temp1_input"),
+        memory_used_bytes=host.number(f"{folder}/mem_info_vram_used"),
         processes=tuple(_processes(host, host.read(f"{node}/gpu_id").strip(), runs)),
         numa_node=numa_node(host, folder),
     )
@@ -54,15 +57,10 @@ def _state(host: Host, device: Device, node: str, runs: Mapping[int, RunProcess]
 
 def _processes(host: Host, gpu_id: str, runs: Mapping[int, RunProcess]) -> Iterator[DeviceProcess]:
     for folder in host.numbered(PROCESSES, r"(\d+)"):
-        if used_bytes := _number(host, f"{folder}/vram_{gpu_id}"):
+        if used_bytes := host.number(f"{folder}/vram_{gpu_id}"):
             yield as_device_process(int(folder.rpartition("/")[2]), used_bytes, runs)
 
 
 def _property(host: Host, node: str, name: str) -> str:
     found = re.search(rf"^{name} (\d+)$", host.read(f"{node}/properties"), re.MULTILINE)
     return found[1] if found else ""
-
-
-def _number(host: Host, path: str) -> int | None:
-    text = host.read(path).strip()
-    return int(text) if text.isdecimal() else None

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fasttrain.hardware.cluster import gpus_of
-from fasttrain.hardware.host import Host, ToolError, run_tool
+from fasttrain.hardware.host import Host
+from fasttrain.hardware.tool import ToolError, run_tool
 from fasttrain.spec.job import NodeShape
 
 TIMEOUT_S = 5.0

@@ -17,14 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import fasttrain
+from fasttrain.hardware.tool import KILL_S, TICK_S, end_group
 from fasttrain.spec.codec import CodecError, from_data
 from fasttrain.spec.examination import TorchTrial, Trial
 
 MARKER = "fasttrain-answer "
 SHIM = Path(fasttrain.__file__).parent / "shim"  # reached by path: the launcher never imports it
 AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
-TICK_S = 0.05
-KILL_S = 1.0  # a process that waits inside a driver can't even be killed
 LINE_BYTES = 65536
 LINE_LENGTH = 300
 
@@ -90,8 +89,7 @@ class Talk:
 
     def end(self) -> None:
         """Kill all that it has started, however far it is."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, signal.SIGKILL)
+        end_group(self.process)
         self._wait(KILL_S)
         assert self.process.stdout
         self.process.stdout.close()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-from fasttrain.hardware.host import Host, ToolError, run_tool
+from fasttrain.hardware.host import Host
+from fasttrain.hardware.tool import ToolError, run_tool
 
 DMESG_TIMEOUT_S = 1.0
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import fasttrain
 from fasttrain.launch.run_dir import default_run_dir, new_run_id
+from fasttrain.spec.places import cache_folder
 from fasttrain.spec.plan import Invocation, Target
 from fasttrain.spec.script import ScriptFacts
 from fasttrain.spec.settings import Settings
@@ -32,14 +33,7 @@ def read_invocation(
         environ=dict(environ),
         run_id=run_id,
         run_dir=str(Path(cwd, named)) if named else default_run_dir(cwd, run_id),
-        cache_dir=_cache_dir(environ),
+        cache_dir=str(cache_folder(environ)),
         version=fasttrain.__version__,
         facts=facts,
     )
-
-
-def _cache_dir(environ: Mapping[str, str]) -> str:
-    """Give the user's cache directory; relative values are ignored, as the XDG standard says."""
-    base = environ.get("XDG_CACHE_HOME", "")
-    parent = Path(base) if Path(base).is_absolute() else Path.home() / ".cache"
-    return str(parent / "fasttrain")

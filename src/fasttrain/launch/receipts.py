@@ -11,6 +11,7 @@ from fasttrain.launch.run_dir import RECEIPT_FILE, write_private
 from fasttrain.spec.codec import CodecError, dumps, loads
 from fasttrain.spec.errors import ExitCode, FasttrainError
 from fasttrain.spec.outcome import Outcome, RankReport, Receipt, State
+from fasttrain.spec.places import RUNS_FOLDER
 from fasttrain.spec.plan import LaunchPlan
 
 
@@ -58,7 +59,7 @@ def read_receipt(run_dir: Path) -> Receipt:
         raise FasttrainError(
             f"{path} can't be read as a receipt",
             why=why,
-            fix="name the directory of a run that has ended, such as one in fasttrain_runs/",
+            fix=f"name the directory of a run that has ended, such as one in {RUNS_FOLDER}/",
             slug="receipt",
             exit_code=ExitCode.UNAVAILABLE,
         ) from error

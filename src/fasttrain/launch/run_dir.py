@@ -10,9 +10,9 @@ from pathlib import Path
 from fasttrain.spec.codec import dumps
 from fasttrain.spec.errors import ExitCode, FasttrainError
 from fasttrain.spec.job import JOB_FILE
+from fasttrain.spec.places import RUNS_FOLDER
 from fasttrain.spec.plan import PLAN_FILE, LaunchPlan
 
-DEFAULT_PARENT = "fasttrain_runs"
 RECEIPT_FILE = "receipt.json"
 
 
@@ -25,7 +25,7 @@ def new_run_id(target: str) -> str:
 
 def default_run_dir(cwd: str, run_id: str) -> str:
     """Give the absolute directory of a run for which none was named."""
-    return str(Path(cwd, DEFAULT_PARENT, run_id))
+    return str(Path(cwd, RUNS_FOLDER, run_id))
 
 
 def create(plan: LaunchPlan) -> Path:
@@ -87,12 +87,12 @@ def latest_run_dir(cwd: Path) -> Path:
     Raises:
         FasttrainError: There is none.
     """
-    runs = sorted(path.parent for path in (cwd / DEFAULT_PARENT).glob(f"*/{PLAN_FILE}"))
+    runs = sorted(path.parent for path in (cwd / RUNS_FOLDER).glob(f"*/{PLAN_FILE}"))
     if runs:
         return runs[-1]
     raise FasttrainError(
         "there is no run to report on",
-        why=f"{cwd / DEFAULT_PARENT} holds no run directory",
+        why=f"{cwd / RUNS_FOLDER} holds no run directory",
         fix="name one: fasttrain report RUN_DIR",
         slug="receipt",
         exit_code=ExitCode.UNAVAILABLE,

@@ -11,9 +11,9 @@ from fasttrain.planning.sources import BUILT_IN, CPU_CORES
 from fasttrain.planning.vendors import VENDORS
 from fasttrain.spec.decision import Setting, Source, SourceKind
 from fasttrain.spec.errors import ExitCode, FasttrainError
+from fasttrain.spec.places import COMPILED_FOLDER, RUN_MARK
 from fasttrain.spec.plan import EnvVar
 
-RUN_MARK = "FASTTRAIN_RUN_ID"
 RESTART_COUNT = "FASTTRAIN_RESTART_COUNT"
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -157,7 +157,7 @@ def _hashing(draft: Draft) -> Iterator[_Wish]:
 def _cache(draft: Draft) -> Iterator[_Wish]:
     compiled = draft.levers.compile
     if compiled.value.mode != "off":
-        path = f"{draft.invocation.cache_dir}/inductor"
+        path = f"{draft.invocation.cache_dir}/{COMPILED_FOLDER}"
         reason = "compiled kernels persist between runs; /tmp does not outlive a reboot"
         yield _Wish("TORCHINDUCTOR_CACHE_DIR", path, reason, compiled.source)
 

@@ -7,10 +7,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from fasttrain.spec.plan import EnvVar, LaunchPlan
+from fasttrain.spec.secrets import MASK, is_secret_name
 
-MASK = "***"
-
-_SECRET_NAME = re.compile(r"TOKEN|KEY|SECRET|PASSWORD", re.IGNORECASE)
 _SECRET_WORDS = frozenset({"token", "key", "apikey", "secret", "password", "passwd"})
 # apiKey counts as two words, as api-key and api_key do.
 _WORD_ENDS = re.compile(r"[-_.]|(?<=[a-z])(?=[A-Z])")
@@ -24,11 +22,6 @@ def mask_plan(plan: LaunchPlan) -> LaunchPlan:
         target=replace(plan.target, args=mask_args(plan.target.args)),
         argv=mask_args(plan.argv),
     )
-
-
-def is_secret_name(name: str) -> bool:
-    """Say whether a variable's name tells of a secret, such as ``HF_TOKEN``."""
-    return bool(_SECRET_NAME.search(name))
 
 
 def mask_args(args: Iterable[str]) -> tuple[str, ...]:

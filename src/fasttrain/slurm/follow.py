@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from fasttrain.hardware.host import ToolError
+from fasttrain.hardware.tool import ToolError
 from fasttrain.launch.display import Display
 from fasttrain.launch.follow import EventTail, Tail
 from fasttrain.slurm.ending import Ending, read_ending

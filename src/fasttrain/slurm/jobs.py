@@ -7,19 +7,19 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from fasttrain.hardware.host import ToolError
-from fasttrain.launch.run_dir import DEFAULT_PARENT
+from fasttrain.hardware.tool import ToolError
 from fasttrain.slurm.state import ask
 from fasttrain.spec.codec import CodecError, loads
 from fasttrain.spec.errors import ExitCode, FasttrainError
 from fasttrain.spec.job import SUBMITIT_FOLDER, SUBMITTED_FILE, SubmittedJob
+from fasttrain.spec.places import RUNS_FOLDER
 
 _JOB_ID = re.compile(r"([1-9][0-9]{0,17})(?:_([0-9]{1,9}))?")
 
 
 def submitted_jobs(cwd: Path) -> list[SubmittedJob]:
     """Give the jobs that were sent from a folder, in the order in which they were."""
-    found = (_read(path) for path in (cwd / DEFAULT_PARENT).glob(f"*/{SUBMITTED_FILE}"))
+    found = (_read(path) for path in (cwd / RUNS_FOLDER).glob(f"*/{SUBMITTED_FILE}"))
     return sorted((job for job in found if job), key=lambda job: job.submitted_s)
 
 
@@ -39,7 +39,7 @@ def find_job(job_id: str | None, cwd: Path, environ: Mapping[str, str]) -> Submi
     if job_id is None:
         if sent:
             return sent[-1]
-        raise _unknown("there is no job", f"{cwd / DEFAULT_PARENT} holds none")
+        raise _unknown("there is no job", f"{cwd / RUNS_FOLDER} holds none")
     number = check_id(job_id)[0]
     for job in reversed(sent):
         if job.job_id == number:

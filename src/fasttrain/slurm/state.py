@@ -11,7 +11,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from fasttrain.hardware.host import Host, ToolError, run_tool
+from fasttrain.hardware.host import Host
+from fasttrain.hardware.tool import ToolError, run_tool
 from fasttrain.slurm.refusals import no_slurm
 
 TIMEOUT_S = 20.0  # a busy controller takes its time

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 from fasttrain.source.habit import Habit, Habits
 from fasttrain.source.habit_context import Context, Sign
@@ -12,7 +11,7 @@ from fasttrain.source.habit_loaders import loaders
 from fasttrain.source.habit_models import models, optimizers
 from fasttrain.source.habit_rules import arguments, assigned, devices, frameworks, named
 from fasttrain.source.habit_syncs import syncs
-from fasttrain.source.local_modules import live_nodes, parse
+from fasttrain.source.local_modules import Module
 from fasttrain.source.names import Names
 from fasttrain.source.scopes import scoped
 from fasttrain.spec.script import Evidence
@@ -31,25 +30,19 @@ class Signs:
         self._found: dict[Habit, list[Evidence]] = {}
         self._open: list[Evidence] = []
 
-    def add(self, module: str, file: Path, shown: str, *, main: bool) -> None:
-        """Take in what a module does.
-
-        Args:
-            module: Its name.
-            file: Its source.
-            shown: Its path, as the user can open it.
-            main: Whether it is run as ``__main__``.
-        """
-        tree = parse(file)
-        live = {id(node): node for node in live_nodes(tree, main=main)}
-        nodes = [(live[id(node)], scope) for node, scope in scoped(tree) if id(node) in live]
-        here = Context(self._names, module, [node for node, _ in nodes])
+    def add(self, module: Module) -> None:
+        """Take in what a module does."""
+        module = module.parsed()
+        assert module.tree
+        live = {id(node): node for node in module.nodes}
+        nodes = [(live[id(node)], scope) for node, scope in scoped(module.tree) if id(node) in live]
+        here = Context(self._names, module.name, [node for node, _ in nodes])
         for node, scope in nodes:
             for habit, what, sure in _signs_at(here, node):
-                evidence = Evidence(what, f"{shown}:{node.lineno}")
+                evidence = Evidence(what, f"{module.path}:{node.lineno}")
                 self._take(habit, evidence, sure=sure and not scope.open)
         for what, line in syncs(nodes):
-            self._take(Habit.SYNC, Evidence(what, f"{shown}:{line}"), sure=True)
+            self._take(Habit.SYNC, Evidence(what, f"{module.path}:{line}"), sure=True)
 
     def habits(self) -> Habits:
         """Give all that was gathered."""

@@ -8,7 +8,7 @@ import tokenize
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -49,12 +49,26 @@ class Module:
         package: The package that its relative imports count from.
         path: Its path, as the user can open it from the working directory.
         nodes: The statements and expressions in it that may run and can tell something, by line.
+        tree: All of it; None where it was let go, and `nodes` with it.
+        file: Its source, and `size_bytes` how long that is.
+        main: Whether it is run as ``__main__``.
     """
 
     name: str
     package: str
     path: str
     nodes: list[ast.stmt | ast.expr]
+    tree: ast.Module | None
+    file: Path
+    size_bytes: int
+    main: bool
+
+    def parsed(self) -> Module:
+        """Give the module with its syntax tree, read again where it was let go."""
+        if self.tree is not None:
+            return self
+        tree = parse(self.file)
+        return replace(self, tree=tree, nodes=live_nodes(tree, main=self.main))
 
 
 class Walk:
@@ -115,7 +129,9 @@ class Walk:
         path = shown(place.file, self._cwd)
         package = name if place.folders else name.rpartition(".")[0]
         try:
-            return Module(name, package, path, live_nodes(parse(place.file), main=main))
+            tree = parse(place.file)
+            nodes, size_bytes = live_nodes(tree, main=main), place.file.stat().st_size
+            return Module(name, package, path, nodes, tree, place.file, size_bytes, main)
         except _UNREADABLE as error:
             reason = _reason(error).replace(f" for {str(place.file)!r}", "")  # tokenize's wording
             self.unread.append(f"{path}: {reason}")

@@ -45,6 +45,10 @@ class Names:
         """Take in what a module imports and defines."""
         self._modules[module.name] = _bindings(module)
 
+    def meanings(self, module: str, names: Chain) -> tuple[str, ...]:
+        """Give the full names outside the user's modules that a chain of names may stand for."""
+        return self._meanings(module, names, through_bases=False)
+
     def of(self, module: str, node: ast.expr | None) -> tuple[str, ...]:
         """Give the full names outside the user's modules that ``a.b.c`` may stand for."""
         return self._all(module, node, through_bases=False)
@@ -55,7 +59,10 @@ class Names:
 
     def _all(self, module: str, node: ast.expr | None, *, through_bases: bool) -> tuple[str, ...]:
         names = chain(node)
-        if not names or module not in self._modules:
+        return self._meanings(module, names, through_bases=through_bases) if names else ()
+
+    def _meanings(self, module: str, names: Chain, *, through_bases: bool) -> tuple[str, ...]:
+        if module not in self._modules:
             return ()
         found = self._look(self._modules[module], names, set(), through_bases=through_bases)
         return tuple(dict.fromkeys(found))

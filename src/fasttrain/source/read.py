@@ -1,23 +1,24 @@
-"""Gives the facts about a script, and knows where its modules are looked for."""
+"""Gives what the source of a program says: facts for a plan, and habits for ``doctor``."""
 
 from __future__ import annotations
 
 import importlib.util
-import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from importlib.machinery import ModuleSpec
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
-from fasttrain.source.local_modules import Place, Walk, true_path
+from fasttrain.source.finder import Finder, Locate
+from fasttrain.source.habit import Habits
+from fasttrain.source.habit_signs import Signs
+from fasttrain.source.local_modules import Module, Walk
+from fasttrain.source.names import Names
 from fasttrain.source.ranks import RankSigns
 from fasttrain.spec.plan import Target
 from fasttrain.spec.script import ScriptFacts
 
-_FASTTRAIN = str(Path(__file__).resolve().parents[1])
-_INSTALLED = {"site-packages", "dist-packages"}
-
-Locate = Callable[[str], ModuleSpec | None]
+# Of source whose syntax trees are held at the same time; each byte takes 25 to 50 bytes of memory.
+KEPT_BYTES = 1_000_000
 
 
 def read_script(
@@ -38,130 +39,60 @@ def read_script(
     """
     if target.kind == "command":
         return ScriptFacts()
-    finder = Finder(target, Path(cwd), environ, locate)
-    start = _start(target, Path(cwd), finder)
-    if not start:
-        known = target.name.partition(".")[0] in sys.stdlib_module_names
-        return ScriptFacts(unread=() if known else (f"{target.name}: there is no such module",))
-    walk = Walk(finder.along, Path(cwd))
-    signs = RankSigns(walk.aliases, finder.in_roots)
-    for module in walk.modules(start):
+    program = _Program(target, cwd, environ, locate)
+    for _ in program.modules():
+        pass
+    return program.facts()
+
+
+def read_program(
+    target: Target,
+    cwd: str,
+    environ: Mapping[str, str],
+    locate: Locate = importlib.util.find_spec,
+) -> tuple[ScriptFacts, Habits]:
+    """Give the same, and the habits of the script and those modules; takes the same arguments."""
+    if target.kind == "command":
+        return ScriptFacts(), Habits()
+    program = _Program(target, cwd, environ, locate)
+    modules = list(_kept(program.modules()))
+    signs = Signs(program.names)  # which names lead to modules that were found later, too
+    for module in modules:
         signs.add(module)
-    return ScriptFacts(signs.strongest(), tuple(walk.unread))
+    return program.facts(), signs.habits()
 
 
-def _start(target: Target, cwd: Path, finder: Finder) -> list[tuple[str, Place]]:
-    """Give the module that is run, and after it the packages that are imported for it."""
-    if target.kind == "script":
-        return [("__main__", Place(cwd / target.name))]
-    way = dict(finder.along(target.name))
-    if (place := way.get(target.name)) and place.folders:
-        way |= finder.along(f"{target.name}.__main__")
-    name = f"{target.name}.__main__" if place and place.folders else target.name
-    return [(name, way.pop(name)), *way.items()] if name in way else []
-
-
-class Finder:
-    """Finds the user's own modules by name, in the import system's order.
-
-    These lie in the folders that are searched before the installed packages, or were installed as
-    editable from below the working directory, or belong to the package that ``-m`` names.
-    """
+class _Program:
+    """A program's modules, and what was gathered on the way through them."""
 
     def __init__(
-        self, target: Target, cwd: Path, environ: Mapping[str, str], locate: Locate
+        self, target: Target, cwd: str, environ: Mapping[str, str], locate: Locate
     ) -> None:
-        self.in_roots: set[str] = set()  # top-level names
-        self._roots = _roots(target, cwd, environ)
-        self._cwd = cwd
-        self._locate = locate
-        self._adopted = target.name.partition(".")[0] if target.kind == "module" else ""
-        self._known: dict[str, Place | None] = {}
+        finder = Finder(target, Path(cwd), environ, locate)
+        self._target = target
+        self._start = finder.start()
+        self._walk = Walk(finder.along, Path(cwd))
+        self.names = Names(self._walk.aliases, finder.in_roots)
+        self._ranks = RankSigns(self.names)
 
-    def along(self, name: str) -> Iterator[tuple[str, Place]]:
-        """Give the packages around a module and the module, as far as they are the user's own."""
-        full, folders = "", self._roots
-        for part in name.split("."):
-            outer, full = full, f"{full}.{part}" if full else part
-            if full not in self._known:
-                self._known[full] = _look(part, folders) if outer else self._top(part)
-            place = self._known[full]
-            if place is None:
-                return
-            yield full, place
-            folders = place.folders
+    def modules(self) -> Iterator[Module]:
+        for module in self._walk.modules(self._start):
+            self.names.add(module)
+            self._ranks.add(module)
+            yield module
 
-    def _top(self, name: str) -> Place | None:
-        found = _look(name, self._roots)
-        if found is None or found.file is None:
-            # An installed package goes before a mere folder of its name.
-            spec = self._spec(name)
-            if spec is not None and (found is None or spec.origin):
-                return self._installed(name, spec)
-        if found is None or _is_fasttrain(found):
-            return None
-        self.in_roots.add(name)
-        return found
-
-    def _installed(self, name: str, spec: ModuleSpec) -> Place | None:
-        folders = tuple(map(Path, spec.submodule_search_locations or ()))
-        file = Path(spec.origin) if spec.origin and spec.origin.endswith(".py") else None
-        place = Place(file, folders)
-        paths = [*folders, *([file] if file else ())]
-        own = name == self._adopted or all(
-            path.is_relative_to(self._cwd) and not _is_third_party(path) for path in paths
+    def facts(self) -> ScriptFacts:
+        if self._start:
+            return ScriptFacts(self._ranks.strongest(), tuple(self._walk.unread))
+        known = self._target.name.partition(".")[0] in sys.stdlib_module_names
+        return ScriptFacts(
+            unread=() if known else (f"{self._target.name}: there is no such module",)
         )
-        return place if own and not _is_fasttrain(place) else None
-
-    def _spec(self, name: str) -> ModuleSpec | None:
-        if name in sys.stdlib_module_names:
-            return None
-        try:
-            return self._locate(name)
-        except Exception:  # noqa: BLE001 - the finders of editable packages are anybody's code
-            return None
 
 
-def _roots(target: Target, cwd: Path, environ: Mapping[str, str]) -> tuple[Path, ...]:
-    """Give the folders before the installed packages on the program's ``sys.path``."""
-    entries = environ.get("PYTHONPATH", "")
-    named = [cwd / entry for entry in entries.split(os.pathsep)] if entries else []
-    roots = [root for root in named if not _is_third_party(root)]
-    if not environ.get("PYTHONSAFEPATH"):
-        # Python resolves the link of the script, so that its neighbours are those of its target.
-        script = Path(true_path(cwd / target.name))
-        first = script.parent if target.kind == "script" else cwd
-        roots[:0] = [first] if first.name not in _INSTALLED else []
-    standard = true_path(Path(os.__file__).parent)
-    return tuple(root for root in dict.fromkeys(roots) if true_path(root) != standard)
-
-
-def _is_third_party(path: Path) -> bool:
-    """Whether a path lies among the packages that were installed."""
-    resolved = Path(true_path(path))
-    return not _INSTALLED.isdisjoint((*path.parts, *resolved.parts))
-
-
-def _is_fasttrain(place: Place) -> bool:
-    return any(true_path(folder) == _FASTTRAIN for folder in place.folders)
-
-
-def _look(name: str, folders: Iterable[Path]) -> Place | None:
-    """Find a module in folders: a package or a file in the first that has one."""
-    portions = []
-    for folder in folders:
-        package = folder / name
-        if _is(Path.is_file, package / "__init__.py"):
-            return Place(package / "__init__.py", (package,))
-        if _is(Path.is_file, folder / f"{name}.py"):
-            return Place(folder / f"{name}.py")
-        if _is(Path.is_dir, package):
-            portions.append(package)
-    return Place(None, tuple(portions)) if portions else None
-
-
-def _is(kind: Callable[[Path], bool], path: Path) -> bool:
-    try:
-        return kind(path)
-    except OSError:  # a folder that may not be read, a name too long
-        return False
+def _kept(modules: Iterable[Module]) -> Iterator[Module]:
+    """Give the modules, those beyond the first `KEPT_BYTES` without their syntax trees."""
+    held_bytes = 0
+    for module in modules:
+        held_bytes += module.size_bytes
+        yield module if held_bytes <= KEPT_BYTES else replace(module, tree=None, nodes=[])

@@ -22,6 +22,7 @@ class DeviceProcess:
         command: The program alone, such as ``python``; empty when it is closed to us.
         run: Run directory of the fasttrain run that it belongs to; empty if to none.
         orphan: Whether it belongs to a run of fasttrain whose launcher is dead.
+        display: Whether it draws on the device, as a display server and desktop programs do.
     """
 
     pid: int
@@ -29,6 +30,7 @@ class DeviceProcess:
     command: str = ""
     run: str = ""
     orphan: bool = False
+    display: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,7 @@ class DeviceState:
         power_default_w: The limit that the board has from the factory, in watts.
         clock_limit_mhz: Highest graphics clock that the present settings allow, in MHz.
         clock_max_mhz: Highest graphics clock of the board, in MHz.
+        temperature_c: Of the chip, in degrees Celsius.
         persistence: Whether the driver stays loaded while nobody uses the device.
         ecc_uncorrected: Uncorrected memory errors since the driver was loaded.
         rows_failed: Whether a row of its memory failed to be remapped: the board must be replaced.
@@ -70,6 +73,7 @@ class DeviceState:
     power_default_w: float | None = None
     clock_limit_mhz: int | None = None
     clock_max_mhz: int | None = None
+    temperature_c: float | None = None
     persistence: bool | None = None
     ecc_uncorrected: int | None = None
     rows_failed: bool = False
@@ -106,6 +110,23 @@ class Disk:
 
 
 @dataclass(frozen=True, slots=True)
+class RdmaPort:
+    """A port of an InfiniBand or RoCE adapter, by which nodes reach each other's memory.
+
+    Attributes:
+        name: Adapter and port, such as ``mlx5_0/1``.
+        state: ``ACTIVE``, ``DOWN``, ``INIT``, ``ARMED``, ``ACTIVE_DEFER``.
+        link_layer: ``InfiniBand`` or ``Ethernet``; empty when unknown.
+        rate_gbps: What the link carries, in Gbit/s; None when unknown.
+    """
+
+    name: str
+    state: str
+    link_layer: str = ""
+    rate_gbps: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class HostState:
     """Limits and surroundings of this process; None stands for what can't be read here.
 
@@ -124,6 +145,7 @@ class HostState:
         container: ``docker``, ``podman``, ``kubernetes``, ``apptainer``, ``lxc``; empty outside.
         kernel: Release of the kernel.
         orphans: Processes of fasttrain runs whose launcher is dead, with run directories.
+        rdma_ports: Ports of InfiniBand and RoCE adapters.
     """
 
     shm_bytes: int | None = None
@@ -141,6 +163,7 @@ class HostState:
     container: str = ""
     kernel: str = ""
     orphans: tuple[DeviceProcess, ...] = ()
+    rdma_ports: tuple[RdmaPort, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +245,7 @@ class Cluster:
         error: What asking the controller said; empty when it answered.
         job: Number of the job that this process runs in; empty outside of one.
         job_gpus: GPUs that the job was given on this node.
+        configured: Whether its tools know of a cluster to ask.
     """
 
     version: str = ""
@@ -229,6 +253,7 @@ class Cluster:
     error: str = ""
     job: str = ""
     job_gpus: tuple[str, ...] = ()
+    configured: bool = True
 
 
 @dataclass(frozen=True, slots=True)

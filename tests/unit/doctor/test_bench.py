@@ -36,7 +36,9 @@ def test_a_board_with_a_similar_name_is_another_board(name: str) -> None:
         ("NVIDIA A100-SXM4-80GB", 312, 2039),
         ("NVIDIA A100-PCIE-40GB", 312, 1555),
         ("NVIDIA H100 PCIe", 1513 / 2, 2000),
+        ("NVIDIA H100 NVL", 1671 / 2, 3900),
         ("NVIDIA H200", 1979 / 2, 4800),
+        ("NVIDIA B200", 4500 / 2, 7700),
     ],
 )
 def test_boards_are_known_by_the_names_of_the_driver(

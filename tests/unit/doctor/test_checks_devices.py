@@ -18,6 +18,7 @@ node, container, GIB, NPU = _HELP["node"], _HELP["container"], _HELP["GIB"], _HE
 STATE, H100 = _HELP["STATE"], _HELP["H100"]
 
 PYTHON = DeviceProcess(4242, 12 * GIB, "python")
+DISPLAY = DeviceProcess(900, 300 * 2**20, "Xorg", display=True)
 DEAD = DeviceProcess(77, 3 * GIB, "python", "/runs/a", orphan=True)
 GTX = {"name": "GTX 1080", "capability": "6.1"}
 SLICE = replace(H100, uuid="MIG-a", parent_uuid="GPU-0")
@@ -144,11 +145,28 @@ CASES = [
         ),
     ),
     quiet("device-busy", one(0, processes=(DEAD,))),
+    quiet("device-busy", one(0, processes=(DISPLAY, replace(DISPLAY, pid=901)))),
+    fires(
+        "device-busy",
+        "warning",
+        "Xorg (pid 900)",
+        one(0, processes=(replace(DISPLAY, memory_bytes=9 * GIB),)),  # more than a tenth
+    ),
     fires(
         "device-memory", "warning", "20 GiB of GPU 6 is in use", one(6, memory_used_bytes=20 * GIB)
     ),
     quiet("device-memory", one(6, memory_used_bytes=20 * GIB, processes=(PYTHON,))),
     quiet("device-memory", one(6, memory_used_bytes=8 * GIB)),  # a tenth
+    fires(
+        "device-memory",
+        "warning",
+        "19.7 GiB of GPU 6 is in use",
+        one(6, memory_used_bytes=20 * GIB, processes=(DISPLAY,)),
+    ),
+    quiet(
+        "device-memory",
+        one(6, memory_used_bytes=9 * GIB, processes=(replace(DISPLAY, memory_bytes=3 * GIB),)),
+    ),
     quiet(
         "device-memory",
         node(state=replace(STATE, memory_used_bytes=GIB), device=replace(H100, memory_bytes=0)),
@@ -215,6 +233,13 @@ def test_mixed_gpus_are_told_apart_as_gpus_counts_them() -> None:
     seen = node(3, devices={2: GTX}, environ=environ)
     (finding,) = diagnose(seen, only=["mixed-devices"])
     assert finding.fix.endswith("--gpus 1,2")
+
+
+def test_a_display_is_not_named_beside_who_computes() -> None:
+    (finding,) = diagnose(one(0, processes=(PYTHON, DISPLAY)), only=["device-busy"])
+    assert "python (pid 4242)" in finding.what
+    assert "Xorg" not in finding.what
+    assert finding.why.startswith("12 GiB")
 
 
 def test_orphans_are_named_by_their_pids_and_can_be_ended() -> None:

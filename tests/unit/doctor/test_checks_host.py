@@ -179,6 +179,7 @@ CASES = [
         "Unable to contact slurm controller",
         slurm(version=RELEASE, error="Unable to contact slurm controller"),
     ),
+    fires("slurm-controller", "hint", "no configuration", slurm(configured=False, error="fatal")),
     quiet("slurm-controller", slurm(version=RELEASE)),
     fires(
         "slurm-allocation",

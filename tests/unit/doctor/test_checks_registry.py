@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fasttrain.doctor.registry import CHECKS, diagnose
+from fasttrain.doctor.registry import CHECKS, diagnose, worst_first
 from fasttrain.spec.errors import ExitCode, FasttrainError
 from fasttrain.spec.examination import Examination, Finding, TorchTrial
 from fasttrain.spec.machine import Cpu, Machine, Torch
@@ -19,7 +19,7 @@ HERE = Path(__file__).parent
 _HELP = runpy.run_path(str(HERE / "examinations.py"))
 node, container = _HELP["node"], _HELP["container"]
 
-FILES = ("torch", "devices", "host", "environment")
+FILES = ("torch", "devices", "host", "environment", "network")
 CASES: list[Any] = [
     case for name in FILES for case in runpy.run_path(str(HERE / f"test_checks_{name}.py"))["CASES"]
 ]
@@ -74,6 +74,12 @@ def test_the_worst_comes_first_and_then_the_order_of_the_list() -> None:
     order = [(RANKS.index(f.severity), SLUGS.index(f.check)) for f in found]
     assert order == sorted(order)
     assert {f.severity for f in found} == set(RANKS)
+
+
+def test_what_is_added_to_findings_goes_among_its_like() -> None:
+    slugs = [("a", "warning"), ("b", "hint"), ("c", "error"), ("d", "warning")]
+    findings = [Finding(slug, severity, "", "", "") for slug, severity in slugs]
+    assert [finding.check for finding in worst_first(findings)] == ["c", "a", "d", "b"]
 
 
 def test_checks_are_chosen_and_left_out_by_slug() -> None:

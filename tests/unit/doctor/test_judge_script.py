@@ -13,8 +13,7 @@ from fasttrain.doctor.script import LeverLine, judge_script, lever_lines
 from fasttrain.doctor.script_levers import FUSIBLE
 from fasttrain.planning.plan import make_plan
 from fasttrain.source.habit import Habits
-from fasttrain.source.habits import read_habits
-from fasttrain.source.read import read_script
+from fasttrain.source.read import read_program
 from fasttrain.spec.codec import loads
 from fasttrain.spec.decision import Setting, Source, SourceKind
 from fasttrain.spec.examination import Finding
@@ -73,8 +72,7 @@ class Judged:
 
 def judge(folder: Path, name: str, machine: str, **options: Any) -> Judged:
     target = Target("script", name)
-    habits = read_habits(target, str(folder), {})
-    facts = read_script(target, str(folder), {})
+    facts, habits = read_program(target, str(folder), {})
     there = the_machine(machine)
     plan = the_plan(there, facts, **options)
     lines = {line.lever: line for line in lever_lines(plan, habits)}
@@ -225,7 +223,7 @@ def test_what_only_a_run_can_tell_is_a_hint(judged):
 
 def test_workers_need_cores(tmp_path):
     (tmp_path / "train.py").write_text(LOADER + "DataLoader(D())")
-    habits = read_habits(Target("script", "train.py"), str(tmp_path), {})
+    _, habits = read_program(Target("script", "train.py"), str(tmp_path), {})
     machine = the_machine("8xh100")
     few = replace(machine, cpu=replace(machine.cpu, cores=3))
     for gpus, number in (("0", 1), ("0,1", 0)):  # 3 cores for a process, then 1

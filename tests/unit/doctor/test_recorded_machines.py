@@ -51,9 +51,9 @@ EXPECTED = {
         "fasttrain run train.py --compile default",
     ),
     "3090-and-1080": Expected(
-        [("cuda 0", "fp16", "1 process"), ("cuda 1", "bf16 fp16 tf32", "free")],
+        [("cuda 0", "fp16", "display"), ("cuda 1", "bf16 fp16 tf32", "free")],
         [("error", "torch-architecture"), ("warning", "power-limit"), ("warning", "pcie-width"),
-         ("warning", "device-busy"), ("warning", "mixed-devices"), ("warning", "device-order"),
+         ("warning", "mixed-devices"), ("warning", "device-order"),
          ("hint", "triton-capability"), ("hint", "persistence"), ("hint", "peer-access"),
          ("hint", "open-files")],
         "fasttrain run train.py --gpus 1 --compile default",

@@ -87,6 +87,21 @@ def test_a_controller_that_does_not_answer_is_an_error(
     assert said in cluster.error
 
 
+NOT_SET_UP = """\
+sinfo: error: resolve_ctls_from_dns_srv: res_nsearch error: Unknown host
+sinfo: error: fetch_config: DNS SRV lookup failed
+sinfo: error: _establish_config_source: failed to fetch config
+sinfo: fatal: Could not establish a configuration source
+"""
+
+
+def test_tools_that_were_never_set_up_are_told_from_a_dead_controller(make_host: Any) -> None:
+    tools = {"sinfo": f"echo '{NOT_SET_UP}' >&2; exit 1"}
+    assert not find_cluster(make_host(tools=tools)).configured
+    tools = {"sinfo": "echo 'Unable to contact slurm controller' >&2; exit 1"}
+    assert find_cluster(make_host(tools=tools)).configured
+
+
 def test_rubbish_is_cut_short(make_host: Any) -> None:
     with pytest.raises(ValueError, match="can't read") as caught:
         parse_sinfo("x" * 5000)

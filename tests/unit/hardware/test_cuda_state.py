@@ -43,6 +43,7 @@ BOARD = {
     ("Clock", GRAPHICS, APP_TARGET): 1312,
     ("Clock", GRAPHICS, APP_DEFAULT): 1312,
     ("PersistenceMode",): 0,
+    ("Temperature", 0): 61,
     ("TotalEccErrors", 1, 0): 2,
     ("RemappedRows",): (3, 1, 0, 1),
     ("MaxPcieLinkGeneration",): 3,
@@ -71,6 +72,7 @@ def test_a_board_is_told_in_full(make_host: Any) -> None:
         power_default_w=400.0,
         clock_limit_mhz=1530,
         clock_max_mhz=1530,
+        temperature_c=61,
         persistence=False,
         ecc_uncorrected=2,
         rows_failed=True,
@@ -99,6 +101,7 @@ def test_what_a_board_does_not_tell_is_none(make_host: Any) -> None:
         (("MaxClockInfo", GRAPHICS), "clock_max_mhz"),
         (("Clock", GRAPHICS, MAX_BOOST), "clock_limit_mhz"),
         (("PersistenceMode",), "persistence"),
+        (("Temperature", 0), "temperature_c"),
         (("TotalEccErrors", 1, 0), "ecc_uncorrected"),
         (("MaxPcieLinkGeneration",), "pcie_gen"),
         (("GpuMaxPcieLinkGeneration",), "pcie_gen_max"),
@@ -173,6 +176,18 @@ def test_processes_are_named_and_known_by_their_run(make_host: Any) -> None:
     )
     assert "python" in mine.command
     assert hidden == DeviceProcess(0, 0, "")
+
+
+def test_who_draws_on_a_board_is_told_from_who_computes(make_host: Any) -> None:
+    compositor, trainer, server = (
+        SimpleNamespace(pid=2**22 + n, usedGpuMemory=n * GIB) for n in (1, 2, 3)
+    )
+    answers = {
+        ("ComputeRunningProcesses",): [compositor, trainer],
+        ("GraphicsRunningProcesses",): [server, compositor],
+    }
+    told = [(p.memory_bytes // GIB, p.display) for p in only(make_host(), answers).processes]
+    assert told == [(1, True), (2, False), (3, True)]
 
 
 def test_an_old_driver_is_asked_the_old_way(make_host: Any) -> None:

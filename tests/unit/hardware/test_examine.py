@@ -89,6 +89,14 @@ def test_states_of_all_vendors_stand_in_the_machines_order(make_host: Any, tmp_p
     assert loads(Examination, dumps(seen)) == seen
 
 
+def test_npu_smi_is_asked_once(make_host: Any, tmp_path: Path) -> None:
+    tools = {"npu-smi": f'echo x >>{tmp_path}/asked; cat "{RECORDED}/910b3_24.1.txt"'}
+    host = make_host(tools={**tools, "cat": 'exec /bin/cat "$@"'})
+    seen = examine_host(host, run_root=tmp_path)
+    assert [state.kind for state in seen.devices] == ["npu", "npu"]
+    assert (tmp_path / "asked").read_text() == "x\n"
+
+
 @pytest.mark.parametrize(
     ("call", "devices"), [("nvmlInit", 0), ("nvmlDeviceGetPersistenceMode", 1)]
 )

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from fasttrain.hardware import disks, host_state
-from fasttrain.hardware.disks import cache_folder, find_disks, temporary_folder
+from fasttrain.hardware.disks import compiled_folder, find_disks, temporary_folder
 from fasttrain.hardware.host_state import container, hostname_resolves, memory_available_bytes
 from fasttrain.hardware.orphans import RunProcess
 from fasttrain.spec.examination import Disk, HostState
@@ -207,7 +207,7 @@ def test_a_server_that_is_gone_does_not_hold_us(
     ],
 )
 def test_compiled_kernels_go_where_a_run_puts_them(environ: dict[str, str], folder: str) -> None:
-    assert cache_folder(environ) == Path(folder)
+    assert compiled_folder(environ) == Path(folder)
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from fasttrain.hardware import npu
 from fasttrain.hardware.npu import Npu
-from fasttrain.hardware.npu_smi import parse_npu_smi
+from fasttrain.hardware.npu_smi import NpuSmi, parse_npu_smi
 
 RECORDED = Path(__file__).parents[2] / "data" / "npu_smi"
 MIB = 2**20
@@ -29,8 +28,8 @@ def installed(_: str) -> bool:
     return True
 
 
-def probe(host: Any) -> Any:
-    return Npu(host, installed).probe()
+def probe(host: Any, smi: Any = None) -> Any:
+    return Npu(host, installed, smi).probe()
 
 
 def smi(name: str, code: int = 0) -> dict[str, str]:
@@ -70,9 +69,9 @@ def test_a_failing_tool_leaves_a_note_and_no_devices(make_host: Any, code: int) 
     assert "dcmi module initialize failed" in note
 
 
-def test_a_hanging_tool_is_cut_off(make_host: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(npu, "SMI_TIMEOUT_S", 0.05)
-    report = probe(make_host(tools={"npu-smi": "exec sleep 5"}, ASCEND_HOME_PATH="/cann"))
+def test_a_hanging_tool_is_cut_off(make_host: Any) -> None:
+    host = make_host(tools={"npu-smi": "exec sleep 5"}, ASCEND_HOME_PATH="/cann")
+    report = probe(host, smi=NpuSmi(host, timeout_s=0.05))
     assert report.devices == ()
     (note,) = report.notes
     assert "no answer" in note

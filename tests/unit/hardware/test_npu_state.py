@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from fasttrain.hardware.npu_smi import NpuSmi
 from fasttrain.hardware.npu_state import npu_states, parse_states
 from fasttrain.hardware.orphans import RunProcess
 from fasttrain.spec.machine import Device
@@ -115,9 +116,8 @@ def test_a_tool_that_does_not_tell_gives_no_states(make_host: Any, tools: dict[s
 
 def test_a_hanging_tool_is_cut_off(make_host: Any) -> None:
     started_s = time.monotonic()
-    assert (
-        npu_states(make_host(tools={"npu-smi": "exec sleep 5"}), npus(2), {}, timeout_s=0.1) == ()
-    )
+    host = make_host(tools={"npu-smi": "exec sleep 5"})
+    assert npu_states(host, npus(2), {}, NpuSmi(host, timeout_s=0.1)) == ()
     assert time.monotonic() - started_s < 4
 
 

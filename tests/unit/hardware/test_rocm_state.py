@@ -24,6 +24,7 @@ TWO_GPUS = {
     f"{NODES}/2/gpu_id": "4712\n",
     "sys/class/drm/renderD128/device/mem_info_vram_used": f"{2 * GIB}\n",
     "sys/class/drm/renderD128/device/numa_node": "0\n",
+    "sys/class/drm/renderD128/device/hwmon/hwmon3/temp1_input": "48500\n",
     "sys/class/drm/renderD136/device/mem_info_vram_used": f"{64 * GIB}\n",
     "sys/class/drm/renderD136/device/numa_node": "1\n",
     f"sys/class/kfd/kfd/proc/{os.getpid()}/vram_4711": "0\n",
@@ -36,7 +37,9 @@ def test_memory_node_and_processes_are_read(make_host: Any) -> None:
     host = make_host(TWO_GPUS)
     runs = {os.getpid(): RunProcess("/runs/a", orphan=False)}
     first, second = rocm_states(host, Rocm(host).probe().devices, runs)
-    assert first == DeviceState("rocm", 0, memory_used_bytes=2 * GIB, numa_node=0)
+    assert first == DeviceState(
+        "rocm", 0, memory_used_bytes=2 * GIB, temperature_c=48.5, numa_node=0
+    )
     assert (second.index, second.memory_used_bytes, second.numa_node) == (1, 64 * GIB, 1)
     (process,) = second.processes
     assert (process.pid, process.memory_bytes, process.run) == (os.getpid(), 60 * GIB, "/runs/a")

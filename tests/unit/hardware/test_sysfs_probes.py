@@ -88,6 +88,20 @@ def test_discrete_intel_gpus_are_found_and_others_are_not(make_host: Any) -> Non
     ]
 
 
+@pytest.mark.parametrize(
+    ("device", "name"),
+    [
+        ("0x0b6e", "Intel Data Center GPU Max"),  # 1100C
+        ("0x56b1", "Intel Arc Pro A-series"),  # A40, A50
+        ("0xe211", "Intel Arc Pro B-series"),  # B60
+        ("0x7d55", ""),  # the graphics of a Core Ultra
+    ],
+)
+def test_intel_gpus_are_known_by_their_ids(make_host: Any, device: str, name: str) -> None:
+    report = Xpu(make_host({**card(0, "0x8086", device), "dev/dri/renderD128": ""})).probe()
+    assert [found.name for found in report.devices] == ([name] if name else [])
+
+
 def test_intel_gpus_without_their_device_files_are_told(make_host: Any) -> None:
     report = Xpu(make_host(card(0, "0x8086", "0x56a0"))).probe()
     assert report.devices == ()

@@ -4,9 +4,10 @@ import pytest
 
 from fasttrain.planning.dry_run import shell_script
 from fasttrain.planning.explain import decisions
-from fasttrain.planning.secrets import is_secret_name, mask_args, mask_plan
+from fasttrain.planning.secrets import mask_args, mask_plan
 from fasttrain.spec.codec import dumps
 from fasttrain.spec.plan import Target
+from fasttrain.spec.secrets import is_secret_name
 
 SECRET = "s3cr3t"
 
@@ -14,7 +15,7 @@ SECRET = "s3cr3t"
 @pytest.mark.parametrize(
     "name",
     ["HF_TOKEN", "hf_token", "TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "DB_PASSWORD",
-     "MyTokenFile", "SECRETS"],
+     "MyTokenFile", "SECRETS", "SLURM_JWT"],
 )  # fmt: skip
 def test_names_that_tell_of_a_secret(name):
     assert is_secret_name(name)

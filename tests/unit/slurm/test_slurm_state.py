@@ -69,8 +69,7 @@ def test_rubbish_is_no_state(text: str) -> None:
     ],
 )  # fmt: skip
 def test_refusals_are_known_by_their_words(said: str, slug: str) -> None:
-    error = refused(RuntimeError(f"noise of a site's wrapper
-{said}"), 60)
+    error = refused(RuntimeError(f"a note of the site\n{said}"), 60)
     assert error.slug == slug
     assert said.removeprefix("sbatch: error: ") in error.why
 

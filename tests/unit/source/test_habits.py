@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 
+from fasttrain.source import local_modules, read
 from fasttrain.source.habit import Habit, Habits
-from fasttrain.source.habits import read_habits
+from fasttrain.source.local_modules import parse
+from fasttrain.source.read import read_program
 from fasttrain.spec.codec import from_data, to_data
 from fasttrain.spec.plan import Target
 
@@ -18,7 +21,7 @@ Found = Callable[..., set[tuple[Habit, str, int]]]
 
 
 def of_script(name: str) -> Habits:
-    return read_habits(Target("script", name), str(SCRIPTS), {})
+    return read_program(Target("script", name), str(SCRIPTS), {})[1]
 
 
 def places(habits: Habits) -> set[tuple[Habit, str, int]]:
@@ -31,15 +34,15 @@ def places(habits: Habits) -> set[tuple[Habit, str, int]]:
 
 @pytest.fixture
 def habits_of(tmp_path: Path, lay: Callable[[Mapping[str, str]], None]) -> Callable[..., Habits]:
-    def read(files: Mapping[str, str] | str) -> Habits:
+    def run(files: Mapping[str, str] | str) -> Habits:
         lay({"train.py": files} if isinstance(files, str) else files)
         before = set(sys.modules)
-        habits = read_habits(Target("script", "train.py"), str(tmp_path), {}, lambda _: None)
+        _, habits = read_program(Target("script", "train.py"), str(tmp_path), {}, lambda _: None)
         new = {name for name in set(sys.modules) - before if not name.startswith("encodings.")}
         assert new == set(), "a module was imported"
         return habits
 
-    return read
+    return run
 
 
 WILD = {
@@ -357,8 +360,24 @@ def test_modules_that_derive_from_each_other_end(habits_of):
 
 def test_what_cannot_be_read_has_no_habits(habits_of, tmp_path):
     assert habits_of("def broken(:") == Habits()
-    assert read_habits(Target("script", "gone.py"), str(tmp_path), {}) == Habits()
-    assert read_habits(Target("command", "./train.sh"), str(tmp_path), {}) == Habits()
+    assert read_program(Target("script", "gone.py"), str(tmp_path), {})[1] == Habits()
+    assert read_program(Target("command", "./train.sh"), str(tmp_path), {})[1] == Habits()
+
+
+@pytest.mark.parametrize(("kept", "times"), [(1_000_000, 1), (0, 2)])
+def test_a_file_is_parsed_once_unless_its_tree_was_let_go(habits_of, monkeypatch, kept, times):
+    parsed: list[str] = []
+
+    def counted(path: Path) -> ast.Module:
+        parsed.append(path.name)
+        return parse(path)
+
+    monkeypatch.setattr(local_modules, "parse", counted)
+    monkeypatch.setattr(read, "KEPT_BYTES", kept)
+    files = {"train.py": "import helper\nif __name__ == '__main__':\n  helper.model.cuda()"}
+    found = habits_of({**files, "helper.py": "import torch\ntorch.autocast('cuda')"})
+    assert sorted(parsed) == ["helper.py"] * times + ["train.py"] * times
+    assert places(found) == {(Habit.DEVICE, ".cuda()", 3), (Habit.AUTOCAST, "autocast", 2)}
 
 
 def test_habits_survive_json(habits_of):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import fasttrain
-from fasttrain.source import read as read_module
+from fasttrain.source import finder
 from fasttrain.source.read import read_script
 from fasttrain.spec.plan import Target
 from fasttrain.spec.script import ScriptFacts
@@ -130,10 +130,10 @@ def test_the_frameworks_own_checkout_is_the_framework(seen):
 
 @pytest.mark.parametrize("how", [{"PYTHONPATH": "src"}, {"installed": ("src",)}])
 def test_fasttrain_is_not_the_users_own(seen, tmp_path, monkeypatch, how):
-    assert Path(fasttrain.__file__).parent == Path(read_module._FASTTRAIN)
+    assert Path(fasttrain.__file__).parent == Path(finder._FASTTRAIN)
     files = {"train.py": "import fasttrain.agent", "src/fasttrain/agent.py": USE}
     assert seen(files, **how) is not None
-    monkeypatch.setattr(read_module, "_FASTTRAIN", str(tmp_path / "src/fasttrain"))
+    monkeypatch.setattr(finder, "_FASTTRAIN", str(tmp_path / "src/fasttrain"))
     assert seen(files, **how) is None
 
 

@@ -32,7 +32,14 @@ def _partition(partition: Partition) -> str:
 
 @check("slurm-controller", "whether SLURM's controller answers")
 def _controller(seen: Examination) -> Iterator[Finding]:
-    if seen.cluster.error:
+    if not seen.cluster.configured:
+        yield _controller.finding(
+            "hint",
+            "SLURM's tools are installed, but find no configuration of a cluster",
+            why="no job can be sent from here; on a machine of no cluster that is as it should be",
+            fix="on a cluster's node use a login shell (bash -l), or set SLURM_CONF",
+        )
+    elif seen.cluster.error:
         yield _controller.finding(
             "warning",
             f"SLURM doesn't answer: {one_line(seen.cluster.error)}",

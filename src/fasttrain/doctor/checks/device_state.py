@@ -15,7 +15,7 @@ from fasttrain.spec.machine import DeviceKind
 T = TypeVar("T")
 
 # Logged for faults of the program as a rule: a bad index, an illegal access, an aborted process.
-# Source: NVIDIA XID Errors r580, "Common XID Errors": 13, 31, 43 and 45.
+# Source: docs.nvidia.com/deploy/xid-errors, "Analyzing Xid Errors with the Xid Catalog", 2026.
 _XIDS_OF_PROGRAMS = frozenset({13, 31, 43, 45})
 
 
@@ -85,7 +85,8 @@ def _rows(seen: Examination) -> Iterator[Finding]:
         yield _rows.finding(
             "error",
             f"a broken row of memory could not be replaced on {group}",
-            # Source: NVIDIA GPU Memory Error Management r580, "Row-Remapping".
+            # Source: docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt, "RMA Policy Thresholds for
+            # Row-Remapping"; NVML tells of a failure in the past.
             why="its spare rows are used up, so memory errors will come again",
             fix="leave it out with --gpus, and have the board replaced",
         )
@@ -116,10 +117,14 @@ def _throttling(seen: Examination) -> Iterator[Finding]:
             "hint" if by_power else "warning",
             f"the clocks of {group} are held down by: {', '.join(group.reading)}",
             why="a run is slower while this lasts",
-            fix="compare the power limits: nvidia-smi -q -d POWER"
-            if by_power
-            else "see to fans, airflow and power supply: nvidia-smi -q -d PERFORMANCE,TEMPERATURE",
+            fix=_throttling_fix(group.kind, by_power=by_power),
         )
+
+
+def _throttling_fix(kind: DeviceKind, *, by_power: bool) -> str:
+    fix = "compare the power limits" if by_power else "see to fans, airflow and power supply"
+    shown = "POWER" if by_power else "PERFORMANCE,TEMPERATURE"
+    return f"{fix}: nvidia-smi -q -d {shown}" if kind == "cuda" else fix
 
 
 @check("power-limit", "power limits below the board's own")

@@ -9,9 +9,9 @@ from fasttrain.doctor.checks.words import named, size
 from fasttrain.doctor.mend import end_orphans
 from fasttrain.spec.examination import DeviceProcess, DeviceState, Examination, Finding
 
-# Of a device's memory, held by nobody that can be seen; below it a batch changes little, and so
-# much the driver keeps for itself.
-_UNSEEN_SHARE = 0.1
+# Of a device's memory, held by nobody that can be seen or for a display; below it a batch changes
+# little, and so much the driver keeps for itself.
+_LITTLE = 0.1
 
 
 @check("orphans", "processes that dead fasttrain runs left behind", mend=end_orphans)
@@ -40,11 +40,11 @@ def _processes(number: int) -> str:
 def _busy(seen: Examination) -> Iterator[Finding]:
     users: dict[tuple[DeviceProcess, ...], list[DeviceState]] = {}
     for state in seen.devices:
-        others = tuple(_strip(process) for process in state.processes if not process.orphan)
+        others = _others(seen, state)
         if others:
-            users.setdefault(others, []).append(state)
+            users.setdefault(tuple(map(_strip, others)), []).append(state)
     for processes, states in users.items():
-        held = sum(p.memory_bytes for s in states for p in s.processes if not p.orphan)
+        held = sum(p.memory_bytes for state in states for p in _others(seen, state))
         yield _busy.finding(
             "warning",
             f"{_where(seen, states)} in use by {_who(processes)}",
@@ -52,6 +52,20 @@ def _busy(seen: Examination) -> Iterator[Finding]:
             + "both slow each other down",
             fix="take idle devices with --gpus, or wait till they are done",
         )
+
+
+def _others(seen: Examination, state: DeviceState) -> list[DeviceProcess]:
+    """Give who is in the way of a run: those that compute, and a display that holds much."""
+    alive = [process for process in state.processes if not process.orphan]
+    drawn = sum(process.memory_bytes for process in alive if process.display)
+    much = drawn > _total(seen, state) * _LITTLE > 0
+    return [process for process in alive if much or not process.display]
+
+
+def _total(seen: Examination, state: DeviceState) -> int:
+    key = (state.kind, state.index, state.uuid)
+    found = (d.memory_bytes for d in seen.machine.devices if (d.kind, d.index, d.uuid) == key)
+    return next(found, 0)
 
 
 def _where(seen: Examination, states: list[DeviceState]) -> str:
@@ -81,21 +95,20 @@ def _one(process: DeviceProcess) -> str:
 
 @check("device-memory", "device memory that no visible process holds")
 def _memory(seen: Examination) -> Iterator[Finding]:
-    totals = {(d.kind, d.index, d.uuid): d.memory_bytes for d in seen.machine.devices}
     for state in seen.devices:
-        total = totals.get((state.kind, state.index, state.uuid), 0)
-        used = state.memory_used_bytes
+        total, used = _total(seen, state), state.memory_used_bytes
         # NVIDIA's alone: an NPU's firmware holds some gigabytes, other boards share the host's.
-        if state.kind != "cuda" or state.processes or not total or not used:
+        if state.kind != "cuda" or not total or not used:
             continue
-        if used <= total * _UNSEEN_SHARE:
+        unseen = used - sum(process.memory_bytes for process in state.processes)
+        computing = any(not process.display for process in state.processes)
+        if computing or unseen <= total * _LITTLE:
             continue
         yield _memory.finding(
             "warning",
-            f"{size(used)} of {named([state])} is in use, but by no process seen from here",
+            f"{size(unseen)} of {named([state])} is in use, but by no process seen from here",
             why=f"{size(max(total - used, 0))} of {size(total)} is left for a run",
-            fix="find who holds it outside this container: sudo fuser -v /dev/nvidia*; a display "
-            "counts too",
+            fix="find who holds it outside this container: sudo fuser -v /dev/nvidia*",
         )
 
 

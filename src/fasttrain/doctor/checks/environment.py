@@ -9,6 +9,7 @@ from fasttrain.doctor.checks.words import is_on, most_visible, present, visible
 from fasttrain.planning.describe import and_join, counted
 from fasttrain.planning.vendors import VENDORS
 from fasttrain.spec.examination import Examination, Finding
+from fasttrain.spec.places import RUN_MARK
 
 # Source: torch 2.13.0, torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp; pytorch#114077, in 2.2.
 _RENAMED_SINCE = (2, 2)
@@ -83,14 +84,14 @@ def _caching(seen: Examination) -> Iterator[Finding]:
 @check("allocator-settings", "whether two variables set torch's allocator differently")
 def _allocator(seen: Examination) -> Iterator[Finding]:
     # Source: torch 2.13.0, c10/cuda/CUDAAllocatorConfig.h: PYTORCH_ALLOC_CONF is read only where
-    # the other one is not set.
+    # the other one is not set; c10/core/AllocatorConfig.cpp had the reverse order in between.
     old, new = "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"
     both = old in seen.environ and new in seen.environ
     if both and seen.environ[old] != seen.environ[new] and visible(seen, "cuda"):
         yield _allocator.finding(
             "warning",
             f"{old} and {new} are both set, and differ",
-            why=f"torch's CUDA allocator takes the settings of {old} and leaves the other out",
+            why="torch's allocator reads one of them alone; which one depends on torch's version",
             fix=f"unset the one that is not meant: {old} is the older name",
         )
 
@@ -111,7 +112,7 @@ def _renamed(seen: Examination) -> Iterator[Finding]:
 def _ranks(seen: Examination) -> Iterator[Finding]:
     names = [name for name in (*_RANK_NAMES, *_MEETING_NAMES) if name in seen.environ]
     # Where torchrun or fasttrain itself set them, they belong there.
-    launched = {"TORCHELASTIC_RUN_ID", "FASTTRAIN_RUN_ID"} & set(seen.environ)
+    launched = {"TORCHELASTIC_RUN_ID", RUN_MARK} & set(seen.environ)
     if not names or launched:
         return
     ranks = any(name in _RANK_NAMES for name in names)

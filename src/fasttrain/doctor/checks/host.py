@@ -10,7 +10,8 @@ from fasttrain.planning.describe import counted
 from fasttrain.spec.examination import Examination, Finding
 
 _SHM = "/dev/shm"  # noqa: S108 - only named
-# Docker gives 64 MiB. Source: NCCL User Guide 2.26, "Troubleshooting", "Docker": --shm-size=1g.
+# Docker gives 64 MiB. Source: docs.nvidia.com/deeplearning/nccl/user-guide, "Troubleshooting",
+# "Docker": --shm-size=1g.
 _SHM_BYTES = GIB
 # What docker gives in all, and DataLoaders fill with a few batches.
 _SHM_FREE_BYTES = 64 * MIB

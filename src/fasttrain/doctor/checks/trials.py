@@ -20,7 +20,7 @@ _IMPORT_FIXES: _Fixes = (
 
 _NO_COMPILER = r"No working C\+\+ compiler|InvalidCxxCompiler|Compiler: .* is not found"
 
-# Source: torch 2.13.0, torch/_inductor/exc.py; pytorch#97146 and #129351 for Python.h and caches.
+# Source: torch 2.13.0, torch/_inductor/exc.py; pytorch#97146 and #129351 for Python.h.
 _COMPILE_FIXES: _Fixes = (
     (r"Python\.h", "install Python's headers: apt-get install python{python}-dev"),
     (_NO_COMPILER, "install g++: apt-get install g++, or name another compiler by CXX"),

@@ -52,8 +52,8 @@ def _ascending(seen: Examination) -> Iterator[Finding]:
         yield _ascending.finding(
             "error",
             f"{variable}={value} is not a list of ascending numbers",
-            # Source: torch_npu 2.13.0, device count by the HAL: 0 for "1,0" and duplicates; any
-            # other character, a space too, ends the list.
+            # Source: CANN 8.5 and 9.1, "ASCEND_RT_VISIBLE_DEVICES": ascending order only; any other
+            # character, a space too, ends the list. torch_npu 2.13.0 counts 0 for "1,0".
             why="torch_npu then sees fewer NPUs than it names, or none",
             fix=f"export {variable}={fixed}",
         )

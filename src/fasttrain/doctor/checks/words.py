@@ -70,7 +70,8 @@ def visible(seen: Examination, kind: DeviceKind) -> tuple[Slot, ...]:
 
     CUDA shows a process one MIG instance only, and hides every whole GPU beside it.
 
-    Source: NVIDIA MIG User Guide r570, "CUDA Device Enumeration".
+    Source: NVIDIA MIG User Guide, "CUDA Device Enumeration": "With CUDA 11/R450 and CUDA 12/R525,
+    only enumeration of a single MIG instance is supported."
     """
     slots = visible_slots(seen.machine, kind, seen.environ)
     instances = [slot for slot in slots if slot.device.parent_uuid]

@@ -1,0 +1,91 @@
+"""Vendors' and system tools, run with a time limit and leaving nothing behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+
+TICK_S = 0.05
+KILL_S = 1.0  # a process that waits inside a driver can't even be killed
+
+
+class ToolError(RuntimeError):
+    """A vendor's tool that is missing, fails, or doesn't answer in time.
+
+    Attributes:
+        said: All that it printed as errors.
+    """
+
+    def __init__(self, text: str, said: str = "") -> None:
+        super().__init__(text)
+        self.said = said
+
+
+def run_tool(argv: Sequence[str], *, timeout_s: float) -> str:
+    """Give a tool's standard output, as soon as the tool itself has ended.
+
+    What it has started, and left behind, is ended with it.
+
+    Raises:
+        ToolError: It can't start, ends with an error, or takes longer than `timeout_s`.
+    """
+    try:
+        process = subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise ToolError(f"{argv[0]} can't be started: {error.strerror}") from error
+    try:
+        code = _wait(process, timeout_s)
+    finally:
+        output, errors = _end(process)
+    if code is None:
+        raise ToolError(f"{argv[0]} gave no answer in {timeout_s:g} s")
+    if code:
+        said = first_line(errors) or first_line(output) or "no message"
+        raise ToolError(f"{argv[0]} ended with {code}: {said}", errors)
+    return output
+
+
+def end_group(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process that leads a session, and all that it has started there."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def first_line(text: str) -> str:
+    """Give the first line that isn't blank; empty if there is none."""
+    return next((line.strip() for line in text.splitlines() if line.strip()), "")
+
+
+def _wait(process: subprocess.Popen[bytes], timeout_s: float) -> int | None:
+    """Wait for a tool while reading what it says, and give its exit code; None if it hangs."""
+    deadline_s = time.monotonic() + timeout_s
+    while (left_s := deadline_s - time.monotonic()) > 0:
+        # It may end long before its output does: what it left behind may hold the pipe.
+        with suppress(subprocess.TimeoutExpired):
+            process.communicate(timeout=min(left_s, TICK_S))
+        if process.poll() is not None:
+            break
+    return process.poll()
+
+
+def _end(process: subprocess.Popen[bytes]) -> tuple[str, str]:
+    """End a tool with all that it has started, and give what it said."""
+    end_group(process)
+    try:
+        output, errors = process.communicate(timeout=KILL_S)
+    except subprocess.TimeoutExpired as late:  # held by a process that has left its session
+        output, errors = late.output or b"", late.stderr or b""
+    for pipe in (process.stdout, process.stderr):
+        assert pipe
+        pipe.close()
+    return output.decode(errors="replace"), errors.decode(errors="replace")

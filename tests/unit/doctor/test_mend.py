@@ -1,0 +1,48 @@
+"""Ending the workers of dead runs, with real processes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psutil
+import pytest
+
+from fasttrain.doctor import mend
+from fasttrain.hardware.orphans import RunProcess
+from fasttrain.spec.examination import Examination
+from fasttrain.spec.machine import Cpu, Machine, Torch
+
+SEEN = Examination(Machine("node", "Linux", "3.11.9", Torch(), Cpu("x", 1, "all")))
+WORKER = ("-c", "import time; time.sleep(60)", "/x/fasttrain/shim/__main__.py", "/runs/a/plan.json")
+
+
+@contextmanager
+def workers(count: int) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Give processes that look like a run's workers."""
+    started = [subprocess.Popen([sys.executable, *WORKER]) for _ in range(count)]
+    try:
+        yield started
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+
+
+@pytest.mark.parametrize(
+    ("count", "told"),
+    [
+        (1, "ended 1 worker of dead runs: "),
+        (2, "ended 2 workers of dead runs: "),
+        (0, "no worker of a dead run is left"),
+    ],
+)
+def test_what_was_ended_is_counted(monkeypatch: pytest.MonkeyPatch, count: int, told: str) -> None:
+    with workers(count) as started:
+        runs = {process.pid: RunProcess("/runs/a", orphan=True) for process in started}
+        monkeypatch.setattr(mend, "find_run_processes", lambda _: runs)
+        said = mend.end_orphans(SEEN)
+        assert said == told + ", ".join(str(process.pid) for process in started)
+        assert not any(psutil.pid_exists(process.pid) for process in started)
