@@ -76,20 +76,59 @@ def test_submitits_own_view_agrees(fasttrain: Any, cluster: Any, shared_folder: 
 
 
 def test_the_script_and_its_shape_may_come_from_the_file(
-    fasttrain: Any, shared_folder: Path
+    fasttrain: Any, cluster: Any, shared_folder: Path
 ) -> None:
     (shared_folder / "train.py").write_text(TELL)
     (shared_folder / "fasttrain.yaml").write_text(
         "script: train.py\nargs: [--lr, 1e-3]\ndevice: cpu\nstrategy: none\n"
-        "slurm:\n  time: 10\n  clusters:\n    two: {nproc_per_node: 2}\n"
+        "slurm:\n  time: 10\n  nproc_per_node: 2\n  cluster: here\n"
+        "  clusters:\n    here: {job_name: of the profile}\n"
     )
-    done = fasttrain(
-        "slurm", "--nodes", "2", "--gpus-per-node", "8", "--cluster", "two", "--wait", timeout_s=120
-    )
+    # The command of the design card, with nothing else.
+    sent = fasttrain("slurm", "--nodes", "2", "--gpus-per-node", "8")
+    assert sent.returncode == 0, sent.stderr.decode()
+    done = fasttrain("job", "wait", timeout_s=120)
     assert done.returncode == 0, done.stderr.decode()
     told = [json.loads((shared_folder / f"told-{rank}.json").read_text()) for rank in range(4)]
     assert {tuple(each["args"]) for each in told} == {("--lr", "1e-3")}
     assert {each["env"]["WORLD_SIZE"] for each in told} == {"4"}
+    number = job_id(shared_folder)
+    assert cluster.job_field(number, "JobName") == "of the profile"
+    assert cluster.job_field(number, "TimeLimit") == "00:10:00"
+    assert cluster.job_field(number, "TresPerNode") == "gres:gpu:8"
+
+
+def test_nodes_that_differ_end_the_job_and_say_how(fasttrain: Any, shared_folder: Path) -> None:
+    (shared_folder / "train.py").write_text("print('never')")
+    other = shared_folder / "other" / "torch"
+    other.mkdir(parents=True)
+    (other / "__init__.py").write_text("")
+    (other / "version.py").write_text("__version__ = '1.2.3'\ncuda = None\n")
+    python = shared_folder / "python"
+    python.write_text(
+        "#!/bin/sh\n"
+        f'[ "$(hostname)" = node1 ] || export PYTHONPATH={shared_folder}/other\n'
+        f'exec {fasttrain.argv()[0]} "$@"\n'
+    )
+    python.chmod(0o755)
+    done = fasttrain("slurm", "train.py", "--nodes", "2", "--python", python, "--wait")
+    assert done.returncode == 78, done.stderr.decode()
+    said = done.stderr.decode()
+    assert "[nodes-differ]" in said
+    assert "torch" in said
+    assert "1.2.3" in said
+    assert not (run_dir(shared_folder) / "rank-0.log").exists()
+
+
+def test_modules_and_other_commands_run_too(fasttrain: Any, shared_folder: Path) -> None:
+    (shared_folder / "mod.py").write_text("import sys; print('module', sys.argv[1:])")
+    assert fasttrain("slurm", "-m", "mod", "--wait", "--", "--x").returncode == 0
+    assert fasttrain("job", "logs").stdout == b"module ['--x']\n"
+    done = fasttrain(
+        "slurm", "--no-python", "--wait", "--", "sh", "-c", "echo $0 $1; exit 9", "a b"
+    )
+    assert done.returncode == 9, done.stderr.decode()
+    assert fasttrain("job", "logs").stdout == b"a b\n"
 
 
 def test_arguments_and_variables_arrive_whole_and_nothing_else_is_run(
