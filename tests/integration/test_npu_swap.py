@@ -33,6 +33,7 @@ OWN_STEPS = {
     "weights-averaged": 6,
     "settings-changed": 6,
     "state-reset": 1,
+    "steps-set": 1,
     "GradScaler": 2,  # overflow: no step at all
     "npu.GradScaler": 2,
     "outlived": 1 - 3,  # another optimizer's steps are counted too
