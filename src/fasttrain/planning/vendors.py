@@ -20,6 +20,7 @@ class Vendor:
         fused_since: First torch with fused optimizers for it; None where we know of none.
         bf16_needs: What native bf16 takes, for the error that says it is missing.
         loss_scaling: Whether fp16's loss scaling is known to be right on it.
+        may_saturate: Whether some of them never give inf in fp16, which loss scaling looks for.
         cuda_graphs: Whether torch.compile's strongest modes record CUDA graphs on it.
         collectives: torch.distributed's backend for it; empty where there is none.
         ascending: Whether its visibility variable takes ids in ascending order only.
@@ -33,6 +34,7 @@ class Vendor:
     fused_since: tuple[int, int] | None = None
     bf16_needs: str = ""
     loss_scaling: bool = False
+    may_saturate: bool = False
     cuda_graphs: bool = False
     collectives: str = ""
     ascending: bool = False
@@ -56,6 +58,8 @@ VENDORS: dict[DeviceKind, Vendor] = {
         visibility="ASCEND_RT_VISIBLE_DEVICES",
         blocking=("ASCEND_LAUNCH_BLOCKING", "1"),
         bf16_needs="an Ascend 910B or later",
+        loss_scaling=True,
+        may_saturate=True,
         collectives="hccl",
         ascending=True,
     ),

@@ -7,6 +7,8 @@ from typing import Literal
 
 MACHINE_SCHEMA = 1
 
+# What fp16 arithmetic gives where its range ends: inf, or its largest number.
+Overflow = Literal["inf", "saturates", ""]
 DeviceKind = Literal["cuda", "npu", "rocm", "xpu", "mps", "cpu"]
 
 
@@ -24,6 +26,8 @@ class Device:
         bf16: Whether bf16 arithmetic is native.
         fp16: Whether fp16 arithmetic is native.
         tf32: Whether fp32 matrix products can use TF32.
+        overflow: What fp16 gives where it overflows, for kinds whose devices differ in it (Ascend);
+            empty elsewhere, and where it is unknown.
         parent_uuid: UUID of the GPU that a MIG instance is a slice of; empty otherwise.
     """
 
@@ -37,6 +41,7 @@ class Device:
     fp16: bool = False
     tf32: bool = False
     parent_uuid: str = ""
+    overflow: Overflow = ""
 
 
 @dataclass(frozen=True, slots=True)
