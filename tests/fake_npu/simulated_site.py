@@ -21,10 +21,8 @@ def write(folder: Path, wheel: Path, cache: Path, chips: str) -> dict[str, str]:
         chips: Name of a recorded table of ``npu-smi info``.
     """
     site, tools = folder / "site", folder / "bin"
-    metadata = site / "simulated_torch_npu-0.dist-info"
-    metadata.mkdir(parents=True)
-    tools.mkdir()
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: simulated-torch-npu\n")
+    tools.mkdir(parents=True)
+    metadata = _distribution(site, "simulated-torch-npu")
     (metadata / "entry_points.txt").write_text("[torch.backends]\nnpu = simulated_autoload:load\n")
     (site / "simulated_autoload.py").write_text("def load():\n    import torch_npu\n")
     (site / "torch_npu.py").write_text(
@@ -41,3 +39,15 @@ def write(folder: Path, wheel: Path, cache: Path, chips: str) -> dict[str, str]:
     tool.write_text(f'#!/bin/sh\n[ "$*" = info ] || exit 64\ncat "{RECORDED / chips}.txt"\n')
     tool.chmod(0o755)
     return {"PYTHONPATH": str(site), "PATH": str(tools), "ASCEND_HOME_PATH": "/cann"}
+
+
+def pretend_triton(environ: dict[str, str]) -> None:
+    """Let triton-ascend seem to be installed: its metadata is there, and nothing else."""
+    _distribution(Path(environ["PYTHONPATH"]), "triton-ascend")
+
+
+def _distribution(site: Path, name: str) -> Path:
+    metadata = site / f"{name.replace('-', '_')}-3.2.0.dist-info"
+    metadata.mkdir(parents=True)
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 3.2.0\n")
+    return metadata

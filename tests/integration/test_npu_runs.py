@@ -6,12 +6,16 @@ Nothing here has run on a card: fp16 is the CPU's, and hccl is gloo (``tests/fak
 from __future__ import annotations
 
 import json
+import runpy
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+FAKE_NPU = Path(__file__).parents[1] / "fake_npu"
+pretend_triton = runpy.run_path(str(FAKE_NPU / "simulated_site.py"))["pretend_triton"]
 
 # Its fourth batch has a sample that overflows in fp16, and the last rank gets it.
 TASK = """
@@ -140,3 +144,18 @@ def test_two_ranks_train_as_one_over_hccl(
         assert f"\n{rank} of 1\n" in (run_dir / f"rank-{rank}.log").read_text()
     ranks = (tmp_path / "hccl").read_text().split()
     assert ranks.count("0") == ranks.count("1") > 10  # a step each, at least
+
+
+def test_a_model_that_fails_to_compile_runs_uncompiled(
+    fasttrain: Any, script: Any, npus: Any, only_run_dir: Any
+) -> None:
+    path, environ = script(text(PLAIN, overflows=False)), npus()
+    environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # no pool of processes for one failure
+    words = ("run", "--amp", "off", "--compile", "default", path)
+    refused = fasttrain(*words, env=environ)
+    assert (refused.returncode, b"[compile-npu]" in refused.stderr) == (69, True)
+    pretend_triton(environ)
+    eager = fasttrain("run", "--amp", "off", "--run-dir", "eager", path, env=environ)
+    assert printed(fasttrain(*words, env=environ)) == printed(eager)
+    found = outcomes(only_run_dir())["compile"]
+    assert found["state"] == "failed"

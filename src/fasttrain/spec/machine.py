@@ -76,11 +76,13 @@ class Torch:
         version: Full version, such as ``2.13.0+cpu``; empty when torch is not installed.
         build: ``cuda``, ``rocm`` or ``cpu``.
         build_version: Version of that toolkit, such as ``12.8``; empty for ``cpu``.
+        triton_ascend: Version of triton-ascend, which torch.compile needs on NPUs; empty if none.
     """
 
     version: str = ""
     build: Literal["cuda", "rocm", "cpu", ""] = ""
     build_version: str = ""
+    triton_ascend: str = ""
 
     @property
     def release(self) -> tuple[int, int]:

@@ -170,9 +170,31 @@ def test_compile_needs_a_compiler(make):
     assert make.plan(make.machine(cxx_compiler="")).levers.compile.value.mode == "off"
 
 
-def test_compile_on_npus_is_refused(make):
+def _npus_with_triton(make, version="2.13.0"):
+    return make.gpus(1, make.npu, torch=Torch(version, "cpu", triton_ascend="3.2.0"))
+
+
+def test_compile_on_npus_needs_triton_ascend(make):
     error = make.refused(make.gpus(1, make.npu), compile="default")
-    assert (error.slug, error.exit_code) == ("compile-npu", 78)
+    assert (error.slug, error.exit_code) == ("compile-npu", 69)
+    assert "pip install triton-ascend" in error.fix
+    plan = make.plan(_npus_with_triton(make), compile="default")
+    assert plan.levers.compile.value == Compile("default", "default")
+
+
+def test_compile_on_npus_needs_torch_2_6(make):
+    assert make.refused(_npus_with_triton(make, "2.5.1"), compile="default").slug == "compile-torch"
+    assert make.plan(_npus_with_triton(make, "2.6.0"), compile="default")
+
+
+@pytest.mark.parametrize(
+    ("asked", "used"),
+    [("reduce-overhead", "default"), ("max-autotune", "max-autotune-no-cudagraphs")],
+)
+def test_npu_graphs_are_left_alone(make, asked, used):
+    decision = make.plan(_npus_with_triton(make), compile=asked).levers.compile
+    assert decision.value == Compile(asked, used)
+    assert "NPU graphs" in decision.reason
 
 
 # --- optimizer
