@@ -147,6 +147,7 @@ def _random(extension: Any) -> dict[str, Any]:
             generator.manual_seed(seed)
 
     return {
+        "default_generators": tuple(generators()),
         "manual_seed": manual_seed_all,
         "manual_seed_all": manual_seed_all,
         "get_rng_state": lambda device=None: generators()[0].get_state(),

@@ -15,6 +15,13 @@ from torch import distributed as dist
 _dist: Any = dist
 
 
+# Source: checkSupportedDataTypeOfAllReduce of torch_npu's ProcessGroupHCCL.cpp
+REDUCED = {
+    *(torch.int8, torch.int16, torch.int32, torch.int64),
+    *(torch.float16, torch.bfloat16, torch.float32),
+}
+
+
 class _Done(dist.Work):
     """Work that is over already."""
 
@@ -61,6 +68,9 @@ class SimulatedHccl(dist.ProcessGroup):
         return _Done(result)
 
     def allreduce(self, tensors: Any, opts: Any = None) -> Any:
+        for tensor in tensors:
+            if tensor.device.type == "npu" and tensor.dtype not in REDUCED:
+                raise RuntimeError(f"HCCL AllReduce: Unsupported data type {tensor.dtype}")
         opts = opts or _dist.AllreduceOptions()
         return self._done(self._gloo.allreduce(self._host(tensors), opts), tensors)
 

@@ -63,9 +63,13 @@ def text(loop: str, *, overflows: bool = True, scaler: str = TORCHS) -> str:
     return (TASK + loop).replace("OVERFLOWS", str(overflows)).replace("SCALER", scaler)
 
 
-def outcomes(run_dir: Path) -> dict[str, Any]:
-    receipt = json.loads((run_dir / "rank-0.json").read_text())
-    return {outcome["lever"]: outcome for outcome in receipt["outcomes"]}
+def report(run_dir: Path, rank: int = 0) -> dict[str, Any]:
+    read: dict[str, Any] = json.loads((run_dir / f"rank-{rank}.json").read_text())
+    return read
+
+
+def outcomes(run_dir: Path, rank: int = 0) -> dict[str, Any]:
+    return {outcome["lever"]: outcome for outcome in report(run_dir, rank)["outcomes"]}
 
 
 def printed(done: Any) -> list[str]:
@@ -98,6 +102,8 @@ def test_a_skipped_step_leaves_the_fused_optimizer_in_place(
     assert found["loss_scaling"]["counts"]["skipped steps"] == 1
     # Of 10 steps one is skipped, and the first is the script's own: it makes the state.
     assert (found["optimizer"]["state"], found["optimizer"]["counts"]["steps"]) == ("applied", 8)
+    # The device's memory, of which this takes little, and not the process's.
+    assert 0 < report(only_run_dir())["stats"]["peak_memory_bytes"] < 2**20
 
 
 def test_fp16_is_refused_for_a_chip_that_saturates(fasttrain: Any, script: Any, npus: Any) -> None:
@@ -144,6 +150,26 @@ def test_two_ranks_train_as_one_over_hccl(
         assert f"\n{rank} of 1\n" in (run_dir / f"rank-{rank}.log").read_text()
     ranks = (tmp_path / "hccl").read_text().split()
     assert ranks.count("0") == ranks.count("1") > 10  # a step each, at least
+
+
+def test_two_ranks_skip_the_step_that_overflows_on_one(
+    fasttrain: Any, script: Any, npus: Any, only_run_dir: Any
+) -> None:
+    path = script(text(PLAIN))
+    printed(fasttrain("run", "--amp", "fp16", "--gpus", "0,1", "--strategy", "ddp", path,
+                      env=npus()))  # fmt: skip
+    counts = [
+        {
+            lever: outcomes(only_run_dir(), rank)[lever]["counts"]
+            for lever in ("loss_scaling", "optimizer")
+        }
+        for rank in (0, 1)
+    ]
+    assert counts[0] == counts[1]
+    # A rank's gradients are of fewer samples and so larger: others than that one may overflow.
+    skipped = counts[0]["loss_scaling"]["skipped steps"]
+    assert skipped >= 1
+    assert counts[0]["optimizer"]["steps"] == 9 - skipped
 
 
 def test_a_model_that_fails_to_compile_runs_uncompiled(
