@@ -14,6 +14,7 @@ TOTAL_BYTES = 64 << 30
 # Source: torch_npu 2.13.0, aclrtGetSocName as its csrc/core/npu/NpuVariables.cpp maps it
 SOC_VERSIONS = {"Ascend910A": 102, "Ascend910B": 104, "Ascend310P3": 202, "Ascend910B3": 223}
 FIRST_WITH_BF16 = 220
+SATURATE_ALL_THE_SAME = range(240, 250)  # 310B
 
 
 class Stream:
@@ -68,6 +69,11 @@ def _name(_: Any = None) -> str:
 
 def _soc_version() -> int:
     return SOC_VERSIONS[_name()]
+
+
+def is_support_inf_nan() -> bool:
+    """Whether the chip gives inf where fp16 overflows; its CPU kernels do so on any."""
+    return _soc_version() >= FIRST_WITH_BF16 and _soc_version() not in SATURATE_ALL_THE_SAME
 
 
 def _devices(extension: Any) -> dict[str, Any]:
@@ -141,6 +147,7 @@ def _random(extension: Any) -> dict[str, Any]:
             generator.manual_seed(seed)
 
     return {
+        "default_generators": tuple(generators()),
         "manual_seed": manual_seed_all,
         "manual_seed_all": manual_seed_all,
         "get_rng_state": lambda device=None: generators()[0].get_state(),

@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import os
+import shutil
 import sys
+import tempfile
 import types
 import warnings
 import zipfile
@@ -13,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import npu_module
+import simulated_hccl
 import torch
 from torch.utils import cpp_extension
 
@@ -35,13 +38,31 @@ def activate(cache: Path) -> Any:
     Args:
         cache: Folder for the compiled extension; building it takes about a minute, once.
     """
+    _narrow()
     extension = _build(cache)
     torch.utils.rename_privateuse1_backend("npu")
     module = npu_module.make(extension)
     torch._register_device_module("npu", module)
     sys.modules["torch.npu"] = module
     torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
+    simulated_hccl.register(extension.cpu_alias)
     return module
+
+
+def _narrow() -> None:
+    """Let ASCEND_RT_VISIBLE_DEVICES say how many devices there are, as it does on a card.
+
+    Reading stops at what is no id of a device, or not above the one before it.
+    """
+    mask = os.environ.get("ASCEND_RT_VISIBLE_DEVICES")
+    if mask is None:
+        return
+    seen: list[int] = []
+    for word in mask.split(","):
+        if not word.isdigit() or int(word) <= max(seen, default=-1):
+            break
+        seen.append(int(word))
+    os.environ["FAKE_NPU_COUNT"] = str(len(seen))
 
 
 def _build(cache: Path) -> Any:
@@ -65,9 +86,7 @@ def install_torch_npu(wheel: Path, cache: Path) -> Any:
     All else of torch_npu is absent on purpose: who reaches for it gets an AttributeError.
     """
     device = activate(cache)
-    tree = cache / wheel.stem
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(tree, [n for n in archive.namelist() if n.endswith(".py")])
+    tree = _unpacked(wheel, cache)
     extension = device.extension
     root = _module(
         "torch_npu",
@@ -82,7 +101,9 @@ def install_torch_npu(wheel: Path, cache: Path) -> Any:
     sys.modules["torch_npu.npu"] = device
     device.__path__ = []
     device.utils = _module(
-        "torch_npu.npu.utils", is_support_inf_nan=lambda: True, get_soc_version=device.soc_version
+        "torch_npu.npu.utils",
+        is_support_inf_nan=npu_module.is_support_inf_nan,
+        get_soc_version=device.soc_version,
     )
     _module("torch_npu.utils", __path__=[])
     _module("torch_npu.utils.utils", _is_interactive_command_line=lambda: False)
@@ -94,6 +115,20 @@ def install_torch_npu(wheel: Path, cache: Path) -> Any:
             vars(root.utils).update({n: getattr(combine, n) for n in combine.__all__})
     device.amp.GradScaler = device.amp.grad_scaler.GradScaler
     return root
+
+
+def _unpacked(wheel: Path, cache: Path) -> Path:
+    """Give the folder of the wheel's Python files, whole whoever else unpacks them just now."""
+    tree = cache / f"{wheel.stem}-py"
+    if not tree.exists():
+        own = Path(tempfile.mkdtemp(dir=cache))
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extractall(own, [n for n in archive.namelist() if n.endswith(".py")])
+        try:
+            own.rename(tree)
+        except OSError:  # another process was first
+            shutil.rmtree(own)
+    return tree
 
 
 def _module(name: str, **attributes: Any) -> Any:

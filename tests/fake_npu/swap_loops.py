@@ -219,6 +219,18 @@ def _state_reset(make: Make) -> Any:
     return task.steps(at={14: task.optimizer.state.clear})
 
 
+def _steps_set(make: Make) -> Any:
+    """Warm up anew, by setting the counters of the steps."""
+    task = Task(make)
+
+    def reset() -> None:
+        for state in task.optimizer.state.values():
+            if isinstance(state.get("step"), torch.Tensor):
+                state["step"].zero_()
+
+    return task.steps(at={14: reset})
+
+
 def _pickled(make: Make) -> Any:
     task = Task(make)
     task.steps(14)
@@ -264,6 +276,7 @@ LOOPS: dict[str, Loop] = {
     "weights-averaged": _weights_averaged,
     "settings-changed": _settings_changed,
     "state-reset": _state_reset,
+    "steps-set": _steps_set,
     "pickled": _pickled,
     "outlived": _outlived,
     "two-groups": _two_groups,

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import runpy
+import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +15,9 @@ import psutil
 import pytest
 
 PATIENCE_S = 30.0
+FAKE_NPU = Path(__file__).parents[1] / "fake_npu"
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fasttrain_tests" / "npu"
+WHEEL = "torch-npu==2.13.0"  # its optimizers are the same code from 2.1 to 2.14
 
 
 @pytest.fixture
@@ -47,3 +55,33 @@ def alive() -> Callable[[int], bool]:
             return False
 
     return check
+
+
+@pytest.fixture(scope="session")
+def wheel() -> Path:
+    """Give the wheel of torch_npu, fetched once, where the simulated device can be built."""
+    if not shutil.which("c++") and not shutil.which("g++"):
+        pytest.skip("no C++ compiler to build the simulated device with")
+    folder = CACHE / "wheel"
+    if not any(folder.glob("*.whl")):
+        done = subprocess.run(
+            [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps",
+             "--only-binary=:all:", f"--dest={folder}", WHEEL],
+            capture_output=True, text=True,
+        )  # fmt: skip
+        if done.returncode:
+            pytest.skip(f"{WHEEL} can't be had: {done.stderr.strip().splitlines()[-1]}")
+    return next(folder.glob("*.whl"))
+
+
+@pytest.fixture
+def npus(wheel: Path, tmp_path: Path) -> Callable[..., dict[str, str]]:
+    """Give the variables of a machine with simulated NPUs."""
+    write = runpy.run_path(str(FAKE_NPU / "simulated_site.py"))["write"]
+
+    def make(chips: str = "910b3_24.1", count: int = 2) -> dict[str, str]:
+        found = write(tmp_path / "npus", wheel, CACHE, chips)
+        path = f"{found['PATH']}{os.pathsep}{os.environ['PATH']}"
+        return {**found, "PATH": path, "FAKE_NPU_COUNT": str(count)}
+
+    return make

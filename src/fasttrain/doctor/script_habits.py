@@ -119,6 +119,28 @@ def _sync_bn(habits: Habits, plan: LaunchPlan, _machine: Machine) -> Iterator[Fi
         )
 
 
+def _sync_bn_compiled(habits: Habits, plan: LaunchPlan, _machine: Machine) -> Iterator[Finding]:
+    # Source: https://github.com/pytorch/pytorch/issues/161302; fasttrain/shim/levers/sync_bn.py
+    # keeps its own out of the graphs.
+    levers, found = plan.levers, habits.sure(Habit.SYNC_BN)
+    compiles = levers.compile.value.mode != "off" or habits.sure(Habit.COMPILE)
+    own = levers.strategy.value.injected and levers.strategy.value.sync_bn
+    if not compiles or plan.processes.value.world_size == 1:
+        return
+    if own or (found and plan.device_kind.value != "cpu"):
+        name = "--sync-bn" if own else "SyncBatchNorm"
+        yield Finding(
+            "script-sync-bn",
+            "hint",
+            f"{name} breaks the compiled graph at each BatchNorm",
+            "torch.compile does not take in what the ranks tell each other there, and compiles"
+            " each part between two of them by itself",
+            f"leave {name} out where a rank's part of a batch is large enough for its own"
+            " statistics, or compare with --compile off",
+            found.where if found else "",
+        )
+
+
 def _sharded(habits: Habits, plan: LaunchPlan, _machine: Machine) -> Iterator[Finding]:
     if plan.levers.strategy.value.mode != "fsdp":
         return
@@ -242,6 +264,7 @@ _JUDGES: tuple[Judge, ...] = (
         _visible,
         _data_parallel,
         _sync_bn,
+        _sync_bn_compiled,
         _sharded,
         _anomaly,
         _cudnn,

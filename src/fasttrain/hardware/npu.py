@@ -11,12 +11,14 @@ from typing import ClassVar
 from fasttrain.hardware.host import Host, VendorReport
 from fasttrain.hardware.npu_smi import Chip, NpuSmi, SmiTable, parse_npu_smi
 from fasttrain.hardware.tool import ToolError, first_line
-from fasttrain.spec.machine import Device, DeviceKind
+from fasttrain.spec.machine import Device, DeviceKind, Overflow
 
 # Source: torch_npu 2.13.0, is_bf16_supported over all its soc names: Ascend910B1 and later, of
 # which 310P is none. A "910B" without a digit is a first-generation card.
 _BF16 = re.compile(r"Ascend(910B\d.*|910_93.*|310B.*|950.*)")
 _NO_BF16 = re.compile(r"Ascend(910(A|B|Pro.*|Premium.*)?|310|310P.*)")
+# Source: torch_npu 2.13.0, is_support_inf_nan over all its soc names: those of bf16 but for 310B.
+_SATURATES = re.compile(rf"{_NO_BF16.pattern}|Ascend310B.*")
 
 
 def _is_installed(package: str) -> bool:
@@ -90,9 +92,16 @@ def _devices(chips: tuple[Chip, ...]) -> tuple[Device, ...]:
             capability=chip.name,
             bf16=bool(_BF16.fullmatch(chip.name)),
             fp16=True,
+            overflow=_overflow(chip.name),
         )
         for index, chip in enumerate(chips)
     )
+
+
+def _overflow(name: str) -> Overflow:
+    if _SATURATES.fullmatch(name):
+        return "saturates"
+    return "inf" if _BF16.fullmatch(name) else ""
 
 
 def _chip_notes(chips: tuple[Chip, ...], nodes: int) -> list[str]:

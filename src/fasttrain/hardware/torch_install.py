@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import ast
+import importlib.metadata
 import importlib.util
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 from fasttrain.spec.machine import Torch
 
 
+def _version_of(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
 def find_torch(
     locate: Callable[[str], ModuleSpec | None] = importlib.util.find_spec,
+    version_of: Callable[[str], str] = _version_of,
 ) -> Torch:
-    """Give torch's version and build without importing or executing any of it.
+    """Give torch's version, build and companions without importing or executing any of it.
 
     Raises:
         OSError: A folder named torch is on the path but has no ``version.py``: a broken
@@ -27,7 +37,8 @@ def find_torch(
     folders = list(spec.submodule_search_locations or ())
     if not folders:
         raise OSError(f"torch is the single file {spec.origin}, not the package")
-    return _read_version(Path(folders[0]) / "version.py")
+    torch = _read_version(Path(folders[0]) / "version.py")
+    return replace(torch, triton_ascend=version_of("triton-ascend"))
 
 
 def _read_version(path: Path) -> Torch:

@@ -19,7 +19,7 @@ def decide_amp(setting: Setting[AmpChoice], machine: Machine, chosen: Chosen) ->
 
     Raises:
         FasttrainError: ``amp-unsupported`` for a precision that an accelerator lacks,
-            ``amp-fp16`` on devices whose loss scaling isn't verified.
+            ``amp-fp16`` on devices where its loss scaling isn't known to be right.
     """
     return _DECIDERS[setting.value](setting, machine, chosen)
 
@@ -60,6 +60,8 @@ def _fp16(setting: Setting[AmpChoice], _machine: Machine, chosen: Chosen) -> Dec
         )
     if lacking := tuple(slot for slot in chosen.slots if not slot.device.fp16):
         raise _unsupported("fp16", "compute capability 5.3", lacking, chosen)
+    if saturating := _saturating(chosen):
+        raise _unscalable(saturating, chosen)
     reason = f"asked for by {setting.source}"
     if chosen.kind == "cpu":
         reason += "; emulated on the CPU, slower than fp32"
@@ -73,21 +75,51 @@ def _lacking(chosen: Chosen) -> tuple[Slot, ...]:
     return tuple(slot for slot in chosen.slots if not slot.device.bf16)
 
 
+def _saturating(chosen: Chosen) -> tuple[Slot, ...]:
+    """Give the devices that are not known to give inf where fp16 overflows."""
+    if not VENDORS[chosen.kind].may_saturate:
+        return ()
+    return tuple(slot for slot in chosen.slots if slot.device.overflow != "inf")
+
+
 def _unsupported(
     precision: str, needs: str, lacking: tuple[Slot, ...], chosen: Chosen
 ) -> FasttrainError:
-    noun = VENDORS[chosen.kind].noun
-    who = and_join(f"{noun} {slot.position} ({slot.device.name})" for slot in lacking)
-    able = [str(slot.position) for slot in chosen.slots if slot not in lacking]
-    fp16 = precision == "bf16" and VENDORS[chosen.kind].loss_scaling
-    use = "--amp fp16" if fp16 and all(slot.device.fp16 for slot in lacking) else "--amp off"
-    leave = f", or leave {noun} {and_join(str(s.position) for s in lacking)} out with --gpus "
+    scales = VENDORS[chosen.kind].loss_scaling and not _saturating(chosen)
+    fp16 = precision == "bf16" and scales and all(slot.device.fp16 for slot in lacking)
     return FasttrainError(
-        f"{precision} was asked for, but {who} can't do it",
+        f"{precision} was asked for, but {_named(lacking, chosen)} can't do it",
         why=f"{precision} needs {needs}{_this_has(lacking)}",
-        fix=f"use {use}" + (leave + ",".join(able) if able else ""),
+        fix=f"use {'--amp fp16' if fp16 else '--amp off'}{_or_without(lacking, chosen)}",
         slug="amp-unsupported",
     )
+
+
+def _unscalable(saturating: tuple[Slot, ...], chosen: Chosen) -> FasttrainError:
+    unknown = any(not slot.device.overflow for slot in saturating)
+    how = "may saturate" if unknown else "saturates" if len(saturating) == 1 else "saturate"
+    use = "--amp off" if any(not slot.device.bf16 for slot in chosen.slots) else "--amp bf16"
+    return FasttrainError(
+        f"fp16 was asked for, but {_named(saturating, chosen)} {how} where it overflows",
+        why="loss scaling skips the steps whose gradients hold inf, and there they hold fp16's"
+        " largest number",
+        fix=f"use {use}{_or_without(saturating, chosen)}; or write torch_npu.npu.amp's autocast"
+        " and GradScaler, which ask the chip, into the script",
+        slug="amp-fp16",
+    )
+
+
+def _named(slots: tuple[Slot, ...], chosen: Chosen) -> str:
+    noun = VENDORS[chosen.kind].noun
+    return and_join(f"{noun} {slot.position} ({slot.device.name})" for slot in slots)
+
+
+def _or_without(slots: tuple[Slot, ...], chosen: Chosen) -> str:
+    able = [str(slot.position) for slot in chosen.slots if slot not in slots]
+    if not able:
+        return ""
+    positions = and_join(str(slot.position) for slot in slots)
+    return f", or leave {VENDORS[chosen.kind].noun} {positions} out with --gpus {','.join(able)}"
 
 
 def _this_has(lacking: tuple[Slot, ...]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fasttrain.planning.describe import torch_phrase
+from fasttrain.planning.describe import release, torch_phrase
 from fasttrain.planning.sources import asked
 from fasttrain.planning.vendors import VENDORS
 from fasttrain.spec.decision import Decision
@@ -25,7 +25,7 @@ def decide_compile(
     """Give the mode that is right from the first step on, what may follow it, and the scope.
 
     Raises:
-        FasttrainError: ``compile-npu``, ``compile-torch`` or ``compile-compiler`` when this machine
+        FasttrainError: ``compile-torch``, ``compile-npu`` or ``compile-compiler`` when this machine
             can't compile.
     """
     setting, scope = settings.compile, settings.compile_scope.value
@@ -50,6 +50,9 @@ def _graphs(
     mode: CompileMode, scope: CompileScope, kind: DeviceKind
 ) -> tuple[CompileMode, CompileMode | None, str]:
     """Give the mode to start in, the one with CUDA graphs that may follow, and why."""
+    if other := VENDORS[kind].other_graphs:
+        used = _WITHOUT_GRAPHS[mode]
+        return used, None, f"{used} instead of {mode}, whose {other} nobody has tried in a loop yet"
     if not VENDORS[kind].cuda_graphs:
         return mode, None, f"CUDA graphs, which {mode} would use, don't exist on {kind}"
     used = _WITHOUT_GRAPHS[mode]
@@ -65,19 +68,22 @@ def _graphs(
 
 
 def _check(machine: Machine, kind: DeviceKind) -> None:
-    if kind == "npu":
-        raise FasttrainError(
-            "--compile was asked for, but not on Ascend NPUs",
-            why="torch.compile needs triton-ascend there, which this version does not support",
-            fix="use --compile off",
-            slug="compile-npu",
-        )
-    if machine.torch.release < (2, 0):
+    vendor = VENDORS[kind]
+    if machine.torch.release < vendor.compiles_since:
         raise FasttrainError(
             "--compile was asked for, but this torch can't compile",
-            why=f"torch.compile needs torch 2.0, and there is {torch_phrase(machine)}",
+            why=f"torch.compile needs {release(vendor.compiles_since)} on {kind}, and there is"
+            f" {torch_phrase(machine)}",
             fix="upgrade torch, or use --compile off",
             slug="compile-torch",
+        )
+    if vendor.compiles_by and not machine.torch.triton_ascend:
+        raise FasttrainError(
+            f"--compile was asked for, but {vendor.compiles_by} is not installed",
+            why=f"torch.compile writes the kernels of {vendor.noun}s by it",
+            fix=f"pip install {vendor.compiles_by}, or use --compile off",
+            slug="compile-npu",
+            exit_code=ExitCode.UNAVAILABLE,
         )
     if not machine.cxx_compiler:
         raise FasttrainError(

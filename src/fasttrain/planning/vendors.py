@@ -20,7 +20,11 @@ class Vendor:
         fused_since: First torch with fused optimizers for it; None where we know of none.
         bf16_needs: What native bf16 takes, for the error that says it is missing.
         loss_scaling: Whether fp16's loss scaling is known to be right on it.
+        may_saturate: Whether some of them never give inf in fp16, which loss scaling looks for.
+        compiles_since: First torch that compiles for it.
+        compiles_by: Distribution that torch.compile needs for it besides torch; empty if none.
         cuda_graphs: Whether torch.compile's strongest modes record CUDA graphs on it.
+        other_graphs: What they record in their place, which the worker has no guard for.
         collectives: torch.distributed's backend for it; empty where there is none.
         ascending: Whether its visibility variable takes ids in ascending order only.
     """
@@ -33,7 +37,11 @@ class Vendor:
     fused_since: tuple[int, int] | None = None
     bf16_needs: str = ""
     loss_scaling: bool = False
+    may_saturate: bool = False
+    compiles_since: tuple[int, int] = (2, 0)
+    compiles_by: str = ""
     cuda_graphs: bool = False
+    other_graphs: str = ""
     collectives: str = ""
     ascending: bool = False
 
@@ -56,6 +64,13 @@ VENDORS: dict[DeviceKind, Vendor] = {
         visibility="ASCEND_RT_VISIBLE_DEVICES",
         blocking=("ASCEND_LAUNCH_BLOCKING", "1"),
         bf16_needs="an Ascend 910B or later",
+        loss_scaling=True,
+        may_saturate=True,
+        # Source: https://github.com/Ascend/pytorch, releases from 7.3.0 on, which begin at torch
+        # 2.6; torch_npu/_inductor/__init__.py, torch_npu 2.13.0.
+        compiles_since=(2, 6),
+        compiles_by="triton-ascend",
+        other_graphs="NPU graphs",
         collectives="hccl",
         ascending=True,
     ),

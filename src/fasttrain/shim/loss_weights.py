@@ -197,7 +197,8 @@ class LossWeights:
 
     def _weight(self, term: Term, share: Share, like: Tensor) -> Tensor:
         """Give what a term counts for against the same one of another rank."""
-        dtype = torch.float32 if like.is_cuda else torch.float64
+        # Accelerators are slow in fp64, and hccl adds up none.
+        dtype = torch.float64 if like.device.type == "cpu" else torch.float32
         if isinstance(term.weight, Tensor) and share.count:
             return term.weight.detach().to(like.device, dtype)
         own = share.count if term.weight is None else float(term.weight) * bool(share.count)

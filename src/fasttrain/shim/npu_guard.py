@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.optim import Optimizer
 
+from fasttrain.shim.npu_links import Counters, Links
 from fasttrain.shim.npu_optimizers import Counterpart
 
 # Flat buffers, each with the storages that are windows of it.
@@ -31,53 +32,23 @@ class Shadow:
         parameter: The script's.
         tensor: The same memory as the fused optimizer knows it, with a gradient of its own; None
             for a parameter without a gradient, which is in no flat buffer.
+        state: What the script's optimizer keeps for it.
     """
 
-    __slots__ = ("address", "buffers", "parameter", "state", "step", "tensor")
+    __slots__ = ("parameter", "state", "tensor")
 
     def __init__(self, parameter: Tensor) -> None:
         self.parameter = parameter
         self.tensor: Tensor | None = None
-        self.address = 0
         self.state: dict[str, Any] = {}
-        self.step: Any = None
-        self.buffers: list[tuple[str, Tensor]] = []
         if parameter.grad is not None:
             self.tensor = parameter.detach()
             self.tensor.grad = torch.zeros_like(self.tensor)
 
     def link(self, state: dict[str, Any], fused_state: dict[str, Any], names: Any) -> None:
         """Let the script's optimizer keep its state in the windows of the flat buffers."""
-        assert self.tensor is not None
-        self.address = self.tensor.data_ptr()
         self.state = state
-        self.step = state.get("step")
-        self.buffers = [(key, fused_state[name]) for key, name in names if name in fused_state]
-        state.update(self.buffers)
-
-    def misfit(self, states: dict[Tensor, Any]) -> str:
-        """Tell what has changed about its parameter since; empty if nothing has."""
-        parameter, tensor = self.parameter, self.tensor
-        if (parameter.grad is None) is not (tensor is None):
-            return "other parameters than before had a gradient"
-        if tensor is None:
-            return ""
-        if (
-            parameter.data_ptr() != self.address
-            or parameter.shape != tensor.shape
-            or not parameter.is_contiguous()
-        ):
-            return "a parameter was moved"
-        if parameter.grad is not None and parameter.grad.is_sparse:
-            return "a gradient was sparse"
-        state = self.state
-        if not state and not self.buffers:
-            return ""
-        if states.get(parameter) is not state or any(state[k] is not b for k, b in self.buffers):
-            return "its state was replaced"
-        step = state.get("step")
-        replaced = step is not self.step if isinstance(step, Tensor) else step != self.step
-        return "its state was replaced" if replaced else ""
+        state.update((key, fused_state[name]) for key, name in names if name in fused_state)
 
 
 class Twin:
@@ -150,13 +121,15 @@ class Twin:
         for shadow in self._shadows:
             state = states.get(shadow.parameter, {})  # without momentum SGD has none
             shadow.link(state, self._fused.state.get(shadow.tensor, {}), names)
+        self._counters = Counters([shadow.state for shadow in self._shadows])
+        self._links = Links(optimizer, [shadow.parameter for shadow in self._shadows])
 
     def _settings(self, group: dict[str, Any], shadows: list[Shadow]) -> dict[str, Any]:
         """Give the hyperparameters of one group as they are now."""
         settings = {name: group[name] for name in self._counterpart.arguments}
         schedule = self._counterpart.schedule
         if schedule and (shadow := next((s for s in shadows if s.tensor is not None), None)):
-            settings["lr"] *= group[schedule].get_lr(shadow.step)
+            settings["lr"] *= group[schedule].get_lr(shadow.state["step"])
         return settings
 
     def _shape_of_state(self, optimizer: Optimizer) -> list[Any]:
@@ -164,43 +137,25 @@ class Twin:
 
     def misfit(self, optimizer: Optimizer) -> str:
         """Tell why it no longer stands for the script's optimizer; empty if it still does."""
-        groups, states = optimizer.param_groups, optimizer.state
-        if len(groups) != len(self._groups) or self._shape_of_state(optimizer) != self._shape:
+        if self._shape_of_state(optimizer) != self._shape:
             return "its parameter groups were changed"
-        for group, shadows in zip(groups, self._groups, strict=True):
-            params = group["params"]
-            if len(params) != len(shadows):
-                return "its parameter groups were changed"
-            for parameter, shadow in zip(params, shadows, strict=True):
-                if parameter is not shadow.parameter:
-                    return "its parameter groups were changed"
-                if reason := shadow.misfit(states):
-                    return reason
-        return ""
+        return self._links.misfit(optimizer) or self._counters.misfit()
 
     @torch.no_grad()
     def step(self, optimizer: Optimizer) -> None:
         """Make one step with the script's gradients and its hyperparameters of this moment."""
-        grads = [shadow.parameter.grad for shadow in self._shadows]
-        torch._foreach_copy_(self._slots, grads)  # type: ignore[arg-type]
+        torch._foreach_copy_(self._slots, self._links.gradients())
         groups = zip(optimizer.param_groups, self._groups, strict=True)
         for fused, (group, shadows) in zip(self._fused.param_groups, groups, strict=True):
             fused.update(self._settings(group, shadows))
         self._fused_step(self._fused)
-        self._count()
+        written = self._counters.advance()
         if self._counterpart.records:
             self._record()
+            written = True
+        if written:
+            self._links.hold()
         self.steps += 1
-
-    def _count(self) -> None:
-        """Advance the step counters of the script's optimizer, as its own step would."""
-        counters = [s.step for s in self._shadows if isinstance(s.step, Tensor)]
-        if counters:
-            torch._foreach_add_(counters, 1)
-        for shadow in self._shadows:
-            if isinstance(shadow.step, int):
-                shadow.step += 1
-                shadow.state["step"] = shadow.step
 
     def _record(self) -> None:
         """Write the norms of the step, as the script's Lamb does, from torch_npu's squares."""

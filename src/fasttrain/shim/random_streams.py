@@ -34,7 +34,7 @@ class RandomStreams:
         self._generators: list[_Generator] = [_Torch(), _Python(), _NumPy()]
         self._diverged: list[_Generator] = []  # of which the script itself has the rank's own
         self._last: Any = None
-        self._cuda: dict[int, _Cuda] = {}
+        self._accelerators: dict[torch.device, _Accelerator] = {}
 
     def agree(self) -> None:
         """Take over the state that rank 0's generators have.
@@ -67,11 +67,12 @@ class RandomStreams:
 
     @contextmanager
     def for_forward(self, device: torch.device | None) -> Iterator[None]:
-        """Draw from the rank's own stream on the CPU and on a GPU, while the model is called."""
+        """Draw from the rank's own stream on the CPU and the device, while the model is called."""
         generators = [self._generators[0]]
-        if device is not None and device.type == "cuda":
-            index = device.index or 0
-            generators.append(self._cuda.setdefault(index, _Cuda(index)))
+        if device is not None and device.type != "cpu":
+            if device not in self._accelerators:
+                self._accelerators[device] = _Accelerator(device)
+            generators.append(self._accelerators[device])
         with self._swapped([g for g in generators if g not in self._diverged], always=True):
             yield
 
@@ -108,8 +109,8 @@ class RandomStreams:
             torch_alone: Whether other generators go on to be shared, which decide on the way that
                 a loop takes more often than they make tensors.
         """
-        own = [self._generators[0], *self._cuda.values()]
-        self._diverged = own if torch_alone else [*self._generators, *self._cuda.values()]
+        others = [] if torch_alone else self._generators[1:]
+        self._diverged = [self._generators[0], *others, *self._accelerators.values()]
         for generator in self._diverged:
             generator.swap(self._ranks.rank, always=True)
 
@@ -194,10 +195,11 @@ class _Torch(_Generator):
         return torch.tensor(state, dtype=torch.uint8)
 
 
-class _Cuda(_Torch):
-    def __init__(self, index: int) -> None:
+class _Accelerator(_Torch):
+    def __init__(self, device: torch.device) -> None:
         super().__init__()
-        self._generator: Any = torch.cuda.default_generators[index]
+        # torch.cuda, torch.npu and torch.xpu name it alike.
+        self._generator: Any = getattr(torch, device.type).default_generators[device.index or 0]
 
     def get(self) -> Any:
         return self._generator.get_state()

@@ -115,8 +115,9 @@ class StepMeter:
 
 def peak_memory_bytes() -> int:
     """Give the peak of the accelerator's allocator, or of resident memory on a CPU."""
-    cuda: Any = torch.cuda
-    if cuda.is_available() and cuda.is_initialized():
-        return int(cuda.max_memory_allocated())
+    for device in (torch.cuda, getattr(torch, "npu", None)):  # torch_npu brings torch.npu
+        module: Any = device
+        if module is not None and module.is_initialized() and module.is_available():
+            return int(module.max_memory_allocated())
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return int(peak) if sys.platform == "darwin" else int(peak) * 1024

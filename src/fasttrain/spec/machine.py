@@ -7,6 +7,8 @@ from typing import Literal
 
 MACHINE_SCHEMA = 1
 
+# What fp16 arithmetic gives where its range ends: inf, or its largest number.
+Overflow = Literal["inf", "saturates", ""]
 DeviceKind = Literal["cuda", "npu", "rocm", "xpu", "mps", "cpu"]
 
 
@@ -24,6 +26,8 @@ class Device:
         bf16: Whether bf16 arithmetic is native.
         fp16: Whether fp16 arithmetic is native.
         tf32: Whether fp32 matrix products can use TF32.
+        overflow: What fp16 gives where it overflows, for kinds whose devices differ in it (Ascend);
+            empty elsewhere, and where it is unknown.
         parent_uuid: UUID of the GPU that a MIG instance is a slice of; empty otherwise.
     """
 
@@ -37,6 +41,7 @@ class Device:
     fp16: bool = False
     tf32: bool = False
     parent_uuid: str = ""
+    overflow: Overflow = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +76,13 @@ class Torch:
         version: Full version, such as ``2.13.0+cpu``; empty when torch is not installed.
         build: ``cuda``, ``rocm`` or ``cpu``.
         build_version: Version of that toolkit, such as ``12.8``; empty for ``cpu``.
+        triton_ascend: Version of triton-ascend, which torch.compile needs on NPUs; empty if none.
     """
 
     version: str = ""
     build: Literal["cuda", "rocm", "cpu", ""] = ""
     build_version: str = ""
+    triton_ascend: str = ""
 
     @property
     def release(self) -> tuple[int, int]:

@@ -203,6 +203,11 @@ CASES = [
     fires(
         "triton", "warning", "triton", node(device=MI300, machine=ROCM_BUILD, trial={"triton": ""})
     ),
+    fires("triton", "hint", "triton-ascend", node(device=NPU, machine={"torch": CPU_BUILD})),
+    quiet(
+        "triton",
+        node(device=NPU, machine={"torch": Torch("2.13.0+cpu", "cpu", triton_ascend="3.2.0")}),
+    ),
     quiet("triton", container()),
     quiet("triton", container(machine={"torch": Torch("2.13.0+cu128", "cuda", "12.8")})),
     quiet("triton", node(machine={"torch": CPU_BUILD}, trial={"triton": ""})),

@@ -265,6 +265,13 @@ def test_a_habit_that_costs(judged, check, source, options, severity):
     assert all(where.startswith("train.py:") for _, where in found.of(check))
 
 
+SYNC_BN = NN + "nn.SyncBatchNorm.convert_sync_batchnorm(m)"
+TWO = {"gpus": "0,1"}
+FIRE += [
+    ("sync-bn", SYNC_BN, {**TWO, "compile": "default"}, "hint"),
+    ("sync-bn", SYNC_BN + "\nimport torch\nm.parameters()\ntorch.compile(m)", TWO, "hint"),
+]
+
 # The same checks where they have nothing to say.
 QUIET = [
     ("sync", STEP, "cpu-laptop", {}),
@@ -285,8 +292,10 @@ QUIET = [
     ("visible", "import os\nos.environ['CUDA_VISIBLE_DEVICES'] = '3'", "8xh100", {}),
     ("visible", "import os\nos.environ['CUDA_VISIBLE_DEVICES'] = '3'", "cpu-laptop", {}),
     ("sharded", "import torch\nm.parameters()\ntorch.save(m, 'm.pt')", "8xh100", {"gpus": "0,1"}),
-    ("sync-bn", NN + "nn.SyncBatchNorm.convert_sync_batchnorm(m)", "cpu-laptop", {}),
-    ("sync-bn", NN + "nn.SyncBatchNorm.convert_sync_batchnorm(m)", "8xh100", {"gpus": "0,1"}),
+    ("sync-bn", SYNC_BN, "cpu-laptop", {}),
+    ("sync-bn", SYNC_BN, "8xh100", TWO),
+    ("sync-bn", SYNC_BN, "8xh100", {"compile": "default"}),  # one process has nothing to tell
+    ("sync-bn", NN + "m = nn.BatchNorm2d(3)", "8xh100", {**TWO, "compile": "default"}),
 ]
 
 
@@ -302,9 +311,16 @@ def test_a_script_bound_to_cuda(judged, machine, severity):
 
 
 def test_sync_batch_norm_on_the_cpu(judged):
-    source = NN + "nn.SyncBatchNorm.convert_sync_batchnorm(m)"
-    found = judged(source, "cpu-laptop", nproc_per_node=2)
+    found = judged(SYNC_BN, "cpu-laptop", nproc_per_node=2)
     assert found.of("sync-bn") == [("warning", "train.py:2")]
+
+
+def test_the_ranks_own_batch_norm_breaks_graphs_too(judged):
+    options = {"nproc_per_node": 2, "compile": "default", "sync_bn": True}
+    (found,) = judged("import torch", "cpu-laptop", **options).findings
+    assert (found.check, found.severity, found.where) == ("script-sync-bn", "hint", "")
+    assert "--sync-bn" in found.what
+    assert not judged("import torch", "cpu-laptop", **{**options, "sync_bn": False}).findings
 
 
 def test_places_beyond_the_first_are_counted(judged):

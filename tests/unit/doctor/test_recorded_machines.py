@@ -62,19 +62,19 @@ EXPECTED = {
     "8xascend910b": Expected(
         [("npu 0-4 (5)", "bf16 fp16", "free"), ("npu 5", "bf16 fp16", "Warning"),
          ("npu 6, 7 (2)", "bf16 fp16", "free")],
-        [("error", "visible-ascending"), ("warning", "device-health")],
+        [("error", "visible-ascending"), ("warning", "device-health"), ("hint", "triton")],
         "fasttrain run train.py --gpus all",
     ),
     # A 910ProB and a 910B of the first generation, as one node's npu-smi has listed them.
     "ascend-910a": Expected(
         [("npu 0", "fp16", "free"), ("npu 1", "fp16", "free")],
-        [("warning", "mixed-devices")],
+        [("warning", "mixed-devices"), ("hint", "triton")],
         "fasttrain run train.py --gpus 0",
     ),
     # torch_npu without CANN's set_env.sh: torch can't be imported.
     "ascend-310p": Expected(
         [("npu 0", "fp16", "free"), ("npu 1", "fp16", "free")],
-        [("error", "torch-extension")],
+        [("error", "torch-extension"), ("hint", "triton")],
         "fasttrain run train.py",
     ),
     "cpu-amx": Expected([], [], "fasttrain run train.py"),

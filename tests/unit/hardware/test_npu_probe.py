@@ -13,7 +13,8 @@ from fasttrain.hardware.npu_smi import NpuSmi, parse_npu_smi
 RECORDED = Path(__file__).parents[2] / "data" / "npu_smi"
 MIB = 2**20
 
-# Read off the recorded tables by eye: tool version, then name, MiB and bf16 of each chip.
+# Read off the recorded tables by eye: tool version, then name, MiB and bf16 of each chip. In the
+# recorded ones those with bf16 are those that give inf in fp16.
 LAYOUTS = {
     "910b3_24.1": ("24.1.0", [("Ascend910B3", 65536, True)] * 2),
     "910b4_26.0": ("26.0.rc2", [("Ascend910B4", 32768, True)]),
@@ -43,6 +44,7 @@ def test_every_recorded_layout_is_read(make_host: Any, layout: str) -> None:
     version, chips = LAYOUTS[layout]
     report = probe(make_host(tools=smi(layout), ASCEND_HOME_PATH="/cann"))
     assert [(d.name, d.memory_bytes // MIB, d.bf16) for d in report.devices] == chips
+    assert [d.overflow == "inf" for d in report.devices] == [bf16 for _, _, bf16 in chips]
     assert [d.index for d in report.devices] == list(range(len(chips)))
     assert all(d.kind == "npu" and d.fp16 and d.capability == d.name for d in report.devices)
     assert report.driver == version
@@ -100,6 +102,29 @@ def test_the_910_of_old_is_not_the_ascend910_of_a3() -> None:
     assert {chip.name for chip in old.chips} == {"Ascend910"}
 
 
+def _chip(make_host: Any, folder: Path, name: str) -> Any:
+    recorded = folder / "chips.txt"
+    text = (RECORDED / "910b3_24.1.txt").read_text()
+    recorded.write_text(text.replace("910B3  ", f"{name:7}"))
+    tools = {"npu-smi": f"cat {recorded}"}
+    return probe(make_host(tools=tools, ASCEND_HOME_PATH="/cann")).devices[0]
+
+
+# Source: torch_npu 2.13.0, is_support_inf_nan of each soc name
+@pytest.mark.parametrize(
+    ("name", "overflow"),
+    [
+        *((name, "saturates") for name in ("910A", "910B", "910ProB", "310P3", "310B4")),
+        *((name, "inf") for name in ("910B1", "910B4-1", "910B2C")),
+        ("999X1", ""),
+    ],
+)
+def test_what_a_chip_gives_where_fp16_overflows(
+    make_host: Any, tmp_path: Path, name: str, overflow: str
+) -> None:
+    assert _chip(make_host, tmp_path, name).overflow == overflow
+
+
 def test_an_unknown_chip_gets_no_bf16_and_a_note(make_host: Any, tmp_path: Path) -> None:
     text = (RECORDED / "910b3_24.1.txt").read_text().replace("910B3", "999X1")
     recorded = tmp_path / "new.txt"
@@ -113,9 +138,9 @@ def test_an_unknown_chip_gets_no_bf16_and_a_note(make_host: Any, tmp_path: Path)
 def test_device_files_without_the_tool_are_counted(make_host: Any) -> None:
     names = ("davinci2", "davinci10", "davinci_manager", "vdavinci100")
     report = probe(make_host({f"dev/{name}": "" for name in names}, ASCEND_HOME_PATH="/cann"))
-    assert [(d.index, d.bf16, d.fp16) for d in report.devices] == [
-        (0, False, True),
-        (1, False, True),
+    assert [(d.index, d.bf16, d.fp16, d.overflow) for d in report.devices] == [
+        (0, False, True, ""),
+        (1, False, True, ""),
     ]
     (note,) = report.notes
     assert "npu-smi" in note

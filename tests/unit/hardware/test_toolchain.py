@@ -64,6 +64,18 @@ def test_nothing_of_torch_is_executed(tmp_path: Path) -> None:
     assert not marker.exists()
 
 
+def test_triton_ascend_is_found_by_its_metadata(tmp_path: Path) -> None:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "version.py").write_text("__version__ = '2.13.0'\n")
+
+    def locate(name: str) -> ModuleSpec | None:
+        return PathFinder.find_spec(name, [str(tmp_path)])
+
+    installed = {"triton-ascend": "3.2.0"}
+    assert find_torch(locate, lambda name: installed.get(name, "")).triton_ascend == "3.2.0"
+    assert find_torch(locate).triton_ascend == ""
+
+
 def test_no_torch_is_an_empty_answer(tmp_path: Path) -> None:
     assert find(tmp_path) == Torch()
 

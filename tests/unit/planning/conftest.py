@@ -17,7 +17,9 @@ from fasttrain.spec.settings import Settings
 
 H100 = Device("cuda", 0, "NVIDIA H100", capability="9.0", bf16=True, fp16=True, tf32=True)
 T4 = Device("cuda", 0, "Tesla T4", capability="7.5", fp16=True)
-NPU = Device("npu", 0, "Ascend910B3", capability="Ascend910B3", bf16=True, fp16=True)
+NPU = Device(
+    "npu", 0, "Ascend910B3", capability="Ascend910B3", bf16=True, fp16=True, overflow="inf"
+)
 ROCM = Device("rocm", 0, "AMD MI300X", bf16=True, fp16=True)
 
 

@@ -63,15 +63,48 @@ def test_bf16_asked_of_a_cpu_without_it_is_allowed_with_a_warning(make):
 
 
 def test_fp16_goes_where_its_loss_scaling_is_known_to_be_right(make):
-    for machine, kind in ((make.gpus(1), "cuda"), (make.gpus(1, make.t4), "cuda")):
+    machines = (make.gpus(1), make.gpus(1, make.t4), make.gpus(2, make.npu))
+    for machine, kind in zip(machines, ("cuda", "cuda", "npu"), strict=True):
         plan = make.plan(machine, amp="fp16")
         assert plan.levers.amp.value == Amp("float16", kind)
         assert plan.warnings == ()
     plan = make.plan(make.machine(), amp="fp16")
     assert plan.levers.amp.value == Amp("float16", "cpu")
     assert any("fp16 is emulated" in warning for warning in plan.warnings)
-    error = make.refused(make.gpus(1, make.npu), amp="fp16")
+
+
+def _npu(make, name, overflow, *, bf16=False):
+    return replace(make.npu, name=name, capability=name, bf16=bf16, overflow=overflow)
+
+
+@pytest.mark.parametrize(
+    ("name", "overflow", "bf16", "how", "use"),
+    [
+        ("Ascend910A", "saturates", False, "saturates", "--amp off"),
+        ("Ascend310B1", "saturates", True, "saturates", "--amp bf16"),
+        ("Ascend NPU", "", False, "may saturate", "--amp off"),
+    ],
+)
+def test_fp16_is_refused_on_an_npu_whose_overflow_does_not_show(
+    make, name, overflow, bf16, how, use
+):
+    error = make.refused(make.gpus(1, _npu(make, name, overflow, bf16=bf16)), amp="fp16")
     assert (error.slug, error.exit_code) == ("amp-fp16", 78)
+    assert f"{name}) {how}" in error.what
+    assert error.fix.startswith(f"use {use};")
+
+
+def test_the_npu_that_saturates_can_be_left_out(make):
+    old = replace(_npu(make, "Ascend910A", "saturates"), index=1)
+    machine = make.machine(make.npu, old)
+    error = make.refused(machine, amp="fp16", gpus="all")
+    assert error.fix.startswith("use --amp off, or leave NPU 1 out with --gpus 0;")
+    assert make.plan(machine, amp="fp16", gpus="0").levers.amp.value == Amp("float16", "npu")
+
+
+def test_bf16_asked_of_an_npu_without_it_is_not_sent_on_to_fp16(make):
+    error = make.refused(make.gpus(1, _npu(make, "Ascend910A", "saturates")), amp="bf16")
+    assert (error.slug, error.fix) == ("amp-unsupported", "use --amp off")
 
 
 def test_fp16_asked_of_a_gpu_without_it(make):
@@ -137,9 +170,31 @@ def test_compile_needs_a_compiler(make):
     assert make.plan(make.machine(cxx_compiler="")).levers.compile.value.mode == "off"
 
 
-def test_compile_on_npus_is_refused(make):
+def _npus_with_triton(make, version="2.13.0"):
+    return make.gpus(1, make.npu, torch=Torch(version, "cpu", triton_ascend="3.2.0"))
+
+
+def test_compile_on_npus_needs_triton_ascend(make):
     error = make.refused(make.gpus(1, make.npu), compile="default")
-    assert (error.slug, error.exit_code) == ("compile-npu", 78)
+    assert (error.slug, error.exit_code) == ("compile-npu", 69)
+    assert "pip install triton-ascend" in error.fix
+    plan = make.plan(_npus_with_triton(make), compile="default")
+    assert plan.levers.compile.value == Compile("default", "default")
+
+
+def test_compile_on_npus_needs_torch_2_6(make):
+    assert make.refused(_npus_with_triton(make, "2.5.1"), compile="default").slug == "compile-torch"
+    assert make.plan(_npus_with_triton(make, "2.6.0"), compile="default")
+
+
+@pytest.mark.parametrize(
+    ("asked", "used"),
+    [("reduce-overhead", "default"), ("max-autotune", "max-autotune-no-cudagraphs")],
+)
+def test_npu_graphs_are_left_alone(make, asked, used):
+    decision = make.plan(_npus_with_triton(make), compile=asked).levers.compile
+    assert decision.value == Compile(asked, used)
+    assert "NPU graphs" in decision.reason
 
 
 # --- optimizer

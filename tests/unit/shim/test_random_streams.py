@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import namedtuple
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 from fasttrain.shim.random_streams import TRIES, RandomStreams
 
 CPU = torch.device("cpu")
+Device: Any = namedtuple("Device", "type index")  # torch.device knows no npu by itself
 
 
 @pytest.fixture(autouse=True)
@@ -160,3 +162,20 @@ def test_an_error_in_a_forward_brings_the_shared_stream_back() -> None:
     with pytest.raises(ZeroDivisionError), streams(1).for_forward(CPU):
         int(torch.rand(5).sum()) / 0
     assert draws() == expected
+
+
+@pytest.mark.parametrize("kind", ["cuda", "npu", "xpu"])
+def test_models_on_a_device_draw_from_the_ranks_own_stream_there(
+    monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Of a device with a generator of its own, here two of the CPU's."""
+    drawn = []
+    for rank in (0, 1):
+        generators = [torch.Generator().manual_seed(7) for _ in range(2)]
+        module = SimpleNamespace(default_generators=generators)
+        monkeypatch.setattr(torch, kind, module, raising=False)
+        with streams(rank).for_forward(Device(kind, 1)):
+            inside = torch.rand((), generator=generators[1]).item()
+        drawn.append((inside, torch.rand((), generator=generators[1]).item()))
+    assert drawn[0][0] != drawn[1][0]
+    assert drawn[0][1] == drawn[1][1]

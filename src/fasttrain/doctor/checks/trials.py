@@ -94,7 +94,7 @@ def _all_reduced(seen: Examination) -> Iterator[Finding]:
     )
 
 
-@check("triton", "whether triton is there to compile for the GPUs")
+@check("triton", "whether triton is there to compile for the devices")
 def _triton(seen: Examination) -> Iterator[Finding]:
     trial = answered(seen)
     for kind in ("cuda", "rocm"):
@@ -106,6 +106,14 @@ def _triton(seen: Examination) -> Iterator[Finding]:
             "triton is not installed",
             why="torch.compile writes its GPU kernels in triton",
             fix="install torch again with its dependencies; `pip show torch` names triton",
+        )
+    torch = seen.machine.torch
+    if "npu" in present(seen) and torch.version and not torch.triton_ascend:
+        yield _triton.finding(
+            "hint",
+            "triton-ascend is not installed",
+            why="torch.compile writes the kernels of NPUs by it, and --compile is refused there",
+            fix="pip install triton-ascend, or leave --compile off",
         )
 
 

@@ -31,10 +31,14 @@ from fasttrain.shim.closures import Arguments, begins_with_closure, closure_of, 
 from fasttrain.shim.ledger import Ledger
 from fasttrain.shim.levers.loss_scaling_grads import Gradients
 from fasttrain.shim.levers.loss_scaling_hooks import GradientHooks
+from fasttrain.shim.levers.loss_scaling_refusals import (
+    closure_refused,
+    require_infinity,
+    step_refused,
+)
 from fasttrain.shim.refusal import refuse
 from fasttrain.shim.roots import Root, RootCalls
 from fasttrain.spec.decision import Decision
-from fasttrain.spec.errors import FasttrainError
 from fasttrain.spec.outcome import State
 from fasttrain.spec.plan import Amp
 
@@ -51,7 +55,8 @@ class LossScaling:
         self.ledger = ledger
         self._roots = roots
         # Made before the precision lever watches for GradScalers of the script's.
-        self._scaler = GradScaler("cpu" if decision.value.device == "cpu" else "cuda")
+        kind = decision.value.device
+        self._scaler = GradScaler("cuda" if kind == "rocm" else kind)
         self._gradients = Gradients()
         self._hooks = GradientHooks()
         self._stepped: set[int] = set()  # optimizers, by id, since the last backward pass
@@ -178,13 +183,14 @@ class LossScaling:
         if torch._C._current_graph_task_id() != -1:
             return False  # a pass inside another, which started from scaled gradients already
         if self._closure_of:
-            refuse(_closure_refused(self._closure_of))
+            refuse(closure_refused(self._closure_of))
         return bool(outputs) and all(isinstance(output, Tensor) for output in outputs)
 
     def _begin(self, output: Tensor) -> Tensor:
         """Bring the scale up to date with the steps since the last pass, and give it."""
         scaler: Any = self._scaler
         if scaler._scale is None:
+            require_infinity(output.device.type)
             scaler._lazy_init_scale_growth_tracker(output.device)
         else:
             self._gradients.update(scaler, self._stepped)
@@ -213,7 +219,7 @@ class LossScaling:
         if self._scaler._scale is None:
             return
         if self._hooks.scale is not None:
-            refuse(_step_refused(type(optimizer).__name__))
+            refuse(step_refused(type(optimizer).__name__))
         self._stepped.add(id(optimizer))
         if not self._gradients.overflowed(optimizer):
             self.ledger.counts["steps"] += 1
@@ -261,22 +267,3 @@ def _withhold(optimizer: Optimizer) -> list[tuple[Tensor, Tensor]]:
                 withheld.append((parameter, parameter.grad))
                 parameter.grad = None
     return withheld
-
-
-def _step_refused(optimizer: str) -> FasttrainError:
-    return FasttrainError(
-        f"fp16 can't train with {optimizer} stepping inside the backward pass",
-        why="whether its gradients overflowed is only known behind the pass",
-        fix="use --amp bf16 or --amp off",
-        slug="fp16-step-in-backward",
-    )
-
-
-def _closure_refused(optimizer: str) -> FasttrainError:
-    return FasttrainError(
-        f"fp16 can't train with {optimizer} and a closure",
-        why="its step runs the closure's backward passes when it has begun, where an overflow"
-        " can't be skipped any more",
-        fix="use --amp bf16 or --amp off",
-        slug="fp16-closure",
-    )

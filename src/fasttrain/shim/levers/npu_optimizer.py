@@ -135,6 +135,8 @@ class NpuOptimizerLever:
 
     def _fitting(self, optimizer: Optimizer, known: _Known) -> Twin | None:
         """Give the fused one for this very step; None if the script's own has to make it."""
+        if all(parameter.grad is None for parameter in _parameters(optimizer)):
+            return None  # nothing to do, as where loss scaling skips a step that overflowed
         twin = known.twin
         if reason := why_not(optimizer) if twin is None else _misfit(optimizer, twin):
             if twin is None or twin.steps < WORTH_STEPS:
@@ -147,7 +149,7 @@ class NpuOptimizerLever:
 
     def _build(self, optimizer: Optimizer, known: _Known) -> Twin | None:
         counterpart = counterpart_of(type(optimizer))
-        if counterpart is None or not any(p.grad is not None for p in _parameters(optimizer)):
+        if counterpart is None:
             return None
         if reason := uneven(optimizer, counterpart):
             self._give_up(optimizer, known, reason)
