@@ -32,6 +32,7 @@ complete -c fasttrain -n '__fish_seen_subcommand_from run' -l rdzv-backend -r -d
 complete -c fasttrain -n '__fish_seen_subcommand_from run' -l rdzv-id -r -d 'Name that the nodes of one elastic run share'
 complete -c fasttrain -n '__fish_seen_subcommand_from run' -l max-restarts -r -d 'Restarts of a failed group of workers'
 complete -c fasttrain -n '__fish_seen_subcommand_from run' -l show-ranks -r -d 'Ranks whose output is shown live: all | 0,3'
+complete -c fasttrain -n '__fish_seen_subcommand_from run' -l shutdown-timeout -r -d 'Seconds to save in after ctrl-C, SIGTERM or SIGHUP, before SIGKILL'
 complete -c fasttrain -n '__fish_seen_subcommand_from run' -l debug -l no-debug -d 'Blocking launches and torch’s debug switches'
 complete -c fasttrain -n '__fish_seen_subcommand_from run' -l env -r -d 'Environment variable for the script; repeatable'
 complete -c fasttrain -n '__fish_seen_subcommand_from run' -l strict -l no-strict -d 'A lever that was asked for but did not take effect is an error'

@@ -11,9 +11,8 @@ from fasttrain.planning.sources import BUILT_IN, CPU_CORES
 from fasttrain.planning.vendors import VENDORS
 from fasttrain.spec.decision import Setting, Source, SourceKind
 from fasttrain.spec.errors import ExitCode, FasttrainError
+from fasttrain.spec.mark import RUN_MARK
 from fasttrain.spec.plan import EnvVar
-
-RUN_MARK = "FASTTRAIN_RUN_ID"
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # torch sizes its thread pool by the CPU affinity; these limits it does not see.
@@ -144,6 +143,14 @@ def _loopback(draft: Draft) -> Iterator[_Wish]:
         yield _Wish("GLOO_SOCKET_IFNAME", "lo", reason, BUILT_IN)
 
 
+def _shutdown(draft: Draft) -> Iterator[_Wish]:
+    setting, backend = draft.settings.shutdown_timeout, draft.processes.value.backend
+    if backend == "torchrun" and setting.source.kind is not SourceKind.DEFAULT:
+        reason = "torchrun's agent gives its workers as long as the launcher gives all of the run"
+        name = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
+        yield _Wish(name, str(setting.value), reason, setting.source, forced=True)
+
+
 def _hashing(draft: Draft) -> Iterator[_Wish]:
     if draft.levers.strategy.value.injected:
         reason = "sets of strings must have one order on all ranks, such as those of a vocabulary"
@@ -181,6 +188,7 @@ _PARTS = (
     _precision,
     _threads,
     _loopback,
+    _shutdown,
     _hashing,
     _cache,
     _debug,
