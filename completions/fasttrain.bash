@@ -18,10 +18,12 @@ _fasttrain() {
         --strategy) words='auto none ddp fsdp' ;;
     esac
     if [[ -z $words && COMP_CWORD -eq 1 ]]; then
-        words='run doctor init report --help --version'
+        words='run ps kill doctor init report --help --version'
     elif [[ -z $words && $cur == -* ]]; then
         case ${COMP_WORDS[1]} in
             run) words='-m --no-python --config --preset --dry-run --explain --json --machine --gpus --device --amp --compile --compile-scope --optimizer --matmul --strategy --batch --reduce-loss --sync-bn --no-sync-bn --nproc-per-node --nodes --node-rank --master-addr --master-port --rdzv-endpoint --rdzv-backend --rdzv-id --max-restarts --show-ranks --shutdown-timeout --debug --no-debug --env --strict --no-strict --max-steps --run-dir --quiet --no-quiet --help -h' ;;
+            ps) words='--json --help -h' ;;
+            kill) words='--all --shutdown-timeout --help -h' ;;
             doctor) words='--json --markdown --quick --bench --fix --list --only --skip --machine --help -h' ;;
             init) words='--help -h' ;;
             report) words='--json --help -h' ;;

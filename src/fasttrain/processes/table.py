@@ -51,6 +51,14 @@ def look_up(pid: int) -> Process | None:
     return None if state in _DEAD else Process(pid, int(parent), int(rest[17]))
 
 
+def alive(processes: Iterable[Process]) -> Table:
+    """Give those processes that haven't ended."""
+    found = ((process, look_up(process.pid)) for process in processes)
+    return {
+        now.pid: now for process, now in found if now and now.started_ticks == process.started_ticks
+    }
+
+
 def mark_of(pid: int) -> str:
     """Give the name of the run that a process carries; empty if none, or if it is closed to us."""
     try:
