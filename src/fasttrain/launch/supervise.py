@@ -178,11 +178,10 @@ def _exit_code(status: int) -> int:
 
 
 def _told(ended: Ended, killed: bool, stop: Stop) -> Iterator[str]:
-    if killed and stop.now:
-        yield f"ended at the second ctrl-C: {named(ended.killed)}"
-    elif killed:
+    if killed:
         name = signal.Signals(stop.signum).name
-        yield f"still running {stop.grace_s:g} s after {name}, and killed: {named(ended.killed)}"
+        when = "at the second ctrl-C" if stop.now else f"{stop.grace_s:g} s after {name}"
+        yield f"still running {when}, and killed: {named(ended.killed)}"
     elif ended.ended:
         yield f"ended what the script left running: {named(ended.ended)}"
     if ended.left:

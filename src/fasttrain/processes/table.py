@@ -124,11 +124,12 @@ def command_of(pid: int) -> str:
     """Give the program that a process runs, such as ``python``; empty if it has ended."""
     try:
         argv = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        # A title that a program gave itself is one word with spaces.
+        words = os.fsdecode(argv[0]).split()
+        # One that is about to end has given its memory back, and kept its short name.
+        return Path(words[0]).name if words else Path(f"/proc/{pid}/comm").read_text().strip()
     except OSError:
         return ""
-    # A title that a program gave itself is one word with spaces.
-    words = os.fsdecode(argv[0]).split()
-    return Path(words[0]).name if words else ""
 
 
 def send(process: Process, signum: signal.Signals) -> None:
