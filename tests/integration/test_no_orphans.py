@@ -56,6 +56,19 @@ if __name__ == "__main__":
         time.sleep(0.01)
     os._exit(1)
 """
+LOADERS = """
+import torch
+
+class Data(torch.utils.data.Dataset):
+    def __len__(self):
+        return 1_000_000
+    def __getitem__(self, index):
+        return torch.zeros(1)
+
+for step, batch in enumerate(torch.utils.data.DataLoader(Data(), num_workers=2)):
+    if step == 2:
+        open("ready-0", "w").close()
+"""
 SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR2", "SIGKILL")
 TARGETS = {1: ("launcher", "worker"), 2: ("launcher", "agent", "worker")}
 PARALLEL = 3
@@ -235,3 +248,19 @@ def test_nothing_of_the_run_is_left(
         number = getattr(signal, fault.signal)
         killed = fault.target == "launcher" and number == signal.SIGKILL
         assert outcome.code == (-number if killed else 128 + number)
+
+
+@pytest.mark.parametrize("target", ["launcher", "worker"])
+def test_workers_of_a_data_loader_end_too(
+    tmp_path: Path, environ: dict[str, str], target: str
+) -> None:
+    (tmp_path / "train.py").write_text(LOADERS)
+    run = Run(tmp_path, [sys.executable, "-m", "fasttrain", "run", "train.py"], environ)
+    try:
+        assert wait_for((tmp_path / "ready-0").exists)
+        assert len(run.look()) == 5, "launcher, guardian, worker and two of the loader's"
+        run.victim(target).kill()
+        run.launcher.wait(PATIENCE_S)
+        assert wait_for(lambda: not run.look(), 8), run.look()
+    finally:
+        run.end()
