@@ -120,6 +120,7 @@ class _Watch:
         self._guardian = guardian
 
     def to_the_end(self, family: Family) -> End:
+        """Wait for the child, end what it leaves behind unless that is meant to stay."""
         while self._status is None and not self._stop.due():
             self._listen(TICK_S)
         killed = self._status is None
@@ -132,6 +133,8 @@ class _Watch:
             settle_s=0 if killed else SETTLE_S,
             pause=self._pause,
         )
+        if self._status is None:
+            os.kill(self._child, signal.SIGKILL)  # where there is no /proc to find it in
         return End(code, (*self._unguarded(), *_told(ended, killed, self._stop)))
 
     def _listen(self, limit_s: float) -> None:
