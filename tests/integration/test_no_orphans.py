@@ -164,7 +164,7 @@ class Run:
         end = {"agent": "shim/agent.py", "worker": "shim/__main__.py"}
         if target == "launcher":
             return psutil.Process(self.launcher.pid)
-        return next(one for one in processes if one.cmdline()[1].endswith(end[target]))
+        return next(one for one in processes if end[target] in command(one).split(" --")[0])
 
     def end(self) -> None:
         for process in self.look():
@@ -178,6 +178,13 @@ def lives(process: psutil.Process) -> bool:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
+
+
+def command(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.NoSuchProcess:
+        return "ended while it was looked at"
 
 
 def wait_for(condition: Callable[[], object], patience_s: float = PATIENCE_S) -> bool:
@@ -209,7 +216,7 @@ def strike(fault: Fault, folder: Path, environ: dict[str, str]) -> Outcome:
             run.launcher.kill()  # it shrugged it off, as the guardian and a starting torch do
         code = run.launcher.wait(PATIENCE_S)
         wait_for(lambda: not run.look() or time.monotonic() > started_s + 8)
-        left = [" ".join(process.cmdline()) for process in run.look()]
+        left = [command(process) for process in run.look()]
         return Outcome(code, time.monotonic() - started_s, processes, left)
     finally:
         run.end()

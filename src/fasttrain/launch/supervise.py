@@ -184,7 +184,9 @@ def _told(ended: Ended, killed: bool, stop: Stop) -> Iterator[str]:
     if killed:
         name = signal.Signals(stop.signum).name
         when = "at the second ctrl-C" if stop.now else f"{stop.grace_s:g} s after {name}"
-        yield f"still running {when}, and killed: {named(ended.killed)}"
+        # None where the terminal's second SIGINT ended torchrun's agent, and it its workers, first.
+        hard = f", and killed: {named(ended.killed)}" if ended.killed else ""
+        yield f"still running {when}{hard}"
     elif ended.ended:
         yield f"ended what the script left running: {named(ended.ended)}"
     if ended.left:
