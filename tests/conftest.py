@@ -125,6 +125,12 @@ def fasttrain(tmp_path: Path) -> Command:
     return Command(tmp_path)
 
 
+@pytest.fixture(scope="session")
+def environ() -> dict[str, str]:
+    """The environment of what is started here."""
+    return clean_environ()
+
+
 @pytest.fixture
 def script(tmp_path: Path) -> Any:
     """Write a script into the test's directory and give its path."""
@@ -178,3 +184,22 @@ def _remaining(look: Any) -> list[Any]:
     while any(found := look()) and time.monotonic() < deadline:
         time.sleep(0.02)
     return list(found)
+
+
+FAULTS = ("signal", "target", "ranks", "when", "processes", "exit code", "took", "left")
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Print what became of each run that a test has hit, if these tests were asked for."""
+    rows = [
+        value
+        for reports in terminalreporter.stats.values()
+        for report in reports
+        for name, value in getattr(report, "user_properties", ())
+        if name == "fault" and report.when == "call"
+    ]
+    if not rows or config.option.markexpr != "faults":
+        return
+    widths = [max(map(len, column)) for column in zip(FAULTS, *rows, strict=True)]
+    for row in (FAULTS, *sorted(rows, key=lambda row: (row[3], row[2], row[1], row[0]))):
+        terminalreporter.write_line("  ".join(map(str.ljust, row, widths)).rstrip())

@@ -11,11 +11,11 @@ from typing import Annotated, cast
 import typer
 
 from fasttrain import __version__
-from fasttrain.cli import doctor, init, job, report, run, slurm
+from fasttrain.cli import doctor, init, job, kill, ps, report, run, slurm
 from fasttrain.cli.usage import translate
 from fasttrain.spec.errors import ExitCode, FasttrainError
 
-COMMANDS = (run, slurm, job, doctor, init, report)
+COMMANDS = (run, slurm, job, ps, kill, doctor, init, report)
 USAGE_ERROR = cast("type[Exception]", typer.BadParameter.__base__)  # typer exports no name for it
 
 

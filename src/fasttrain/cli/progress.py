@@ -6,14 +6,16 @@ import sys
 import threading
 from typing import Any
 
-from fasttrain.launch.display import Display, PlainDisplay, write_all
+from fasttrain.launch.display import Display, PlainDisplay, QuietDisplay, write_all
 
 CLEAR_LINE = b"\r\x1b[2K"
 
 
 def choose_display(*, quiet: bool) -> Display:
     """Give the progress line where stderr is a terminal, plain relaying elsewhere."""
-    if quiet or not sys.stderr.isatty():
+    if quiet:
+        return QuietDisplay()
+    if not sys.stderr.isatty():
         return PlainDisplay()
     return ProgressDisplay()
 
@@ -48,6 +50,11 @@ class ProgressDisplay:
             self._line = self._render(event)
             self._erase()
             self._draw()
+
+    def tell(self, text: str) -> None:
+        """Write a line to stderr, at the start of one."""
+        begin = b"" if self._at_start else b"\n"
+        self.write(2, begin + f"fasttrain: {text}\n".encode())
 
     def close(self) -> None:
         """Take the line away."""

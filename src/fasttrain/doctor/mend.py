@@ -9,6 +9,8 @@ import psutil
 
 from fasttrain.hardware.orphans import find_run_processes, run_of
 from fasttrain.planning.describe import counted
+from fasttrain.processes.ending import end, named
+from fasttrain.processes.table import alive, look_up
 from fasttrain.spec.examination import Examination
 
 GRACE_S = 5.0  # between being asked to end and being ended
@@ -21,29 +23,18 @@ def end_orphans(_seen: Examination) -> str:
     a script started beside them, such as TensorBoard, may have been left running on purpose.
     """
     runs = find_run_processes(Path())
-    orphans = [pid for pid, run in runs.items() if run.orphan]
-    processes = [process for pid in orphans if (process := _worker(pid))]
-    for process in processes:
-        with suppress(psutil.Error):
-            process.terminate()
-    _, stubborn = psutil.wait_procs(processes, timeout=GRACE_S)
-    for process in stubborn:
-        with suppress(psutil.Error):
-            process.kill()
-    _, alive = psutil.wait_procs(stubborn, timeout=GRACE_S)
-    left = [str(process.pid) for process in alive]
-    ended = [str(process.pid) for process in processes if process not in alive]
-    told = (
-        f"ended {counted(len(ended), 'worker')} of dead runs: {', '.join(ended)}" if ended else ""
-    )
-    stuck = f"could not end {', '.join(left)}" if left else ""
+    orphans = [pid for pid, run in runs.items() if run.orphan and _is_worker(pid)]
+    workers = [process for pid in orphans if (process := look_up(pid))]
+    done = end(lambda: alive(workers), GRACE_S)
+    told = ""
+    if done.ended:
+        told = f"ended {counted(len(done.ended), 'worker')} of dead runs: {named(done.ended)}"
+    stuck = f"could not end {named(done.left)}" if done.left else ""
     return "; ".join(part for part in (told, stuck) if part) or "no worker of a dead run is left"
 
 
-def _worker(pid: int) -> psutil.Process | None:
-    """Give a process if it is a worker: one with a plan on its command line."""
+def _is_worker(pid: int) -> bool:
+    """Whether a process is a worker: one with a plan on its command line."""
     with suppress(psutil.Error):
-        process = psutil.Process(pid)
-        if run_of(process.cmdline(), {}, Path()):
-            return process
-    return None
+        return bool(run_of(psutil.Process(pid).cmdline(), {}, Path()))
+    return False

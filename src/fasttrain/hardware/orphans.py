@@ -12,6 +12,7 @@ from pathlib import Path, PurePath
 
 import psutil
 
+from fasttrain.processes.table import mark_of
 from fasttrain.spec.examination import DeviceProcess
 from fasttrain.spec.places import RUN_MARK
 from fasttrain.spec.plan import PLAN_FILE
@@ -49,7 +50,7 @@ def find_run_processes(run_root: Path) -> dict[int, RunProcess]:
     found = {}
     for process in _own_processes():
         with suppress(psutil.Error):  # it ended meanwhile, or is closed to us after all
-            run = run_of(process.cmdline(), process.environ(), run_root)
+            run = run_of(process.cmdline(), {RUN_MARK: mark_of(process.pid)}, run_root)
             if run and process.pid not in spared:
                 found[process.pid] = RunProcess(run, not _is_led(process))
     return found

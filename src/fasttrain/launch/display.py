@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from typing import Any, Protocol
 
 
@@ -14,6 +15,9 @@ class Display(Protocol):
 
     def progress(self, event: dict[str, Any]) -> None:
         """Show the latest event of rank 0."""
+
+    def tell(self, text: str) -> None:
+        """Say one sentence of fasttrain's own."""
 
     def close(self) -> None:
         """Take the progress line away."""
@@ -29,8 +33,20 @@ class PlainDisplay:
     def progress(self, event: dict[str, Any]) -> None:
         """Show nothing."""
 
+    def tell(self, text: str) -> None:
+        """Write a line to stderr, wherever the script's own may stand."""
+        with suppress(OSError):  # nobody reads it, or stderr is closed
+            write_all(2, f"fasttrain: {text}\n".encode())
+
     def close(self) -> None:
         """Nothing was drawn."""
+
+
+class QuietDisplay(PlainDisplay):
+    """Passes the script's bytes on and says nothing."""
+
+    def tell(self, text: str) -> None:
+        """Say nothing."""
 
 
 def write_all(descriptor: int, data: bytes) -> None:

@@ -15,7 +15,8 @@ from fasttrain.launch.preflight import check_port, find_program
 from fasttrain.launch.receipts import gather
 from fasttrain.launch.relay import Relay
 from fasttrain.launch.run_dir import create
-from fasttrain.launch.supervise import Hooks, supervise
+from fasttrain.launch.stop import Stop
+from fasttrain.launch.supervise import supervise
 from fasttrain.spec.outcome import Receipt
 from fasttrain.spec.plan import EnvVar, LaunchPlan
 
@@ -110,15 +111,16 @@ def attend(
 
     started_s = time.monotonic()
     try:
-        exit_code = supervise(program[0], plan.argv, program[1], relay, Hooks(tick, watch.heard))
+        stop = Stop(plan.shutdown_timeout_s, display.tell, watch.heard)
+        end = supervise(program[0], plan.argv, program[1], relay, tick, stop)
     finally:
         relay.finish()
         for line in others.lines(rest=True):
             display.write(1, line)
         display.close()
     wall_s = time.monotonic() - started_s
-    lost = f"the log in {run_dir} is not whole: {relay.log_error}"
-    return Ended(exit_code, wall_s, (lost,) if relay.log_error else ())
+    lost = (f"the log in {run_dir} is not whole: {relay.log_error}",) if relay.log_error else ()
+    return Ended(end.exit_code, wall_s, (*end.warnings, *lost))
 
 
 def compose(environ: Mapping[str, str], changes: tuple[EnvVar, ...]) -> dict[str, str]:

@@ -1,14 +1,19 @@
-"""Starts the one child of a run, passes signals on to it, and waits for it."""
+"""Starts the one child of a run, passes signals on to it, waits for it, and leaves no orphan."""
 
 from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
+from fasttrain.launch.family import Family, adopting
+from fasttrain.launch.guard import Guardian, guarded
 from fasttrain.launch.relay import Relay
+from fasttrain.launch.stop import Stop
+from fasttrain.processes.ending import Ended, end, named
 from fasttrain.spec.errors import ExitCode, FasttrainError
 
 FORWARDED = (
@@ -22,25 +27,33 @@ FORWARDED = (
 WATCHED = {*FORWARDED, signal.SIGCHLD, signal.SIGWINCH}
 TICK_S = 0.25
 SI_KERNEL = 0x80  # asm-generic/siginfo.h: the terminal, which signals the script as well
+# Helpers of multiprocessing and torch end, and clean up, when the script's end of a pipe closes.
+SETTLE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Hooks:
-    """What is called while a program runs.
+class End:
+    """The end of a run.
 
     Attributes:
-        tick: Called a few times a second.
-        heard: Called with each signal that is passed on.
+        exit_code: Exit code of the child, or 128 + signal; of a run that was made to end, 128 +
+            the signal that asked for it.
+        warnings: What was not as it should be, one sentence each.
     """
 
-    tick: Callable[[], None]
-    heard: Callable[[int], None] = lambda _signum: None
+    exit_code: int
+    warnings: tuple[str, ...] = ()
 
 
 def supervise(
-    program: str, argv: tuple[str, ...], environ: Mapping[str, str], relay: Relay, hooks: Hooks
-) -> int:
-    """Run a program to its end and give its exit code, or 128 + signal.
+    program: str,
+    argv: tuple[str, ...],
+    environ: Mapping[str, str],
+    relay: Relay,
+    tick: Callable[[], None],
+    stop: Stop,
+) -> End:
+    """Run a program to its end, and end what it leaves behind if it failed or was stopped.
 
     Signals are taken by waiting for them, because only then the kernel tells who sent one: a
     ctrl-C reaches the script from the terminal itself and must not arrive twice.
@@ -48,18 +61,23 @@ def supervise(
     Raises:
         FasttrainError: The command can't be started.
     """
+    family = Family()
+    with _signals_held() as blocked, adopting(), guarded(environ) as guardian:
+        child = _spawn(program, argv, environ, relay, blocked)
+        relay.start()
+        return _Watch(child, relay, tick, stop, guardian).to_the_end(family)
+
+
+@contextmanager
+def _signals_held() -> Iterator[set[Any]]:
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
     # A caller that ignores SIGCHLD passes this on, and the kernel then keeps no exit status.
     reaping = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
-        child = _spawn(program, argv, environ, relay, blocked)
-        relay.start()
-        status = _wait(child, relay, hooks)
+        yield blocked
     finally:
         signal.signal(signal.SIGCHLD, reaping)
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-    code = os.waitstatus_to_exitcode(status)
-    return code if code >= 0 else 128 - code
 
 
 def _spawn(
@@ -88,16 +106,88 @@ def _spawn(
         ) from error
 
 
-def _wait(child: int, relay: Relay, hooks: Hooks) -> int:
-    while True:
-        ended, status = os.waitpid(child, os.WNOHANG)
-        if ended:
-            return status
-        info = signal.sigtimedwait(WATCHED, TICK_S)
+class _Watch:
+    """Stays with the child of a run."""
+
+    def __init__(
+        self, child: int, relay: Relay, tick: Callable[[], None], stop: Stop, guardian: Guardian
+    ) -> None:
+        self._child = child
+        self._status: int | None = None
+        self._relay = relay
+        self._tick = tick
+        self._stop = stop
+        self._guardian = guardian
+
+    def to_the_end(self, family: Family) -> End:
+        """Wait for the child, end what it leaves behind unless that is meant to stay."""
+        while self._status is None and not self._stop.due():
+            self._listen(TICK_S)
+        killed = self._status is None
+        code = 128 + self._stop.signum if killed else _exit_code(self._status or 0)
+        if code == 0 and not self._stop.signum:
+            return End(0, tuple(self._unguarded()))  # what it left running is meant to run on
+        ended = end(
+            lambda: family.find(spared=self._guardian.pid),
+            0 if killed else self._stop.grace_s,
+            settle_s=0 if killed else SETTLE_S,
+            pause=self._pause,
+        )
+        if self._status is None:
+            os.kill(self._child, signal.SIGKILL)  # where there is no /proc to find it in
+        return End(code, (*self._unguarded(), *_told(ended, killed, self._stop)))
+
+    def _listen(self, limit_s: float) -> None:
+        """Wait so long for a signal at most, and do what it asks for."""
+        self._reap()
+        info = signal.sigtimedwait(WATCHED, limit_s)
         if info is None:
-            hooks.tick()
+            self._tick()
         elif info.si_signo == signal.SIGWINCH:
-            relay.resize()
-        elif info.si_signo != signal.SIGCHLD and info.si_code != SI_KERNEL:
-            hooks.heard(info.si_signo)
-            os.kill(child, info.si_signo)
+            self._relay.resize()
+        elif info.si_signo != signal.SIGCHLD:
+            self._stop.hear(info.si_signo)
+            if info.si_code != SI_KERNEL and self._status is None:
+                os.kill(self._child, info.si_signo)
+        self._reap()
+
+    def _pause(self, limit_s: float) -> bool:
+        self._listen(limit_s)
+        return self._stop.now
+
+    def _reap(self) -> None:
+        """Take all that ended off the kernel's list, those that were adopted included."""
+        with suppress(ChildProcessError):
+            while True:
+                ended, status = os.waitpid(-1, os.WNOHANG)
+                if not ended:
+                    return
+                if ended == self._child:
+                    self._status = status
+                elif ended == self._guardian.pid:
+                    self._guardian.start()
+
+    def _unguarded(self) -> Iterator[str]:
+        if self._guardian.failure:
+            yield (
+                "nothing would have ended this run if its launcher had been killed: "
+                f"{self._guardian.failure}"
+            )
+
+
+def _exit_code(status: int) -> int:
+    code = os.waitstatus_to_exitcode(status)
+    return code if code >= 0 else 128 - code
+
+
+def _told(ended: Ended, killed: bool, stop: Stop) -> Iterator[str]:
+    if killed:
+        name = signal.Signals(stop.signum).name
+        when = "at the second ctrl-C" if stop.now else f"{stop.grace_s:g} s after {name}"
+        # None where the terminal's second SIGINT ended torchrun's agent, and it its workers, first.
+        hard = f", and killed: {named(ended.killed)}" if ended.killed else ""
+        yield f"still running {when}{hard}"
+    elif ended.ended:
+        yield f"ended what the script left running: {named(ended.ended)}"
+    if ended.left:
+        yield f"could not end {named(ended.left)}"

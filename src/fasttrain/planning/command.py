@@ -57,10 +57,11 @@ def _rendezvous(processes: Processes, run_id: str) -> tuple[str, ...]:
             f"--master-addr={processes.master_addr}",
             f"--master-port={processes.master_port}",
         )
-    # Port 0 lets the store take a free one, so that two jobs on one node don't meet; the local
-    # address keeps the host's name, which may not resolve, out of it.
+    # The agent's own, which binds to loopback; with a torch that can't, the agent takes c10d. Port
+    # 0 lets the store take a free one, so that two jobs on one node don't meet; the local address
+    # keeps the host's name, which may not resolve, out of it.
     return (
-        "--rdzv-backend=c10d",
+        "--rdzv-backend=loopback",
         "--rdzv-endpoint=127.0.0.1:0",
         f"--rdzv-id={run_id}",
         "--local-addr=127.0.0.1",

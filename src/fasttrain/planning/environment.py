@@ -146,6 +146,18 @@ def _loopback(draft: Draft) -> Iterator[_Wish]:
     if processes.max_nodes == 1 and processes.world_size > 1:
         reason = "the ranks of one node meet on loopback, where nobody else can"
         yield _Wish("GLOO_SOCKET_IFNAME", "lo", reason, BUILT_IN)
+        if VENDORS[draft.kind.value].collectives == "nccl":
+            # NCCL and RCCL take loopback only where there is nothing else, or if it is named.
+            # Source: docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html, NCCL_SOCKET_IFNAME
+            yield _Wish("NCCL_SOCKET_IFNAME", "lo", reason, BUILT_IN)
+
+
+def _shutdown(draft: Draft) -> Iterator[_Wish]:
+    setting, backend = draft.settings.shutdown_timeout, draft.processes.value.backend
+    if backend == "torchrun" and setting.source.kind is not SourceKind.DEFAULT:
+        reason = "torchrun's agent gives its workers as long as the launcher gives all of the run"
+        name = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
+        yield _Wish(name, str(setting.value), reason, setting.source, forced=True)
 
 
 def _hashing(draft: Draft) -> Iterator[_Wish]:
@@ -185,6 +197,7 @@ _PARTS = (
     _precision,
     _threads,
     _loopback,
+    _shutdown,
     _hashing,
     _cache,
     _debug,

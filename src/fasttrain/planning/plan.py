@@ -36,6 +36,7 @@ def make_plan(settings: Settings, machine: Machine, invocation: Invocation) -> L
         environment=compose(draft),
         levers=draft.levers,
         argv=command(draft),
+        shutdown_timeout_s=settings.shutdown_timeout.value,
         show_ranks=decide_show_ranks(settings.show_ranks, draft.processes.value),
         max_steps=settings.max_steps.value,
         strict=settings.strict.value,

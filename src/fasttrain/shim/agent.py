@@ -26,7 +26,7 @@ def main(argv: list[str]) -> int:
     from torch.distributed.run import parse_args, run
 
     try:
-        run(parse_args(argv))  # type: ignore[no-untyped-call]
+        run(parse_args(_as_can_be_had(argv)))  # type: ignore[no-untyped-call]
     except SignalException as error:
         return 128 + error.sigval
     except ChildFailedError as error:
@@ -36,6 +36,22 @@ def main(argv: list[str]) -> int:
         print(f"fasttrain: rank {rank} failed first, with {ended}", file=sys.stderr)  # noqa: T201
         return code
     return 0
+
+
+def _as_can_be_had(argv: list[str]) -> list[str]:
+    """Give torchrun's arguments, without the rendezvous of ours if this torch can't have it."""
+    from fasttrain.shim import loopback
+
+    ours = f"--rdzv-backend={loopback.BACKEND}"
+    if ours not in argv[: argv.index("--")] or loopback.offer():
+        return argv
+    print(  # noqa: T201
+        "fasttrain: warning: the store of this torch listens on all interfaces; newer ones can be"
+        " bound to loopback",
+        file=sys.stderr,
+    )
+    at = argv.index(ours)
+    return [*argv[:at], "--rdzv-backend=c10d", *argv[at + 1 :]]
 
 
 def _pass_on(signum: int, _frame: Any) -> None:

@@ -208,6 +208,7 @@ class LaunchPlan:
         environment: Every variable that differs from the user's environment or was kept on purpose.
         levers: Changes in the worker.
         argv: The exact command, program first.
+        shutdown_timeout_s: Seconds that a run has to end in, once a signal asked for it.
         show_ranks: Ranks whose output is shown live; None for all.
         max_steps: Optimizer steps after which the run stops; None for as many as the script does.
         strict: Whether a lever that was asked for and did not take effect fails the run.
@@ -226,6 +227,7 @@ class LaunchPlan:
     environment: tuple[EnvVar, ...]
     levers: Levers
     argv: tuple[str, ...]
+    shutdown_timeout_s: int
     show_ranks: tuple[int, ...] | None = (0,)
     max_steps: int | None = None
     strict: bool = False

@@ -124,6 +124,10 @@ class Settings:
         "0", "Ranks whose output is shown live: all | 0,3", panel=PROCESSES, metavar="RANKS"
     )
 
+    shutdown_timeout: Setting[int] = option(
+        30, "Seconds to save in after ctrl-C, SIGTERM or SIGHUP, before SIGKILL", panel=RUN,
+        metavar="S", minimum=0,
+    )  # fmt: skip
     debug: Setting[bool] = option(False, "Blocking launches and torch's debug switches", panel=RUN)
     env: Setting[tuple[str, ...]] = option(
         (), "Environment variable for the script; repeatable", panel=RUN, metavar="NAME=VALUE"

@@ -7,7 +7,7 @@ import pytest
 
 from fasttrain.cli import progress
 from fasttrain.cli.progress import CLEAR_LINE, ProgressDisplay, choose_display
-from fasttrain.launch.display import PlainDisplay
+from fasttrain.launch.display import PlainDisplay, QuietDisplay
 
 EVENT = {"step": 1200, "step_s": 0.0123, "samples_per_s": 3456.4, "memory_bytes": 1 << 30}
 LINE = b"fasttrain  step 1,200  12.3 ms/step  3,456 samples/s  1 GiB"
@@ -88,7 +88,7 @@ def test_nothing_is_drawn_after_the_end(screen: Screen) -> None:
 
 @pytest.mark.parametrize(
     ("terminal", "quiet", "kind"),
-    [(True, False, ProgressDisplay), (True, True, PlainDisplay), (False, False, PlainDisplay)],
+    [(True, False, ProgressDisplay), (True, True, QuietDisplay), (False, False, PlainDisplay)],
 )
 def test_choice(monkeypatch: pytest.MonkeyPatch, terminal: bool, quiet: bool, kind: type) -> None:
     monkeypatch.setattr("sys.stderr.isatty", lambda: terminal)

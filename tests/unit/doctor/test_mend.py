@@ -44,5 +44,5 @@ def test_what_was_ended_is_counted(monkeypatch: pytest.MonkeyPatch, count: int, 
         runs = {process.pid: RunProcess("/runs/a", orphan=True) for process in started}
         monkeypatch.setattr(mend, "find_run_processes", lambda _: runs)
         said = mend.end_orphans(SEEN)
-        assert said == told + ", ".join(str(process.pid) for process in started)
+        assert said == told + ", ".join(f"python (pid {process.pid})" for process in started)
         assert not any(psutil.pid_exists(process.pid) for process in started)

@@ -184,7 +184,7 @@ def test_processes_closed_to_us_are_skipped(folder: Path, monkeypatch: pytest.Mo
         raise psutil.AccessDenied(process.pid)
 
     with running(*worker(folder)):
-        monkeypatch.setattr(psutil.Process, "environ", refuse)
+        monkeypatch.setattr(psutil.Process, "cmdline", refuse)
         assert find_run_processes(folder) == {}
         monkeypatch.setattr(psutil.Process, "uids", refuse)
         assert find_run_processes(folder) == {}

@@ -25,7 +25,7 @@ def test_a_command_is_started_without_the_shim(make):
 def test_several_on_one_node_meet_on_a_free_port_of_loopback(make):
     assert make.plan(make.gpus(4), gpus="0,3").argv == (
         *AGENT, "--nnodes=1", "--nproc-per-node=2",
-        "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--rdzv-id=r1",
+        "--rdzv-backend=loopback", "--rdzv-endpoint=127.0.0.1:0", "--rdzv-id=r1",
         "--local-addr=127.0.0.1", "--max-restarts=0", "--no-python", "--", *WORKER,
     )  # fmt: skip
 

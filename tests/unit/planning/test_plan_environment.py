@@ -129,3 +129,26 @@ def test_a_run_on_the_cpu_hides_the_gpus_from_the_script(make):
 def test_the_mark_of_the_run_cannot_be_set(make):
     error = make.refused(make.machine(), env=("FASTTRAIN_RUN_ID=other",))
     assert (error.slug, error.exit_code) == ("env-reserved", 78)
+
+
+def test_ranks_of_one_node_stay_on_loopback(make):
+    for like, names in (
+        (make.h100, ["GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"]),
+        (make.rocm, ["GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"]),
+        (make.npu, ["GLOO_SOCKET_IFNAME"]),
+    ):
+        plan = make.plan(make.gpus(2, like), gpus="all")
+        assert [n for n in _names(plan) if n.endswith("_SOCKET_IFNAME")] == names
+        assert {make.variable(plan, name).value for name in names} == {"lo"}
+    nodes = {"nodes": "2", "node_rank": 0, "master_addr": "head"}
+    plan = make.plan(make.gpus(2), gpus="all", **nodes)
+    assert not [name for name in _names(plan) if name.endswith("_SOCKET_IFNAME")]
+
+
+def test_the_agent_gives_as_much_time_as_was_asked_for(make):
+    name = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
+    plan = make.plan(make.machine(), {name: "5"}, nproc_per_node=2, shutdown_timeout=7)
+    assert (make.variable(plan, name).value, plan.shutdown_timeout_s) == ("7", 7)
+    for options in ({"shutdown_timeout": 7}, {"nproc_per_node": 2}):
+        assert name not in _names(make.plan(make.machine(), **options))
+    assert make.plan(make.machine()).shutdown_timeout_s == 30

@@ -48,7 +48,7 @@ def plan(run_dir: Path, source: Source = FLAG, **choices: Any) -> LaunchPlan:
         fasttrain_version="0", run_id="test", run_dir=str(run_dir),
         target=Target("script", "train.py"), cwd=str(run_dir),
         device_kind=decide("cpu"), devices=decide(()), processes=decide(Processes("direct")),
-        environment=(), levers=levers, argv=("python",),
+        environment=(), levers=levers, argv=("python",), shutdown_timeout_s=30,
         max_steps=chosen["max_steps"], strict=chosen["strict"],
     )  # fmt: skip
 

@@ -1,0 +1,69 @@
+"""The runs of this user on this machine, also those whose launcher is dead."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+from fasttrain.hardware.orphans import RunProcess, as_device_process, find_run_processes
+from fasttrain.processes.table import mark_of, of_run
+from fasttrain.spec.local_run import LocalRun, RunState
+
+
+def find_runs(run_root: Path, held_bytes: Mapping[int, int], receipt: str) -> tuple[LocalRun, ...]:
+    """Give the runs, the oldest first; found by the mark in the environment of their processes.
+
+    Args:
+        run_root: Where run directories are made.
+        held_bytes: Device memory by process.
+        receipt: Name of the file that a run leaves at its end.
+    """
+    known = find_run_processes(run_root)
+    names = {mark for pid in known if (mark := mark_of(pid))}
+    runs = [_run(name, known, held_bytes, run_root, receipt) for name in names]
+    return tuple(sorted((run for run in runs if run.processes), key=lambda run: run.started_s))
+
+
+def _run(
+    name: str,
+    known: Mapping[int, RunProcess],
+    held_bytes: Mapping[int, int],
+    run_root: Path,
+    receipt: str,
+) -> LocalRun:
+    pids = sorted(of_run(name))
+    told = (as_device_process(pid, held_bytes.get(pid, 0), known) for pid in pids)
+    run_dir = _directory(name, [known[pid].run for pid in pids if pid in known], pids, run_root)
+    led = any(not known[pid].orphan for pid in pids if pid in known)
+    state: RunState = "running" if led else "orphaned"
+    if not led and run_dir and Path(run_dir, receipt).is_file():
+        state = "finished"
+    return LocalRun(
+        run_id=name,
+        state=state,
+        started_s=min((_started_s(pid) for pid in pids), default=0.0),
+        processes=tuple(process for process in told if process.pid),
+        run_dir=run_dir,
+    )
+
+
+def _directory(name: str, told: list[str], pids: list[int], run_root: Path) -> str:
+    """Give the run directory: from a worker's command line, or as the default for some process."""
+    for run in told:
+        if Path(run).is_absolute():
+            return run
+    for pid in pids:
+        with suppress(psutil.Error):
+            default = Path(psutil.Process(pid).cwd(), run_root.name, name)
+            if default.is_dir():
+                return str(default)
+    return ""
+
+
+def _started_s(pid: int) -> float:
+    with suppress(psutil.Error):
+        return psutil.Process(pid).create_time()
+    return float("inf")  # it has ended, and says nothing of the others

@@ -1,0 +1,153 @@
+"""The processes of this machine as /proc shows them, and which of them are of a run."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from fasttrain.spec.places import RUN_MARK
+
+_DEAD = ("Z", "X")
+
+
+class Process(NamedTuple):
+    """One process; no other one ever has both its number and its start.
+
+    Attributes:
+        pid: Its number.
+        parent: That of its parent.
+        started_ticks: When it started, in clock ticks since the machine did.
+    """
+
+    pid: int
+    parent: int
+    started_ticks: int
+
+
+Table = dict[int, Process]
+
+
+def table() -> Table:
+    """Give the live processes by their numbers, zombies left out; none where there is no /proc."""
+    with suppress(FileNotFoundError):
+        names = [path.name for path in Path("/proc").iterdir()]
+        found = (look_up(int(name)) for name in names if name.isdecimal())
+        return {process.pid: process for process in found if process}
+    return {}
+
+
+def look_up(pid: int) -> Process | None:
+    """Give a process by its number; None if there is none any more."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:  # ProcessLookupError where it ended while it was read
+        return None
+    # The name in parentheses may hold spaces and parentheses too. Source: proc(5), /proc/pid/stat
+    state, parent, *rest = stat[stat.rindex(")") + 1 :].split()
+    return None if state in _DEAD else Process(pid, int(parent), int(rest[17]))
+
+
+def alive(processes: Iterable[Process]) -> Table:
+    """Give those processes that haven't ended."""
+    found = ((process, look_up(process.pid)) for process in processes)
+    return {
+        now.pid: now for process, now in found if now and now.started_ticks == process.started_ticks
+    }
+
+
+def mark_of(pid: int) -> str:
+    """Give the name of the run that a process carries; empty if none, or if it is closed to us."""
+    try:
+        content = Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return ""
+    start = f"{RUN_MARK}=".encode()
+    entries = (entry for entry in content.split(b"\0") if entry.startswith(start))
+    return os.fsdecode(next(entries, b"").removeprefix(start))
+
+
+def is_own(pid: int) -> bool:
+    """Whether a process is this user's; root may look into those of others."""
+    try:
+        return Path(f"/proc/{pid}").stat().st_uid == os.geteuid()
+    except OSError:
+        return False
+
+
+def marks(processes: Iterable[int]) -> dict[int, str]:
+    """Give the names of runs by process, for those of this user's that carry one."""
+    found = {pid: mark_of(pid) for pid in processes if is_own(pid)}
+    return {pid: mark for pid, mark in found.items() if mark}
+
+
+def descendants(roots: Iterable[int], processes: Mapping[int, Process]) -> Table:
+    """Give the children of processes, their children and so on, without the processes."""
+    children: dict[int, list[Process]] = {}
+    for process in processes.values():
+        children.setdefault(process.parent, []).append(process)
+    found: Table = {}
+    left = [child for root in roots for child in children.get(root, ())]
+    while left:
+        process = left.pop()
+        if process.pid not in found:
+            found[process.pid] = process
+            left += children.get(process.pid, ())
+    return found
+
+
+def ancestors(pid: int, processes: Mapping[int, Process]) -> set[int]:
+    """Give a process and those above it."""
+    found: set[int] = set()
+    while pid in processes and pid not in found:
+        found.add(pid)
+        pid = processes[pid].parent
+    return found
+
+
+def of_run(run_id: str) -> Table:
+    """Give this user's processes with the mark of a run, and all that they started.
+
+    What they started counts because a program may have cleared its environment, or have written its
+    title over it. Left out are this process and those above it.
+    """
+    processes = table()
+    roots = {pid for pid, mark in marks(processes).items() if mark == run_id}
+    found = {pid: processes[pid] for pid in roots} | descendants(roots, processes)
+    return {pid: found[pid] for pid in found.keys() - ancestors(os.getpid(), processes)}
+
+
+def command_of(pid: int) -> str:
+    """Give the program that a process runs, such as ``python``; empty if it has ended."""
+    try:
+        argv = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        # A title that a program gave itself is one word with spaces.
+        words = os.fsdecode(argv[0]).split()
+        # One that is about to end has given its memory back, and kept its short name.
+        return Path(words[0]).name if words else Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""
+
+
+def send(process: Process, signum: signal.Signals) -> None:
+    """Send a signal to a process, and never to another one that has got its number since.
+
+    A process that has ended meanwhile, or is closed to us, gets none.
+    """
+    with suppress(ProcessLookupError, PermissionError):
+        try:
+            descriptor = os.pidfd_open(process.pid)
+        except OSError:  # a kernel before 5.3, or the process has ended
+            if look_up(process.pid) == process:
+                os.kill(process.pid, signum)
+            return
+        try:
+            # In this order: whatever the number stands for later, the descriptor is of this one.
+            found = look_up(process.pid)
+            if found and found.started_ticks == process.started_ticks:
+                signal.pidfd_send_signal(descriptor, signum)
+        finally:
+            os.close(descriptor)

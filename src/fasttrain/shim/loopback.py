@@ -1,0 +1,93 @@
+"""The rendezvous of a run on one node, at a store that listens on the loopback interface alone.
+
+torchrun's own stores listen on all interfaces, whatever their endpoint: anybody who reaches the
+machine could read and write what the ranks tell each other.
+"""
+
+from __future__ import annotations
+
+import socket
+from datetime import timedelta
+from typing import Any
+
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+from torch.distributed.elastic import rendezvous
+
+BACKEND = "loopback"
+HOST = "127.0.0.1"
+TIMEOUT_S = 600  # for a worker that asks for a key. Source: static_tcp_rendezvous.py of torch 2.13
+
+
+class Loopback(rendezvous.RendezvousHandler):
+    """The only node of a run, and its store, which the workers share."""
+
+    def __init__(self, run_id: str) -> None:
+        listener = socket.socket()
+        listener.bind((HOST, 0))
+        listener.listen()
+        self._run_id = run_id
+        self._round = 0
+        self._port = listener.getsockname()[1]
+        self._store = TCPStore(
+            HOST,
+            self._port,
+            is_master=True,
+            timeout=timedelta(seconds=TIMEOUT_S),
+            wait_for_workers=False,
+            master_listen_fd=listener.detach(),
+        )
+
+    def get_backend(self) -> str:
+        """Give its name."""
+        return BACKEND
+
+    @property
+    def use_agent_store(self) -> bool:
+        """Whether rank 0 is a client of the store as well, and opens none."""
+        return True
+
+    def next_rendezvous(self) -> Any:
+        """Give the store and where the workers find it."""
+        self._round += 1  # a group that was restarted must not meet what the one before has left
+        return rendezvous.RendezvousInfo(
+            PrefixStore(f"{self._run_id}/{self._round}", self._store),
+            0,
+            1,
+            rendezvous.RendezvousStoreInfo(HOST, self._port),
+        )
+
+    def is_closed(self) -> bool:
+        """Nobody else is there to close it."""
+        return False
+
+    def set_closed(self) -> None:
+        """Nobody else is there to be told."""
+
+    def num_nodes_waiting(self) -> int:
+        """Nobody else can join."""
+        return 0
+
+    def get_run_id(self) -> str:
+        """Give the name of the run."""
+        return self._run_id
+
+    def shutdown(self) -> bool:
+        """Nothing is open that doesn't end with the agent."""
+        return True
+
+
+def offer() -> bool:
+    """Offer this rendezvous to torchrun; False with a torch that can't have it.
+
+    It takes a rendezvous that can tell of its store, and a store on a socket of the caller's.
+    """
+    if not hasattr(rendezvous, "RendezvousInfo"):
+        return False
+    if "master_listen_fd" not in (TCPStore.__init__.__doc__ or ""):
+        return False
+    rendezvous.rendezvous_handler_registry.register(BACKEND, _create)
+    return True
+
+
+def _create(parameters: Any) -> Loopback:
+    return Loopback(parameters.run_id)

@@ -1,0 +1,65 @@
+"""Nobody but this machine can reach what the ranks of one node tell each other."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+TWO = ("--nproc-per-node", "2", "--device", "cpu")
+HOLD = """
+os.mkdir(f"met-{os.getpid()}")  # an injected rank that isn't the first opens no file for writing
+while not os.path.exists("go"):
+    time.sleep(0.02)
+"""
+OWN = f"""
+import os, time, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+dist.all_reduce(torch.ones(1))
+{HOLD}
+dist.destroy_process_group()
+"""
+PLAIN = f"""
+import os, time, torch
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(3):
+    model(torch.ones(4, 2)).sum().backward()
+    optimizer.step()
+{HOLD}
+"""
+AGAIN = f"""
+import os, sys
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    sys.exit(1)
+{OWN}
+"""
+
+
+def listening(pid: int) -> list[str]:
+    """Give the addresses on which a process and its descendants take connections."""
+    family = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
+    connections = [one for process in family for one in process.net_connections("all")]
+    return [one.laddr.ip for one in connections if one.status == psutil.CONN_LISTEN]
+
+
+@pytest.mark.parametrize(
+    ("text", "options"),
+    [(PLAIN, ()), (AGAIN, ("--max-restarts", "1"))],
+    ids=["injected", "own group, restarted"],
+)
+def test_ranks_of_one_node_listen_on_loopback_alone(
+    fasttrain: Any, script: Any, until: Any, tmp_path: Path, text: str, options: tuple[str, ...]
+) -> None:
+    process = fasttrain.start("run", script(text), *TWO, *options, stdout=subprocess.DEVNULL)
+    try:
+        until(lambda: len(list(tmp_path.glob("met-*"))) == 2)
+        addresses = listening(process.pid)
+    finally:
+        (tmp_path / "go").touch()
+        code = process.wait(30)
+    assert code == 0
+    assert set(addresses) == {"127.0.0.1"}  # the store's at least
