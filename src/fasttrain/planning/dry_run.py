@@ -6,9 +6,10 @@ from collections.abc import Iterator, Mapping
 from shlex import quote
 
 from fasttrain.planning.explain import lever_rows
-from fasttrain.planning.secrets import MASK, is_secret_name, mask_plan
+from fasttrain.planning.secrets import mask_plan
 from fasttrain.spec.codec import dumps
 from fasttrain.spec.plan import PLAN_FILE, EnvVar, LaunchPlan
+from fasttrain.spec.secrets import MASK, is_secret_name
 
 _END = "FASTTRAIN_PLAN"
 
