@@ -34,6 +34,7 @@ def _agent(draft: Draft) -> tuple[str, ...]:
     return (
         draft.invocation.python,
         draft.invocation.agent,
+        plan_path(draft.invocation),
         f"--nnodes={nodes}",
         f"--nproc-per-node={processes.nproc_per_node}",
         *_rendezvous(processes, draft.invocation.run_id),

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from fasttrain.shim import parent, rank_variables, streams
 from fasttrain.shim.ending import ended_well
+from fasttrain.shim.failure import recorder, watch_faults
 from fasttrain.shim.import_hook import after_torch
 from fasttrain.shim.script import run_target
 from fasttrain.spec.codec import loads
@@ -27,10 +28,12 @@ def main(argv: list[str]) -> None:
     rank = 0 if plan.processes.value.backend == "direct" else int(os.environ["RANK"])
     parent.die_with_launcher()
     streams.redirect_hidden_rank(plan, rank)
+    watch_faults(plan.run_dir, rank)
+    failed = recorder(plan.run_dir, rank)
     pid = os.getpid()
     _be_alone(plan)
     after_torch(lambda: _install(plan, rank, started_s, pid))
-    run_target(kind, name, args, ended_well)
+    run_target(kind, name, args, ended_well, failed)
 
 
 def _be_alone(plan: LaunchPlan) -> None:
