@@ -9,13 +9,18 @@ from pathlib import Path
 from fasttrain.launch.merge_reports import merged
 from fasttrain.launch.run_dir import RECEIPT_FILE, write_private
 from fasttrain.spec.codec import CodecError, dumps, loads
+from fasttrain.spec.crash import Crash
 from fasttrain.spec.errors import ExitCode, FasttrainError
 from fasttrain.spec.outcome import Outcome, RankReport, Receipt, State
 from fasttrain.spec.plan import LaunchPlan
 
 
 def gather(
-    plan: LaunchPlan, exit_code: int, wall_s: float, warnings: tuple[str, ...] = ()
+    plan: LaunchPlan,
+    exit_code: int,
+    wall_s: float,
+    warnings: tuple[str, ...] = (),
+    crash: Crash | None = None,
 ) -> Receipt:
     """Read every rank's report and write receipt.json.
 
@@ -24,6 +29,7 @@ def gather(
         exit_code: The script's exit code, or 128 + signal.
         wall_s: Seconds that the run took.
         warnings: What the launcher saw go wrong.
+        crash: Why the run failed, if it did.
     """
     run_dir = Path(plan.run_dir)
     reports, problems = _read_reports(run_dir)
@@ -39,6 +45,7 @@ def gather(
         unmet=missed,
         warnings=(*plan.warnings, *warnings, *problems),
         hints=plan.hints,
+        crash=crash,
     )
     write_private(run_dir / RECEIPT_FILE, dumps(receipt))
     return receipt

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 
+from fasttrain.launch.crash import Scene, investigate
 from fasttrain.launch.display import Display
 from fasttrain.launch.follow import EventTail, RankTails
 from fasttrain.launch.preflight import check_port, find_program
@@ -13,12 +14,17 @@ from fasttrain.launch.receipts import gather
 from fasttrain.launch.relay import Relay
 from fasttrain.launch.run_dir import create
 from fasttrain.launch.supervise import supervise
+from fasttrain.spec.crash import Surroundings
 from fasttrain.spec.outcome import Receipt
 from fasttrain.spec.plan import EnvVar, LaunchPlan
 
 
 def start(
-    plan: LaunchPlan, masked: LaunchPlan, environ: Mapping[str, str], display: Display
+    plan: LaunchPlan,
+    masked: LaunchPlan,
+    environ: Mapping[str, str],
+    display: Display,
+    look_around: Callable[[], Surroundings] = Surroundings,
 ) -> Receipt:
     """Start this node's processes, stay with them, and give the receipt.
 
@@ -27,6 +33,7 @@ def start(
         masked: The same without secrets; all that is written to disk comes from it.
         environ: The environment as the user has it.
         display: Shows the output of the script and the progress.
+        look_around: Looks at the machine's memory, before the run and behind it.
 
     Raises:
         FasttrainError: Nothing could be started.
@@ -45,7 +52,7 @@ def start(
         if event := events.latest():
             display.progress(event)
 
-    started_s = time.monotonic()
+    before, started_s = look_around(), time.monotonic()
     try:
         exit_code = supervise(program, plan.argv, environment, relay, tick)
     finally:
@@ -54,8 +61,14 @@ def start(
             display.write(1, line)
         display.close()
     wall_s = time.monotonic() - started_s
+    shown = frozenset(rank for rank in _local_ranks(plan) if _shows(plan, rank))
+    crash, unread = investigate(
+        Scene(plan, masked, environ, exit_code, before, look_around(), shown)
+    )
     lost = f"the log in {run_dir} is not whole: {relay.log_error}"
-    return gather(masked, exit_code, wall_s, (lost,) if relay.log_error else ())
+    warnings = ((lost,) if relay.log_error else ()) + unread
+    # torchrun tells the first to fail by whole seconds; here, the ranks' own clocks do.
+    return gather(masked, crash.exit_code if crash else exit_code, wall_s, warnings, crash)
 
 
 def compose(environ: Mapping[str, str], changes: tuple[EnvVar, ...]) -> dict[str, str]:
@@ -72,6 +85,14 @@ def compose(environ: Mapping[str, str], changes: tuple[EnvVar, ...]) -> dict[str
 def _first_rank(plan: LaunchPlan) -> int:
     processes = plan.processes.value
     return processes.node_rank * processes.nproc_per_node
+
+
+def _local_ranks(plan: LaunchPlan) -> range:
+    """Give the ranks of this node; in an elastic run, all that may be here."""
+    processes = plan.processes.value
+    first = _first_rank(plan)
+    count = processes.world_size if processes.rdzv_endpoint else processes.nproc_per_node
+    return range(first, first + count)
 
 
 def _shows(plan: LaunchPlan, rank: int) -> bool:
