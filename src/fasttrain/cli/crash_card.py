@@ -52,13 +52,14 @@ def _lines(crash: Crash, run_dir: str, width: int, *, brief: bool) -> Iterator[T
         yield from (Text(_cut(f"  {_call(frame)}", width)) for frame in frames)
     if not brief and not crash.shown:
         yield from map(Text, _fitted("  ", crash.error, width, ERROR_LINES))
-    yield from _entry("why", crash.why, width)
-    yield from _entry("fix", crash.fix, width)
+    most = 1 if brief else ENTRY_LINES
+    yield from _entry("why", crash.why, width, most)
+    yield from _entry("fix", crash.fix, width, most)
     if brief:
         return
-    yield from _entry("also", crash.others, width)
+    yield from _entry("also", crash.others, width, most)
     if crash.log_file and not crash.shown:
-        yield from _entry("log", f"{near(run_dir)}/{crash.log_file}", width)
+        yield from _entry("log", f"{near(run_dir)}/{crash.log_file}", width, most)
         yield from (Text(_cut(f"    | {line}", width), style="dim") for line in crash.log)
 
 
@@ -74,8 +75,8 @@ def _call(frame: Frame) -> str:
     return f"{where}: {frame.source}" if frame.source else where
 
 
-def _entry(label: str, text: str, width: int) -> Iterator[Text]:
-    for index, line in enumerate(_fitted("       ", text, width, ENTRY_LINES)):
+def _entry(label: str, text: str, width: int, most: int) -> Iterator[Text]:
+    for index, line in enumerate(_fitted("       ", text, width, most)):
         told = Text(f"  {label}: " if not index else "       ", style="bold")
         yield told.append(line.lstrip(), style="")
 

@@ -27,14 +27,16 @@ def memory_limit_bytes(host: Host) -> int | None:
 
 
 def oom_kills(host: Host) -> int | None:
-    """Give how many processes of these groups the kernel has killed for memory; None if unknown.
+    """Give a count that rises when the kernel kills for the memory limit of one of these groups.
+
+    None where the kernel doesn't tell. In version 2 a group counts those below it as well.
 
     Source: Documentation/admin-guide/cgroup-v2.rst, memory.events, and cgroup-v1/memory.rst,
     memory.oom_control, of Linux 6.12.
     """
     counts = [
         int(words[1])
-        for folder in _folders(host, "memory")
+        for folder in dict.fromkeys(_folders(host, "memory"))
         for name in ("memory.events", "memory.oom_control")
         for line in host.read(f"{folder}/{name}").splitlines()
         if (words := line.split())[:1] == ["oom_kill"]

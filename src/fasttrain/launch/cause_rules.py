@@ -18,6 +18,8 @@ LAST_WORDS = 60  # lines: a C++ stack stands behind the error itself
 UNKNOWN = "an unknown amount"
 # Wrappers whose message holds the traceback of another process.
 _WRAPPERS = re.compile(r"Original Traceback|terminated with the following error:")
+# Source: torch 2.13, torch/utils/data/dataloader.py, _try_get_data
+_LOADER_ENDED = re.compile(r"^DataLoader worker \(pid\(s\) [\d, ]+\) exited unexpectedly$")
 _DIED_OF_KILL = re.compile(r"killed by signal: Killed|terminated with signal SIGKILL")
 _NO_MEMORY = re.compile(r"DefaultCPUAllocator: .*?(?P<wanted>\d+) bytes|std::bad_alloc")
 _KEPT = re.compile(r"error: (?P<what>.*)\n  why: (?P<why>.*)\n  fix: (?P<fix>.*?)\s+\[")
@@ -76,10 +78,13 @@ class Case:
     def each(self) -> Iterator[Case]:
         """Give a case for each exception, the telling one first, or this one without any."""
         told = [inner for raised in self.raised for inner in _unwrapped(raised)]
-        if len(told) > 1 and told[0].name == "SystemExit":
-            told = told[1:]  # `except Exception: ...; sys.exit(1)`
+        while len(told) > 1 and _passes_on(told[0]):
+            told = told[1:]
         for raised in told:
-            yield replace(self, raised=(raised,))
+            # One that was caught inside of a library has no call of the user's in its traceback.
+            own = any(frame.own for frame in raised.frames)
+            frames = raised.frames if own else self.raised[0].frames
+            yield replace(self, raised=(replace(raised, frames=frames),))
         if not told:
             yield self
 
@@ -87,6 +92,12 @@ class Case:
         """Give ``file:line`` of the innermost call in the user's code, or where it is known."""
         own = [frame for frame in self.frames if frame.own] or list(self.frames)
         return f"{Path(own[-1].file).name}:{own[-1].line}" if own else "the last line of its log"
+
+
+def _passes_on(raised: Raised) -> bool:
+    """Whether it only says that something ended, and what led to it says why."""
+    by_itself = raised.name == "SystemExit"  # `except Exception: ...; sys.exit(1)`
+    return by_itself or bool(_LOADER_ENDED.search(raised.message))
 
 
 def _unwrapped(raised: Raised) -> Iterator[Raised]:
@@ -200,6 +211,7 @@ def _facts(case: Case) -> Facts:
     """Give what any row may name, whether this one does or not."""
     raised = case.raised[0] if case.raised else Raised((), "")
     message = (raised.message.strip().splitlines() or [""])[0]
+    quoted = re.search("'([^']+)'", message)  # in a traceback that was read from a log
     plan, last = case.plan, "".join(last_lines(case.log, 1))
     own = [frame for frame in case.frames if frame.own]
     debug = plan is not None and any(v.name == "CUDA_LAUNCH_BLOCKING" for v in plan.environment)
@@ -207,7 +219,7 @@ def _facts(case: Case) -> Facts:
     return {
         "message": message,
         "kind": raised.name if raised.kinds else "",
-        "subject": raised.subject or "such file or module",
+        "subject": raised.subject or (quoted[1] if quoted else "such file or module"),
         "place": case.place(),
         "source": own[-1].source if own else "",
         "signal": case.signal,

@@ -10,6 +10,7 @@ from enum import IntEnum
 from fasttrain.launch.cause import Cause
 from fasttrain.spec.crash import End, Failure
 
+SHORTEST_GRACE_NS = 1_000_000_000  # an agent gives its workers more time than this to stop
 STOPPING = (-signal.SIGTERM, -signal.SIGKILL)
 
 
@@ -59,10 +60,12 @@ def _standing(end: End, failure: Failure | None, cause: Cause, ends: Sequence[En
     counts more than when. And one that is stopped, may end by an exit code or an exception of its
     own making; those that stop come behind the first end, whichever it was.
     """
+    first_end_ns = min(other.time_ns for other in ends)
     if failure is None:
-        stopped = end.exit_code == -signal.SIGTERM
+        # SIGKILL is for those that don't heed SIGTERM; one that comes at once is not the agent's.
+        killed = end.exit_code == -signal.SIGKILL and end.time_ns - first_end_ns > SHORTEST_GRACE_NS
+        stopped = end.exit_code == -signal.SIGTERM or killed
     else:
-        first_end_ns = min(other.time_ns for other in ends)
         bowed_out = failure.raised[0].name in ("SystemExit", "KeyboardInterrupt")
         stopped = bowed_out and failure.time_ns > first_end_ns
     if stopped:
@@ -82,13 +85,13 @@ def told_of_others(first: Fallen, others: Iterable[Fallen]) -> str:
     parts = []
     for one in others:
         # SIGKILL is what the agent ends those with that don't heed its SIGTERM.
-        if one.standing is Standing.STOPPED or (not one.failure and one.end.exit_code in STOPPING):
+        if one.standing is Standing.STOPPED:
             stopped.append(one.end.rank)
         elif one.standing is Standing.OF_A_PEER:
             consequences.append(one.end.rank)
         else:
             later_s = (one.time_ns - first.time_ns) / 1e9
-            parts.append(f"rank {one.end.rank} failed {later_s:.1f} s later: {one.cause.slug}")
+            parts.append(f"rank {one.end.rank} failed {later_s:.3g} s later: {one.cause.slug}")
     if consequences:
         parts.append(f"{_ranks(consequences)} lost the connection, a consequence")
     if stopped:

@@ -112,8 +112,9 @@ class Surroundings:
     """What of the machine explains a failure; None where the machine doesn't tell.
 
     Attributes:
-        group_oom_kills: Processes that the limit of our control groups has cost so far.
-        machine_oom_kills: Processes of the whole machine that the kernel killed for memory so far.
+        group_oom_kills: A count that rises with each process that the limit of one of our control
+            groups costs.
+        machine_oom_kills: The same for the whole machine, whoever's the processes are.
         memory_limit_bytes: Limit of the control group.
         memory_bytes: Memory of the machine.
         shm_bytes: Size of /dev/shm.
