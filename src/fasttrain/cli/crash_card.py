@@ -27,8 +27,7 @@ def print_crash(crash: Crash, run_dir: str, *, brief: bool = False) -> None:
         brief: Whether it is told in three lines, and not at all where the screen holds the output
             of a single process: under --quiet, that prints what python would print.
     """
-    alone = crash.ranks == 1 and crash.shown
-    if alone and (brief or crash.cause == "refused"):
+    if crash.shown and (crash.cause == "refused" or (brief and crash.ranks == 1)):
         return
     console = stderr_console()
     width = min(console.width, WIDTH)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from fasttrain.launch.cause_rules import Case, Facts
+from fasttrain.launch.case import Case
+from fasttrain.launch.cause_rules import Facts
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,110 +1,21 @@
-"""The rules that the table of causes is made of, and the facts that its words are filled with."""
+"""The rules that the table of causes is made of, and the facts that fill its words."""
 
 from __future__ import annotations
 
 import re
-import signal
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
 from pathlib import Path
 
-from fasttrain.launch.last_words import last_lines, read_traceback
-from fasttrain.spec.crash import Frame, Raised, Surroundings
-from fasttrain.spec.plan import LaunchPlan
+from fasttrain.launch.case import Case
+from fasttrain.launch.last_words import last_lines
+from fasttrain.spec.crash import Frame, Raised
 
 Facts = dict[str, str]
 
-LAST_WORDS = 60  # lines: a C++ stack stands behind the error itself
 UNKNOWN = "an unknown amount"
-# Wrappers whose message holds the traceback of another process.
-_WRAPPERS = re.compile(r"Original Traceback|terminated with the following error:")
-# Source: torch 2.13, torch/utils/data/dataloader.py, _try_get_data
-_LOADER_ENDED = re.compile(r"^DataLoader worker \(pid\(s\) [\d, ]+\) exited unexpectedly$")
 _DIED_OF_KILL = re.compile(r"killed by signal: Killed|terminated with signal SIGKILL")
 _NO_MEMORY = re.compile(r"DefaultCPUAllocator: .*?(?P<wanted>\d+) bytes|std::bad_alloc")
 _KEPT = re.compile(r"error: (?P<what>.*)\n  why: (?P<why>.*)\n  fix: (?P<fix>.*?)\s+\[")
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """All that is known of one rank's end.
-
-    Attributes:
-        exit_code: Its exit code, or minus the signal that it died of.
-        raised: Its exception, followed by those that led to it; empty without one.
-        log: The end of its log.
-        stack: The stack that a fatal signal left.
-        plan: The plan with its secrets masked.
-        before: The machine before the run.
-        after: The machine behind it.
-        peak_bytes: The most memory that a process of the run had, in bytes.
-    """
-
-    exit_code: int
-    raised: tuple[Raised, ...] = ()
-    log: str = ""
-    stack: tuple[Frame, ...] = ()
-    plan: LaunchPlan | None = None
-    before: Surroundings = field(default_factory=Surroundings)
-    after: Surroundings = field(default_factory=Surroundings)
-    peak_bytes: int = 0
-
-    @property
-    def signal(self) -> str:
-        """Name of the signal that it died of; empty for an exit code."""
-        if self.exit_code >= 0:
-            return ""
-        try:
-            return signal.Signals(-self.exit_code).name
-        except ValueError:  # a real-time one
-            return f"signal {-self.exit_code}"
-
-    @property
-    def text(self) -> str:
-        """What there is to search: its message, or what C++ said before it called abort()."""
-        if self.raised:
-            return self.raised[0].message
-        return "\n".join(last_lines(self.log, LAST_WORDS)) if self.signal == "SIGABRT" else ""
-
-    @property
-    def frames(self) -> tuple[Frame, ...]:
-        """The calls that led to its end."""
-        return self.raised[0].frames if self.raised else self.stack
-
-    def telling(self) -> Case:
-        """Give the case of the exception that tells most: not what only passes another one on."""
-        return next(self.each())
-
-    def each(self) -> Iterator[Case]:
-        """Give a case for each exception, the telling one first, or this one without any."""
-        told = [inner for raised in self.raised for inner in _unwrapped(raised)]
-        while len(told) > 1 and _passes_on(told[0]):
-            told = told[1:]
-        for raised in told:
-            # One that was caught inside of a library has no call of the user's in its traceback.
-            own = any(frame.own for frame in raised.frames)
-            frames = raised.frames if own else self.raised[0].frames
-            yield replace(self, raised=(replace(raised, frames=frames),))
-        if not told:
-            yield self
-
-    def place(self) -> str:
-        """Give ``file:line`` of the innermost call in the user's code, or where it is known."""
-        own = [frame for frame in self.frames if frame.own] or list(self.frames)
-        return f"{Path(own[-1].file).name}:{own[-1].line}" if own else "the last line of its log"
-
-
-def _passes_on(raised: Raised) -> bool:
-    """Whether it only says that something ended, and what led to it says why."""
-    by_itself = raised.name == "SystemExit"  # `except Exception: ...; sys.exit(1)`
-    return by_itself or bool(_LOADER_ENDED.search(raised.message))
-
-
-def _unwrapped(raised: Raised) -> Iterator[Raised]:
-    """Give the exception of another process in front of the one that passes it on."""
-    if _WRAPPERS.search(raised.message) and (inner := read_traceback(raised.message)):
-        yield inner
-    yield raised
 
 
 def text(*patterns: str) -> Callable[[Case], Facts | None]:
@@ -116,6 +27,21 @@ def text(*patterns: str) -> Callable[[Case], Facts | None]:
             if found := pattern.search(case.text):
                 return _facts(case) | {k: v for k, v in found.groupdict().items() if v}
         return None
+
+    return rule
+
+
+def of_ranks(*patterns: str) -> Callable[[Case], Facts | None]:
+    """Give a rule: torch.distributed says one of the patterns.
+
+    A download that fails says the same as a rank that lost its peer, but by an OSError.
+    """
+    says_so = text(*patterns)
+
+    def rule(case: Case) -> Facts | None:
+        names = {name.rpartition(".")[2] for raised in case.raised for name in raised.kinds}
+        by_torch = not names or any(name.startswith(("RuntimeError", "Dist")) for name in names)
+        return says_so(case) if by_torch else None
 
     return rule
 

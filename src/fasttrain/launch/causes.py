@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from fasttrain.launch.case import Case
 from fasttrain.launch.cause import Cause
-from fasttrain.launch.cause_rules import Case, Facts, exit_code, other_exception, signalled
+from fasttrain.launch.cause_rules import Facts, exit_code, other_exception, signalled
 from fasttrain.launch.causes_around import AROUND, SHM_FIX
 from fasttrain.launch.causes_inside import INSIDE
 

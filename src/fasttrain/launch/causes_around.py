@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 
 from fasttrain.launch.cause import Cause
-from fasttrain.launch.cause_rules import host_memory, kind, number, own_error, text
+from fasttrain.launch.cause_rules import host_memory, kind, number, of_ranks, own_error, text
 
 SHM_FIX = (
     "give the container more (docker run --shm-size=8g, or --ipc=host), or use fewer workers in the"
@@ -18,7 +18,7 @@ AROUND = (
     # c10d's TCPStore and ProcessGroupNCCL; NVIDIA/nccl#2076.
     Cause(
         "collective-timeout",
-        text(
+        of_ranks(
             r"Watchdog caught collective operation timeout: WorkNCCL\(.*?OpType=(?P<call>\w+)"
             r".*?\) ran for (?P<waited>\d+ milliseconds)",
             r"Timed out waiting (?P<waited>\d+ms) for \w+ operation to complete",
@@ -31,11 +31,11 @@ AROUND = (
     ),
     Cause(
         "peer-lost",
-        text(
+        of_ranks(
             r"Connection (?:closed|reset) by (?:remote )?peer", r"ncclRemoteError",
             r"remote process exited or there was a network error",
             r"Connection was likely closed", r"NCCL communicator was aborted",
-            r"recvValue failed", r"sendBytes failed", r"Broken pipe",
+            r"recvValue failed", r"sendBytes failed",
         ),
         "another rank went away, or the network to it",
         "look for the rank that failed by itself: its log here, or the card of its node",
@@ -43,7 +43,7 @@ AROUND = (
     ),
     Cause(
         "rendezvous-timeout",
-        text(
+        of_ranks(
             r"Timed out after (?P<waited>[\d.]+ \w+) waiting for clients\. (?P<came>[\d/]+)",
             r"wait timeout after (?P<waited>\d+ms)",
         ),
@@ -57,8 +57,8 @@ AROUND = (
         "DistributedDataParallel waits for gradients of parameters that this step didn't use",
         "make it with find_unused_parameters=True, or leave the unused parameters out",
     ),
-    # Memory. Source of the texts: torch 2.0 to 2.13, CUDACachingAllocator.cpp; torch_npu's and
-    # XPU's allocators say the same of their devices.
+    # Memory. Source of the texts: torch 2.0 to 2.13, CUDACachingAllocator.cpp; other devices are
+    # taken to use the same words.
     Cause(
         "device-memory",
         text(

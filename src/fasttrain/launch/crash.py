@@ -10,7 +10,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fasttrain.launch.cause_rules import Case, Facts
+from fasttrain.launch.case import Case
+from fasttrain.launch.cause_rules import Facts
 from fasttrain.launch.causes import find_cause
 from fasttrain.launch.first_failure import STOPPING, Fallen, fall, in_order, told_of_others
 from fasttrain.launch.last_words import (

@@ -61,14 +61,12 @@ def start(
             display.write(1, line)
         display.close()
     wall_s = time.monotonic() - started_s
-    shown = frozenset(rank for rank in _local_ranks(plan) if _shows(plan, rank))
-    crash, unread = investigate(
-        Scene(plan, masked, environ, exit_code, before, look_around(), shown)
-    )
-    lost = f"the log in {run_dir} is not whole: {relay.log_error}"
-    warnings = ((lost,) if relay.log_error else ()) + unread
+    scene = Scene(plan, masked, environ, exit_code, before, look_around(), _shown_ranks(plan))
+    crash, unread = investigate(scene)
+    if relay.log_error:
+        unread += (f"the log in {run_dir} is not whole: {relay.log_error}",)
     # torchrun tells the first to fail by whole seconds; here, the ranks' own clocks do.
-    return gather(masked, crash.exit_code if crash else exit_code, wall_s, warnings, crash)
+    return gather(masked, crash.exit_code if crash else exit_code, wall_s, unread, crash)
 
 
 def compose(environ: Mapping[str, str], changes: tuple[EnvVar, ...]) -> dict[str, str]:
@@ -87,12 +85,11 @@ def _first_rank(plan: LaunchPlan) -> int:
     return processes.node_rank * processes.nproc_per_node
 
 
-def _local_ranks(plan: LaunchPlan) -> range:
-    """Give the ranks of this node; in an elastic run, all that may be here."""
-    processes = plan.processes.value
-    first = _first_rank(plan)
+def _shown_ranks(plan: LaunchPlan) -> frozenset[int]:
+    """Give the ranks of this node that are shown; in an elastic run, of all that may be here."""
+    processes, first = plan.processes.value, _first_rank(plan)
     count = processes.world_size if processes.rdzv_endpoint else processes.nproc_per_node
-    return range(first, first + count)
+    return frozenset(rank for rank in range(first, first + count) if _shows(plan, rank))
 
 
 def _shows(plan: LaunchPlan, rank: int) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -26,6 +27,8 @@ class Deaths:
         self._seen_ns: dict[int, int] = {}
         if _CHILDREN.exists():  # Linux; elsewhere torchrun's looks must do
             signal.signal(signal.SIGCHLD, self._look)
+            # torch's own reads and writes go on
+            signal.siginterrupt(signal.SIGCHLD, False)  # noqa: FBT003
 
     def _look(self, *_: Any) -> None:
         """Find all that have ended: signals of children that end together come as one."""
@@ -45,10 +48,16 @@ class Deaths:
         ends = tuple(
             End(rank, pid, code, self._seen_ns.get(pid, now_ns)) for rank, pid, code in failures
         )
-        path = run_dir / ENDS_FILE
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(dumps(Ends(ends)))
+        try:
+            _write(run_dir / ENDS_FILE, dumps(Ends(ends)))
+        except OSError as error:  # the exit code must get through all the same
+            print(f"fasttrain: how the ranks ended is not recorded: {error}", file=sys.__stderr__)
+
+
+def _write(path: Path, text: str) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(text)
 
 
 def children() -> list[int]:

@@ -54,7 +54,11 @@ def watch_faults(run_dir: str, rank: int) -> None:
     if faulthandler.is_enabled():
         return
     path = os.path.join(run_dir, stack_file(rank))  # noqa: PTH118
-    opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    try:
+        opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    except OSError as error:  # a full disk must not stop a script that writes nothing
+        print(f"fasttrain: a fatal signal would leave no stack: {error}", file=sys.stderr)  # noqa: T201
+        return
     faulthandler.enable(_out_of_the_way(opened))
 
 

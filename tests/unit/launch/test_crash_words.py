@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from fasttrain.launch.cause_rules import Case, size
+from fasttrain.launch.case import Case
+from fasttrain.launch.cause_rules import size
 from fasttrain.launch.causes import CAUSES, ENDS, find_cause
 from fasttrain.spec.crash import Frame, Raised, Surroundings
 from fasttrain.spec.decision import Source, SourceKind
@@ -132,6 +133,15 @@ def test_the_error_that_ended_it_counts_before_those_that_led_to_it() -> None:
     assert told(Case(1, (unknown, full)))[0] == "disk-full"
     assert told(Case(1, (unknown, handled)))[0] == "import-failed"
     assert told(Case(1, (unknown,)))[:2] == ("exception", "Error: could not save")
+
+
+def test_a_failed_download_is_no_lost_rank() -> None:
+    words = "[Errno 104] Connection reset by peer"
+    assert (
+        told(raised(words, "builtins.ConnectionResetError", "builtins.OSError"))[0] == "exception"
+    )
+    assert told(raised(words))[0] == "peer-lost"
+    assert told(raised(words, "torch.distributed.DistNetworkError"))[0] == "peer-lost"
 
 
 def test_an_error_of_fasttrains_own_keeps_its_words() -> None:
