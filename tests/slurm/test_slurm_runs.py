@@ -51,11 +51,11 @@ def test_a_template_is_one_data_parallel_run_over_two_nodes(
     receipt = json.loads((folder / "receipt.json").read_text())
     assert [rank["rank"] for rank in receipt["ranks"]] == [0, 1, 2, 3]
     assert {rank["outcomes"][0]["state"] for rank in receipt["ranks"]} == {"applied"}
-    printed = [(folder / f"rank-{rank}.log").read_text() for rank in range(4)]
+    printed = [fasttrain("job", "logs", "--rank", rank).stdout.decode() for rank in "0123"]
     losses = [[line for line in text.splitlines() if "loss" in line] for text in printed]
     assert losses[0]
     assert losses == [losses[0]] * 4
-    plans = [json.loads((folder / name).read_text()) for name in ("plan.json", "plan-1.json")]
+    plans = [json.loads((folder / name / "plan.json").read_text()) for name in ("", "task-1")]
     backend = "torchrun" if tasks == "per-node" else "slurm"
     assert [plan["processes"]["value"]["backend"] for plan in plans] == [backend, backend]
     assert cluster.job_field(job_id(shared_folder), "JobState") == "COMPLETED"

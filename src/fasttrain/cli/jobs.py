@@ -14,7 +14,7 @@ from fasttrain.hardware.host import Host
 from fasttrain.hardware.tool import ToolError, run_tool
 from fasttrain.launch.display import write_all
 from fasttrain.launch.follow import Tail
-from fasttrain.slurm.ending import Ending, last_words, read_ending
+from fasttrain.slurm.ending import Ending, last_words, others, read_ending
 from fasttrain.slurm.follow import follow
 from fasttrain.slurm.jobs import check_id, find_job, submitted_jobs
 from fasttrain.slurm.refusals import down, no_slurm
@@ -109,7 +109,9 @@ def _logs(request: JobRequest, environ: Mapping[str, str]) -> int:
     job = find_job(request.job_id, Path.cwd(), environ)
     if request.follow and request.rank == 0 and not job.cells:
         return stay(job, environ, show=True, as_json=False)
-    path = _run_dir(job, request.job_id) / f"rank-{request.rank}.log"
+    run_dir, name = _run_dir(job, request.job_id), f"rank-{request.rank}.log"
+    found = [path for where in (run_dir, *others(run_dir)) if (path := where / name).exists()]
+    path = found[0] if found else run_dir / name
     for line in Tail(path).lines(rest=True):
         write_all(1, line)
     if not path.exists():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -34,6 +35,11 @@ def report(
         from fasttrain.cli.card import print_receipt
 
         print_receipt(receipt)
+        if receipt.crash:
+            from fasttrain.cli.crash_card import print_crash
+
+            # What was on the screen then isn't there now.
+            print_crash(replace(receipt.crash, shown=False), receipt.run_dir)
     return 0
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,10 @@ from fasttrain.cli.envelope import envelope
 from fasttrain.cli.target import Starts, choose_target
 from fasttrain.config.environ import read_environ
 from fasttrain.config.resolve import resolve
+from fasttrain.hardware.host import Host
 from fasttrain.hardware.machine_file import read_machine
 from fasttrain.hardware.probe import probe_machine
+from fasttrain.hardware.surroundings import look_around
 from fasttrain.launch.invocation import read_invocation
 from fasttrain.launch.preflight import check_target
 from fasttrain.planning.dry_run import shell_script
@@ -112,16 +115,21 @@ def _print_plan(plan: LaunchPlan, invocation: Invocation, *, explain: bool, as_j
 
 def _start(plan: LaunchPlan, invocation: Invocation, *, quiet: bool, as_json: bool) -> int:
     from fasttrain.cli.card import print_receipt
+    from fasttrain.cli.crash_card import print_crash
     from fasttrain.cli.progress import choose_display
+    from fasttrain.launch.attend import Around
     from fasttrain.launch.start import start
 
     for warning in () if quiet else plan.warnings:
         sys.stderr.write(f"fasttrain: warning: {warning}\n")
-    receipt = start(plan, mask_plan(plan), invocation.environ, choose_display(quiet=quiet))
+    around = Around(choose_display(quiet=quiet), partial(look_around, Host(invocation.environ)))
+    receipt = start(plan, mask_plan(plan), invocation.environ, around)
     if as_json:
         sys.stderr.write(envelope("receipt", receipt) + "\n")
     elif not quiet:
         print_receipt(receipt)
+    if receipt.crash and not as_json:
+        print_crash(receipt.crash, receipt.run_dir, brief=quiet)
     if plan.strict and receipt.exit_code == 0 and receipt.unmet:
         raise FasttrainError(
             "not everything that was asked for took effect",

@@ -14,11 +14,12 @@ from fasttrain.cli.card import size
 from fasttrain.config.nearest import nearest
 from fasttrain.hardware.holders import held_bytes
 from fasttrain.hardware.runs import find_runs
-from fasttrain.launch.run_dir import RECEIPT_FILE, RUNS_FOLDER
+from fasttrain.launch.run_dir import RECEIPT_FILE
 from fasttrain.processes.ending import end, named
 from fasttrain.processes.table import of_run
 from fasttrain.spec.errors import ExitCode, FasttrainError
 from fasttrain.spec.local_run import LocalRun
+from fasttrain.spec.places import RUNS_FOLDER
 
 TITLES = ("run", "state", "started", "processes", "GPU memory", "directory")
 

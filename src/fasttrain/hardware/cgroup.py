@@ -26,6 +26,24 @@ def memory_limit_bytes(host: Host) -> int | None:
     return min((int(limit) for limit in limits if limit.isdigit()), default=None)
 
 
+def oom_kills(host: Host) -> int | None:
+    """Give a count that rises when the kernel kills for the memory limit of one of these groups.
+
+    None where the kernel doesn't tell. In version 2 a group counts those below it as well.
+
+    Source: Documentation/admin-guide/cgroup-v2.rst, memory.events, and cgroup-v1/memory.rst,
+    memory.oom_control, of Linux 6.12.
+    """
+    counts = [
+        int(words[1])
+        for folder in dict.fromkeys(_folders(host, "memory"))
+        for name in ("memory.events", "memory.oom_control")
+        for line in host.read(f"{folder}/{name}").splitlines()
+        if (words := line.split())[:1] == ["oom_kill"]
+    ]
+    return sum(counts) if counts else None
+
+
 def _quota(host: Host, folder: str) -> float | None:
     words = host.read(f"{folder}/cpu.max").split() or [
         host.read(f"{folder}/cpu.cfs_quota_us").strip(),

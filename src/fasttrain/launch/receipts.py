@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import shlex
 from collections import defaultdict
+from collections.abc import Iterable
 from pathlib import Path
 
 from fasttrain.launch.merge_reports import merged
 from fasttrain.launch.run_dir import RECEIPT_FILE, write_private
 from fasttrain.spec.codec import CodecError, dumps, loads
+from fasttrain.spec.crash import Crash
 from fasttrain.spec.errors import ExitCode, FasttrainError
 from fasttrain.spec.outcome import Outcome, RankReport, Receipt, State
 from fasttrain.spec.places import RUNS_FOLDER
@@ -16,7 +18,12 @@ from fasttrain.spec.plan import LaunchPlan
 
 
 def gather(
-    plan: LaunchPlan, exit_code: int, wall_s: float, warnings: tuple[str, ...] = ()
+    plan: LaunchPlan,
+    exit_code: int,
+    wall_s: float,
+    warnings: tuple[str, ...] = (),
+    crash: Crash | None = None,
+    run_dirs: Iterable[Path] = (),
 ) -> Receipt:
     """Read every rank's report and write receipt.json.
 
@@ -25,14 +32,16 @@ def gather(
         exit_code: The script's exit code, or 128 + signal.
         wall_s: Seconds that the run took.
         warnings: What the launcher saw go wrong.
+        crash: Why the run failed, if it did.
+        run_dirs: Where the reports lie; in the run directory unless several nodes have their own.
     """
-    run_dir = Path(plan.run_dir)
-    reports, problems = _read_reports(run_dir)
+    run_dirs = tuple(run_dirs) or (Path(plan.run_dir),)
+    reports, problems = _read_reports(run_dirs)
     # A script that failed may not have come to its model; its own error is what there is to tell.
     missed = tuple(unmet(reports)) if exit_code == 0 else ()
     receipt = Receipt(
         run_id=plan.run_id,
-        run_dir=plan.run_dir,
+        run_dir=str(run_dirs[0]),
         command=shlex.join((plan.target.name, *plan.target.args)),
         exit_code=exit_code,
         wall_s=wall_s,
@@ -40,8 +49,9 @@ def gather(
         unmet=missed,
         warnings=(*plan.warnings, *warnings, *problems),
         hints=plan.hints,
+        crash=crash,
     )
-    write_private(run_dir / RECEIPT_FILE, dumps(receipt))
+    write_private(run_dirs[0] / RECEIPT_FILE, dumps(receipt))
     return receipt
 
 
@@ -65,11 +75,11 @@ def read_receipt(run_dir: Path) -> Receipt:
         ) from error
 
 
-def _read_reports(run_dir: Path) -> tuple[tuple[RankReport, ...], list[str]]:
+def _read_reports(run_dirs: Iterable[Path]) -> tuple[tuple[RankReport, ...], list[str]]:
     workers: list[RankReport] = []
     children: defaultdict[int, list[RankReport]] = defaultdict(list)
     problems = []
-    for path in sorted(run_dir.glob("rank-*.json")):
+    for path in (path for run_dir in run_dirs for path in sorted(run_dir.glob("rank-*.json"))):
         try:
             report = loads(RankReport, path.read_bytes())
         except (OSError, CodecError) as error:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from fasttrain.planning.draft import Draft
-from fasttrain.spec.plan import Invocation, Processes
+from fasttrain.spec.plan import PLAN_FILE, Invocation, Processes
 
 
 def plan_path(invocation: Invocation) -> str:
     """Give the path of the plan that the workers read."""
-    return f"{invocation.run_dir}/{invocation.plan_file}"
+    return f"{invocation.run_dir}/{PLAN_FILE}"
 
 
 def command(draft: Draft) -> tuple[str, ...]:
@@ -34,6 +34,7 @@ def _agent(draft: Draft) -> tuple[str, ...]:
     return (
         draft.invocation.python,
         draft.invocation.agent,
+        plan_path(draft.invocation),
         f"--nnodes={nodes}",
         f"--nproc-per-node={processes.nproc_per_node}",
         *_rendezvous(processes, draft.invocation.run_id),

@@ -11,4 +11,4 @@ from fasttrain.spec.errors import FasttrainError
 def refuse(error: FasttrainError) -> NoReturn:
     """Print the error and leave with its exit code."""
     print(error, file=sys.stderr, flush=True)  # noqa: T201 - a worker has no other way to say it
-    sys.exit(int(error.exit_code))
+    raise SystemExit(int(error.exit_code)) from error  # the card of the run tells it, too

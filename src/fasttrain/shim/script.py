@@ -19,7 +19,11 @@ from fasttrain.shim.callsite import is_shim_code
 
 
 def run_target(
-    kind: str, name: str, args: list[str], ended_well: Callable[[], None] = lambda: None
+    kind: str,
+    name: str,
+    args: list[str],
+    ended_well: Callable[[], None] = lambda: None,
+    failed: Callable[[BaseException], None] = lambda _: None,
 ) -> None:
     """Run a script or a module as ``__main__``; its exceptions come through, told as its own.
 
@@ -28,20 +32,28 @@ def run_target(
         name: Its path or name.
         args: Its arguments.
         ended_well: Called when it has ended without an error.
+        failed: Called with the exception that ends it, before anything is printed.
     """
     run = {"script": _run_script, "module": _run_module}[kind]
-    _as_the_script(lambda: run(name, args), ended_well)
+    _as_the_script(lambda: run(name, args), ended_well, failed)
 
 
-def _as_the_script(run: Callable[[], None], ended_well: Callable[[], None]) -> None:
+def _as_the_script(
+    run: Callable[[], None],
+    ended_well: Callable[[], None],
+    failed: Callable[[BaseException], None],
+) -> None:
     try:
         run()
         ended_well()
     except SystemExit as end:
         if end.code in (None, 0):
             ended_well()
+        else:
+            failed(end)
         raise
-    except BaseException:
+    except BaseException as error:
+        failed(error)
         # The interpreter itself reports the exception, sets the exit status and, after a
         # KeyboardInterrupt, dies of SIGINT; only our frames are taken out of what it prints.
         sys.excepthook = _without_shim_frames(sys.excepthook)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from fasttrain.shim import parent, rank_variables, streams
 from fasttrain.shim.ending import ended_well
+from fasttrain.shim.failure import recorder, watch_faults
 from fasttrain.shim.import_hook import after_torch
 from fasttrain.shim.script import run_target
 from fasttrain.spec.codec import loads
@@ -28,10 +29,12 @@ def main(argv: list[str]) -> None:
     parent.die_with_launcher()
     _count_restarts()
     streams.redirect_hidden_rank(plan, rank)
+    watch_faults(plan.run_dir, rank)
+    failed = recorder(plan.run_dir, rank)
     pid = os.getpid()
     _be_alone(plan)
     after_torch(lambda: _install(plan, rank, started_s, pid))
-    run_target(kind, name, args, ended_well)
+    run_target(kind, name, args, ended_well, failed)
 
 
 def _count_restarts() -> None:

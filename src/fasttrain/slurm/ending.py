@@ -118,7 +118,15 @@ def _receipt(run_dir: Path, code: int, state: JobState) -> Receipt | None:
     except (OSError, CodecError):
         return None
     note = f"SLURM ended the job as {state}; the tasks wrote no receipt themselves."
-    return gather(plan, code, 0.0, (note,) if state.ended else ())
+    return gather(
+        plan, code, 0.0, (note,) if state.ended else (), run_dirs=(run_dir, *others(run_dir))
+    )
+
+
+def others(run_dir: Path) -> list[Path]:
+    """Give the directories of the tasks but the first, in their order."""
+    found = [path for path in run_dir.glob("task-*") if path.name[5:].isdecimal()]
+    return sorted(found, key=lambda path: int(path.name[5:]))
 
 
 def last_words(job: SubmittedJob) -> list[str]:

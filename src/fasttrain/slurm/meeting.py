@@ -60,7 +60,7 @@ class Meeting:
 
     def end(self, end: TaskEnd) -> list[TaskEnd]:
         """Tell this task's end, and give those of all that have ended so far."""
-        self._write(f"end-{self._place.task}.json", dumps(end))
+        self._write(f"end-{end.task}.json", dumps(end))
         ends = []
         for path in self._folder.glob("end-*.json"):
             try:
@@ -74,10 +74,15 @@ class Meeting:
         write_private(self._folder / name, text)
 
 
+def first_to_fail(ends: list[TaskEnd]) -> TaskEnd | None:
+    """Give the end of the task that failed first; None where none did."""
+    return min((end for end in ends if end.exit_code), key=lambda end: end.ended_ns, default=None)
+
+
 def run_code(ends: list[TaskEnd]) -> int:
     """Give the exit code of the run: that of the task that failed first, or 0."""
-    failed = [end for end in ends if end.exit_code]
-    return min(failed, key=lambda end: end.ended_ns).exit_code if failed else 0
+    first = first_to_fail(ends)
+    return first.exit_code if first else 0
 
 
 def choose_port(job_id: str) -> int:

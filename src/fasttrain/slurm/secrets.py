@@ -6,10 +6,9 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from fasttrain.planning.secrets import mask_args
 from fasttrain.spec.decision import Setting
 from fasttrain.spec.job import SECRETS_VARIABLE, JobRequest
-from fasttrain.spec.secrets import MASK, is_secret_name
+from fasttrain.spec.secrets import MASK, is_secret_name, mask_args
 from fasttrain.spec.settings import Settings
 
 

@@ -14,7 +14,6 @@ from submitit.core.utils import FailedJobError, FailedSubmissionError
 import fasttrain
 from fasttrain.config.resolve import Resolved
 from fasttrain.launch.run_dir import default_run_dir, make_run_dir, new_run_id, write_private
-from fasttrain.planning.secrets import mask_args
 from fasttrain.planning.slurm import job_parameters
 from fasttrain.planning.slurm_values import check_folder
 from fasttrain.slurm.executor import SBATCH_TIMEOUT_S, Executor, submit
@@ -34,6 +33,7 @@ from fasttrain.spec.job import (
 )
 from fasttrain.spec.plan import Target
 from fasttrain.spec.script import ScriptFacts
+from fasttrain.spec.secrets import mask_args
 
 
 @dataclass(frozen=True, slots=True)

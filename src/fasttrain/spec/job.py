@@ -164,11 +164,12 @@ class TaskEnd:
     """How a task ended.
 
     Attributes:
+        task: Rank of the task among all.
         exit_code: Of the script, or 128 + signal.
-        ended_ns: When, in nanoseconds since the epoch by the node's clock.
-        stopped: Whether SLURM or a user had it end before it did.
+        ended_ns: When it ended or, where a rank has recorded that, when it failed; nanoseconds
+            since the epoch by the node's clock.
     """
 
+    task: int
     exit_code: int
     ended_ns: int
-    stopped: bool = False

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from fasttrain.spec.crash import Crash
+
 RECEIPT_SCHEMA = 1
 
 
@@ -119,6 +121,7 @@ class Receipt:
         unmet: Levers that were named by the user or armed, and did not take effect.
         warnings: What the user should know before trusting the run.
         hints: What the user might try next.
+        crash: Why it failed; None where it didn't, or was stopped from outside.
     """
 
     run_id: str
@@ -130,4 +133,5 @@ class Receipt:
     unmet: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     hints: tuple[str, ...] = ()
+    crash: Crash | None = None
     schema: int = RECEIPT_SCHEMA

@@ -51,7 +51,6 @@ class Invocation:
         cache_dir: Absolute directory for what persists between runs.
         version: Version of fasttrain.
         facts: What the source of the script says about it.
-        plan_file: Name of the plan in the run directory; nodes that share it have one each.
         ranks_by_slurm: Whether SLURM starts the workers and gives them their ranks.
         restart_count: How often SLURM queued the run again.
     """
@@ -67,7 +66,6 @@ class Invocation:
     cache_dir: str
     version: str
     facts: ScriptFacts = field(default_factory=ScriptFacts)
-    plan_file: str = PLAN_FILE
     ranks_by_slurm: bool = False
     restart_count: int = 0
 

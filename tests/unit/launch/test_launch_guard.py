@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from fasttrain.launch.attend import Around
 from fasttrain.launch.display import PlainDisplay
 from fasttrain.launch.guard import STARTS, Guardian, guarded
 from fasttrain.launch.start import start
@@ -48,5 +49,5 @@ def test_a_run_without_a_guardian_says_so(
 ) -> None:
     monkeypatch.setattr("sys.executable", "/nowhere/python")
     plan = of_command("true")
-    (warning,) = start(plan, plan, {"PATH": os.defpath}, PlainDisplay()).warnings
+    (warning,) = start(plan, plan, {"PATH": os.defpath}, Around(PlainDisplay())).warnings
     assert "No such file" in warning

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from fasttrain.config.environ import read_environ
+from fasttrain.launch.attend import Around, compose
 from fasttrain.launch.display import PlainDisplay, write_all
 from fasttrain.launch.invocation import read_invocation
-from fasttrain.launch.start import compose, start
+from fasttrain.launch.start import start
 from fasttrain.spec.decision import Setting, Source, SourceKind
 from fasttrain.spec.plan import EnvVar, LaunchPlan, Target
 from fasttrain.spec.script import ScriptFacts
@@ -44,7 +45,7 @@ def test_environment_of_the_processes() -> None:
 def test_a_command_from_start_to_receipt(of_command: Callable[..., LaunchPlan]) -> None:
     plan = of_command("sh", "sh", "-c", "echo said; echo told >&2; exit 7")
     display = Recorder()
-    receipt = start(plan, plan, {"PATH": os.defpath}, display)
+    receipt = start(plan, plan, {"PATH": os.defpath}, Around(display))
     assert sorted(display.written) == [(1, b"said\n"), (2, b"told\n")]
     assert display.closed
     assert (receipt.exit_code, receipt.ranks) == (7, ())
@@ -59,14 +60,14 @@ def test_a_file_that_is_no_program(
     program.write_text("")
     program.chmod(0o755)
     plan, display = of_command(str(program)), Recorder()
-    assert slug(start, plan, plan, {}, display) == ("cannot-start", 71)
+    assert slug(start, plan, plan, {}, Around(display)) == ("cannot-start", 71)
     assert display.closed
 
 
 def test_files_stay_open_to_nobody(of_command: Callable[..., LaunchPlan]) -> None:
     before = len(list(Path("/proc/self/fd").iterdir()))
     plan = of_command("true")
-    assert start(plan, plan, {"PATH": os.defpath}, Recorder()).exit_code == 0
+    assert start(plan, plan, {"PATH": os.defpath}, Around(Recorder())).exit_code == 0
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 from fasttrain.spec.plan import Target
 
 PYTHON = "/usr/bin/python3"
-AGENT = (PYTHON, "/lib/shim/agent.py")
+AGENT = (PYTHON, "/lib/shim/agent.py", "/home/me/runs/r1/plan.json")
 WORKER = (PYTHON, "/lib/shim/__main__.py", "/home/me/runs/r1/plan.json", "script", "train.py",
           "--lr", "3")  # fmt: skip
 

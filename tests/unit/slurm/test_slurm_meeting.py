@@ -49,20 +49,20 @@ def test_a_node_that_tells_nothing_is_named(tmp_path: Path) -> None:
 
 
 def test_an_attempt_meets_nothing_of_the_one_before(tmp_path: Path) -> None:
-    Meeting(tmp_path, place(1)).end(TaskEnd(0, 1))
-    assert Meeting(tmp_path, place(0, restarts=1)).end(TaskEnd(3, 2)) == [TaskEnd(3, 2)]
+    Meeting(tmp_path, place(1)).end(TaskEnd(1, 0, 1))
+    assert Meeting(tmp_path, place(0, restarts=1)).end(TaskEnd(0, 3, 2)) == [TaskEnd(0, 3, 2)]
 
 
 def test_the_run_ends_as_the_task_that_failed_first() -> None:
-    assert run_code([TaskEnd(143, 30), TaskEnd(7, 20), TaskEnd(0, 10)]) == 7
-    assert run_code([TaskEnd(0, 1), TaskEnd(0, 2)]) == 0
+    assert run_code([TaskEnd(0, 143, 30), TaskEnd(1, 7, 20), TaskEnd(2, 0, 10)]) == 7
+    assert run_code([TaskEnd(0, 0, 1), TaskEnd(1, 0, 2)]) == 0
 
 
 def test_an_end_that_is_only_half_written_is_none(tmp_path: Path) -> None:
     meeting = Meeting(tmp_path, place(0))
-    meeting.end(TaskEnd(0, 1))
+    meeting.end(TaskEnd(0, 0, 1))
     (tmp_path / "tasks" / "0" / "end-1.json").write_text('{"exit_code"')
-    assert meeting.end(TaskEnd(0, 1)) == [TaskEnd(0, 1)]
+    assert meeting.end(TaskEnd(0, 0, 1)) == [TaskEnd(0, 0, 1)]
 
 
 def test_two_jobs_begin_at_different_ports_and_a_taken_one_is_passed_over() -> None:

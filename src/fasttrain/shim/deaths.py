@@ -1,0 +1,73 @@
+"""When each of the agent's workers died, to the millisecond, and how.
+
+torchrun looks after its workers ten times a second, and what died between two looks died at the
+same time to it. The kernel tells at once.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from fasttrain.spec.codec import dumps
+from fasttrain.spec.crash import ENDS_FILE, End, Ends
+
+_CHILDREN = Path(f"/proc/self/task/{os.getpid()}/children")
+
+
+class Deaths:
+    """Notes when children end; made before the first of them, in the main thread."""
+
+    def __init__(self) -> None:
+        self._seen_ns: dict[int, int] = {}
+        if _CHILDREN.exists():  # Linux; elsewhere torchrun's looks must do
+            signal.signal(signal.SIGCHLD, self._look)
+            # torch's own reads and writes go on
+            signal.siginterrupt(signal.SIGCHLD, False)  # noqa: FBT003
+
+    def _look(self, *_: Any) -> None:
+        """Find all that have ended: signals of children that end together come as one."""
+        now_ns = time.time_ns()
+        for pid in children():
+            if pid not in self._seen_ns and _has_ended(pid):
+                self._seen_ns[pid] = now_ns
+
+    def leave(self, run_dir: Path, failures: Iterable[tuple[int, int, int]]) -> None:
+        """Write the ends of the workers that failed.
+
+        Args:
+            run_dir: The run directory.
+            failures: Rank, process and exit code, or minus a signal, of each.
+        """
+        now_ns = time.time_ns()
+        ends = tuple(
+            End(rank, pid, code, self._seen_ns.get(pid, now_ns)) for rank, pid, code in failures
+        )
+        try:
+            _write(run_dir / ENDS_FILE, dumps(Ends(ends)))
+        except OSError as error:  # the exit code must get through all the same
+            print(f"fasttrain: how the ranks ended is not recorded: {error}", file=sys.__stderr__)
+
+
+def _write(path: Path, text: str) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(text)
+
+
+def children() -> list[int]:
+    """Give this process's children; they were all started by the main thread."""
+    return list(map(int, _CHILDREN.read_text().split()))
+
+
+def _has_ended(pid: int) -> bool:
+    try:
+        # Left as it is: torchrun collects its exit code.
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:  # torchrun has just collected it
+        return True

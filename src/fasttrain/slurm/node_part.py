@@ -1,0 +1,112 @@
+"""Completes the plan of a job on one of its nodes."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+from fasttrain.hardware.probe import probe_machine
+from fasttrain.launch.attend import Part, compose
+from fasttrain.launch.invocation import read_invocation
+from fasttrain.launch.preflight import find_program
+from fasttrain.launch.run_dir import RECEIPT_FILE, write_private
+from fasttrain.planning.plan import make_plan
+from fasttrain.planning.secrets import mask_plan
+from fasttrain.planning.slurm import node_settings
+from fasttrain.slurm.allocation import rank_variables
+from fasttrain.slurm.meeting import Meeting, choose_port
+from fasttrain.spec.codec import dumps
+from fasttrain.spec.errors import ExitCode, FasttrainError
+from fasttrain.spec.job import Allocation, JobRequest, TaskStart
+from fasttrain.spec.machine import Machine
+from fasttrain.spec.plan import PLAN_FILE, LaunchPlan
+
+
+def task_dir(run_dir: Path, task: int) -> Path:
+    """Give the directory of a task's own files: that of the run, or one in it.
+
+    Each is a run directory like that of a node that was started by hand, so that launchers of
+    several nodes never meet each other's files.
+    """
+    return run_dir / f"task-{task}" if task else run_dir
+
+
+def prepare(
+    request: JobRequest, place: Allocation, meeting: Meeting, environ: dict[str, str]
+) -> Part:
+    """Give what this task runs, once all tasks have shown that their nodes are alike.
+
+    Args:
+        request: What was sent, with its secrets.
+        place: The place of this task.
+        meeting: Where the tasks meet.
+        environ: The environment of the job, without what other launchers left in it.
+
+    Raises:
+        FasttrainError: The nodes differ, or the request contradicts them.
+    """
+    os.chdir(request.cwd)
+    machine = probe_machine(environ)
+    port = request.settings.master_port.value or 0
+    if not port and place.task == 0:
+        port = choose_port(place.job_id)
+    first = meeting.begin(TaskStart(place.hosts[place.node_rank], port, _facts(machine)))
+    plan = _plan(request, place, machine, first.port, environ)
+    masked = mask_plan(plan)
+    run_dir = Path(plan.run_dir)
+    run_dir.mkdir(mode=0o700, exist_ok=True)
+    write_private(run_dir / PLAN_FILE, dumps(masked))
+    (run_dir / RECEIPT_FILE).unlink(missing_ok=True)  # of the attempt before
+    for warning in plan.warnings if place.task == 0 else ():
+        sys.stderr.write(f"fasttrain: warning: {warning}\n")
+    environment = compose(environ, plan.environment)
+    if plan.processes.value.backend == "slurm":
+        environment |= rank_variables(place, first.port)
+    return Part(plan, masked, find_program(plan, environment), environ, environment, place.task)
+
+
+def _plan(
+    request: JobRequest, place: Allocation, machine: Machine, port: int, environ: dict[str, str]
+) -> LaunchPlan:
+    settings = node_settings(request.settings, request.slurm, place, port)
+    invocation = replace(
+        read_invocation(request.target, settings, environ, request.facts),
+        run_id=request.run_id,
+        run_dir=str(task_dir(Path(request.run_dir), place.task)),
+        cwd=request.cwd,
+        ranks_by_slurm=request.slurm.tasks.value == "per-gpu",
+        restart_count=place.restarts,
+    )
+    return make_plan(settings, machine, invocation)
+
+
+def _facts(machine: Machine) -> dict[str, str]:
+    """Give what must be the same on all nodes."""
+    names = Counter(device.name for device in machine.devices)
+    devices = ", ".join(f"{count} x {name}" for name, count in sorted(names.items()))
+    return {
+        "devices": devices or "no accelerator",
+        "torch": machine.torch.version or "none",
+        "Python": platform.python_version(),
+    }
+
+
+def check_restarts(request: JobRequest, place: Allocation) -> None:
+    """See that the job was not queued again more often than it may be.
+
+    Raises:
+        FasttrainError: It was, by SLURM itself, as it does after a dead node.
+    """
+    most = request.slurm.requeue.value + request.settings.max_restarts.value
+    if place.restarts > most:
+        raise FasttrainError(
+            f"this job was queued again {place.restarts} times",
+            why=f"--requeue and --max-restarts allow {most} together",
+            fix="look into the logs for why, and send it anew with more of either",
+            slug="restarts-exhausted",
+            exit_code=ExitCode.CANNOT_START,
+        )

@@ -1,0 +1,140 @@
+# ruff: noqa: T201, BLE001
+"""Causes each failure in a fork of one process that has imported torch, and records it.
+
+``python torch_causes.py FOLDER NAMES...``: each gets a run directory of its name in the folder, and
+its exit code goes to stdout.
+"""
+
+import ctypes
+import io
+import os
+import signal
+import sys
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+from fasttrain.shim.failure import recorder, watch_faults
+
+
+class Faulty(Dataset):
+    def __init__(self, fault):
+        self.fault = fault
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        return self.fault()
+
+
+def load(fault, **settings):
+    list(DataLoader(Faulty(fault), num_workers=1, **settings))
+
+
+SIZES = iter((2, 3))
+
+
+def ragged():
+    return torch.ones(next(SIZES))
+
+
+def kill(number):
+    os.kill(os.getpid(), number)
+
+
+def twice():
+    x = torch.ones(2, requires_grad=True)
+    loss = (x * x).sum()
+    loss.backward()
+    loss.backward()
+
+
+def inplace():
+    x = torch.ones(2, requires_grad=True)
+    y = x.exp()
+    y += 1
+    y.sum().backward()
+
+
+def saved(value):
+    file = io.BytesIO()
+    torch.save(value, file)
+    file.seek(0)
+    return file
+
+
+def own_error():
+    try:
+        torch.save(torch.ones(1 << 20), "/dev/full")
+    except RuntimeError as error:
+        raise RuntimeError("the checkpoint was not saved") from error
+
+
+def same_port():
+    first = torch.distributed.TCPStore("127.0.0.1", 0, 1, True)
+    torch.distributed.TCPStore("127.0.0.1", first.port, 2, True, wait_for_workers=False)
+
+
+def child(rank):
+    {}["of the child"]
+
+
+def spawned(work):
+    torch.multiprocessing.start_processes(work, nprocs=1, start_method="fork")
+
+
+CAUSES = {
+    "shape-mismatch": lambda: nn.Linear(4, 3)(torch.ones(2, 5)),
+    "shape-mismatch-2": lambda: torch.ones(2, 4) + torch.ones(2, 3),
+    "shape-mismatch-3": lambda: nn.Conv2d(3, 4, 3)(torch.ones(1, 1, 8, 8)),
+    "shape-mismatch-4": lambda: load(ragged, batch_size=2),
+    "index-range": lambda: nn.functional.cross_entropy(torch.ones(4, 3), torch.full((4,), 7)),
+    "index-range-2": lambda: nn.Embedding(4, 2)(torch.tensor([9])),
+    "dtype-mismatch": lambda: nn.Linear(2, 2)(torch.ones(2, 2).double()),
+    "state-dict": lambda: nn.Linear(2, 2).load_state_dict({"weight": torch.ones(3, 3)}),
+    "no-gradient": lambda: torch.ones(1).backward(),
+    "backward-twice": twice,
+    "inplace": inplace,
+    "no-cuda": lambda: torch.ones(1).cuda(),
+    "host-memory": lambda: torch.empty(1 << 46),
+    "weights-only": lambda: torch.load(saved(nn.Linear(1, 1))),
+    "checkpoint-broken": lambda: torch.load(io.BytesIO(saved(torch.ones(99)).read()[:300])),
+    "disk-full": lambda: torch.save(torch.ones(1 << 20), "/dev/full"),
+    "disk-full-2": own_error,
+    "port-in-use": same_port,
+    "exception": lambda: load(lambda: {}["of the worker"]),
+    "exception-2": lambda: spawned(child),
+    "loader-worker": lambda: load(lambda: os._exit(3)),
+    "loader-worker-2": lambda: load(lambda: kill(signal.SIGKILL)),
+    "shared-memory": lambda: load(lambda: kill(signal.SIGBUS)),
+    "child-died": lambda: spawned(lambda rank: kill(signal.SIGKILL)),
+    "pickling": lambda: load(lambda: 0, multiprocessing_context="spawn"),
+    "segfault": lambda: ctypes.string_at(0),
+}  # fmt: skip
+
+
+def cause(folder: Path, name: str) -> int:
+    pid = os.fork()
+    if pid:
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    log = os.open(folder / "rank-0.log", os.O_WRONLY | os.O_CREAT, 0o600)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    watch_faults(str(folder), 0)
+    record = recorder(str(folder), 0)
+    try:
+        CAUSES[name]()
+    except BaseException as error:
+        record(error)
+        os._exit(1)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    for name in sys.argv[2:]:
+        folder = Path(sys.argv[1], name)
+        folder.mkdir()
+        print(cause(folder, name), flush=True)

@@ -1,0 +1,96 @@
+"""What torch itself says when it fails on a CPU, caused for real, and what is made of it."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fasttrain.launch.crash import Scene, investigate
+from fasttrain.planning.plan import make_plan
+from fasttrain.spec.crash import Crash, Surroundings
+from fasttrain.spec.machine import Cpu, Machine, Torch
+from fasttrain.spec.plan import Invocation, LaunchPlan, Target
+from fasttrain.spec.settings import Settings
+
+PROGRAM = Path(__file__).parent / "crashes" / "torch_causes.py"
+NAMES = re.findall(r'^    "([a-z0-9-]+)":', PROGRAM.read_text(), re.MULTILINE)
+WORDS = {
+    "shape-mismatch": "2x5 and 4x3",
+    "shape-mismatch-2": "(4) must match the size of tensor b (3)",
+    "shape-mismatch-4": "[2] at entry 0 and [3] at entry 1",
+    "state-dict": "Linear",
+    "host-memory": "256 TiB were wanted",
+    "exception": "KeyError: 'of the worker'",
+    "exception-2": "KeyError: 'of the child'",
+    "loader-worker": "exit code 3",
+    "loader-worker-2": "Killed",
+    "shared-memory": "/dev/shm, which has 2 GiB",
+    "child-died": "signal SIGKILL",
+}
+HERE = Surroundings(group_oom_kills=3, machine_oom_kills=5, shm_bytes=2 << 30)
+
+
+@pytest.fixture(scope="module")
+def ends(tmp_path_factory: Any) -> dict[str, tuple[Path, int]]:
+    """Give the run directory and the exit code of each cause."""
+    folder = tmp_path_factory.mktemp("causes")
+    done = subprocess.run(
+        [sys.executable, str(PROGRAM), str(folder), *NAMES],
+        capture_output=True, timeout=120, check=True, cwd=folder,
+    )  # fmt: skip
+    codes = map(int, done.stdout.split())
+    return {name: (folder / name, code) for name, code in zip(NAMES, codes, strict=True)}
+
+
+def plan_in(run_dir: Path) -> LaunchPlan:
+    cpu = Machine("node", "Linux", "3.11.9", Torch("2.13.0", "cpu"), Cpu("a CPU", 8, "8 granted"))
+    invocation = Invocation(
+        Target("script", "train.py"), "/home/me", "python3", "/shim.py", "/agent.py", {}, "r1",
+        str(run_dir), "/cache", "0.1.0",
+    )  # fmt: skip
+    return make_plan(Settings(), cpu, invocation)
+
+
+def crash_of(run_dir: Path, code: int, after: Surroundings = HERE) -> Crash:
+    plan = plan_in(run_dir)
+    shell_code = code if code >= 0 else 128 - code
+    scene = Scene(plan, plan, {}, shell_code, HERE, after, frozenset({0}))
+    crash, problems = investigate(scene)
+    assert not problems
+    assert crash is not None
+    return crash
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_cause(ends: dict[str, tuple[Path, int]], name: str) -> None:
+    run_dir, code = ends[name]
+    crash = crash_of(run_dir, code)
+    assert crash.cause == re.sub(r"-\d$", "", name)
+    assert WORDS.get(name, "") in crash.why
+    # The innermost call is kept, and torch's own in between aren't.
+    assert all(frame.own for frame in crash.frames[:-1])
+    assert any(Path(frame.file) == PROGRAM for frame in crash.frames) or "spawn" in crash.error
+
+
+@pytest.mark.parametrize(
+    ("count", "words"),
+    [("group_oom_kills", "limit of its control group"), ("machine_oom_kills", "kernel killed")],
+)
+def test_a_worker_killed_for_memory(
+    ends: dict[str, tuple[Path, int]], count: str, words: str
+) -> None:
+    run_dir, code = ends["loader-worker-2"]
+    crash = crash_of(run_dir, code, replace(HERE, **{count: 7}))
+    assert crash.cause == "host-memory"
+    assert words in crash.why
+
+
+def test_every_cause_is_one_that_the_program_has(ends: Any) -> None:
+    assert set(NAMES) == set(runpy.run_path(str(PROGRAM), run_name="read")["CAUSES"])

@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fasttrain.cli.crash_card import print_crash
+from fasttrain.spec.crash import Crash, Frame
+
+FRAMES = tuple(Frame(f"/home/me/part{i}.py", i, "step", "x = 1  # [bold]") for i in range(8))
+LONG = "word " * 60
+
+
+@pytest.fixture
+def shown(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Callable[..., list[str]]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("NO_COLOR", "1")
+
+    def show(*, brief: bool = False, **fields: Any) -> list[str]:
+        given = {
+            "rank": 1, "ranks": 4, "exit_code": 1, "signal": "", "time_ns": 5, "cause": "slug",
+            "why": "it is so", "fix": "do that", "error": "ValueError: so", "frames": FRAMES,
+            "log": ("line 1",), "log_file": "rank-1.log", "others": "rank 0 was stopped",
+        }  # fmt: skip
+        print_crash(Crash(**{**given, **fields}), str(tmp_path / "runs" / "r1"), brief=brief)
+        captured = capsys.readouterr()
+        assert captured.out == "", "stdout is the script's"
+        return captured.err.splitlines()
+
+    return show
+
+
+def test_all_of_a_hidden_rank(shown: Callable[..., list[str]]) -> None:
+    lines = shown()
+    assert lines[0] == "fasttrain: rank 1 failed first, with exit code 1        [slug]"
+    assert lines[1:9] == [
+        f"  /home/me/part{i}.py:{i} in step: x = 1  # [bold]" for i in range(8)
+    ]  # fmt: skip
+    assert lines[9:] == [
+        "  ValueError: so", "  why: it is so", "  fix: do that", "  also: rank 0 was stopped",
+        "  log: runs/r1/rank-1.log", "    | line 1",
+    ]  # fmt: skip
+
+
+def test_what_the_screen_holds_is_not_repeated(shown: Callable[..., list[str]]) -> None:
+    assert shown(shown=True) == [
+        "fasttrain: rank 1 failed first, with exit code 1        [slug]",
+        "  why: it is so", "  fix: do that", "  also: rank 0 was stopped",
+    ]  # fmt: skip
+    # A signal leaves no traceback on it.
+    assert "part7.py:7" in shown(shown=True, signal="SIGSEGV")[1]
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        (
+            {"cause": "exit", "why": "the script ended itself"},
+            ["fasttrain: the script ended itself"],
+        ),
+        ({"cause": "stopped", "signal": "SIGTERM"}, ["fasttrain: it is so"]),
+        ({}, ["fasttrain: the script failed with exit code 1: it is so"]),
+        ({"cause": "refused", "fix": "do that"}, []),
+    ],
+)
+def test_one_line_is_enough_for_one_process_that_has_said_it_all(
+    shown: Callable[..., list[str]], fields: dict[str, str], expected: list[str]
+) -> None:
+    assert shown(**{"ranks": 1, "rank": 0, "shown": True, "fix": "", **fields}) == expected
+
+
+def test_quiet(shown: Callable[..., list[str]]) -> None:
+    assert shown(brief=True, why=LONG)[1:] == [f"  why: {LONG[:69].rstrip()}...", "  fix: do that"]
+    assert shown(brief=True, ranks=1, shown=True) == []
+    assert len(shown(brief=True, ranks=1, shown=False)) == 3
+
+
+def test_it_fits_into_eighty_columns_and_is_short(shown: Callable[..., list[str]]) -> None:
+    texts = dict.fromkeys(("why", "fix", "error", "others"), LONG * 9)
+    lines = shown(**texts, log=(LONG,), frames=(Frame("/f" * 50, 1, "f", LONG),))
+    assert max(map(len, lines)) <= 80
+    assert len(lines) < 20
+    alone = shown(ranks=1, shown=True, why=LONG, fix=LONG, others="", signal="SIGSEGV")
+    assert len(alone) <= 6

@@ -1,0 +1,73 @@
+"""Which of several ranks failed first, from their records and the agent's."""
+
+from __future__ import annotations
+
+import pytest
+
+from fasttrain.launch.cause import Cause
+from fasttrain.launch.first_failure import fall, in_order, told_of_others
+from fasttrain.spec.crash import End, Failure, Raised
+
+OWN = Cause("own", lambda _: {}, "", "")
+PEER = Cause("peer", lambda _: {}, "", "", of_a_peer=True)
+MS = 1_000_000
+
+
+class Rank:
+    """How one rank failed: recorded at `raised`, if at all, and seen at `seen`, in milliseconds."""
+
+    def __init__(
+        self, seen: int, code: int = 1, *, raised: int | None = None, cause: Cause = OWN,
+        kind: str = "builtins.ValueError",
+    ) -> None:  # fmt: skip
+        self.seen, self.code, self.raised, self.cause, self.kind = seen, code, raised, cause, kind
+
+
+def order(*ranks: Rank) -> tuple[list[int], str]:
+    ends = [End(rank, 100 + rank, one.code, one.seen * MS) for rank, one in enumerate(ranks)]
+    failures = [
+        None if one.raised is None
+        else Failure(rank, 100 + rank, one.raised * MS, 1, (Raised((one.kind,), ""),))
+        for rank, one in enumerate(ranks)
+    ]  # fmt: skip
+    fallen = in_order(
+        fall(end, failure, one.cause, ends, several=True)
+        for end, failure, one in zip(ends, failures, ranks, strict=True)
+    )
+    return [one.end.rank for one in fallen], told_of_others(fallen[0], fallen[1:])
+
+
+@pytest.mark.parametrize(
+    ("ranks", "expected", "told"),
+    [
+        ((Rank(900, raised=12), Rank(300, raised=13)), [0, 1], "rank 1 failed 0.001 s later: own"),
+        ((Rank(50, -9), Rank(60, -15)), [0, 1], "rank 1 was stopped"),
+        ((Rank(60, -15), Rank(50, 3)), [1, 0], "rank 0 was stopped"),
+        # It noticed the death before the agent did.
+        (
+            (Rank(80, raised=40, cause=PEER), Rank(50, -9)), [1, 0],
+            "rank 0 lost the connection, a consequence",
+        ),
+        # A handler of SIGTERM that leaves by sys.exit is no failure of its own.
+        (
+            (Rank(90, 5, raised=80, kind="builtins.SystemExit"), Rank(50, raised=40, cause=PEER)),
+            [1, 0], "rank 0 was stopped",
+        ),
+        (
+            (Rank(30, 5, raised=20, kind="builtins.SystemExit"), Rank(50, -9)), [0, 1],
+            "rank 1 failed 0.03 s later: own",
+        ),
+        # What didn't heed SIGTERM was killed.
+        ((Rank(30_050, -9), Rank(50, raised=40)), [1, 0], "rank 0 was stopped"),
+        (
+            (Rank(50, raised=40), Rank(60, -15), Rank(61, -15), Rank(62, -15)), [0, 1, 2, 3],
+            "3 other ranks were stopped",
+        ),
+        (
+            (Rank(50, raised=40), Rank(60, raised=45, cause=PEER), Rank(61, -15)), [0, 1, 2],
+            "rank 1 lost the connection, a consequence; rank 2 was stopped",
+        ),
+    ],
+)  # fmt: skip
+def test_order(ranks: tuple[Rank, ...], expected: list[int], told: str) -> None:
+    assert order(*ranks) == (expected, told)

@@ -1,0 +1,182 @@
+"""Causes that can't be caused here: what torch, NCCL and the CUDA driver really said of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from fasttrain.launch.case import Case
+from fasttrain.launch.cause_rules import size
+from fasttrain.launch.causes import CAUSES, ENDS, find_cause
+from fasttrain.spec.crash import Frame, Raised, Surroundings
+from fasttrain.spec.decision import Source, SourceKind
+from fasttrain.spec.plan import EnvVar, LaunchPlan
+
+ERROR = ("builtins.RuntimeError", "builtins.Exception")
+# Source: pytorch/pytorch#16417 (comment of 2024-03-13), OPIXray-author/OPIXray#5
+OUT_OF_MEMORY = (
+    "CUDA out of memory. Tried to allocate 22.00 MiB. GPU 0 has a total capacity of 23.65 GiB of "
+    "which 11.06 MiB is free. Including non-PyTorch memory, this process has 23.60 GiB memory in "
+    "use. Of the allocated memory 22.90 GiB is allocated by PyTorch, and 194.87 MiB is reserved by "
+    "PyTorch but unallocated."
+)
+OUT_OF_MEMORY_OF_OLD = (
+    "CUDA out of memory. Tried to allocate 264.00 MiB (GPU 0; 2.00 GiB total capacity; 788.51 MiB "
+    "already allocated; 145.93 MiB free; 1.02 GiB reserved in total by PyTorch)"
+)
+# Source: WangYueFt/dcp#30
+DEVICE_ASSERT = (
+    "CUDA error: device-side assert triggered\nCUDA kernel errors might be asynchronously reported "
+    "at some other API call, so the stacktrace below might be incorrect."
+)
+# Source: huggingface/picotron_tutorial#6
+WATCHDOG = (
+    "[rank2]: step 7\n"
+    "terminate called after throwing an instance of 'std::runtime_error'\n"
+    "  what():  [Rank 2] NCCL watchdog thread terminated with exception: [Rank 2] Watchdog caught "
+    "collective operation timeout: WorkNCCL(SeqNum=1, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, "
+    "Timeout(ms)=120000) ran for 120822 milliseconds before timing out.\n"
+)
+# Source: NVIDIA/nccl#934
+REMOTE = (
+    "NCCL error in: ../torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:1347, remote process "
+    "exited or there was a network error, NCCL version 2.18.5\nncclRemoteError: A call failed "
+    "possibly due to a network error or a remote process exiting prematurely."
+)
+# Source: lllyasviel/Fooocus#1313
+DRIVER = "The NVIDIA driver on your system is too old (found version 11040). Please update your"
+RECORDED = {
+    OUT_OF_MEMORY: ("device-memory", "22.00 MiB wanted, 11.06 MiB free of 23.65 GiB"),
+    OUT_OF_MEMORY_OF_OLD: ("device-memory", "264.00 MiB wanted, 145.93 MiB free of 2.00 GiB"),
+    DEVICE_ASSERT: ("device-assert", "label or index out of range"),
+    REMOTE: ("peer-lost", "another rank went away"),
+    DRIVER: ("driver-too-old", "11040"),
+}
+
+
+def raised(message: str, *kinds: str) -> Case:
+    return Case(1, (Raised(kinds or ERROR, message),))
+
+
+def told(case: Case) -> tuple[str, str, str]:
+    cause, facts = find_cause(case)
+    return cause.slug, cause.why.format_map(facts), cause.fix.format_map(facts)
+
+
+@pytest.mark.parametrize("message", RECORDED, ids=lambda message: RECORDED[message][0])
+def test_recorded_texts_of_gpus(message: str) -> None:
+    slug, words = RECORDED[message]
+    cause, why, _ = told(raised(message))
+    assert cause == slug
+    assert words in why
+
+
+def test_a_recorded_abort_of_ncclss_watchdog() -> None:
+    cause, why, _ = told(Case(-6, log=WATCHDOG))
+    assert cause == "collective-timeout"
+    assert "ALLREDUCE" in why
+    assert "120822 milliseconds" in why
+    # The same words in the log of one that was killed are no reason for that.
+    assert told(Case(-9, log=WATCHDOG))[0] == "killed"
+
+
+def test_an_abort_of_which_nothing_is_known() -> None:
+    log = "step 7\nterminate called after throwing an instance of 'std::out_of_range'\n"
+    assert told(Case(-6, log=log))[:2] == (
+        "aborted",
+        "compiled code gave up: terminate called after throwing an instance of 'std::out_of_range'",
+    )
+    assert told(Case(-6, log="  what():  std::bad_alloc"))[0] == "host-memory"
+
+
+def test_suggestions_know_the_plan(plan: LaunchPlan) -> None:
+    def fixes(plan: LaunchPlan) -> list[str]:
+        cases = (replace(raised(text), plan=plan) for text in (DEVICE_ASSERT, OUT_OF_MEMORY))
+        return [told(case)[2] for case in cases]
+
+    first, second = fixes(plan)
+    assert "--debug" in first
+    assert "--amp bf16" in second
+    blocking = EnvVar("CUDA_LAUNCH_BLOCKING", "1", "", Source(SourceKind.FLAG, "--debug"))
+    amp = replace(plan.levers.amp, value=replace(plan.levers.amp.value, precision="bfloat16"))
+    levers = replace(plan.levers, amp=amp)
+    first, second = fixes(replace(plan, environment=(blocking,), levers=levers))
+    assert "--debug" not in first
+    assert "--amp" not in second
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "cause"),
+    [
+        ((1, 4), (2, 5), "host-memory"),
+        ((None, 4), (None, 5), "host-memory"),
+        ((1, 4), (1, 4), "killed"),
+        ((None, None), (None, 5), "killed"),
+    ],
+)
+def test_a_kill_is_for_memory_if_the_kernel_counts_one(
+    before: tuple[int | None, ...], after: tuple[int | None, ...], cause: str
+) -> None:
+    case = Case(-9, before=Surroundings(*before), after=Surroundings(*after), peak_bytes=3 << 30)
+    slug, why, _ = told(case)
+    assert slug == cause
+    assert ("the largest process had 3 GiB" in why) is (cause == "host-memory")
+
+
+def test_the_error_that_ended_it_counts_before_those_that_led_to_it() -> None:
+    handled = Raised(("builtins.ImportError",), "no flash_attn")
+    shapes = Raised(ERROR, "The size of tensor a (4) must match the size of tensor b (3)")
+    assert told(Case(1, (shapes, handled)))[0] == "shape-mismatch"
+    unknown = Raised(("mine.Error",), "could not save")
+    full = Raised(("builtins.OSError",), "[Errno 28] No space left on device", errno=28)
+    assert told(Case(1, (unknown, full)))[0] == "disk-full"
+    assert told(Case(1, (unknown, handled)))[0] == "import-failed"
+    assert told(Case(1, (unknown,)))[:2] == ("exception", "Error: could not save")
+
+
+def test_a_failed_download_is_no_lost_rank() -> None:
+    words = "[Errno 104] Connection reset by peer"
+    assert (
+        told(raised(words, "builtins.ConnectionResetError", "builtins.OSError"))[0] == "exception"
+    )
+    assert told(raised(words))[0] == "peer-lost"
+    assert told(raised(words, "torch.distributed.DistNetworkError"))[0] == "peer-lost"
+
+
+def test_an_error_of_fasttrains_own_keeps_its_words() -> None:
+    message = "error: no\n  why: it is so\n  fix: do that        [the-slug]"
+    own = Raised(("fasttrain.spec.errors.FasttrainError", "builtins.Exception"), message)
+    case = Case(78, (Raised(("builtins.SystemExit",), "78"), own))
+    assert told(case) == ("refused", "it is so", "do that")
+
+
+def test_the_place_is_the_innermost_of_the_users_calls() -> None:
+    frames = tuple(
+        Frame(file, line, "f")
+        for file, line in (
+            ("/home/me/train.py", 3), ("/home/me/net.py", 8),
+            ("/opt/lib/python3.11/site-packages/torch/nn/linear.py", 99),
+            ("/usr/lib/python3.11/json/decoder.py", 1), ("<string>", 1),
+        )
+    )  # fmt: skip
+    assert Case(1, (Raised(ERROR, "", frames),)).place() == "net.py:8"
+
+
+def test_every_row_can_be_told() -> None:
+    _, facts = find_cause(raised("no row knows this"))
+    facts |= dict.fromkeys(
+        ("device", "waited", "came", "found", "library", "model", "how", "shapes", "what", "types",
+         "evidence", "why", "fix"), "x",
+    )  # fmt: skip
+    for cause in (*CAUSES, *ENDS):
+        assert cause.why.format_map(facts)
+        cause.fix.format_map(facts)
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [(None, "an unknown amount"), (0, "0 B"), (1536, "1.5 KiB"), (3 << 40, "3 TiB")],
+)
+def test_size(value: int | None, words: str) -> None:
+    assert size(value) == words
