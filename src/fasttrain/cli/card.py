@@ -125,10 +125,11 @@ def _footer(receipt: Receipt) -> list[str]:
     return [
         *(f"  warning: {text}" for text in (*receipt.unmet, *receipt.warnings)),
         *(f"  hint: {text}" for text in receipt.hints),
-        f"  kept in {_near(receipt.run_dir)}",
+        f"  kept in {near(receipt.run_dir)}",
     ]
 
 
-def _near(path: str) -> str:
+def near(path: str) -> str:
+    """Give a path relative to the working directory where it is below it."""
     here = Path.cwd()
     return str(Path(path).relative_to(here)) if Path(path).is_relative_to(here) else path

@@ -5,13 +5,17 @@ from __future__ import annotations
 import shlex
 from collections import defaultdict
 from pathlib import Path
+from typing import TypeVar
 
 from fasttrain.launch.merge_reports import merged
 from fasttrain.launch.run_dir import RECEIPT_FILE, write_private
 from fasttrain.spec.codec import CodecError, dumps, loads
 from fasttrain.spec.errors import ExitCode, FasttrainError
+from fasttrain.spec.hang import HANG_FILE, Hang
 from fasttrain.spec.outcome import Outcome, RankReport, Receipt, State
 from fasttrain.spec.plan import LaunchPlan
+
+T = TypeVar("T", Receipt, Hang)
 
 
 def gather(
@@ -50,13 +54,26 @@ def read_receipt(run_dir: Path) -> Receipt:
     Raises:
         FasttrainError: There is none, or it can't be read.
     """
-    path = run_dir / RECEIPT_FILE
+    return _read(Receipt, run_dir / RECEIPT_FILE)
+
+
+def read_hang(run_dir: Path) -> Hang | None:
+    """Read the last hang of an earlier run; None without one.
+
+    Raises:
+        FasttrainError: It can't be read.
+    """
+    path = run_dir / HANG_FILE
+    return _read(Hang, path) if path.exists() else None
+
+
+def _read(kind: type[T], path: Path) -> T:
     try:
-        return loads(Receipt, path.read_bytes())
+        return loads(kind, path.read_bytes())
     except (OSError, CodecError) as error:
         why = getattr(error, "strerror", None) or str(error)
         raise FasttrainError(
-            f"{path} can't be read as a receipt",
+            f"{path} can't be read",
             why=why,
             fix="name the directory of a run that has ended, such as one in fasttrain_runs/",
             slug="receipt",

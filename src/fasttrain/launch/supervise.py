@@ -28,12 +28,13 @@ def supervise(
     argv: tuple[str, ...],
     environ: Mapping[str, str],
     relay: Relay,
-    tick: Callable[[], None],
+    tick: Callable[[], int | None],
 ) -> int:
     """Run a program to its end and give its exit code, or 128 + signal.
 
     Signals are taken by waiting for them, because only then the kernel tells who sent one: a
-    ctrl-C reaches the script from the terminal itself and must not arrive twice.
+    ctrl-C reaches the script from the terminal itself and must not arrive twice. ``tick`` is called
+    every `TICK_S` and may give a signal for the program.
 
     Raises:
         FasttrainError: The command can't be started.
@@ -78,14 +79,17 @@ def _spawn(
         ) from error
 
 
-def _wait(child: int, relay: Relay, tick: Callable[[], None]) -> int:
+def _wait(child: int, relay: Relay, tick: Callable[[], int | None]) -> int:
     while True:
         ended, status = os.waitpid(child, os.WNOHANG)
         if ended:
             return status
         info = signal.sigtimedwait(WATCHED, TICK_S)
-        if info is None:
-            tick()
+        # Behind a stop and a continue, CPython may give a result that it never filled in.
+        # Source: Modules/signalmodule.c of 3.11, signal_sigtimedwait_impl, `if (timeout < 0) break`
+        if info is None or info.si_signo not in WATCHED:
+            if signum := tick():
+                os.kill(child, signum)
         elif info.si_signo == signal.SIGWINCH:
             relay.resize()
         elif info.si_signo != signal.SIGCHLD and info.si_code != SI_KERNEL:

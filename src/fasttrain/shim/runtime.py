@@ -22,6 +22,7 @@ from fasttrain.shim.levers.matmul import MatmulLever
 from fasttrain.shim.levers.npu_optimizer import NpuOptimizerLever
 from fasttrain.shim.levers.optimizer import OptimizerLever
 from fasttrain.shim.own_compile import OwnCompile
+from fasttrain.shim.pulse import Pulse
 from fasttrain.shim.ranks import Ranks
 from fasttrain.shim.reporter import Reporter
 from fasttrain.shim.roots import RootCalls
@@ -64,6 +65,7 @@ class Runtime:
         self._reported_s = self._event_s = 0.0
         self._run_dir = Path(plan.run_dir)
         self._reporter = Reporter(self._run_dir, rank, pid, child=child)
+        self._pulse = Pulse(self._run_dir, rank, child=child)
 
     def install(self) -> None:
         """Put every lever in place; one that can't be installed is rolled back alone."""
@@ -78,7 +80,10 @@ class Runtime:
                 self._levers.append(lever)
         if any(lever.ledger.live and lever.ledger.lever in _AT_ROOTS for lever in self._levers):
             self._roots.on_call += [self._meter.count_samples, self._on_call]
+            self._roots.on_call.append(self._pulse.beat)
             self._roots.install(self._undo)
+        if self._plan.guards.hang.value.on:
+            self._pulse.install(self._undo)
         refuse_unrelated_copies(self._plan, self._undo)
         self._meter.install(self._undo)
         self._meter.on_step.append(self._on_step)
@@ -187,10 +192,11 @@ class Runtime:
             self._report(finished=False)
 
     def _on_step(self, step: int) -> None:
+        self._pulse.step(step)
         now = time.perf_counter()
         if now - self._event_s >= EVENT_EVERY_S or step == 1:
             self._event_s = now
-            self._reporter.event(self._event)
+            self._note_event()
         if now - self._reported_s >= REPORT_EVERY_S or step == 1:
             self._report(finished=False)
         if step == self._plan.max_steps:
@@ -198,8 +204,9 @@ class Runtime:
 
     def finish(self) -> None:
         """Write the last event and report."""
+        self._pulse.end()
         if self._meter.steps:
-            self._reporter.event(self._event)
+            self._note_event()
         self._report(finished=True)
 
     def _report(self, *, finished: bool) -> None:
@@ -208,8 +215,14 @@ class Runtime:
         if self._meter.steps or self._roots.last is not None or not self._reporter.child:
             self._reporter.report(lambda: self._rank_report(finished))
 
+    def _note_event(self) -> None:
+        event = self._event()
+        self._reporter.event(lambda: event)
+
     def _event(self) -> dict[str, Any]:
         stats = self._meter.stats(0.0)
+        # The first step holds more than a step; until there is a second, no other time is known.
+        self._pulse.slow_step(stats.p95_step_s or stats.first_step_s)
         return {
             "time_s": time.time(),
             "step": self._meter.steps,
