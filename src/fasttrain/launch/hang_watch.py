@@ -18,6 +18,7 @@ from fasttrain.spec.plan import LaunchPlan
 
 LOOK_FOR_PROCESSES_S = 1.0
 MOST_OF_A_TICK_S = 1.0  # a longer one means that this process was stopped, and the others too
+QUIET_S = 5.0  # from which on it matters whether something computes
 SLOW_STEPS = 20
 IDLE_S = 60.0
 # Half of NCCL's own limit, behind which its watchdog ends the process and the stacks are lost.
@@ -53,7 +54,8 @@ class HangWatch:
         self._ranks: set[int] = set()
         self._seen: object = None
         self._told = False
-        self._quiet_s = self._cpu_s = self._killed_s = 0.0
+        self._quiet_s = self._killed_s = 0.0
+        self._before: tuple[float, float] | None = None  # quiet time, processor time
         self._ticked_s = clock()
         self._looked_s = -LOOK_FOR_PROCESSES_S
 
@@ -74,6 +76,9 @@ class HangWatch:
         if self._goes_on(pulses):
             return None
         self._quiet_s += passed_s
+        # To walk through all threads of all processes at every step would cost more than the rest.
+        if self._before is None and self._quiet_s >= QUIET_S:
+            self._before = self._quiet_s, _cpu_s(pulses)
         if self._told or self._quiet_s < self._limit_s(pulses):
             return None
         return self._judge(pulses)
@@ -96,17 +101,17 @@ class HangWatch:
         seen = _signs(running)
         if seen == self._seen and _have_begun(running) and not _are_stopped(running):
             return False
-        self._seen, self._told, self._quiet_s = seen, False, 0.0
-        self._cpu_s = _cpu_s(running)
+        self._seen, self._told, self._quiet_s, self._before = seen, False, 0.0, None
         return True
 
     def _limit_s(self, pulses: tuple[Pulse, ...]) -> float:
         if self._watch.timeout_s is not None:
             return float(self._watch.timeout_s)
         steps_s = SLOW_STEPS * max(pulse.p95_s for pulse in pulses)
-        if self._quiet_s < IDLE_S or self._quiet_s < steps_s:
+        if self._quiet_s < IDLE_S or self._quiet_s < steps_s or self._before is None:
             return max(IDLE_S, steps_s)
-        share = (_cpu_s(pulses) - self._cpu_s) / self._quiet_s
+        quiet_s, cpu_s = self._before
+        share = (_cpu_s(pulses) - cpu_s) / (self._quiet_s - quiet_s)
         return max(BUSY_S if share >= BUSY_SHARE else IDLE_S, steps_s)
 
     def _judge(self, pulses: tuple[Pulse, ...]) -> int | None:
@@ -115,7 +120,7 @@ class HangWatch:
         ranks = examine(running, Path(self._plan.run_dir))
         self._seen = _signs(running)  # an answer is written too
         if excuse(ranks):
-            self._quiet_s = 0.0  # asked again when as much time has passed
+            self._quiet_s, self._before = 0.0, None  # asked again when as much time has passed
             return None
         ended = tuple(sorted(self._ranks - {rank.rank for rank in ranks}))
         told = verdict(ranks, ended)

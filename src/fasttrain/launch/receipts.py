@@ -7,6 +7,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import TypeVar
 
+from fasttrain.launch.hang_words import rank_list
 from fasttrain.launch.merge_reports import merged
 from fasttrain.launch.run_dir import RECEIPT_FILE, write_private
 from fasttrain.spec.codec import CodecError, dumps, loads
@@ -41,11 +42,20 @@ def gather(
         wall_s=wall_s,
         ranks=reports,
         unmet=missed,
-        warnings=(*plan.warnings, *warnings, *problems),
+        warnings=(*plan.warnings, *warnings, *_told_by_ranks(reports), *problems),
         hints=plan.hints,
     )
     write_private(run_dir / RECEIPT_FILE, dumps(receipt))
     return receipt
+
+
+def _told_by_ranks(reports: tuple[RankReport, ...]) -> list[str]:
+    """Give the ranks' own warnings, each once with the ranks that have it."""
+    ranks: defaultdict[str, list[int]] = defaultdict(list)
+    for report in reports:
+        for warning in report.warnings:
+            ranks[warning].append(report.rank)
+    return [f"{rank_list(having)}: {warning}" for warning, having in ranks.items()]
 
 
 def read_receipt(run_dir: Path) -> Receipt:

@@ -21,6 +21,7 @@ from fasttrain.shim.levers.loss_scaling import LossScaling
 from fasttrain.shim.levers.matmul import MatmulLever
 from fasttrain.shim.levers.npu_optimizer import NpuOptimizerLever
 from fasttrain.shim.levers.optimizer import OptimizerLever
+from fasttrain.shim.nan_guard import NanGuard
 from fasttrain.shim.own_compile import OwnCompile
 from fasttrain.shim.pulse import Pulse
 from fasttrain.shim.ranks import Ranks
@@ -66,6 +67,7 @@ class Runtime:
         self._run_dir = Path(plan.run_dir)
         self._reporter = Reporter(self._run_dir, rank, pid, child=child)
         self._pulse = Pulse(self._run_dir, rank, child=child)
+        self._nan = NanGuard(plan.guards.nan.value, self._scale_may_fall)
 
     def install(self) -> None:
         """Put every lever in place; one that can't be installed is rolled back alone."""
@@ -84,6 +86,8 @@ class Runtime:
             self._roots.install(self._undo)
         if self._plan.guards.hang.value.on:
             self._pulse.install(self._undo)
+        # Behind the levers: loss scaling puts the gradients of a skipped step back first.
+        self._nan.install(self._undo)
         refuse_unrelated_copies(self._plan, self._undo)
         self._meter.install(self._undo)
         self._meter.on_step.append(self._on_step)
@@ -181,6 +185,7 @@ class Runtime:
         """Account for a child that the script forked, apart from what its parent did."""
         self._reporter = Reporter(self._run_dir, self._rank, os.getpid(), child=True)
         self._meter.begin_anew()
+        self._nan.begin_anew()
         self._roots.last = None
         for ledger in self._ledgers:
             ledger.begin_anew()
@@ -197,6 +202,7 @@ class Runtime:
         if now - self._event_s >= EVENT_EVERY_S or step == 1:
             self._event_s = now
             self._note_event()
+            self._nan.read()
         if now - self._reported_s >= REPORT_EVERY_S or step == 1:
             self._report(finished=False)
         if step == self._plan.max_steps:
@@ -214,6 +220,10 @@ class Runtime:
         # Most children only load data or fetch something; those that train are told.
         if self._meter.steps or self._roots.last is not None or not self._reporter.child:
             self._reporter.report(lambda: self._rank_report(finished))
+
+    def _scale_may_fall(self) -> bool:
+        """Whether gradients overflow because of their scale alone, which begins high."""
+        return self._scaling is not None and self._scaling.scale >= 1.0
 
     def _note_event(self) -> None:
         event = self._event()
@@ -242,6 +252,7 @@ class Runtime:
             outcomes=tuple(self.outcomes().values()),
             stats=self._meter.stats(self._compile.compile_s if self._compile else 0.0),
             finished=finished,
+            warnings=tuple(self._nan.warnings),
         )
 
 
