@@ -53,8 +53,18 @@ def transferred_bytes(pid: int) -> int:
 
 def catches(pid: int, signum: int) -> bool:
     """Whether a process has a handler for a signal, which would end it otherwise."""
-    for line in _read(Path(f"/proc/{pid}/status")).splitlines():
-        if line.startswith("SigCgt:"):
+    return _in_mask(Path(f"/proc/{pid}/status"), "SigCgt:", signum)
+
+
+def blocking(pid: int, signum: int) -> set[str]:
+    """Give the threads of a process that block a signal, as one does while it handles it."""
+    threads = Path(f"/proc/{pid}/task").glob("*/status")
+    return {path.parent.name for path in threads if _in_mask(path, "SigBlk:", signum)}
+
+
+def _in_mask(status: Path, name: str, signum: int) -> bool:
+    for line in _read(status).splitlines():
+        if line.startswith(name):
             return bool(int(line.split()[1], 16) >> (signum - 1) & 1)
     return False
 

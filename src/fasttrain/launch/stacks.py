@@ -20,8 +20,8 @@ from fasttrain.spec.hang import Frame
 
 Stack = tuple[Frame, ...]
 
-ANSWER_S = 2.0  # a handler answers at once, unless the process can't run at all
-SETTLED_S = 0.15  # without another byte, an answer is whole
+ANSWER_S = 5.0  # a handler begins at once, unless the process can't run at all
+WRITE_S = 20.0
 LOOK_S = 0.01
 PY_SPY_S = 20.0
 
@@ -41,15 +41,11 @@ def by_signal(pid: int, signum: int, answers: Path) -> tuple[Stack, ...]:
         return ()  # the signal would end it
     before = _size(answers)
     try:
-        os.kill(pid, signum)
-    except ProcessLookupError:
-        return ()
-    _await_answer(answers, before)
-    try:
+        _await_answer(pid, signum, answers, before)
         with answers.open("rb") as file:
             file.seek(before)
             return parse(file.read().decode(errors="replace"))
-    except OSError:
+    except OSError:  # it has ended meanwhile, or lost its file
         return ()
 
 
@@ -132,15 +128,16 @@ def _spied(data: dict[str, Any]) -> Frame:
     return frame(data["filename"], data["line"], data["name"])
 
 
-def _await_answer(answers: Path, before: int) -> None:
-    started = changed = time.monotonic()
-    size = before
-    while True:
+def _await_answer(pid: int, signum: int, answers: Path, before: int) -> None:
+    """Wait until the handler has begun to write and has returned."""
+    blocked = procfs.blocking(pid, signum)  # for good, by threads that leave signals to others
+    os.kill(pid, signum)
+    started = time.monotonic()
+    begun = False
+    while not begun or procfs.blocking(pid, signum) - blocked:
         time.sleep(LOOK_S)
-        now = time.monotonic()
-        if (found := _size(answers)) != size:
-            size, changed = found, now
-        if now - changed >= (SETTLED_S if size != before else ANSWER_S) or now - started > PY_SPY_S:
+        begun = begun or _size(answers) > before
+        if time.monotonic() - started > (WRITE_S if begun else ANSWER_S):
             return
 
 

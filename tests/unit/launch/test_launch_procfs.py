@@ -67,3 +67,20 @@ def test_a_process_that_is_gone() -> None:
     assert not procfs.catches(gone, 10)
     assert not procfs.is_stopped(gone)
     assert procfs.family(gone) == [gone]
+
+
+def test_threads_that_block_a_signal() -> None:
+    number, ready, done = signal.SIGRTMAX - 1, threading.Event(), threading.Event()
+
+    def blocks() -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, [number])
+        ready.set()
+        done.wait()
+
+    before = procfs.blocking(os.getpid(), number)
+    thread = threading.Thread(target=blocks)
+    thread.start()
+    ready.wait()
+    assert procfs.blocking(os.getpid(), number) - before == {str(thread.native_id)}
+    done.set()
+    thread.join()

@@ -59,6 +59,8 @@ def test_a_process_that_holds_the_lock(
     monkeypatch.chdir(tmp_path)
     pid = started(PROGRAM)
     assert procfs.catches(pid, SIGNUM)
+    while by_signal(pid, SIGNUM, tmp_path / "answers.txt")[0][0].line != 11:
+        pass  # it has said that it is ready, and is on its way
     for _ in range(2):  # each answer is read apart from the one before
         main, other = by_signal(pid, SIGNUM, tmp_path / "answers.txt")
         inner = main[0]
