@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.optim import optimizer as torch_optimizer
 
-from fasttrain.shim.nan_guard import IN_A_ROW, SLOTS, SMALL, NanGuard
+from fasttrain.shim.nan_guard import IN_A_ROW, SLOTS, SMALL, NanGuard, _Ring
 from fasttrain.shim.parameter_names import parameter_name
 
 NAN, INF = math.nan, math.inf
@@ -96,6 +96,13 @@ def test_a_row_over_two_readings(undo: ExitStack) -> None:
     loop.step(NAN)
     loop.guard.read()
     assert "since step 2:" in loop.guard.warnings[0]
+
+
+def test_a_gap_ends_a_row() -> None:
+    ring = _Ring()
+    assert not ring._judge([1.0, NAN, NAN] + [1.0] * (SLOTS - 3), 3)
+    # The copy came late: step 4 is overwritten, and step 5 begins another row.
+    assert not ring._judge([1.0] * 4 + [NAN] + [1.0] * (SLOTS - 5), SLOTS + 4)
 
 
 def test_a_full_ring_is_read_by_itself(undo: ExitStack, capsys: pytest.CaptureFixture[str]) -> None:
