@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from pathlib import Path
 
 from fasttrain.launch.display import Display
 from fasttrain.launch.follow import EventTail, RankTails
@@ -49,8 +50,7 @@ def start(
     watch = HangWatch(masked, on_hang)
 
     def tick() -> int | None:
-        for line in others.lines():
-            display.write(1, line)
+        _show(others.lines(), display)
         if event := events.latest():
             display.progress(event)
         return watch.tick()
@@ -61,15 +61,24 @@ def start(
     finally:
         relay.finish()
         watch.close()
-        for line in others.lines(rest=True):
-            display.write(1, line)
+        _show(others.lines(rest=True), display)
         display.close()
     wall_s = time.monotonic() - started_s
-    if watch.stopped:
-        exit_code = ExitCode.HUNG
-    lost = [f"the log in {run_dir} is not whole: {relay.log_error}"] if relay.log_error else []
-    hung = [f"no rank went on for {hang.quiet_s:.0f} s: see {HANG_FILE}" for hang in watch.hangs]
-    return gather(masked, exit_code, wall_s, (*hung, *lost))
+    exit_code = ExitCode.HUNG if watch.stopped else exit_code
+    return gather(masked, exit_code, wall_s, tuple(_seen(watch, relay, run_dir)))
+
+
+def _show(lines: Iterator[bytes], display: Display) -> None:
+    for line in lines:
+        display.write(1, line)
+
+
+def _seen(watch: HangWatch, relay: Relay, run_dir: Path) -> Iterator[str]:
+    """Tell what the launcher saw go wrong."""
+    for hang in watch.hangs:
+        yield f"no rank went on for {hang.quiet_s:.0f} s: see {HANG_FILE}"
+    if relay.log_error:
+        yield f"the log in {run_dir} is not whole: {relay.log_error}"
 
 
 def compose(environ: Mapping[str, str], changes: tuple[EnvVar, ...]) -> dict[str, str]:
