@@ -23,17 +23,22 @@ def report(
     json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
 ) -> int:
     """Show the receipt of a run."""
-    from fasttrain.launch.receipts import read_receipt  # only now: --help needs none of it
+    # Only now: --help needs none of it.
+    from fasttrain.launch.receipts import read_hang, read_receipt
     from fasttrain.launch.run_dir import latest_run_dir
 
-    receipt = read_receipt(Path(run_dir) if run_dir else latest_run_dir(Path.cwd()))
+    directory = Path(run_dir) if run_dir else latest_run_dir(Path.cwd())
+    receipt = read_receipt(directory)
     if json:
         from fasttrain.cli.envelope import envelope
 
         typer.echo(envelope("receipt", receipt))
     else:
         from fasttrain.cli.card import print_receipt
+        from fasttrain.cli.hang_card import print_hang
 
+        if (hang := read_hang(directory)) is not None:
+            print_hang(hang, str(directory))
         print_receipt(receipt)
         if receipt.crash:
             from fasttrain.cli.crash_card import print_crash

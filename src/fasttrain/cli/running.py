@@ -25,6 +25,7 @@ from fasttrain.planning.plan import make_plan
 from fasttrain.planning.secrets import mask_plan
 from fasttrain.source.read import read_script
 from fasttrain.spec.errors import ExitCode, FasttrainError
+from fasttrain.spec.hang import Hang
 from fasttrain.spec.plan import Invocation, LaunchPlan
 from fasttrain.spec.script import ScriptFacts
 from fasttrain.spec.settings import Settings
@@ -116,13 +117,21 @@ def _print_plan(plan: LaunchPlan, invocation: Invocation, *, explain: bool, as_j
 def _start(plan: LaunchPlan, invocation: Invocation, *, quiet: bool, as_json: bool) -> int:
     from fasttrain.cli.card import print_receipt
     from fasttrain.cli.crash_card import print_crash
+    from fasttrain.cli.hang_card import print_hang
     from fasttrain.cli.progress import choose_display
     from fasttrain.launch.attend import Around
     from fasttrain.launch.start import start
 
     for warning in () if quiet else plan.warnings:
         sys.stderr.write(f"fasttrain: warning: {warning}\n")
-    around = Around(choose_display(quiet=quiet), partial(look_around, Host(invocation.environ)))
+    display = choose_display(quiet=quiet)
+
+    def on_hang(hang: Hang) -> None:
+        if hang.action == "stop" or not quiet:  # what ends the run is an error
+            display.close()
+            print_hang(hang, plan.run_dir)
+
+    around = Around(display, partial(look_around, Host(invocation.environ)), on_hang)
     receipt = start(plan, mask_plan(plan), invocation.environ, around)
     if as_json:
         sys.stderr.write(envelope("receipt", receipt) + "\n")

@@ -22,7 +22,13 @@ class Preset:
 PRESETS: dict[str, Preset] = {
     "exact": Preset(
         "results bit for bit as without fasttrain",
-        {"amp": "off", "compile": "off", "optimizer": "keep", "matmul": "highest"},
+        {
+            "amp": "off",
+            "compile": "off",
+            "optimizer": "keep",
+            "matmul": "highest",
+            "on_nan": "off",
+        },
     ),
     "fast": Preset("the defaults, and the model compiled", {"compile": "default"}),
     "max": Preset("the fastest kernels, for a long compilation first", {"compile": "max-autotune"}),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,10 +14,13 @@ from typing import Protocol
 from fasttrain.launch.crash import Scene, investigate
 from fasttrain.launch.display import Display
 from fasttrain.launch.follow import EventTail, RankTails
+from fasttrain.launch.hang_watch import HangWatch
 from fasttrain.launch.relay import Relay
 from fasttrain.launch.stop import Stop
 from fasttrain.launch.supervise import supervise
 from fasttrain.spec.crash import Crash, Surroundings
+from fasttrain.spec.errors import ExitCode
+from fasttrain.spec.hang import HANG_FILE, Hang
 from fasttrain.spec.plan import EnvVar, LaunchPlan
 
 
@@ -57,11 +62,13 @@ class Around:
     Attributes:
         display: Shows the output of the script and the progress.
         look_around: Looks at the machine's memory, before the run and behind it.
+        on_hang: Called when no rank goes on any more, before the run is stopped.
         watches: Hear of signals, and are asked a few times a second.
     """
 
     display: Display
     look_around: Callable[[], Surroundings] = Surroundings
+    on_hang: Callable[[Hang], None] = lambda _: None
     watches: Sequence[Watch] = field(default=())
 
 
@@ -90,7 +97,8 @@ def attend(part: Part, around: Around) -> Ended:
     """
     plan, run_dir = part.plan, Path(part.plan.run_dir)
     relay = Relay(run_dir / log_name(plan), around.display)
-    follower = _Follower(plan, around)
+    hang = HangWatch(part.masked, around.on_hang)
+    follower = _Follower(plan, around, hang)
     stop = Stop(plan.shutdown_timeout_s, around.display.tell, follower.heard)
     before, started_s = around.look_around(), time.monotonic()
     try:
@@ -99,21 +107,23 @@ def attend(part: Part, around: Around) -> Ended:
         relay.finish()
         follower.close()
     wall_s = time.monotonic() - started_s
-    after = around.look_around()
-    shown = _shown_ranks(plan)
+    seen = (*end.warnings, *_seen(hang, relay, run_dir))
+    if hang.stopped:
+        return Ended(ExitCode.HUNG, wall_s, seen)
+    after, shown = around.look_around(), _shown_ranks(plan)
     crash, unread = investigate(
         Scene(plan, part.masked, part.environ, end.exit_code, before, after, shown, part.rank)
     )
     # torchrun tells the first to fail by whole seconds; here, the ranks' own clocks do.
-    code = crash.exit_code if crash else end.exit_code
-    return Ended(code, wall_s, (*end.warnings, *unread, *_lost(relay, run_dir)), crash)
+    return Ended(crash.exit_code if crash else end.exit_code, wall_s, (*seen, *unread), crash)
 
 
 class _Follower:
     """Shows what the ranks write to their files, and has the watches do theirs."""
 
-    def __init__(self, plan: LaunchPlan, around: Around) -> None:
+    def __init__(self, plan: LaunchPlan, around: Around, hang: HangWatch) -> None:
         run_dir = Path(plan.run_dir)
+        self._hang = hang
         self._display, self._watches = around.display, around.watches
         self._events = EventTail(run_dir / f"events-{first_rank(plan)}.jsonl")
         self._others = RankTails(run_dir, partial(_follows, plan))
@@ -128,8 +138,11 @@ class _Follower:
             self._display.progress(event)
         for watch in self._watches:
             watch.tick()
+        if self._hang.tick():
+            os.kill(os.getpid(), signal.SIGTERM)  # as whoever would stop the run from outside
 
     def close(self) -> None:
+        self._hang.close()
         self._show(self._others.lines(rest=True))
         self._display.close()
 
@@ -138,7 +151,10 @@ class _Follower:
             self._display.write(1, line)
 
 
-def _lost(relay: Relay, run_dir: Path) -> Iterator[str]:
+def _seen(hang: HangWatch, relay: Relay, run_dir: Path) -> Iterator[str]:
+    """Tell what the launcher saw go wrong."""
+    for found in hang.hangs:
+        yield f"no rank went on for {found.quiet_s:.0f} s: see {HANG_FILE}"
     if relay.log_error:
         yield f"the log in {run_dir} is not whole: {relay.log_error}"
 

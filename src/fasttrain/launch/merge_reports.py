@@ -35,6 +35,7 @@ def merged(worker: RankReport, children: Iterable[RankReport]) -> RankReport:
         worker,
         device=worker.device or busiest.device,
         outcomes=tuple(_together(outcomes) for outcomes in by_lever.values()),
+        warnings=tuple(dict.fromkeys(w for report in reports for w in report.warnings)),
         stats=replace(busiest.stats, peak_memory_bytes=peak, wall_s=worker.stats.wall_s),
     )
 

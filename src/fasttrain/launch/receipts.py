@@ -6,15 +6,20 @@ import shlex
 from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TypeVar
 
+from fasttrain.launch.hang_words import rank_list
 from fasttrain.launch.merge_reports import merged
 from fasttrain.launch.run_dir import RECEIPT_FILE, write_private
 from fasttrain.spec.codec import CodecError, dumps, loads
 from fasttrain.spec.crash import Crash
 from fasttrain.spec.errors import ExitCode, FasttrainError
+from fasttrain.spec.hang import HANG_FILE, Hang
 from fasttrain.spec.outcome import Outcome, RankReport, Receipt, State
 from fasttrain.spec.places import RUNS_FOLDER
 from fasttrain.spec.plan import LaunchPlan
+
+T = TypeVar("T", Receipt, Hang)
 
 
 def gather(
@@ -47,12 +52,21 @@ def gather(
         wall_s=wall_s,
         ranks=reports,
         unmet=missed,
-        warnings=(*plan.warnings, *warnings, *problems),
+        warnings=(*plan.warnings, *warnings, *_told_by_ranks(reports), *problems),
         hints=plan.hints,
         crash=crash,
     )
     write_private(run_dirs[0] / RECEIPT_FILE, dumps(receipt))
     return receipt
+
+
+def _told_by_ranks(reports: tuple[RankReport, ...]) -> list[str]:
+    """Give the ranks' own warnings, each once with the ranks that have it."""
+    ranks: defaultdict[str, list[int]] = defaultdict(list)
+    for report in reports:
+        for warning in report.warnings:
+            ranks[warning].append(report.rank)
+    return [f"{rank_list(having)}: {warning}" for warning, having in ranks.items()]
 
 
 def read_receipt(run_dir: Path) -> Receipt:
@@ -61,13 +75,26 @@ def read_receipt(run_dir: Path) -> Receipt:
     Raises:
         FasttrainError: There is none, or it can't be read.
     """
-    path = run_dir / RECEIPT_FILE
+    return _read(Receipt, run_dir / RECEIPT_FILE)
+
+
+def read_hang(run_dir: Path) -> Hang | None:
+    """Read the last hang of an earlier run; None without one.
+
+    Raises:
+        FasttrainError: It can't be read.
+    """
+    path = run_dir / HANG_FILE
+    return _read(Hang, path) if path.exists() else None
+
+
+def _read(kind: type[T], path: Path) -> T:
     try:
-        return loads(Receipt, path.read_bytes())
+        return loads(kind, path.read_bytes())
     except (OSError, CodecError) as error:
         why = getattr(error, "strerror", None) or str(error)
         raise FasttrainError(
-            f"{path} can't be read as a receipt",
+            f"{path} can't be read",
             why=why,
             fix=f"name the directory of a run that has ended, such as one in {RUNS_FOLDER}/",
             slug="receipt",

@@ -141,7 +141,9 @@ class _Watch:
         """Wait so long for a signal at most, and do what it asks for."""
         self._reap()
         info = signal.sigtimedwait(WATCHED, limit_s)
-        if info is None:
+        # Behind a stop and a continue, CPython may give a result that it never filled in.
+        # Source: Modules/signalmodule.c of 3.11, signal_sigtimedwait_impl, `if (timeout < 0) break`
+        if info is None or info.si_signo not in WATCHED:
             self._tick()
         elif info.si_signo == signal.SIGWINCH:
             self._relay.resize()

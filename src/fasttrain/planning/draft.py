@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fasttrain.planning.gpus import Chosen
 from fasttrain.spec.decision import Decision
 from fasttrain.spec.machine import DeviceKind, Machine
-from fasttrain.spec.plan import Invocation, Levers, Processes
+from fasttrain.spec.plan import Guards, Invocation, Levers, Processes
 from fasttrain.spec.settings import Settings
 
 
@@ -23,6 +23,7 @@ class Draft:
         chosen: The devices.
         processes: The processes.
         levers: Changes in the worker.
+        guards: What is watched while it runs.
     """
 
     settings: Settings
@@ -32,3 +33,4 @@ class Draft:
     chosen: Chosen
     processes: Decision[Processes]
     levers: Levers
+    guards: Guards

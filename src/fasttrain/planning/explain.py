@@ -7,7 +7,7 @@ from typing import Any
 
 from fasttrain.planning.secrets import mask_plan
 from fasttrain.spec.decision import Decision
-from fasttrain.spec.plan import Compile, EnvVar, LaunchPlan, Processes, Strategy
+from fasttrain.spec.plan import Compile, EnvVar, HangWatch, LaunchPlan, Processes, Strategy
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +44,8 @@ def lever_rows(plan: LaunchPlan) -> tuple[Row, ...]:
         _row("optimizer", levers.optimizer, levers.optimizer.value),
         _row("matmul", levers.matmul, levers.matmul.value),
         _row("strategy", levers.strategy, _strategy(levers.strategy.value)),
+        _row("hang", plan.guards.hang, _hang(plan.guards.hang.value)),
+        _row("nan", plan.guards.nan, plan.guards.nan.value),
     )
 
 
@@ -69,3 +71,10 @@ def _compile(decided: Compile) -> str:
 
 def _strategy(decided: Strategy) -> str:
     return f"{decided.mode}, batch {decided.batch}" if decided.injected else decided.mode
+
+
+def _hang(watch: HangWatch) -> str:
+    if not watch.on:
+        return "off"
+    after = "auto" if watch.timeout_s is None else f"{watch.timeout_s} s"
+    return f"{after}, {watch.action}"

@@ -24,6 +24,8 @@ _IDLE: dict[str, tuple[object, ...]] = {
     "matmul": ("auto",),
     "strategy": ("auto", "none"),
     "max_steps": (None,),
+    "hang_timeout": ("auto", "off"),
+    "on_nan": ("off",),
 }
 
 

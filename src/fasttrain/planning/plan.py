@@ -8,6 +8,7 @@ from fasttrain.planning.device import decide_device
 from fasttrain.planning.draft import Draft
 from fasttrain.planning.environment import compose, parse_env
 from fasttrain.planning.gpus import decide_gpus
+from fasttrain.planning.guards import decide_guards, no_guards
 from fasttrain.planning.levers import decide_levers, no_levers
 from fasttrain.planning.processes import decide_processes
 from fasttrain.planning.ranks import decide_show_ranks
@@ -35,6 +36,7 @@ def make_plan(settings: Settings, machine: Machine, invocation: Invocation) -> L
         processes=draft.processes,
         environment=compose(draft),
         levers=draft.levers,
+        guards=draft.guards,
         argv=command(draft),
         shutdown_timeout_s=settings.shutdown_timeout.value,
         show_ranks=decide_show_ranks(settings.show_ranks, draft.processes.value),
@@ -54,7 +56,8 @@ def _draft(settings: Settings, machine: Machine, invocation: Invocation) -> Draf
     by_slurm = invocation.ranks_by_slurm
     processes = decide_processes(settings, chosen, by_slurm=by_slurm)
     if invocation.target.kind == "command":
-        levers = no_levers(settings, chosen)
+        levers, guards = no_levers(settings, chosen), no_guards()
     else:
         levers = decide_levers(settings, machine, chosen, processes.value, invocation.facts)
-    return Draft(settings, machine, invocation, kind, chosen, processes, levers)
+        guards = decide_guards(settings, machine)
+    return Draft(settings, machine, invocation, kind, chosen, processes, levers, guards)

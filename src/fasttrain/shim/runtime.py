@@ -21,7 +21,9 @@ from fasttrain.shim.levers.loss_scaling import LossScaling
 from fasttrain.shim.levers.matmul import MatmulLever
 from fasttrain.shim.levers.npu_optimizer import NpuOptimizerLever
 from fasttrain.shim.levers.optimizer import OptimizerLever
+from fasttrain.shim.nan_guard import NanGuard
 from fasttrain.shim.own_compile import OwnCompile
+from fasttrain.shim.pulse import Pulse
 from fasttrain.shim.ranks import Ranks
 from fasttrain.shim.reporter import Reporter
 from fasttrain.shim.roots import RootCalls
@@ -64,6 +66,8 @@ class Runtime:
         self._reported_s = self._event_s = 0.0
         self._run_dir = Path(plan.run_dir)
         self._reporter = Reporter(self._run_dir, rank, pid, child=child)
+        self._pulse = Pulse(self._run_dir, rank, child=child)
+        self._nan = NanGuard(plan.guards.nan.value, self._scale_may_fall)
 
     def install(self) -> None:
         """Put every lever in place; one that can't be installed is rolled back alone."""
@@ -78,7 +82,12 @@ class Runtime:
                 self._levers.append(lever)
         if any(lever.ledger.live and lever.ledger.lever in _AT_ROOTS for lever in self._levers):
             self._roots.on_call += [self._meter.count_samples, self._on_call]
+            self._roots.on_call.append(self._pulse.beat)
             self._roots.install(self._undo)
+        if self._plan.guards.hang.value.on:
+            self._pulse.install(self._undo)
+        # Behind the levers: loss scaling puts the gradients of a skipped step back first.
+        self._nan.install(self._undo)
         refuse_unrelated_copies(self._plan, self._undo)
         self._meter.install(self._undo)
         self._meter.on_step.append(self._on_step)
@@ -178,6 +187,7 @@ class Runtime:
         """Account for a child that the script forked, apart from what its parent did."""
         self._reporter = Reporter(self._run_dir, self._rank, os.getpid(), child=True)
         self._meter.begin_anew()
+        self._nan.begin_anew()
         self._roots.last = None
         for ledger in self._ledgers:
             ledger.begin_anew()
@@ -189,10 +199,12 @@ class Runtime:
             self._report(finished=False)
 
     def _on_step(self, step: int) -> None:
+        self._pulse.step(step)
         now = time.perf_counter()
         if now - self._event_s >= EVENT_EVERY_S or step == 1:
             self._event_s = now
-            self._reporter.event(self._event)
+            self._note_event()
+            self._nan.read()
         if now - self._reported_s >= REPORT_EVERY_S or step == 1:
             self._report(finished=False)
         if step == self._plan.max_steps:
@@ -200,8 +212,9 @@ class Runtime:
 
     def finish(self) -> None:
         """Write the last event and report."""
+        self._pulse.end()
         if self._meter.steps:
-            self._reporter.event(self._event)
+            self._note_event()
         self._report(finished=True)
 
     def _report(self, *, finished: bool) -> None:
@@ -210,8 +223,18 @@ class Runtime:
         if self._meter.steps or self._roots.last is not None or not self._reporter.child:
             self._reporter.report(lambda: self._rank_report(finished))
 
+    def _scale_may_fall(self) -> bool:
+        """Whether gradients overflow because of their scale alone, which begins high."""
+        return self._scaling is not None and self._scaling.scale >= 1.0
+
+    def _note_event(self) -> None:
+        event = self._event()
+        self._reporter.event(lambda: event)
+
     def _event(self) -> dict[str, Any]:
         stats = self._meter.stats(0.0)
+        # The first step holds more than a step; until there is a second, no other time is known.
+        self._pulse.slow_step(stats.p95_step_s or stats.first_step_s)
         return {
             "time_s": time.time(),
             "step": self._meter.steps,
@@ -231,6 +254,7 @@ class Runtime:
             outcomes=tuple(self.outcomes().values()),
             stats=self._meter.stats(self._compile.compile_s if self._compile else 0.0),
             finished=finished,
+            warnings=tuple(self._nan.warnings),
         )
 
 

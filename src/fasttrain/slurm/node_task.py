@@ -62,7 +62,7 @@ class NodeTask:
             check_restarts(request, place)
             part = prepare(request, place, meeting, clean(environ))
             look = partial(look_around, Host(environ))
-            ended = attend(part, Around(PlainDisplay(), look, (watch,)))
+            ended = attend(part, Around(PlainDisplay(), look, watches=(watch,)))
         except FasttrainError as error:
             sys.stderr.write(f"{error}\n")
             ended = Ended(int(error.exit_code), 0.0, (error.what,))

@@ -9,9 +9,11 @@ class ExitCode(IntEnum):
     """Exit codes of fasttrain itself; the script's own code passes through unchanged."""
 
     USAGE = 2
+    NOT_FINITE = 65
     UNAVAILABLE = 69
     BUG = 70
     CANNOT_START = 71
+    HUNG = 75
     CONTRADICTION = 78
     INTERRUPTED = 130
 

@@ -97,6 +97,7 @@ class RankReport:
         outcomes: One per lever.
         stats: Speed and memory.
         finished: Whether the worker reached its end, by whatever way Python can see.
+        warnings: What the user should know before trusting the run.
     """
 
     rank: int
@@ -105,6 +106,7 @@ class RankReport:
     outcomes: tuple[Outcome, ...]
     stats: StepStats
     finished: bool = False
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,9 @@ from fasttrain.spec.settings import (
     BatchChoice,
     CompileMode,
     CompileScope,
+    HangAction,
     MatmulChoice,
+    NanChoice,
     ReduceLossChoice,
 )
 
@@ -191,6 +193,29 @@ class Levers:
 
 
 @dataclass(frozen=True, slots=True)
+class HangWatch:
+    """When a run counts as hung, and what then.
+
+    Attributes:
+        on: Whether it is watched at all.
+        timeout_s: Seconds without progress; None for a limit that follows the time of a step.
+        action: Whether it is stopped, or told and left.
+    """
+
+    on: bool
+    timeout_s: int | None = None
+    action: HangAction = "stop"
+
+
+@dataclass(frozen=True, slots=True)
+class Guards:
+    """What is watched while the script trains, one decision each."""
+
+    hang: Decision[HangWatch]
+    nan: Decision[NanChoice]
+
+
+@dataclass(frozen=True, slots=True)
 class LaunchPlan:
     """All that is decided before anything starts.
 
@@ -205,6 +230,7 @@ class LaunchPlan:
         processes: Number of processes and rendezvous.
         environment: Every variable that differs from the user's environment or was kept on purpose.
         levers: Changes in the worker.
+        guards: What is watched while it runs.
         argv: The exact command, program first.
         shutdown_timeout_s: Seconds that a run has to end in, once a signal asked for it.
         show_ranks: Ranks whose output is shown live; None for all.
@@ -224,6 +250,7 @@ class LaunchPlan:
     processes: Decision[Processes]
     environment: tuple[EnvVar, ...]
     levers: Levers
+    guards: Guards
     argv: tuple[str, ...]
     shutdown_timeout_s: int
     show_ranks: tuple[int, ...] | None = (0,)

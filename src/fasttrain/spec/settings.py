@@ -20,6 +20,8 @@ MatmulChoice = Literal["auto", "highest", "high", "medium"]
 StrategyChoice = Literal["auto", "none", "ddp", "fsdp"]
 BatchChoice = Literal["split", "per-rank"]
 ReduceLossChoice = Literal["auto", "on", "off"]
+HangAction = Literal["stop", "report"]
+NanChoice = Literal["off", "warn", "stop"]
 PresetName = Literal["exact", "fast", "max"]
 
 
@@ -137,6 +139,16 @@ class Settings:
     )
     max_steps: Setting[int | None] = option(
         None, "Stop after N optimizer steps", panel=RUN, metavar="N", minimum=1
+    )
+    hang_timeout: Setting[str] = option(
+        "auto", "Time without progress that is a hang: auto | off | SECONDS", panel=RUN,
+        metavar="SECONDS|off",
+    )  # fmt: skip
+    on_hang: Setting[HangAction] = option(
+        "stop", "Stop a run that hangs, or tell where it stands and go on", panel=RUN
+    )
+    on_nan: Setting[NanChoice] = option(
+        "warn", "When gradients are no numbers any more, several steps in a row", panel=RUN
     )
     run_dir: Setting[str | None] = option(
         None, "Directory of this run's plan, events, logs and receipt", panel=RUN, metavar="DIR"

@@ -18,7 +18,16 @@ def test_the_presets_are_those_of_the_specification():
 @pytest.mark.parametrize(
     ("name", "values"),
     [
-        ("exact", {"amp": "off", "compile": "off", "optimizer": "keep", "matmul": "highest"}),
+        (
+            "exact",
+            {
+                "amp": "off",
+                "compile": "off",
+                "optimizer": "keep",
+                "matmul": "highest",
+                "on_nan": "off",
+            },
+        ),
         ("fast", {"compile": "default"}),
         ("max", {"compile": "max-autotune"}),
     ],

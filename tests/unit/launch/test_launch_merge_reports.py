@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fasttrain.launch.merge_reports import merged
 from fasttrain.spec.outcome import Outcome, RankReport, Site, State, StepStats
 
@@ -34,6 +36,11 @@ def test_children_that_train_for_an_idle_worker() -> None:
     assert amp.sites == (Site("Net", "train.py:3", 5),)
     assert amp.notes == ("a", "b", "in 2 processes that the script started")
     assert (both.rank, both.finished) == (1, True)
+
+
+def test_warnings_of_all_processes() -> None:
+    child = replace(report(IDLE), warnings=("nan",))
+    assert merged(report(IDLE), [child, child]).warnings == ("nan",)
 
 
 def test_a_level_is_not_added_up() -> None:

@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
-from fasttrain.launch.receipts import gather, read_receipt, unmet
+from fasttrain.launch.receipts import gather, read_hang, read_receipt, unmet
+from fasttrain.spec.codec import dumps
+from fasttrain.spec.hang import Hang
 from fasttrain.spec.outcome import State
 from fasttrain.spec.plan import LaunchPlan, Target
 
@@ -34,6 +36,22 @@ def test_a_report_that_cannot_be_read_is_a_warning(plan: LaunchPlan, report: Any
     assert receipt.ranks == (kept,)
     assert receipt.warnings[0] == "of the plan"
     assert receipt.warnings[1].startswith("rank-0.json can't be read")
+
+
+def test_warnings_of_the_ranks_are_told_once(plan: LaunchPlan, report: Any) -> None:
+    for rank, warnings in ((0, ("nan",)), (1, ("nan", "other")), (2, ())):
+        left = replace(report(rank, State.APPLIED), warnings=warnings)
+        (Path(plan.run_dir) / f"rank-{rank}.json").write_text(dumps(left))
+    assert gather(plan, 0, 0.0).warnings == ("ranks 0-1: nan", "rank 1: other")
+
+
+def test_a_hang_of_an_earlier_run(tmp_path: Path, slug: Any) -> None:
+    assert read_hang(tmp_path) is None
+    hang = Hang("r1", 3.0, 2.0, "stop", ("rank 0 is at x",), ())
+    (tmp_path / "hang.json").write_text(dumps(hang))
+    assert read_hang(tmp_path) == hang
+    (tmp_path / "hang.json").write_text("{")
+    assert slug(read_hang, tmp_path) == ("receipt", 69)
 
 
 @pytest.mark.parametrize(

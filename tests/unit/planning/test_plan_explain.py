@@ -8,7 +8,7 @@ from fasttrain.planning.explain import Row, decisions
 def test_one_row_per_decision_and_variable(make):
     plan = make.plan(make.gpus(2), gpus="all", env=("HF_TOKEN=x", "A=1"))
     rows = {row.topic: row for row in decisions(plan)}
-    assert len(rows) == 8 + len(plan.environment)
+    assert len(rows) == 10 + len(plan.environment)
     assert rows["device"].value == "cuda"
     assert rows["devices"].value == "0,1"
     assert rows["processes"].value == "2, torchrun"

@@ -18,12 +18,22 @@ from fasttrain.shim.runtime import Runtime
 from fasttrain.spec.codec import loads
 from fasttrain.spec.decision import Decision, Source, SourceKind
 from fasttrain.spec.outcome import RankReport
-from fasttrain.spec.plan import Amp, Compile, LaunchPlan, Levers, Processes, Strategy, Target
+from fasttrain.spec.plan import (
+    Amp,
+    Compile,
+    Guards,
+    HangWatch,
+    LaunchPlan,
+    Levers,
+    Processes,
+    Strategy,
+    Target,
+)  # fmt: skip
 
 torch.set_num_threads(1)  # two cores are shared: spinning threads cost more than they bring
 
 OFF = {"amp": "off", "compile": "off", "scope": "model", "optimizer": "keep", "matmul": "keep",
-       "graphs": None}  # fmt: skip
+       "graphs": None, "hang": False, "nan": "off"}  # fmt: skip
 FLAG = Source(SourceKind.FLAG, "--flag")
 MACHINE = Source(SourceKind.MACHINE, "the machine")
 
@@ -48,7 +58,8 @@ def plan(run_dir: Path, source: Source = FLAG, **choices: Any) -> LaunchPlan:
         fasttrain_version="0", run_id="test", run_dir=str(run_dir),
         target=Target("script", "train.py"), cwd=str(run_dir),
         device_kind=decide("cpu"), devices=decide(()), processes=decide(Processes("direct")),
-        environment=(), levers=levers, argv=("python",), shutdown_timeout_s=30,
+        environment=(), levers=levers, shutdown_timeout_s=30,
+        guards=Guards(decide(HangWatch(chosen["hang"])), decide(chosen["nan"])), argv=("python",),
         max_steps=chosen["max_steps"], strict=chosen["strict"],
     )  # fmt: skip
 

@@ -1,0 +1,121 @@
+"""Shows the launcher that this worker goes on, and lets it ask for the Python stacks.
+
+A step writes one number into memory that the launcher sees: no call into the system, no thread.
+The stacks are written by faulthandler from a signal handler in C, so that they come while the main
+thread is inside of a C call too, whether it holds the interpreter's lock or not. Processes that
+are forked from this one, such as DataLoader workers, inherit the handler and its file.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import mmap
+import os
+import signal
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from fasttrain.spec.codec import dumps
+from fasttrain.spec.pulse import MEMORY_BYTES, MEMORY_NAME, PulseAddress, Slot, stacks_file
+
+_STEPS, _BEATS = int(Slot.STEPS), int(Slot.BEATS)
+
+
+class Pulse:
+    """The record of one process.
+
+    Args:
+        run_dir: The run directory.
+        rank: Global rank.
+        child: Whether the script started this process, and not the launcher.
+    """
+
+    def __init__(self, run_dir: Path, rank: int, *, child: bool) -> None:
+        self._run_dir = run_dir
+        self._rank = rank
+        self._pid = os.getpid()
+        name = f"pulse-{rank}.child-{self._pid}.json" if child else f"pulse-{rank}.json"
+        self._address_path = run_dir / name
+        # Numbers that nobody reads, where there is no memory to be had.
+        self._words: Any = memoryview(bytearray(MEMORY_BYTES)).cast("Q")
+
+    def install(self, undo: ExitStack) -> None:
+        """Make the record, be ready for the signal, and tell the launcher where both are."""
+        try:
+            self._share(undo)
+        except OSError as error:  # no descriptor left, or a lost directory
+            told = f"fasttrain: this process is not watched for hangs: {error}"
+            print(told, file=sys.stderr)  # noqa: T201 - a worker has no other way to say it
+            return
+        _count_batches(self.beat, undo)
+
+    def step(self, steps: int) -> None:
+        """Show one more optimizer step."""
+        self._words[_STEPS] = steps
+        self._words[_BEATS] += 1  # of a forked child, the number may be the parent's
+
+    def beat(self, *_: Any) -> None:
+        """Show that something else went on."""
+        self._words[_BEATS] += 1
+
+    def slow_step(self, p95_s: float) -> None:
+        """Show how long a slow step takes, in seconds."""
+        self._words[Slot.P95_NS] = int(p95_s * 1e9)
+
+    def end(self) -> None:
+        """Show that the script has come to its end; its children only come to theirs."""
+        if os.getpid() == self._pid:
+            self._words[Slot.ENDED] = 1
+
+    def _share(self, undo: ExitStack) -> None:
+        descriptor = os.memfd_create(MEMORY_NAME)
+        undo.callback(os.close, descriptor)
+        os.ftruncate(descriptor, MEMORY_BYTES)
+        self._words = memoryview(mmap.mmap(descriptor, MEMORY_BYTES)).cast("Q")
+        signum = _free_signal()
+        if signum:
+            path = self._run_dir / stacks_file(self._rank)
+            stacks = _open_private(str(path), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+            undo.callback(os.close, stacks)
+            faulthandler.register(signum, stacks, all_threads=True, chain=False)
+            undo.callback(faulthandler.unregister, signum)
+        address = PulseAddress(self._rank, self._pid, descriptor, signum)
+        draft = self._address_path.with_suffix(".tmp")
+        with open(draft, "w", encoding="utf-8", opener=_open_private) as file:
+            file.write(dumps(address))
+        draft.replace(self._address_path)
+
+
+def _free_signal() -> int:
+    """Give the highest real-time signal that nobody handles; 0 when all are taken."""
+    for signum in range(int(signal.SIGRTMAX), int(signal.SIGRTMIN) - 1, -1):
+        if signal.getsignal(signum) is signal.SIG_DFL:
+            return signum
+    return 0
+
+
+def _count_batches(beat: Any, undo: ExitStack) -> None:
+    """Call ``beat`` for each batch that a DataLoader hands out.
+
+    By a property in the place of its counter, so that no frame of fasttrain's is in the traceback
+    of a batch that can't be read.
+    """
+    name = "_num_yielded"  # of DataLoader iterators from torch 1.4 on
+
+    def read(iterator: Any) -> Any:
+        return vars(iterator)[name]
+
+    def write(iterator: Any, value: Any) -> None:
+        vars(iterator)[name] = value
+        beat()
+
+    setattr(_BaseDataLoaderIter, name, property(read, write))
+    undo.callback(delattr, _BaseDataLoaderIter, name)
+
+
+def _open_private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)

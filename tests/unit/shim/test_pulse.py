@@ -1,0 +1,134 @@
+"""The record of a worker, as its launcher reads it."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from fasttrain.launch import procfs
+from fasttrain.launch.pulses import Pulse as Seen
+from fasttrain.launch.pulses import Pulses
+from fasttrain.launch.stacks import by_signal
+from fasttrain.shim.pulse import Pulse
+
+
+@pytest.fixture
+def undo() -> Iterator[ExitStack]:
+    with ExitStack() as undo:
+        yield undo
+
+
+@pytest.fixture
+def pulse(tmp_path: Path, undo: ExitStack) -> Pulse:
+    pulse = Pulse(tmp_path, 3, child=False)
+    pulse.install(undo)
+    return pulse
+
+
+def seen(run_dir: Path) -> Seen:
+    pulses = Pulses(run_dir)
+    pulses.find()
+    (found,) = pulses.read()
+    pulses.close()
+    return found
+
+
+def test_what_the_launcher_reads(pulse: Pulse, tmp_path: Path) -> None:
+    first = seen(tmp_path)
+    assert (first.address.rank, first.address.pid) == (3, os.getpid())
+    assert (first.steps, first.beats, first.p95_s, first.ended) == (0, 0, 0.0, False)
+    pulse.step(8)
+    pulse.beat()
+    pulse.slow_step(0.25)
+    pulse.end()
+    last = seen(tmp_path)
+    assert (last.steps, last.beats, last.p95_s, last.ended) == (8, 2, 0.25, True)
+
+
+def test_it_answers_with_its_stacks(pulse: Pulse, tmp_path: Path) -> None:
+    signum = seen(tmp_path).address.signal
+    assert signum >= signal.SIGRTMIN
+    answer = by_signal(os.getpid(), signum, tmp_path / "stacks-3.txt")
+    assert "by_signal" in [frame.function for frame in answer[0]]
+    assert (tmp_path / "stacks-3.txt").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_signal_of_the_scripts_is_left_alone(tmp_path: Path, undo: ExitStack) -> None:
+    highest = signal.SIGRTMAX
+    signal.signal(highest, lambda *_: None)
+    undo.callback(signal.signal, highest, signal.SIG_DFL)
+    Pulse(tmp_path, 3, child=False).install(undo)
+    assert seen(tmp_path).address.signal == highest - 1
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_batches_are_counted(pulse: Pulse, tmp_path: Path, workers: int) -> None:
+    before = seen(tmp_path).beats
+    assert len(list(DataLoader(range(12), batch_size=2, num_workers=workers))) == 6
+    # The counter is also set to 0, when a pass begins.
+    assert 6 <= seen(tmp_path).beats - before <= 8
+
+
+def test_a_batch_that_fails_has_no_frame_of_ours(pulse: Pulse) -> None:
+    class Fails(torch.utils.data.Dataset[int]):
+        def __len__(self) -> int:
+            return 2
+
+        def __getitem__(self, index: int) -> int:
+            raise KeyError(index)
+
+    with pytest.raises(KeyError) as caught:
+        next(iter(DataLoader(Fails())))
+    assert not [entry for entry in caught.traceback if "fasttrain/shim" in str(entry.path)]
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_forked_child_shows_the_same_record(pulse: Pulse, tmp_path: Path) -> None:
+    def child() -> None:
+        pulse.step(1)
+        pulse.end()
+
+    process = multiprocessing.get_context("fork").Process(target=child)
+    process.start()
+    process.join(20)
+    found = seen(tmp_path)
+    assert (found.steps, found.beats, found.ended) == (1, 1, False)
+
+
+def test_it_leaves_nothing(tmp_path: Path) -> None:
+    descriptors = len(list(Path("/proc/self/fd").iterdir()))
+    with ExitStack() as undo:
+        Pulse(tmp_path, 3, child=True).install(undo)
+        signum = next(iter(_addresses(tmp_path))).signal
+        assert procfs.catches(os.getpid(), signum)
+    assert not procfs.catches(os.getpid(), signum)
+    assert "_num_yielded" not in vars(_BaseDataLoaderIter)
+    # The mapping itself goes with the record.
+    assert len(list(Path("/proc/self/fd").iterdir())) == descriptors
+
+
+def _addresses(run_dir: Path) -> Iterator[object]:
+    pulses = Pulses(run_dir)
+    pulses.find()
+    for found in pulses.read():
+        yield found.address
+    pulses.close()
+
+
+def test_a_lost_directory_is_told(
+    tmp_path: Path, undo: ExitStack, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pulse = Pulse(tmp_path / "gone", 3, child=False)
+    pulse.install(undo)
+    pulse.step(1)
+    assert "not watched for hangs" in capsys.readouterr().err
