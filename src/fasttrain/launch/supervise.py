@@ -25,7 +25,9 @@ FORWARDED = (
     signal.SIGUSR2,
 )
 WATCHED = {*FORWARDED, signal.SIGCHLD, signal.SIGWINCH}
+HELD = {*WATCHED, signal.SIGALRM}  # our own timer
 TICK_S = 0.25
+SHORTEST_S = 0.001  # a timer of 0 never comes
 SI_KERNEL = 0x80  # asm-generic/siginfo.h: the terminal, which signals the script as well
 # Helpers of multiprocessing and torch end, and clean up, when the script's end of a pipe closes.
 SETTLE_S = 1.0
@@ -70,13 +72,15 @@ def supervise(
 
 @contextmanager
 def _signals_held() -> Iterator[set[Any]]:
-    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, HELD)
     # A caller that ignores SIGCHLD passes this on, and the kernel then keeps no exit status.
     reaping = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
         yield blocked
     finally:
         signal.signal(signal.SIGCHLD, reaping)
+        if signal.SIGALRM in signal.sigpending():
+            signal.sigwait({signal.SIGALRM})  # it would end us once it isn't held back any more
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
 
@@ -140,10 +144,8 @@ class _Watch:
     def _listen(self, limit_s: float) -> None:
         """Wait so long for a signal at most, and do what it asks for."""
         self._reap()
-        info = signal.sigtimedwait(WATCHED, limit_s)
-        # Behind a stop and a continue, CPython may give a result that it never filled in.
-        # Source: Modules/signalmodule.c of 3.11, signal_sigtimedwait_impl, `if (timeout < 0) break`
-        if info is None or info.si_signo not in WATCHED:
+        info = _next_signal(limit_s)
+        if info is None:
             self._tick()
         elif info.si_signo == signal.SIGWINCH:
             self._relay.resize()
@@ -175,6 +177,19 @@ class _Watch:
                 "nothing would have ended this run if its launcher had been killed: "
                 f"{self._guardian.failure}"
             )
+
+
+def _next_signal(limit_s: float) -> signal.struct_siginfo | None:
+    """Wait so long for a signal, and give it.
+
+    By a timer, because behind a stop and a continue `signal.sigtimedwait` may give a result that it
+    has never filled in, and any signal may seem to be in it.
+    Source: CPython 3.11, Modules/signalmodule.c, signal_sigtimedwait_impl, ``if (timeout < 0)``.
+    """
+    signal.setitimer(signal.ITIMER_REAL, max(limit_s, SHORTEST_S))
+    info = signal.sigwaitinfo(HELD)
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    return None if info.si_signo == signal.SIGALRM else info
 
 
 def _exit_code(status: int) -> int:
