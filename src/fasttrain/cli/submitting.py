@@ -69,7 +69,7 @@ def perform(request: SlurmRequest) -> int:
     if stays:
         from fasttrain.cli.jobs import stay
 
-        return stay(sent, read_environ(), show=request.follow, as_json=request.json)
+        return stay(sent, read_environ(), show=request.follow, as_json=request.json, quiet=quiet)
     return 0
 
 
@@ -86,9 +86,10 @@ def _draft(request: SlurmRequest) -> Draft:
     target = choose_target(request.words, request.behind, wanted, request.starts)
     check_target(target, str(cwd))
     facts = read_script(target, str(cwd), environ)
-    partition, gpus = wanted.slurm.partition.value, wanted.slurm.gpus_per_node.value or 0
+    partition = wanted.slurm.partition.value or environ.get("SBATCH_PARTITION")
+    gpus = wanted.slurm.gpus_per_node.value or 0
     shape = node_shape(Host(environ), partition, gpus)
-    return draft(wanted, target, facts, shape)
+    return draft(wanted, target, facts, shape, environ)
 
 
 def _print_draft(job: Draft, *, as_json: bool) -> None:
