@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,8 @@ from fasttrain.launch.preflight import check_target
 from fasttrain.slurm.submission import Draft, batch_script, draft, send
 from fasttrain.source.read import read_script
 from fasttrain.spec.job import SubmittedJob
+
+MOST_NODES = 10**6  # more than fasttrain takes for --nodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,10 @@ def perform(request: SlurmRequest) -> int:
     """Do what was asked for and give the exit code."""
     job = _draft(request)
     quiet = job.requests[0].settings.quiet.value
+    if request.check:
+        from fasttrain.cli.checking import perform_check  # only now: sending needs none of it
+
+        return perform_check(job, read_environ(), as_json=request.json)
     if request.dry_run:
         _print_draft(job, as_json=request.json)
         return 0
@@ -89,6 +95,9 @@ def _draft(request: SlurmRequest) -> Draft:
     partition = wanted.slurm.partition.value or environ.get("SBATCH_PARTITION")
     gpus = wanted.slurm.gpus_per_node.value or 0
     shape = node_shape(Host(environ), partition, gpus)
+    if request.check and shape:
+        # The checks count the nodes themselves, and tell all that they find together.
+        shape = replace(shape, nodes=MOST_NODES)
     return draft(wanted, target, facts, shape, environ)
 
 

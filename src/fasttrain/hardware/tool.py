@@ -17,7 +17,7 @@ class ToolError(RuntimeError):
     """A vendor's tool that is missing, fails, or doesn't answer in time.
 
     Attributes:
-        said: All that it printed as errors.
+        said: All that it printed as errors; where that is nothing, all that it printed.
     """
 
     def __init__(self, text: str, said: str = "") -> None:
@@ -51,7 +51,7 @@ def run_tool(argv: Sequence[str], *, timeout_s: float) -> str:
         raise ToolError(f"{argv[0]} gave no answer in {timeout_s:g} s")
     if code:
         said = first_line(errors) or first_line(output) or "no message"
-        raise ToolError(f"{argv[0]} ended with {code}: {said}", errors)
+        raise ToolError(f"{argv[0]} ended with {code}: {said}", errors or output)
     return output
 
 
