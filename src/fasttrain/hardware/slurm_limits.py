@@ -88,7 +88,10 @@ def _read(
     if isinstance(text, ToolError):
         unread.append((what, str(text)))
         return None
-    found = tuple(parse(text))
+    try:
+        found = tuple(parse(text))
+    except ValueError:  # a number of thousands of digits
+        found = ()
     if found or (what == "accounts" and not text.strip()):  # of which a user may have none
         return found
     unread.append((what, f"its answer can't be read: {first_line(text)[:80] or 'it is empty'}"))

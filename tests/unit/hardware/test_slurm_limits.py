@@ -92,6 +92,7 @@ def test_all_of_it(tools: Write) -> None:
 
 
 RUBBISH = ["echo", "printf 'slurm_load: warning\\n'", "printf '\\377\\000=\\n|||||\\n'", "exit 3"]
+RUBBISH.append(f"echo 'a|b|{9:05000}|1|1|'; echo PartitionName=a State=UP TotalNodes={9:05000}")
 
 
 @pytest.mark.parametrize("shell", RUBBISH)
@@ -105,9 +106,9 @@ def test_rubbish_is_unread_and_told(tools: Write, shell: str) -> None:
 def test_tools_that_hang_take_no_longer_than_one_of_them(tools: Write) -> None:
     hangs = "sleep 60"
     began_s = time.monotonic()
-    facts = find_limits(tools(scontrol=hangs, sinfo=hangs, sacctmgr=hangs), timeout_s=0.3)
-    assert time.monotonic() - began_s < 2
-    assert "no answer in 0.3 s" in unread(facts)["nodes"]
+    facts = find_limits(tools(scontrol=hangs, sinfo=hangs, sacctmgr=hangs), timeout_s=0.5)
+    assert time.monotonic() - began_s < 1.6  # of 2.0 s one after the other
+    assert "no answer in 0.5 s" in unread(facts)["nodes"]
 
 
 def test_without_accounting_nobody_is_asked_and_nothing_is_wrong(tools: Write) -> None:

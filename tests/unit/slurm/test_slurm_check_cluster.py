@@ -122,6 +122,20 @@ def test_nodes_that_are_down_may_come_back(judged: Judge) -> None:
     assert "3 are up" in finding.what
 
 
+def test_nodes_in_two_partitions_are_counted_once(judged: Judge) -> None:
+    twin = replace(MAIN, name="twin", default=False)
+    nodes = (*NODES, *(replace(kind, partition="twin") for kind in NODES[:3]))
+    cluster = replace(CLUSTER, partitions=(MAIN, twin), nodes=nodes)
+    (finding,) = judged(cluster, partition="main,twin", nodes=5, gpus_per_node=8)
+    assert "has 4" in finding.why
+
+
+def test_a_partition_allows_no_more_nodes_than_it_has(judged: Judge) -> None:
+    cluster = replace(CLUSTER, partitions=(replace(MAIN, max_nodes=100),))
+    (finding,) = judged(cluster, nodes=13)
+    assert "12 at the most" in finding.why
+
+
 def test_a_qos_may_lift_the_time_limit(judged: Judge) -> None:
     assert told(judged(time="601", qos="high")) == [("slurm-limit", "warning")]
 
