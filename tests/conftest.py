@@ -25,7 +25,7 @@ Completed = subprocess.CompletedProcess[bytes]
 
 # What would change what fasttrain or torch does: a test says what it needs of these itself.
 _FOREIGN = re.compile(
-    r"FASTTRAIN_|(LOCAL_|GROUP_|NODE_)?RANK$|(LOCAL_)?WORLD_SIZE$|MASTER_|SLURM_|TORCHELASTIC_"
+    r"FASTTRAIN_|(LOCAL_|GROUP_|NODE_)?RANK$|(LOCAL_)?WORLD_SIZE$|MASTER_|SLURM_|SBATCH_|TORCHELASTIC_"
     r"|PYTHONUNBUFFERED$|PYTHONWARNINGS$|NO_COLOR$|FORCE_COLOR$|COLUMNS$|LINES$"
 )
 # torch sets variables and keeps compile workers for the rest of the process that imported it.

@@ -28,6 +28,8 @@ def shells(tree: ast.AST) -> Iterator[int]:
                 isinstance(value, ast.Constant) and value.value is False
             ):
                 yield value.lineno
+            case ast.List(elts=[ast.Constant("bash"), ast.Constant("-n"), *_]):
+                pass  # it reads a script, and runs none of it
             case ast.List(elts=[ast.Constant(value=str(word)), *_]) if word in SHELLS:
                 yield node.lineno
             case ast.Tuple(elts=[ast.Constant(value=str(word)), ast.Constant("-c"), *_]) if (

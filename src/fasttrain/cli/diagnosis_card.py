@@ -6,19 +6,19 @@ import sys
 from collections.abc import Iterator
 from itertools import groupby
 
-from rich.console import Console, Group
+from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from fasttrain.cli.card import size
+from fasttrain.cli.findings import below, counted_findings, told
 from fasttrain.doctor.checks.words import spans
 from fasttrain.doctor.diagnosis import Diagnosis
-from fasttrain.spec.examination import DeviceState, Examination, Finding, Severity
+from fasttrain.spec.examination import DeviceState, Examination
 from fasttrain.spec.machine import Cpu, Device, Machine
 
 WIDTH = 80
-STYLES: dict[Severity, str] = {"error": "bold red", "warning": "yellow", "hint": "cyan"}
 
 
 def print_diagnosis(diagnosis: Diagnosis) -> None:
@@ -34,20 +34,15 @@ def print_diagnosis(diagnosis: Diagnosis) -> None:
         console.print(Text(f"\nwhat fasttrain run {diagnosis.script} would do:"))
         console.print(_levers(diagnosis))
     if diagnosis.measurements:
-        console.print(_below(_measurements(diagnosis)))
+        console.print(below(_measurements(diagnosis)))
     for verdict in diagnosis.verdicts:
         style = "green" if verdict.fine else "yellow"
         console.print(Text(f"{verdict.device}: {verdict.text}", style=style))
     for finding in diagnosis.findings:
-        console.print(_below(_told(finding)))
+        console.print(below(told(finding)))
     console.print(Text(f"\n{_summary(diagnosis)}", style="bold"))
     console.print(Text(f"  {diagnosis.command}", style="green"), soft_wrap=True)
     console.print(Padding(Text(f"({diagnosis.why})"), (0, 0, 0, 2), expand=False))
-
-
-def _below(table: Table) -> Group:
-    """Give a table with a line before it; rich's own padding would fill that line with blanks."""
-    return Group("", table)
 
 
 def _head(seen: Examination) -> Iterator[str]:
@@ -176,23 +171,5 @@ def _measurements(diagnosis: Diagnosis) -> Table:
     return table
 
 
-def _told(finding: Finding) -> Table:
-    """Give a finding's three lines, each hanging below its first word."""
-    table = Table.grid(padding=(0, 1))
-    table.add_column(justify="right", no_wrap=True)
-    table.add_column(overflow="fold")
-    where = f"{finding.where}: " if finding.where else ""
-    head = Text(f"{finding.severity}:", style=STYLES[finding.severity])
-    table.add_row(head, Text(f"{where}{finding.what}"))
-    table.add_row("why:", Text(finding.why))
-    fix = Text(finding.fix)
-    table.add_row("fix:", fix.append(f"  [{finding.check}]", style="dim"))
-    return table
-
-
 def _summary(diagnosis: Diagnosis) -> str:
-    severities: tuple[Severity, ...] = ("error", "warning", "hint")
-    counts = {s: sum(f.severity == s for f in diagnosis.findings) for s in severities}
-    parts = [f"{n} {s}{'' if n == 1 else 's'}" for s, n in counts.items() if n]
-    found = ", ".join(parts) if parts else "nothing is wrong"
-    return f"{found}; to train here:"
+    return f"{counted_findings(diagnosis.findings)}; to train here:"

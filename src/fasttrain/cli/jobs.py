@@ -48,7 +48,14 @@ def perform(request: JobRequest) -> int:
     return actions[request.action](request, read_environ())
 
 
-def stay(job: SubmittedJob, environ: Mapping[str, str], *, show: bool, as_json: bool) -> int:
+def stay(
+    job: SubmittedJob,
+    environ: Mapping[str, str],
+    *,
+    show: bool,
+    as_json: bool,
+    quiet: bool = False,
+) -> int:
     """Wait for a job's end, tell it, and give the exit code of its script.
 
     Args:
@@ -56,15 +63,18 @@ def stay(job: SubmittedJob, environ: Mapping[str, str], *, show: bool, as_json: 
         environ: The environment.
         show: Whether to show what rank 0 prints.
         as_json: Whether the end is told as JSON.
+        quiet: Whether nothing is told but what went wrong.
     """
-    display = choose_display(quiet=False) if show else None
+    display = choose_display(quiet=quiet) if show else None
     try:
-        ending = follow(job, environ, display, _say)
+        ending = follow(job, environ, display, _say, states=not quiet)
     except KeyboardInterrupt:
         if display:
             display.close()
         _say(f"the job goes on; fasttrain job cancel {job.job_id} ends it")
         return ExitCode.INTERRUPTED
+    if quiet and not as_json and not ending.exit_code:
+        return 0
     return _tell(ending, as_json=as_json)
 
 

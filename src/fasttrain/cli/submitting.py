@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,8 @@ from fasttrain.launch.preflight import check_target
 from fasttrain.slurm.submission import Draft, batch_script, draft, send
 from fasttrain.source.read import read_script
 from fasttrain.spec.job import SubmittedJob
+
+MOST_NODES = 10**6  # more than fasttrain takes for --nodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,10 @@ def perform(request: SlurmRequest) -> int:
     """Do what was asked for and give the exit code."""
     job = _draft(request)
     quiet = job.requests[0].settings.quiet.value
+    if request.check:
+        from fasttrain.cli.checking import perform_check  # only now: sending needs none of it
+
+        return perform_check(job, read_environ(), as_json=request.json)
     if request.dry_run:
         _print_draft(job, as_json=request.json)
         return 0
@@ -69,7 +75,7 @@ def perform(request: SlurmRequest) -> int:
     if stays:
         from fasttrain.cli.jobs import stay
 
-        return stay(sent, read_environ(), show=request.follow, as_json=request.json)
+        return stay(sent, read_environ(), show=request.follow, as_json=request.json, quiet=quiet)
     return 0
 
 
@@ -86,9 +92,13 @@ def _draft(request: SlurmRequest) -> Draft:
     target = choose_target(request.words, request.behind, wanted, request.starts)
     check_target(target, str(cwd))
     facts = read_script(target, str(cwd), environ)
-    partition, gpus = wanted.slurm.partition.value, wanted.slurm.gpus_per_node.value or 0
+    partition = wanted.slurm.partition.value or environ.get("SBATCH_PARTITION")
+    gpus = wanted.slurm.gpus_per_node.value or 0
     shape = node_shape(Host(environ), partition, gpus)
-    return draft(wanted, target, facts, shape)
+    if request.check and shape:
+        # The checks count the nodes themselves, and tell all that they find together.
+        shape = replace(shape, nodes=MOST_NODES)
+    return draft(wanted, target, facts, shape, environ)
 
 
 def _print_draft(job: Draft, *, as_json: bool) -> None:

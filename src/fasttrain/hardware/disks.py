@@ -28,7 +28,7 @@ def find_disks(
         "cache": compiled_folder(host.environ),
         "temporary": temporary_folder(host.environ),
     }
-    mounts = _mounts(host)
+    mounts = mount_types(host)
     return tuple(
         _disk(purpose, folder.absolute(), mounts, timeout_s) for purpose, folder in folders.items()
     )
@@ -59,7 +59,7 @@ def _disk(purpose: Purpose, folder: Path, mounts: dict[str, str], timeout_s: flo
             free_bytes=0,
             writable=False,
             executable=False,
-            filesystem=_filesystem(folder, mounts),
+            filesystem=filesystem_of(folder, mounts),
         )
 
 
@@ -72,11 +72,11 @@ def _look(purpose: Purpose, folder: Path, mounts: dict[str, str]) -> Disk:
         free_bytes=stat.f_bavail * stat.f_frsize,
         writable=os.access(existing, os.W_OK | os.X_OK),
         executable=not stat.f_flag & getattr(os, "ST_NOEXEC", 0),  # macOS doesn't tell
-        filesystem=_filesystem(existing.resolve(), mounts),
+        filesystem=filesystem_of(existing.resolve(), mounts),
     )
 
 
-def _mounts(host: Host) -> dict[str, str]:
+def mount_types(host: Host) -> dict[str, str]:
     """Give the type of what is mounted at each path; of several mounts the last one shows."""
     lines = (line.split() for line in host.read("proc/self/mounts").splitlines())
     return {_unescaped(words[1]): words[2] for words in lines if len(words) > 2}
@@ -87,6 +87,7 @@ def _unescaped(path: str) -> str:
     return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), path)
 
 
-def _filesystem(folder: Path, mounts: dict[str, str]) -> str:
+def filesystem_of(folder: Path, mounts: dict[str, str]) -> str:
+    """Give the type of the file system that a folder lies on; empty where unknown."""
     paths = (str(path) for path in (folder, *folder.parents))
     return next((mounts[path] for path in paths if path in mounts), "")

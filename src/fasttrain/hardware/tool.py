@@ -17,7 +17,7 @@ class ToolError(RuntimeError):
     """A vendor's tool that is missing, fails, or doesn't answer in time.
 
     Attributes:
-        said: All that it printed as errors.
+        said: All that it printed as errors; where that is nothing, all that it printed.
     """
 
     def __init__(self, text: str, said: str = "") -> None:
@@ -25,10 +25,15 @@ class ToolError(RuntimeError):
         self.said = said
 
 
-def run_tool(argv: Sequence[str], *, timeout_s: float) -> str:
+def run_tool(argv: Sequence[str], *, timeout_s: float, errors_too: bool = False) -> str:
     """Give a tool's standard output, as soon as the tool itself has ended.
 
     What it has started, and left behind, is ended with it.
+
+    Args:
+        argv: The tool and its arguments.
+        timeout_s: Seconds that it has.
+        errors_too: Whether what it prints to stderr is wanted as well, in its place.
 
     Raises:
         ToolError: It can't start, ends with an error, or takes longer than `timeout_s`.
@@ -38,7 +43,7 @@ def run_tool(argv: Sequence[str], *, timeout_s: float) -> str:
             argv,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=subprocess.STDOUT if errors_too else subprocess.PIPE,
             start_new_session=True,
         )
     except OSError as error:
@@ -51,7 +56,7 @@ def run_tool(argv: Sequence[str], *, timeout_s: float) -> str:
         raise ToolError(f"{argv[0]} gave no answer in {timeout_s:g} s")
     if code:
         said = first_line(errors) or first_line(output) or "no message"
-        raise ToolError(f"{argv[0]} ended with {code}: {said}", errors)
+        raise ToolError(f"{argv[0]} ended with {code}: {said}", errors or output)
     return output
 
 
@@ -85,7 +90,6 @@ def _end(process: subprocess.Popen[bytes]) -> tuple[str, str]:
         output, errors = process.communicate(timeout=KILL_S)
     except subprocess.TimeoutExpired as late:  # held by a process that has left its session
         output, errors = late.output or b"", late.stderr or b""
-    for pipe in (process.stdout, process.stderr):
-        assert pipe
+    for pipe in filter(None, (process.stdout, process.stderr)):
         pipe.close()
-    return output.decode(errors="replace"), errors.decode(errors="replace")
+    return output.decode(errors="replace"), (errors or b"").decode(errors="replace")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from shlex import quote
 from typing import Any
 
-from fasttrain.planning.slurm_values import plain, signal_and_lead, time_min
+from fasttrain.planning.slurm_values import MOST_CELLS, plain, signal_and_lead, time_min
 from fasttrain.planning.sources import BUILT_IN
 from fasttrain.spec.decision import Setting, Source, SourceKind
 from fasttrain.spec.errors import ExitCode, FasttrainError
@@ -74,6 +74,9 @@ def job_parameters(
     extra |= _own_sbatch(slurm) | {"signal": f"{signal}@{lead_s}"}
     extra |= {"requeue": True} if requeues else {"no-requeue": True}
     limit = time_min(slurm.time)
+    if slurm.sweep.value:
+        # submitit's own default is 256 at once.
+        parameters["array_parallelism"] = slurm.parallel.value or MOST_CELLS
     parameters |= {
         "signal_delay_s": lead_s,
         "additional_parameters": extra,
@@ -118,7 +121,7 @@ def _check_there(
     """See that there are as many nodes: SLURM takes such a job, and it waits for ever."""
     if shape is None or nodes <= shape.nodes:
         return
-    where = f"partition {slurm.partition.value}" if slurm.partition.value else "default partition"
+    where = f"partition {slurm.partition.value}" if slurm.partition.value else "partition"
     gpus = slurm.gpus_per_node.value
     fitting = f" with {gpus} GPUs or more" if gpus else ""
     raise FasttrainError(

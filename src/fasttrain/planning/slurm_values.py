@@ -20,6 +20,10 @@ LEAD_S = 90
 # 65535"; the signal may come up to 60 seconds earlier.
 MOST_LEAD_S = 65535
 
+# Of a sweep. Source: slurm.conf(5), SLURM 22.05, MaxArraySize: 1001 by default, one more than the
+# elements of an array.
+MOST_CELLS = 1000
+
 # sbatch drops a backslash, and expands these in the names of its logs.
 # Source: sbatch(1), SLURM 22.05, "filename pattern".
 _PATTERN = re.compile(r"\\|%(?:%|[0-9]*[AaJjNnstuxb])")

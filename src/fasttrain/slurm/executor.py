@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -89,7 +90,10 @@ class Executor(SlurmExecutor):
 
 
 def submit(
-    executor: Executor, tasks: Sequence[Any], changes: Mapping[str, str]
+    executor: Executor,
+    tasks: Sequence[Any],
+    changes: Mapping[str, str],
+    left_out: Iterable[str] = (),
 ) -> list[core.Job[Any]]:
     """Send one job, or one array of several cells.
 
@@ -97,11 +101,22 @@ def submit(
         executor: submitit's, with our parameters.
         tasks: What each cell calls.
         changes: Variables of the job beside those of this process.
+        left_out: Variables of this process that neither sbatch nor the job gets.
 
     Raises:
         submitit.core.utils.FailedJobError: sbatch refused; the message holds its words.
         submitit.core.utils.FailedSubmissionError: sbatch said something else than a number.
     """
     # submitit prints what sbatch said; it is in the error as well, where its remedy stands too.
-    with utils.environment_variables(**changes), contextlib.redirect_stderr(io.StringIO()):
+    quiet = contextlib.redirect_stderr(io.StringIO())
+    with _without(left_out), utils.environment_variables(**changes), quiet:
         return list(executor.submit_array(tasks))
+
+
+@contextmanager
+def _without(names: Iterable[str]) -> Iterator[None]:
+    taken = {name: os.environ.pop(name) for name in names if name in os.environ}
+    try:
+        yield
+    finally:
+        os.environ.update(taken)

@@ -25,6 +25,8 @@ def follow(
     environ: Mapping[str, str],
     display: Display | None,
     tell: Callable[[str], None],
+    *,
+    states: bool = True,
 ) -> Ending:
     """Wait for a job's end; for that of its last cell, where it is a sweep.
 
@@ -32,12 +34,13 @@ def follow(
         job: The job.
         environ: The environment.
         display: Shows what rank 0 prints and its progress; None for the state alone.
-        tell: Is told of each change of state, in one line.
+        tell: Is told, in one line, of each change of state, and of a controller that is silent.
+        states: Whether changes of state are told.
 
     Raises:
         FasttrainError: ``slurm-missing``, or ``slurm-down`` after ten minutes without an answer.
     """
-    watcher = _Watcher(job, environ, display, tell)
+    watcher = _Watcher(job, environ, display, tell, states=states)
     while not watcher.look():
         time.sleep(LOOK_S)
     if display:
@@ -52,9 +55,12 @@ class _Watcher:
         environ: Mapping[str, str],
         display: Display | None,
         tell: Callable[[str], None],
+        *,
+        states: bool,
     ) -> None:
         self.states: dict[str, JobState] = {}
         self._job, self._environ, self._display, self._tell = job, environ, display, tell
+        self._tells_states = states
         run_dir = Path(job.run_dir)
         self._log = Tail(run_dir / "rank-0.log")
         self._events = EventTail(run_dir / "events-0.jsonl")
@@ -89,7 +95,8 @@ class _Watcher:
             return False
         if self.states:
             self._answered_s = now_s
-        self._say(_summary(self._job, self.states))
+        if self._tells_states:
+            self._say(_summary(self._job, self.states))
         if not self.states:
             # Just sent and not listed yet, or ended and forgotten already.
             return now_s - self._answered_s > LOST_AFTER_S

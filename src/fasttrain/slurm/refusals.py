@@ -51,6 +51,9 @@ _REFUSALS = tuple(
 )
 
 
+# The second is what ``sbatch --test-only`` says.
+_COMPLAINT = re.compile(r"error:|^allocation failure:", re.IGNORECASE)
+
 # What timeout(1) of GNU coreutils ends with when the time is over, with SIGTERM and with SIGKILL.
 _TIMED_OUT = (124, 137)
 
@@ -80,10 +83,10 @@ def refused(error: Exception, timeout_s: int) -> FasttrainError:
 
 def sbatch_words(said: str) -> str:
     """Give what sbatch itself said, on one line."""
-    lines = [line.strip() for line in said.splitlines() if "error:" in line.lower()]
+    lines = [line.strip() for line in said.splitlines() if _COMPLAINT.search(line)]
     own = [line for line in lines if line.lower().startswith(("sbatch:", "srun:"))]
     picked = own or lines
-    cut = [re.sub(r"^(sbatch|srun): (error: )?", "", line) for line in picked]
+    cut = [re.sub(r"^(sbatch|srun): (error: )?|^allocation failure: ", "", line) for line in picked]
     return "; ".join(dict.fromkeys(cut))[:300]
 
 

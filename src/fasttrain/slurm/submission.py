@@ -6,6 +6,7 @@ import contextlib
 import shlex
 import shutil
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import fasttrain
 from fasttrain.config.resolve import Resolved
 from fasttrain.launch.run_dir import default_run_dir, make_run_dir, new_run_id, write_private
 from fasttrain.planning.slurm import job_parameters
+from fasttrain.planning.slurm_environment import contradicting, left_out
 from fasttrain.planning.slurm_values import check_folder
 from fasttrain.slurm.executor import SBATCH_TIMEOUT_S, Executor, submit
 from fasttrain.slurm.node_task import NodeTask
@@ -46,6 +48,7 @@ class Draft:
         target: What is started, without what the cells add.
         parameters: What submitit is to ask SLURM for.
         warnings: What the user should know, one sentence each.
+        left_out: Variables of this process that must not reach sbatch.
     """
 
     requests: tuple[JobRequest, ...]
@@ -53,6 +56,7 @@ class Draft:
     target: Target
     parameters: JobParameters
     warnings: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
 
     @property
     def folder(self) -> Path:
@@ -60,8 +64,21 @@ class Draft:
         return self.run_dir / SUBMITIT_FOLDER
 
 
-def draft(wanted: Resolved, target: Target, facts: ScriptFacts, shape: NodeShape | None) -> Draft:
+def draft(
+    wanted: Resolved,
+    target: Target,
+    facts: ScriptFacts,
+    shape: NodeShape | None,
+    environ: Mapping[str, str],
+) -> Draft:
     """Give what would be sent; nothing is written.
+
+    Args:
+        wanted: What the user wants.
+        target: What is to be started.
+        facts: What its source says.
+        shape: A node of the partition; None where unknown.
+        environ: The environment from which it would be sent.
 
     Raises:
         FasttrainError: The request contradicts itself, or SLURM would garble it.
@@ -76,7 +93,18 @@ def draft(wanted: Resolved, target: Target, facts: ScriptFacts, shape: NodeShape
     whole = JobRequest(
         run_id, run_dir, target, cwd, wanted.settings, wanted.slurm, facts, fasttrain.__version__
     )
-    return Draft(cells(whole), Path(run_dir), target, parameters, parameters.warnings)
+    overruled = (
+        f"{name} is left out of the job: {what} decides."
+        for name, what in contradicting(parameters, environ).items()
+    )
+    return Draft(
+        requests=cells(whole),
+        run_dir=Path(run_dir),
+        target=target,
+        parameters=parameters,
+        warnings=(*parameters.warnings, *overruled),
+        left_out=tuple(left_out(parameters, environ)),
+    )
 
 
 def batch_script(job: Draft) -> str:
@@ -101,7 +129,7 @@ def send(job: Draft) -> SubmittedJob:
             written.discard(request.run_dir)
     tasks = [NodeTask(request.run_dir) for request in job.requests]
     try:
-        jobs = submit(executor, tasks, secret)
+        jobs = submit(executor, tasks, secret, job.left_out)
     except (FailedJobError, FailedSubmissionError) as error:
         _clear(job)
         raise refused(error, SBATCH_TIMEOUT_S) from error

@@ -8,13 +8,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from fasttrain.planning.slurm_values import MOST_CELLS
 from fasttrain.spec.decision import Setting
 from fasttrain.spec.errors import ExitCode, FasttrainError
 from fasttrain.spec.job import JobRequest
 
 _RANGE = re.compile(r"(-?\d{1,9}):(-?\d{1,9})(?::(\d{1,9}))?", re.ASCII)
-# Source: slurm.conf(5), SLURM 22.05, MaxArraySize: 1001 by default, one more than the elements.
-MOST_CELLS = 1000
 
 
 def cells(request: JobRequest) -> tuple[JobRequest, ...]:

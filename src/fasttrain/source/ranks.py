@@ -83,6 +83,15 @@ class RankSigns:
                     return Evidence(what, f"{digest.path}:{line}")
         return None
 
+    def local_rank(self) -> Evidence | None:
+        """Give the first place that reads the local rank; an environment read before an option."""
+        for kind in (self._environment, self._options):
+            for module, digest in self._digests.items():
+                for what, line in kind(module, digest):
+                    if "local" in what.lower():
+                        return Evidence(what, f"{digest.path}:{line}")
+        return None
+
     def _frameworks(self, module: str, digest: _Digest) -> Iterator[tuple[str, int]]:
         for names, line in digest.uses.items():
             for name in self._names.meanings(module, names):

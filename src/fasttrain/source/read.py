@@ -15,7 +15,7 @@ from fasttrain.source.local_modules import Module, Walk
 from fasttrain.source.names import Names
 from fasttrain.source.ranks import RankSigns
 from fasttrain.spec.plan import Target
-from fasttrain.spec.script import ScriptFacts
+from fasttrain.spec.script import Evidence, ScriptFacts
 
 # Of source whose syntax trees are held at the same time; each byte takes 25 to 50 bytes of memory.
 KEPT_BYTES = 1_000_000
@@ -43,6 +43,21 @@ def read_script(
     for _ in program.modules():
         pass
     return program.facts()
+
+
+def find_local_rank(
+    target: Target,
+    cwd: str,
+    environ: Mapping[str, str],
+    locate: Locate = importlib.util.find_spec,
+) -> Evidence | None:
+    """Give where the program takes its local rank from the environment, or from an option.
+
+    That is how scripts choose their device; takes the same arguments as `read_script`.
+    """
+    if target.kind == "command":
+        return None
+    return _Program(target, cwd, environ, locate).local_rank()
 
 
 def read_program(
@@ -80,6 +95,11 @@ class _Program:
             self.names.add(module)
             self._ranks.add(module)
             yield module
+
+    def local_rank(self) -> Evidence | None:
+        for _ in self.modules():
+            pass
+        return self._ranks.local_rank()
 
     def facts(self) -> ScriptFacts:
         if self._start:

@@ -1,6 +1,13 @@
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
+
+from fasttrain.source.read import find_local_rank
+from fasttrain.spec.plan import Target
+from fasttrain.spec.script import Evidence
 
 FRAMEWORKS = {
     # torch, by each way to name a thing
@@ -236,3 +243,25 @@ def test_of_equal_signs_the_one_nearest_to_the_script_is_told(seen):
     assert seen(files) == ("Accelerator", "a.py:2")
     assert seen({**files, "b.py": "import far\n" + use}) == ("Accelerator", "b.py:3")
     assert seen({**files, "train.py": "import a\n\n\n" + use}) == ("Accelerator", "train.py:5")
+
+
+@pytest.mark.parametrize(
+    ("text", "what", "line"),
+    [
+        ("import os\nos.environ['RANK']\nos.environ['LOCAL_RANK']\n",
+         'os.environ["LOCAL_RANK"]', 3),
+        ("import torch.distributed as d\nd.init_process_group()\nimport os\n"
+         "os.getenv('LOCAL_RANK', 0)\n", 'os.environ["LOCAL_RANK"]', 4),
+        ("p.add_argument('--local_rank')\n", "--local_rank", 1),
+        ("import os\nos.environ['RANK']\n", "", 0),
+        ("import torch.distributed as d\nd.init_process_group()\n", "", 0),
+    ],
+)  # fmt: skip
+def test_where_the_local_rank_is_read(
+    lay: Any, tmp_path: Path, text: str, what: str, line: int
+) -> None:
+    lay({"train.py": text})
+    expected = Evidence(what, f"train.py:{line}") if what else None
+    target = Target("script", "train.py", ())
+    assert find_local_rank(target, str(tmp_path), {}, lambda _: None) == expected
+    assert find_local_rank(Target("command", "train.py", ()), str(tmp_path), {}) is None
