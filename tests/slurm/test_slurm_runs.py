@@ -177,6 +177,27 @@ def test_a_failing_rank_ends_the_job_in_seconds_with_its_code(
     assert json.loads((run_dir(shared_folder) / "receipt.json").read_text())["exit_code"] == 7
 
 
+def test_the_rank_that_failed_first_is_told_whichever_its_node(
+    fasttrain: Any, shared_folder: Path
+) -> None:
+    (shared_folder / "train.py").write_text(
+        "import os, time\n"
+        "time.sleep(1)\n"
+        "if os.environ['RANK'] == '2':\n"
+        "    raise ValueError('bad shard')\n"
+        "time.sleep(60)\n"
+    )
+    done = fasttrain(
+        "slurm", "train.py", *TWO_NODES, "--nproc-per-node", "2", "--strategy", "none", "--wait",
+        timeout_s=120,
+    )  # fmt: skip
+    said = done.stderr.decode()
+    assert done.returncode == 1
+    assert "rank 2 failed first" in said
+    assert "ValueError: bad shard" in said
+    assert "task-1/rank-2.log" in said
+
+
 def test_a_cancelled_job_ends_with_time_to_save(
     fasttrain: Any, cluster: Any, shared_folder: Path
 ) -> None:

@@ -75,16 +75,16 @@ def stay(
         return ExitCode.INTERRUPTED
     if quiet and not as_json and not ending.exit_code:
         return 0
-    return _tell(ending, as_json=as_json)
+    return _tell(ending, shown=show, as_json=as_json)
 
 
-def _tell(ending: Ending, *, as_json: bool) -> int:
+def _tell(ending: Ending, *, shown: bool, as_json: bool) -> int:
     from fasttrain.cli.jobs_card import print_ending
 
     if as_json:
         print(envelope("job-ending", ending))  # noqa: T201
         return ending.exit_code
-    print_ending(ending)
+    print_ending(ending, shown=shown)
     if ending.exit_code and not any(cell.receipt for cell in ending.cells):
         for line in last_words(ending.job):
             sys.stderr.write(f"  {line}\n")

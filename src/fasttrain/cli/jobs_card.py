@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
@@ -12,10 +12,12 @@ from rich.text import Text
 
 from fasttrain.cli.card import print_receipt, seconds
 from fasttrain.cli.console import stderr_console, stdout_console
+from fasttrain.cli.crash_card import print_crash
 from fasttrain.slurm.ending import CellEnding, Ending
 from fasttrain.slurm.state import UNKNOWN, JobState
 from fasttrain.spec.codec import CodecError, loads
 from fasttrain.spec.job import JOB_FILE, JobRequest, SubmittedJob
+from fasttrain.spec.outcome import Receipt
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +90,16 @@ def print_job(ending: Ending) -> None:
     console.print(Text(f"  {cell.state}{again}"), soft_wrap=True)
     if cell.state.ended and cell.receipt:
         print_receipt(cell.receipt)
+        _print_crash(cell.receipt, shown=False)
 
 
-def print_ending(ending: Ending) -> None:
-    """Print how a job ended to stderr."""
+def print_ending(ending: Ending, *, shown: bool) -> None:
+    """Print how a job ended to stderr.
+
+    Args:
+        ending: The end.
+        shown: Whether rank 0's output was on the screen.
+    """
     console = stderr_console()
     if ending.job.cells:
         console.print(_cells_table(ending.cells))
@@ -102,9 +110,15 @@ def print_ending(ending: Ending) -> None:
         console.print(Text(line, style="bold red"), soft_wrap=True)
     if cell.receipt:
         print_receipt(cell.receipt)
+        _print_crash(cell.receipt, shown=shown)
     else:
         line = f"fasttrain: job {ending.job.job_id} ended with exit code {cell.exit_code}"
         console.print(Text(f"{line}, without a receipt"), soft_wrap=True)
+
+
+def _print_crash(receipt: Receipt, *, shown: bool) -> None:
+    if crash := receipt.crash:
+        print_crash(replace(crash, shown=crash.shown and shown), receipt.run_dir)
 
 
 def _cells_table(cells: Sequence[CellEnding]) -> Table:

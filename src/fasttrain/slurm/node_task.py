@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from fasttrain.spec.codec import CodecError, loads
 from fasttrain.spec.crash import CRASH_FILE, Crash
 from fasttrain.spec.errors import FasttrainError
 from fasttrain.spec.job import JOB_FILE, Allocation, JobRequest, TaskEnd
+from fasttrain.spec.plan import LaunchPlan
 
 
 class TaskFailedError(Exception):
@@ -95,7 +96,7 @@ class NodeTask:
         code = run_code(ends)
         if part and len(ends) == place.tasks:
             first, top = first_to_fail(ends), Path(self.run_dir)
-            crash = _crash(task_dir(top, first.task)) if first else None
+            crash = _crash(top, first.task, part.plan) if first else None
             gather(
                 part.masked,
                 code,
@@ -107,12 +108,15 @@ class NodeTask:
         return code
 
 
-def _crash(run_dir: Path) -> Crash | None:
+def _crash(top: Path, task: int, plan: LaunchPlan) -> Crash | None:
     """Give the crash that a task has told; None where its rank was ended from outside."""
+    folder = task_dir(top, task)
     try:
-        return loads(Crash, (run_dir / CRASH_FILE).read_bytes())
+        crash = loads(Crash, (folder / CRASH_FILE).read_bytes())
     except (OSError, CodecError):
         return None
+    log = str((folder / crash.log_file).relative_to(top)) if crash.log_file else ""
+    return replace(crash, ranks=plan.processes.value.world_size, log_file=log)
 
 
 def _queue_again(request: JobRequest, place: Allocation) -> None:
