@@ -43,6 +43,12 @@ def reduced(node: Any) -> int:
     return int(saved.numel()) if isinstance(saved, Tensor) else 0
 
 
+def of_one_number(node: Any) -> bool:
+    """Whether what was reduced had been one number already."""
+    sizes = getattr(node, "_saved_self_sym_sizes", None)
+    return sizes is not None and len(sizes) == 0
+
+
 def factors(node: Any, name: str, inputs: int) -> list[float | Tensor]:
     """Give by what each input of a node is multiplied; 1 where that can't be seen."""
     alpha = float(getattr(node, "_saved_alpha", 1.0))

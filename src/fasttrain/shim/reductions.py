@@ -20,6 +20,7 @@ from fasttrain.shim.graph_nodes import (
     follows_from_parameters,
     is_number,
     numel,
+    of_one_number,
     operator_of,
     reduced,
 )
@@ -125,7 +126,7 @@ class _Walk:
         if saved in (_MEAN, _SUM):
             kind: Kind = "sum" if saved == _SUM else "mean"
             return [Term(node, kind, divisor(node) if kind == "mean" else None, scale)]
-        if name in ("Mean", "Sum", "Dot") and reduced(node) != 1:
+        if name in ("Mean", "Sum", "Dot") and (reduced(node) != 1 or self._has_one_sample(node)):
             return self._reduction(node, name, scale)
         if numel(node) != 1:
             return []  # inside the network
@@ -140,7 +141,13 @@ class _Walk:
             # Only by the samples: a weight such as 0.05 may well be one over some elements.
             own = abs(float(by) * self._share - 1.0) < _CLOSE and self._share > 1
             return [self._divided(term, float(self._share)) for term in terms] if own else terms
+        if not terms and name in ("Mean", "Sum") and not of_one_number(node):
+            return self._reduction(node, name, scale)  # all but one of its elements were masked
         return [self._divided(term, by) for term in terms] if name == "Div" else terms
+
+    def _has_one_sample(self, node: Any) -> bool:
+        """Whether the one element that was reduced is that of the rank's only sample."""
+        return self._share == 1 and self._total > 1 and not of_one_number(node)
 
     def _reduction(self, node: Any, name: str, scale: float | Tensor) -> list[Term]:
         size = reduced(node)
