@@ -117,19 +117,20 @@ class _Walk:
             return []
         if node in self._known:
             return [self._known[node]._replace(scale=scale)]
-        if node.metadata.get(TOLD):
-            return [Term(node, "same", None, scale)]
         name = operator_of(node)
-        if follows_from_parameters(node):
+        if node.metadata.get(TOLD) or follows_from_parameters(node):
             return [Term(node, "same", None, scale)]
-        saved = getattr(node, "_saved_reduction", None)
-        if saved in (_MEAN, _SUM):
-            kind: Kind = "sum" if saved == _SUM else "mean"
-            return [Term(node, kind, divisor(node) if kind == "mean" else None, scale)]
-        if name in ("Mean", "Sum", "Dot") and (reduced(node) != 1 or self._has_one_sample(node)):
+        reduction = getattr(node, "_saved_reduction", None)
+        if reduction == _MEAN:
+            return [Term(node, "mean", divisor(node), scale)]
+        if reduction == _SUM:
+            return [Term(node, "sum", None, scale)]
+        if name in ("Mean", "Sum", "Dot") and self._reduces(node):
             return self._reduction(node, name, scale)
-        if numel(node) != 1:
-            return []  # inside the network
+        return self._through(node, name, scale) if numel(node) == 1 else []  # inside the network
+
+    def _through(self, node: Any, name: str, scale: float | Tensor) -> list[Term]:
+        """Give the terms below an operation on single numbers."""
         if name.endswith("Sink"):
             return self.below(node.next_functions[0][0], scale)
         children = [child for child, _ in node.next_functions]
@@ -145,9 +146,10 @@ class _Walk:
             return self._reduction(node, name, scale)  # all but one of its elements were masked
         return [self._divided(term, by) for term in terms] if name == "Div" else terms
 
-    def _has_one_sample(self, node: Any) -> bool:
-        """Whether the one element that was reduced is that of the rank's only sample."""
-        return self._share == 1 and self._total > 1 and not of_one_number(node)
+    def _reduces(self, node: Any) -> bool:
+        """Whether a node reduces several elements, or the one of the rank's only sample."""
+        only_sample = self._share == 1 and self._total > 1 and not of_one_number(node)
+        return only_sample or reduced(node) != 1
 
     def _reduction(self, node: Any, name: str, scale: float | Tensor) -> list[Term]:
         size = reduced(node)

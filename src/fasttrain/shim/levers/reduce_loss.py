@@ -87,7 +87,7 @@ class ReduceLoss:
             self._step_s = None
 
     def _decide(self, step_s: float) -> None:
-        times_s = self._weights.times_s
+        times_s = self._weights.asking.times_s
         # The rank that comes last doesn't wait for others: its time is what the sum itself takes.
         told = torch.tensor([statistics.median(times_s) if times_s else 0.0, step_s])
         dist.all_reduce(told, dist.ReduceOp.MIN)
