@@ -43,7 +43,7 @@ class Asking:
         self._ranks = ranks
 
     def foretelling(self, weight: float, amount: float) -> Callable[[], tuple[float, float]]:
-        """Begin to ask about one mean whose weight was foretold, and give what waits for the sums."""
+        """Begin to ask about a mean whose weight was foretold, and give what waits for the sums."""
         begun_s = time.perf_counter()
         wait = self._ranks.begin_sum((1.0, 1.0, weight, amount))
         asked_s = time.perf_counter() - begun_s
