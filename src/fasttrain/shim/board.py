@@ -7,6 +7,7 @@ something else, such as the averaging of gradients, has made sure that it is wri
 
 from __future__ import annotations
 
+import functools
 import mmap
 import os
 import struct
@@ -21,7 +22,7 @@ from fasttrain.shim import rank_variables
 
 SPINS = 200  # looks at the table before a rank that waits begins to sleep
 SLEEP_S = 5e-5
-_HEAD = struct.Struct("Q")  # number of the sum that a slot belongs to
+_WORD = 8  # bytes of a number; each slot begins with that of the sum that it belongs to
 
 
 class Board:
@@ -34,7 +35,9 @@ class Board:
     def __init__(self, memory: Any, rank: int, world_size: int, width: int) -> None:
         self._memory = memory
         self._rank, self._world_size = rank, world_size
-        self._width = width
+        self._heads = memoryview(memory).cast("Q")
+        self._stride = 1 + width  # of a slot, in words
+        self._filled = [0, 0]  # numbers that each slot of this rank's holds
         self._number = 0
         self._fence = threading.Lock()
 
@@ -51,9 +54,9 @@ class Board:
         Returns:
             None where the ranks are on several nodes, or the memory could not be had.
         """
-        if rank_variables.get("LOCAL_WORLD_SIZE") != str(world_size):
+        if not on_one_node(world_size):
             return None
-        size = world_size * 2 * (_HEAD.size + 8 * width)
+        size = world_size * 2 * _WORD * (1 + width)
         if rank == 0:
             store.set("board", _new_file(size))
         path = store.get("board").decode()
@@ -74,35 +77,42 @@ class Board:
         Args:
             values: The first numbers of the row; the rest is 0.
         """
-        self._number += 1
-        number, row = self._number, struct.Struct(f"{len(values)}d")
-        at = self._slot(self._rank, number)
-        body = at + _HEAD.size
-        row.pack_into(self._memory, body, *values)
-        self._memory[body + row.size : body + 8 * self._width] = bytes(8 * self._width - row.size)
+        self._number = number = self._number + 1
+        slot, size = number % 2, len(values)
+        row, at = _row(size), (2 * self._rank + slot) * self._stride
+        row.pack_into(self._memory, _WORD * (at + 1), *values)
+        for left in range(size, self._filled[slot]):
+            self._heads[at + 1 + left] = 0  # the same bits as 0.0
+        self._filled[slot] = size
         for _ in range(2):  # no processor may show the number before the row
             with self._fence:
                 pass
-        _HEAD.pack_into(self._memory, at, number)
+        self._heads[at] = number
+        return functools.partial(self._sum, number, row)
 
-        def wait() -> list[float]:
-            rows = [self._read(rank, number, row) for rank in range(self._world_size)]
-            return [sum(column) for column in zip(*rows, strict=True)]
-
-        return wait
-
-    def _slot(self, rank: int, number: int) -> int:
-        return (2 * rank + number % 2) * (_HEAD.size + 8 * self._width)
+    def _sum(self, number: int, row: struct.Struct) -> list[float]:
+        rows = [self._read(rank, number, row) for rank in range(self._world_size)]
+        return [sum(column) for column in zip(*rows, strict=True)]
 
     def _read(self, rank: int, number: int, row: struct.Struct) -> tuple[float, ...]:
-        at, looks = self._slot(rank, number), 0
-        while _HEAD.unpack_from(self._memory, at)[0] != number:
+        at, looks = (2 * rank + number % 2) * self._stride, 0
+        while self._heads[at] != number:
             looks += 1
             time.sleep(SLEEP_S if looks > SPINS else 0)
         for _ in range(2):
             with self._fence:
                 pass
-        return row.unpack_from(self._memory, at + _HEAD.size)
+        return row.unpack_from(self._memory, _WORD * (at + 1))
+
+
+def on_one_node(world_size: int) -> bool:
+    """Whether all ranks are on this node."""
+    return rank_variables.get("LOCAL_WORLD_SIZE") == str(world_size)
+
+
+@functools.cache
+def _row(size: int) -> struct.Struct:
+    return struct.Struct(f"{size}d")
 
 
 def _new_file(size: int) -> str:

@@ -13,13 +13,18 @@ MAX_NOTES = 20
 
 
 class Ledger:
-    """What one lever was asked, what became of it, where and how often."""
+    """What one lever was asked, what became of it, where and how often.
+
+    Attributes:
+        live: Whether the lever still acts: it is installed and has neither ceded nor failed.
+    """
 
     def __init__(self, lever: str, asked: str, *, explicit: bool) -> None:
         self.lever = lever
         self.asked = asked
         self.explicit = explicit
         self.state = State.OFF
+        self.live = False  # kept, because some levers ask several times a step
         self.reason = ""
         self._unfit = ""
         self._excuse: tuple[State, str] | None = None
@@ -27,15 +32,11 @@ class Ledger:
         self._sites: Counter[tuple[str, str]] = Counter()
         self._notes: dict[str, None] = {}
 
-    @property
-    def live(self) -> bool:
-        """Whether the lever still acts: it is installed and has neither ceded nor failed."""
-        return self.state in (State.ARMED, State.APPLIED)
-
     def settle(self, state: State, reason: str = "") -> None:
         """Set the state and why."""
         self.state = state
         self.reason = reason
+        self.live = state in (State.ARMED, State.APPLIED)
 
     def begin_anew(self) -> None:
         """Forget what was done so far, in a process that takes the lever over from its parent."""

@@ -30,11 +30,11 @@ class Lockstep:
         self._models = 0
         self._compared: set[int] = set()
         self._closed = threading.Event()
+        self._watcher = threading.Thread(target=self._watch, name="fasttrain-lockstep", daemon=True)
 
     def install(self, undo: ExitStack) -> None:
         """Watch for the end of this rank, and from a thread for that of others."""
-        watch = threading.Thread(target=self._watch, name="fasttrain-lockstep", daemon=True)
-        self._ranks.on_join.append(watch.start)
+        self._ranks.on_join.append(self._watcher.start)
         undo.callback(self._closed.set)
         ending.at_clean_end.append(self._end)
         undo.callback(ending.at_clean_end.remove, self._end)
@@ -86,6 +86,8 @@ class Lockstep:
             time.sleep(0.05)
         self._compare_ends()
         self._closed.set()
+        # An interpreter that ends while the thread is inside of the store's C++ aborts.
+        self._watcher.join(POLL_S)
         # Rank 0's node may keep the store: leave only when all have read it.
         self._ranks.leave()
 

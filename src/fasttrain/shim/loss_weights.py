@@ -7,15 +7,15 @@ loss of the whole batch.
 
 What the ranks ask each other for that can be under way during the backward pass: a mean's weight
 is then foretold from the pass before, and where the batch turns out to count for something else,
-the gradients are put right by one factor.
+the gradients are put right by one factor. They are averaged by then, so that the factor must be
+the same on all ranks: what a weight is foretold from are numbers that all of them were told, and
+a rank that did not foretell when another one did divides its own weight by the factor.
 """
 
 from __future__ import annotations
 
 import math
-import time
 import weakref
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -24,13 +24,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fasttrain.shim.asking import Asking
 from fasttrain.shim.batches import Batches
-from fasttrain.shim.ranks import NUMBERS, Ranks
+from fasttrain.shim.ranks import Ranks
 from fasttrain.shim.reductions import Term, terms_of
+from fasttrain.shim.refusal import refuse
 from fasttrain.shim.shares import Share
+from fasttrain.shim.term_weights import amounts_of, apply_factors, is_one_mean, weight_of
+from fasttrain.spec.errors import ExitCode, FasttrainError
 
-TIMES = 32  # kept, of the latest
 CLOSE = 1e-12  # relative; a foretold weight that is off by rounding is right
+_UNSEEN = [Term(None, "mean")]
 
 
 @dataclass(slots=True)
@@ -47,32 +51,19 @@ class Weighed:
 
 
 @dataclass(slots=True)
-class _Question:
-    """What the ranks are asked about the losses of one pass.
-
-    Attributes:
-        wait: Gives, term by term, what it counts for on all ranks and the sum of what it is there,
-            so weighted.
-        asked_s: Time that asking has taken this rank.
-    """
-
-    wait: Callable[[], list[float]]
-    asked_s: float
-
-
-@dataclass(slots=True)
 class _Foretold:
     """A pass that has begun before its weight was known.
 
     Attributes:
-        question: What the ranks are asked meanwhile.
+        wait: Gives what the ranks are asked meanwhile: what the loss counts for on all of them,
+            and the sum of what it is there, so weighted.
         total: Samples of the whole batch.
         whole: What they were thought to count for.
         weighed: What was made of it.
         like: Of the type and shape of the loss, where its value over all ranks is asked for.
     """
 
-    question: _Question
+    wait: Callable[[], tuple[float, float]]
     total: int
     whole: float
     weighed: Weighed
@@ -85,19 +76,20 @@ class LossWeights:
     Attributes:
         values: Whether every weighing also gives the loss over all ranks.
         needed: Whether the ranks had to be asked for the weights alone.
-        times_s: What asking them took, in seconds.
+        asking: What the ranks are asked, and how long it took.
     """
 
     def __init__(self, ranks: Ranks, batches: Batches, *, values: bool = True) -> None:
         self.values = values
         self.needed = False
-        self.times_s: deque[float] = deque(maxlen=TIMES)
+        self.asking = Asking(ranks)
         self._terms: dict[Any, Term] = {}  # of the last pass, whose graph may be freed
         self._ranks = ranks
         self._batches = batches
         self._known: dict[int, tuple[weakref.ref[Tensor], Weighed]] = {}
-        self._per_sample: float | None = None  # what each counted for in the pass before
+        self._per_sample = 0.0  # what each counted for in the pass before, the same on all ranks
         self._open: _Foretold | None = None
+        self._owed = 1.0  # the factor of this pass where other ranks have foretold
 
     def known(self, loss: Tensor) -> Weighed | None:
         """Give what was found for a loss before."""
@@ -112,9 +104,12 @@ class LossWeights:
             value: Whether the losses over all ranks are wanted.
             early: Whether `settle` is going to be called behind the pass, so that a weight may be
                 foretold until then.
+
+        Raises:
+            SystemExit: ``ranks-losses`` when other ranks have foretold and this one can't follow.
         """
         self.settle()
-        found = [self.known(loss) for loss in losses]
+        found = [self.known(loss) for loss in losses] if self._known else [None]
         if all(known is not None and (known.value is not None or not value) for known in found):
             return [known for known in found if known is not None]
         weighed = self._weigh(losses, value=value, early=early)
@@ -127,15 +122,15 @@ class LossWeights:
         """Wait for what was asked; give what the gradients of the pass are to be multiplied by."""
         foretold, self._open = self._open, None
         if foretold is None:
-            return 1.0
-        whole, amount = self._answer(foretold.question)
+            owed, self._owed = self._owed, 1.0
+            return owed
+        whole, amount = foretold.wait()
         self._per_sample = whole / foretold.total
-        if not whole:
-            amount, whole = math.nan, foretold.whole  # as torch's own mean over nothing
-        if foretold.like is not None:
-            foretold.weighed.value = torch.full_like(foretold.like, amount / whole)
-        ratio = foretold.whole / whole
-        return 1.0 if abs(ratio - 1.0) < CLOSE else ratio
+        ratio = _ratio(foretold.whole, whole)
+        if foretold.like is not None:  # of nothing it is nan, as torch's own mean
+            value = amount / whole if whole else math.nan
+            foretold.weighed.value = torch.full_like(foretold.like, value)
+        return ratio
 
     def begin_pass(self) -> None:
         """Forget the terms of the pass before, whose nodes would be kept alive."""
@@ -157,32 +152,29 @@ class LossWeights:
         if self._batches.current == "whole":
             return [Weighed(value=loss.detach().clone() if value else None) for loss in losses]
         share = self._batches.share or Share(1, self._ranks.world_size)  # a batch of each rank's
-        terms = [
-            terms_of(loss, max(share.count, 1), share.total, self._terms) or [Term(None, "mean")]
-            for loss in losses
-        ]
-        counted = any(isinstance(term.weight, Tensor) for parts in terms for term in parts)
-        self.needed = counted
-        if not (value or counted):
-            return [self._factors(parts, [self._plain(t, share) for t in parts]) for parts in terms]
-        if early and self._per_sample and _is_one_mean(losses, terms):
+        count, total = max(share.count, 1), share.total
+        terms = [terms_of(loss, count, total, self._terms) or _UNSEEN for loss in losses]
+        self.needed = any(isinstance(term.weight, Tensor) for parts in terms for term in parts)
+        if not (value or self.needed):
+            each = [(parts, [self._plain(term, share) for term in parts]) for parts in terms]
+            return [Weighed(apply_factors(*one)) for one in each]
+        if early and self._per_sample and is_one_mean(losses, terms):
             return [self._foretell(losses[0], terms[0][0], share, value=value)]
-        return self._together(losses, terms, share, value=value)
+        return self._together(losses, terms, share, value=value, early=early)
 
     def _foretell(self, loss: Tensor, term: Term, share: Share, *, value: bool) -> Weighed:
         """Weigh one mean as its batch would count if it were as the one before.
 
         In numbers of Python's, because every operation on a tensor takes microseconds.
         """
-        begun_s = time.perf_counter()
-        like, weight = loss.detach(), float(share.count if term.weight is None else term.weight)
-        weight *= bool(share.count)
-        amount = float(like) * weight if weight > 0 else 0.0
-        question = self._ask([weight, amount], begun_s)
+        weight = float(share.count if term.weight is None else term.weight) if share.count else 0.0
+        like = loss.detach() if value else None
+        amount = float(like) * weight if like is not None and weight > 0 else 0.0
+        wait = self.asking.foretelling(weight, amount)
         self._terms[term.node] = term
-        whole = (self._per_sample or 1.0) * share.total
+        whole = self._per_sample * share.total
         weighed = Weighed(weight * self._ranks.world_size / whole)
-        self._open = _Foretold(question, share.total, whole, weighed, like if value else None)
+        self._open = _Foretold(wait, share.total, whole, weighed, like)
         return weighed
 
     def _plain(self, term: Term, share: Share) -> float:
@@ -195,107 +187,89 @@ class LossWeights:
             return own * bool(share.count)
         return share.count * self._ranks.world_size / share.total
 
-    def _weight(self, term: Term, share: Share, like: Tensor) -> Tensor:
-        """Give what a term counts for against the same one of another rank."""
-        # Accelerators are slow in fp64, and hccl adds up none.
-        dtype = torch.float64 if like.device.type == "cpu" else torch.float32
-        if isinstance(term.weight, Tensor) and share.count:
-            return term.weight.detach().to(like.device, dtype)
-        own = share.count if term.weight is None else float(term.weight) * bool(share.count)
-        own = float(bool(share.count)) if term.kind == "sum" else own
-        own = 1.0 if term.kind == "same" else own
-        return torch.tensor(own, dtype=dtype, device=like.device)
-
     def _together(
-        self, losses: Sequence[Tensor], terms: list[list[Term]], share: Share, *, value: bool
+        self,
+        losses: Sequence[Tensor],
+        terms: list[list[Term]],
+        share: Share,
+        *,
+        value: bool,
+        early: bool,
     ) -> list[Weighed]:
         """Add up the weights over the ranks, and with them the losses."""
-        begun_s = time.perf_counter()
         flat = [term for parts in terms for term in parts]
-        weights = torch.stack([self._weight(term, share, losses[0]) for term in flat])
-        amounts = torch.cat([_amounts(*each) for each in zip(losses, terms, strict=True)])
+        weights = torch.stack([weight_of(term, share, losses[0]) for term in flat])
+        amounts = torch.cat([amounts_of(*each) for each in zip(losses, terms, strict=True)])
         # What counts nothing may be anything, such as the nan of a mean over no token.
         amounts = torch.where(weights > 0, amounts.to(weights.dtype) * weights, 0.0)
-        sums = self._sums(torch.stack([weights, amounts]), begun_s)
+        both = torch.stack([_of_means(weights, flat), amounts])
+        told = self.asking.together(both, one_mean=is_one_mean(losses, terms))
         self._terms.update((t.node, t) for t in flat if t.node is not None)
-        if _is_one_mean(losses, terms):
-            self._per_sample = float(sums[0, 0]) / share.total
+        if told.foretold:
+            self._owed = self._common_factor(float(told.sums[0, 0]), share, early=early)
+        if told.means is not None:
+            self._per_sample = float(told.sums[0, 0]) / share.total
         result, at = [], 0
         for loss, parts in zip(losses, terms, strict=True):
             here = slice(at, at + len(parts))
             at += len(parts)
-            whole = sums[0, here].clamp(min=1e-30)
-            shares = weights[here] * self._ranks.world_size / whole
-            factors = [
-                shares[i] if term.kind == "mean" else self._plain(term, share)
-                for i, term in enumerate(parts)
-            ]
-            result.append(self._factors(parts, factors))
+            factors = self._factors(parts, weights[here], told.sums[0, here], share)
+            result.append(Weighed(apply_factors(parts, factors)))
             if value:
-                is_sum = torch.tensor([t.kind == "sum" for t in parts], device=whole.device)
-                over = torch.where(is_sum, self._over_sum(), sums[0, here])  # 0 / 0 is torch's nan
-                total = (sums[1, here] / over).sum()
+                # A rank on which nothing counts may take the sum of nothing for its part of a mean.
+                of_sums = told.means == 0 or told.means is None or len(flat) > 1
+                total = self._value(parts, told.sums[:, here], of_sums=of_sums)
                 result[-1].value = total.to(loss.dtype).reshape(loss.shape)
         return result
 
-    def _sums(self, both: Tensor, begun_s: float) -> Tensor:
-        """Give the sums of (2, terms) numbers over the ranks."""
-        if both.device.type == "cpu":
-            told = self._answer(self._ask(both.T.flatten().tolist(), begun_s))
-            return torch.tensor(told, dtype=both.dtype).view(-1, 2).T
-        # Of one size, so that ranks whose losses have more or fewer terms don't wait for ever.
-        padded = torch.zeros(2, NUMBERS // 2, dtype=both.dtype, device=both.device)
-        padded[:, : both.size(1)] = both
-        sums = self._ranks.sum(padded)[:, : both.size(1)]
-        self.times_s.append(time.perf_counter() - begun_s)
-        return sums
+    def _factors(
+        self, parts: list[Term], weights: Tensor, whole: Tensor, share: Share
+    ) -> list[Tensor | float]:
+        """Give the factors of the terms of a loss, from what they count for on all ranks."""
+        shares = weights * self._ranks.world_size / whole.clamp(min=1e-30)
+        return [
+            (shares[i] if term.kind == "mean" else self._plain(term, share)) / self._owed
+            for i, term in enumerate(parts)
+        ]
 
-    def _ask(self, numbers: list[float], begun_s: float) -> _Question:
-        return _Question(self._ranks.begin_sum(numbers), time.perf_counter() - begun_s)
+    def _value(self, parts: list[Term], sums: Tensor, *, of_sums: bool) -> Tensor:
+        """Give a loss over all ranks."""
+        is_sum = torch.tensor([of_sums and t.kind == "sum" for t in parts], device=sums.device)
+        # Of batches that each rank drew by itself, a sum stays as large as the script's.
+        over_sum = 1.0 if self._batches.share is not None else float(self._ranks.world_size)
+        return (sums[1] / torch.where(is_sum, over_sum, sums[0])).sum()  # 0 / 0 is torch's nan
 
-    def _answer(self, question: _Question) -> list[float]:
-        begun_s = time.perf_counter()
-        sums = question.wait()
-        self.times_s.append(question.asked_s + time.perf_counter() - begun_s)
-        return sums
-
-    def _over_sum(self) -> float:
-        """Give what the sum of a sum over all ranks is divided by."""
-        return 1.0 if self._batches.share is not None else float(self._ranks.world_size)
-
-    def _factors(self, parts: list[Term], factors: list[Any]) -> Weighed:
-        """Give one factor for a loss; where its terms differ, put each on its own term."""
-        if len(parts) == 1 or _all_equal(parts, factors):
-            return Weighed(factors[0])
-        for term, factor in zip(parts, factors, strict=True):
-            term.node.register_prehook(partial(_multiplied, factor))
-        return Weighed(1.0)
+    def _common_factor(self, whole: float, share: Share, *, early: bool) -> float:
+        """Give what all ranks will multiply their gradients by, some having foretold."""
+        factor = _ratio(self._per_sample * share.total, whole)
+        if factor != 1.0 and not early:
+            refuse(_gradients_differ())
+        return factor
 
 
-def _is_one_mean(losses: Sequence[Tensor], terms: list[list[Term]]) -> bool:
-    """Whether one factor puts a pass right; on a GPU the host doesn't wait for sums anyway."""
-    parts = terms[0]
-    one = len(losses) == len(parts) == 1 and parts[0].kind == "mean"
-    return one and parts[0].node is not None and losses[0].device.type == "cpu"
+def _of_means(weights: Tensor, terms: list[Term]) -> Tensor:
+    """Give the weights with 0 in place of those of sums, which are not what a mean is over."""
+    sums = [term.kind == "sum" for term in terms]
+    return (
+        weights.masked_fill(torch.tensor(sums, device=weights.device), 0.0)
+        if any(sums)
+        else (weights)
+    )
 
 
-def _all_equal(parts: list[Term], factors: list[Any]) -> bool:
-    """Whether all terms have one factor, as far as can be seen without waiting for a GPU."""
-    if all(isinstance(factor, float) or factor.device.type == "cpu" for factor in factors):
-        return len({float(factor) for factor in factors}) == 1
-    numbers = {None if isinstance(t.weight, Tensor) else t.weight for t in parts}
-    return len(numbers) == 1 and None not in numbers and all(t.kind == "mean" for t in parts)
+def _ratio(foretold: float, whole: float) -> float:
+    """Give what puts a foretold weight right; where nothing counts there is nothing to put."""
+    ratio = foretold / whole if whole else 1.0
+    return 1.0 if abs(ratio - 1.0) < CLOSE else ratio
 
 
-def _amounts(loss: Tensor, parts: list[Term]) -> Tensor:
-    """Give what each term contributes to a loss; what can't be found is the first one's."""
-    found = [None if len(parts) == 1 else term.value() for term in parts]
-    rest = loss.detach().reshape(()) - sum(value for value in found if value is not None)
-    unknown = next((i for i, value in enumerate(found) if value is None), 0)
-    values = [torch.zeros_like(rest) if value is None else value.reshape(()) for value in found]
-    values[unknown] = values[unknown] + rest
-    return torch.stack([value.to(rest.dtype) for value in values])
-
-
-def _multiplied(factor: Tensor | float, gradients: tuple[Tensor | None, ...]) -> Any:
-    return tuple(None if g is None else (g * factor).to(g.dtype) for g in gradients)
+def _gradients_differ() -> FasttrainError:
+    return FasttrainError(
+        "the ranks weighed one loss differently: this rank had gradients before the backward pass,"
+        " and others had none",
+        why="the samples counted for something else than in the pass before, which can't be put"
+        " right in gradients of two passes",
+        fix="let every rank clear its gradients at the same steps, or use --strategy none",
+        slug="ranks-losses",
+        exit_code=ExitCode.CONTRADICTION,
+    )

@@ -59,7 +59,7 @@ def parallel_levers(
         others.append(SyncBatchNormLever(ledger("sync_bn", "on"), context))
     if strategy.reduce_loss != "off":
         reduce = ReduceLoss(ledger("reduce_loss", strategy.reduce_loss), context)
-        replicate.after_backward.append(reduce.after_backward)
+        replicate.passes.after_backward.append(reduce.after_backward)
         others.append(reduce)
     for lever in others:
         cede = partial(lever.ledger.cede, "the script handles its ranks itself")

@@ -8,8 +8,7 @@ turns out to make one itself can do so.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -18,10 +17,29 @@ from torch import Tensor
 from torch import distributed as dist
 
 from fasttrain.shim import rank_variables
-from fasttrain.shim.board import Board
+from fasttrain.shim.board import Board, on_one_node
 
 MEET_TIMEOUT = timedelta(minutes=30)  # for a rank that reads its data before it imports torch
 NUMBERS = 128  # that can be added up at once
+
+
+class _Wait:
+    """Marks the time inside of a block as one in which a rank may wait for others."""
+
+    __slots__ = ("_outermost", "_ranks")
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+        self._outermost = False
+
+    def __enter__(self) -> None:
+        self._outermost = not self._ranks.waiting_since_s
+        if self._outermost:
+            self._ranks.waiting_since_s = time.monotonic()
+
+    def __exit__(self, *_: object) -> None:
+        if self._outermost:
+            self._ranks.waiting_since_s = 0.0
 
 
 class Ranks:
@@ -33,6 +51,7 @@ class Ranks:
         store: Key-value store that all ranks of this attempt share.
         joined: Whether this made the process group.
         joining: Whether this is making it at the moment.
+        boardless: Whether the ranks are on one node and could not have a table in its memory.
         waiting_since_s: Since when this rank may be waiting for others, by `time.monotonic`; 0
             while it does not.
     """
@@ -41,7 +60,7 @@ class Ranks:
         self.rank = rank
         self.world_size = world_size
         self.store = store
-        self.joined = self.joining = False
+        self.joined = self.joining = self.boardless = False
         self.waiting_since_s = 0.0
         self.on_join: list[Callable[[], None]] = []
         self._collectives = collectives
@@ -96,6 +115,7 @@ class Ranks:
             self.joining = False
         self.joined = True
         self._board = Board.of_node(self.store, self.rank, self.world_size, NUMBERS)
+        self.boardless = self._board is None and on_one_node(self.world_size)
 
     def leave(self) -> None:
         """Give the process group up."""
@@ -103,17 +123,9 @@ class Ranks:
             dist.destroy_process_group()
         self.joined = False
 
-    @contextmanager
-    def waits(self) -> Iterator[None]:
-        """Mark a time in which this rank may wait for others."""
-        outermost = not self.waiting_since_s
-        if outermost:
-            self.waiting_since_s = time.monotonic()
-        try:
-            yield
-        finally:
-            if outermost:
-                self.waiting_since_s = 0.0
+    def waits(self) -> _Wait:
+        """Mark a time in which this rank may wait for others, as a context."""
+        return _Wait(self)
 
     def sum(self, tensor: Tensor) -> Tensor:
         """Add up a tensor over all ranks, in place."""
@@ -124,19 +136,13 @@ class Ranks:
     def begin_sum(self, numbers: Sequence[float]) -> Callable[[], list[float]]:
         """Begin to add up numbers over all ranks, and give what waits for the sums.
 
+        The caller marks the wait, which is mostly inside of one that is marked already.
+
         Args:
             numbers: At most `NUMBERS`; a rank that has fewer than another one adds zeros.
         """
-        wait = self._board.begin_sum(numbers) if self._board else self._begin_sum(numbers)
-
-        def waiting() -> list[float]:
-            with self.waits():
-                return wait()
-
-        return waiting
-
-    @staticmethod
-    def _begin_sum(numbers: Sequence[float]) -> Callable[[], list[float]]:
+        if self._board is not None:
+            return self._board.begin_sum(numbers)
         # Of one size, so that ranks that have more or fewer numbers don't wait for ever.
         padded = [*numbers, *[0.0] * (NUMBERS - len(numbers))]
         tensor = torch.tensor(padded, dtype=torch.float64)

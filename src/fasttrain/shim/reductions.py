@@ -8,27 +8,29 @@ Source: ``tools/autograd/derivatives.yaml`` of torch 2.13, for the names of what
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
+
+from fasttrain.shim.graph_nodes import (
+    divisor,
+    factors,
+    follows_from_parameters,
+    is_number,
+    numel,
+    of_one_number,
+    operator_of,
+    reduced,
+)
 
 Kind = Literal["mean", "sum", "same"]
 TOLD = "fasttrain"  # in the metadata of a loss's node, once the loss is that of all ranks
 
 _MEAN, _SUM = 1, 2  # at::Reduction
-_MAX_NODES = 64  # of the scalar part of a loss, and of one that may hold parameters alone
-# What a penalty on the parameters is made of, which has nothing to do with the batch.
-_ELEMENTWISE = {
-    "Pow", "Mul", "Abs", "Add", "Sub", "Div", "Neg", "Sum", "Mean", "Norm", "LinalgVectorNorm",
-    "View", "Reshape", "Select", "Slice", "T", "Sqrt", "ToCopy", "Stack", "Cat", "Clone", "Square",
-    "UnsafeView", "ReshapeAlias", "Permute", "Transpose", "MseLoss", "L1Loss", "SmoothL1Loss",
-}  # fmt: skip
+_MAX_NODES = 64  # of the scalar part of a loss
 _CLOSE = 1e-6  # for a number that went through a reciprocal in fp32
-_PRODUCTS = {"Mm", "Bmm", "Matmul"}  # of parameters with each other
 
 _ATEN: Any = torch.ops.aten
 # Nodes of losses, with the operator that gives their value and what it takes.
@@ -50,8 +52,7 @@ _LOSSES = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Term:
+class Term(NamedTuple):
     """One reduction over the samples of a batch.
 
     Attributes:
@@ -115,35 +116,43 @@ class _Walk:
         if node is None or self._left < 0:
             return []
         if node in self._known:
-            return [replace(self._known[node], scale=scale)]
-        if node.metadata.get(TOLD):
+            return [self._known[node]._replace(scale=scale)]
+        name = operator_of(node)
+        if node.metadata.get(TOLD) or follows_from_parameters(node):
             return [Term(node, "same", None, scale)]
-        name = _operator(node)
-        if name == "AccumulateGrad" or _parameters_alone(node):
-            return [Term(node, "same", None, scale)]
-        saved = getattr(node, "_saved_reduction", None)
-        if saved in (_MEAN, _SUM):
-            kind: Kind = "sum" if saved == _SUM else "mean"
-            return [Term(node, kind, _divisor(node) if kind == "mean" else None, scale)]
-        if name in ("Mean", "Sum", "Dot") and _reduced(node) != 1:
+        reduction = getattr(node, "_saved_reduction", None)
+        if reduction == _MEAN:
+            return [Term(node, "mean", divisor(node), scale)]
+        if reduction == _SUM:
+            return [Term(node, "sum", None, scale)]
+        if name in ("Mean", "Sum", "Dot") and self._reduces(node):
             return self._reduction(node, name, scale)
-        if _numel(node) != 1:
-            return []  # inside the network
+        return self._through(node, name, scale) if numel(node) == 1 else []  # inside the network
+
+    def _through(self, node: Any, name: str, scale: float | Tensor) -> list[Term]:
+        """Give the terms below an operation on single numbers."""
         if name.endswith("Sink"):
             return self.below(node.next_functions[0][0], scale)
         children = [child for child, _ in node.next_functions]
-        scales = [scale * factor for factor in _factors(node, name, len(children))]
+        scales = [scale * factor for factor in factors(node, name, len(children))]
         pairs = zip(children, scales, strict=True)
         terms = [term for child, part in pairs for term in self.below(child, part)]
         by = getattr(node, "_saved_other", None)
-        if name == "Mul" and by is not None and _is_number(by):
+        if name == "Mul" and by is not None and is_number(by):
             # Only by the samples: a weight such as 0.05 may well be one over some elements.
             own = abs(float(by) * self._share - 1.0) < _CLOSE and self._share > 1
             return [self._divided(term, float(self._share)) for term in terms] if own else terms
+        if not terms and name in ("Mean", "Sum") and not of_one_number(node):
+            return self._reduction(node, name, scale)  # all but one of its elements were masked
         return [self._divided(term, by) for term in terms] if name == "Div" else terms
 
+    def _reduces(self, node: Any) -> bool:
+        """Whether a node reduces several elements, or the one of the rank's only sample."""
+        only_sample = self._share == 1 and self._total > 1 and not of_one_number(node)
+        return only_sample or reduced(node) != 1
+
     def _reduction(self, node: Any, name: str, scale: float | Tensor) -> list[Term]:
-        size = _reduced(node)
+        size = reduced(node)
         top = node.next_functions[0][0]
         parts = self._of_stack(top)
         if parts and len(parts) != self._share:
@@ -161,41 +170,29 @@ class _Walk:
     @staticmethod
     def _of_stack(node: Any) -> list[Any]:
         """Give the numbers that a tensor was put together from."""
-        while node is not None and _operator(node) == "Mul" and _numel(node) > 1:
+        while node is not None and operator_of(node) == "Mul" and numel(node) > 1:
             node = node.next_functions[0][0]
-        if node is None or _operator(node) not in ("Stack", "Cat"):
+        if node is None or operator_of(node) not in ("Stack", "Cat"):
             return []
         parts = [child for child, _ in node.next_functions if child is not None]
-        return parts if all(_numel(part) == 1 for part in parts) else []
+        return parts if all(numel(part) == 1 for part in parts) else []
 
     def _divided(self, term: Term, by: Any) -> Term:
         """Tell a sum that the script divides by what it counted, which makes it a mean."""
         if term.kind != "sum" or by is None or (isinstance(by, Tensor) and by.numel() != 1):
             return term
-        if not _is_number(by):
-            return replace(term, kind="mean", weight=by.detach().float())  # what it counted
-        counts = {float(self._share), float(_reduced(term.node))} - {0.0}
+        if not is_number(by):
+            return term._replace(kind="mean", weight=by.detach().float())  # what it counted
+        counts = {float(self._share), float(reduced(term.node))} - {0.0}
         if any(abs(float(by) - count) < _CLOSE * count for count in counts):
-            return replace(term, kind="mean", weight=float(by))
+            return term._replace(kind="mean", weight=float(by))
         return term  # by a number that does not shrink with the share, such as a batch size
-
-
-def _reduced(node: Any) -> int:
-    """Give how many elements a reduction took."""
-    sizes = getattr(node, "_saved_self_sym_sizes", None)
-    if sizes is not None:
-        return math.prod(sizes)
-    numel = getattr(node, "_saved_self_sym_numel", None)
-    if numel is not None:
-        return int(numel)
-    saved = getattr(node, "_saved_self", None)
-    return int(saved.numel()) if isinstance(saved, Tensor) else 0
 
 
 def _first_over_batch(node: Any, share: int) -> str | None:
     """Give the operator that reduced the batch dimension in front of a last reduction."""
     while node is not None:
-        name = _operator(node)
+        name = operator_of(node)
         if name in ("Mean", "Sum"):
             sizes = getattr(node, "_saved_self_sym_sizes", ())
             dims = getattr(node, "_saved_dim", None) or ()
@@ -210,87 +207,6 @@ def _first_over_batch(node: Any, share: int) -> str | None:
     return None
 
 
-def _factors(node: Any, name: str, inputs: int) -> list[float | Tensor]:
-    """Give by what each input of a node is multiplied; 1 where that can't be seen."""
-    alpha = float(getattr(node, "_saved_alpha", 1.0))
-    if name == "Sub":
-        return [1.0, *[-alpha] * (inputs - 1)]
-    if name == "Add":
-        return [1.0, *[alpha] * (inputs - 1)]
-    if name == "Neg":
-        return [-1.0] * inputs
-    other = getattr(node, "_saved_other", None)
-    if name in ("Mul", "Div") and isinstance(other, Tensor | float | int):
-        by = other.detach() if isinstance(other, Tensor) else float(other)
-        return [1.0 / by if name == "Div" else by, *[1.0] * (inputs - 1)]
-    return [1.0] * inputs
-
-
 def _signed(value: Any) -> Any:
     """Give what a node saved; torch shows a negative ``ignore_index`` as an unsigned number."""
     return value - 2**64 if type(value) is int and value >= 2**63 else value
-
-
-def _divisor(node: Any) -> Tensor | float | None:
-    """Give what torch's own loss divides by: weights of targets, or elements."""
-    total: Tensor | None = getattr(node, "_saved_total_weight", None)
-    if total is not None:
-        return total
-    inputs = getattr(node, "_saved_self", None)
-    return None if inputs is None else float(inputs.numel())
-
-
-def _of_one_number(node: Any) -> bool:
-    """Whether what was summed had been one number already."""
-    sizes = getattr(node, "_saved_self_sym_sizes", None)
-    return sizes is not None and len(sizes) == 0
-
-
-def _parameters_alone(node: Any) -> bool:
-    """Whether a node follows from parameters and constants of their shape, and nothing else."""
-    nodes, seen = [node], 0
-    while nodes:
-        node, seen = nodes.pop(), seen + 1
-        if type(node).__name__ == "AccumulateGrad":
-            continue
-        below = [child for child, _ in node.next_functions]
-        there = [child for child in below if child is not None]
-        name = _operator(node)
-        if seen > _MAX_NODES or not there:
-            return False
-        if name in _PRODUCTS and len(there) == len(below):
-            nodes += there
-            continue
-        if name not in _ELEMENTWISE or _grows(node, name, there):
-            return False
-        nodes += there
-    return True
-
-
-def _grows(node: Any, name: str, below: list[Any]) -> bool:
-    """Whether an operation gives more elements than it has from the graph: it met samples."""
-    if name in ("Stack", "Cat"):
-        return False
-    return _numel(node) > max(_numel(child) for child in below)
-
-
-def _operator(node: Any) -> str:
-    return type(node).__name__.rstrip("0123456789").removesuffix("Backward")
-
-
-def _numel(node: Any) -> int:
-    """Give how many elements the result of a node has."""
-    if type(node).__name__ == "AccumulateGrad":
-        return int(node.variable.numel())
-    shape = node._input_metadata[0].shape if node._input_metadata else ()
-    return math.prod(shape)
-
-
-def _is_number(other: Any) -> bool:
-    """Whether an operand was a number of Python's, and not a tensor that the script counted."""
-    if not isinstance(other, Tensor):
-        return isinstance(other, float | int)
-    if other.dim():
-        return False
-    narrow = torch.float16 if other.is_floating_point() else torch.int8
-    return torch.result_type(other, torch.zeros((), dtype=narrow, device=other.device)) is narrow

@@ -13,6 +13,7 @@ from within the backward pass.
 from __future__ import annotations
 
 import inspect
+import operator
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -36,18 +37,17 @@ PROBES = 2  # backward passes that are averaged by hand to see which parameters 
 FAILURES = 4  # passes that the object did not see whole, after which it is left out
 
 
-class _Handle(nn.Module):
-    """Stands for a module without keeping it alive, and without being its parent."""
+_WANTS_GRADIENT = operator.attrgetter("requires_grad")  # without a frame of Python's for each
 
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.__dict__["_module_of"] = weakref.ref(module)
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the module."""
-        of: Any = self.__dict__["_module_of"]
-        module = of()
-        return module(*args, **kwargs)
+def _calling(module: nn.Module) -> Callable[..., Any]:
+    """Give what calls a module without keeping it alive."""
+    ref: Any = weakref.ref(module)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return ref()(*args, **kwargs)
+
+    return call
 
 
 class Replica:
@@ -56,18 +56,20 @@ class Replica:
     Attributes:
         parameters: Those that want a gradient.
         pending: Whether gradients of this rank alone have been left in ``.grad``.
+        uneven: Whether it was trained since all ranks had the same buffers.
     """
 
     def __init__(self, module: nn.Module, ranks: Ranks) -> None:
         self._ref = weakref.ref(module)
         self._ranks = ranks
+        self.uneven = False
         self._unused = False
         self._buckets_tell = False
         self._failures = 0
         self._hooks: list[Any] = []
         self._begin(module)
 
-    def _begin(self, module: nn.Module) -> None:
+    def _begin(self, module: Any) -> None:
         self.parameters = [p for p in parameters_of(module) if p.requires_grad]
         self.pending = False
         self._called = False  # since the last pass whose gradients the object averaged
@@ -121,19 +123,21 @@ class Replica:
             kwargs: Its keyword arguments.
             last: Whether the gradients of this pass are to be averaged, as far as can be told.
         """
-        module = self._ref()
-        if not all(p.requires_grad for p in self.parameters) and module is not None:
+        if not all(map(_WANTS_GRADIENT, self.parameters)):
             self._watch_no_more()
-            self._begin(module)  # the script froze a part
+            self._begin(self._ref())  # the script froze a part
         if self._ddp is None and not self._probes and self._failures < FAILURES:
-            self._ddp = self._wrap(module)
+            self._ddp = self._wrap(self._ref())
             if not self._failures:
                 self._watch_no_more()
         self._called = True
-        if self._ddp is None:
+        ddp = self._ddp
+        if ddp is None:
             return call(*args, **kwargs)
-        self._ddp.require_backward_grad_sync = self._synced = last
-        return self._ddp(*args, **kwargs)
+        self._synced = last
+        if ddp.require_backward_grad_sync is not last:  # a module's attributes are slow to set
+            ddp.require_backward_grad_sync = last
+        return ddp(*args, **kwargs)
 
     def _wrap(self, module: Any) -> DistributedDataParallel:
         options: dict[str, Any] = {
@@ -142,7 +146,8 @@ class Replica:
             "find_unused_parameters": self._unused,
         }
         ddp = DistributedDataParallel(module, **options)
-        ddp.module = _Handle(module)
+        del ddp._modules["module"]  # a plain attribute is found sooner, and has one call less
+        ddp.__dict__["module"] = _calling(module)
         self._buckets_tell |= self._unused
         if self._buckets_tell:
             ddp.register_comm_hook(weakref.ref(self), _sum_bucket)

@@ -42,6 +42,7 @@ class Root:
         where: Where the script called it first.
         trainable: Whether any of its parameters wanted a gradient at its first call.
         device: Where its parameters were at its first call, such as ``cuda:0``.
+        replica: Its side of a run of several ranks, which lives as long as it does.
     """
 
     ref: weakref.ref[Module]
@@ -49,6 +50,7 @@ class Root:
     where: str
     trainable: bool
     device: str = ""
+    replica: Any = None
     _parameter: Callable[[], Parameter | None] = field(default=lambda: None, repr=False)
 
     def parameter(self) -> Parameter | None:

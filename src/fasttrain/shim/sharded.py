@@ -28,12 +28,14 @@ class ShardedReplica:
     Attributes:
         parameters: Its shards.
         pending: Never: each pass leaves the averaged gradients of the shards.
+        uneven: Whether it was trained since all ranks had the same buffers.
         blocks: Blocks that are gathered one after the other.
     """
 
     pending = False
 
     def __init__(self, module: nn.Module, ranks: Ranks, optimizers: Iterable[Optimizer]) -> None:
+        self.uneven = False
         whole = dict(module.named_parameters(remove_duplicate=False))
         self.blocks = repeated_blocks(module)
         self._mesh = _mesh(module, ranks)

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 from torch import Tensor
 
 from fasttrain.shim.averaging import average_gradients
 from fasttrain.shim.ranks import Ranks
 from fasttrain.shim.training_state import TrainingState
+
+
+class HasParameters(Protocol):
+    """A root's side of the averaging."""
+
+    @property
+    def parameters(self) -> Sequence[Tensor]:
+        """Its parameters."""
 
 
 class StrayParameters:
@@ -25,15 +34,15 @@ class StrayParameters:
         self._known = (-1, -1)
         self._pending = False
 
-    def after_backward(self, rooted: Sequence[Sequence[Tensor]], *, average: bool) -> None:
+    def after_backward(self, roots: Sequence[HasParameters], *, average: bool) -> None:
         """Average what a pass has left, or remember that it is left to a later pass.
 
         Args:
-            rooted: Parameters of each root.
+            roots: All roots.
             average: Whether it is the last pass before a step.
         """
-        strays = self._current(rooted)
-        self._pending = bool(strays)
+        self._look(roots)
+        self._pending = bool(self.parameters)
         if average:
             self.flush()
 
@@ -43,17 +52,17 @@ class StrayParameters:
             self._pending = False
             average_gradients(self.parameters, self._ranks)
 
-    def _current(self, rooted: Sequence[Sequence[Tensor]]) -> list[Tensor]:
-        trained = 0
-        for optimizer in self._training.optimizers:
-            for group in optimizer.param_groups:
-                trained += len(group["params"])
-        if self._known != (trained, len(rooted)):
-            self._known = (trained, len(rooted))
-            groups = [g for o in self._training.optimizers for g in o.param_groups]
-            of_roots = {id(p) for parameters in rooted for p in parameters}
-            before = {id(p) for p in self.parameters}
-            found = {id(p): p for g in groups for p in g["params"] if id(p) not in of_roots}
-            self.parameters = list(found.values())
-            self._ranks.broadcast([p for p in self.parameters if id(p) not in before])
-        return self.parameters
+    def _look(self, roots: Sequence[HasParameters]) -> None:
+        """Look for them again where an optimizer or a root has come or gone."""
+        trained, groups = 0, self._training.groups()
+        for group in groups:
+            trained += len(group["params"])
+        known = (trained, len(roots))
+        if self._known == known:
+            return
+        self._known = known
+        of_roots = {id(p) for root in roots for p in root.parameters}
+        before = {id(p) for p in self.parameters}
+        found = {id(p): p for g in groups for p in g["params"] if id(p) not in of_roots}
+        self.parameters = list(found.values())
+        self._ranks.broadcast([p for p in self.parameters if id(p) not in before])

@@ -16,17 +16,22 @@ from fasttrain.shim.roots import Root, RootCalls, parameters_of
 
 
 class TrainingState:
-    """Watches the optimizers, and which modules are in training mode."""
+    """Watches the optimizers, and which modules are in training mode.
+
+    Attributes:
+        on_zero_grad: Called when gradients were cleared.
+    """
 
     def __init__(self, roots: RootCalls) -> None:
         self._roots = roots
-        self.optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        # Read at every step, for which a WeakSet is slow
+        self._optimizers: dict[weakref.ref[Optimizer], None] = {}
         self.on_zero_grad: list[Callable[[], None]] = []
         self._modules: weakref.WeakSet[Module] = weakref.WeakSet()
 
     def install(self, undo: ExitStack) -> None:
         """Watch the making of optimizers, ``train()`` and ``eval()``, and the roots."""
-        self._watch(Optimizer, "__init__", self.optimizers.add, undo)
+        self._watch(Optimizer, "__init__", self._add_optimizer, undo)
         self._watch(Module, "train", self._modules.add, undo)
         for owner in (Optimizer, Module):
             self._watch(owner, "zero_grad", self._zeroed, undo)
@@ -46,6 +51,18 @@ class TrainingState:
         undo.callback(setattr, owner, name, original)
         setattr(owner, name, watched)
 
+    @property
+    def optimizers(self) -> list[Optimizer]:
+        """Those that are alive, in the order in which they were made."""
+        return [o for ref in list(self._optimizers) if (o := ref()) is not None]
+
+    def groups(self) -> list[dict[str, Any]]:
+        """Give the parameter groups of all optimizers."""
+        return [group for optimizer in self.optimizers for group in optimizer.param_groups]
+
+    def _add_optimizer(self, optimizer: Optimizer) -> None:
+        self._optimizers[weakref.ref(optimizer, self._optimizers.pop)] = None
+
     def _zeroed(self, _: Any) -> None:
         for listen in self.on_zero_grad:
             listen()
@@ -55,12 +72,7 @@ class TrainingState:
 
     def trained(self) -> set[int]:
         """Give the parameters of all optimizers, by id."""
-        return {
-            id(parameter)
-            for optimizer in self.optimizers
-            for group in optimizer.param_groups
-            for parameter in group["params"]
-        }
+        return {id(parameter) for group in self.groups() for parameter in group["params"]}
 
     def why_not_training(self) -> str:
         """Give why a loader that begins now does not feed training; empty if it does."""

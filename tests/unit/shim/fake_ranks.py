@@ -64,7 +64,7 @@ def on_ranks(world_size: int, act: Callable[[FakeRanks], T]) -> list[T]:
     def run(rank: int) -> None:
         try:
             results[rank] = act(FakeRanks(rank, meeting))
-        except Exception as error:  # noqa: BLE001 - raised again below, by the test's own thread
+        except BaseException as error:  # noqa: BLE001 - raised again below, by the test's own thread
             meeting.barrier.abort()
             errors.append(error)
 

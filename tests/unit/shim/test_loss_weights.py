@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import runpy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,8 +52,40 @@ def alone(counts: Sequence[int], seed: int) -> tuple[Tensor, list[Tensor]]:
 NET = net()  # made once: ranks that are threads share torch's generator
 
 
-def early(passes: Sequence[tuple[int, int]]) -> list[list[tuple[Any, Any, Any, int]]]:
-    """Give, per rank and pass: loss, gradients, the factor that put them right, sums so far."""
+def usual(scores: Tensor, y: Tensor) -> Tensor:
+    return functional.cross_entropy(scores, y, ignore_index=IGNORED)
+
+
+def masked(scores: Tensor, y: Tensor) -> Tensor:
+    """Take the mean of the samples that count, whose number no node of the graph has saved."""
+    each = functional.cross_entropy(scores, y, ignore_index=IGNORED, reduction="none")
+    return each[y != IGNORED].mean()
+
+
+def masked_or_nothing(scores: Tensor, y: Tensor) -> Tensor:
+    return masked(scores, y) if (y != IGNORED).any() else (scores * 0).sum()
+
+
+def pooled_where_all_count(scores: Tensor, y: Tensor) -> Tensor:
+    """Take the same mean by an operation that isn't known as one, where none is left out."""
+    if (y == IGNORED).any():
+        return usual(scores, y)
+    each = functional.cross_entropy(scores, y, reduction="none")
+    return functional.avg_pool1d(each[None, None], len(each)).reshape(())
+
+
+def early(
+    passes: Sequence[tuple[int, int]],
+    loss_of: Callable[[Tensor, Tensor], Tensor] = usual,
+    late: Sequence[int] = (),
+) -> list[list[tuple[Any, Any, Any, int]]]:
+    """Give, per rank and pass: loss, gradients, the factor that put them right, sums so far.
+
+    Args:
+        passes: Samples of each rank that count.
+        loss_of: Gives the loss of scores and classes.
+        late: Ranks whose gradients can't be put right behind a pass.
+    """
 
     def act(ranks: Any) -> Any:
         batches, told = Batches(), []
@@ -62,9 +94,9 @@ def early(passes: Sequence[tuple[int, int]]) -> list[list[tuple[Any, Any, Any, i
             batches.cut(Share(4, 8))
             x, y = batch(counts[ranks.rank], 10 * number + ranks.rank)
             model = copy.deepcopy(NET)
-            loss = functional.cross_entropy(model(x), y, ignore_index=IGNORED)
+            loss = loss_of(model(x), y)
             weights.begin_pass()
-            weighed = weights.weigh((loss,), value=True, early=True)[0]
+            weighed = weights.weigh((loss,), value=True, early=ranks.rank not in late)[0]
             asked_before = ranks.sums
             loss.backward(torch.ones_like(loss) * weighed.factor)
             factor = weights.settle()
@@ -76,15 +108,47 @@ def early(passes: Sequence[tuple[int, int]]) -> list[list[tuple[Any, Any, Any, i
     return results
 
 
-@pytest.mark.parametrize("passes", [EVEN, CHANGING])
-def test_losses_and_gradients_are_those_of_one_process(passes: Any) -> None:
-    of_ranks = early(passes)
+def assert_as_one_process(of_ranks: Any, passes: Any) -> None:
     for number, counts in enumerate(passes):
         loss, gradients = alone(counts, 10 * number)
         mean = _RANKS["average"]([rank[number][1] for rank in of_ranks])
         torch.testing.assert_close(mean, gradients, rtol=1e-12, atol=1e-12)
         for rank in of_ranks:
             torch.testing.assert_close(rank[number][0], loss, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("passes", [EVEN, CHANGING])
+def test_losses_and_gradients_are_those_of_one_process(passes: Any) -> None:
+    assert_as_one_process(early(passes), passes)
+
+
+@pytest.mark.parametrize(
+    ("loss_of", "passes"),
+    [
+        pytest.param(masked, [(4, 4), (4, 1), (3, 1), (4, 4)], id="one element on one rank"),
+        pytest.param(masked_or_nothing, [(4, 4), (2, 0), (4, 4)], id="nothing on one rank"),
+        pytest.param(pooled_where_all_count, [(2, 3), (2, 4), (3, 3)], id="unseen on one rank"),
+    ],
+)
+def test_ranks_whose_graphs_differ_agree_on_one_factor(loss_of: Any, passes: Any) -> None:
+    of_ranks = early(passes, loss_of)
+    assert_as_one_process(of_ranks, passes)
+    factors = [[told[2] for told in rank] for rank in of_ranks]
+    assert factors[0] == factors[1]
+    assert factors[0] != [1.0] * len(passes)
+
+
+def test_a_rank_that_cannot_put_its_gradients_right_goes_on_while_it_need_not() -> None:
+    assert_as_one_process(early(EVEN, late=[1]), EVEN)
+
+
+def test_a_rank_that_cannot_put_its_gradients_right_stops_the_run(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        early(CHANGING, late=[1])
+    assert ended.value.code == 78
+    assert capsys.readouterr().err.rstrip().endswith("[ranks-losses]")
 
 
 def test_no_rank_waits_before_a_pass_from_the_second_on() -> None:

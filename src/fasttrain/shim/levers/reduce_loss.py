@@ -71,7 +71,8 @@ class ReduceLoss:
         known = self._weights.known(tensor)
         if known is None and not self._weights.is_loss(tensor):
             return tensor  # such as what a model says about one sample
-        value = self._weights.weigh((tensor,), value=True)[0].value
+        with self._ranks.waits():
+            value = self._weights.weigh((tensor,), value=True)[0].value
         return tensor if value is None else value
 
     def _after_step(self, *_: Any) -> None:
@@ -86,7 +87,7 @@ class ReduceLoss:
             self._step_s = None
 
     def _decide(self, step_s: float) -> None:
-        times_s = self._weights.times_s
+        times_s = self._weights.asking.times_s
         # The rank that comes last doesn't wait for others: its time is what the sum itself takes.
         told = torch.tensor([statistics.median(times_s) if times_s else 0.0, step_s])
         dist.all_reduce(told, dist.ReduceOp.MIN)
@@ -107,8 +108,7 @@ class ReduceLoss:
             self.ledger.apply("loss", "")
             self.ledger.counts["losses"] += 1
             if freed and not loss._is_view():
-                with torch.no_grad():
-                    loss.data.copy_(weighed.value)
+                loss.data.copy_(weighed.value)
                 node: Any = loss.grad_fn
                 if node is not None:  # what is made of it from here on is of all ranks too
                     node.metadata[TOLD] = True

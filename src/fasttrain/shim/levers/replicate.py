@@ -9,16 +9,14 @@ stepping, it then does alike on every rank.
 from __future__ import annotations
 
 import functools
-import itertools
 import sys
-import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 from torch import distributed as dist
+from torch import nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
@@ -26,16 +24,15 @@ from torch.optim.optimizer import (
 )
 
 from fasttrain.shim import rank_variables
-from fasttrain.shim.accumulation import Accumulation
 from fasttrain.shim.callsite import call_site
 from fasttrain.shim.ledger import Ledger
 from fasttrain.shim.lockstep import Lockstep
 from fasttrain.shim.parallel_context import ParallelContext
+from fasttrain.shim.passes import Passes
 from fasttrain.shim.refusal import refuse
 from fasttrain.shim.replica import Replica
 from fasttrain.shim.roots import Call, Root, parameters_of
 from fasttrain.shim.sharded import ShardedReplica, check_unsharded, whole_number
-from fasttrain.shim.stray_parameters import StrayParameters
 from fasttrain.spec.errors import FasttrainError
 from fasttrain.spec.outcome import State
 
@@ -46,7 +43,12 @@ WATCHED_STEPS = 4  # in which a loop shows whether it draws random numbers
 
 
 class Replicate:
-    """Averages gradients over the ranks."""
+    """Averages gradients over the ranks.
+
+    Attributes:
+        passes: The backward passes.
+        on_cede: Called when the script turns out to handle its ranks itself.
+    """
 
     def __init__(self, ledger: Ledger, context: ParallelContext) -> None:
         self.ledger = ledger
@@ -56,18 +58,11 @@ class Replicate:
         self._streams = context.streams
         self._training = context.training
         self._batches = context.batches
-        self._weights = context.weights
         self._sync_bn = context.strategy.sync_bn
         self._sharded = context.strategy.mode == "fsdp"
         self._lockstep = Lockstep(context.ranks)
-        self._replicas: weakref.WeakKeyDictionary[Root, Replica | ShardedReplica] = (
-            weakref.WeakKeyDictionary()
-        )
-        self._living: list[Replica | ShardedReplica] = []
-        self._accumulation = Accumulation(enabled=context.accumulates)
-        self._strays = StrayParameters(context.ranks, context.training)
-        self._dirty_buffers: weakref.WeakSet[nn.Module] = weakref.WeakSet()
-        self.after_backward: list[Callable[[Sequence[Tensor], bool], None]] = []
+        self.passes = Passes(context)
+        self._accumulation = self.passes.accumulation
 
     def install(self, undo: ExitStack) -> None:
         """Stand around roots and backward passes, and watch for the script's own group."""
@@ -146,6 +141,11 @@ class Replicate:
         if not self.ledger.live:
             return
         self._ranks.join()
+        if self._ranks.boardless:
+            self.ledger.note(
+                "no memory could be shared among the ranks of this node: what they ask each other"
+                " about losses goes through collectives, which makes each step longer"
+            )
         shapes = [f"{n} {tuple(p.shape)} {p.dtype}" for n, p in module.named_parameters()]
         self._lockstep.compare_models(root.name, root.where, shapes)
         self._ranks.broadcast([*parameters_of(module), *module.buffers()])
@@ -153,24 +153,21 @@ class Replicate:
     def _around(self, root: Root, module: nn.Module, call: Call) -> Call:
         trains = root.trainable or any(p.requires_grad for p in parameters_of(module))
         if not torch.is_grad_enabled() or not trains or not self.ledger.live:
-            self._even_out(module)
+            self._even_out(root, module)
             return call
-        replica = self._replicas.get(root)
-        if replica is None:
-            replica = self._replicas[root] = self._replicate(root, module)
-            self._living.clear()
-        self._dirty_buffers.add(module)
+        if root.replica is None:
+            root.replica = self._replicate(root, module)
+            self.passes.add(root.replica)
+        root.replica.uneven = True
         self.ledger.apply(root.name, root.where)
+        return functools.partial(self._call, root, call)
+
+    def _call(self, root: Root, call: Call, *args: Any, **kwargs: Any) -> Any:
+        self._batches.trained = True
         parameter = root.parameter()
         device = parameter.device if parameter is not None else None
-        last = self._accumulation.last
-
-        def run(*args: Any, **kwargs: Any) -> Any:
-            self._batches.trained = True
-            with self._streams.for_forward(device):
-                return replica.call(call, args, kwargs, last=last)
-
-        return run
+        with self._streams.for_forward(device):
+            return root.replica.call(call, args, kwargs, last=self._accumulation.last)
 
     def _replicate(self, root: Root, module: nn.Module) -> Replica | ShardedReplica:
         self._tell_batch_norm(root, module)
@@ -185,10 +182,10 @@ class Replicate:
         )
         return replica
 
-    def _even_out(self, module: nn.Module) -> None:
+    def _even_out(self, root: Root, module: nn.Module) -> None:
         """Give every rank rank 0's running statistics before a model is evaluated."""
-        if module in self._dirty_buffers:
-            self._dirty_buffers.discard(module)
+        if root.replica is not None and root.replica.uneven:
+            root.replica.uneven = False
             self._ranks.broadcast(list(module.buffers()))
 
     def _tell_batch_norm(self, root: Root, module: nn.Module) -> None:
@@ -201,85 +198,16 @@ class Replicate:
 
     # --- backward passes
 
-    def _backward(
-        self,
-        original: Callable[..., Any],
-        tensors: Any,
-        grad_tensors: Any = None,
-        retain_graph: bool | None = None,
-        create_graph: bool = False,
-        *args: Any,
-        **kwargs: Any,
-    ) -> None:
+    def _backward(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         inside = torch._C._current_graph_task_id() != -1
         if inside or not self.ledger.live or not self._ranks.joined:
-            original(tensors, grad_tensors, retain_graph, create_graph, *args, **kwargs)
-            return
-        losses = (tensors,) if isinstance(tensors, Tensor) else tuple(tensors)
-        with self._ranks.waits():
-            early = self._begins_afresh() and not create_graph
-            seeds = self._weighted(losses, grad_tensors, early=early)
-            original(losses, seeds, retain_graph, create_graph, *args, **kwargs)
-            average = self._accumulation.average_after_pass()
-            for replica in self._replicas_now():
-                replica.after_backward(average=average)
-            rooted = [replica.parameters for replica in self._replicas_now()]
-            self._strays.after_backward(rooted, average=average)
-            self._put_right(self._weights.settle())
-        freed = not (retain_graph or create_graph)
-        if not freed:  # another pass may go through the same graphs, without a call before it
-            for replica in self._replicas_now():
-                replica.watch()
-        for listen in self.after_backward:
-            listen(losses, freed)
-
-    def _replicas_now(self) -> list[Replica | ShardedReplica]:
-        """Give those of the roots that are alive; a list, because weak references are slow."""
-        if len(self._living) != len(self._replicas):
-            self._living = list(self._replicas.values())
-        return self._living
-
-    def _trained(self) -> Iterator[Tensor]:
-        seen: set[int] = set()  # a part may be a root as well
-        groups = [replica.parameters for replica in self._replicas_now()]
-        for parameter in itertools.chain(*groups, self._strays.parameters):
-            if id(parameter) not in seen:
-                seen.add(id(parameter))
-                yield parameter
-
-    def _begins_afresh(self) -> bool:
-        """Whether all gradients behind a pass will be its own, and nothing uses them before."""
-        fresh = [replica.begin_pass() for replica in self._replicas_now()]
-        return all(fresh) and all(p.grad is None for p in self._strays.parameters)
-
-    def _put_right(self, factor: float) -> None:
-        """Multiply the gradients that a pass has left by what its weights were off."""
-        if factor != 1.0:
-            with torch.no_grad():
-                for parameter in self._trained():
-                    if parameter.grad is not None:
-                        parameter.grad.mul_(factor)
-
-    def _weighted(self, losses: Sequence[Tensor], grad_tensors: Any, *, early: bool) -> Any:
-        """Give what the pass begins with, so that the mean over the ranks is right."""
-        scalars = all(loss.numel() == 1 and loss.requires_grad for loss in losses)
-        if not scalars or not losses:
-            return grad_tensors
-        self._weights.begin_pass()
-        weighed = self._weights.weigh(losses, value=self._weights.values, early=early)
-        seeds = (None,) if grad_tensors is None else grad_tensors
-        seeds = (seeds,) if isinstance(seeds, Tensor) else tuple(seeds)
-        seeds = seeds if len(seeds) == len(losses) else (None,) * len(losses)
-        return [_seed(*each) for each in zip(losses, seeds, weighed, strict=True)]
+            original(*args, **kwargs)
+        else:
+            self.passes.run(original, *args, **kwargs)
 
     def _flush(self) -> None:
-        """Average what was left to a later pass."""
-        if not self.ledger.live or not self._ranks.joined:
-            return
-        for replica in self._replicas_now():
-            if replica.pending:
-                replica.average()
-        self._strays.flush()
+        if self.ledger.live and self._ranks.joined:
+            self.passes.flush()
 
     # --- steps
 
@@ -311,14 +239,3 @@ class Replicate:
             "no DataLoader feeds the training: from its second step on each rank draws batches of"
             f" its own, so that the global batch is {self._ranks.world_size} times the script's"
         )
-
-
-def _seed(loss: Tensor, seed: Tensor | None, weighed: Any) -> Tensor | None:
-    factor = weighed.factor
-    if isinstance(factor, float) and factor == 1.0:
-        return seed
-    if seed is None and isinstance(factor, float):
-        return torch.full_like(loss, factor)
-    if seed is None:
-        seed = torch.ones_like(loss)
-    return seed * (factor.to(seed.device, seed.dtype) if isinstance(factor, Tensor) else factor)

@@ -1,0 +1,148 @@
+"""One root of a run of several ranks: what averages its gradients, and when."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import runpy
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch import distributed as dist
+
+from fasttrain.shim.replica import PROBES, Replica
+
+_RANKS = runpy.run_path(str(Path(__file__).with_name("fake_ranks.py")))
+X = torch.linspace(-1, 1, 8).reshape(2, 4)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 3)
+        self.second = nn.Linear(3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.second(self.first(x))
+        return out
+
+
+def train(replica: Replica, module: nn.Module, x: Tensor = X, *, last: bool = True) -> None:
+    """Make one pass as the lever does."""
+    replica.call(module, (x,), {}, last=last).sum().backward()
+    replica.after_backward(average=last)
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Give the only rank of a group, for what DistributedDataParallel asks of one."""
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
+    (ranks,) = _RANKS["on_ranks"](1, lambda ranks: ranks)
+    yield ranks
+    dist.destroy_process_group()
+
+
+def handed_over(ranks: Any) -> tuple[Replica, Net]:
+    """Give a root whose gradients torch's object averages, and none of whom has one."""
+    module = Net()
+    replica = Replica(module, ranks)
+    for _ in range(PROBES + 1):
+        module.zero_grad()
+        replica.begin_pass()
+        train(replica, module)
+    module.zero_grad()
+    return replica, module
+
+
+def test_first_passes_are_averaged_by_hand() -> None:
+    modules = [Net(), Net()]
+    modules[1].load_state_dict(modules[0].state_dict())
+
+    def act(ranks: Any) -> list[Tensor | None]:
+        module = modules[ranks.rank]
+        train(Replica(module, ranks), module, X + ranks.rank)
+        return [p.grad for p in module.parameters()]
+
+    first, second = _RANKS["on_ranks"](2, act)
+    whole = Net()
+    whole.load_state_dict(modules[0].state_dict())
+    (whole(torch.cat([X, X + 1])).sum() / 2).backward()
+    torch.testing.assert_close(first, [p.grad for p in whole.parameters()])
+    torch.testing.assert_close(first, second, rtol=0, atol=0)
+
+
+def test_a_gradient_that_one_rank_lacks_counts_as_zeros() -> None:
+    module = nn.Linear(4, 1)
+    modules = [module, copy.deepcopy(module)]
+
+    def act(ranks: Any) -> Any:
+        replica = Replica(modules[ranks.rank], ranks)
+        weight = modules[ranks.rank].weight
+        out = replica.call(modules[ranks.rank], (X,), {}, last=True)
+        (weight.sum() if ranks.rank else out.sum()).backward()
+        replica.after_backward(average=True)
+        return modules[ranks.rank].bias.grad
+
+    assert [float(grad) for grad in _RANKS["on_ranks"](2, act)] == [1.0, 1.0]  # (2 + none) / 2
+
+
+def test_torchs_object_takes_over_when_every_parameter_has_had_a_gradient(alone: Any) -> None:
+    replica, module = handed_over(alone)
+    sums = alone.sums
+    assert not replica.watching
+    replica.begin_pass()
+    train(replica, module)
+    assert alone.sums == sums, "averaged by hand as well"
+    assert all(p.grad is not None for p in module.parameters())
+    assert not replica.pending
+
+
+def test_the_module_stays_the_scripts_own(alone: Any) -> None:
+    replica, module = handed_over(alone)
+    assert type(module) is Net
+    assert sorted(module.state_dict()) == sorted(Net().state_dict())
+    twin = copy.deepcopy(module)
+    torch.testing.assert_close(twin(X), replica.call(module, (X,), {}, last=True))
+    ref = weakref.ref(module)
+    del module
+    gc.collect()
+    assert ref() is None
+
+
+def test_a_pass_is_fresh_only_where_nothing_was_left_and_nothing_listens(alone: Any) -> None:
+    replica, module = handed_over(alone)
+    assert replica.begin_pass()
+    module.second.bias.grad = torch.ones(1)
+    assert not replica.begin_pass()
+    module.zero_grad()
+    handle = module.second.bias.register_post_accumulate_grad_hook(lambda _: None)
+    assert not replica.begin_pass()
+    handle.remove()
+    assert replica.begin_pass()
+
+
+def test_a_pass_that_is_not_the_last_is_left_until_it_is_averaged(alone: Any) -> None:
+    replica, module = handed_over(alone)
+    replica.begin_pass()
+    train(replica, module, last=False)
+    sums = alone.sums
+    assert replica.pending
+    replica.average()
+    assert alone.sums > sums
+    assert not replica.pending
+
+
+def test_a_part_that_is_frozen_is_left_out_from_the_next_call_on(alone: Any) -> None:
+    replica, module = handed_over(alone)
+    module.first.requires_grad_(requires_grad=False)
+    replica.begin_pass()
+    train(replica, module)
+    assert [id(p) for p in replica.parameters] == [id(p) for p in module.second.parameters()]
+    assert module.second.weight.grad is not None
+    assert replica.watching, "it begins anew, by hand"
