@@ -35,6 +35,8 @@ def folder() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="slurm", dir="/tmp") as top:
         Path(top).chmod(0o755)
         yield Path(top, "c")
+        if Path(top, "c").exists():  # after a failure
+            tool("down", "--dir", f"{top}/c")
 
 
 def tool(*words: str, **popen: object) -> subprocess.CompletedProcess[str]:
