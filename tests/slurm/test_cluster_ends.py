@@ -24,7 +24,8 @@ PATIENCE_S = 20.0
 # Holds a cluster by a pipe, as pytest does, and waits for its death.
 HOLDER = """\
 import subprocess, sys
-keeper = subprocess.Popen([sys.executable, *sys.argv[1:]], stdin=-1, stdout=-1, start_new_session=1)
+argv = [sys.executable, *sys.argv[1:]]
+keeper = subprocess.Popen(argv, stdin=-1, stdout=-1, start_new_session=True, text=True)
 print(keeper.stdout.readline(), flush=True)
 input()
 """
