@@ -20,6 +20,7 @@ from typing import Any
 
 import psutil
 import pytest
+from xdist.scheduler import LoadFileScheduling
 
 Completed = subprocess.CompletedProcess[bytes]
 
@@ -36,6 +37,19 @@ _SETTLE_S = 2.0  # for a thread or process that is about to end
 # A shell ignores SIGINT in what it starts in the background, and so would all that is started here.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+class _SlurmTogether(LoadFileScheduling):
+    """Deals files to processes, and all that run on SLURM to one: it holds the cluster for them."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        folder = "tests/slurm/"
+        return folder if nodeid.startswith(folder) else super()._split_scope(nodeid)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling | None:
+    """Keep the tests on SLURM together, unless another way of dealing was asked for."""
+    return _SlurmTogether(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 def clean_environ() -> dict[str, str]:

@@ -58,8 +58,11 @@ def cluster_losing_nodes() -> Iterator[Any]:
 
 
 @pytest.fixture(autouse=True)
-def _leaves_cluster_idle(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Leave no job and no stopped node to the next test."""
+def _leaves_cluster_idle(request: pytest.FixtureRequest, shared_folder: Path) -> Iterator[None]:
+    """Leave no job and no stopped node to the next test.
+
+    The folder is named here because it has to outlive the jobs: they would make it anew.
+    """
     used = [request.getfixturevalue(name) for name in CLUSTERS if name in request.fixturenames]
     yield
     for each in used:

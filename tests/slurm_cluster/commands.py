@@ -71,8 +71,8 @@ def _up(cluster: Cluster, given: argparse.Namespace) -> None:
 
 def _hold(cluster: Cluster, given: argparse.Namespace) -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    _up(cluster, given)
     try:
-        _up(cluster, given)
         sys.stdin.read()
     finally:
         for signum in (signal.SIGINT, signal.SIGTERM):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -39,6 +40,13 @@ def sinfo(answer: str) -> dict[str, str]:
 
 def test_partitions_are_read(make_host: Any) -> None:
     assert find_cluster(make_host(tools=sinfo(f"echo '{SINFO}'"))) == Cluster("24.11.3", PARTITIONS)
+
+
+def test_partitions_of_a_real_cluster_are_read() -> None:
+    recorded = Path(__file__).parents[2] / "data/slurm/sinfo.txt"
+    main = Partition("main", nodes=2, nodes_up=2, gpus_per_node=8, default=True)
+    low = Partition("low", nodes=2, nodes_up=2, gpus_per_node=8)
+    assert parse_sinfo(recorded.read_text()) == (main, low)
 
 
 def test_no_slurm_is_an_empty_cluster(make_host: Any) -> None:

@@ -1,0 +1,17 @@
+"""How xdist deals these tests: to one process, so that no two need a cluster at once."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+
+SCHEDULER = runpy.run_path(str(Path(__file__).parents[1] / "conftest.py"))["_SlurmTogether"]
+
+
+def test_tests_on_slurm_stay_together() -> None:
+    scope = SCHEDULER._split_scope
+    dealer = object.__new__(SCHEDULER)
+    first = scope(dealer, "tests/slurm/test_cluster.py::test_a")
+    assert scope(dealer, "tests/slurm/test_dealing.py::test_b[1]") == first
+    others = ["tests/unit/test_a.py", "tests/unit/hardware/test_cluster.py"]
+    assert [scope(dealer, f"{path}::test_b") for path in others] == others
