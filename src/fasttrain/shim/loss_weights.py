@@ -109,9 +109,10 @@ class LossWeights:
             SystemExit: ``ranks-losses`` when other ranks have foretold and this one can't follow.
         """
         self.settle()
-        found = [self.known(loss) for loss in losses] if self._known else [None]
-        if all(known is not None and (known.value is not None or not value) for known in found):
-            return [known for known in found if known is not None]
+        if self._known:
+            found = [self.known(loss) for loss in losses]
+            if all(known is not None and (known.value is not None or not value) for known in found):
+                return [known for known in found if known is not None]
         weighed = self._weigh(losses, value=value, early=early)
         for loss, result in zip(losses, weighed, strict=True):
             key = id(loss)
