@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -41,20 +40,6 @@ class Asking:
     def __init__(self, ranks: Ranks) -> None:
         self.times_s: deque[float] = deque(maxlen=TIMES)
         self._ranks = ranks
-
-    def foretelling(self, weight: float, amount: float) -> Callable[[], tuple[float, float]]:
-        """Begin to ask about a mean whose weight was foretold, and give what waits for the sums."""
-        begun_s = time.perf_counter()
-        wait = self._ranks.begin_sum((1.0, 1.0, weight, amount))
-        asked_s = time.perf_counter() - begun_s
-
-        def told() -> tuple[float, float]:
-            begun_s = time.perf_counter()
-            _, _, whole, amount = wait()
-            self.times_s.append(asked_s + time.perf_counter() - begun_s)
-            return whole, amount
-
-        return told
 
     def together(self, both: Tensor, *, one_mean: bool) -> Told:
         """Ask about several terms, and wait.

@@ -34,9 +34,11 @@ class Board:
 
     def __init__(self, memory: Any, rank: int, world_size: int, width: int) -> None:
         self._memory = memory
-        self._rank, self._world_size = rank, world_size
+        self._rank = rank
         self._heads = memoryview(memory).cast("Q")
-        self._stride = 1 + width  # of a slot, in words
+        stride = 1 + width  # of a slot, in words
+        # Where the slots of all ranks are, for even numbers of sums and for odd ones
+        self._slots = [[(2 * r + odd) * stride for r in range(world_size)] for odd in (0, 1)]
         self._filled = [0, 0]  # numbers that each slot of this rank's holds
         self._number = 0
         self._fence = threading.Lock()
@@ -79,11 +81,12 @@ class Board:
         """
         self._number = number = self._number + 1
         slot, size = number % 2, len(values)
-        row, at = _row(size), (2 * self._rank + slot) * self._stride
+        row, at = _row(size), self._slots[slot][self._rank]
         row.pack_into(self._memory, _WORD * (at + 1), *values)
-        for left in range(size, self._filled[slot]):
-            self._heads[at + 1 + left] = 0  # the same bits as 0.0
-        self._filled[slot] = size
+        if size != self._filled[slot]:
+            for left in range(size, self._filled[slot]):
+                self._heads[at + 1 + left] = 0  # the same bits as 0.0
+            self._filled[slot] = size
         for _ in range(2):  # no processor may show the number before the row
             with self._fence:
                 pass
@@ -91,18 +94,16 @@ class Board:
         return functools.partial(self._sum, number, row)
 
     def _sum(self, number: int, row: struct.Struct) -> list[float]:
-        rows = [self._read(rank, number, row) for rank in range(self._world_size)]
-        return [sum(column) for column in zip(*rows, strict=True)]
-
-    def _read(self, rank: int, number: int, row: struct.Struct) -> tuple[float, ...]:
-        at, looks = (2 * rank + number % 2) * self._stride, 0
-        while self._heads[at] != number:
-            looks += 1
-            time.sleep(SLEEP_S if looks > SPINS else 0)
+        slots, heads, looks = self._slots[number % 2], self._heads, 0
+        for at in slots:
+            while heads[at] != number:
+                looks += 1
+                time.sleep(SLEEP_S if looks > SPINS else 0)
         for _ in range(2):
             with self._fence:
                 pass
-        return row.unpack_from(self._memory, _WORD * (at + 1))
+        rows = [row.unpack_from(self._memory, _WORD * (at + 1)) for at in slots]
+        return list(map(sum, zip(*rows, strict=True)))
 
 
 def on_one_node(world_size: int) -> bool:

@@ -15,10 +15,10 @@ a rank that did not foretell when another one did divides its own weight by the 
 from __future__ import annotations
 
 import math
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -27,12 +27,19 @@ from torch import Tensor
 from fasttrain.shim.asking import Asking
 from fasttrain.shim.batches import Batches
 from fasttrain.shim.ranks import Ranks
-from fasttrain.shim.reductions import Term, terms_of
+from fasttrain.shim.reductions import Term, terms_of, torchs_mean
 from fasttrain.shim.refusal import refuse
 from fasttrain.shim.shares import Share
-from fasttrain.shim.term_weights import amounts_of, apply_factors, is_one_mean, weight_of
+from fasttrain.shim.term_weights import (
+    amounts_of,
+    apply_factors,
+    is_one_mean,
+    of_means,
+    weight_of,
+)
 from fasttrain.spec.errors import ExitCode, FasttrainError
 
+KEPT = 64  # losses, before those that are gone are looked for
 CLOSE = 1e-12  # relative; a foretold weight that is off by rounding is right
 _UNSEEN = [Term(None, "mean")]
 
@@ -55,15 +62,18 @@ class _Foretold:
     """A pass that has begun before its weight was known.
 
     Attributes:
-        wait: Gives what the ranks are asked meanwhile: what the loss counts for on all of them,
-            and the sum of what it is there, so weighted.
+        wait: Gives what the ranks are asked meanwhile: how many see one mean and how many have
+            foretold; what the loss counts for on all of them; the sum of what it is there, so
+            weighted.
+        asked_s: Time that asking has taken this rank.
         total: Samples of the whole batch.
         whole: What they were thought to count for.
         weighed: What was made of it.
         like: Of the type and shape of the loss, where its value over all ranks is asked for.
     """
 
-    wait: Callable[[], tuple[float, float]]
+    wait: Callable[[], list[float]]
+    asked_s: float
     total: int
     whole: float
     weighed: Weighed
@@ -87,6 +97,7 @@ class LossWeights:
         self._ranks = ranks
         self._batches = batches
         self._known: dict[int, tuple[weakref.ref[Tensor], Weighed]] = {}
+        self._kept = KEPT
         self._per_sample = 0.0  # what each counted for in the pass before, the same on all ranks
         self._open: _Foretold | None = None
         self._owed = 1.0  # the factor of this pass where other ranks have foretold
@@ -109,22 +120,41 @@ class LossWeights:
             SystemExit: ``ranks-losses`` when other ranks have foretold and this one can't follow.
         """
         self.settle()
-        found = [self.known(loss) for loss in losses] if self._known else [None]
+        found = [self.known(loss) for loss in losses]
         if all(known is not None and (known.value is not None or not value) for known in found):
             return [known for known in found if known is not None]
         weighed = self._weigh(losses, value=value, early=early)
         for loss, result in zip(losses, weighed, strict=True):
-            key = id(loss)
-            self._known[key] = (weakref.ref(loss, partial(self._forget, key)), result)
+            self._keep(loss, result)
         return weighed
+
+    def weigh_early(self, loss: Tensor) -> Weighed | None:
+        """Weigh the loss of one pass as `weigh` does, where that takes next to nothing.
+
+        What is done at every step is met with cold caches, so that each function that is called
+        costs microseconds: here there are few.
+
+        Returns:
+            None where a closer look is needed, and nothing has been done.
+        """
+        share = self._batches.share
+        if not self._per_sample or share is None or not share.count or self._open is not None:
+            return None
+        over = torchs_mean(loss.grad_fn) if loss.is_cpu and self.known(loss) is None else None
+        if over is None:
+            return None
+        return self._foretell(loss, Term(loss.grad_fn, "mean", over), share, value=self.values)
 
     def settle(self) -> float:
         """Wait for what was asked; give what the gradients of the pass are to be multiplied by."""
-        foretold, self._open = self._open, None
+        foretold = self._open
         if foretold is None:
             owed, self._owed = self._owed, 1.0
             return owed
-        whole, amount = foretold.wait()
+        self._open = None
+        begun_s = time.perf_counter()
+        _, _, whole, amount = foretold.wait()
+        self.asking.times_s.append(foretold.asked_s + time.perf_counter() - begun_s)
         self._per_sample = whole / foretold.total
         ratio = _ratio(foretold.whole, whole)
         if foretold.like is not None:  # of nothing it is nan, as torch's own mean
@@ -144,9 +174,11 @@ class LossWeights:
         terms = terms_of(tensor, max(share.count, 1), share.total, self._terms)
         return any(term.kind != "same" for term in terms)
 
-    def _forget(self, key: int, ref: Any) -> None:
-        if key in self._known and self._known[key][0] is ref:
-            del self._known[key]
+    def _keep(self, loss: Tensor, weighed: Weighed) -> None:
+        if len(self._known) > self._kept:
+            there = {key: each for key, each in self._known.items() if each[0]() is not None}
+            self._known, self._kept = there, 2 * len(there) + KEPT
+        self._known[id(loss)] = (weakref.ref(loss), weighed)
 
     def _weigh(self, losses: Sequence[Tensor], *, value: bool, early: bool) -> list[Weighed]:
         if self._batches.current == "whole":
@@ -167,14 +199,17 @@ class LossWeights:
 
         In numbers of Python's, because every operation on a tensor takes microseconds.
         """
+        begun_s = time.perf_counter()
         weight = float(share.count if term.weight is None else term.weight) if share.count else 0.0
         like = loss.detach() if value else None
         amount = float(like) * weight if like is not None and weight > 0 else 0.0
-        wait = self.asking.foretelling(weight, amount)
+        wait = self._ranks.begin_sum((1.0, 1.0, weight, amount))
         self._terms[term.node] = term
         whole = self._per_sample * share.total
         weighed = Weighed(weight * self._ranks.world_size / whole)
-        self._open = _Foretold(wait, share.total, whole, weighed, like)
+        asked_s = time.perf_counter() - begun_s
+        self._open = _Foretold(wait, asked_s, share.total, whole, weighed, like)
+        self._keep(loss, weighed)
         return weighed
 
     def _plain(self, term: Term, share: Share) -> float:
@@ -202,7 +237,7 @@ class LossWeights:
         amounts = torch.cat([amounts_of(*each) for each in zip(losses, terms, strict=True)])
         # What counts nothing may be anything, such as the nan of a mean over no token.
         amounts = torch.where(weights > 0, amounts.to(weights.dtype) * weights, 0.0)
-        both = torch.stack([_of_means(weights, flat), amounts])
+        both = torch.stack([of_means(weights, flat), amounts])
         told = self.asking.together(both, one_mean=is_one_mean(losses, terms))
         self._terms.update((t.node, t) for t in flat if t.node is not None)
         if told.foretold:
@@ -245,16 +280,6 @@ class LossWeights:
         if factor != 1.0 and not early:
             refuse(_gradients_differ())
         return factor
-
-
-def _of_means(weights: Tensor, terms: list[Term]) -> Tensor:
-    """Give the weights with 0 in place of those of sums, which are not what a mean is over."""
-    sums = [term.kind == "sum" for term in terms]
-    return (
-        weights.masked_fill(torch.tensor(sums, device=weights.device), 0.0)
-        if any(sums)
-        else (weights)
-    )
 
 
 def _ratio(foretold: float, whole: float) -> float:

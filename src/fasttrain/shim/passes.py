@@ -101,6 +101,10 @@ class Passes:
             return grad_tensors
         weights = self._weights
         weights.begin_pass()
+        if early and len(losses) == 1 and grad_tensors is None:
+            quickly = weights.weigh_early(losses[0])
+            if quickly is not None:
+                return [_seed(losses[0], None, quickly)]
         weighed = weights.weigh(losses, value=weights.values, early=early)
         seeds = (None,) if grad_tensors is None else grad_tensors
         seeds = (seeds,) if isinstance(seeds, Tensor) else tuple(seeds)

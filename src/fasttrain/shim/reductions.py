@@ -102,6 +102,13 @@ def terms_of(
     return found
 
 
+def torchs_mean(node: Any) -> Tensor | float | None:
+    """Give what a loss of torch's own is a mean over, by its last node alone; None for others."""
+    if getattr(node, "_saved_reduction", None) != _MEAN or node.metadata.get(TOLD):
+        return None
+    return None if follows_from_parameters(node) else divisor(node)
+
+
 class _Walk:
     """Follows the scalar part of a graph down to where it was reduced."""
 

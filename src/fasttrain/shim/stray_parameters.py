@@ -54,10 +54,8 @@ class StrayParameters:
 
     def _look(self, roots: Sequence[HasParameters]) -> None:
         """Look for them again where an optimizer or a root has come or gone."""
-        trained, groups = 0, self._training.groups()
-        for group in groups:
-            trained += len(group["params"])
-        known = (trained, len(roots))
+        groups = self._training.groups()
+        known = (sum([len(group["params"]) for group in groups]), len(roots))
         if self._known == known:
             return
         self._known = known

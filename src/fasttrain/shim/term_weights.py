@@ -25,6 +25,16 @@ def weight_of(term: Term, share: Share, like: Tensor) -> Tensor:
     return torch.tensor(own, dtype=dtype, device=like.device)
 
 
+def of_means(weights: Tensor, terms: list[Term]) -> Tensor:
+    """Give the weights with 0 in place of those of sums, which are not what a mean is over."""
+    sums = [term.kind == "sum" for term in terms]
+    return (
+        weights.masked_fill(torch.tensor(sums, device=weights.device), 0.0)
+        if any(sums)
+        else (weights)
+    )
+
+
 def apply_factors(parts: list[Term], factors: list[Any]) -> Tensor | float:
     """Give one factor for a loss; where its terms differ, put each on its own term."""
     if len(parts) == 1 or _all_equal(parts, factors):

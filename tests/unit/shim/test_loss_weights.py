@@ -96,7 +96,10 @@ def early(
             model = copy.deepcopy(NET)
             loss = loss_of(model(x), y)
             weights.begin_pass()
-            weighed = weights.weigh((loss,), value=True, early=ranks.rank not in late)[0]
+            on_time = ranks.rank not in late
+            weighed = weights.weigh_early(loss) if on_time else None
+            if weighed is None:
+                weighed = weights.weigh((loss,), value=True, early=on_time)[0]
             asked_before = ranks.sums
             loss.backward(torch.ones_like(loss) * weighed.factor)
             factor = weights.settle()

@@ -67,7 +67,8 @@ def test_rank_0_saves_and_tells(start: Start, store: Store, tmp_path: Path) -> N
 def test_rank_0_tells_of_a_file_that_it_renames(start: Start, store: Store, tmp_path: Path) -> None:
     start(0)
     torch.save({"a": 1}, tmp_path / "model.tmp")
-    Path(tmp_path / "model.tmp").rename(tmp_path / "model.pt")
+    for old, new in (("model.tmp", "model.new"), ("model.new", "model.pt")):
+        (tmp_path / old).rename(tmp_path / new)
     assert store.values == {"saved/1": str(tmp_path / "model.pt"), "renamed/1": ""}
 
 

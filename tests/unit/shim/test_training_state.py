@@ -55,6 +55,16 @@ def test_a_frozen_teacher_in_eval_mode_does_not_decide(state: TrainingState) -> 
     del optimizer
 
 
+def test_one_of_two_trained_models_in_train_mode_is_enough(state: TrainingState) -> None:
+    maker, judge = called(nn.Linear(2, 1)), called(nn.Linear(2, 1))
+    optimizers = [SGD(model.parameters(), lr=0.1) for model in (maker, judge)]
+    judge.eval()
+    assert state.why_not_training() == ""
+    maker.eval()
+    assert "eval mode" in state.why_not_training()
+    assert state.optimizers == optimizers
+
+
 def test_optimizers_come_in_their_order_and_are_not_kept_alive(state: TrainingState) -> None:
     model = nn.Linear(2, 1)
     made = [kind(model.parameters(), lr=0.1) for kind in (SGD, Adam, SGD)]

@@ -220,18 +220,22 @@ class Replicate:
         if torch.compiler.is_compiling() or not self.ledger.live or not self._ranks.joined:
             return
         self._accumulation.after_step()
-        self.ledger.counts["steps"] += 1
-        steps = self.ledger.counts["steps"]
+        self.ledger.counts["steps"] = steps = self.ledger.counts["steps"] + 1
+        if steps <= WATCHED_STEPS:
+            self._watch_draws(steps)
+        self._lockstep.after_step(steps, None if self._sharded else optimizer)
+
+    def _watch_draws(self, steps: int) -> None:
+        """Tell from the first steps what the loop itself draws from the shared random numbers."""
         if steps == 1 and self._batches.fed == "nothing":
             self._batches_by_hand()
-        elif steps <= WATCHED_STEPS and self._streams.moved() and steps > 1:
+        elif self._streams.moved() and steps > 1:
             # Noise that the loop draws for its samples must differ from rank to rank as well.
             self._streams.diverge(torch_alone=True)
             self.ledger.note(
                 f"the loop draws random numbers of torch's: from step {steps + 1} on each rank"
                 " draws its own"
             )
-        self._lockstep.after_step(steps, None if self._sharded else optimizer)
 
     def _batches_by_hand(self) -> None:
         self._streams.diverge()
