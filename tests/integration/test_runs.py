@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -62,7 +63,7 @@ def test_a_running_run_is_listed_and_ended(
     done = fasttrain("kill", run["run_id"], "--shutdown-timeout", "1")
     assert done.returncode == 0, done.stderr
     for pid in pids:
-        assert f"python (pid {pid})" in done.stdout.decode()
+        assert f"{Path(sys.executable).name} (pid {pid})" in done.stdout.decode()
     assert b"1 by SIGKILL" in done.stdout
     assert (tmp_path / "saved").exists()
     assert process.wait(20) == 6, "what the script made of SIGTERM"

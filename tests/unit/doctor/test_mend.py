@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -43,5 +44,6 @@ def test_what_was_ended_is_counted(monkeypatch: pytest.MonkeyPatch, count: int, 
         runs = {process.pid: RunProcess("/runs/a", orphan=True) for process in started}
         monkeypatch.setattr(mend, "find_run_processes", lambda _: runs)
         said = mend.end_orphans(SEEN)
-        assert said == told + ", ".join(f"python (pid {process.pid})" for process in started)
+        name = Path(sys.executable).name
+        assert said == told + ", ".join(f"{name} (pid {process.pid})" for process in started)
         assert all(process.poll() is not None for process in started)

@@ -84,6 +84,7 @@ def scene(
         found = Scene(replace(plan, guards=Guards(decided, plan.guards.nan)))
         monkeypatch.setattr(hang_watch, "examine", lambda *_: found.stuck)
         monkeypatch.setattr(procfs, "cpu_s", lambda _: found.cpu_s)
+        monkeypatch.setattr(procfs, "family", lambda pid: [pid])  # others of the tests' own run too
         monkeypatch.setattr(procfs, "transferred_bytes", lambda _: 0)
         made.append(found)
         return found
