@@ -6,17 +6,19 @@ import os
 from collections.abc import Mapping
 
 from fasttrain.config.nearest import nearest
-from fasttrain.config.options import LAYERED, OptionValue
+from fasttrain.config.options import BY_NAME, OptionValue
 from fasttrain.config.values import parse_setting
+from fasttrain.spec.attempts import RESTART_COUNT
 from fasttrain.spec.decision import Setting, Source, SourceKind
 from fasttrain.spec.errors import FasttrainError
 from fasttrain.spec.places import RUN_MARK
+from fasttrain.spec.pulse import PULSES_VARIABLE
 
 PREFIX = "FASTTRAIN_"
 CONFIG_VARIABLE = "FASTTRAIN_CONFIG"
 PRESET_VARIABLE = "FASTTRAIN_PRESET"
 # Set by fasttrain for its workers: a script that calls fasttrain again must not trip over them.
-WORKER_VARIABLES = frozenset({RUN_MARK, "FASTTRAIN_RESTART_COUNT"})
+WORKER_VARIABLES = frozenset({RUN_MARK, RESTART_COUNT, PULSES_VARIABLE})
 
 
 def read_environ() -> dict[str, str]:
@@ -31,7 +33,7 @@ def option_values(environ: Mapping[str, str]) -> dict[str, Setting[OptionValue]]
         FasttrainError: ``env-option`` for a FASTTRAIN_* variable that means nothing;
             ``option-value`` or ``env-value`` for a value that its option can't take.
     """
-    by_variable = {spec.env: spec for spec in LAYERED.values()}
+    by_variable = {spec.env: spec for spec in BY_NAME.values()}
     others = {CONFIG_VARIABLE, PRESET_VARIABLE} | WORKER_VARIABLES
     settings = {}
     for variable in sorted(name for name in environ if name.startswith(PREFIX)):

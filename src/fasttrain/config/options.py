@@ -30,7 +30,7 @@ class OptionSpec:
         panel: Heading in ``--help``.
         metavar: Placeholder in ``--help``; empty for the usual one.
         minimum: Smallest whole number allowed.
-        layered: Whether environment, file and preset may set it, or the flag alone.
+        maximum: Largest one.
         slurm: Whether it is an option of `SlurmSettings`.
     """
 
@@ -43,7 +43,7 @@ class OptionSpec:
     panel: str
     metavar: str
     minimum: int | None
-    layered: bool
+    maximum: int | None
     slurm: bool
 
     @property
@@ -99,4 +99,3 @@ def _derive(table: type[Settings] | type[SlurmSettings]) -> tuple[OptionSpec, ..
 OPTIONS: tuple[OptionSpec, ...] = _derive(Settings)
 SLURM_OPTIONS: tuple[OptionSpec, ...] = _derive(SlurmSettings)
 BY_NAME: dict[str, OptionSpec] = {spec.name: spec for spec in (*OPTIONS, *SLURM_OPTIONS)}
-LAYERED: dict[str, OptionSpec] = {name: spec for name, spec in BY_NAME.items() if spec.layered}

@@ -127,6 +127,9 @@ def _parse_int(spec: OptionSpec, text: str, source: Source) -> int:
     if spec.minimum is not None and int(text) < spec.minimum:
         why = f"the smallest number allowed is {spec.minimum}"
         raise bad_value(spec.name, int(text), source, why, f"use {spec.minimum} or more")
+    if spec.maximum is not None and int(text) > spec.maximum:
+        why = f"the largest number allowed is {spec.maximum}"
+        raise bad_value(spec.name, int(text), source, why, f"use {spec.maximum} or less")
     return int(text)
 
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import yaml
 
 from fasttrain.config.nearest import suggest
-from fasttrain.config.options import LAYERED
+from fasttrain.config.options import BY_NAME
+from fasttrain.config.pipe import read_bounded
 from fasttrain.config.values import bad_value, shown
 from fasttrain.config.yaml_text import compose, syntax_error
 from fasttrain.spec.decision import Source, SourceKind
@@ -18,7 +19,7 @@ from fasttrain.spec.errors import FasttrainError
 MAX_BYTES = 1 << 20
 OTHER_KEYS = ("script", "args", "preset")
 SLURM, CLUSTERS = "slurm", "clusters"
-TOP_KEYS = (*(name for name, spec in LAYERED.items() if not spec.slurm), *OTHER_KEYS, SLURM)
+TOP_KEYS = (*(name for name, spec in BY_NAME.items() if not spec.slurm), *OTHER_KEYS, SLURM)
 
 Entries = dict[str, tuple[object, int]]
 _NULL = "tag:yaml.org,2002:null"
@@ -86,8 +87,7 @@ def read_yaml(path: Path, *, name: str = "") -> YamlFile:
 def _read_bytes(path: Path, name: str) -> bytes:
     """Give the file's bytes; a bounded read, so that a pipe or a device is safe too."""
     try:
-        with path.open("rb") as handle:
-            data = handle.read(MAX_BYTES + 1)
+        data = read_bounded(path, MAX_BYTES + 1)
     except OSError as error:
         raise FasttrainError(
             f"the configuration file {name} can't be read",
@@ -126,7 +126,7 @@ def _known_key(written: str, known: Sequence[str], name: str, line: int) -> str:
     if key in known:
         return key
     what, fix = f"unknown key {shown(written)}", "fasttrain run --help lists the options"
-    if key in LAYERED:
+    if key in BY_NAME:
         why = "it is an option of fasttrain slurm"
         raise _key_error(name, line, what, why, "write it below slurm:, indented")
     fix = suggest(written, known, fix)
@@ -138,7 +138,7 @@ def _key_error(name: str, line: int, what: str, why: str, fix: str) -> Fasttrain
 
 
 def _fill(path: Path, name: str, items: dict[str, tuple[yaml.Node, int]]) -> YamlFile:
-    slurm = _section(items.pop(SLURM), name, (*LAYERED, CLUSTERS)) if SLURM in items else {}
+    slurm = _section(items.pop(SLURM), name, (*BY_NAME, CLUSTERS)) if SLURM in items else {}
     profiles = _section(slurm.pop(CLUSTERS), name, ()) if CLUSTERS in slurm else {}
     return YamlFile(
         path,
@@ -150,7 +150,7 @@ def _fill(path: Path, name: str, items: dict[str, tuple[yaml.Node, int]]) -> Yam
         items["preset"][1] if "preset" in items else 0,
         _entries(slurm, name),
         {
-            key: _entries(_section(item, name, tuple(LAYERED)), name)
+            key: _entries(_section(item, name, tuple(BY_NAME)), name)
             for key, item in profiles.items()
         },
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import types
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
@@ -11,6 +12,9 @@ from functools import cache
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
+
+_LARGEST = 2**63  # what is counted here is bytes, nanoseconds or steps: 64 bits hold it
+_SHOWN_CHARACTERS = 60
 
 
 class CodecError(ValueError):
@@ -74,7 +78,9 @@ def _read(kind: Any, data: Any, path: str, variables: Mapping[Any, Any]) -> Any:
         return _read_union(kind, data, path, variables)
     if origin is Literal:
         if not any(data is choice or data == choice for choice in get_args(kind)):
-            raise CodecError(f"{path or 'value'} is {data!r}, not one of {list(get_args(kind))}")
+            raise CodecError(
+                f"{path or 'value'} is {_shown(data)}, not one of {list(get_args(kind))}"
+            )
         return data
     if origin in (tuple, dict):
         return _read_container(kind, data, path, variables)
@@ -107,18 +113,37 @@ def _read_container(kind: Any, data: Any, path: str, variables: Mapping[Any, Any
 def _read_scalar(kind: Any, data: Any, path: str) -> Any:
     if kind is type(None):
         expected: Any = type(None)
-    elif kind is float and isinstance(data, int) and not isinstance(data, bool):
-        return float(data)
+    elif kind in (int, float) and _is_number(data):
+        return _read_number(kind, data, path)
     elif isinstance(kind, type) and issubclass(kind, Enum):
         try:
             return kind(data)
         except ValueError:
-            raise CodecError(f"{path or 'value'} is {data!r}, not a {kind.__name__}") from None
+            raise CodecError(
+                f"{path or 'value'} is {_shown(data)}, not a {kind.__name__}"
+            ) from None
     else:
         expected = kind
     if not isinstance(data, expected) or (isinstance(data, bool) and expected is not bool):
-        raise CodecError(f"{path or 'value'} is {data!r}, not {expected.__name__}")
+        raise CodecError(f"{path or 'value'} is {_shown(data)}, not {expected.__name__}")
     return data
+
+
+def _is_number(data: Any) -> bool:
+    return isinstance(data, int | float) and not isinstance(data, bool)
+
+
+def _read_number(kind: type[int] | type[float], data: float, path: str) -> float:
+    if isinstance(data, float) and (kind is int or not math.isfinite(data)):
+        raise CodecError(f"{path or 'value'} is {data}, not {kind.__name__}")
+    if not -_LARGEST <= data < _LARGEST and isinstance(data, int):
+        raise CodecError(f"{path or 'value'} has more than 64 bits")
+    return kind(data)
+
+
+def _shown(data: Any) -> str:
+    text = repr(data)
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."
 
 
 def _read_dataclass(kind: Any, data: Any, path: str) -> Any:
@@ -134,9 +159,15 @@ def _read_dataclass(kind: Any, data: Any, path: str) -> Any:
     for name, f in known.items():
         if name in data:
             values[name] = _read(hints[name], data[name], _join(path, name), variables)
+            if name == "schema" and values[name] != f.default:
+                what = f"{_join(path, name)} is {values[name]}"
+                raise CodecError(f"{what}; this fasttrain reads version {f.default}")
         elif f.default is MISSING and f.default_factory is MISSING:
             raise CodecError(f"{_join(path, name)} is missing")
-    return cls(**values)
+    try:
+        return cls(**values)
+    except ValueError as error:  # what a class demands of itself
+        raise CodecError(f"{path or cls.__name__}: {error}") from error
 
 
 def _join(path: str, name: str) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from fasttrain.spec.errors import demand, demand_exit_code
+
 CRASH_SCHEMA = 1
 CRASH_FILE = "crash.json"  # in the run directory, as all of these
 ENDS_FILE = "ends.json"
@@ -26,17 +28,26 @@ def stack_file(rank: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One call of a traceback; `source` is the text of its line, where that is known."""
+    """One call of a traceback.
+
+    Attributes:
+        file: Its file, as Python names it.
+        line: The line, from 1.
+        function: Name of the function.
+        source: Text of the line, where that is known.
+        of_target: Whether it is in what was started, or in the package of that.
+    """
 
     file: str
     line: int
     function: str
     source: str = ""
+    of_target: bool = False
 
     @property
     def own(self) -> bool:
-        """Whether it is in the user's code, judged by where the file lies."""
-        return not _OF_OTHERS.search(self.file)
+        """Whether it is in the user's code: the program's own, or judged by where the file lies."""
+        return self.of_target or not _OF_OTHERS.search(self.file)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +60,8 @@ class Raised:
         frames: Where it went through, innermost last.
         errno: Number of an OSError; 0 without.
         subject: File of an OSError or module of an ImportError; empty without.
+        handled: Whether it was only being handled when the one in front of it was raised, and
+            nobody said that it led to that.
     """
 
     kinds: tuple[str, ...]
@@ -56,6 +69,7 @@ class Raised:
     frames: tuple[Frame, ...] = ()
     errno: int = 0
     subject: str = ""
+    handled: bool = False
 
     @property
     def name(self) -> str:
@@ -70,17 +84,26 @@ class Failure:
     Attributes:
         rank: Its global rank.
         pid: Its process.
-        time_ns: When it was raised out of the script, by the worker's own clock.
+        time_ns: When it was raised out of the script, in nanoseconds since the epoch.
+        monotonic_ns: The same by the clock that all processes of a node share and nobody sets.
         exit_code: What the interpreter ends with at it, or minus a signal; a worker that is
             stopped while it ends still failed with this one.
         raised: The exception, followed by those that led to it.
+        cwd: Its working directory then, which the script may have changed; empty if it is gone.
     """
 
     rank: int
     pid: int
     time_ns: int
+    monotonic_ns: int
     exit_code: int
     raised: tuple[Raised, ...]
+    cwd: str = ""
+
+    def __post_init__(self) -> None:
+        demand_exit_code(self.exit_code)
+        demand(bool(self.raised), "a failure has an exception")
+        demand(all(one.kinds for one in self.raised), "an exception has a class")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,13 +114,18 @@ class End:
         rank: Its global rank.
         pid: Its process; 0 where it isn't known.
         exit_code: Its exit code, or minus the signal that it died of.
-        time_ns: When its end was seen.
+        time_ns: When its end was seen, in nanoseconds since the epoch.
+        monotonic_ns: The same by the clock that nobody sets.
     """
 
     rank: int
     pid: int
     exit_code: int
     time_ns: int
+    monotonic_ns: int
+
+    def __post_init__(self) -> None:
+        demand_exit_code(self.exit_code)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +174,10 @@ class Crash:
         log_file: Name of its log in the run directory; empty without one.
         shown: Whether its output was on the screen.
         others: What became of the other ranks, in one sentence; empty where there are none.
+        step: Optimizer steps that its rank had made; None where that can't be seen.
+        node: The machine it was on, where that isn't this one.
+        earlier: What became of earlier attempts of the run; empty where this was the first.
+        final: Why the run was not started again; empty where nobody asked for that.
     """
 
     rank: int
@@ -162,4 +194,8 @@ class Crash:
     log_file: str = ""
     shown: bool = False
     others: str = ""
+    step: int | None = None
+    node: str = ""
+    earlier: str = ""
+    final: str = ""
     schema: int = CRASH_SCHEMA

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from enum import IntEnum
 
+from fasttrain.spec.printable import printable
+
 
 class ExitCode(IntEnum):
     """Exit codes of fasttrain itself; the script's own code passes through unchanged."""
@@ -15,7 +17,22 @@ class ExitCode(IntEnum):
     CANNOT_START = 71
     HUNG = 75
     CONTRADICTION = 78
+    PREEMPTED = 85
     INTERRUPTED = 130
+
+
+def demand(condition: bool, text: str) -> None:
+    """Raise a ValueError with this text where something isn't as it must be."""
+    if not condition:
+        raise ValueError(text)
+
+
+def demand_exit_code(code: int) -> None:
+    """Raise a ValueError for what no process ends with, -N standing for signal N.
+
+    Source: wait(2), WEXITSTATUS: the least significant 8 bits; signal(7): up to SIGRTMAX, 64.
+    """
+    demand(-64 <= code <= 255, f"{code} is no exit code")
 
 
 class FasttrainError(Exception):
@@ -46,4 +63,6 @@ class FasttrainError(Exception):
         self.exit_code = exit_code
 
     def __str__(self) -> str:
-        return f"error: {self.what}\n  why: {self.why}\n  fix: {self.fix}        [{self.slug}]"
+        # What is told may hold any file name, and must neither forge a line nor move the cursor.
+        what, why, fix = map(printable, (self.what, self.why, self.fix))
+        return f"error: {what}\n  why: {why}\n  fix: {fix}        [{self.slug}]"

@@ -9,7 +9,6 @@ from fasttrain.spec.machine import DeviceKind, Machine
 
 TrialState = Literal["ok", "failed", "crashed", "hung", "unreadable", "not tried"]
 Purpose = Literal["runs", "cache", "temporary"]
-Severity = Literal["error", "warning", "hint"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,27 +274,3 @@ class Examination:
     environ: dict[str, str] = field(default_factory=dict)
     torch: TorchTrial | None = None
     cluster: Cluster = Cluster()
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """Something about a machine or a script that its user should know.
-
-    Attributes:
-        check: Slug of the check that found it.
-        severity: ``error``: a run will fail or be wrong; ``warning``: it will be slow, or may fail;
-            ``hint``: it could be better.
-        what: The fact, in one line.
-        why: What it does to a run.
-        fix: The next thing to type or change.
-        where: ``file:line`` in the user's code; empty for a machine.
-        mendable: Whether ``--fix`` can do it here.
-    """
-
-    check: str
-    severity: Severity
-    what: str
-    why: str
-    fix: str
-    where: str = ""
-    mendable: bool = False

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from fasttrain.spec.errors import demand
+
 HANG_SCHEMA = 1
 HANG_FILE = "hang.json"  # in the run directory
 
@@ -61,6 +63,9 @@ class StuckRank:
     steps: int
     processes: tuple[StuckProcess, ...]
 
+    def __post_init__(self) -> None:
+        demand(bool(self.processes), "a rank has a process")
+
 
 @dataclass(frozen=True, slots=True)
 class Hang:
@@ -70,7 +75,8 @@ class Hang:
         run_id: Name of the run.
         quiet_s: Seconds without progress.
         limit_s: Seconds after which that counts as a hang.
-        action: Whether the run is stopped, or goes on.
+        action: Whether the run is stopped; goes on, as was asked for; or is spared, since its only
+            process computes.
         verdict: Who waits for whom, one sentence each.
         ranks: The ranks of this node that run.
         ended: Ranks of this node that have ended.
@@ -79,7 +85,7 @@ class Hang:
     run_id: str
     quiet_s: float
     limit_s: float
-    action: Literal["stop", "report"]
+    action: Literal["stop", "report", "spare"]
     verdict: tuple[str, ...]
     ranks: tuple[StuckRank, ...]
     ended: tuple[int, ...] = ()

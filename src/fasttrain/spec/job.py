@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fasttrain.spec.decision import Source
+from fasttrain.spec.errors import demand, demand_exit_code
 from fasttrain.spec.plan import Target
 from fasttrain.spec.script import ScriptFacts
 from fasttrain.spec.settings import Settings
@@ -16,6 +17,7 @@ JOB_FILE = "job.json"  # in the run directory: a `JobRequest`
 SUBMITTED_FILE = "submitted.json"  # a `SubmittedJob`
 SUBMITIT_FOLDER = "slurm"  # submitit's own files, and SLURM's logs
 TASKS_FOLDER = "tasks"  # `TaskStart` and `TaskEnd` of each task, by attempt
+YEAR_9999_S = 253_370_764_800  # since the epoch; Python has no later dates
 SECRETS_VARIABLE = "FASTTRAIN_JOB_SECRETS"
 
 
@@ -118,6 +120,11 @@ class SubmittedJob:
     cells: tuple[str, ...] = ()
     schema: int = JOB_SCHEMA
 
+    def __post_init__(self) -> None:
+        demand(self.job_id.isdecimal(), "a job has a number")
+        demand(0 <= self.submitted_s < YEAR_9999_S, f"{self.submitted_s} is no time")
+        demand(not any("\0" in cell for cell in self.cells), "no file can have NUL in its name")
+
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
@@ -173,3 +180,6 @@ class TaskEnd:
     task: int
     exit_code: int
     ended_ns: int
+
+    def __post_init__(self) -> None:
+        demand_exit_code(self.exit_code)

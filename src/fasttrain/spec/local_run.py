@@ -12,15 +12,16 @@ RunState = Literal["running", "orphaned", "finished"]
 
 @dataclass(frozen=True, slots=True)
 class LocalRun:
-    """The processes of one run on this machine.
+    """One run on this machine.
 
     Attributes:
         run_id: Its name.
-        state: ``running`` under its launcher; ``orphaned`` if that was killed; ``finished`` if the
-            run came to its end, and the script left something running.
-        started_s: When the first of the processes started, in seconds since 1970.
-        processes: What is alive of it, with the device memory that each holds.
+        state: ``running`` under its launcher, between two attempts too; ``orphaned`` if that was
+            killed; ``finished`` if the run came to its end, and the script left something running.
+        started_s: When the first of its processes started, in seconds since 1970.
+        processes: What is alive of it but the launcher, with the device memory that each holds.
         run_dir: Its directory; empty where it isn't known.
+        launcher: Number of the launcher's process; 0 where there is none, or on a node of SLURM.
     """
 
     run_id: str
@@ -28,6 +29,7 @@ class LocalRun:
     started_s: float
     processes: tuple[DeviceProcess, ...]
     run_dir: str = ""
+    launcher: int = 0
 
     @property
     def memory_bytes(self) -> int:

@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from fasttrain.spec.attempts import Attempt
 from fasttrain.spec.crash import Crash
 
 RECEIPT_SCHEMA = 1
+RECEIPT_FILE = "receipt.json"  # in the run directory
+PREEMPTED = "preempted"  # among the counts of a rank that ended behind its last snapshot
 
 
 class State(StrEnum):
@@ -124,6 +127,7 @@ class Receipt:
         warnings: What the user should know before trusting the run.
         hints: What the user might try next.
         crash: Why it failed; None where it didn't, or was stopped from outside.
+        attempts: The attempts before the last, which failed.
     """
 
     run_id: str
@@ -136,4 +140,5 @@ class Receipt:
     warnings: tuple[str, ...] = ()
     hints: tuple[str, ...] = ()
     crash: Crash | None = None
+    attempts: tuple[Attempt, ...] = ()
     schema: int = RECEIPT_SCHEMA

@@ -7,6 +7,9 @@ from pathlib import Path
 
 RUN_MARK = "FASTTRAIN_RUN_ID"  # every process of a run has the run's name there
 RUNS_FOLDER = "fasttrain_runs"  # of the working directory, for runs for which no other was named
+LOCK_FILE = "launcher.lock"  # in a run directory: held as long as its launcher lives
+SNAPSHOTS_FOLDER = "snapshots"  # in the run directory
+COMPILED_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 COMPILED_FOLDER = "inductor"  # of the cache; triton's kernels lie below inductor's
 
 

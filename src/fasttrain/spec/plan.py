@@ -6,15 +6,14 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from fasttrain.spec.decision import Decision, Source
+from fasttrain.spec.guards import Guards, Preempt, Restarts, left_to_the_script
 from fasttrain.spec.machine import DeviceKind
 from fasttrain.spec.script import ScriptFacts
 from fasttrain.spec.settings import (
     BatchChoice,
     CompileMode,
     CompileScope,
-    HangAction,
     MatmulChoice,
-    NanChoice,
     ReduceLossChoice,
 )
 
@@ -55,6 +54,8 @@ class Invocation:
         facts: What the source of the script says about it.
         ranks_by_slurm: Whether SLURM starts the workers and gives them their ranks.
         restart_count: How often SLURM queued the run again.
+        cache_note: Why the cache is not the usual one; empty where it is.
+        warning: The signal that SLURM sends before a job's time is over.
     """
 
     target: Target
@@ -70,6 +71,8 @@ class Invocation:
     facts: ScriptFacts = field(default_factory=ScriptFacts)
     ranks_by_slurm: bool = False
     restart_count: int = 0
+    cache_note: str = ""
+    warning: str = "SIGUSR2"
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +110,7 @@ class Processes:
         rdzv_backend: Rendezvous backend of an elastic run; empty otherwise.
         rdzv_endpoint: ``HOST[:PORT]`` of an elastic run; empty otherwise.
         rdzv_id: Name that the nodes of an elastic run share; empty otherwise.
+        rdzv_conf: Settings of that rendezvous, as torchrun takes them; empty without any.
         max_restarts: Restarts of a failed group of workers.
     """
 
@@ -120,6 +124,7 @@ class Processes:
     rdzv_backend: str = ""
     rdzv_endpoint: str = ""
     rdzv_id: str = ""
+    rdzv_conf: str = ""
     max_restarts: int = 0
 
     @property
@@ -193,29 +198,6 @@ class Levers:
 
 
 @dataclass(frozen=True, slots=True)
-class HangWatch:
-    """When a run counts as hung, and what then.
-
-    Attributes:
-        on: Whether it is watched at all.
-        timeout_s: Seconds without progress; None for a limit that follows the time of a step.
-        action: Whether it is stopped, or told and left.
-    """
-
-    on: bool
-    timeout_s: int | None = None
-    action: HangAction = "stop"
-
-
-@dataclass(frozen=True, slots=True)
-class Guards:
-    """What is watched while the script trains, one decision each."""
-
-    hang: Decision[HangWatch]
-    nan: Decision[NanChoice]
-
-
-@dataclass(frozen=True, slots=True)
 class LaunchPlan:
     """All that is decided before anything starts.
 
@@ -231,11 +213,13 @@ class LaunchPlan:
         environment: Every variable that differs from the user's environment or was kept on purpose.
         levers: Changes in the worker.
         guards: What is watched while it runs.
+        restarts: What becomes of it when it fails.
         argv: The exact command, program first.
         shutdown_timeout_s: Seconds that a run has to end in, once a signal asked for it.
         show_ranks: Ranks whose output is shown live; None for all.
         max_steps: Optimizer steps after which the run stops; None for as many as the script does.
         strict: Whether a lever that was asked for and did not take effect fails the run.
+        preempt: What becomes of the run when it has to make room.
         hints: What the user might want to know or try, one sentence each.
         warnings: What the user should know before trusting the run, one sentence each.
     """
@@ -251,11 +235,18 @@ class LaunchPlan:
     environment: tuple[EnvVar, ...]
     levers: Levers
     guards: Guards
+    restarts: Decision[Restarts]
     argv: tuple[str, ...]
     shutdown_timeout_s: int
     show_ranks: tuple[int, ...] | None = (0,)
     max_steps: int | None = None
     strict: bool = False
+    preempt: Decision[Preempt] = field(default_factory=left_to_the_script)
     hints: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     schema: int = PLAN_SCHEMA
+
+    @property
+    def judged(self) -> bool:
+        """Whether an agent asks its launcher what becomes of an attempt that failed."""
+        return self.restarts.value.most > 0 or self.processes.value.max_nodes > 1

@@ -21,7 +21,9 @@ StrategyChoice = Literal["auto", "none", "ddp", "fsdp"]
 BatchChoice = Literal["split", "per-rank"]
 ReduceLossChoice = Literal["auto", "on", "off"]
 HangAction = Literal["stop", "report"]
+RestartOn = Literal["auto", "any"]
 NanChoice = Literal["off", "warn", "stop"]
+PreemptChoice = Literal["signal", "snapshot"]
 PresetName = Literal["exact", "fast", "max"]
 
 
@@ -32,9 +34,9 @@ def option(
     panel: str = "Run",
     metavar: str = "",
     minimum: int | None = None,
-    layered: bool = True,
+    maximum: int | None = None,
 ) -> Any:
-    """Declare one option of `Settings`: its default, its help, and where it may be set.
+    """Declare one option of `Settings`: its default, its help, and its limits.
 
     Args:
         default: Value when no layer names one.
@@ -42,7 +44,7 @@ def option(
         panel: Heading under which ``--help`` lists it.
         metavar: Placeholder for the value in ``--help``.
         minimum: Smallest whole number allowed.
-        layered: Whether environment, file and preset may set it too, or the flag alone.
+        maximum: Largest one.
     """
     return field(
         default=Setting(default, Source(SourceKind.DEFAULT, "default")),
@@ -51,11 +53,13 @@ def option(
             "panel": panel,
             "metavar": metavar,
             "minimum": minimum,
-            "layered": layered,
+            "maximum": maximum,
         },
     )
 
 
+# Source: proc(5), /proc/sys/kernel/pid_max: at most 2^22 on 64-bit systems
+MOST_PROCESSES = 1 << 22
 DEVICES, LEVERS, PROCESSES, RUN = "Devices", "Levers", "Processes", "Run"
 
 
@@ -95,7 +99,7 @@ class Settings:
 
     nproc_per_node: Setting[int | None] = option(
         None, "Processes on this node; default: one per chosen GPU", panel=PROCESSES,
-        metavar="N", minimum=1,
+        metavar="N", minimum=1, maximum=MOST_PROCESSES,
     )  # fmt: skip
     nodes: Setting[str] = option(
         "1", "Number of nodes, or MIN:MAX for an elastic run", panel=PROCESSES, metavar="N|MIN:MAX"
@@ -108,7 +112,7 @@ class Settings:
     )
     master_port: Setting[int | None] = option(
         None, "Port on node 0; on one node a free one is taken", panel=PROCESSES, metavar="PORT",
-        minimum=1,
+        minimum=1, maximum=65_535,
     )  # fmt: skip
     rdzv_endpoint: Setting[str | None] = option(
         None, "HOST[:PORT] of an elastic rendezvous", panel=PROCESSES, metavar="HOST:PORT"
@@ -119,8 +123,15 @@ class Settings:
     rdzv_id: Setting[str | None] = option(
         None, "Name that the nodes of one elastic run share", panel=PROCESSES, metavar="ID"
     )
+    rdzv_conf: Setting[str | None] = option(
+        None, "KEY=VALUE,... of an elastic rendezvous, such as last_call_timeout=10",
+        panel=PROCESSES, metavar="KEY=VALUE",
+    )  # fmt: skip
     max_restarts: Setting[int] = option(
-        0, "Restarts of a failed group of workers", panel=PROCESSES, metavar="N", minimum=0
+        0, "Most restarts of a run that failed", panel=PROCESSES, metavar="N", minimum=0
+    )
+    restart_on: Setting[RestartOn] = option(
+        "auto", "Restart behind failures that can heal, or behind any", panel=PROCESSES
     )
     show_ranks: Setting[str] = option(
         "0", "Ranks whose output is shown live: all | 0,3", panel=PROCESSES, metavar="RANKS"
@@ -152,6 +163,16 @@ class Settings:
     )
     run_dir: Setting[str | None] = option(
         None, "Directory of this run's plan, events, logs and receipt", panel=RUN, metavar="DIR"
+    )
+    preempt: Setting[PreemptChoice] = option(
+        "signal", "SIGUSR2 reaches the script, or ends the run behind a snapshot", panel=RUN
+    )
+    snapshot_every: Setting[int | None] = option(
+        None, "Minutes between snapshots, beside that of the signal", panel=RUN, metavar="MIN",
+        minimum=1,
+    )  # fmt: skip
+    resume: Setting[str | None] = option(
+        None, "Go on from the last snapshot of a run", panel=RUN, metavar="RUN_DIR"
     )
     quiet: Setting[bool] = option(False, "Print nothing of fasttrain's own but errors", panel=RUN)
 

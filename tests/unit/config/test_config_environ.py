@@ -29,7 +29,13 @@ def test_every_option_has_a_variable():
 
 @pytest.mark.parametrize(
     "name",
-    ["FASTTRAIN_CONFIG", "FASTTRAIN_PRESET", "FASTTRAIN_RUN_ID", "FASTTRAIN_RESTART_COUNT"],
+    [
+        "FASTTRAIN_CONFIG",
+        "FASTTRAIN_PRESET",
+        "FASTTRAIN_RUN_ID",
+        "FASTTRAIN_RESTART_COUNT",
+        "FASTTRAIN_PULSES",
+    ],
 )
 def test_variables_that_are_no_options_pass(name):
     assert option_values({name: "x"}) == {}

@@ -65,6 +65,8 @@ def test_accepted(name, raw, value):
         ("max_steps", "9" * 5000, "whole number"),
         ("max_steps", 0, "1 or more"),
         ("max_restarts", "-1", "0 or more"),
+        ("master_port", "65536", "65535 or less"),
+        ("nproc_per_node", "4194305", "4194304 or less"),
         ("max_steps", ["1"], "one value"),
         ("gpus", [["0"]], "one value"),
         ("gpus", [None], "one value"),

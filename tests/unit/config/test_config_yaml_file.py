@@ -161,6 +161,23 @@ def test_a_pipe_and_an_endless_device_are_read_bounded(tmp_path, refused):
         read_yaml(Path("/dev/zero"))
 
 
+def test_a_pipe_to_which_nobody_writes_is_refused_in_time(tmp_path, refused, monkeypatch):
+    monkeypatch.setattr("fasttrain.config.pipe.WRITER_S", 0.05)
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with refused("config-missing", "nobody writes"):
+        read_yaml(pipe)
+
+
+def test_a_shell_s_own_pipe_is_waited_for(tmp_path):
+    ours, theirs = os.pipe()
+    writer = threading.Timer(0.2, lambda: (os.write(theirs, b"amp: bf16"), os.close(theirs)))
+    writer.start()
+    assert read_yaml(Path(f"/dev/fd/{ours}")).entries == {"amp": ("bf16", 1)}
+    writer.join()
+    os.close(ours)
+
+
 @pytest.mark.parametrize("unit", ["[", "{", "- ", "? ", "a, ", "'", "a: ", "\n- ", "[a, ", "|\n "])
 def test_a_hostile_file_is_refused_in_time(load, unit):
     content = "args: [" + unit * (200_000 // len(unit))

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fasttrain.config.options import LAYERED
+from fasttrain.config.options import BY_NAME
 from fasttrain.config.resolve import Resolved, resolve
 from fasttrain.config.yaml_file import read_yaml
 from fasttrain.spec.errors import ExitCode, FasttrainError
@@ -15,7 +15,7 @@ PIECES = [
     *("  ", "- ", ": ", "? ", "\n  ", "---\n", "...\n", "%YAML 1.1\n", "%TAG ! x\n", "<<: ", "*a"),
     *("&a ", "!!python/name:os.system ", "!!binary ", "\\U", "\\x0", "FFFFFFFF", "null", "off"),
     *("1:30", "2026-01-01", "0o7", ".inf", "script: ", "args: ", "preset: ", "A=1", "bf16"),
-    *(f"{name}: " for name in LAYERED),
+    *(f"{name}: " for name in BY_NAME),
 ]
 YAMLISH = st.lists(st.sampled_from(PIECES), max_size=40).map("".join).map(str.encode)
 
@@ -50,7 +50,7 @@ def test_random_bytes(path: Path, data: bytes):
     check(path, data)
 
 
-@settings(max_examples=400, deadline=2000)
+@settings(max_examples=150, deadline=2000)
 @given(data=YAMLISH)
 def test_random_yaml_like_text(path: Path, data: bytes):
     check(path, data)
@@ -58,7 +58,7 @@ def test_random_yaml_like_text(path: Path, data: bytes):
 
 @settings(max_examples=150, deadline=2000)
 @given(
-    key=st.sampled_from([*LAYERED, "script", "args", "preset"]),
+    key=st.sampled_from([*BY_NAME, "script", "args", "preset"]),
     value=st.sampled_from(PIECES) | st.text(max_size=10),
     rest=YAMLISH,
 )

@@ -9,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fasttrain.spec.codec import CodecError, dumps, from_data, loads, to_data
+from fasttrain.spec.crash import End, Ends, Failure
 from fasttrain.spec.decision import Decision, Source, SourceKind
+from fasttrain.spec.hang import StuckRank
 from fasttrain.spec.machine import Cpu, Device, Machine, Torch
 from fasttrain.spec.outcome import Outcome, RankReport, Receipt, Site, State, StepStats
 
@@ -39,7 +41,7 @@ def receipts():
         asked=words,
         state=st.sampled_from(State),
         sites=st.lists(sites, max_size=2).map(tuple),
-        counts=st.dictionaries(words, st.integers(), max_size=2),
+        counts=st.dictionaries(words, st.integers(0, 2**63 - 1), max_size=2),
         notes=st.lists(words, max_size=2).map(tuple),
     )
     reports = st.builds(
@@ -126,3 +128,51 @@ def test_release_of_torch(version, release):
 def test_deeply_nested_json_is_refused_not_a_crash():
     with pytest.raises(CodecError):
         loads(Machine, "[" * 100_000)
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ('{"number": 1, "ratio": NaN}', "ratio is nan"),
+        ('{"number": 1, "ratio": 1e999}', "ratio is inf"),
+        ('{"number": 1, "ratio": -Infinity}', "ratio is -inf"),
+        (f'{{"number": {2**63}}}', "number has more than 64 bits"),
+        (f'{{"number": 1, "ratio": 1{"0" * 400}}}', "ratio has more than 64 bits"),
+        (f'{{"number": "{"x" * 9999}"}}', r"number is 'x{1,60}\.\.\., not int$"),
+    ],
+)
+def test_a_number_that_no_card_could_show_is_refused(text, named):
+    with pytest.raises(CodecError, match=named):
+        loads(Inner, text)
+
+
+def test_a_file_of_another_version_is_refused():
+    data = {**to_data(Machine("h", "Linux", "3.11", Torch(), Cpu("c", 1, "all"))), "schema": 2}
+    with pytest.raises(CodecError, match="schema is 2; this fasttrain reads version 1"):
+        from_data(Machine, data)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "named"),
+    [
+        (
+            Ends,
+            '{"ends": [{"rank": 0, "pid": 1, "exit_code": 256, "time_ns": 0, "monotonic_ns": 0}]}',
+            "256 is no",
+        ),
+        (
+            End,
+            '{"rank": 0, "pid": 1, "exit_code": -65, "time_ns": 0, "monotonic_ns": 0}',
+            "-65 is no exit code",
+        ),
+        (
+            Failure,
+            '{"rank": 0, "pid": 1, "time_ns": 0, "monotonic_ns": 0, "exit_code": 1, "raised": []}',
+            "exception",
+        ),
+        (StuckRank, '{"rank": 0, "steps": 1, "processes": []}', "a rank has a process"),
+    ],
+)
+def test_what_a_class_demands_of_itself_is_demanded_of_its_file(kind, text, named):
+    with pytest.raises(CodecError, match=named):
+        loads(kind, text)
