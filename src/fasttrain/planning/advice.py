@@ -15,13 +15,17 @@ _RENDEZVOUS_USERS: dict[str, tuple[str, ...]] = {
     "master_port": ("static",),
     "rdzv_id": ("elastic",),
     "rdzv_backend": ("elastic",),
+    "rdzv_conf": ("elastic",),
 }
 _MEETINGS = {"one node": "a run on one node", "static": "a static run", "elastic": "an elastic run"}
 
 
 def warnings(draft: Draft) -> tuple[str, ...]:
     """Give what the user should know before trusting the run, one sentence each."""
-    parts = (_found, _cpu_torch, _emulated, _unused_rendezvous, _unused_scope)
+    parts = (
+        *(_found, _cpu_torch, _emulated, _unused_rendezvous, _unused_scope, _unused_restarts),
+        _fresh_cache,
+    )
     return tuple(sentence for part in parts for sentence in part(draft))
 
 
@@ -66,6 +70,20 @@ def _unused_rendezvous(draft: Draft) -> Iterator[str]:
         setting = getattr(draft.settings, name)
         if setting.source.explicit and meeting not in users:
             yield f"{setting.source} has no effect in {_MEETINGS[meeting]}."
+
+
+def _fresh_cache(draft: Draft) -> Iterator[str]:
+    if draft.invocation.cache_note and draft.levers.compile.value.mode != "off":
+        yield f"Compiled kernels are kept for this run alone: {draft.invocation.cache_note}."
+
+
+def _unused_restarts(draft: Draft) -> Iterator[str]:
+    """Tell of options for restarts where there are none."""
+    most, on = draft.settings.max_restarts, draft.settings.restart_on
+    if on.source.explicit and not most.value:
+        yield f"{on.source} has no effect without --max-restarts."
+    if most.value and draft.processes.value.backend == "slurm":
+        yield f"{most.source} has no effect in place where SLURM starts the ranks."
 
 
 def _unused_scope(draft: Draft) -> Iterator[str]:

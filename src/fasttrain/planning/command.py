@@ -51,6 +51,7 @@ def _rendezvous(processes: Processes, run_id: str) -> tuple[str, ...]:
             f"--rdzv-backend={processes.rdzv_backend}",
             f"--rdzv-endpoint={processes.rdzv_endpoint}",
             f"--rdzv-id={processes.rdzv_id}",
+            *([f"--rdzv-conf={processes.rdzv_conf}"] if processes.rdzv_conf else []),
         )
     if processes.max_nodes > 1:
         return (

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from fasttrain.planning.gpus import Chosen
 from fasttrain.spec.decision import Decision
+from fasttrain.spec.guards import Guards
 from fasttrain.spec.machine import DeviceKind, Machine
-from fasttrain.spec.plan import Guards, Invocation, Levers, Processes
+from fasttrain.spec.plan import Invocation, Levers, Processes
 from fasttrain.spec.settings import Settings
 
 

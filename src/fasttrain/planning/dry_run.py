@@ -9,7 +9,8 @@ from fasttrain.planning.explain import lever_rows
 from fasttrain.planning.secrets import mask_plan
 from fasttrain.spec.codec import dumps
 from fasttrain.spec.plan import PLAN_FILE, EnvVar, LaunchPlan
-from fasttrain.spec.secrets import MASK, is_secret_name
+from fasttrain.spec.printable import printable
+from fasttrain.spec.secrets import MASK, hide, is_secret_name, secrets_of
 
 _END = "FASTTRAIN_PLAN"
 
@@ -25,26 +26,19 @@ def shell_script(plan: LaunchPlan, environ: Mapping[str, str]) -> str:
         plan: The plan to render.
         environ: The environment as the user has it, to say what a variable was before.
     """
-    masked = mask_plan(plan)
+    masked = mask_plan(plan, environ)
     lines = [
         "#!/bin/sh",
         *_header(masked),
         "(",
         "set -e",
-        *(_variable(variable, environ) for variable in masked.environment),
+        *_variables(plan, masked, environ),
         *_plan_file(masked),
         f"cd -- {quote(plan.cwd)}",
         f"exec {' '.join(_words(plan.argv, masked.argv))}",
         ")",
     ]
     return "\n".join(lines) + "\n"
-
-
-def printable(text: str) -> str:
-    """Give the text on one line, with every control character written as an escape."""
-    return "".join(
-        c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text
-    )
 
 
 def _comment(text: str) -> str:
@@ -61,9 +55,15 @@ def _header(plan: LaunchPlan) -> Iterator[str]:
         yield _comment(f"hint: {hint}")
 
 
-def _variable(variable: EnvVar, environ: Mapping[str, str]) -> str:
-    secret = is_secret_name(variable.name)
-    why = _comment(f"{variable.reason} ({variable.source}){_before(variable, environ, secret)}")
+def _variables(plan: LaunchPlan, masked: LaunchPlan, environ: Mapping[str, str]) -> Iterator[str]:
+    values = secrets_of(plan, environ)
+    for variable, shown in zip(plan.environment, masked.environment, strict=True):
+        before = hide(_before(variable, environ), values)
+        yield _variable(shown, before, secret=shown.value != variable.value)
+
+
+def _variable(variable: EnvVar, before: str, *, secret: bool) -> str:
+    why = _comment(f"{variable.reason} ({variable.source}){before}")
     if variable.kept:
         return _comment(f"{variable.name}={variable.value} stays: ") + why.removeprefix("# ")
     name = quote(variable.name)
@@ -75,9 +75,10 @@ def _variable(variable: EnvVar, environ: Mapping[str, str]) -> str:
     return f"export {name}={quote(variable.value)}  {why}"
 
 
-def _before(variable: EnvVar, environ: Mapping[str, str], secret: bool) -> str:
+def _before(variable: EnvVar, environ: Mapping[str, str]) -> str:
     before = environ.get(variable.name)
-    if before is None or variable.kept or secret or before == variable.value:
+    known = is_secret_name(variable.name) or before == variable.value
+    if before is None or variable.kept or known:
         return ""
     return f", was {before}"
 
@@ -97,4 +98,6 @@ def _words(argv: tuple[str, ...], masked: tuple[str, ...]) -> Iterator[str]:
             yield quote(word)
             continue
         ask = f"${{SECRET_{index}:?an argument is not printed; set SECRET_{index} to it first}}"
-        yield f'{quote(shown.removesuffix(MASK))}"{ask}"' if shown != MASK else f'"{ask}"'
+        before = shown.removesuffix(MASK)
+        split = shown.endswith(MASK) and word.startswith(before) and MASK not in before
+        yield f'{quote(before)}"{ask}"' if split and before else f'"{ask}"'

@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from fasttrain.planning.draft import Draft
 from fasttrain.planning.sources import BUILT_IN, CPU_CORES
 from fasttrain.planning.vendors import VENDORS
+from fasttrain.spec.attempts import RESTART_COUNT
 from fasttrain.spec.decision import Setting, Source, SourceKind
 from fasttrain.spec.errors import ExitCode, FasttrainError
-from fasttrain.spec.places import COMPILED_FOLDER, RUN_MARK
+from fasttrain.spec.places import COMPILED_FOLDER, COMPILED_VARIABLE, RUN_MARK
 from fasttrain.spec.plan import EnvVar
-
-RESTART_COUNT = "FASTTRAIN_RESTART_COUNT"
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # torch sizes its thread pool by the CPU affinity; these limits it does not see.
@@ -171,7 +170,8 @@ def _cache(draft: Draft) -> Iterator[_Wish]:
     if compiled.value.mode != "off":
         path = f"{draft.invocation.cache_dir}/{COMPILED_FOLDER}"
         reason = "compiled kernels persist between runs; /tmp does not outlive a reboot"
-        yield _Wish("TORCHINDUCTOR_CACHE_DIR", path, reason, compiled.source)
+        reason = draft.invocation.cache_note or reason
+        yield _Wish(COMPILED_VARIABLE, path, reason, compiled.source)
 
 
 def _debug(draft: Draft) -> Iterator[_Wish]:

@@ -7,7 +7,8 @@ from typing import Any
 
 from fasttrain.planning.secrets import mask_plan
 from fasttrain.spec.decision import Decision
-from fasttrain.spec.plan import Compile, EnvVar, HangWatch, LaunchPlan, Processes, Strategy
+from fasttrain.spec.guards import HangWatch, Preempt, Restarts
+from fasttrain.spec.plan import Compile, EnvVar, LaunchPlan, Processes, Strategy
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +45,10 @@ def lever_rows(plan: LaunchPlan) -> tuple[Row, ...]:
         _row("optimizer", levers.optimizer, levers.optimizer.value),
         _row("matmul", levers.matmul, levers.matmul.value),
         _row("strategy", levers.strategy, _strategy(levers.strategy.value)),
+        _row("preempt", plan.preempt, _preempt(plan.preempt.value)),
         _row("hang", plan.guards.hang, _hang(plan.guards.hang.value)),
         _row("nan", plan.guards.nan, plan.guards.nan.value),
+        _row("restarts", plan.restarts, _restarts(plan.restarts.value)),
     )
 
 
@@ -73,8 +76,19 @@ def _strategy(decided: Strategy) -> str:
     return f"{decided.mode}, batch {decided.batch}" if decided.injected else decided.mode
 
 
+def _restarts(restarts: Restarts) -> str:
+    return f"{restarts.most}, {restarts.on}" if restarts.most else "0"
+
+
 def _hang(watch: HangWatch) -> str:
     if not watch.on:
         return "off"
     after = "auto" if watch.timeout_s is None else f"{watch.timeout_s} s"
     return f"{after}, {watch.action}"
+
+
+def _preempt(decided: Preempt) -> str:
+    if decided.mode == "signal":
+        return "signal"
+    every = f", every {decided.every_min} min" if decided.every_min else ""
+    return f"snapshot at {decided.signals[0]}{every}"

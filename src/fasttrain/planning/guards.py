@@ -7,8 +7,8 @@ import re
 from fasttrain.planning.sources import BUILT_IN, asked
 from fasttrain.spec.decision import Decision, Setting, Source, SourceKind
 from fasttrain.spec.errors import ExitCode, FasttrainError
+from fasttrain.spec.guards import Guards, HangWatch
 from fasttrain.spec.machine import Machine
-from fasttrain.spec.plan import Guards, HangWatch
 from fasttrain.spec.settings import Settings
 
 _SECONDS = re.compile(r"[1-9][0-9]{0,6}")

@@ -26,6 +26,7 @@ _IDLE: dict[str, tuple[object, ...]] = {
     "max_steps": (None,),
     "hang_timeout": ("auto", "off"),
     "on_nan": ("off",),
+    "preempt": ("signal",),
 }
 
 

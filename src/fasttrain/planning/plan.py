@@ -10,8 +10,10 @@ from fasttrain.planning.environment import compose, parse_env
 from fasttrain.planning.gpus import decide_gpus
 from fasttrain.planning.guards import decide_guards, no_guards
 from fasttrain.planning.levers import decide_levers, no_levers
+from fasttrain.planning.preempt import decide_preempt
 from fasttrain.planning.processes import decide_processes
 from fasttrain.planning.ranks import decide_show_ranks
+from fasttrain.planning.restarts import decide_restarts
 from fasttrain.planning.visible import visible_slots
 from fasttrain.spec.machine import Machine
 from fasttrain.spec.plan import Invocation, LaunchPlan
@@ -37,11 +39,13 @@ def make_plan(settings: Settings, machine: Machine, invocation: Invocation) -> L
         environment=compose(draft),
         levers=draft.levers,
         guards=draft.guards,
+        restarts=decide_restarts(settings, draft.processes.value),
         argv=command(draft),
         shutdown_timeout_s=settings.shutdown_timeout.value,
         show_ranks=decide_show_ranks(settings.show_ranks, draft.processes.value),
         max_steps=settings.max_steps.value,
         strict=settings.strict.value,
+        preempt=decide_preempt(settings, draft.processes.value, draft.levers, invocation),
         hints=hints(draft),
         warnings=warnings(draft),
     )

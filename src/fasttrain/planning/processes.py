@@ -10,7 +10,7 @@ from fasttrain.planning.gpus import Chosen
 from fasttrain.planning.sources import BUILT_IN
 from fasttrain.spec.decision import Decision, Source
 from fasttrain.spec.errors import ExitCode, FasttrainError
-from fasttrain.spec.plan import Processes
+from fasttrain.spec.plan import Backend, Processes
 from fasttrain.spec.settings import Settings
 
 MASTER_PORT = 29500
@@ -94,6 +94,7 @@ def _elastic(settings: Settings, per_node: int, nodes: tuple[int, int]) -> Proce
         rdzv_endpoint=settings.rdzv_endpoint.value or "",
         # All nodes must name the same id, so it can't be made up here; "none" is torchrun's own.
         rdzv_id=settings.rdzv_id.value or "none",
+        rdzv_conf=settings.rdzv_conf.value or "",
         max_restarts=settings.max_restarts.value,
     )
 
@@ -109,8 +110,8 @@ def _static(settings: Settings, per_node: int, nodes: int) -> Processes:
         )
     restarts = settings.max_restarts.value
     if nodes == 1:
-        alone = per_node == 1 and restarts == 0
-        return Processes("direct" if alone else "torchrun", per_node, max_restarts=restarts)
+        backend: Backend = "direct" if per_node == 1 else "torchrun"
+        return Processes(backend, per_node, max_restarts=restarts)
     if rank is None or not address:
         raise FasttrainError(
             f"--nodes {nodes} needs --node-rank and --master-addr",
@@ -133,8 +134,6 @@ def _static(settings: Settings, per_node: int, nodes: int) -> Processes:
 def _static_reason(settings: Settings, processes: Processes) -> str:
     if processes.backend == "direct":
         return "started directly"
-    if processes.max_nodes == 1 and processes.world_size == 1:
-        return "by torchrun, which does the restarts"
     if processes.max_nodes == 1:
         return "by torchrun, which takes a free port on loopback"
     port = "asked for" if settings.master_port.value else "torchrun's default"

@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from fasttrain.spec.plan import EnvVar, LaunchPlan
-from fasttrain.spec.secrets import MASK, is_secret_name, mask_args
+from fasttrain.spec.secrets import hide, mask_args, mask_value, secrets_of
 
 
-def mask_plan(plan: LaunchPlan) -> LaunchPlan:
-    """Give the plan with secret values of variables and of script arguments as ``***``."""
+def mask_plan(plan: LaunchPlan, environ: Mapping[str, str] | None = None) -> LaunchPlan:
+    """Give the plan with secret values of variables and of script arguments as ``***``.
+
+    Args:
+        plan: The plan.
+        environ: The environment as the user has it, whose secrets may be arguments too.
+    """
+    values = secrets_of(plan, environ or {})
+    args = mask_args(plan.target.args, values)
+    own = len(plan.argv) - len(args)  # the script's stand at the end
     return replace(
         plan,
-        environment=tuple(_mask_variable(variable) for variable in plan.environment),
-        target=replace(plan.target, args=mask_args(plan.target.args)),
-        argv=mask_args(plan.argv),
+        environment=tuple(_mask_variable(variable, values) for variable in plan.environment),
+        target=replace(plan.target, args=args),
+        argv=(*plan.argv[:own], *args),
     )
 
 
-def _mask_variable(variable: EnvVar) -> EnvVar:
-    if variable.value is None or not is_secret_name(variable.name):
+def _mask_variable(variable: EnvVar, values: tuple[str, ...]) -> EnvVar:
+    if variable.value is None:
         return variable
-    return replace(variable, value=MASK)
+    shown = mask_value(variable.name, variable.value, values)
+    return replace(variable, value=shown, reason=hide(variable.reason, values))

@@ -1,22 +1,20 @@
-"""Turns what the user wants into the parameters of a SLURM job, and a node's share into a plan."""
+"""Turns what the user wants into the parameters of a SLURM job."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from shlex import quote
 from typing import Any
 
 from fasttrain.planning.slurm_values import MOST_CELLS, plain, signal_and_lead, time_min
-from fasttrain.planning.sources import BUILT_IN
-from fasttrain.spec.decision import Setting, Source, SourceKind
+from fasttrain.planning.sources import BUILT_IN, SLURM
+from fasttrain.spec.decision import Setting
 from fasttrain.spec.errors import ExitCode, FasttrainError
-from fasttrain.spec.job import Allocation, JobParameters, NodeShape, Row
+from fasttrain.spec.job import JobParameters, NodeShape, Row
 from fasttrain.spec.settings import Settings
 from fasttrain.spec.slurm import SlurmSettings
-
-SLURM = Source(SourceKind.MACHINE, "SLURM")
 
 # Options that mean to submitit what they are called here.
 _AS_THEY_ARE = (
@@ -24,7 +22,9 @@ _AS_THEY_ARE = (
     "comment", "mail_type", "mail_user",
 )  # fmt: skip
 # Options of a run that make no sense where SLURM chooses the nodes.
-DECIDED_BY_SLURM = ("gpus", "node_rank", "master_addr", "rdzv_endpoint", "rdzv_backend", "rdzv_id")
+DECIDED_BY_SLURM = (
+    "gpus", "node_rank", "master_addr", "rdzv_endpoint", "rdzv_backend", "rdzv_id", "rdzv_conf",
+)  # fmt: skip
 _NODES = re.compile(r"[1-9][0-9]{0,5}")
 # What decides over the run itself; written by --sbatch they would contradict the plan.
 _OURS = frozenset(
@@ -63,8 +63,27 @@ def job_parameters(
     _check_there(nodes, settings.nodes, slurm, shape)
     job = _Job(settings, slurm, name, shape, nodes, _tasks_per_node(settings, slurm))
     rows = tuple(row for part in _PARTS for row in part(job))
+    python, limit = slurm.python.value, time_min(slurm.time)
+    return JobParameters(
+        submitit=_for_submitit(settings, slurm, rows, limit),
+        nodes=nodes,
+        time_min=limit,
+        requeue=slurm.requeue.value,
+        python=quote(plain("--python", python)) if python else None,
+        rows=(*rows, *_told(job, limit)),
+        warnings=tuple(_warnings(job)),
+    )
+
+
+_EXTRA = frozenset({"reservation"})  # submitit has no parameter of its own for these
+_COUNTS = frozenset({"nodes", "ntasks-per-node", "gpus-per-node", "cpus-per-task"})
+
+
+def _for_submitit(
+    settings: Settings, slurm: SlurmSettings, rows: tuple[Row, ...], limit: int | None
+) -> dict[str, Any]:
+    """Give the parameters as submitit calls them."""
     signal, lead_s = signal_and_lead(slurm.signal)
-    requeues = slurm.requeue.value + settings.max_restarts.value
     parameters: dict[str, Any] = {
         row.name.replace("-", "_"): int(row.value) if row.name in _COUNTS else row.value
         for row in rows
@@ -72,8 +91,8 @@ def job_parameters(
     }
     extra: dict[str, Any] = {row.name: row.value for row in rows if row.name in _EXTRA}
     extra |= _own_sbatch(slurm) | {"signal": f"{signal}@{lead_s}"}
+    requeues = slurm.requeue.value + settings.max_restarts.value
     extra |= {"requeue": True} if requeues else {"no-requeue": True}
-    limit = time_min(slurm.time)
     if slurm.sweep.value:
         # submitit's own default is 256 at once.
         parameters["array_parallelism"] = slurm.parallel.value or MOST_CELLS
@@ -87,20 +106,7 @@ def job_parameters(
         parameters["time"] = limit
     if slurm.exclusive.value:
         parameters["exclusive"] = True
-    python = slurm.python.value
-    return JobParameters(
-        submitit=parameters,
-        nodes=nodes,
-        time_min=limit,
-        requeue=slurm.requeue.value,
-        python=quote(plain("--python", python)) if python else None,
-        rows=(*rows, *_told(job, signal, lead_s, limit)),
-        warnings=tuple(_warnings(job)),
-    )
-
-
-_EXTRA = frozenset({"reservation"})  # submitit has no parameter of its own for these
-_COUNTS = frozenset({"nodes", "ntasks-per-node", "gpus-per-node", "cpus-per-task"})
+    return parameters
 
 
 def _nodes(setting: Setting[str]) -> int:
@@ -108,7 +114,7 @@ def _nodes(setting: Setting[str]) -> int:
         return int(setting.value)
     raise FasttrainError(
         f"--nodes {setting.value!r} is not a number of nodes",
-        why="SLURM grants a fixed number of them",
+        why="SLURM grants a fixed number of them; a run on MIN:MAX nodes can't be elastic there",
         fix="write it like --nodes 2",
         slug="slurm-nodes",
         exit_code=ExitCode.USAGE,
@@ -145,6 +151,15 @@ def _check_options(settings: Settings) -> None:
                 fix=fix,
                 slug="slurm-option",
             )
+
+    if settings.resume.value:
+        raise FasttrainError(
+            "--resume can't be used with fasttrain slurm",
+            why="a job goes on from its snapshots when it is queued again, in its own directory",
+            fix="send it with --preempt snapshot and --requeue N, or go on in an allocation by"
+            " fasttrain run --resume",
+            slug="slurm-option",
+        )
 
 
 def _tasks_per_node(settings: Settings, slurm: SlurmSettings) -> int:
@@ -234,9 +249,10 @@ def _own_sbatch(slurm: SlurmSettings) -> dict[str, Any]:
     return options
 
 
-def _told(job: _Job, signal: str, lead_s: int, limit: int | None) -> Iterator[Row]:
+def _told(job: _Job, limit: int | None) -> Iterator[Row]:
     """Give rows for what isn't a plain parameter."""
     slurm, restarts = job.slurm, job.settings.max_restarts
+    signal, lead_s = signal_and_lead(slurm.signal)
     reason = "the partition's own limit" if limit is None else _asked(slurm.time)
     yield Row("time", "" if limit is None else f"{limit} min", reason, slurm.time.source)
     reason = f"{lead_s} s to save before the end"
@@ -246,6 +262,12 @@ def _told(job: _Job, signal: str, lead_s: int, limit: int | None) -> Iterator[Ro
         yield Row("requeue", str(slurm.requeue.value), reason, slurm.requeue.source)
     if restarts.value:
         yield Row("max-restarts", str(restarts.value), "also after a dead node", restarts.source)
+    if slurm.sweep.value:
+        reason = (
+            "as many at once as are sent" if not slurm.parallel.value else _asked(slurm.parallel)
+        )
+        most = str(slurm.parallel.value or MOST_CELLS)
+        yield Row("parallel", most, reason, slurm.parallel.source)
     yield Row("kill-on-bad-exit", "1", "one dead rank ends the job in seconds", BUILT_IN)
 
 
@@ -257,26 +279,3 @@ def _warnings(job: _Job) -> Iterator[str]:
         )
     if job.slurm.parallel.value and not job.slurm.sweep.value:
         yield f"{job.slurm.parallel.source} has no effect without --sweep."
-
-
-def node_settings(
-    settings: Settings, slurm: SlurmSettings, allocation: Allocation, port: int
-) -> Settings:
-    """Give the settings of one node, with what SLURM decided in them.
-
-    Args:
-        settings: What the user wants of the run.
-        slurm: What the user wants of SLURM.
-        allocation: The place of this task.
-        port: Port on the first node at which the ranks meet.
-    """
-    changes: dict[str, Any] = {"nodes": Setting(str(len(allocation.hosts)), SLURM)}
-    if len(allocation.hosts) > 1:
-        changes |= {
-            "node_rank": Setting(allocation.node_rank, SLURM),
-            "master_addr": Setting(allocation.hosts[0], SLURM),
-            "master_port": Setting(port, SLURM),
-        }
-    if slurm.gpus_per_node.value and settings.device.value != "cpu":
-        changes["gpus"] = Setting("all", slurm.gpus_per_node.source)
-    return replace(settings, **changes)

@@ -9,6 +9,7 @@ from fasttrain.spec.decision import Setting, Source, SourceKind
 BUILT_IN = Source(SourceKind.DEFAULT, "default")
 CPU_CORES = Source(SourceKind.MACHINE, "CPU cores")
 DEVICES = Source(SourceKind.MACHINE, "devices")
+SLURM = Source(SourceKind.MACHINE, "SLURM")
 TORCH = Source(SourceKind.MACHINE, "torch")
 
 

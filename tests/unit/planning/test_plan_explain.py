@@ -8,7 +8,7 @@ from fasttrain.planning.explain import Row, decisions
 def test_one_row_per_decision_and_variable(make):
     plan = make.plan(make.gpus(2), gpus="all", env=("HF_TOKEN=x", "A=1"))
     rows = {row.topic: row for row in decisions(plan)}
-    assert len(rows) == 10 + len(plan.environment)
+    assert len(rows) == 12 + len(plan.environment)
     assert rows["device"].value == "cuda"
     assert rows["devices"].value == "0,1"
     assert rows["processes"].value == "2, torchrun"
@@ -24,6 +24,7 @@ def test_values_in_words(make):
     assert values["processes"] == "1 on 1:4 nodes, torchrun"
     assert values["compile"] == "default, blocks"
     assert values["amp"] == "off"
+    assert values["preempt"] == "signal"
 
 
 def test_a_variable_that_is_unset_says_so(make):

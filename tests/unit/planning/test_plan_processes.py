@@ -30,9 +30,9 @@ def test_more_processes_than_devices(make, options):
     assert (error.slug, error.exit_code) == ("nproc-devices", 78)
 
 
-def test_restarts_need_torchrun(make):
+def test_one_process_needs_no_torchrun_to_be_restarted(make):
     processes = _processes(make, make.machine(), max_restarts=2)
-    assert (processes.backend, processes.max_restarts) == ("torchrun", 2)
+    assert (processes.backend, processes.max_restarts) == ("direct", 2)
 
 
 def test_a_static_run_on_several_nodes(make):

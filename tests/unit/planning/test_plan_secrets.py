@@ -39,6 +39,32 @@ def test_no_view_of_a_plan_shows_a_secret(plan):
     assert SECRET not in repr(decisions(plan))
 
 
+def test_a_secret_of_the_environment_that_is_typed_as_an_argument(make):
+    args = ("--wandb", SECRET, f"--db=pg://me:{SECRET}@h/x", f"--note=by {SECRET}")
+    environ = {"WANDB_API_KEY": SECRET}
+    plan = make.plan(make.machine(), environ, Target("script", f"{SECRET}.py", args))
+    shown = ("--wandb", "***", "--db=pg://me:***@h/x", "--note=by ***")
+    masked = mask_plan(plan, environ)
+    assert masked.target.args == masked.argv[-4:] == shown
+    assert masked.argv[:-4] == plan.argv[:-4], "what starts the script is no text"
+    *_, command = [line for line in shell_script(plan, environ).splitlines() if "exec" in line]
+    ask = '"${SECRET_%d:?an argument is not printed; set SECRET_%d to it first}"'
+    first = len(plan.argv) - 3
+    asked = [ask % (number, number) for number in range(first, first + 3)]
+    expected = f"--wandb {asked[0]} {asked[1]} '--note=by '{asked[2]}"
+    assert command.endswith(expected)
+
+
+def test_a_password_in_a_variable_is_asked_for(make):
+    url = "pg://me:pass-word@h"
+    plan = make.plan(make.machine(), {}, env=(f"DB={url}",))
+    assert mask_plan(plan).environment[-1].value == "pg://me:***@h"
+    text = shell_script(plan, {"DB": "http://u:other-word@h"})
+    assert "pass-word" not in text
+    assert "other-word" not in text
+    assert "export DB\n" in text
+
+
 def test_a_variable_that_is_unset_stays_so(make):
     from dataclasses import replace
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from fasttrain.planning.slurm import job_parameters, node_settings
+from fasttrain.planning.slurm import job_parameters
+from fasttrain.planning.slurm_node import node_settings
 from fasttrain.spec.decision import Setting, Source, SourceKind
 from fasttrain.spec.errors import FasttrainError
 from fasttrain.spec.job import Allocation, JobParameters, NodeShape
@@ -107,6 +108,14 @@ def test_a_python_with_a_space_is_one_word_of_the_script() -> None:
     assert parameters(python="/my envs/bin/python").python == "'/my envs/bin/python'"
 
 
+@pytest.mark.parametrize(("parallel", "told"), [(None, "1000"), (3, "3")])
+def test_how_many_cells_of_a_sweep_go_on_at_once(parallel: int | None, told: str) -> None:
+    asked = parameters(sweep=("lr=1,2",), **({"parallel": parallel} if parallel else {}))
+    assert asked.submitit["array_parallelism"] == int(told)
+    assert [row.value for row in asked.rows if row.name == "parallel"] == [told]
+    assert not [row for row in parameters().rows if row.name == "parallel"]
+
+
 def test_every_row_has_a_reason() -> None:
     rows = parameters(gpus_per_node=8, requeue=2, run={"max_restarts": 1}).rows
     assert all(row.reason and str(row.source) for row in rows)
@@ -120,6 +129,7 @@ def test_every_row_has_a_reason() -> None:
         ({"nodes": "0"}, {}, "slurm-nodes"),
         ({"nodes": "5"}, {}, "slurm-nodes"),
         ({"gpus": "0,3"}, {}, "slurm-option"),
+        ({"resume": "runs/a", "preempt": "snapshot"}, {}, "slurm-option"),
         ({"master_addr": "node1"}, {}, "slurm-option"),
         ({}, {"tasks": "per-gpu"}, "slurm-tasks"),
         ({}, {"job_name": "a\nb"}, "slurm-value"),
