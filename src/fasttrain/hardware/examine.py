@@ -23,7 +23,7 @@ from fasttrain.hardware.rocm_state import rocm_states
 from fasttrain.hardware.xpu_state import xpu_states
 from fasttrain.spec.examination import Cluster, DeviceState, Examination, HostState
 from fasttrain.spec.machine import DeviceKind, Machine
-from fasttrain.spec.secrets import MASK, is_secret_name
+from fasttrain.spec.secrets import MASK, mask_value
 
 # Without persistence mode the driver starts every board anew, which takes seconds each.
 NVML_TIMEOUT_S = 30.0
@@ -126,9 +126,7 @@ def relevant(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _masked(name: str, value: str) -> str:
-    if is_secret_name(name):
-        return MASK
-    return _masked_words(value) if name == _ENV_OPTION else value
+    return _masked_words(value) if name == _ENV_OPTION else mask_value(name, value)
 
 
 def _masked_words(text: str) -> str:

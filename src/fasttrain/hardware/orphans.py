@@ -22,7 +22,7 @@ _SHIM = "fasttrain/shim/__main__.py"
 _AGENT = "fasttrain/shim/agent.py"
 # The line that a spawned child of a worker begins with; see fasttrain.shim.children.
 _SPAWNED = re.compile(r"fasttrain\.shim\.children.*prepare\('([^']+)', ")
-_LAUNCHERS = ("fasttrain", "submitit.core._submit")
+_LAUNCHERS = ("fasttrain", "fasttrain.slurm.node_start")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ def run_of(argv: Sequence[str], environ: Mapping[str, str], run_root: Path) -> s
 
 
 def is_launcher(argv: Sequence[str]) -> bool:
-    """Whether a command line is one of fasttrain's own, or submitit's on a SLURM node."""
+    """Whether a command line is one of fasttrain's own, on a SLURM node too."""
     program = _program(argv)
     return PurePath(program).name in _LAUNCHERS or program.endswith(
         (_AGENT, "fasttrain/__main__.py")

@@ -51,6 +51,11 @@ def look_up(pid: int) -> Process | None:
     return None if state in _DEAD else Process(pid, int(parent), int(rest[17]))
 
 
+def name_of(process: Process) -> str:
+    """Give a word that stands for this process and never for another one."""
+    return f"{process.pid}.{process.started_ticks}"
+
+
 def alive(processes: Iterable[Process]) -> Table:
     """Give those processes that haven't ended."""
     found = ((process, look_up(process.pid)) for process in processes)

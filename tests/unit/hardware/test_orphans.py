@@ -78,7 +78,7 @@ def test_the_mark_in_the_environment_is_a_name_below_the_runs(tmp_path: Path) ->
         ["python", "-X", "utf8", "-u", "-m", "fasttrain", "run", "train.py"],
         ["python", "/site-packages/fasttrain/__main__.py", "run", "train.py"],
         ["python", AGENT, "--nnodes=1"],
-        ["python", "-u", "-m", "submitit.core._submit", "/logs/7"],
+        ["python", "-u", "-m", "fasttrain.slurm.node_start", "/logs/7"],
     ],
 )
 def test_launchers_are_known(argv: list[str]) -> None:

@@ -1,0 +1,114 @@
+"""The launchers on this machine, known by the locks that they hold, and runs ended through them."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from fasttrain.processes.ending import DEATH_S, Ended, end
+from fasttrain.processes.table import (
+    Process,
+    alive,
+    ancestors,
+    command_of,
+    is_own,
+    of_run,
+    send,
+    table,
+)
+from fasttrain.spec.codec import CodecError
+from fasttrain.spec.places import LOCK_FILE
+from fasttrain.spec.plan import PLAN_FILE, LaunchPlan
+from fasttrain.spec.reading import load
+
+RECEIPT_S = DEATH_S  # for a launcher whose run has ended to write the receipt
+
+
+class Launcher(NamedTuple):
+    """The launcher of one run.
+
+    Attributes:
+        process: The process.
+        run_dir: The directory of its run.
+    """
+
+    process: Process
+    run_dir: Path
+
+
+def launchers() -> dict[str, Launcher]:
+    """Give this user's launchers by the names of their runs; between two attempts there is no more.
+
+    Left out are this process and those above it.
+    """
+    processes = table()
+    spared = ancestors(os.getpid(), processes)
+    own = [one for one in processes.values() if one.pid not in spared and is_own(one.pid)]
+    found = (Launcher(one, run_dir) for one in own for run_dir in _held(one.pid))
+    return {name: one for one in found if (name := _run_in(one.run_dir))}
+
+
+def _held(pid: int) -> Iterator[Path]:
+    """Give the run directories that a process holds against other launchers."""
+    for link in _open_files(pid):
+        try:
+            lock = link.readlink()
+            # Without a lock it only looks into the file; in a container, the path may be another's.
+            if lock.name == LOCK_FILE and _is_locked(pid, link.name) and link.samefile(lock):
+                yield lock.parent
+        except OSError:  # closed meanwhile, or the file is gone
+            continue
+
+
+def _open_files(pid: int) -> list[Path]:
+    try:
+        return list(Path(f"/proc/{pid}/fd").iterdir())
+    except OSError:  # it has ended, or is closed to us
+        return []
+
+
+def _is_locked(pid: int, number: str) -> bool:
+    """Whether a process has locked a file that it has open, by this very descriptor.
+
+    Source: proc_pid_fdinfo(5): ``lock: 1: FLOCK  ADVISORY  WRITE 359 00:13:11691 0 EOF``
+    """
+    lines = Path(f"/proc/{pid}/fdinfo/{number}").read_text().splitlines()
+    return any(line.startswith("lock:") and " WRITE " in line for line in lines)
+
+
+def _run_in(run_dir: Path) -> str:
+    try:
+        return load(LaunchPlan, run_dir / PLAN_FILE).run_id
+    except (OSError, CodecError):  # not written yet; or by another version of fasttrain
+        return ""
+
+
+def end_run(run_id: str, grace_s: float) -> Ended:
+    """End a run of this user's on this machine, and give what was there of it.
+
+    SIGTERM goes to its launcher, which passes it on once and starts nothing again. What is left
+    when the time is over is killed, and the launcher last, if it doesn't end then.
+
+    Args:
+        run_id: The run.
+        grace_s: Seconds to save in; the launcher gives no more than its own.
+    """
+    led = launchers().get(run_id)
+    if led is None:
+        return end(lambda: of_run(run_id), grace_s)
+    launcher = led.process
+    there = {pid: command_of(pid) for pid in (*of_run(run_id), launcher.pid)}
+    send(launcher, signal.SIGTERM)
+    asked = end(lambda: of_run(run_id), 0, settle_s=grace_s)
+    last = end(lambda: alive([launcher]), 0, settle_s=RECEIPT_S)
+    rest = end(lambda: of_run(run_id), 0)  # a launcher that ignores SIGTERM had started them again
+    left = last.left | rest.left
+    ended = there | asked.ended | rest.ended
+    return Ended(
+        {pid: name for pid, name in ended.items() if pid not in left},
+        asked.killed | last.killed | rest.killed,
+        left,
+    )
