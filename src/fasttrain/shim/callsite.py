@@ -55,8 +55,11 @@ def called_by_user(*, through: tuple[str, ...], past: tuple[str, ...] = ()) -> b
 
 def location(path: str, line: int) -> str:
     """Give a path and line as short as a person can still open it from the working directory."""
-    relative = os.path.relpath(path)
-    if not relative.startswith(".."):
+    try:
+        relative = os.path.relpath(path)
+    except OSError:  # the working directory is gone
+        relative = os.pardir
+    if not relative.startswith(os.pardir):
         return f"{relative}:{line}"
     _, found, inside = path.rpartition("site-packages" + os.sep)
     return f"{inside if found else path}:{line}"

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from fasttrain.shim.import_hook import after_torch
-from fasttrain.spec.codec import loads
 from fasttrain.spec.plan import LaunchPlan
+from fasttrain.spec.reading import load
 
 # One line, for the tracebacks of multiprocessing. With -c the working directory leads the path,
 # where something may be called fasttrain.
@@ -59,7 +59,7 @@ def at_exit(finish: Callable[[], None]) -> None:
 def prepare(plan_path: str, rank: int) -> None:
     """Hook torch in a spawned child, as in its parent."""
     started_s, pid = time.perf_counter(), os.getpid()
-    plan = loads(LaunchPlan, Path(plan_path).read_bytes())
+    plan = load(LaunchPlan, Path(plan_path))
 
     def install() -> None:
         from fasttrain.shim.runtime import Runtime

@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from fasttrain.files.writing import reserve, write_private
 from fasttrain.spec.codec import dumps
 from fasttrain.spec.crash import ENDS_FILE, End, Ends
 
@@ -24,7 +25,7 @@ class Deaths:
     """Notes when children end; made before the first of them, in the main thread."""
 
     def __init__(self) -> None:
-        self._seen_ns: dict[int, int] = {}
+        self._seen_ns: dict[int, tuple[int, int]] = {}
         if _CHILDREN.exists():  # Linux; elsewhere torchrun's looks must do
             signal.signal(signal.SIGCHLD, self._look)
             # torch's own reads and writes go on
@@ -32,32 +33,41 @@ class Deaths:
 
     def _look(self, *_: Any) -> None:
         """Find all that have ended: signals of children that end together come as one."""
-        now_ns = time.time_ns()
+        now_ns = _now_ns()
         for pid in children():
             if pid not in self._seen_ns and _has_ended(pid):
                 self._seen_ns[pid] = now_ns
 
-    def leave(self, run_dir: Path, failures: Iterable[tuple[int, int, int]]) -> None:
-        """Write the ends of the workers that failed.
+    def keep_room(self, run_dir: Path, *names: str) -> None:
+        """Take the room for the ends, and other files, that are left when a disk is full."""
+        for name in (ENDS_FILE, *names):
+            try:
+                reserve(run_dir / name)
+            except OSError as error:  # the disk is full already, and the launcher has told that
+                print(f"fasttrain: no room is kept for {name}: {error}", file=sys.__stderr__)
+
+    def leave(self, run_dir: Path, failures: Iterable[tuple[int, int, int]]) -> bool:
+        """Write the ends of the workers that failed, and say whether that could be done.
 
         Args:
             run_dir: The run directory.
             failures: Rank, process and exit code, or minus a signal, of each.
         """
-        now_ns = time.time_ns()
+        now_ns = _now_ns()
         ends = tuple(
-            End(rank, pid, code, self._seen_ns.get(pid, now_ns)) for rank, pid, code in failures
+            End(rank, pid, code, *self._seen_ns.get(pid, now_ns)) for rank, pid, code in failures
         )
         try:
-            _write(run_dir / ENDS_FILE, dumps(Ends(ends)))
+            write_private(run_dir / ENDS_FILE, dumps(Ends(ends)))
         except OSError as error:  # the exit code must get through all the same
             print(f"fasttrain: how the ranks ended is not recorded: {error}", file=sys.__stderr__)
+            return False
+        return True
 
 
-def _write(path: Path, text: str) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        file.write(text)
+def _now_ns() -> tuple[int, int]:
+    """Give the time of day, and that of the clock that nobody sets."""
+    return time.time_ns(), time.monotonic_ns()
 
 
 def children() -> list[int]:

@@ -9,8 +9,12 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
+from fasttrain.files.writing import give_back, open_log, reserve, write_private
+from fasttrain.shim import ending
 from fasttrain.shim.script import without_shim
 from fasttrain.spec.codec import dumps
 from fasttrain.spec.crash import (
@@ -24,24 +28,38 @@ from fasttrain.spec.crash import (
 from fasttrain.spec.secrets import hide, secret_values
 
 OUTER_FRAMES, INNER_FRAMES = 10, 40  # a RecursionError has a thousand
+MOST_RAISED = 50  # a group may hold any number of exceptions
 HIGH_DESCRIPTOR = 200  # below the 256 that macOS allows by default; the script's begin at 3
 
 
 def recorder(run_dir: str, rank: int) -> Callable[[BaseException], None]:
     """Give what records the exception that ends this process, but not one of its forks."""
-    pid = os.getpid()
+    pid, path = os.getpid(), Path(run_dir, failure_file(rank))
+    _reserve(path)
 
     def record(error: BaseException) -> None:
-        time_ns = time.time_ns()
+        now_ns = (time.time_ns(), time.monotonic_ns())
         if os.getpid() != pid:
             return
         try:
-            failure = Failure(rank, pid, time_ns, _exit_code(error), tuple(_chain(error)))
-            _write(Path(run_dir, failure_file(rank)), dumps(failure))
+            chain = tuple(islice(_chain(error), MOST_RAISED))
+            failure = Failure(rank, pid, *now_ns, _exit_code(error), chain, _cwd())
+            write_private(path, dumps(failure))
         except Exception as problem:  # noqa: BLE001 - the script's own error is what must be told
             print(f"fasttrain: how the script failed is not recorded: {problem}", file=sys.stderr)  # noqa: T201
 
     return record
+
+
+def _reserve(path: Path) -> None:
+    """Keep room for the record: a checkpoint that fills the disk is what it may have to tell."""
+    try:
+        reserve(path)
+    except OSError as error:  # the disk is full already, and the launcher has told that
+        print(f"fasttrain: no room is kept to record a failure: {error}", file=sys.stderr)  # noqa: T201
+        return
+    pid = os.getpid()
+    ending.at_clean_end.append(lambda: give_back(path) if os.getpid() == pid else None)
 
 
 def watch_faults(run_dir: str, rank: int) -> None:
@@ -55,7 +73,7 @@ def watch_faults(run_dir: str, rank: int) -> None:
         return
     path = os.path.join(run_dir, stack_file(rank))  # noqa: PTH118
     try:
-        opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        opened = open_log(path)
     except OSError as error:  # a full disk must not stop a script that writes nothing
         print(f"fasttrain: a fatal signal would leave no stack: {error}", file=sys.stderr)  # noqa: T201
         return
@@ -76,16 +94,47 @@ def _out_of_the_way(descriptor: int) -> int:
 
 def _chain(error: BaseException) -> Iterator[Raised]:
     """Give the exception and those that led to it, as a traceback would show them."""
-    values = secret_values(os.environ, sys.argv[1:])
-    seen: set[int] = set()
-    now: BaseException | None = error
-    while now is not None and id(now) not in seen:
+    values, home = secret_values(os.environ, sys.argv[1:]), _home()
+    for one, handled in _linked(error, set()):
+        yield replace(_raised(one, values, home), handled=handled)
+
+
+def _linked(error: BaseException, seen: set[int]) -> Iterator[tuple[BaseException, bool]]:
+    """Give an exception and those behind it, each with whether it was only being handled."""
+    now, handled = error, False
+    while id(now) not in seen:
         seen.add(id(now))
-        yield _raised(now, values)
-        now = now.__cause__ or (None if now.__suppress_context__ else now.__context__)
+        yield now, handled
+        if isinstance(now, BaseExceptionGroup):
+            for part in now.exceptions:
+                yield from _linked(part, seen)
+        handled = now.__cause__ is None
+        behind = now.__context__ if handled and not now.__suppress_context__ else now.__cause__
+        if behind is None:
+            return
+        now = behind
 
 
-def _raised(error: BaseException, values: tuple[str, ...]) -> Raised:
+def _home() -> str:
+    """Give what the paths of the user's program begin with: its file, or its whole package.
+
+    An installed program, started by -m, lies among the packages of others.
+    """
+    main = sys.modules.get("__main__")  # a script may take it away, or what is in it
+    file = str(getattr(main, "__file__", None) or "?")
+    top = str(getattr(main, "__package__", None) or "").partition(".")[0]
+    folder = next((one for one in Path(file).parents if one.name == top), None)
+    return file if folder is None else f"{folder}{os.sep}"
+
+
+def _cwd() -> str:
+    try:
+        return os.getcwd()  # noqa: PTH109
+    except OSError:  # it was removed
+        return ""
+
+
+def _raised(error: BaseException, values: tuple[str, ...], home: str) -> Raised:
     told = traceback.TracebackException(
         type(error), error, without_shim(error.__traceback__), compact=True
     )
@@ -96,12 +145,17 @@ def _raised(error: BaseException, values: tuple[str, ...]) -> Raised:
         kinds=tuple(f"{kind.__module__}.{kind.__qualname__}" for kind in type(error).__mro__[:-2]),
         message=hide(_message(error), values)[:MESSAGE_LENGTH],
         frames=tuple(
-            Frame(frame.filename, frame.lineno or 0, frame.name, hide(frame.line or "", values))
+            replace(_frame(frame, values), of_target=frame.filename.startswith(home))
             for frame in stack
         ),
         errno=getattr(error, "errno", None) or 0 if isinstance(error, OSError) else 0,
         subject=hide(_subject(error), values),
     )
+
+
+def _frame(frame: traceback.FrameSummary, values: tuple[str, ...]) -> Frame:
+    line = hide(frame.line or "", values)
+    return Frame(frame.filename, frame.lineno or 0, frame.name, line)
 
 
 def _exit_code(error: BaseException) -> int:
@@ -130,11 +184,3 @@ def _subject(error: BaseException) -> str:
     if isinstance(error, ImportError):
         return error.name or ""
     return ""
-
-
-def _write(path: Path, text: str) -> None:
-    draft = path.with_suffix(".tmp")
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8", errors="replace") as file:
-        file.write(text)
-    draft.replace(path)

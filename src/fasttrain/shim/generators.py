@@ -22,6 +22,15 @@ class Generator(ABC):
         self._tries = 0
         self._used = False
 
+    @property
+    def streams(self) -> tuple[Any, ...]:
+        """What is kept of its streams."""
+        return self._own, self._shared, self._tries, self._used
+
+    @streams.setter
+    def streams(self, kept: tuple[Any, ...]) -> None:
+        self._own, self._shared, self._tries, self._used = kept
+
     @abstractmethod
     def get(self) -> Any:
         """Give its state; None where there is no such generator."""

@@ -110,6 +110,7 @@ class Lockstep:
             if waiting or steps != self._steps:
                 error = _steps_differ(rank, steps, self._ranks.rank, self._steps, waiting)
                 print(error, file=sys.stderr, flush=True)  # noqa: T201
+                ending.ended_by_us(error)
                 sys.stdout.flush()
                 # From a thread, and with the main thread inside of a collective.
                 os._exit(int(error.exit_code))

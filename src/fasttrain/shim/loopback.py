@@ -19,23 +19,10 @@ TIMEOUT_S = 600  # for a worker that asks for a key. Source: static_tcp_rendezvo
 
 
 class Loopback(rendezvous.RendezvousHandler):
-    """The only node of a run, and its store, which the workers share."""
+    """The only node of a run, and the store that the workers of an attempt share."""
 
     def __init__(self, run_id: str) -> None:
-        listener = socket.socket()
-        listener.bind((HOST, 0))
-        listener.listen()
         self._run_id = run_id
-        self._round = 0
-        self._port = listener.getsockname()[1]
-        self._store = TCPStore(
-            HOST,
-            self._port,
-            is_master=True,
-            timeout=timedelta(seconds=TIMEOUT_S),
-            wait_for_workers=False,
-            master_listen_fd=listener.detach(),
-        )
 
     def get_backend(self) -> str:
         """Give its name."""
@@ -47,13 +34,24 @@ class Loopback(rendezvous.RendezvousHandler):
         return True
 
     def next_rendezvous(self) -> Any:
-        """Give the store and where the workers find it."""
-        self._round += 1  # a group that was restarted must not meet what the one before has left
+        """Give a new store, and where the workers find it.
+
+        A group that was restarted would find the addresses of the one before in an old one.
+        """
+        listener = socket.socket()
+        listener.bind((HOST, 0))
+        listener.listen()
+        port = listener.getsockname()[1]
+        store = TCPStore(
+            HOST,
+            port,
+            is_master=True,
+            timeout=timedelta(seconds=TIMEOUT_S),
+            wait_for_workers=False,
+            master_listen_fd=listener.detach(),
+        )
         return rendezvous.RendezvousInfo(
-            PrefixStore(f"{self._run_id}/{self._round}", self._store),
-            0,
-            1,
-            rendezvous.RendezvousStoreInfo(HOST, self._port),
+            PrefixStore(self._run_id, store), 0, 1, rendezvous.RendezvousStoreInfo(HOST, port)
         )
 
     def is_closed(self) -> bool:

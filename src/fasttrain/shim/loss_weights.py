@@ -85,6 +85,8 @@ class LossWeights:
 
     Attributes:
         values: Whether every weighing also gives the loss over all ranks.
+        per_sample: What each sample counted for in the pass before, the same on all ranks; 0 before
+            the first.
         needed: Whether the ranks had to be asked for the weights alone.
         asking: What the ranks are asked, and how long it took.
     """
@@ -98,7 +100,7 @@ class LossWeights:
         self._batches = batches
         self._known: dict[int, tuple[weakref.ref[Tensor], Weighed]] = {}
         self._kept = KEPT
-        self._per_sample = 0.0  # what each counted for in the pass before, the same on all ranks
+        self.per_sample = 0.0
         self._open: _Foretold | None = None
         self._owed = 1.0  # the factor of this pass where other ranks have foretold
 
@@ -138,7 +140,7 @@ class LossWeights:
             None where a closer look is needed, and nothing has been done.
         """
         share = self._batches.share
-        if not self._per_sample or share is None or not share.count or self._open is not None:
+        if not self.per_sample or share is None or not share.count or self._open is not None:
             return None
         over = torchs_mean(loss.grad_fn) if loss.is_cpu and self.known(loss) is None else None
         if over is None:
@@ -155,7 +157,7 @@ class LossWeights:
         begun_s = time.perf_counter()
         _, _, whole, amount = foretold.wait()
         self.asking.times_s.append(foretold.asked_s + time.perf_counter() - begun_s)
-        self._per_sample = whole / foretold.total
+        self.per_sample = whole / foretold.total
         ratio = _ratio(foretold.whole, whole)
         if foretold.like is not None:  # of nothing it is nan, as torch's own mean
             value = amount / whole if whole else math.nan
@@ -190,7 +192,7 @@ class LossWeights:
         if not (value or self.needed):
             each = [(parts, [self._plain(term, share) for term in parts]) for parts in terms]
             return [Weighed(apply_factors(*one)) for one in each]
-        if early and self._per_sample and is_one_mean(losses, terms):
+        if early and self.per_sample and is_one_mean(losses, terms):
             return [self._foretell(losses[0], terms[0][0], share, value=value)]
         return self._together(losses, terms, share, value=value, early=early)
 
@@ -205,7 +207,7 @@ class LossWeights:
         amount = float(like) * weight if like is not None and weight > 0 else 0.0
         wait = self._ranks.begin_sum((1.0, 1.0, weight, amount))
         self._terms[term.node] = term
-        whole = self._per_sample * share.total
+        whole = self.per_sample * share.total
         weighed = Weighed(weight * self._ranks.world_size / whole)
         asked_s = time.perf_counter() - begun_s
         self._open = _Foretold(wait, asked_s, share.total, whole, weighed, like)
@@ -243,7 +245,7 @@ class LossWeights:
         if told.foretold:
             self._owed = self._common_factor(float(told.sums[0, 0]), share, early=early)
         if told.means is not None:
-            self._per_sample = float(told.sums[0, 0]) / share.total
+            self.per_sample = float(told.sums[0, 0]) / share.total
         result, at = [], 0
         for loss, parts in zip(losses, terms, strict=True):
             here = slice(at, at + len(parts))
@@ -276,7 +278,7 @@ class LossWeights:
 
     def _common_factor(self, whole: float, share: Share, *, early: bool) -> float:
         """Give what all ranks will multiply their gradients by, some having foretold."""
-        factor = _ratio(self._per_sample * share.total, whole)
+        factor = _ratio(self.per_sample * share.total, whole)
         if factor != 1.0 and not early:
             refuse(_gradients_differ())
         return factor

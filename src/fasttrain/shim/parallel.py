@@ -19,6 +19,7 @@ from fasttrain.shim.parallel_context import ParallelContext
 from fasttrain.shim.random_streams import RandomStreams
 from fasttrain.shim.ranks import Ranks
 from fasttrain.shim.roots import RootCalls
+from fasttrain.shim.snapshots.kept import Attributes, Kept
 from fasttrain.shim.training_state import TrainingState
 from fasttrain.spec.plan import LaunchPlan
 
@@ -29,6 +30,7 @@ def parallel_levers(
     roots: RootCalls,
     ledger: Callable[[str, str], Ledger],
     undo: ExitStack,
+    kept: Kept,
 ) -> list[Lever]:
     """Give the levers, in the order in which they are to be installed.
 
@@ -38,6 +40,7 @@ def parallel_levers(
         roots: Calls of roots.
         ledger: Makes the ledger of a lever from its name and what is asked of it.
         undo: Takes away what the levers share.
+        kept: Takes what a snapshot has to hold.
     """
     strategy = plan.levers.strategy.value
     batches = Batches()
@@ -50,6 +53,9 @@ def parallel_levers(
     context.streams.agree()
     context.training.install(undo)
     replicate = Replicate(ledger("strategy", strategy.mode), context)
+    kept.ranks, kept.streams = ranks, context.streams
+    kept.states["accumulation"] = Attributes(replicate.passes.accumulation, "passes", "windows")
+    kept.states["loss weights"] = Attributes(context.weights, "per_sample")
     scratch = Path(plan.run_dir) / f"rank-{ranks.rank}.files"
     others: list[Lever] = [
         DataLoaderLever(ledger("dataloader", strategy.batch), context),

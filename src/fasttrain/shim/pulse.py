@@ -17,10 +17,23 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from fasttrain.files.writing import open_log, write_private
+from fasttrain.shim import rank_variables
+from fasttrain.shim.eager import pass_over
 from fasttrain.spec.codec import dumps
-from fasttrain.spec.pulse import MEMORY_BYTES, MEMORY_NAME, PulseAddress, Slot, stacks_file
+from fasttrain.spec.pulse import (
+    MEMORY_BYTES,
+    MEMORY_NAME,
+    MOST_RANKS,
+    PULSES_VARIABLE,
+    RECORD_BYTES,
+    PulseAddress,
+    Slot,
+    stacks_file,
+)
 
 _STEPS, _BEATS = int(Slot.STEPS), int(Slot.BEATS)
 
@@ -40,6 +53,7 @@ class Pulse:
         self._pid = os.getpid()
         name = f"pulse-{rank}.child-{self._pid}.json" if child else f"pulse-{rank}.json"
         self._address_path = run_dir / name
+        self._child = child
         # Numbers that nobody reads, where there is no memory to be had.
         self._words: Any = memoryview(bytearray(MEMORY_BYTES)).cast("Q")
 
@@ -52,6 +66,7 @@ class Pulse:
             print(told, file=sys.stderr)  # noqa: T201 - a worker has no other way to say it
             return
         _count_batches(self.beat, undo)
+        _count_collectives(self.beat, undo)
 
     def step(self, steps: int) -> None:
         """Show one more optimizer step."""
@@ -72,22 +87,44 @@ class Pulse:
             self._words[Slot.ENDED] = 1
 
     def _share(self, undo: ExitStack) -> None:
-        descriptor = os.memfd_create(MEMORY_NAME)
+        record = 0 if self._child else _number(rank_variables.get("LOCAL_RANK"))
+        descriptor = -1 if self._child else _launchers_memory()
+        if descriptor < 0 or record >= MOST_RANKS:
+            descriptor, record = os.memfd_create(MEMORY_NAME), 0
+            os.ftruncate(descriptor, MEMORY_BYTES)
         undo.callback(os.close, descriptor)
-        os.ftruncate(descriptor, MEMORY_BYTES)
-        self._words = memoryview(mmap.mmap(descriptor, MEMORY_BYTES)).cast("Q")
+        memory = memoryview(mmap.mmap(descriptor, MEMORY_BYTES)).cast("Q")
+        first = record * RECORD_BYTES // memory.itemsize
+        self._words = memory[first : first + len(Slot)]
+        self._words[Slot.RANK] = self._rank + 1
         signum = _free_signal()
         if signum:
             path = self._run_dir / stacks_file(self._rank)
-            stacks = _open_private(str(path), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+            stacks = open_log(path)
             undo.callback(os.close, stacks)
             faulthandler.register(signum, stacks, all_threads=True, chain=False)
             undo.callback(faulthandler.unregister, signum)
-        address = PulseAddress(self._rank, self._pid, descriptor, signum)
-        draft = self._address_path.with_suffix(".tmp")
-        with open(draft, "w", encoding="utf-8", opener=_open_private) as file:
-            file.write(dumps(address))
-        draft.replace(self._address_path)
+        address = PulseAddress(self._rank, self._pid, descriptor, record, signum)
+        write_private(self._address_path, dumps(address), durable=False)
+
+
+def _launchers_memory() -> int:
+    """Open the memory that the launcher holds for its ranks; -1 where there is none."""
+    pid, _, number = os.environ.get(PULSES_VARIABLE, "").partition(":")
+    if not (pid.isdecimal() and number.isdecimal()):
+        return -1
+    link = Path(f"/proc/{pid}/fd/{number}")
+    try:
+        # The launcher may have ended, and its number be another process's by now.
+        if not str(link.readlink()).startswith(f"/memfd:{MEMORY_NAME}"):
+            return -1
+        return os.open(link, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return -1
+
+
+def _number(word: str) -> int:
+    return int(word) if word.isdecimal() else 0
 
 
 def _free_signal() -> int:
@@ -113,9 +150,27 @@ def _count_batches(beat: Any, undo: ExitStack) -> None:
         vars(iterator)[name] = value
         beat()
 
+    for function in (read, write):
+        pass_over(function, all_it_calls=True)
     setattr(_BaseDataLoaderIter, name, property(read, write))
     undo.callback(delattr, _BaseDataLoaderIter, name)
 
 
-def _open_private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
+def _count_collectives(beat: Any, undo: ExitStack) -> None:
+    """Call ``beat`` for each collective that Python waits for; those of DDP are part of a step.
+
+    By a property again: it gives the method and is gone when that is called, so that a collective
+    that fails has no frame of fasttrain's in its traceback.
+    """
+    if not torch.distributed.is_available():
+        return
+    work: Any = torch.distributed.Work
+    wait = vars(work)["wait"]
+
+    def read(handle: Any) -> Any:
+        beat()
+        return wait.__get__(handle)
+
+    pass_over(read, all_it_calls=True)
+    work.wait = property(read)
+    undo.callback(setattr, work, "wait", wait)

@@ -100,10 +100,36 @@ class RandomStreams:
         rank = self._ranks.rank
         for generator in self._diverged:
             generator.swap(rank, always=True)
+        self._leave_diverged()
+
+    def _leave_diverged(self) -> None:
+        """Swap from now on only what the script itself does not draw from its own stream."""
+        rank = self._ranks.rank
         shared = [g for g in self._generators if g not in self._diverged]
         self._for_samples = _Apart(shared, rank)
         self._for_forward.clear()
         self._shared = _Together(self._diverged, rank)
+
+    def state(self) -> dict[str, Any]:
+        """Give what is kept of both streams, beside the generators' own states."""
+        generators = [*self._generators, *self._accelerators.values()]
+        return {
+            "streams": [generator.streams for generator in generators],
+            "accelerators": [str(device) for device in self._accelerators],
+            "diverged": [generators.index(generator) for generator in self._diverged],
+            "last": self._last,
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Put back what `state` gave."""
+        devices = map(torch.device, state["accelerators"])
+        self._accelerators = {device: on_accelerator(device) for device in devices}
+        generators = [*self._generators, *self._accelerators.values()]
+        for generator, streams in zip(generators, state["streams"], strict=True):
+            generator.streams = streams
+        self._diverged = [generators[index] for index in state["diverged"]]
+        self._last = state["last"]
+        self._leave_diverged()
 
 
 class _Apart:

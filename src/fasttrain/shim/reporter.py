@@ -6,11 +6,14 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from fasttrain.files.writing import Lines, write_private
 from fasttrain.spec.codec import dumps
 from fasttrain.spec.outcome import RankReport
+from fasttrain.spec.secrets import secret_values, without_secrets
 
 
 class Reporter:
@@ -28,46 +31,37 @@ class Reporter:
     def __init__(self, run_dir: Path, rank: int, pid: int, *, child: bool = False) -> None:
         self.child = child
         self._pid = pid
-        self._mute = False
+        self._told = False
+        self._secrets = secret_values(os.environ, sys.argv[1:])
         name = f"rank-{rank}.child-{pid}.json" if child else f"rank-{rank}.json"
         self._report_path = run_dir / name
-        self._events_path = run_dir / f"events-{rank}.jsonl"
+        self._events = Lines(run_dir / f"events-{rank}.jsonl")
 
     def report(self, make: Callable[[], RankReport]) -> None:
         """Replace the report; renamed into place, so that nobody ever meets half of one."""
-
-        def write() -> None:
-            draft = self._report_path.with_suffix(".tmp")
-            with _private(draft, "w") as file:
-                file.write(dumps(make()))
-            draft.replace(self._report_path)
-
-        self._guarded(write)
+        # The disk isn't waited for: that would hold up a step, and only outlives a loss of power.
+        self._guarded(lambda: write_private(self._report_path, self._text(make()), durable=False))
 
     def event(self, make: Callable[[], dict[str, Any]]) -> None:
         """Add a line to the events."""
-
-        def write() -> None:
-            with _private(self._events_path, "a") as file:
-                file.write(json.dumps(make()) + "\n")
-
         if not self.child:
-            self._guarded(write)
+            self._guarded(lambda: self._events.add(json.dumps(make())))
+
+    def _text(self, report: RankReport) -> str:
+        """Give the report; torch tells values in its reasons for a new graph."""
+        return dumps(without_secrets(RankReport, report, self._secrets))
 
     def _guarded(self, write: Callable[[], None]) -> None:
-        """Write; a full disk or a lost directory must not end the script."""
-        if self._mute or os.getpid() != self._pid:
+        """Write; a full disk or a lost directory must not end the script.
+
+        It is tried again the next time, when there may be room.
+        """
+        if os.getpid() != self._pid:
             return
         try:
             write()
         except OSError as error:
-            self._mute = True
-            print(f"fasttrain: this run is no longer recorded: {error}", file=sys.stderr)  # noqa: T201
-
-
-def _private(path: Path, mode: str) -> Any:
-    return open(path, mode, encoding="utf-8", opener=_open_private)
-
-
-def _open_private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
+            if not self._told:
+                self._told = True
+                with suppress(OSError):  # nobody reads it any more
+                    print(f"fasttrain: this run is not recorded for now: {error}", file=sys.stderr)  # noqa: T201

@@ -26,6 +26,7 @@ from torch.nn import Module, Parameter
 from torch.utils.data import get_worker_info
 
 from fasttrain.shim.callsite import call_site
+from fasttrain.shim.eager import pass_over
 
 Call = Callable[..., Any]
 Region = Callable[["Root", Call, tuple[Any, ...], dict[str, Any]], Any]
@@ -79,6 +80,7 @@ class RootCalls:
             runs the call.
         low_dtype: What the region lowers to; None without one.
         lowered: Whether a call of a root has run in low precision.
+        inside: Whether this thread is inside of a root's call.
         on_discover: Called once for each new root, before its first call.
         on_call: Called before every call of a root with its positional and keyword arguments.
     """
@@ -91,13 +93,13 @@ class RootCalls:
         self.on_discover: list[Callable[[Root, Module], None]] = []
         self.on_call: list[Callable[[Root, tuple[Any, ...], dict[str, Any]], None]] = []
         self.last: Root | None = None
-        self._inside = _Inside()
+        self.inside = _Inside()
         self._table: dict[int, Root] = {}
         self._discovery = threading.RLock()
 
     def install(self, undo: ExitStack) -> None:
         """Route every module call through here until ``undo`` is closed."""
-        inside, outermost = self._inside, self._outermost
+        inside, outermost = self.inside, self._outermost
 
         def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
             if inside.flag:
@@ -108,7 +110,7 @@ class RootCalls:
             return outermost(self, args, kwargs)
 
         for function in (__call__, RootCalls._outermost):
-            _pass_over(function)
+            pass_over(function)
         original = Module.__call__
         Module.__call__ = __call__  # type: ignore[method-assign]
         undo.callback(setattr, Module, "__call__", original)
@@ -138,7 +140,7 @@ class RootCalls:
 
     def _stay_out_of(self, name: str, undo: ExitStack) -> None:
         """Call nothing a root while torch.jit traces, or compares its trace with plain calls."""
-        original, inside = getattr(torch.jit, name), self._inside
+        original, inside = getattr(torch.jit, name), self.inside
 
         @functools.wraps(original)
         def trace(*args: Any, **kwargs: Any) -> Any:
@@ -164,7 +166,7 @@ class RootCalls:
         if self.around is not None:
             call = self.around(root, module, call)
         region = self.region
-        inside = self._inside
+        inside = self.inside
         inside.flag = True
         try:
             if region is None:
@@ -208,23 +210,6 @@ def parameters_of(module: Module) -> Iterator[Parameter]:
 def first_parameter(module: Module) -> Parameter | None:
     """Give a module's first floating-point parameter, its own or a sub-module's."""
     return next((p for p in parameters_of(module) if p.is_floating_point()), None)
-
-
-def _pass_over(function: Any) -> None:
-    """Let dynamo pass over a function's own frame, as it does over those of torch.nn.
-
-    Behind a graph break every sub-module's call would be compiled here first, all of them against
-    the one recompile limit of this code.
-
-    Source: ``torch/_dynamo/eval_frame.py`` of torch 2.13, ``skip_code``; up to 2.5 it is in C.
-    """
-    frames: Any = torch._C._dynamo.eval_frame  # torch._dynamo itself is not imported for this
-    if hasattr(frames, "set_code_exec_strategy"):
-        action = frames._FrameAction
-        strategy = frames._FrameExecStrategy(action.SKIP, action.DEFAULT)
-        frames.set_code_exec_strategy(function.__code__, strategy)
-    elif hasattr(frames, "skip_code"):
-        frames.skip_code(function.__code__)
 
 
 def _being_traced() -> bool:

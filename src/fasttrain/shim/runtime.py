@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from fasttrain.shim import children, rank_variables
+from fasttrain.shim.clock import Clock
 from fasttrain.shim.ledger import Ledger, Lever
 from fasttrain.shim.levers.amp import AmpLever
 from fasttrain.shim.levers.compile import CompileLever
@@ -27,6 +28,8 @@ from fasttrain.shim.pulse import Pulse
 from fasttrain.shim.ranks import Ranks
 from fasttrain.shim.reporter import Reporter
 from fasttrain.shim.roots import RootCalls
+from fasttrain.shim.save_guard import SaveGuard
+from fasttrain.shim.snapshots.kept import Kept
 from fasttrain.shim.steps import StepMeter
 from fasttrain.shim.strays import refuse_unrelated_copies
 from fasttrain.spec.decision import Decision, Source, SourceKind
@@ -35,7 +38,8 @@ from fasttrain.spec.plan import PLAN_FILE, LaunchPlan
 
 _NOBODY = Source(SourceKind.DEFAULT, "default")
 REPORT_EVERY_S = 5.0  # a killed worker leaves a report that is at most this old
-_AT_ROOTS = ("amp", "compile", "strategy")  # levers that act where a root is called
+_AT_ROOTS = frozenset({"amp", "compile", "strategy"})  # levers that act where a root is called
+_BY_ROOTS = _AT_ROOTS | {"preempt"}  # or need to know whether one is running
 EVENT_EVERY_S = 0.5  # fine enough for a progress line, and nothing against a step
 
 
@@ -63,14 +67,19 @@ class Runtime:
         self._scaling: LossScaling | None = None
         self._ledgers: list[Ledger] = []
         self._levers: list[Lever] = []
+        self._kept = Kept()
         self._reported_s = self._event_s = 0.0
         self._run_dir = Path(plan.run_dir)
         self._reporter = Reporter(self._run_dir, rank, pid, child=child)
         self._pulse = Pulse(self._run_dir, rank, child=child)
+        self._clock = Clock()
+        self._saves = SaveGuard()
         self._nan = NanGuard(plan.guards.nan.value, self._scale_may_fall)
 
     def install(self) -> None:
         """Put every lever in place; one that can't be installed is rolled back alone."""
+        # Below the levers: what is left to rank 0 needs no room here.
+        self._saves.install(self._undo)
         for lever in self._build():
             with ExitStack() as steps:
                 try:
@@ -80,9 +89,11 @@ class Runtime:
                     continue
                 self._undo.push(steps.pop_all())
                 self._levers.append(lever)
-        if any(lever.ledger.live and lever.ledger.lever in _AT_ROOTS for lever in self._levers):
+        live = {lever.ledger.lever for lever in self._levers if lever.ledger.live}
+        if live & _AT_ROOTS:
             self._roots.on_call += [self._meter.count_samples, self._on_call]
             self._roots.on_call.append(self._pulse.beat)
+        if live & _BY_ROOTS:
             self._roots.install(self._undo)
         if self._plan.guards.hang.value.on:
             self._pulse.install(self._undo)
@@ -115,6 +126,7 @@ class Runtime:
             scaling = self._ledger("loss_scaling", "dynamic", levers.amp)
             self._scaling = LossScaling(levers.amp, scaling, self._roots)
             build.append(self._scaling)
+            self._kept.states["loss scaling"] = self._scaling
         compiled = self._ledger("compile", levers.compile.value.asked, levers.compile)
         if levers.compile.value.mode != "off":
             self._compile = CompileLever(
@@ -129,7 +141,17 @@ class Runtime:
             build += [swap, OptimizerLever(optimizer, leave=swap.takes)]
         matmul = self._ledger("matmul", levers.matmul.value, levers.matmul)
         build.append(MatmulLever(levers.matmul, matmul))
+        if self._plan.preempt.value.mode == "snapshot" and not self._reporter.child:
+            build.append(self._snapshots())
         return build
+
+    def _snapshots(self) -> Lever:
+        from fasttrain.shim.levers.snapshot import SnapshotLever
+
+        ledger = self._ledger("preempt", "snapshot", self._plan.preempt)
+        lever = SnapshotLever(ledger, self._plan, self._rank, self._roots, self._meter, self._kept)
+        lever.prepare(self._undo)
+        return lever
 
     def _parallel(self) -> list[Lever]:
         """Build what makes several ranks one run, where the script doesn't."""
@@ -147,7 +169,9 @@ class Runtime:
         ranks = Ranks.at_store(
             strategy.value.collectives, agent=self._plan.processes.value.backend == "torchrun"
         )
-        return parallel_levers(self._plan, ranks, self._roots, self._strategy_ledger, self._undo)
+        return parallel_levers(
+            self._plan, ranks, self._roots, self._strategy_ledger, self._undo, self._kept
+        )
 
     def _strategy_ledger(self, name: str, asked: str) -> Ledger:
         """Make the ledger of a lever that serves the strategy; only that itself was asked for."""
@@ -199,7 +223,10 @@ class Runtime:
             self._report(finished=False)
 
     def _on_step(self, step: int) -> None:
-        self._pulse.step(step)
+        if step > self._kept.replayed:
+            self._pulse.step(step)
+        else:
+            self._pulse.beat()  # something goes on, but the launcher counts what is trained
         now = time.perf_counter()
         if now - self._event_s >= EVENT_EVERY_S or step == 1:
             self._event_s = now
@@ -236,7 +263,7 @@ class Runtime:
         # The first step holds more than a step; until there is a second, no other time is known.
         self._pulse.slow_step(stats.p95_step_s or stats.first_step_s)
         return {
-            "time_s": time.time(),
+            **self._clock.read(self._meter.steps),
             "step": self._meter.steps,
             "step_s": self._meter.recent_step_s(),
             "samples_per_s": stats.samples_per_s,
@@ -247,14 +274,15 @@ class Runtime:
     def _rank_report(self, finished: bool) -> RankReport:
         # As they were: at the end most models are gone, being local to a function.
         root = self._roots.last
+        stats = self._meter.stats(self._compile.compile_s if self._compile else 0.0)
         return RankReport(
             rank=self._rank,
             device=self._meter.device or (root.device if root else ""),
             torch_version=torch.__version__,
             outcomes=tuple(self.outcomes().values()),
-            stats=self._meter.stats(self._compile.compile_s if self._compile else 0.0),
+            stats=stats if stats.steps > self._kept.replayed else replace(stats, steps=0),
             finished=finished,
-            warnings=tuple(self._nan.warnings),
+            warnings=(*self._nan.warnings, *self._saves.warnings, *self._clock.warnings),
         )
 
 

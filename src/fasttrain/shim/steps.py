@@ -51,6 +51,14 @@ class StepMeter:
         self._sampled: Root | None = None
         self._samples = 0
         self._samples_since_first = 0
+        self._timed_from = 1
+
+    def time_anew(self) -> None:
+        """Forget what was timed so far; the steps still count."""
+        self._intervals_s.clear()
+        self._samples = self._samples_since_first = 0
+        self._timed_from = self.steps
+        self._last_s = time.perf_counter()
 
     def install(self, undo: ExitStack) -> None:
         """Hook the end of every optimizer step."""
@@ -95,7 +103,8 @@ class StepMeter:
         """Give speed and memory so far; see `StepStats` for units."""
         intervals = sorted(self._intervals_s)
         median_s = statistics.median(intervals) if intervals else 0.0
-        samples = self._samples_since_first / (self.steps - 1) if self.steps > 1 else 0.0
+        timed = self.steps - self._timed_from
+        samples = self._samples_since_first / timed if timed > 0 else 0.0
         return StepStats(
             steps=self.steps,
             median_step_s=median_s,

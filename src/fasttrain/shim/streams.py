@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import sys
 
+from fasttrain.files.writing import open_log
+from fasttrain.shim.log_stream import log_stream
 from fasttrain.spec.plan import LaunchPlan
 
 
@@ -24,7 +26,13 @@ def redirect_hidden_rank(plan: LaunchPlan, rank: int) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     path = os.path.join(plan.run_dir, f"rank-{rank}.log")  # noqa: PTH118
-    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    try:
+        log = open_log(path)
+    except OSError as error:  # a full disk must not end a script before it has begun
+        print(f"fasttrain: rank {rank} has no log, and is shown: {error}", file=sys.stderr)  # noqa: T201
+        return
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)
+    sys.stdout = sys.__stdout__ = log_stream(1, sys.stdout)  # type: ignore[misc]
+    sys.stderr = sys.__stderr__ = log_stream(2, sys.stderr)  # type: ignore[misc]

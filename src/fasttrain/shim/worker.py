@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import time
-from pathlib import Path
 
-from fasttrain.shim import parent, rank_variables, streams
-from fasttrain.shim.ending import ended_well
+from fasttrain.shim import ending, parent, rank_variables, streams
+from fasttrain.shim.entry import Entry, read_entry
 from fasttrain.shim.failure import recorder, watch_faults
 from fasttrain.shim.import_hook import after_torch
+from fasttrain.shim.refusal import refuse
 from fasttrain.shim.script import run_target
-from fasttrain.spec.codec import loads
+from fasttrain.shim.snapshots.asked import ASKED
+from fasttrain.spec.attempts import RESTART_COUNT
+from fasttrain.spec.errors import FasttrainError
 from fasttrain.spec.plan import LaunchPlan
 
 
@@ -22,36 +24,33 @@ def main(argv: list[str]) -> None:
     from the plan, in which secrets are masked.
     """
     started_s = time.perf_counter()
-    plan_path, kind, name, *args = argv
-    plan = loads(LaunchPlan, Path(plan_path).read_bytes())
-    # A run without an agent has one rank, whatever RANK the user's own launcher has set.
-    rank = 0 if plan.processes.value.backend == "direct" else int(os.environ["RANK"])
+    try:
+        entry = read_entry(argv, os.environ)
+    except FasttrainError as error:
+        refuse(error)
+    plan, rank = entry.plan, entry.rank
     parent.die_with_launcher()
-    _count_restarts()
+    if plan.preempt.value.mode == "snapshot":
+        ASKED.listen(plan.preempt.value.signals)
+    if entry.restarts is not None:
+        os.environ[RESTART_COUNT] = str(entry.restarts)
     streams.redirect_hidden_rank(plan, rank)
     watch_faults(plan.run_dir, rank)
     failed = recorder(plan.run_dir, rank)
+    ending.at_failure.append(failed)
     pid = os.getpid()
-    _be_alone(plan)
+    _be_alone(entry)
     after_torch(lambda: _install(plan, rank, started_s, pid))
-    run_target(kind, name, args, ended_well, failed)
+    run_target(entry.kind, entry.name, list(entry.args), ending.ended_well, failed)
 
 
-def _count_restarts() -> None:
-    """Tell the script of restarts by torchrun as well as of those by SLURM."""
-    if restarts := int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")):
-        before = int(os.environ.get("FASTTRAIN_RESTART_COUNT", "0"))
-        os.environ["FASTTRAIN_RESTART_COUNT"] = str(before + restarts)
-
-
-def _be_alone(plan: LaunchPlan) -> None:
+def _be_alone(entry: Entry) -> None:
     """Have a script that knows nothing of ranks see no other rank, and its own device alone."""
-    strategy, devices = plan.levers.strategy.value, plan.devices.value
+    strategy, devices = entry.plan.levers.strategy.value, entry.plan.devices.value
     if not strategy.injected:
         return
-    local_rank = int(os.environ["LOCAL_RANK"])
-    if strategy.visibility and local_rank < len(devices):
-        os.environ[strategy.visibility] = devices[local_rank]
+    if strategy.visibility and entry.local_rank < len(devices):
+        os.environ[strategy.visibility] = devices[entry.local_rank]
         os.environ["LOCAL_RANK"] = "0"  # what a script that asks for its ranks after all is told
     rank_variables.hide()
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 _RIG = runpy.run_path(str(Path(__file__).with_name("rig.py")))
+_PREEMPTED = runpy.run_path(str(Path(__file__).with_name("preempted.py")))
 
 
 @pytest.fixture
@@ -38,3 +39,9 @@ def amp(rig: Any) -> Iterator[Any]:
     """Put bf16 in place, and give what became of it."""
     with rig(amp="bfloat16") as runtime:
         yield lambda: runtime.outcomes()["amp"]
+
+
+@pytest.fixture
+def preempted(plan: Any, tmp_path: Path) -> Any:
+    """Run loops whole, and preempted and resumed; see ``preempted.py``."""
+    return _PREEMPTED["Loops"](plan, tmp_path)

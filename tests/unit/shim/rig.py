@@ -17,18 +17,9 @@ from torch import nn
 from fasttrain.shim.runtime import Runtime
 from fasttrain.spec.codec import loads
 from fasttrain.spec.decision import Decision, Source, SourceKind
+from fasttrain.spec.guards import Guards, HangWatch, Restarts  # fmt: skip
 from fasttrain.spec.outcome import RankReport
-from fasttrain.spec.plan import (
-    Amp,
-    Compile,
-    Guards,
-    HangWatch,
-    LaunchPlan,
-    Levers,
-    Processes,
-    Strategy,
-    Target,
-)  # fmt: skip
+from fasttrain.spec.plan import Amp, Compile, LaunchPlan, Levers, Processes, Strategy, Target
 
 torch.set_num_threads(1)  # two cores are shared: spinning threads cost more than they bring
 
@@ -60,7 +51,7 @@ def plan(run_dir: Path, source: Source = FLAG, **choices: Any) -> LaunchPlan:
         device_kind=decide("cpu"), devices=decide(()), processes=decide(Processes("direct")),
         environment=(), levers=levers, shutdown_timeout_s=30,
         guards=Guards(decide(HangWatch(chosen["hang"])), decide(chosen["nan"])), argv=("python",),
-        max_steps=chosen["max_steps"], strict=chosen["strict"],
+        restarts=decide(Restarts()), max_steps=chosen["max_steps"], strict=chosen["strict"],
     )  # fmt: skip
 
 

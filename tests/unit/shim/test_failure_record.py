@@ -33,9 +33,10 @@ def test_exception_with_what_led_to_it(tmp_path: Path) -> None:
         except OSError as error:
             raise RuntimeError("could not load") from error
 
-    before_ns = time.time_ns()
+    before_ns, started_ns = time.time_ns(), time.monotonic_ns()
     failure = recorded(tmp_path, fail)
     assert before_ns <= failure.time_ns <= time.time_ns()
+    assert started_ns <= failure.monotonic_ns <= time.monotonic_ns()
     assert (failure.rank, failure.pid, failure.exit_code) == (3, os.getpid(), 1)
     last, first = failure.raised
     assert (last.name, last.message) == ("RuntimeError", "could not load")

@@ -12,7 +12,8 @@ import torch
 from torch import nn
 from torch.optim import optimizer as torch_optimizer
 
-from fasttrain.shim.nan_guard import IN_A_ROW, SLOTS, SMALL, NanGuard, _Ring
+from fasttrain.shim.finite_ring import IN_A_ROW, SLOTS, FiniteRing
+from fasttrain.shim.nan_guard import SMALL, NanGuard
 from fasttrain.shim.parameter_names import parameter_name
 
 NAN, INF = math.nan, math.inf
@@ -98,8 +99,17 @@ def test_a_row_over_two_readings(undo: ExitStack) -> None:
     assert "since step 2:" in loop.guard.warnings[0]
 
 
+def test_reading_is_not_the_scripts(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Levers put themselves there, to see what the script reads.
+    for name in ("item", "tolist"):
+        monkeypatch.setattr(torch.Tensor, name, lambda _: pytest.fail("read"))
+    ring = FiniteRing()
+    assert not any(ring.take(torch.ones(2)) for _ in range(SLOTS - 1))
+    assert not ring.read()
+
+
 def test_a_gap_ends_a_row() -> None:
-    ring = _Ring()
+    ring = FiniteRing()
     assert not ring._judge([1.0, NAN, NAN] + [1.0] * (SLOTS - 3), 3)
     # The copy came late: step 4 is overwritten, and step 5 begins another row.
     assert not ring._judge([1.0] * 4 + [NAN] + [1.0] * (SLOTS - 5), SLOTS + 4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import signal
@@ -11,14 +12,16 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from fasttrain.launch import procfs
 from fasttrain.launch.pulses import Pulse as Seen
-from fasttrain.launch.pulses import Pulses
+from fasttrain.launch.pulses import Pulses, RankMemory
 from fasttrain.launch.stacks import by_signal
 from fasttrain.shim.pulse import Pulse
+from fasttrain.spec.pulse import PULSES_VARIABLE
 
 
 @pytest.fixture
@@ -34,11 +37,16 @@ def pulse(tmp_path: Path, undo: ExitStack) -> Pulse:
     return pulse
 
 
-def seen(run_dir: Path) -> Seen:
+def all_seen(run_dir: Path) -> tuple[Seen, ...]:
     pulses = Pulses(run_dir)
     pulses.find()
-    (found,) = pulses.read()
+    found = pulses.read()
     pulses.close()
+    return found
+
+
+def seen(run_dir: Path) -> Seen:
+    (found,) = all_seen(run_dir)
     return found
 
 
@@ -92,6 +100,37 @@ def test_a_batch_that_fails_has_no_frame_of_ours(pulse: Pulse) -> None:
     assert not [entry for entry in caught.traceback if "fasttrain/shim" in str(entry.path)]
 
 
+@pytest.fixture
+def alone() -> Iterator[None]:
+    """A process group of this process."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("in_background", [False, True])
+def test_collectives_are_counted(
+    alone: None, pulse: Pulse, tmp_path: Path, in_background: bool
+) -> None:
+    before = seen(tmp_path).beats
+    for _ in range(3):
+        work = dist.all_reduce(torch.ones(1), async_op=in_background)
+        if in_background:
+            work.wait()
+    assert seen(tmp_path).beats - before == 3
+
+
+def test_a_collective_that_fails_has_no_frame_of_ours(
+    alone: None, pulse: Pulse, tmp_path: Path
+) -> None:
+    before = seen(tmp_path).beats
+    work = dist.all_reduce(torch.ones(1), async_op=True)
+    with pytest.raises(TypeError) as caught:
+        work.wait("not a time")
+    assert seen(tmp_path).beats - before == 1
+    assert not [entry for entry in caught.traceback if "fasttrain/shim" in str(entry.path)]
+
+
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_forked_child_shows_the_same_record(pulse: Pulse, tmp_path: Path) -> None:
     def child() -> None:
@@ -106,13 +145,16 @@ def test_a_forked_child_shows_the_same_record(pulse: Pulse, tmp_path: Path) -> N
 
 
 def test_it_leaves_nothing(tmp_path: Path) -> None:
+    gc.collect()  # what other tests left is not to end in between
     descriptors = len(list(Path("/proc/self/fd").iterdir()))
+    wait = vars(dist.Work)["wait"]
     with ExitStack() as undo:
         Pulse(tmp_path, 3, child=True).install(undo)
         signum = next(iter(_addresses(tmp_path))).signal
         assert procfs.catches(os.getpid(), signum)
     assert not procfs.catches(os.getpid(), signum)
     assert "_num_yielded" not in vars(_BaseDataLoaderIter)
+    assert vars(dist.Work)["wait"] is wait
     # The mapping itself goes with the record.
     assert len(list(Path("/proc/self/fd").iterdir())) == descriptors
 
@@ -132,3 +174,37 @@ def test_a_lost_directory_is_told(
     pulse.install(undo)
     pulse.step(1)
     assert "not watched for hangs" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("told", ["", "1", ":", "x:y", "{pid}:0", "{pid}:987654", "0:0"])
+def test_memory_that_is_not_the_launchers_is_left_alone(
+    tmp_path: Path, undo: ExitStack, monkeypatch: pytest.MonkeyPatch, told: str
+) -> None:
+    monkeypatch.setenv("FASTTRAIN_PULSES", told.format(pid=os.getpid()))
+    pulse = Pulse(tmp_path, 3, child=False)
+    pulse.install(undo)
+    pulse.step(2)
+    assert seen(tmp_path).steps == 2
+
+
+def test_ranks_of_a_node_share_the_launchers_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = RankMemory()
+    monkeypatch.setenv(PULSES_VARIABLE, memory.tell({})[PULSES_VARIABLE])
+    # The last rank is one more than there is room for, and the child is none of them.
+    for rank, local_rank, child in (
+        (8, "0", False),
+        (9, "63", False),
+        (10, "64", False),
+        (9, "0", True),
+    ):
+        monkeypatch.setenv("LOCAL_RANK", local_rank)
+        with ExitStack() as undo:
+            pulse = Pulse(tmp_path, rank, child=child)
+            pulse.install(undo)
+            pulse.step(rank * 10 + child)
+            steps = {found.steps for found in all_seen(tmp_path)}
+            assert rank * 10 + child in steps
+    assert memory.steps() == {8: 80, 9: 90}
+    memory.close()

@@ -180,3 +180,31 @@ def test_models_on_a_device_draw_from_the_ranks_own_stream_there(
         drawn.append((inside, torch.rand((), generator=generators[1]).item()))
     assert drawn[0][0] != drawn[1][0]
     assert drawn[0][1] == drawn[1][1]
+
+
+def test_a_later_process_goes_on_with_both_streams() -> None:
+    """Those that are shared, and the rank's own, also where the script has its own itself."""
+    seed_all(3)
+    first = streams(1)
+    for _ in range(3):
+        with first.for_samples(), first.for_forward(CPU):
+            torch.rand(2), random.random(), np.random.rand()
+    first.diverge(torch_alone=True)
+    kept, now = first.state(), (torch.get_rng_state(), random.getstate(), np.random.get_state())
+
+    def draw(of: RandomStreams) -> list[Any]:
+        drawn = [torch.rand(()).item()]
+        with of.for_samples():
+            drawn += [torch.rand(()).item(), random.random(), np.random.rand()]
+        with of.shared():
+            drawn.append(torch.rand(()).item())
+        return [*drawn, random.random()]
+
+    wanted = draw(first)
+    seed_all(8)
+    second = streams(1)
+    second.restore(kept)
+    torch.set_rng_state(now[0])
+    random.setstate(now[1])
+    np.random.set_state(now[2])
+    assert draw(second) == wanted

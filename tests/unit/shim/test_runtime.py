@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import multiprocessing
 import os
 import stat
@@ -15,6 +16,7 @@ import pytest
 import torch
 from torch import nn
 
+from fasttrain.launch.pulses import Pulses
 from fasttrain.shim import runtime as runtime_module
 from fasttrain.shim.runtime import Runtime
 from fasttrain.spec.codec import loads
@@ -70,6 +72,29 @@ def test_a_report_with_the_first_step(install: Any, tmp_path: Path) -> None:
     }
 
 
+def test_steps_of_a_replay_are_not_trained(install: Any, tmp_path: Path) -> None:
+    """A run that fails in it would be started again at once for ever."""
+    runtime = install(hang=True)
+    pulses = Pulses(tmp_path)
+    pulses.find()
+
+    def known() -> tuple[int, int]:
+        runtime.finish()
+        (seen,) = pulses.read()
+        return report(tmp_path).stats.steps, seen.steps
+
+    model = nn.Linear(2, 2)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    counts = []
+    for replayed in (math.inf, 2, 2):
+        runtime._kept.replayed = replayed
+        model(torch.ones(4, 2)).sum().backward()
+        sgd.step()
+        counts.append(known())
+    pulses.close()
+    assert counts == [(0, 0), (0, 0), (3, 3)]
+
+
 def test_a_report_every_few_seconds_without_steps(
     install: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -119,7 +144,7 @@ def test_a_lost_run_directory_is_told_once(
     tmp_path.rmdir()
     train(3)
     runtime.finish()
-    assert capsys.readouterr().err.count("no longer recorded") == 1
+    assert capsys.readouterr().err.count("not recorded for now") == 1
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-import time
 from contextlib import ExitStack
 from typing import Any
 
@@ -27,7 +26,7 @@ class Account:
         from torch._dynamo import utils
 
         self._utils = utils
-        self._started_us = time.time_ns() // 1000
+        self._before = utils.get_compilation_metrics()  # kept, so that no new one is one of them
         self._graphs = utils.counters["stats"]["unique_graphs"]
         self._breaks = len(utils.graph_break_reasons)
         self._compile_s = self._total_s()
@@ -45,11 +44,8 @@ class Account:
 
     def read(self, ledger: Ledger) -> None:
         """Fill counts and notes of the ledger, what failed first."""
-        metrics = [
-            m
-            for m in self._utils.get_compilation_metrics()
-            if (m.start_time_us or 0) >= self._started_us
-        ]
+        known = set(map(id, self._before))
+        metrics = [m for m in self._utils.get_compilation_metrics() if id(m) not in known]
         graphs = self._utils.counters["stats"]["unique_graphs"]
         ledger.counts["graphs"] = max(0, graphs - self._graphs)
         _read_failures(ledger, metrics)

@@ -87,6 +87,19 @@ class LossScaling:
         if self._scaler._scale is not None:
             self.ledger.counts["scale"] = int(self.scale)
 
+    def state(self) -> dict[str, Any]:
+        """Give what a later process needs to go on, once the last steps count."""
+        self._gradients.update(self._scaler, self._stepped)
+        self._stepped = set()
+        return {"scaler": self._scaler.state_dict(), "slope": self._slope_scale}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from what `state` gave."""
+        self._scaler.load_state_dict(state["scaler"])
+        self._slope_scale = state["slope"]
+        self._stepped = set()
+        self._gradients.forget()
+
     @property
     def scale(self) -> float:
         """The current scale."""

@@ -126,6 +126,10 @@ class Gradients:
             state: Any = scaler._per_optimizer_states[key]
             state["found_inf_per_device"] = {d: value.clone() for d, value in found.items()}
         scaler.update()
+        self.forget()
+
+    def forget(self) -> None:
+        """Have nothing left to count."""
         for group in self._groups:
             group.found = {}
             group.zeroed = False

@@ -1,0 +1,1 @@
+"""What a snapshot of a training run is made of, and how a run comes back to it."""

@@ -1,0 +1,177 @@
+"""A loop that runs again without computing, up to where its snapshot was taken.
+
+The script's own code runs, all of it, so that its variables, its counters and its schedule are
+what they were. What takes time is left out: a root gives what it gave for such a call before,
+a backward pass leaves gradients of zero, a step finds none, and files that are there stay.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections import OrderedDict
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from fasttrain.shim.casting import map_tensors
+from fasttrain.shim.roots import Call, Root, RootCalls
+from fasttrain.shim.snapshots.left_files import LeftFiles
+from fasttrain.shim.snapshots.registry import Registry
+
+KEPT_OUTPUTS = 32  # for training, evaluation and odd batches of a few roots
+
+
+class Replay:
+    """Stands in for what computes.
+
+    Attributes:
+        files: Those that stay as they are.
+    """
+
+    def __init__(self, roots: RootCalls, registry: Registry) -> None:
+        self._roots, self._registry = roots, registry
+        self._outputs: OrderedDict[Any, Any] = OrderedDict()
+        self._zeros: dict[int, tuple[Tensor, Tensor]] = {}
+        self._withheld: list[tuple[Tensor, Tensor]] = []
+        self.files = LeftFiles()
+        self._going = False
+
+    def install(self, undo: ExitStack) -> None:
+        """Be there before the script takes a function such as ``grad`` for a name of its own."""
+        for name, act in (("backward", self._backward), ("grad", _slopes)):
+            self._instead(torch.autograd, name, act, undo)
+        # Hooks can't be added to those of a step that is being made.
+        undo.callback(register_optimizer_step_pre_hook(self._before_step).remove)
+        undo.callback(register_optimizer_step_post_hook(self._after_step).remove)
+
+    def begin(self, undo: ExitStack) -> None:
+        """Compute nothing from now on, until ``undo`` is closed."""
+        undo.callback(self._end)
+        self._going = True
+        undo.callback(setattr, self._roots, "around", self._roots.around)
+        self._roots.around = self._around
+        self.files.begin(undo)
+
+    def _end(self) -> None:
+        self._going = False
+        self._outputs.clear()
+
+    def _instead(self, owner: Any, name: str, act: Call, undo: ExitStack) -> None:
+        """Have a function do something else in a replay."""
+        original = getattr(owner, name)
+
+        @functools.wraps(original)
+        def instead(*args: Any, **kwargs: Any) -> Any:
+            if not self._going:
+                return original(*args, **kwargs)
+            return act(original, *args, **kwargs)
+
+        undo.callback(setattr, owner, name, original)
+        setattr(owner, name, instead)
+
+    # --- roots
+
+    def _around(self, root: Root, module: nn.Module, call: Call) -> Call:
+        if _has_hooks(module):
+            return call  # the script has its own use of what happens inside
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            key = (root, module.training, torch.is_grad_enabled(), _shape((args, kwargs)))
+            if key not in self._outputs:
+                # On its own: whatever averages gradients waits for a pass that does not come.
+                output = call(*args, **kwargs)
+                self._outputs[key] = map_tensors(output, _kept)
+                if len(self._outputs) > KEPT_OUTPUTS:
+                    self._outputs.popitem(last=False)
+                return output
+            self._outputs.move_to_end(key)
+            return map_tensors(self._outputs[key], Tensor.clone)
+
+        return run
+
+    # --- gradients
+
+    def _backward(self, *_: Any, **__: Any) -> None:
+        for optimizer in self._registry.of("optimizers"):
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    if parameter.requires_grad and parameter.grad is None:
+                        parameter.grad = self._zero(parameter)
+
+    def _zero(self, parameter: Tensor) -> Tensor:
+        known = self._zeros.get(id(parameter))
+        if known is None or known[0] is not parameter or known[1].shape != parameter.shape:
+            known = self._zeros[id(parameter)] = (parameter, torch.zeros_like(parameter))
+        return known[1]
+
+    def _before_step(self, optimizer: Optimizer, *_: Any) -> None:
+        if not self._going:
+            return
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._withheld.append((parameter, parameter.grad))
+                    parameter.grad = None
+
+    def _after_step(self, *_: Any) -> None:
+        for parameter, gradient in self._withheld:
+            parameter.grad = gradient
+        self._withheld.clear()
+
+
+def _has_hooks(module: nn.Module) -> bool:
+    parts = nn.Module.modules(module)
+    return any(part._forward_hooks or part._forward_pre_hooks for part in parts)
+
+
+def _kept(tensor: Tensor) -> Tensor:
+    kept = tensor.detach().clone()
+    return kept.requires_grad_() if tensor.requires_grad else kept
+
+
+def _slopes(_: Call, outputs: Any, inputs: Any, *__: Any, **___: Any) -> tuple[Tensor, ...]:  # noqa: ARG001
+    wanted = (inputs,) if isinstance(inputs, Tensor) else inputs
+    return tuple(torch.zeros_like(one, requires_grad=True) for one in wanted)
+
+
+def _shape(value: Any) -> Any:
+    """Give what tells two calls of a root apart but for the numbers in their tensors."""
+    if isinstance(value, Tensor):
+        return (tuple(value.shape), value.dtype, value.device)
+    if isinstance(value, list | tuple):
+        return (type(value), *map(_shape, value))
+    if isinstance(value, dict):
+        return tuple((key, _shape(item)) for key, item in value.items())
+    return value if isinstance(value, int | float | str | None) else type(value)
+
+
+class Silence:
+    """Sends stdout to nowhere: what a replay prints was printed before."""
+
+    def __init__(self) -> None:
+        self._kept = -1
+
+    def begin(self) -> None:
+        """Be silent."""
+        sys.stdout.flush()
+        self._kept = os.dup(1)
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, 1)
+        os.close(nowhere)
+
+    def end(self) -> None:
+        """Speak again."""
+        if self._kept >= 0:
+            sys.stdout.flush()
+            os.dup2(self._kept, 1)
+            os.close(self._kept)
+            self._kept = -1

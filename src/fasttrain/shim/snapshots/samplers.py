@@ -1,0 +1,172 @@
+"""What a DataLoader's samplers keep: generators of their own, epochs, weights, orders."""
+
+from __future__ import annotations
+
+import copy
+import random
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+)
+
+from fasttrain.shim.refusal import refuse
+from fasttrain.shim.snapshots.contents import merged
+from fasttrain.shim.snapshots.plain import UnplainError, packed
+from fasttrain.shim.snapshots.random_states import of_python, to_python
+from fasttrain.spec.errors import FasttrainError
+
+OwnStates = dict[str, dict[str, tuple[str, Any]]]  # kinds and values by name, by their owner
+
+_DEEPEST = 4  # a batch sampler that holds a sampler that holds a schedule has 3
+_GENERATORS = ("torch", "python", "numpy", "numpy, old")
+
+
+def own_states(loader: DataLoader[Any] | None) -> OwnStates:
+    """Give what a loader and its samplers have to themselves; nothing where the loader is gone.
+
+    Raises:
+        SystemExit: ``snapshot-order`` where a sampler holds an iterator, whose place can't be told.
+    """
+    if loader is None:
+        return {}
+    for name in ("batch_sampler", "sampler"):
+        _told(name, getattr(loader, name))
+    states: OwnStates = {"loader": _told_of({"generator": loader.generator}, loader)}
+    for where, owner in _owners(loader):
+        states[where] = _told_of(_kept_by(owner), loader)
+    return states
+
+
+def set_own_states(loader: DataLoader[Any] | None, states: OwnStates) -> None:
+    """Put back what `own_states` gave, into the objects that are there."""
+    if loader is None:
+        return
+    _set({"generator": loader.generator}, states.get("loader", {}), {})
+    for where, owner in _owners(loader):
+        if where in states:
+            _set(vars(owner), states[where], _told_of(_kept_by(owner), loader))
+
+
+def without_generators(states: OwnStates) -> OwnStates:
+    """Give the rest."""
+    return {
+        where: {name: one for name, one in of.items() if one[0] not in _GENERATORS}
+        for where, of in states.items()
+    }
+
+
+def is_torchs(sampler: Any) -> bool:
+    """Whether it is one of torch's samplers, which draw the order before they give any of it."""
+    return type(sampler).__module__.startswith("torch.")
+
+
+def draws_by_torch(loader: DataLoader[Any]) -> bool:
+    """Whether the order of its batches is drawn from torch's generator, or its own, alone."""
+    stock = is_torchs(loader.batch_sampler) and is_torchs(loader.sampler)
+    return stock and not isinstance(loader.dataset, IterableDataset)
+
+
+def _owners(loader: DataLoader[Any]) -> Iterator[tuple[str, Any]]:
+    seen = {id(loader.dataset), id(loader)}
+    for name in ("batch_sampler", "sampler"):
+        yield from _below(getattr(loader, name), name, _DEEPEST, seen)
+
+
+def _below(owner: Any, where: str, depth: int, seen: set[int]) -> Iterator[tuple[str, Any]]:
+    if not depth or id(owner) in seen or not _is_owner(owner):
+        return
+    seen.add(id(owner))
+    yield where, owner
+    for name, value in list(vars(owner).items()):
+        yield from _below(value, f"{where}.{name}", depth - 1, seen)
+
+
+def _is_owner(value: Any) -> bool:
+    """Whether it is a sampler, or an object of the script's that one may hold, but no data."""
+    if isinstance(value, Dataset | Module | DataLoader | type) or not hasattr(value, "__dict__"):
+        return False
+    known = type(value).__module__.partition(".")[0] in sys.stdlib_module_names | {"torch", "numpy"}
+    return isinstance(value, Sampler) or not (known or hasattr(value, "__getitem__"))
+
+
+# What they have is given by the script's own code, but for their generator.
+_FIXED = (RandomSampler, SequentialSampler, BatchSampler)
+
+
+def _kept_by(owner: Any) -> dict[str, Any]:
+    fixed = type(owner) in _FIXED
+    return {k: v for k, v in vars(owner).items() if k == "generator"} if fixed else vars(owner)
+
+
+def _told_of(attributes: dict[str, Any], loader: DataLoader[Any]) -> dict[str, tuple[str, Any]]:
+    told = {}
+    for name, value in attributes.items():
+        if value is not loader.dataset and (state := _told(name, value)) is not None:
+            told[name] = state
+    return told
+
+
+def _told(name: str, value: Any) -> tuple[str, Any] | None:
+    """Give the kind of a value and what it is now; None for what has no state that is known."""
+    if isinstance(value, torch.Generator):
+        return "torch", value.get_state()
+    if isinstance(value, random.Random):
+        return "python", of_python(value.getstate())
+    numpy = sys.modules.get("numpy.random")
+    if numpy and isinstance(value, numpy.Generator):
+        return "numpy", copy.deepcopy(value.bit_generator.state)
+    if numpy and isinstance(value, numpy.RandomState):
+        return "numpy, old", value.get_state()
+    try:
+        packed(value)
+    except UnplainError as error:
+        if not _is_owner(value) and issubclass(error.kind, Iterator):
+            refuse(_unfollowable(name, error.kind))
+        return None
+    if isinstance(value, Tensor):
+        return "tensor", value.detach().clone()
+    return "plain", list(value) if type(value) is list else copy.deepcopy(value)
+
+
+_PUT: dict[str, Callable[[Any, Any], Any]] = {
+    "torch": lambda generator, state: generator.set_state(state),
+    "python": lambda generator, state: generator.setstate(to_python(state)),
+    "numpy": lambda generator, state: setattr(generator.bit_generator, "state", state),
+    "numpy, old": lambda generator, state: generator.set_state(state),
+}
+
+
+def _set(
+    attributes: dict[str, Any],
+    states: dict[str, tuple[str, Any]],
+    now: dict[str, tuple[str, Any]],
+) -> None:
+    for name, (kind, state) in states.items():
+        if kind in _PUT:
+            _PUT[kind](attributes[name], state)
+        else:
+            attributes[name] = merged(attributes.get(name), copy.deepcopy(state))
+    for name in now.keys() - states.keys():  # made while it was read
+        del attributes[name]
+
+
+def _unfollowable(name: str, kind: type) -> FasttrainError:
+    return FasttrainError(
+        "--preempt snapshot can't follow a sampler",
+        why=f"it holds a {kind.__qualname__} ({name}), and how far that has come can't be told",
+        fix="draw the order in the sampler's __iter__, or use --preempt signal and checkpoints of"
+        " the script's own",
+        slug="snapshot-order",
+    )

@@ -1,0 +1,42 @@
+"""An agent that died itself: there is no rank to be named, but it is told."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fasttrain.launch.crash import Scene, investigate
+from fasttrain.spec.codec import dumps
+from fasttrain.spec.crash import ENDS_FILE, End, Ends, Surroundings
+from fasttrain.spec.plan import LaunchPlan
+
+
+@pytest.fixture
+def several(plan: LaunchPlan) -> LaunchPlan:
+    """A plan of an agent, with its run directory."""
+    Path(plan.run_dir).mkdir(parents=True, exist_ok=True)
+    processes = replace(plan.processes.value, backend="torchrun", nproc_per_node=2)
+    return replace(plan, processes=replace(plan.processes, value=processes))
+
+
+def told(plan: LaunchPlan, code: int) -> tuple[str, ...]:
+    none = Surroundings()
+    return investigate(Scene(plan, plan, {}, code, none, none, frozenset()))[1]
+
+
+def test_an_agent_that_was_killed(several: LaunchPlan) -> None:
+    assert told(several, 137) == (
+        "torchrun's agent died of SIGKILL, and its ranks were ended: see agent.log",
+    )
+
+
+@pytest.mark.parametrize("code", [1, 130, 143])
+def test_an_agent_that_was_stopped_or_could_not_start(several: LaunchPlan, code: int) -> None:
+    assert told(several, code) == ()
+
+
+def test_a_worker_that_was_killed(several: LaunchPlan) -> None:
+    Path(several.run_dir, ENDS_FILE).write_text(dumps(Ends((End(0, 7, -9, 1, 1),))))
+    assert told(several, 137) == ()

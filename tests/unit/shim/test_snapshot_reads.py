@@ -1,0 +1,136 @@
+"""Numbers that the script reads are recorded, and given again in a replay."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from fasttrain.shim.snapshots.plain import packed, unpacked
+from fasttrain.shim.snapshots.reads import ARRAYS, READS, Reads
+
+
+@pytest.fixture
+def reads() -> Iterator[Any]:
+    with ExitStack() as undo:
+        reads = Reads(lambda: False)
+        reads.install(undo)
+        yield reads
+
+
+def ask(tensor: Tensor) -> list[Any]:
+    return [
+        tensor.item(), float(tensor), int(tensor), bool(tensor), f"{tensor:.2f}", tensor.tolist(),
+        [0, 1, 2, 3][tensor.long()],
+    ]  # fmt: skip
+
+
+def test_every_way_is_recorded_and_given_again(reads: Any) -> None:
+    told = ask(torch.tensor(2.5))
+    assert told == [2.5, 2.5, 2, True, "2.50", 2.5, 2]
+    assert reads.values == told
+    reads.replay({"kinds": bytes(reads.kinds), "values": list(told)})
+    reads.kinds.clear()
+    reads.values.clear()
+    assert ask(torch.tensor(0.0)) == told
+    reads.arrive()
+    assert torch.tensor(1.0).item() == 1.0
+
+
+def test_a_list_stays_as_it_was_read(reads: Any) -> None:
+    torch.arange(3).tolist().append(7)
+    assert reads.values == [[0, 1, 2]]
+
+
+def arrays(scale: float) -> list[Any]:
+    loss, hits = torch.tensor(2.5) * scale, torch.arange(6).reshape(2, 3) * int(scale)
+    return [loss.numpy(), hits.numpy(force=True), np.asarray(loss), np.mean([loss, loss])]
+
+
+def test_arrays_are_recorded_and_given_again(reads: Any) -> None:
+    told = arrays(1)
+    kept = unpacked(packed(reads.state()))
+    reads.replay(kept)
+    reads.kinds, reads.values = bytearray(), []
+    again = arrays(0)
+    reads.arrive()
+    assert all(map(np.array_equal, again, told))
+    assert arrays(0)[0] == 0
+
+
+def test_an_array_is_the_tensors_own_memory(reads: Any) -> None:
+    tensor = torch.ones(2)
+    tensor.numpy()[0] = 3
+    reads.replay(reads.state() | {"values": list(reads.values)})
+    reads.kinds, reads.values = bytearray(), []
+    tensor = torch.zeros(2)
+    tensor.numpy()[1] = 5
+    reads.arrive()
+    assert tensor.tolist() == [1, 5]
+
+
+def test_what_a_large_array_holds_is_not_kept(reads: Any) -> None:
+    assert torch.ones(1025).numpy().sum() == 1025
+    assert reads.values == [None]
+    reads.replay({"kinds": bytes(reads.kinds), "values": [None]})
+    reads.kinds, reads.values = bytearray(), []
+    assert torch.zeros(1025).numpy().sum() == 0
+
+
+def test_an_array_of_another_shape_is_refused(reads: Any, capfd: Any) -> None:
+    torch.ones(3).numpy()
+    reads.replay({"kinds": bytes(reads.kinds), "values": list(reads.values)})
+    reads.kinds, reads.values = bytearray(), []
+    with pytest.raises(SystemExit):
+        torch.ones(2).numpy()
+    assert "[snapshot-diverged]" in capfd.readouterr().err
+
+
+def test_torchs_own_reads_do_not_count(reads: Any) -> None:
+    list(torch.utils.data.RandomSampler(range(4)))
+    repr(torch.ones(2))
+    torch.nn.utils.clip_grad_norm_([torch.ones(1, requires_grad=True)], 1.0)
+    assert reads.values == []
+
+
+def test_what_is_left_out_of_a_replay_does_not_count() -> None:
+    with ExitStack() as undo:
+        reads = Reads(lambda: True)
+        reads.install(undo)
+        assert torch.tensor(3).item() == 3
+    assert reads.values == []
+
+
+def test_gradscaler_reads_for_the_script(reads: Any) -> None:
+    scaler = torch.amp.GradScaler("cpu")
+    weight = torch.ones(1, requires_grad=True)
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    scaler.scale(weight.sum()).backward()
+    scaler.step(optimizer)
+    assert reads.values == [0.0]  # no inf was found
+
+
+@pytest.mark.parametrize("values", [[], [1.0, 2.0, 3.0]])
+def test_another_number_of_reads_is_refused(reads: Any, capfd: Any, values: list[float]) -> None:
+    def replayed() -> None:
+        torch.tensor(1.0).item()
+        reads.arrive()
+
+    reads.replay({"kinds": bytes(len(values)), "values": values})
+    with pytest.raises(SystemExit) as end:
+        replayed()
+    assert end.value.code == 78
+    assert "[snapshot-diverged]" in capfd.readouterr().err
+
+
+def test_nothing_is_left_behind() -> None:
+    before = {name: Tensor.__dict__.get(name) for name in (*READS, *ARRAYS)}
+    with ExitStack() as undo:
+        Reads(lambda: False).install(undo)
+        assert Tensor.item is not torch._C.TensorBase.item
+    assert {name: Tensor.__dict__.get(name) for name in (*READS, *ARRAYS)} == before
