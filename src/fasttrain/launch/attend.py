@@ -5,88 +5,31 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
-from fasttrain.launch.crash import Scene, investigate
-from fasttrain.launch.display import Display
+from fasttrain.launch.attempt_files import give_all_back
+from fasttrain.launch.attempts import Attempts
+from fasttrain.launch.disk_watch import DiskWatch
+from fasttrain.launch.ended import Ended
 from fasttrain.launch.follow import EventTail, RankTails
 from fasttrain.launch.hang_watch import HangWatch
+from fasttrain.launch.part import Around, Part
+from fasttrain.launch.receipts import was_preempted
 from fasttrain.launch.relay import Relay
+from fasttrain.launch.shown import first_rank, follows, log_name
 from fasttrain.launch.stop import Stop
-from fasttrain.launch.supervise import supervise
-from fasttrain.spec.crash import Crash, Surroundings
+from fasttrain.launch.supervise import Child, supervise
+from fasttrain.spec.crash import CRASH_FILE
 from fasttrain.spec.errors import ExitCode
-from fasttrain.spec.hang import HANG_FILE, Hang
+from fasttrain.spec.hang import HANG_FILE
 from fasttrain.spec.plan import EnvVar, LaunchPlan
+from fasttrain.spec.secrets import secrets_of
 
-
-class Watch(Protocol):
-    """Follows a run from the outside while it is supervised."""
-
-    def heard(self, signum: int) -> None:
-        """Take note of a signal to the launcher."""
-
-    def tick(self) -> None:
-        """Do what is due, a few times a second."""
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """What one node runs.
-
-    Attributes:
-        plan: The plan; its run directory is there already.
-        masked: The same without secrets.
-        program: Path of the program.
-        environ: The environment as the user has it.
-        environment: The environment of the program.
-        rank: Rank of the only worker, where there is no agent.
-    """
-
-    plan: LaunchPlan
-    masked: LaunchPlan
-    program: str
-    environ: Mapping[str, str]
-    environment: Mapping[str, str]
-    rank: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Around:
-    """Who follows the run.
-
-    Attributes:
-        display: Shows the output of the script and the progress.
-        look_around: Looks at the machine's memory, before the run and behind it.
-        on_hang: Called when no rank goes on any more, before the run is stopped.
-        watches: Hear of signals, and are asked a few times a second.
-    """
-
-    display: Display
-    look_around: Callable[[], Surroundings] = Surroundings
-    on_hang: Callable[[Hang], None] = lambda _: None
-    watches: Sequence[Watch] = field(default=())
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """The end of this node's processes.
-
-    Attributes:
-        exit_code: Of the script, or 128 + signal.
-        wall_s: Seconds from start to end.
-        warnings: What went wrong beside it, one sentence each.
-        crash: Why it failed; None where nothing did.
-    """
-
-    exit_code: int
-    wall_s: float
-    warnings: tuple[str, ...] = ()
-    crash: Crash | None = None
+# Those that workers and torchrun's agent take up once they have started.
+HELD_BACK = {int(signal.SIGUSR1), int(signal.SIGUSR2)}
 
 
 def attend(part: Part, around: Around) -> Ended:
@@ -96,50 +39,80 @@ def attend(part: Part, around: Around) -> Ended:
         FasttrainError: The program can't be started.
     """
     plan, run_dir = part.plan, Path(part.plan.run_dir)
-    relay = Relay(run_dir / log_name(plan), around.display)
-    hang = HangWatch(part.masked, around.on_hang)
-    follower = _Follower(plan, around, hang)
-    stop = Stop(plan.shutdown_timeout_s, around.display.tell, follower.heard)
-    before, started_s = around.look_around(), time.monotonic()
+    disk = DiskWatch(run_dir, plan.processes.value.nproc_per_node, around.display.tell)
+    disk.tick()  # before there is anything to lose
+    around = replace(around, watches=(*around.watches, disk))
+    secrets = secrets_of(plan, part.environ)
+    hang = HangWatch(part.masked, around.on_hang, around.nodes, secrets)
+    follower = _Follower(part, around, hang)
+    save = _save(plan)
+    stop = Stop(plan.shutdown_timeout_s, around.display.tell, follower.heard, save)
+    attempts = Attempts(part, around, stop, follower.begin_again)
+    relay = Relay(run_dir / log_name(plan), around.display, again=attempts.restartable)
+    started_s = time.monotonic()
+    apart = plan.processes.value.backend == "torchrun"
+    held = frozenset({save} & HELD_BACK)
+    child = Child(part.program, plan.argv, part.environment, relay, apart, held)
     try:
-        end = supervise(part.program, plan.argv, part.environment, relay, follower.tick, stop)
+        end = supervise(child, partial(follower.tick, attempts, relay), stop, attempts)
     finally:
         relay.finish()
         follower.close()
+        give_all_back(run_dir)  # which leaves room for what is told of the end
     wall_s = time.monotonic() - started_s
-    seen = (*end.warnings, *_seen(hang, relay, run_dir))
+    seen = (*disk.warnings, *_seen(hang, relay, run_dir))
     if hang.stopped:
-        return Ended(ExitCode.HUNG, wall_s, seen)
-    after, shown = around.look_around(), _shown_ranks(plan)
-    crash, unread = investigate(
-        Scene(plan, part.masked, part.environ, end.exit_code, before, after, shown, part.rank)
-    )
+        warnings = (*end.warnings, *seen)
+        done = tuple(attempts.done)
+        return Ended(ExitCode.HUNG, wall_s, warnings, None, done, attempts.steps())
+    crash = attempts.conclude(end.exit_code)
+    code = crash.exit_code if crash else end.exit_code
+    # To torchrun's agent, which would start a worker with another exit code anew, it ended well.
+    if plan.preempt.value.mode == "snapshot" and was_preempted(run_dir):
+        code, crash = ExitCode.PREEMPTED, None
+        (run_dir / CRASH_FILE).unlink(missing_ok=True)  # what the script made of its end
+    warnings = (*end.warnings, *seen, *dict.fromkeys(attempts.problems))  # each is judged twice
     # torchrun tells the first to fail by whole seconds; here, the ranks' own clocks do.
-    return Ended(crash.exit_code if crash else end.exit_code, wall_s, (*seen, *unread), crash)
+    return Ended(code, wall_s, warnings, crash, tuple(attempts.done), attempts.steps())
+
+
+def _save(plan: LaunchPlan) -> int:
+    """Give the signal behind which the workers end with a snapshot; 0 where they take none."""
+    preempt = plan.preempt.value
+    return signal.Signals[preempt.signals[0]] if preempt.mode == "snapshot" else 0
 
 
 class _Follower:
     """Shows what the ranks write to their files, and has the watches do theirs."""
 
-    def __init__(self, plan: LaunchPlan, around: Around, hang: HangWatch) -> None:
-        run_dir = Path(plan.run_dir)
+    def __init__(self, part: Part, around: Around, hang: HangWatch) -> None:
+        self._run_dir = Path(part.plan.run_dir)
         self._hang = hang
         self._display, self._watches = around.display, around.watches
-        self._events = EventTail(run_dir / f"events-{first_rank(plan)}.jsonl")
-        self._others = RankTails(run_dir, partial(_follows, plan))
+        self._first = first_rank(part.plan)
+        self._shows = True
+        self._others = RankTails(self._run_dir, partial(follows, part.plan))
+        self._events = EventTail(self._run_dir / f"events-{self._first}.jsonl")
 
     def heard(self, signum: int) -> None:
         for watch in self._watches:
             watch.heard(signum)
 
-    def tick(self) -> None:
+    def tick(self, attempts: Attempts, relay: Relay) -> None:
         self._show(self._others.lines())
         if event := self._events.latest():
             self._display.progress(event)
         for watch in self._watches:
             watch.tick()
-        if self._hang.tick():
+        attempts.tick()
+        if self._hang.tick(held=relay.held) and not attempts.hung(self._hang.hangs[-1]):
             os.kill(os.getpid(), signal.SIGTERM)  # as whoever would stop the run from outside
+
+    def begin_again(self) -> None:
+        """Follow another attempt."""
+        self._show(self._others.lines(rest=True))
+        self._events = EventTail(self._run_dir / f"events-{self._first}.jsonl")
+        self._hang.begin_again()
 
     def close(self) -> None:
         self._hang.close()
@@ -147,14 +120,25 @@ class _Follower:
         self._display.close()
 
     def _show(self, lines: Iterator[bytes]) -> None:
-        for line in lines:
-            self._display.write(1, line)
+        """Show lines of ranks whose output is in their logs, whoever reads it here or not."""
+        if not self._shows:
+            return
+        try:
+            for line in lines:
+                self._display.write(1, line)
+        except OSError as error:
+            self._shows = False
+            self._display.tell(
+                f"stdout can't be written ({error.strerror or error}): what other ranks print "
+                f"is in {self._run_dir} only"
+            )
 
 
 def _seen(hang: HangWatch, relay: Relay, run_dir: Path) -> Iterator[str]:
     """Tell what the launcher saw go wrong."""
     for found in hang.hangs:
         yield f"no rank went on for {found.quiet_s:.0f} s: see {HANG_FILE}"
+    yield from hang.problems
     if relay.log_error:
         yield f"the log in {run_dir} is not whole: {relay.log_error}"
 
@@ -168,35 +152,3 @@ def compose(environ: Mapping[str, str], changes: tuple[EnvVar, ...]) -> dict[str
         else:
             result[change.name] = change.value
     return result
-
-
-def log_name(plan: LaunchPlan) -> str:
-    """Give the name of the log of what this node's first process prints."""
-    return "rank-0.log" if _relays_rank_0(plan) else "agent.log"
-
-
-def first_rank(plan: LaunchPlan) -> int:
-    """Give the lowest rank of this node."""
-    processes = plan.processes.value
-    return processes.node_rank * processes.nproc_per_node
-
-
-def _shown_ranks(plan: LaunchPlan) -> frozenset[int]:
-    """Give the ranks of this node that are shown; in an elastic run, of all that may be here."""
-    processes, first = plan.processes.value, first_rank(plan)
-    count = processes.world_size if processes.rdzv_endpoint else processes.nproc_per_node
-    return frozenset(rank for rank in range(first, first + count) if _shows(plan, rank))
-
-
-def _shows(plan: LaunchPlan, rank: int) -> bool:
-    return plan.show_ranks is None or rank in plan.show_ranks
-
-
-def _relays_rank_0(plan: LaunchPlan) -> bool:
-    """Whether rank 0 writes to the relayed stream; in an elastic run it may be on any node."""
-    elastic = plan.processes.value.rdzv_endpoint
-    return not elastic and first_rank(plan) == 0 and _shows(plan, 0)
-
-
-def _follows(plan: LaunchPlan, rank: int) -> bool:
-    return _shows(plan, rank) and not (rank == 0 and _relays_rank_0(plan))

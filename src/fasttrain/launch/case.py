@@ -8,15 +8,22 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from fasttrain.launch.last_words import last_lines, read_traceback
+from fasttrain.launch.last_words import (
+    LAST_WORDS,
+    before_traceback,
+    last_lines,
+    read_traceback,
+)
 from fasttrain.spec.crash import Frame, Raised, Surroundings
 from fasttrain.spec.plan import LaunchPlan
 
-LAST_WORDS = 60  # lines: a C++ stack stands behind the error itself
 # Wrappers whose message holds the traceback of another process.
 _WRAPPERS = re.compile(r"Original Traceback|terminated with the following error:")
 # Source: torch 2.13, torch/utils/data/dataloader.py, _try_get_data
 _LOADER_ENDED = re.compile(r"^DataLoader worker \(pid\(s\) [\d, ]+\) exited unexpectedly$")
+
+# Of one that printed its traceback itself. Source: torch 2.13, torch/multiprocessing/spawn.py, join
+_CHILD_FAILED = re.compile(r"^process \d+ terminated with exit code 1$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +33,8 @@ class Case:
     Attributes:
         exit_code: Its exit code, or minus the signal that it died of.
         raised: Its exception, followed by those that led to it; empty without one.
+        handled: Whether the exception was only being handled when another one ended it.
+        cwd: Its working directory when it raised; empty where that isn't known.
         log: The end of its log.
         stack: The stack that a fatal signal left.
         plan: The plan with its secrets masked.
@@ -36,6 +45,8 @@ class Case:
 
     exit_code: int
     raised: tuple[Raised, ...] = ()
+    handled: bool = False
+    cwd: str = ""
     log: str = ""
     stack: tuple[Frame, ...] = ()
     plan: LaunchPlan | None = None
@@ -71,16 +82,33 @@ class Case:
 
     def each(self) -> Iterator[Case]:
         """Give a case for each exception, the telling one first, or this one without any."""
-        told = [inner for raised in self.raised for inner in _unwrapped(raised)]
+        chain = _in_their_process(self.raised)
+        told = [inner for raised in chain for inner in self._unwrapped(raised)]
         while len(told) > 1 and _passes_on(told[0]):
             told = told[1:]
-        for raised in told:
+        handled = False
+        for index, raised in enumerate(told):
+            handled = handled or (raised.handled and index > 0)
             # One that was caught inside of a library has no call of the user's in its traceback.
             own = any(frame.own for frame in raised.frames)
             frames = raised.frames if own else self.raised[0].frames
-            yield replace(self, raised=(replace(raised, frames=frames),))
+            yield replace(self, raised=(replace(raised, frames=frames),), handled=handled)
         if not told:
             yield self
+
+    def _unwrapped(self, raised: Raised) -> Iterator[Raised]:
+        """Give the exception of another process in front of the one that passes it on."""
+        inner = None
+        if _WRAPPERS.search(raised.message):
+            inner = read_traceback(raised.message)
+        elif _CHILD_FAILED.search(raised.message):
+            inner = read_traceback(self.log)
+            if inner and inner.message == raised.message:  # its own, printed last
+                inner = read_traceback(before_traceback(self.log))
+        if inner:
+            yield replace(inner, handled=raised.handled)
+            raised = replace(raised, handled=False)
+        yield raised
 
     def place(self) -> str:
         """Give ``file:line`` of the innermost call in the user's code, or where it is known."""
@@ -91,11 +119,21 @@ class Case:
 def _passes_on(raised: Raised) -> bool:
     """Whether it only says that something ended, and what led to it says why."""
     by_itself = raised.name == "SystemExit"  # `except Exception: ...; sys.exit(1)`
-    return by_itself or bool(_LOADER_ENDED.search(raised.message))
+    of_parts = "builtins.BaseExceptionGroup" in raised.kinds  # which are recorded behind it
+    return by_itself or of_parts or bool(_LOADER_ENDED.search(raised.message))
 
 
-def _unwrapped(raised: Raised) -> Iterator[Raised]:
-    """Give the exception of another process in front of the one that passes it on."""
-    if _WRAPPERS.search(raised.message) and (inner := read_traceback(raised.message)):
-        yield inner
-    yield raised
+def _in_their_process(chain: tuple[Raised, ...]) -> Iterator[Raised]:
+    """Give exceptions with the calls of the process that raised them, a pool's worker say.
+
+    Source: CPython 3.11, Lib/multiprocessing/pool.py and Lib/concurrent/futures/process.py: the
+    cause of an exception that a worker passed on is a RemoteTraceback, whose text is the worker's.
+    """
+    for raised, cause in zip(chain, (*chain[1:], None), strict=False):
+        if not _is_remote(raised):
+            there = read_traceback(cause.message) if cause and _is_remote(cause) else None
+            yield replace(raised, frames=there.frames) if there else raised
+
+
+def _is_remote(raised: Raised) -> bool:
+    return raised.name.lstrip("_") == "RemoteTraceback"

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import errno
 import re
 from collections.abc import Callable
 from pathlib import Path
 
 from fasttrain.launch.case import Case
-from fasttrain.launch.last_words import last_lines
-from fasttrain.spec.crash import Frame, Raised
+from fasttrain.launch.cause_facts import Facts, facts_of, size
 
-Facts = dict[str, str]
-
-UNKNOWN = "an unknown amount"
 _DIED_OF_KILL = re.compile(r"killed by signal: Killed|terminated with signal SIGKILL")
 _NO_MEMORY = re.compile(r"DefaultCPUAllocator: .*?(?P<wanted>\d+) bytes|std::bad_alloc")
+# Source: torch 2.13, torch/utils/data/_utils/signal_handling.py and what c10's MapAllocator says
+_NO_SHM = re.compile(
+    r"insufficient shared memory \(shm\)|out of shared memory"
+    r"|DataLoader worker \(pid \d+\) is killed by signal: Bus error"
+    r"|unable to (?:write to|mmap \d+ bytes from|resize|allocate shared memory\(shm\) for)"
+    r" (?:file )?</torch_"
+)
+_DISTRIBUTED = re.compile(r"[/\\]torch[/\\](?:nn[/\\]parallel[/\\])?distributed")
+_BACKENDS = re.compile(r"gloo|nccl|c10d|TCPStore|hccl", re.IGNORECASE)
+_NETWORK = (
+    "socket", "ssl", "http", "urllib", "urllib3", "requests", "httpx", "httpcore", "aiohttp",
+    "botocore",
+)  # fmt: skip
 _KEPT = re.compile(r"error: (?P<what>.*)\n  why: (?P<why>.*)\n  fix: (?P<fix>.*?)\s+\[")
 
 
@@ -25,7 +35,7 @@ def text(*patterns: str) -> Callable[[Case], Facts | None]:
     def rule(case: Case) -> Facts | None:
         for pattern in compiled:
             if found := pattern.search(case.text):
-                return _facts(case) | {k: v for k, v in found.groupdict().items() if v}
+                return facts_of(case) | {k: v for k, v in found.groupdict().items() if v}
         return None
 
     return rule
@@ -34,16 +44,27 @@ def text(*patterns: str) -> Callable[[Case], Facts | None]:
 def of_ranks(*patterns: str) -> Callable[[Case], Facts | None]:
     """Give a rule: torch.distributed says one of the patterns.
 
-    A download that fails says the same as a rank that lost its peer, but by an OSError.
+    A download that fails says the same as a rank that lost its peer, but by an OSError, or where
+    there is no other rank.
     """
     says_so = text(*patterns)
 
     def rule(case: Case) -> Facts | None:
         names = {name.rpartition(".")[2] for raised in case.raised for name in raised.kinds}
         by_torch = not names or any(name.startswith(("RuntimeError", "Dist")) for name in names)
-        return says_so(case) if by_torch else None
+        return says_so(case) if by_torch and _has_peers(case) else None
 
     return rule
+
+
+def _has_peers(case: Case) -> bool:
+    """Whether there are other ranks: the run's, or those of a script that starts some itself."""
+    if case.plan is None:
+        return True
+    processes = case.plan.processes.value
+    several = max(processes.nproc_per_node, processes.max_nodes) > 1
+    in_torch = any(_DISTRIBUTED.search(frame.file) for frame in case.frames)
+    return several or in_torch or bool(_BACKENDS.search(case.text))
 
 
 def kind(*names: str) -> Callable[[Case], Facts | None]:
@@ -54,9 +75,44 @@ def kind(*names: str) -> Callable[[Case], Facts | None]:
             return None
         classes = {name.rpartition(".")[2] for name in case.raised[0].kinds}
         classes.add("BaseException")
-        return _facts(case) if classes.intersection(names) else None
+        return facts_of(case) if classes.intersection(names) else None
 
     return rule
+
+
+def any_of(*rules: Callable[[Case], Facts | None]) -> Callable[[Case], Facts | None]:
+    """Give a rule: one of these fits."""
+
+    def rule(case: Case) -> Facts | None:
+        return next((facts for one in rules if (facts := one(case)) is not None), None)
+
+    return rule
+
+
+def unreachable(case: Case) -> Facts | None:
+    """Fit where another machine didn't answer; one that answers "not found" will do so again."""
+    if kind("HTTPError", "BrokenPipeError")(case) is not None:
+        return None
+    lost = kind("ConnectionError", "URLError", "gaierror")(case)
+    return (
+        lost if lost is not None or not _of_network(case) else kind("TimeoutError", "Timeout")(case)
+    )
+
+
+def _of_network(case: Case) -> bool:
+    """Whether a time-out is a connection's, and not that of a lock or a pool of processes.
+
+    Source: CPython 3.11, Modules/socketmodule.c, sock_call_impl: "timed out", without a number
+    """
+    if not case.raised:
+        return False
+    raised = case.raised[0]
+    by_socket = raised.name == "TimeoutError" and raised.kinds[0].startswith(("builtins.", "Timeo"))
+    return bool(
+        raised.errno
+        or any(name.partition(".")[0] in _NETWORK for name in raised.kinds)
+        or (by_socket and raised.message.endswith("timed out"))
+    )
 
 
 def number(numbers: tuple[int, ...], *patterns: str) -> Callable[[Case], Facts | None]:
@@ -65,7 +121,7 @@ def number(numbers: tuple[int, ...], *patterns: str) -> Callable[[Case], Facts |
 
     def rule(case: Case) -> Facts | None:
         if case.raised and case.raised[0].errno in numbers:
-            return _facts(case)
+            return facts_of(case)
         return says_so(case)
 
     return rule
@@ -76,7 +132,7 @@ def signalled(*names: str) -> Callable[[Case], Facts | None]:
 
     def rule(case: Case) -> Facts | None:
         fits = case.signal and (not names or case.signal in names)
-        return _facts(case) if fits else None
+        return facts_of(case) if fits else None
 
     return rule
 
@@ -88,7 +144,7 @@ def other_exception(case: Case) -> Facts | None:
 
 def exit_code(case: Case) -> Facts | None:
     """Give the facts of whatever ended with an exit code."""
-    return _facts(case)
+    return facts_of(case)
 
 
 def own_error(case: Case) -> Facts | None:
@@ -96,18 +152,53 @@ def own_error(case: Case) -> Facts | None:
     if kind("FasttrainError")(case) is None:
         return None
     kept = _KEPT.search(case.raised[0].message)
-    return _facts(case) | (kept.groupdict() if kept else {"why": case.raised[0].message, "fix": ""})
+    return facts_of(case) | (
+        kept.groupdict() if kept else {"why": case.raised[0].message, "fix": ""}
+    )
 
 
 def argparse_refused(case: Case) -> Facts | None:
-    """Fit where the script's argument parser ended it."""
+    """Fit where the script's argument parser ended it; what that ends with comes behind its error.
+
+    ctypes has an ArgumentError as well.
+    """
+    if case.raised and "argparse.ArgumentError" in case.raised[0].kinds:
+        return facts_of(case)
     by_parser = any(Path(frame.file).name == "argparse.py" for frame in case.frames)
-    return _facts(case) if by_parser and kind("SystemExit")(case) is not None else None
+    return facts_of(case) if by_parser and kind("SystemExit")(case) is not None else None
+
+
+def own_check(case: Case) -> Facts | None:
+    """Fit where an assert of the script's own failed, and not one of a library that it calls."""
+    return kind("AssertionError")(case) if case.frames and case.frames[-1].own else None
+
+
+def module_here(case: Case) -> Facts | None:
+    """Fit where the missing module lies in the working directory, where Python doesn't look for it.
+
+    `python tools/train.py` looks in tools. A folder without any source is a module, too, but more
+    often data, or what wandb leaves there.
+    """
+    facts = kind("ModuleNotFoundError")(case)
+    if facts is None or case.plan is None or not (name := facts["subject"]).isidentifier():
+        return None
+    here = Path(case.plan.cwd)
+    return facts if (here / f"{name}.py").is_file() or any((here / name).glob("*.py")) else None
+
+
+def shared_memory(case: Case) -> Facts | None:
+    """Fit where /dev/shm is full.
+
+    Source: glibc keeps semaphores there, sem_overview(7), and so multiprocessing's locks.
+    """
+    full = bool(case.raised) and case.raised[0].errno == errno.ENOSPC
+    for_a_lock = full and case.frames and Path(case.frames[-1].file).name == "synchronize.py"
+    return facts_of(case) if for_a_lock or _NO_SHM.search(case.text) else None
 
 
 def host_memory(case: Case) -> Facts | None:
     """Fit where the kernel killed for memory, or an allocation on the host failed."""
-    facts = _facts(case)
+    facts = facts_of(case)
     if kind("MemoryError")(case) is not None:
         return facts | {"evidence": "Python could not allocate any more" + facts["peak"]}
     if failed := _NO_MEMORY.search(case.text):
@@ -131,55 +222,3 @@ def _killed_for_memory(case: Case, facts: Facts) -> Facts | None:
 
 def _rose(before: int | None, after: int | None) -> bool:
     return before is not None and after is not None and after > before
-
-
-def _facts(case: Case) -> Facts:
-    """Give what any row may name, whether this one does or not."""
-    raised = case.raised[0] if case.raised else Raised((), "")
-    message = (raised.message.strip().splitlines() or [""])[0]
-    quoted = re.search("'([^']+)'", message)  # in a traceback that was read from a log
-    plan, last = case.plan, "".join(last_lines(case.log, 1))
-    own = [frame for frame in case.frames if frame.own]
-    debug = plan is not None and any(v.name == "CUDA_LAUNCH_BLOCKING" for v in plan.environment)
-    amp_off = plan is not None and plan.levers.amp.value.precision == "off"
-    return {
-        "message": message,
-        "kind": raised.name if raised.kinds else "",
-        "subject": raised.subject or (quoted[1] if quoted else "such file or module"),
-        "place": case.place(),
-        "source": own[-1].source if own else "",
-        "signal": case.signal,
-        "code": str(case.exit_code),
-        "exit_place": f", at {case.place()}" if own else "",
-        "exit_text": "" if message.lstrip("-").isdecimal() or not message else f": {message}",
-        "arguments": last,
-        "cwd": plan.cwd if plan else "",
-        "python": plan.argv[0] if plan and plan.target.kind != "command" else "python",
-        "shm": size(case.after.shm_bytes),
-        "memory": size(case.after.memory_bytes),
-        "peak": f"; the largest process had {size(case.peak_bytes)}" if case.peak_bytes else "",
-        "stack": f", called at {case.place()}" if case.stack else "",
-        "last_line": f": {last}" if last else "",
-        "call": _collective(case.frames),
-        "wanted": UNKNOWN, "free": UNKNOWN, "total": UNKNOWN, "which": "",
-        "debug": "look at the line above" if debug else "run it again with --debug, which shows the"
-        " line that launched the kernel",
-        "less_memory": ", or --amp bf16" if amp_off else "",
-    }  # fmt: skip
-
-
-def _collective(frames: tuple[Frame, ...]) -> str:
-    named = [f.function for f in frames if Path(f.file).name == "distributed_c10d.py"]
-    return named[-1] if named else "that it was in"
-
-
-def size(value: int | None) -> str:
-    """Give a size in bytes with its unit, in powers of 1024."""
-    if value is None:
-        return UNKNOWN
-    amount = float(value)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if amount < 1024:
-            return f"{amount:.3g} {unit}"
-        amount /= 1024
-    return f"{amount:.3g} TiB"

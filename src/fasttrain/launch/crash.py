@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import os
 import resource
+import signal
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from fasttrain.files.writing import write_private
 from fasttrain.launch.case import Case
-from fasttrain.launch.cause_rules import Facts
 from fasttrain.launch.causes import find_cause
-from fasttrain.launch.first_failure import STOPPING, Fallen, fall, in_order, told_of_others
+from fasttrain.launch.first_failure import STOPPING, Standing, fall, in_order
 from fasttrain.launch.last_words import (
     before_traceback,
     last_lines,
+    last_traceback,
     read_stack,
-    read_traceback,
+    recent_traceback,
     tail,
 )
-from fasttrain.launch.run_dir import write_private
-from fasttrain.spec.codec import CodecError, dumps, loads
+from fasttrain.launch.slow_end import Judged, slow_ends, told_of_the_others
+from fasttrain.spec.codec import CodecError, dumps
 from fasttrain.spec.crash import (
     CRASH_FILE,
     ENDS_FILE,
@@ -37,9 +39,12 @@ from fasttrain.spec.crash import (
     stack_file,
 )
 from fasttrain.spec.plan import LaunchPlan
-from fasttrain.spec.secrets import hide, secret_values
+from fasttrain.spec.reading import load
+from fasttrain.spec.secrets import hide, secrets_of, without_secrets
 
 KEPT_FRAMES = 8
+# What nobody sends to have a run stopped: the agent takes SIGTERM and its like, and ends in order.
+DEADLY = (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT)
 LINES, LINES_OF_SIGNAL = 3, 8  # a signal leaves no other words
 
 
@@ -56,6 +61,7 @@ class Scene:
         after: The machine behind it.
         shown: Ranks whose output was on the screen.
         rank: Rank of the only process of a run without an agent.
+        steps: Optimizer steps of each rank; None where they can't be seen.
     """
 
     plan: LaunchPlan
@@ -64,8 +70,9 @@ class Scene:
     exit_code: int
     before: Surroundings
     after: Surroundings
-    shown: frozenset[int]
+    shown: Container[int]
     rank: int = 0
+    steps: Mapping[int, int] | None = None
 
 
 def investigate(scene: Scene) -> tuple[Crash | None, tuple[str, ...]]:
@@ -81,21 +88,39 @@ def investigate(scene: Scene) -> tuple[Crash | None, tuple[str, ...]]:
     failures = _failures(run_dir, problems)
     ends = _ends(scene, failures, problems)
     if not ends:
-        return None, tuple(problems)  # the agent itself ended, and has told why
-    cases = {end.rank: _case(scene, end, failures.get(end.pid)) for end in ends}
+        return None, (*problems, *_lost_agent(scene))  # one that ended by itself has told why
+    first, *others = _judged(scene, ends, failures)
+    if first.fallen.standing is Standing.OF_A_PEER:
+        slow = slow_ends(first, others)
+        first, *others = _judged(scene, ends, failures, slow)
+    crash = _crash(scene, first, told_of_the_others(first, others))
+    crash = without_secrets(Crash, crash, secrets_of(scene.plan, scene.environ))
+    return crash, (*problems, *keep(run_dir, crash))
+
+
+def _judged(
+    scene: Scene, ends: tuple[End, ...], failures: Mapping[int, Failure], slow: Container[int] = ()
+) -> list[Judged]:
+    """Give all that ended badly, the first to fail first; `slow` failed by what their logs say."""
+    ends = tuple(replace(end, exit_code=1) if end.rank in slow else end for end in ends)
     several = scene.plan.processes.value.backend == "torchrun"
-    told = {rank: find_cause(case) for rank, case in cases.items()}
-    first, *others = in_order(
-        fall(end, failures.get(end.pid), told[end.rank][0], ends, several=several) for end in ends
-    )
-    case, (_, facts) = cases[first.end.rank], told[first.end.rank]
-    crash = _crash(scene, first, case, facts, told_of_others(first, others))
-    crash = _without_secrets(crash, scene)
+    found = {}
+    for end in ends:
+        failure = failures.get(end.pid)
+        case = _case(scene, end, failure, slow=end.rank in slow)
+        cause, facts = find_cause(case)
+        fallen = fall(end, failure, cause, ends, several=several)
+        found[end.rank] = Judged(fallen, case, facts)
+    return [found[one.end.rank] for one in in_order(one.fallen for one in found.values())]
+
+
+def keep(run_dir: Path, crash: Crash) -> tuple[str, ...]:
+    """Write crash.json, and give what went wrong with that, if anything."""
     try:
         write_private(run_dir / CRASH_FILE, dumps(crash))
     except OSError as error:
-        problems.append(f"{CRASH_FILE} can't be written: {error.strerror}")
-    return crash, tuple(problems)
+        return (f"{CRASH_FILE} can't be written: {error.strerror}",)
+    return ()
 
 
 def _failures(run_dir: Path, problems: list[str]) -> dict[int, Failure]:
@@ -103,7 +128,7 @@ def _failures(run_dir: Path, problems: list[str]) -> dict[int, Failure]:
     found = {}
     for path in sorted(run_dir.glob(failure_file(0).replace("0", "*"))):
         try:
-            failure = loads(Failure, path.read_bytes())
+            failure = load(Failure, path)
         except (OSError, CodecError) as error:
             problems.append(f"{path.name} can't be read: {error}")
             continue
@@ -116,12 +141,13 @@ def _ends(scene: Scene, failures: Mapping[int, Failure], problems: list[str]) ->
         failure = next(iter(failures.values()), None)
         pid = failure.pid if failure else 0
         # A shell, too, tells signal N as 128 + N; a script that records its exit tells the rest.
-        by_signal = scene.exit_code > 128 and (failure is None or failure.exit_code < 0)
-        code = 128 - scene.exit_code if by_signal else scene.exit_code
-        return (End(scene.rank, pid, code, time.time_ns()),)
+        signum = scene.exit_code - 128
+        by_signal = signum in signal.valid_signals() and (failure is None or failure.exit_code < 0)
+        code = -signum if by_signal else scene.exit_code
+        return (End(scene.rank, pid, code, time.time_ns(), time.monotonic_ns()),)
     path = Path(scene.plan.run_dir, ENDS_FILE)
     try:
-        return loads(Ends, path.read_bytes()).ends
+        return load(Ends, path).ends
     except FileNotFoundError:
         return ()  # stopped from outside, or the agent could not start anything
     except (OSError, CodecError) as error:
@@ -129,15 +155,25 @@ def _ends(scene: Scene, failures: Mapping[int, Failure], problems: list[str]) ->
         return ()
 
 
-def _case(scene: Scene, end: End, failure: Failure | None) -> Case:
+def _lost_agent(scene: Scene) -> Iterator[str]:
+    """Tell of an agent that died itself: it passes a worker's signal on only with the ends."""
+    for signum in DEADLY:
+        if scene.exit_code == 128 + signum:
+            yield f"torchrun's agent died of {signum.name}, and its ranks were ended: see agent.log"
+
+
+def _case(scene: Scene, end: End, failure: Failure | None, *, slow: bool) -> Case:
     run_dir = Path(scene.plan.run_dir)
-    log = tail(run_dir / f"rank-{end.rank}.log")
+    # Before any line of it is cut, and a secret with it.
+    log = hide(tail(run_dir / f"rank-{end.rank}.log"), secrets_of(scene.plan, scene.environ))
     raised = failure.raised if failure else ()
-    if not failure and end.exit_code == 1 and (read := read_traceback(log)):
-        raised = (read,)  # a command's, or of a worker that could not record it
+    read = recent_traceback if slow else last_traceback
+    if not failure and end.exit_code == 1 and (found := read(log)):
+        raised = (found,)  # a command's, or of a worker that could not record it
     return Case(
         exit_code=_code(end, failure),
         raised=raised,
+        cwd=failure.cwd if failure else "",
         log=log,
         stack=read_stack(run_dir / stack_file(end.rank)) if end.exit_code < 0 else (),
         plan=scene.masked,
@@ -159,7 +195,8 @@ def _peak_bytes() -> int:
     return peak if sys.platform == "darwin" else peak * 1024  # Linux counts in KiB
 
 
-def _crash(scene: Scene, first: Fallen, case: Case, facts: Facts, others: str) -> Crash:
+def _crash(scene: Scene, judged: Judged, others: str) -> Crash:
+    first, case, facts = judged.fallen, judged.case, judged.facts
     rank, code = first.end.rank, case.exit_code
     telling = case.telling()
     said = before_traceback(case.log) if case.raised else case.log
@@ -179,6 +216,7 @@ def _crash(scene: Scene, first: Fallen, case: Case, facts: Facts, others: str) -
         log_file=log_file if Path(scene.plan.run_dir, log_file).exists() else "",
         shown=rank in scene.shown,
         others=others,
+        step=None if scene.steps is None else scene.steps.get(rank, 0),
     )
 
 
@@ -196,24 +234,7 @@ def useful(frames: Iterable[Frame]) -> tuple[Frame, ...]:
     return tuple(own[-KEPT_FRAMES:])
 
 
-def _without_secrets(crash: Crash, scene: Scene) -> Crash:
-    named = {v.name: v.value for v in scene.plan.environment if v.value is not None}
-    values = secret_values({**scene.environ, **named}, scene.plan.target.args)
-
-    def clean(text: str) -> str:
-        return hide(text, values)
-
-    return replace(
-        crash,
-        why=clean(crash.why),
-        fix=clean(crash.fix),
-        error=clean(crash.error),
-        frames=tuple(replace(frame, source=clean(frame.source)) for frame in crash.frames),
-        log=tuple(map(clean, crash.log)),
-    )
-
-
 def _sweep(run_dir: Path) -> None:
     for path in run_dir.glob(stack_file(0).replace("0", "*")):
-        if not path.stat().st_size:
+        if path.is_file() and not path.stat().st_size:
             os.unlink(path)  # noqa: PTH108

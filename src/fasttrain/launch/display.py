@@ -11,7 +11,10 @@ class Display(Protocol):
     """Shows the script's output, and between its lines how far it is."""
 
     def write(self, descriptor: int, data: bytes) -> None:
-        """Write the script's own bytes to stdout (1) or stderr (2)."""
+        """Write the script's own bytes to stdout (1) or stderr (2).
+
+        This alone raises an OSError, where they can't be written.
+        """
 
     def progress(self, event: dict[str, Any]) -> None:
         """Show the latest event of rank 0."""
@@ -36,7 +39,7 @@ class PlainDisplay:
     def tell(self, text: str) -> None:
         """Write a line to stderr, wherever the script's own may stand."""
         with suppress(OSError):  # nobody reads it, or stderr is closed
-            write_all(2, f"fasttrain: {text}\n".encode())
+            write_all(2, f"fasttrain: {text}\n".encode(errors="backslashreplace"))
 
     def close(self) -> None:
         """Nothing was drawn."""

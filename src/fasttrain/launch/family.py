@@ -13,24 +13,29 @@ PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 
 
 class Family:
-    """What descends from this process, and had not been there before."""
+    """What descends from this process, and had not been there before.
+
+    Attributes:
+        before: What had been.
+    """
 
     def __init__(self) -> None:
-        self._before = {*descendants([os.getpid()], table()).values()}
+        self.before = {*descendants([os.getpid()], table()).values()}
 
-    def find(self, spared: int = 0) -> Table:
+    def find(self, *spared: int) -> Table:
         """Give those that are alive.
 
         A shell may have become this process by ``exec``; its children are not of the run.
 
         Args:
-            spared: One that doesn't count.
+            spared: Those that don't count, nor what they started.
         """
         processes = table()
-        for process in self._before:
+        for process in self.before:
             if processes.get(process.pid) == process:
                 del processes[process.pid]
-        processes.pop(spared, None)
+        for pid in spared:
+            processes.pop(pid, None)
         return descendants([os.getpid()], processes)
 
 

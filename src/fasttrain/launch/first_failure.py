@@ -40,8 +40,13 @@ class Fallen:
 
     @property
     def time_ns(self) -> int:
-        """When it failed: by its own clock, else when its end was seen."""
+        """When it failed, or else when its end was seen, in nanoseconds since the epoch."""
         return self.failure.time_ns if self.failure else self.end.time_ns
+
+    @property
+    def order_ns(self) -> int:
+        """The same by a clock that no jump of the time of day puts in another order."""
+        return self.failure.monotonic_ns if self.failure else self.end.monotonic_ns
 
 
 def fall(
@@ -60,14 +65,15 @@ def _standing(end: End, failure: Failure | None, cause: Cause, ends: Sequence[En
     counts more than when. And one that is stopped, may end by an exit code or an exception of its
     own making; those that stop come behind the first end, whichever it was.
     """
-    first_end_ns = min(other.time_ns for other in ends)
+    first_end_ns = min(other.monotonic_ns for other in ends)
     if failure is None:
         # SIGKILL is for those that don't heed SIGTERM; one that comes at once is not the agent's.
-        killed = end.exit_code == -signal.SIGKILL and end.time_ns - first_end_ns > SHORTEST_GRACE_NS
+        late = end.monotonic_ns - first_end_ns > SHORTEST_GRACE_NS
+        killed = end.exit_code == -signal.SIGKILL and late
         stopped = end.exit_code == -signal.SIGTERM or killed
     else:
         bowed_out = failure.raised[0].name in ("SystemExit", "KeyboardInterrupt")
-        stopped = bowed_out and failure.time_ns > first_end_ns
+        stopped = bowed_out and failure.monotonic_ns > first_end_ns
     if stopped:
         return Standing.STOPPED
     return Standing.OF_A_PEER if cause.of_a_peer else Standing.OWN
@@ -75,7 +81,7 @@ def _standing(end: End, failure: Failure | None, cause: Cause, ends: Sequence[En
 
 def in_order(fallen: Iterable[Fallen]) -> list[Fallen]:
     """Give those that failed, the first one first."""
-    return sorted(fallen, key=lambda one: (one.standing, one.time_ns, one.end.rank))
+    return sorted(fallen, key=lambda one: (one.standing, one.order_ns, one.end.rank))
 
 
 def told_of_others(first: Fallen, others: Iterable[Fallen]) -> str:
@@ -90,7 +96,7 @@ def told_of_others(first: Fallen, others: Iterable[Fallen]) -> str:
         elif one.standing is Standing.OF_A_PEER:
             consequences.append(one.end.rank)
         else:
-            later_s = (one.time_ns - first.time_ns) / 1e9
+            later_s = (one.order_ns - first.order_ns) / 1e9
             parts.append(f"rank {one.end.rank} failed {later_s:.3g} s later: {one.cause.slug}")
     if consequences:
         parts.append(f"{_ranks(consequences)} lost the connection, a consequence")

@@ -7,6 +7,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from fasttrain.spec.attempts import DIVIDER
+from fasttrain.spec.reading import open_regular
+
 
 class Tail:
     """New whole lines of a file that may not exist yet."""
@@ -22,10 +25,10 @@ class Tail:
             rest: Also give a last line without an end, because no more will come.
         """
         try:
-            with self._path.open("rb") as file:
+            with open_regular(self._path) as file:
                 file.seek(self._position)
                 data = file.read()
-        except FileNotFoundError:
+        except OSError:  # not there yet; or a directory or a pipe of the script's own
             return
         end = len(data) if rest else data.rfind(b"\n") + 1
         self._position += end
@@ -67,5 +70,7 @@ class RankTails:
                 self._tails.setdefault(int(number), Tail(path))
         for rank, tail in sorted(self._tails.items()):
             for line in tail.lines(rest=rest):
+                if line.startswith(DIVIDER.encode()):
+                    continue  # stdout is the script's
                 text = line if line.endswith(b"\n") else line + b"\n"
                 yield b"[rank %d] %b" % (rank, text)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import fasttrain
+from fasttrain.processes.table import Process, name_of
 from fasttrain.spec.errors import FasttrainError
 from fasttrain.spec.places import RUN_MARK
 
@@ -25,11 +26,13 @@ class Guardian:
         failure: Why there is none; empty while there is one.
     """
 
-    def __init__(self, run_id: str, environ: Mapping[str, str]) -> None:
+    def __init__(
+        self, run_id: str, environ: Mapping[str, str], spared: Iterable[Process] = ()
+    ) -> None:
         self.pid = 0
         self.failure = ""
         self._starts_left = STARTS
-        self._run_id = run_id
+        self._about = (run_id, *map(name_of, spared))
         # Without the mark, which it would find on itself; the rest may be what Python needs.
         self._environ = {name: value for name, value in environ.items() if name != RUN_MARK}
         self._read, self._write = os.pipe()
@@ -45,7 +48,7 @@ class Guardian:
         try:
             self.pid = os.posix_spawn(
                 sys.executable,
-                (sys.executable, "-IS", str(PROGRAM), self._run_id),
+                (sys.executable, "-IS", str(PROGRAM), *self._about),
                 self._environ,
                 file_actions=[
                     (os.POSIX_SPAWN_DUP2, self._read, 0),
@@ -78,12 +81,16 @@ class Guardian:
 
 
 @contextmanager
-def guarded(environ: Mapping[str, str]) -> Iterator[Guardian]:
+def guarded(environ: Mapping[str, str], spared: Iterable[Process]) -> Iterator[Guardian]:
     """Have a guardian while a run with this environment goes on.
 
     An error of ours ends the run as well; those that a user is told come before anything started.
+
+    Args:
+        environ: The environment of the run.
+        spared: Children of this process that are not of the run.
     """
-    guardian = Guardian(environ.get(RUN_MARK, ""), environ)
+    guardian = Guardian(environ.get(RUN_MARK, ""), environ, spared)
     try:
         yield guardian
     except FasttrainError:

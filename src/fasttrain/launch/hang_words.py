@@ -1,11 +1,10 @@
-"""Says in words where ranks stand, who waits for whom, and what only looks like a hang."""
+"""Says in words where ranks stand, and who waits for whom."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import chain
 
 from fasttrain.spec.hang import Frame, Role, StuckProcess, StuckRank
 
@@ -24,20 +23,6 @@ _OF_LOADER = ("torch/utils/data/dataloader.py", "torch/utils/data/_utils/pin_mem
 _OF_READING = "torch/utils/data/_utils/fetch.py"
 _OF_LOADER_WORKER = "torch/utils/data/_utils/worker.py"
 
-# Where a main thread is that takes its time by right: file, functions (empty for any), what it is.
-# A compiled function that merely runs has none of these frames.
-_EXCUSED: tuple[tuple[str, frozenset[str], str], ...] = (
-    ("torch/_dynamo/convert_frame.py", frozenset(), "compiles"),
-    ("torch/_inductor/compile_fx.py", frozenset({"compile_fx", "compile_fx_inner",
-     "compile_fx_backward", "fx_codegen_and_compile"}), "compiles"),
-    ("torch/_inductor/select_algorithm.py", frozenset(), "compiles"),
-    ("torch/utils/cpp_extension.py", frozenset(), "compiles"),
-    ("triton/compiler/compiler.py", frozenset(), "compiles"),
-    ("triton/runtime/autotuner.py", frozenset(), "compiles"),
-    ("bdb.py", frozenset(), "is in a debugger"),
-    ("pdb.py", frozenset(), "is in a debugger"),
-)  # fmt: skip
-
 
 @dataclass(frozen=True, slots=True)
 class _Place:
@@ -45,25 +30,6 @@ class _Place:
 
     waits: bool
     words: str
-
-
-def excuse(ranks: Iterable[StuckRank]) -> str:
-    """Give why it is right that nothing goes on, such as ``rank 0 compiles``; empty if it isn't."""
-    for rank in ranks:
-        mains = [process.threads[0] for process in rank.processes if process.threads]
-        for frame in chain.from_iterable(mains):
-            if what := _excuse(frame):
-                return f"rank {rank.rank} {what}"
-    return ""
-
-
-def _excuse(frame: Frame) -> str:
-    for file, functions, what in _EXCUSED:
-        # A torch that was built where it stands has its whole path.
-        of_file = frame.file == file or frame.file.endswith(f"/{file}")
-        if of_file and (not functions or frame.function in functions):
-            return what
-    return ""
 
 
 def verdict(ranks: tuple[StuckRank, ...], ended: tuple[int, ...]) -> tuple[str, ...]:
@@ -83,6 +49,11 @@ def verdict(ranks: tuple[StuckRank, ...], ended: tuple[int, ...]) -> tuple[str, 
     if len(waiting) > 1 and not others:
         told.append("they wait at different places, so none can go on")
     return (*told, *(line for rank in ranks for line in _helpers(rank)))
+
+
+def waits_for_ranks(process: StuckProcess) -> bool:
+    """Whether the main thread of a process waits for other ranks."""
+    return _place(process).waits
 
 
 def role_of(stack: Stack) -> Role:

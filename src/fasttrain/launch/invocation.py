@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import fasttrain
+from fasttrain.launch.cache import choose_cache
 from fasttrain.launch.run_dir import default_run_dir, new_run_id
-from fasttrain.spec.places import cache_folder
+from fasttrain.spec.errors import ExitCode, FasttrainError
 from fasttrain.spec.plan import Invocation, Target
 from fasttrain.spec.script import ScriptFacts
 from fasttrain.spec.settings import Settings
@@ -16,13 +17,33 @@ from fasttrain.spec.settings import Settings
 PACKAGE = Path(fasttrain.__file__).parent
 
 
+def working_directory() -> Path:
+    """Give the working directory.
+
+    Raises:
+        FasttrainError: ``cwd-gone`` where it has been removed.
+    """
+    try:
+        return Path.cwd()
+    except FileNotFoundError as error:
+        raise FasttrainError(
+            "the working directory is gone",
+            why="it was removed after this shell had gone there",
+            fix="go to one that exists, with cd",
+            slug="cwd-gone",
+            exit_code=ExitCode.CANNOT_START,
+        ) from error
+
+
 def read_invocation(
     target: Target, settings: Settings, environ: Mapping[str, str], facts: ScriptFacts
 ) -> Invocation:
     """Give working directory, interpreter, run directory and cache of this call."""
-    cwd = str(Path.cwd())
+    cwd = str(working_directory())
     run_id = new_run_id(target.name)
-    named = settings.run_dir.value
+    named = settings.resume.value or settings.run_dir.value
+    run_dir = str(Path(cwd, named)) if named else default_run_dir(cwd, run_id)
+    cache_dir, cache_note = choose_cache(environ, run_dir)
     return Invocation(
         target=target,
         cwd=cwd,
@@ -32,8 +53,9 @@ def read_invocation(
         agent=str(PACKAGE / "shim" / "agent.py"),
         environ=dict(environ),
         run_id=run_id,
-        run_dir=str(Path(cwd, named)) if named else default_run_dir(cwd, run_id),
-        cache_dir=str(cache_folder(environ)),
+        run_dir=run_dir,
+        cache_dir=cache_dir,
+        cache_note=cache_note,
         version=fasttrain.__version__,
         facts=facts,
     )

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import linecache
+import os
 import re
+from dataclasses import replace
+from itertools import takewhile
 from pathlib import Path
 
+from fasttrain.launch import escapes
+from fasttrain.launch.attempt_files import behind_divider
 from fasttrain.spec.crash import MESSAGE_LENGTH, Frame, Raised
+from fasttrain.spec.reading import open_regular
 
 TAIL_BYTES = 65536
+LAST_WORDS = 60  # lines: a C++ stack stands behind the error itself
 LINE_LENGTH = 300
 HEAD = "Traceback (most recent call last):"
 
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b.")
 _SHIM = re.compile(r"[/\\]fasttrain[/\\]shim[/\\]")
-_CALL = re.compile(r'  File "(?P<file>.+)", line (?P<line>\d+),? in (?P<function>.+)')
+_CALL = re.compile(r'  File "(?P<file>.+)", line (?P<line>\d{1,9}),? in (?P<function>.+)')
 # The last line of a traceback: a dotted name, and the message behind a colon.
 _ERROR = re.compile(r"(?P<kind>[A-Za-z_][\w.]*)(?:: (?P<message>.*))?$", re.DOTALL)
 # Source: CPython 3.11, Lib/traceback.py, between chained tracebacks.
@@ -23,11 +30,18 @@ _CHAINED = re.compile(
     r"|The above exception was the direct cause of the following exception):\s*$"
 )
 
+# Further lines of a message, or what an interpreter says that ends, and no output of the script's.
+# Source: torch 2.13, c10/cuda/CUDAException.cpp and c10/util/Exception.cpp
+_GOES_ON = re.compile(
+    r"\s|$|CUDA kernel errors |For debugging consider |Compile with |Exception raised from "
+    r"|frame #\d+: |fasttrain: |.*Warning: "
+)
+
 
 def tail(log: Path) -> str:
-    """Give the end of a log, as a person reads it; empty where there is no log."""
+    """Give the end of what the last attempt wrote, as a person reads it; empty without a log."""
     try:
-        with log.open("rb") as file:
+        with open_regular(log) as file:
             size = file.seek(0, 2)
             file.seek(max(0, size - TAIL_BYTES))
             data = file.read()
@@ -38,7 +52,7 @@ def tail(log: Path) -> str:
         line.removesuffix("\r").rpartition("\r")[2]
         for line in data.decode(errors="replace").split("\n")
     )
-    return "\n".join(_printable(_ESCAPES.sub("", line)) for line in lines)
+    return behind_divider("\n".join(_printable(_ESCAPES.sub("", line)) for line in lines))
 
 
 def last_lines(text: str, count: int) -> tuple[str, ...]:
@@ -53,6 +67,28 @@ def before_traceback(text: str) -> str:
     while _CHAINED.search(before):
         before, _, _ = before.rpartition(HEAD)
     return before
+
+
+def recent_traceback(text: str) -> Raised | None:
+    """Give the last exception of which the last lines of a text tell, or None."""
+    raised = read_traceback("\n".join(text.splitlines()[-LAST_WORDS:]))
+    return raised and replace(raised, message=_divide(raised.message)[0])
+
+
+def last_traceback(text: str) -> Raised | None:
+    """Give the exception whose traceback a text ends with, or None.
+
+    One that is followed by more output was handled: the script went on.
+    """
+    raised = read_traceback(text)
+    return None if raised is None or _divide(raised.message)[1] else raised
+
+
+def _divide(message: str) -> tuple[str, str]:
+    """Divide what stands behind a traceback into its message, and what was printed later."""
+    first, *lines = message.split("\n")
+    own = [first, *takewhile(_GOES_ON.match, lines)]
+    return "\n".join(own).rstrip(), "\n".join(lines[len(own) - 1 :])
 
 
 def read_traceback(text: str) -> Raised | None:
@@ -81,12 +117,13 @@ def read_stack(path: Path) -> tuple[Frame, ...]:
     first thread that was in the user's code.
     """
     try:
-        text = path.read_text(errors="replace")
+        with open_regular(path) as file:
+            text = file.read().decode(errors="replace")
     except OSError:  # it died before it could be asked for one
         return ()
     threads = [
         tuple(
-            Frame(call["file"], int(call["line"]), call["function"], _source(call))
+            _frame(call)
             for call in map(_CALL.match, reversed(block.splitlines()))
             if call and not _SHIM.search(call["file"])
         )
@@ -97,8 +134,15 @@ def read_stack(path: Path) -> tuple[Frame, ...]:
     return next(iter([*current, *own]), ())
 
 
-def _source(call: re.Match[str]) -> str:
-    return linecache.getline(call["file"], int(call["line"])).strip()
+def _frame(call: re.Match[str]) -> Frame:
+    file, line = escapes.path(call["file"]), int(call["line"])
+    return Frame(file, line, escapes.name(call["function"]), _source(file, line))
+
+
+def _source(file: str, line: int) -> str:
+    if not os.path.isfile(file):  # noqa: PTH113 - False for names that no file can have
+        return ""
+    return linecache.getline(file, line).strip()
 
 
 def _printable(line: str) -> str:

@@ -6,9 +6,31 @@ Source: https://man7.org/linux/man-pages/man5/proc.5.html (man-pages 6.9), for t
 from __future__ import annotations
 
 import os
+import platform
 from pathlib import Path
+from typing import NamedTuple
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+# System calls that wait: connect, accept, send and receive are of the network.
+# Source: Linux 6.9, arch/x86/entry/syscalls/syscall_64.tbl, include/uapi/asm-generic/unistd.h
+_CALLS: dict[str, dict[int, str]] = {
+    "x86_64": {0: "read", 61: "wait", 247: "wait_id"}
+    | dict.fromkeys((42, 43, 44, 45, 46, 47, 288), "network"),
+    "aarch64": {63: "read", 260: "wait", 95: "wait_id"}
+    | dict.fromkeys((202, 203, 206, 207, 211, 212, 242), "network"),
+}
+
+
+class Call(NamedTuple):
+    """A system call that a thread is in.
+
+    Attributes:
+        name: ``read``, ``wait``, ``network``, or empty for others and where it isn't told.
+        argument: Its first one: of a read the descriptor, of a wait the child, or -1 for any.
+    """
+
+    name: str = ""
+    argument: int = -1
 
 
 def family(pid: int) -> list[int]:
@@ -44,11 +66,42 @@ def is_stopped(pid: int) -> bool:
     return _fields(pid)[:1] in (["T"], ["t"])
 
 
+def waits_for_disk(pid: int) -> bool:
+    """Whether the main thread is in a wait that no signal ends, as those for disks and NFS are."""
+    return _fields(pid)[:1] == ["D"]
+
+
+def runs(pid: int) -> bool:
+    """Whether the main thread computes, or would if others left it a processor."""
+    return _fields(pid)[:1] == ["R"]
+
+
+def call(pid: int) -> Call:
+    """Give the system call that the main thread is in; none where that is not ours to see."""
+    number, *arguments = _read(Path(f"/proc/{pid}/syscall")).split() or [""]
+    if not number.isdecimal() or not arguments:  # it runs
+        return Call()
+    name = _CALLS.get(platform.machine(), {}).get(int(number), "")
+    if name == "wait_id":  # its first argument is no child
+        return Call("wait")
+    argument = int(arguments[0], 16)
+    return Call(name, argument if argument < 1 << 31 else -1)
+
+
 def transferred_bytes(pid: int) -> int:
     """Give what the main thread has read and written, or all threads where that is not told."""
-    text = _read(Path(f"/proc/{pid}/task/{pid}/io")) or _read(Path(f"/proc/{pid}/io"))
+    return _bytes(_read(Path(f"/proc/{pid}/task/{pid}/io"))) or all_bytes(pid)
+
+
+def all_bytes(pid: int) -> int:
+    """Give what all threads of a process have read and written."""
+    return _bytes(_read(Path(f"/proc/{pid}/io")))
+
+
+def _bytes(text: str) -> int:
+    """Add up calls, counted as they return, and what disks have got of one that still goes on."""
     values = dict(line.split(": ") for line in text.splitlines())
-    return int(values.get("rchar", 0)) + int(values.get("wchar", 0))
+    return sum(int(values.get(name, 0)) for name in ("rchar", "wchar", "read_bytes", "write_bytes"))
 
 
 def catches(pid: int, signum: int) -> bool:

@@ -6,12 +6,21 @@ import contextlib
 import mmap
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from fasttrain.spec.codec import CodecError, loads
-from fasttrain.spec.pulse import MEMORY_BYTES, MEMORY_NAME, PulseAddress, Slot
+from fasttrain.spec.codec import CodecError
+from fasttrain.spec.pulse import (
+    MEMORY_BYTES,
+    MEMORY_NAME,
+    MOST_RANKS,
+    PULSES_VARIABLE,
+    RECORD_BYTES,
+    PulseAddress,
+    Slot,
+)
+from fasttrain.spec.reading import load
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +40,49 @@ class Pulse:
     beats: int
     p95_s: float
     ended: bool
+
+
+class RankMemory:
+    """The memory that the ranks of this node write into, held by this process: it outlives them.
+
+    Where there is none to be had, the ranks hold their own.
+    """
+
+    def __init__(self) -> None:
+        self._descriptor = -1
+        self._memory: mmap.mmap | None = None
+        with contextlib.suppress(AttributeError, OSError):  # not Linux, or no descriptor left
+            self._descriptor = os.memfd_create(MEMORY_NAME)
+            os.ftruncate(self._descriptor, MEMORY_BYTES)
+            self._memory = mmap.mmap(self._descriptor, MEMORY_BYTES)
+
+    def tell(self, environ: Mapping[str, str]) -> dict[str, str]:
+        """Give the environment of the ranks, who look for the memory there."""
+        others = {name: value for name, value in environ.items() if name != PULSES_VARIABLE}
+        if self._memory is None:
+            return others
+        return {**others, PULSES_VARIABLE: f"{os.getpid()}:{self._descriptor}"}
+
+    def steps(self) -> dict[int, int]:
+        """Give the optimizer steps by global rank, of those that have come."""
+        if self._memory is None:
+            return {}
+        records = (_words(self._memory, record) for record in range(MOST_RANKS))
+        return {words[Slot.RANK] - 1: words[Slot.STEPS] for words in records if words[Slot.RANK]}
+
+    def clear(self) -> None:
+        """Forget the ranks, all of which have ended."""
+        if self._memory is not None:
+            self._memory[:] = bytes(MEMORY_BYTES)
+
+    def close(self) -> None:
+        """Let go of it."""
+        if self._memory is not None:
+            self._memory.close()
+            self._memory = None
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
 
 
 class Pulses:
@@ -63,7 +115,9 @@ class Pulses:
         for path in self._run_dir.glob("pulse-*.json"):
             # Renamed into place, so never half of one; an older worker's is replaced.
             with contextlib.suppress(OSError, CodecError):
-                yield loads(PulseAddress, path.read_bytes())
+                address = load(PulseAddress, path)
+                if 0 <= address.record < MOST_RANKS:
+                    yield address
 
 
 def _link(address: PulseAddress) -> str:
@@ -90,7 +144,7 @@ def _mapped(address: PulseAddress) -> mmap.mmap | None:
 
 
 def _pulse(address: PulseAddress, memory: mmap.mmap) -> Pulse:
-    words = struct.unpack_from(f"{len(Slot)}Q", memory)
+    words = _words(memory, address.record)
     return Pulse(
         address=address,
         steps=words[Slot.STEPS],
@@ -98,3 +152,7 @@ def _pulse(address: PulseAddress, memory: mmap.mmap) -> Pulse:
         p95_s=words[Slot.P95_NS] / 1e9,
         ended=bool(words[Slot.ENDED]),
     )
+
+
+def _words(memory: mmap.mmap, record: int) -> tuple[int, ...]:
+    return struct.unpack_from(f"{len(Slot)}Q", memory, record * RECORD_BYTES)

@@ -5,58 +5,61 @@ from __future__ import annotations
 import shlex
 from collections import defaultdict
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
+from fasttrain.files.writing import write_private
+from fasttrain.launch.ended import Ended
 from fasttrain.launch.hang_words import rank_list
 from fasttrain.launch.merge_reports import merged
-from fasttrain.launch.run_dir import RECEIPT_FILE, write_private
-from fasttrain.spec.codec import CodecError, dumps, loads
-from fasttrain.spec.crash import Crash
+from fasttrain.spec.codec import CodecError, dumps
 from fasttrain.spec.errors import ExitCode, FasttrainError
 from fasttrain.spec.hang import HANG_FILE, Hang
-from fasttrain.spec.outcome import Outcome, RankReport, Receipt, State
-from fasttrain.spec.places import RUNS_FOLDER
+from fasttrain.spec.outcome import PREEMPTED, RECEIPT_FILE, Outcome, RankReport, Receipt, State
+from fasttrain.spec.places import RUNS_FOLDER, SNAPSHOTS_FOLDER
 from fasttrain.spec.plan import LaunchPlan
+from fasttrain.spec.reading import load
 
 T = TypeVar("T", Receipt, Hang)
 
 
-def gather(
-    plan: LaunchPlan,
-    exit_code: int,
-    wall_s: float,
-    warnings: tuple[str, ...] = (),
-    crash: Crash | None = None,
-    run_dirs: Iterable[Path] = (),
-) -> Receipt:
+def gather(plan: LaunchPlan, ended: Ended, run_dirs: Iterable[Path] = ()) -> Receipt:
     """Read every rank's report and write receipt.json.
 
     Args:
         plan: The plan with its secrets masked.
-        exit_code: The script's exit code, or 128 + signal.
-        wall_s: Seconds that the run took.
-        warnings: What the launcher saw go wrong.
-        crash: Why the run failed, if it did.
+        ended: How it ended, as the launcher saw it.
         run_dirs: Where the reports lie; in the run directory unless several nodes have their own.
     """
     run_dirs = tuple(run_dirs) or (Path(plan.run_dir),)
     reports, problems = _read_reports(run_dirs)
+    reports = tuple(_with_steps(report, ended.steps.get(report.rank, 0)) for report in reports)
     # A script that failed may not have come to its model; its own error is what there is to tell.
-    missed = tuple(unmet(reports)) if exit_code == 0 else ()
+    missed = tuple(unmet(reports)) if ended.exit_code == 0 else ()
     receipt = Receipt(
         run_id=plan.run_id,
         run_dir=str(run_dirs[0]),
         command=shlex.join((plan.target.name, *plan.target.args)),
-        exit_code=exit_code,
-        wall_s=wall_s,
+        exit_code=int(ended.exit_code),
+        wall_s=ended.wall_s,
         ranks=reports,
         unmet=missed,
-        warnings=(*plan.warnings, *warnings, *_told_by_ranks(reports), *problems),
-        hints=plan.hints,
-        crash=crash,
+        warnings=(*plan.warnings, *ended.warnings, *_told_by_ranks(reports), *problems),
+        hints=(*plan.hints, *_ways_on(plan, ended.exit_code)),
+        crash=ended.crash,
+        attempts=ended.attempts,
     )
-    write_private(run_dirs[0] / RECEIPT_FILE, dumps(receipt))
+    return _kept(receipt, run_dirs[0] / RECEIPT_FILE)
+
+
+def _kept(receipt: Receipt, path: Path) -> Receipt:
+    """Write the receipt; where that can't be, it is told at least."""
+    try:
+        write_private(path, dumps(receipt))
+    except OSError as error:
+        problem = f"{path.name} can't be written, and this is all that is left: {error.strerror}"
+        return replace(receipt, warnings=(*receipt.warnings, problem))
     return receipt
 
 
@@ -90,7 +93,7 @@ def read_hang(run_dir: Path) -> Hang | None:
 
 def _read(kind: type[T], path: Path) -> T:
     try:
-        return loads(kind, path.read_bytes())
+        return load(kind, path)
     except (OSError, CodecError) as error:
         why = getattr(error, "strerror", None) or str(error)
         raise FasttrainError(
@@ -108,13 +111,36 @@ def _read_reports(run_dirs: Iterable[Path]) -> tuple[tuple[RankReport, ...], lis
     problems = []
     for path in (path for run_dir in run_dirs for path in sorted(run_dir.glob("rank-*.json"))):
         try:
-            report = loads(RankReport, path.read_bytes())
+            report = load(RankReport, path)
         except (OSError, CodecError) as error:
             problems.append(f"{path.name} can't be read: {error}")
             continue
         (children[report.rank] if ".child-" in path.name else workers).append(report)
     reports = [merged(worker, children[worker.rank]) for worker in workers]
     return tuple(sorted(reports, key=lambda report: report.rank)), problems
+
+
+def _with_steps(report: RankReport, steps: int) -> RankReport:
+    """Give the report of a rank that was ended with the steps that it has made since."""
+    if report.finished or steps <= report.stats.steps:
+        return report
+    return replace(report, stats=replace(report.stats, steps=steps))
+
+
+def was_preempted(run_dir: Path) -> bool:
+    """Whether the ranks that report in a directory ended behind a snapshot, to go on later."""
+    reports, _ = _read_reports((run_dir,))
+    return any(outcome.counts.get(PREEMPTED) for r in reports for outcome in r.outcomes)
+
+
+def _ways_on(plan: LaunchPlan, exit_code: int) -> tuple[str, ...]:
+    if exit_code != ExitCode.PREEMPTED:
+        return ()
+    directory = shlex.quote(plan.run_dir)
+    alone = plan.processes.value.backend == "direct"  # or rank 0 may have them elsewhere
+    if alone and not any(Path(plan.run_dir, SNAPSHOTS_FOLDER).glob("step-*")):
+        return ("no snapshot was taken yet: the same command begins anew, in a new --run-dir",)
+    return (f"the same command with --resume {directory} goes on from the snapshot",)
 
 
 def unmet(reports: tuple[RankReport, ...]) -> list[str]:

@@ -28,19 +28,38 @@ class Relay:
     Attributes:
         child_ends: For stdout (1) and stderr (2), the descriptor that the child is to get.
         log_error: Why the log lacks some of the output; empty when it is whole.
+        held: Whether output is being passed on at the moment, as it is all the time while nobody
+            reads it.
     """
 
-    def __init__(self, log: Path, display: Display) -> None:
+    def __init__(self, log: Path, display: Display, *, again: bool = False) -> None:
+        """Open the streams.
+
+        Args:
+            log: Where all of it is kept.
+            display: Who shows it.
+            again: Whether further children may get the same streams.
+        """
+        self._again = again
         self.child_ends: dict[int, int] = {}
         self.log_error = ""
+        self.held = False
         self._display = display
-        self._log = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        self._log = self._open_log(log)
         self._selector = selectors.DefaultSelector()
         self._terminals: list[int] = []
         self._wake_read, self._wake_write = os.pipe()
         self._selector.register(self._wake_read, selectors.EVENT_READ, None)
         self._thread = threading.Thread(target=self._run, name="fasttrain-relay", daemon=True)
         self._open_streams()
+
+    def _open_log(self, log: Path) -> int:
+        try:
+            # Not waiting: a pipe that lies there would block until somebody reads it.
+            return os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK, 0o600)
+        except OSError as error:  # a full disk must not stop the script before it has begun
+            self.log_error = error.strerror or str(error)
+            return os.open(os.devnull, os.O_WRONLY)
 
     def _open_streams(self) -> None:
         opened: dict[tuple[int, int], int] = {}
@@ -69,7 +88,8 @@ class Relay:
 
     def start(self) -> None:
         """Begin to carry, once the child has its ends."""
-        self._close_child_ends()
+        if not self._again:
+            self._close_child_ends()
         self._thread.start()
 
     def _close_child_ends(self) -> None:
@@ -87,6 +107,8 @@ class Relay:
         if self._thread.ident is None:  # nothing could be started
             self._close_child_ends()
         else:
+            if self._again:
+                self._close_child_ends()
             os.write(self._wake_write, b"x")
             self._thread.join()
         for key in list(self._selector.get_map().values()):
@@ -106,7 +128,9 @@ class Relay:
                     os.read(self._wake_read, 1)
                     ending = True
                 else:
+                    self.held = True
                     self._carry(key.fd, key.data)
+                    self.held = False
 
     def _carry(self, ours: int, descriptor: int) -> None:
         try:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from fasttrain.launch import procfs
+from fasttrain.launch import escapes, procfs
 from fasttrain.launch.invocation import PACKAGE
 from fasttrain.spec.hang import Frame
 
@@ -88,7 +88,7 @@ def _threads(text: str) -> Iterator[tuple[str, Stack]]:
                 yield head, _without_start(frames)
             head, frames = match[1], []
         elif match := _FRAME.fullmatch(line):
-            frames.append(frame(match[1], int(match[2]), match[3]))
+            frames.append(frame(escapes.path(match[1]), int(match[2]), escapes.name(match[3])))
     if head:
         yield head, _without_start(frames)
 
@@ -120,7 +120,10 @@ def _near(file: str) -> str:
         _, found, inside = file.rpartition(folder)
         if found:
             return inside
-    relative = os.path.relpath(file)
+    try:
+        relative = os.path.relpath(file)
+    except OSError:  # the working directory is gone
+        return file
     return file if relative.startswith("..") else relative
 
 

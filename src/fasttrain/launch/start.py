@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
-from fasttrain.launch.attend import Around, Part, attend, compose
+from fasttrain.launch.attend import attend, compose
+from fasttrain.launch.cache import secure_cache
+from fasttrain.launch.claim import begin, claim
+from fasttrain.launch.part import Around, Part
 from fasttrain.launch.preflight import check_port, find_program
 from fasttrain.launch.receipts import gather
-from fasttrain.launch.run_dir import create
+from fasttrain.spec.codec import dumps
 from fasttrain.spec.outcome import Receipt
-from fasttrain.spec.plan import LaunchPlan
+from fasttrain.spec.plan import PLAN_FILE, LaunchPlan
 
 
 def start(
@@ -29,6 +33,10 @@ def start(
     environment = compose(environ, plan.environment)
     program = find_program(plan, environment)
     check_port(plan.processes.value)
-    create(masked)
-    ended = attend(Part(plan, masked, program, environ, environment), around)
-    return gather(masked, ended.exit_code, ended.wall_s, ended.warnings, ended.crash)
+    with claim(plan.run_dir, plan.preempt.value.resume) as claimed:
+        told = (*claimed.warnings, *secure_cache(plan, environment))
+        for warning in told:
+            around.display.tell(f"warning: {warning}")
+        begin(claimed, PLAN_FILE, dumps(masked))
+        ended = attend(Part(plan, masked, program, environ, environment), around)
+        return gather(masked, replace(ended, warnings=(*told, *ended.warnings)))

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from fasttrain.launch.cause import Cause
+from fasttrain.launch.cause import Cause, Heals
 from fasttrain.launch.first_failure import fall, in_order, told_of_others
 from fasttrain.spec.crash import End, Failure, Raised
 
-OWN = Cause("own", lambda _: {}, "", "")
-PEER = Cause("peer", lambda _: {}, "", "", of_a_peer=True)
+OWN = Cause("own", Heals.ONCE, lambda _: {}, "", "")
+PEER = Cause("peer", Heals.ALWAYS, lambda _: {}, "", "", of_a_peer=True)
 MS = 1_000_000
 
 
 class Rank:
-    """How one rank failed: recorded at `raised`, if at all, and seen at `seen`, in milliseconds."""
+    """How one rank failed: recorded at `raised`, if at all, and seen at `seen`, in milliseconds.
+
+    The time of day goes backwards meanwhile, and nothing may depend on it.
+    """
 
     def __init__(
         self, seen: int, code: int = 1, *, raised: int | None = None, cause: Cause = OWN,
@@ -24,10 +27,15 @@ class Rank:
 
 
 def order(*ranks: Rank) -> tuple[list[int], str]:
-    ends = [End(rank, 100 + rank, one.code, one.seen * MS) for rank, one in enumerate(ranks)]
+    ends = [
+        End(rank, 100 + rank, one.code, -one.seen * MS, one.seen * MS)
+        for rank, one in enumerate(ranks)
+    ]
     failures = [
         None if one.raised is None
-        else Failure(rank, 100 + rank, one.raised * MS, 1, (Raised((one.kind,), ""),))
+        else Failure(
+            rank, 100 + rank, -one.raised * MS, one.raised * MS, 1, (Raised((one.kind,), ""),)
+        )
         for rank, one in enumerate(ranks)
     ]  # fmt: skip
     fallen = in_order(

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from fasttrain.launch.last_words import (
     before_traceback,
     last_lines,
+    last_traceback,
     read_stack,
     read_traceback,
+    recent_traceback,
     tail,
 )
 
@@ -78,6 +81,29 @@ def test_the_last_traceback_of_a_text() -> None:
     assert read_traceback("Traceback (most recent call last):\n  cut off") is None
 
 
+ONE = CHAINED.partition("exception occurred:\n")[2].replace("two\nlines", "one")
+# Source: evo-design/evo#136, and CPython 3.11's multiprocessing/resource_tracker.py
+CUDA = ONE + "CUDA kernel errors might be asynchronously reported at some other API call\n\n"
+WARNED = (
+    ONE + "/usr/lib/python3.11/multiprocessing/resource_tracker.py:254: UserWarning: leaked\n"
+    "  warnings.warn('leaked')\n"
+)
+
+
+def test_a_traceback_that_output_follows_did_not_end_the_script() -> None:
+    for text in (ONE, CUDA, WARNED):
+        assert last_traceback(text) is not None
+    assert last_traceback(f"{ONE}step 1\n") is None
+    assert last_traceback("step 1\n") is None
+
+
+def test_a_recent_traceback_may_be_followed_by_output() -> None:
+    raised = recent_traceback(f"{CUDA}closing\n")
+    assert raised is not None
+    assert raised.message == CUDA[:-2].partition("Error: ")[2]
+    assert recent_traceback(ONE + "step\n" * 60) is None
+
+
 def test_what_was_said_in_front_of_tracebacks() -> None:
     assert last_lines(before_traceback(CHAINED), 9) == ("step 1", "step 2")
     caught = f"{CHAINED}went on\n" + CHAINED.partition("step 2\n")[2]
@@ -93,3 +119,20 @@ def test_the_stack_of_the_thread_that_runs_the_users_code(tmp_path: Path) -> Non
     ]  # fmt: skip
     path.write_text(STACKS.replace("  <no Python frame>", '  File "/home/me/net.py", line 7 in f'))
     assert [f.line for f in read_stack(path)] == [7]
+
+
+def test_a_line_number_that_no_file_has_is_no_call() -> None:
+    text = f'Traceback (most recent call last):\n  File "a.py", line {"9" * 5000}, in f\nE: m\n'
+    assert read_traceback(text) is None
+
+
+def test_what_lies_in_the_place_of_a_file_is_not_waited_for(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    assert tail(pipe) == ""
+    assert read_stack(pipe) == ()
+    stack = tmp_path / "fault-0.txt"
+    stack.write_text(
+        f'Current thread 0x1 (most recent call first):\n  File "{pipe}", line 1 in f\n'
+    )
+    assert [frame.source for frame in read_stack(stack)] == [""]

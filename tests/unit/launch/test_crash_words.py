@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from fasttrain.launch.case import Case
-from fasttrain.launch.cause_rules import size
+from fasttrain.launch.cause_facts import size
 from fasttrain.launch.causes import CAUSES, ENDS, find_cause
 from fasttrain.spec.crash import Frame, Raised, Surroundings
 from fasttrain.spec.decision import Source, SourceKind
@@ -30,6 +30,22 @@ DEVICE_ASSERT = (
     "CUDA error: device-side assert triggered\nCUDA kernel errors might be asynchronously reported "
     "at some other API call, so the stacktrace below might be incorrect."
 )
+# Source: evo-design/evo#136
+ILLEGAL_ACCESS = (
+    "CUDA error: an illegal memory access was encountered\nCUDA kernel errors might be "
+    "asynchronously reported at some other API call, so the stacktrace below might be incorrect."
+)
+# Source: Comfy-Org/ComfyUI#10326
+NO_KERNEL = (
+    "CUDA error: no kernel image is available for execution on the device\nCUDA kernel errors "
+    "might be asynchronously reported at some other API call, so the stacktrace below might be "
+    "incorrect."
+)
+# Source: facebookresearch/detr#524
+DEVICES = (
+    "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and "
+    "cpu! (when checking argument for argument index in method wrapper__index_select)"
+)
 # Source: huggingface/picotron_tutorial#6
 WATCHDOG = (
     "[rank2]: step 7\n"
@@ -46,12 +62,27 @@ REMOTE = (
 )
 # Source: lllyasviel/Fooocus#1313
 DRIVER = "The NVIDIA driver on your system is too old (found version 11040). Please update your"
+# Source: vllm-project/vllm#5222
+UNCORRECTABLE = "CUDA error: uncorrectable ECC error encountered"
+# Source: https://docs.coreweave.com/support/sunk/articles/what-do-nccl-errors-mean.md
+SYSTEM = "NCCL error in: ProcessGroupNCCL.cpp:1275, unhandled system error, NCCL version 2.18.5"
+# What torch 2.13 and Python 3.11 said where /dev/shm had 64 KiB
+SHM_FULL = (
+    "unable to allocate shared memory(shm) for file </torch_20526_2012529927_2>: No space left on "
+    "device (28)"
+)
 RECORDED = {
     OUT_OF_MEMORY: ("device-memory", "22.00 MiB wanted, 11.06 MiB free of 23.65 GiB"),
     OUT_OF_MEMORY_OF_OLD: ("device-memory", "264.00 MiB wanted, 145.93 MiB free of 2.00 GiB"),
     DEVICE_ASSERT: ("device-assert", "label or index out of range"),
+    DEVICES: ("device-mismatch", "different devices: but found at least two devices, cuda:0 and"),
+    ILLEGAL_ACCESS: ("illegal-access", "reached outside"),
+    NO_KERNEL: ("wrong-gpu", "architecture"),
     REMOTE: ("peer-lost", "another rank went away"),
     DRIVER: ("driver-too-old", "11040"),
+    UNCORRECTABLE: ("device-fault", "ECC"),
+    SYSTEM: ("network", "NCCL error in"),
+    SHM_FULL: ("shared-memory", "no room in /dev/shm"),
 }
 
 
@@ -70,6 +101,23 @@ def test_recorded_texts_of_gpus(message: str) -> None:
     cause, why, _ = told(raised(message))
     assert cause == slug
     assert words in why
+
+
+@pytest.mark.parametrize(
+    ("kinds", "errno", "slug"),
+    [
+        (("builtins.ConnectionRefusedError", "builtins.ConnectionError"), 111, "network"),
+        (("requests.exceptions.ReadTimeout", "requests.exceptions.Timeout"), 0, "network"),
+        (("urllib.error.URLError", "builtins.OSError"), 0, "network"),
+        (("urllib.error.HTTPError", "urllib.error.URLError"), 0, "exception"),
+        (("builtins.BrokenPipeError", "builtins.ConnectionError"), 32, "exception"),
+        (("builtins.OSError",), 116, "disk-error"),  # ESTALE on Linux
+        (("builtins.OSError",), 5, "disk-error"),
+    ],
+)
+def test_what_lies_beyond_this_machine(kinds: tuple[str, ...], errno: int, slug: str) -> None:
+    case = Case(1, (Raised((*kinds, "builtins.Exception"), "no", errno=errno),))
+    assert told(case)[0] == slug
 
 
 def test_a_recorded_abort_of_ncclss_watchdog() -> None:
@@ -167,7 +215,7 @@ def test_every_row_can_be_told() -> None:
     _, facts = find_cause(raised("no row knows this"))
     facts |= dict.fromkeys(
         ("device", "waited", "came", "found", "library", "model", "how", "shapes", "what", "types",
-         "evidence", "why", "fix"), "x",
+         "evidence", "why", "fix", "fault"), "x",
     )  # fmt: skip
     for cause in (*CAUSES, *ENDS):
         assert cause.why.format_map(facts)
@@ -180,3 +228,11 @@ def test_every_row_can_be_told() -> None:
 )
 def test_size(value: int | None, words: str) -> None:
     assert size(value) == words
+
+
+def test_a_lock_that_finds_no_room_is_no_full_disk() -> None:
+    kinds, message = ("builtins.OSError",), "[Errno 28] No space left on device"
+    lock = Frame("/usr/lib/python3.11/multiprocessing/synchronize.py", 57, "__init__")
+    full = Raised(kinds, message, (Frame("/me/train.py", 7, "main"), lock), errno=28)
+    assert told(Case(1, (full,)))[0] == "shared-memory"
+    assert told(Case(1, (replace(full, frames=full.frames[:1]),)))[0] == "disk-full"

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from fasttrain.launch.follow import EventTail, RankTails, Tail
@@ -21,6 +22,12 @@ def test_a_file_that_comes_later_and_grows(tmp_path: Path) -> None:
     assert list(tail.lines()) == [b"two\n", b"three\n"]
     assert list(tail.lines(rest=True)) == [b"fou"]
     assert list(tail.lines(rest=True)) == []
+
+
+def test_what_is_no_file_has_no_lines(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    assert list(Tail(tmp_path / "pipe").lines()) == []
+    assert list(Tail(tmp_path).lines()) == []
 
 
 def test_the_newest_event(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import struct
 from collections.abc import Callable, Iterator
@@ -12,15 +13,18 @@ from typing import Any
 import pytest
 
 from fasttrain.launch import hang_watch, procfs
+from fasttrain.launch.hang_nodes import Nodes, OneNode, together
 from fasttrain.launch.hang_watch import BUSY_S, IDLE_S, HangWatch
 from fasttrain.launch.pulses import Pulses
 from fasttrain.spec.codec import dumps, loads
 from fasttrain.spec.decision import Decision
+from fasttrain.spec.guards import Guards
+from fasttrain.spec.guards import HangWatch as Watched
 from fasttrain.spec.hang import HANG_FILE, Frame, Hang, StuckProcess, StuckRank
-from fasttrain.spec.plan import Guards, LaunchPlan
-from fasttrain.spec.plan import HangWatch as Watched
+from fasttrain.spec.plan import LaunchPlan
 from fasttrain.spec.pulse import MEMORY_BYTES, MEMORY_NAME, PulseAddress, Slot
 
+SECRET = "s3cr3t-of-env"
 STUCK = (StuckRank(0, 1, (StuckProcess(1, "rank", ((Frame("t.py", 2, "f", user=True),),)),)),)
 COMPILES = Frame("torch/_dynamo/convert_frame.py", 1, "_compile")
 
@@ -30,7 +34,7 @@ class Rank:
 
     def __init__(self, run_dir: Path, rank: int, descriptor: int) -> None:
         self._descriptor = descriptor
-        address = PulseAddress(rank, os.getpid(), descriptor, 0)
+        address = PulseAddress(rank, os.getpid(), descriptor, 0, 0)
         (run_dir / f"pulse-{rank}.json").write_text(dumps(address))
 
     def show(self, slot: Slot, value: int) -> None:
@@ -40,19 +44,20 @@ class Rank:
 class Scene:
     """A watched run whose time and processor time the test makes."""
 
-    def __init__(self, plan: LaunchPlan) -> None:
+    def __init__(self, plan: LaunchPlan, nodes: Nodes | None = None) -> None:
         self.now = self.cpu_s = 0.0
         self.stuck = STUCK
         self.told: list[Hang] = []
-        self.watch = HangWatch(plan, self.told.append, lambda: self.now)
+        nodes = nodes or OneNode()
+        self.watch = HangWatch(plan, self.told.append, nodes, (SECRET,), lambda: self.now)
 
-    def wait(self, seconds: float, busy: float = 0.0) -> list[bool]:
+    def wait(self, seconds: float, busy: float = 0.0, *, held: bool = False) -> list[bool]:
         """Tick each second and give how often the run was to be stopped."""
         stops = []
         for _ in range(round(seconds)):
             self.now += 1.0
             self.cpu_s += busy
-            stops.append(self.watch.tick())
+            stops.append(self.watch.tick(held=held))
         return [stop for stop in stops if stop]
 
 
@@ -78,14 +83,19 @@ def scene(
 ) -> Iterator[Callable[..., Scene]]:
     made: list[Scene] = []
 
-    def make(**watched: Any) -> Scene:
+    def make(nodes: Nodes | None = None, count: int = 1, **watched: Any) -> Scene:
         plan = of_command("true")
+        processes = replace(plan.processes.value, max_nodes=count)
+        plan = replace(plan, processes=replace(plan.processes, value=processes))
         decided = Decision(Watched(on=True, **watched), "", plan.guards.hang.source)
-        found = Scene(replace(plan, guards=Guards(decided, plan.guards.nan)))
-        monkeypatch.setattr(hang_watch, "examine", lambda *_: found.stuck)
+        found = Scene(replace(plan, guards=Guards(decided, plan.guards.nan)), nodes)
+        monkeypatch.setattr(
+            hang_watch, "examine", lambda running, _: found.stuck if running else ()
+        )
         monkeypatch.setattr(procfs, "cpu_s", lambda _: found.cpu_s)
         monkeypatch.setattr(procfs, "family", lambda pid: [pid])  # others of the tests' own run too
         monkeypatch.setattr(procfs, "transferred_bytes", lambda _: 0)
+        monkeypatch.setattr(procfs, "runs", lambda _: False)  # as this process does
         made.append(found)
         return found
 
@@ -104,6 +114,31 @@ def test_a_run_that_stops_going_on(ranks: Any, scene: Any, of_command: Any) -> N
     assert loads(Hang, Path(of_command("true").run_dir, HANG_FILE).read_bytes()) == hang
     assert run.watch.stopped
     assert run.wait(60) == []  # how it is stopped is the launcher's
+
+
+def test_a_secret_in_a_line_of_source_is_masked(ranks: Any, scene: Any, of_command: Any) -> None:
+    rank, run = ranks(0), scene(timeout_s=10)
+    rank.show(Slot.STEPS, 5)
+    line = Frame("train.py", 3, "main", f"login('{SECRET}')", user=True)
+    run.stuck = (StuckRank(0, 5, (StuckProcess(1, "rank", ((line,),)),)),)
+    assert run.wait(11) == [True]
+    assert run.told[0].ranks[0].processes[0].threads[0][0].source == "login('***')"
+    assert SECRET not in repr(run.told)
+    assert SECRET not in Path(of_command("true").run_dir, HANG_FILE).read_text()
+
+
+def test_a_hang_that_cannot_be_kept_is_told_all_the_same(
+    ranks: Any, scene: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    rank, run = ranks(0), scene(timeout_s=10)
+    rank.show(Slot.STEPS, 5)
+    monkeypatch.setattr(hang_watch, "write_private", full)
+    assert run.wait(11) == [True]
+    assert len(run.told) == 1
+    assert run.watch.problems == ["hang.json can't be written: No space left on device"]
 
 
 def test_any_rank_that_goes_on_is_enough(ranks: Any, scene: Any) -> None:
@@ -163,12 +198,136 @@ def test_all_ranks_have_ended(ranks: Any, scene: Any) -> None:
 def test_limits_that_follow_the_run(
     ranks: Any, scene: Any, p95_s: float, busy: float, limit_s: float
 ) -> None:
-    rank, run = ranks(0), scene()
-    rank.show(Slot.STEPS, 5)
-    rank.show(Slot.P95_NS, int(p95_s * 1e9))
+    run = scene()
+    for rank in (ranks(0), ranks(1)):
+        rank.show(Slot.STEPS, 5)
+        rank.show(Slot.P95_NS, int(p95_s * 1e9))
     assert run.wait(limit_s, busy) == []
     assert run.wait(2, busy) == [True]
     assert run.told[0].limit_s == limit_s
+
+
+def test_the_only_process_is_told_of_and_spared_while_it_computes(ranks: Any, scene: Any) -> None:
+    rank, run = ranks(0), scene()
+    rank.show(Slot.STEPS, 5)
+    assert run.wait(3 * BUSY_S, busy=1.0) == []
+    assert [hang.action for hang in run.told] == ["spare"], "once"
+    assert run.told[0].verdict == ("rank 0 is at t.py:2 in f",)
+    assert not run.watch.stopped
+    assert run.wait(BUSY_S) == [True], "it computes no more"
+    assert run.told[1].action == "stop"
+
+
+def test_a_main_thread_that_gets_little_of_its_processor(
+    ranks: Any, scene: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rank, run = ranks(0), scene()
+    rank.show(Slot.STEPS, 5)
+    monkeypatch.setattr(procfs, "runs", lambda _: run.now % 4 != 0)
+    assert run.wait(BUSY_S, busy=0.1) == []
+    monkeypatch.setattr(procfs, "runs", lambda _: run.now % 4 == 0)
+    assert run.wait(BUSY_S, busy=0.1) == [True]
+
+
+def test_the_last_of_several_ranks_is_spared_too(ranks: Any, scene: Any) -> None:
+    first, second, run = ranks(0), ranks(1), scene()
+    for rank in (first, second):
+        rank.show(Slot.STEPS, 5)
+    second.show(Slot.ENDED, 1)
+    assert run.wait(BUSY_S + 2, busy=1.0) == []
+    assert [hang.action for hang in run.told] == ["spare"]
+
+
+def test_time_in_which_nobody_reads_the_output_does_not_count(ranks: Any, scene: Any) -> None:
+    rank, run = ranks(0), scene(timeout_s=10)
+    rank.show(Slot.STEPS, 5)
+    assert run.wait(5) == []
+    assert run.wait(100, held=True) == []
+    assert run.wait(7) == [True]
+
+
+@pytest.mark.parametrize(("timeout_s", "stops"), [(None, []), (60, [True])])
+def test_time_in_which_a_rank_waits_for_a_disk_does_not_count(
+    ranks: Any, scene: Any, monkeypatch: Any, timeout_s: int | None, stops: list[bool]
+) -> None:
+    rank, run = ranks(0), scene(timeout_s=timeout_s)
+    rank.show(Slot.STEPS, 5)
+    monkeypatch.setattr(procfs, "waits_for_disk", lambda _: True)
+    assert run.wait(100) == stops
+    monkeypatch.setattr(procfs, "waits_for_disk", lambda _: False)
+    assert run.wait(62) == [True][len(stops) :]
+
+
+CHILD = 4242
+
+
+@pytest.fixture
+def child(monkeypatch: pytest.MonkeyPatch, scene: Any) -> Callable[[Callable[[], int]], None]:
+    """Have the main thread wait for a child that writes as many bytes as a function says."""
+
+    def make(count: Callable[[], int]) -> None:
+        monkeypatch.setattr(procfs, "family", lambda pid: [pid, CHILD])
+        monkeypatch.setattr(procfs, "call", lambda _: procfs.Call("wait", CHILD))
+        monkeypatch.setattr(procfs, "all_bytes", lambda pid: count() if pid == CHILD else 0)
+
+    return make
+
+
+def test_a_child_that_copies_a_file(ranks: Any, scene: Any, child: Any) -> None:
+    rank, run = ranks(0), scene()
+    rank.show(Slot.STEPS, 5)
+    own = replace(STUCK[0].processes[0], pid=os.getpid())
+    run.stuck = (replace(STUCK[0], processes=(own,)),)
+    child(lambda: int(min(run.now, 200.0)))
+    assert run.wait(200) == []
+    assert run.wait(3 * IDLE_S) == [True], "it is stuck by now, too"
+
+
+def test_what_a_child_does_is_nothing_to_a_time_of_the_users(
+    ranks: Any, scene: Any, child: Any
+) -> None:
+    rank, run = ranks(0), scene(timeout_s=60)
+    rank.show(Slot.STEPS, 5)
+    child(lambda: int(run.now))
+    assert run.wait(62) == [True]
+
+
+def serving(*others: Frame) -> tuple[StuckRank, ...]:
+    """Give a rank that serves, and others that are somewhere."""
+    serves = (Frame("selectors.py", 1, "select"), Frame("socketserver.py", 2, "serve_forever"))
+    stacks = [serves, *((frame, Frame("t.py", 2, "f", user=True)) for frame in others)]
+    return tuple(
+        StuckRank(number, 1, (StuckProcess(os.getpid(), "rank", (stack,)),))
+        for number, stack in enumerate(stacks)
+    )
+
+
+def test_a_server_after_training(ranks: Any, scene: Any) -> None:
+    rank, run = ranks(0), scene()
+    rank.show(Slot.STEPS, 5)
+    run.stuck = serving()
+    assert run.wait(2 * BUSY_S) == []
+    assert run.told == []
+    run.stuck = STUCK
+    assert run.wait(IDLE_S + 1) == [True]
+
+
+def test_a_server_that_other_ranks_wait_for(ranks: Any, scene: Any) -> None:
+    run = scene()
+    for rank in (ranks(0), ranks(1)):
+        rank.show(Slot.STEPS, 5)
+    run.stuck = serving(Frame("torch/distributed/distributed_c10d.py", 1, "all_reduce"))
+    assert run.wait(BUSY_S) == []
+    assert run.wait(2) == [True]
+    assert run.told[0].verdict[0] == "rank 1 waits in all_reduce (t.py:2)"
+
+
+def test_a_server_besides_a_rank_that_sleeps(ranks: Any, scene: Any) -> None:
+    run = scene()
+    for rank in (ranks(0), ranks(1)):
+        rank.show(Slot.STEPS, 5)
+    run.stuck = serving(Frame("threading.py", 1, "wait"))
+    assert run.wait(2 * BUSY_S) == []
 
 
 def test_a_time_of_the_users_counts_whoever_computes(ranks: Any, scene: Any) -> None:
@@ -209,7 +368,7 @@ def test_records_of_processes_that_are_gone(ranks: Any, of_command: Any) -> None
     rank = ranks(0)
     rank.show(Slot.STEPS, 7)
     run_dir = Path(of_command("true").run_dir)
-    gone = PulseAddress(1, os.getpid(), 987_654, 0)
+    gone = PulseAddress(1, os.getpid(), 987_654, 0, 0)
     (run_dir / "pulse-1.json").write_text(dumps(gone))
     (run_dir / "pulse-2.json").write_text("{")
     pulses = Pulses(run_dir)
@@ -218,3 +377,91 @@ def test_records_of_processes_that_are_gone(ranks: Any, of_command: Any) -> None
     (run_dir / "pulse-0.json").unlink()
     pulses.find()
     assert pulses.read() == ()
+
+
+class TwoNodes(OneNode):
+    """This node, and another that the test speaks for."""
+
+    see_each_other = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.other: Hang | None = None
+
+    @property
+    def here(self) -> Hang | None:
+        return self._found
+
+    def said(self) -> tuple[Hang, ...]:
+        return (self._found, self.other) if self._found and self.other else ()
+
+
+def found(rank: int, quiet_s: float = 99.0, limit_s: float = 9.0, **changes: Any) -> Hang:
+    hang = Hang("r", quiet_s, limit_s, "stop", (), (replace(STUCK[0], rank=rank),))
+    return replace(hang, **changes)
+
+
+def test_a_run_hangs_where_all_nodes_do(ranks: Any, scene: Any) -> None:
+    nodes = TwoNodes()
+    rank, run = ranks(0), scene(nodes, count=2, timeout_s=10)
+    rank.show(Slot.STEPS, 5)
+    assert run.wait(60) == [], "the other node goes on"
+    assert nodes.here is not None
+    nodes.other = found(1)
+    assert run.wait(1) == [True]
+    (hang,) = run.told
+    assert [rank.rank for rank in hang.ranks] == [0, 1]
+    assert hang.verdict == ("ranks 0-1 are at t.py:2 in f",)
+
+
+def test_what_was_said_is_taken_back(ranks: Any, scene: Any) -> None:
+    nodes = TwoNodes()
+    rank, run = ranks(0), scene(nodes, count=2, timeout_s=10)
+    rank.show(Slot.STEPS, 5)
+    assert run.wait(12) == []
+    rank.show(Slot.STEPS, 6)
+    assert run.wait(1) == []
+    assert nodes.here is None
+
+
+@pytest.mark.parametrize("sees", ["tick", "close"])
+def test_ranks_that_another_node_has_ended_meanwhile(ranks: Any, scene: Any, sees: str) -> None:
+    nodes = TwoNodes()
+    rank, run = ranks(0), scene(nodes, count=2, timeout_s=10)
+    rank.show(Slot.STEPS, 5)
+    run.wait(12)
+    nodes.other = found(1)
+    rank.show(Slot.ENDED, 1)  # by an error, as its peer is gone
+    assert run.wait(1) == [True] if sees == "tick" else run.watch.close() is None
+    assert run.watch.stopped
+    assert len(run.told) == 1
+
+
+def test_a_node_whose_ranks_have_all_ended(ranks: Any, scene: Any) -> None:
+    nodes = TwoNodes()
+    rank, run = ranks(0), scene(nodes, count=2, timeout_s=10)
+    rank.show(Slot.STEPS, 5)
+    rank.show(Slot.ENDED, 1)
+    nodes.other = found(1)
+    assert run.wait(1) == []
+    assert run.wait(1) == [True]
+    (hang,) = run.told
+    assert (hang.ended, [rank.rank for rank in hang.ranks]) == ((0,), [1])
+
+
+def test_nodes_that_see_nothing_of_each_other_take_longer(ranks: Any, scene: Any) -> None:
+    rank, run = ranks(0), scene(count=2)
+    rank.show(Slot.STEPS, 5)
+    assert run.wait(BUSY_S) == []
+    assert run.wait(2) == [True]
+
+
+def test_several_nodes_together() -> None:
+    one = found(1, quiet_s=12.0, limit_s=10.0)
+    other = found(0, quiet_s=11.0, limit_s=11.0, ended=(3,))
+    nothing = found(2, quiet_s=0.0, limit_s=0.0, ranks=(), ended=(2,))
+    hang = together([nothing, one, other])
+    assert hang is not None
+    assert (hang.quiet_s, hang.limit_s, hang.ended) == (11.0, 11.0, (2, 3))
+    assert [rank.rank for rank in hang.ranks] == [0, 1]
+    assert together([nothing]) is None

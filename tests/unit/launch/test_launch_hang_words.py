@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fasttrain.launch.hang_words import excuse, rank_list, role_of, since_fork, verdict
+from fasttrain.launch.hang_words import rank_list, role_of, since_fork, verdict
 from fasttrain.spec.hang import Frame, StuckProcess, StuckRank
 
 DIST = "torch/distributed/distributed_c10d.py"
@@ -102,21 +102,6 @@ def test_a_loader_worker_is_known_by_its_loop() -> None:
     assert role_of(stack) == "loader worker"
     assert since_fork(stack) == (FETCH, LOOP)
     assert role_of(SLEEPS) == role_of(()) == "child"
-
-
-@pytest.mark.parametrize(
-    ("inner", "why"),
-    [
-        (Frame("torch/_dynamo/convert_frame.py", 1, "_compile"), "rank 1 compiles"),
-        (Frame("torch/_inductor/compile_fx.py", 1, "compile_fx_inner"), "rank 1 compiles"),
-        (Frame("torch/_inductor/compile_fx.py", 1, "run"), ""),  # a compiled function that runs
-        (Frame("torch/_dynamo/eval_frame.py", 1, "compile_wrapper"), ""),
-        (Frame("bdb.py", 1, "dispatch_line"), "rank 1 is in a debugger"),
-        (Frame("/src/torch/_dynamo/convert_frame.py", 1, "_compile"), "rank 1 compiles"),
-    ],
-)
-def test_excuses(inner: Frame, why: str) -> None:
-    assert excuse((rank(0, SLEEPS), rank(1, (inner, user(3))))) == why
 
 
 def test_lists_of_ranks() -> None:

@@ -6,25 +6,39 @@ from typing import Any
 
 import pytest
 
-from fasttrain.launch.receipts import gather, read_hang, read_receipt, unmet
+from fasttrain.launch.ended import Ended
+from fasttrain.launch.receipts import gather, read_hang, read_receipt, unmet, was_preempted
 from fasttrain.spec.codec import dumps
+from fasttrain.spec.errors import ExitCode
 from fasttrain.spec.hang import Hang
-from fasttrain.spec.outcome import State
+from fasttrain.spec.outcome import PREEMPTED, State
 from fasttrain.spec.plan import LaunchPlan, Target
 
 
 def test_reports_of_all_ranks_in_order(plan: LaunchPlan, report: Any) -> None:
     reports = [report(rank, State.APPLIED) for rank in (10, 2, 0)]
-    receipt = gather(plan, 3, 1.5)
+    receipt = gather(plan, Ended(3, 1.5))
     assert receipt.ranks == tuple(reversed(reports))
     assert (receipt.exit_code, receipt.wall_s, receipt.run_id) == (3, 1.5, "r1")
+    assert read_receipt(Path(plan.run_dir)) == receipt
+
+
+def test_a_rank_that_was_ended_has_the_steps_that_were_seen(plan: LaunchPlan, report: Any) -> None:
+    cut, whole, unseen = (report(rank, State.APPLIED) for rank in range(3))  # 3 steps each
+    for one in (cut, unseen):
+        (Path(plan.run_dir) / f"rank-{one.rank}.json").write_text(
+            dumps(replace(one, finished=False))
+        )
+    seen = {cut.rank: 195, whole.rank: 4, unseen.rank: 2}
+    receipt = gather(plan, Ended(143, 1.5, steps=seen))
+    assert [rank.stats.steps for rank in receipt.ranks] == [195, 3, 3]
     assert read_receipt(Path(plan.run_dir)) == receipt
 
 
 def test_command_can_be_pasted(plan: LaunchPlan, report: Any) -> None:
     report(0)
     target = Target("script", "my train.py", ("it's", "$HOME"))
-    assert gather(replace(plan, target=target), 0, 0.0).command == (
+    assert gather(replace(plan, target=target), Ended(0, 0.0)).command == (
         "'my train.py' 'it'\"'\"'s' '$HOME'"
     )
 
@@ -32,17 +46,42 @@ def test_command_can_be_pasted(plan: LaunchPlan, report: Any) -> None:
 def test_a_report_that_cannot_be_read_is_a_warning(plan: LaunchPlan, report: Any) -> None:
     kept = report(1)
     (Path(plan.run_dir) / "rank-0.json").write_text('{"rank": 0')
-    receipt = gather(replace(plan, warnings=("of the plan",)), 0, 0.0)
+    receipt = gather(replace(plan, warnings=("of the plan",)), Ended(0, 0.0))
     assert receipt.ranks == (kept,)
     assert receipt.warnings[0] == "of the plan"
     assert receipt.warnings[1].startswith("rank-0.json can't be read")
+
+
+def test_a_receipt_that_cannot_be_written_is_told_at_least(plan: LaunchPlan, report: Any) -> None:
+    report(0, State.APPLIED)
+    Path(plan.run_dir, "receipt.json.tmp").mkdir(parents=True)
+    (told,) = gather(plan, Ended(0, 0.0)).warnings
+    assert told == "receipt.json can't be written, and this is all that is left: Is a directory"
 
 
 def test_warnings_of_the_ranks_are_told_once(plan: LaunchPlan, report: Any) -> None:
     for rank, warnings in ((0, ("nan",)), (1, ("nan", "other")), (2, ())):
         left = replace(report(rank, State.APPLIED), warnings=warnings)
         (Path(plan.run_dir) / f"rank-{rank}.json").write_text(dumps(left))
-    assert gather(plan, 0, 0.0).warnings == ("ranks 0-1: nan", "rank 1: other")
+    assert gather(plan, Ended(0, 0.0)).warnings == ("ranks 0-1: nan", "rank 1: other")
+
+
+def test_a_run_that_was_preempted(plan: LaunchPlan, report: Any) -> None:
+    run_dir = Path(plan.run_dir)
+    made = report(0, State.APPLIED)
+    assert not was_preempted(run_dir)
+    outcome = replace(made.outcomes[0], lever="preempt", counts={"snapshots": 2, PREEMPTED: 1})
+    (run_dir / "rank-0.json").write_text(dumps(replace(made, outcomes=(outcome,))))
+    assert was_preempted(run_dir)
+    early = gather(plan, Ended(ExitCode.PREEMPTED, 0.0))
+    assert early.hints[-1].startswith("no snapshot was taken yet")
+    (run_dir / "snapshots/step-000000003").mkdir(parents=True)
+    receipt = gather(plan, Ended(ExitCode.PREEMPTED, 0.0))
+    assert receipt.exit_code == 85
+    assert receipt.hints[-1] == (
+        f"the same command with --resume {run_dir} goes on from the snapshot"
+    )
+    assert "--resume" not in str(gather(plan, Ended(0, 0.0)).hints)
 
 
 def test_a_hang_of_an_earlier_run(tmp_path: Path, slug: Any) -> None:
@@ -73,7 +112,7 @@ def test_what_counts_as_unmet(report: Any, state: State, by_default: bool, by_na
 def test_unmet_names_rank_lever_and_reason(plan: LaunchPlan, report: Any) -> None:
     report(0, State.APPLIED)
     report(1, State.FAILED)
-    (line,) = gather(plan, 0, 0.0).unmet
+    (line,) = gather(plan, Ended(0, 0.0)).unmet
     assert [word in line for word in ("rank 1", "amp bfloat16", "because of 1")] == [True] * 3
 
 

@@ -95,6 +95,17 @@ def test_what_faulthandler_writes() -> None:
     assert parse("") == parse("garbage\n") == ()
 
 
+def test_a_working_directory_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script, gone = tmp_path / "train.py", tmp_path / "gone"
+    script.write_text("time.sleep(100)\n")
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    head = "Current thread 0x00007f02 (most recent call first):\n"
+    ((frame,),) = parse(f'{head}  File "{script}", line 1 in main\n')
+    assert (frame.file, frame.source) == (str(script), "time.sleep(100)")
+
+
 def test_py_spy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # As `py-spy dump --json` of 0.4.3 writes it.
     def thread(number: int, function: str) -> dict[str, Any]:

@@ -1,18 +1,22 @@
 from __future__ import annotations
 
+import gc
 import os
+import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fasttrain.config.environ import read_environ
-from fasttrain.launch.attend import Around, compose
+from fasttrain.launch.attend import Around, Part, attend, compose
 from fasttrain.launch.display import PlainDisplay, write_all
 from fasttrain.launch.invocation import read_invocation
 from fasttrain.launch.start import start
-from fasttrain.spec.decision import Setting, Source, SourceKind
+from fasttrain.spec.decision import Decision, Setting, Source, SourceKind
+from fasttrain.spec.guards import Preempt, Restarts
 from fasttrain.spec.plan import EnvVar, LaunchPlan, Target
 from fasttrain.spec.script import ScriptFacts
 from fasttrain.spec.settings import Settings
@@ -65,10 +69,26 @@ def test_a_file_that_is_no_program(
 
 
 def test_files_stay_open_to_nobody(of_command: Callable[..., LaunchPlan]) -> None:
+    gc.collect()  # what other tests left is not to end in between
     before = len(list(Path("/proc/self/fd").iterdir()))
     plan = of_command("true")
     assert start(plan, plan, {"PATH": os.defpath}, Around(Recorder())).exit_code == 0
     assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+@pytest.mark.parametrize("why", ["No space left on device", "Is a directory"])
+def test_a_log_that_cannot_be_written_is_told(
+    of_command: Callable[..., LaunchPlan], why: str
+) -> None:
+    plan, display = of_command("echo", "echo", "seen"), Recorder()
+    log = Path(plan.run_dir, "rank-0.log")
+    log.parent.mkdir(parents=True)
+    # A link to the full device stands for a full disk, a folder for one that has no more files.
+    log.symlink_to("/dev/full") if "space" in why else log.mkdir()
+    environ = {"PATH": os.defpath}
+    ended = attend(Part(plan, plan, "/bin/echo", environ, environ), Around(display))
+    assert (ended.exit_code, display.written) == (0, [(1, b"seen\n")])
+    assert ended.warnings == (f"the log in {plan.run_dir} is not whole: {why}",)
 
 
 def test_all_is_written_however_little_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,3 +121,39 @@ def test_circumstances_of_a_call(
     named = Settings(run_dir=Setting("../mine", FLAG))
     circumstances = read_invocation(Target("script", "train.py"), named, {}, ScriptFacts())
     assert circumstances.run_dir == str(tmp_path / "../mine")
+
+
+# Makes room, as its report says, and then ends in some way of its own.
+MADE_ROOM = """
+import os, sys
+from fasttrain.spec.codec import dumps
+from fasttrain.spec.outcome import PREEMPTED, Outcome, RankReport, State, StepStats
+outcome = Outcome("preempt", "snapshot", State.APPLIED, "", True, counts={PREEMPTED: 1})
+made = RankReport(0, "cpu", "2.13.0", (outcome,), StepStats(steps=3), finished=True)
+open(sys.argv[1] + "/rank-0.json", "w").write(dumps(made))
+sys.exit(1)
+"""
+
+
+def test_a_run_that_made_room_is_not_started_again(
+    plan: LaunchPlan, of_command: Callable[..., LaunchPlan]
+) -> None:
+    command = of_command(sys.executable, sys.executable, "-c", MADE_ROOM, plan.run_dir)
+    restarts = Decision(Restarts(2, "any", first_s=0.0), "", FLAG)
+    preempt = Decision(Preempt("snapshot"), "", FLAG)
+    plan = replace(command, restarts=restarts, preempt=preempt)
+    receipt = start(plan, plan, {"PATH": os.defpath}, Around(Recorder()))
+    assert (receipt.exit_code, receipt.attempts, receipt.crash) == (85, (), None)
+    assert not Path(plan.run_dir, "crash.json").exists()
+
+
+@pytest.mark.parametrize("before", ["abc", "", "٣", "9" * 5000, "-1"])
+def test_a_count_of_restarts_that_is_none_counts_as_0(
+    of_command: Callable[..., LaunchPlan], before: str
+) -> None:
+    failing_once = '[ "$FASTTRAIN_RESTART_COUNT" = 1 ]'
+    restarts = Decision(Restarts(1, "any", first_s=0.0), "", FLAG)
+    plan = replace(of_command("sh", "sh", "-c", failing_once), restarts=restarts)
+    environ = {"PATH": os.defpath, "FASTTRAIN_RESTART_COUNT": before}
+    receipt = start(plan, plan, environ, Around(Recorder()))
+    assert (receipt.exit_code, len(receipt.attempts)) == (0, 1)

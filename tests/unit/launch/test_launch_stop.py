@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -105,3 +107,59 @@ def test_the_user_is_told_once_and_only_when_it_takes_time(
     (text,) = told
     assert "SIGTERM" in text
     assert "30 s" in text
+
+
+USR2 = signal.SIGUSR2
+
+
+@pytest.mark.parametrize(
+    ("signals", "sent"),
+    [
+        ([TERM], [USR2]),
+        ([TERM, TERM], [USR2, USR2]),  # one, to the process and to its group
+        ([TERM, 1.0, TERM], [USR2, TERM]),
+        ([INT, 1.0, TERM], [INT, TERM]),
+        ([HUP], [HUP]),
+        ([USR1, TERM], [USR1, USR2]),
+    ],
+)
+def test_a_run_that_can_save_itself_is_asked_to_by_sigterm(
+    clock: Clock, told: list[str], signals: list[Any], sent: list[signal.Signals]
+) -> None:
+    stop, passed_on = Stop(30, told.append, save=USR2), []
+    for step in signals:
+        if isinstance(step, float):
+            clock.now_s += step
+        else:
+            stop.hear(step)
+            passed_on.append(stop.passed_on(step, sender=1))
+    assert passed_on == sent
+    assert stop.signum  # and the clock runs
+
+
+def test_the_launchers_own_sigterm_goes_through(clock: Clock, told: list[str], stop: Stop) -> None:
+    saving = Stop(30, told.append, save=USR2)
+    saving.hear(TERM)
+    assert saving.passed_on(TERM, sender=os.getpid()) == TERM
+    stop.hear(TERM)
+    assert stop.passed_on(TERM, sender=1) == TERM
+
+
+@pytest.mark.parametrize(
+    ("save", "signals", "makes_room", "exit_code"),
+    [
+        (USR2, [USR2], True, 85),
+        (USR2, [TERM], True, 85),
+        (USR2, [USR2, INT], True, 130),
+        (USR2, [INT], False, 130),
+        (0, [TERM], False, 143),
+        (0, [USR2], False, 128),  # which ends nothing
+    ],
+)
+def test_what_a_run_without_processes_ends_with(
+    clock: Clock, told: list[str], save: int, signals: list[Any], makes_room: bool, exit_code: int
+) -> None:
+    stop = Stop(30, told.append, save=save)
+    for signum in signals:
+        stop.hear(signum)
+    assert (stop.makes_room, stop.exit_code) == (makes_room, exit_code)

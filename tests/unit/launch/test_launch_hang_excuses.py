@@ -1,0 +1,102 @@
+"""What only looks like a hang; the stacks are shortened from real ones."""
+
+from __future__ import annotations
+
+import pytest
+
+from fasttrain.launch.hang_activity import Doing
+from fasttrain.launch.hang_excuses import excuse, on_network
+from fasttrain.launch.procfs import Call
+from fasttrain.spec.hang import Frame, StuckProcess, StuckRank
+
+Stack = tuple[Frame, ...]
+
+WORKER, CHILD, LOADER = 100, 101, 102
+SELECT = Frame("selectors.py", 415, "select")
+SLEEPS = Frame("train.py", 28, "main", "time.sleep(600)", user=True)
+QUEUE = (SELECT, Frame("multiprocessing/connection.py", 1136, "wait"), SLEEPS)
+LOADING = (SELECT, Frame("torch/utils/data/dataloader.py", 1275, "_try_get_data"), SLEEPS)
+SERVES = (SELECT, Frame("socketserver.py", 233, "serve_forever"), SLEEPS)
+GRADIO = (Frame("gradio/blocks.py", 3030, "block_thread"), SLEEPS)
+REDUCES = (Frame("torch/distributed/distributed_c10d.py", 3252, "all_reduce"), SLEEPS)
+COMMUNICATES = (SELECT, Frame("subprocess.py", 2115, "_communicate"), SLEEPS)
+UPLOADS = (Frame("ssl.py", 1210, "send"), Frame("http/client.py", 1055, "send"))
+LOCKED = Frame("train.py", 30, "main", "lock.acquire()", user=True)
+
+
+def rank(number: int, *threads: Stack) -> StuckRank:
+    loader = StuckProcess(LOADER, "loader worker", ((SLEEPS,),))
+    return StuckRank(number, 5, (StuckProcess(WORKER, "rank", threads), loader))
+
+
+def worker(call: Call | None = None, *active: int, child: int = CHILD) -> dict[int, Doing]:
+    return {WORKER: Doing(call or Call(), frozenset({child, LOADER}), frozenset(active))}
+
+
+@pytest.mark.parametrize(
+    ("inner", "why"),
+    [
+        (Frame("torch/_dynamo/convert_frame.py", 1, "_compile"), "rank 1 compiles"),
+        (Frame("torch/_inductor/compile_fx.py", 1, "compile_fx_inner"), "rank 1 compiles"),
+        (Frame("torch/_inductor/compile_fx.py", 1, "run"), ""),  # a compiled function that runs
+        (Frame("torch/_dynamo/eval_frame.py", 1, "compile_wrapper"), ""),
+        (Frame("bdb.py", 1, "dispatch_line"), "rank 1 is in a debugger"),
+        (Frame("/src/torch/_dynamo/convert_frame.py", 1, "_compile"), "rank 1 compiles"),
+        (Frame("IPython/terminal/embed.py", 1, "mainloop"), "rank 1 is at a prompt"),
+        (Frame("train.py", 9, "main", 'name = input("save as> ")'), "rank 1 waits for its input"),
+        (Frame("train.py", 9, "main", "loss = model.input(x)"), ""),
+        (Frame("train.py", 9, "main", "loss = model(inputs)"), ""),
+        (LOCKED, ""),
+    ],
+)
+@pytest.mark.parametrize("automatic", [True, False])
+def test_by_where_the_main_thread_is(inner: Frame, why: str, automatic: bool) -> None:
+    ranks = (rank(0, (SLEEPS,)), rank(1, (inner, SLEEPS)))
+    assert excuse(ranks, {}, automatic=automatic) == why
+
+
+@pytest.mark.parametrize(("descriptor", "why"), [(0, "rank 0 waits for its input"), (5, "")])
+def test_a_read(descriptor: int, why: str) -> None:
+    doing = worker(Call("read", descriptor))
+    assert excuse((rank(0, (SLEEPS,)),), doing, automatic=False) == why
+
+
+@pytest.mark.parametrize(
+    ("stack", "call", "active", "excused"),
+    [
+        ((SLEEPS,), Call("wait", CHILD), CHILD, True),  # os.system
+        (COMMUNICATES, Call(), CHILD, True),
+        ((SLEEPS,), Call("wait", CHILD), WORKER, False),  # the child is stuck too
+        (COMMUNICATES, Call(), WORKER, False),
+        (COMMUNICATES, Call(), LOADER, False),
+        ((LOCKED,), Call(), CHILD, False),  # wandb's or TensorBoard's process goes on
+        (LOADING, Call(), CHILD, False),
+    ],
+)
+def test_waiting_for_a_child(stack: Stack, call: Call, active: int, excused: bool) -> None:
+    ranks, doing = (rank(0, stack),), worker(call, active)
+    assert bool(excuse(ranks, doing, automatic=True)) is excused
+    assert excuse(ranks, doing, automatic=False) == "", "a time of the user's counts"
+
+
+@pytest.mark.parametrize(
+    ("threads", "call", "alone", "several"),
+    [
+        ([SERVES], Call(), True, True),
+        ([GRADIO], Call(), True, True),
+        ([(UPLOADS[0], SLEEPS)], Call(), True, True),
+        ([(LOCKED,), UPLOADS], Call(), True, True),  # boto3 uploads by threads
+        ([(SLEEPS,)], Call("network", 4), True, False),  # that may lead to another rank
+        ([REDUCES], Call("network", 4), False, False),
+        ([QUEUE], Call(), False, False),
+        ([LOADING], Call(), False, False),
+        ([COMMUNICATES], Call(), False, False),
+        ([(LOCKED,), SERVES], Call(), False, False),
+        ([(LOCKED, *SERVES)], Call(), False, False),  # in the answer to a request
+        ([], Call("network", 4), True, False),
+    ],
+)
+def test_on_the_network(threads: list[Stack], call: Call, alone: bool, several: bool) -> None:
+    found = rank(0, *threads)
+    assert on_network(found, worker(call), alone=True) is alone
+    assert on_network(found, worker(call), alone=False) is several
