@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import traceback
-from pathlib import Path
 from typing import Annotated, cast
 
 import typer
 
 from fasttrain import __version__
 from fasttrain.cli import doctor, init, job, kill, ps, report, run, slurm
+from fasttrain.cli.streams import mend_streams
 from fasttrain.cli.usage import translate
+from fasttrain.config.environ import read_environ
 from fasttrain.spec.errors import ExitCode, FasttrainError
+from fasttrain.spec.secrets import hide, secret_values
 
 COMMANDS = (run, slurm, job, ps, kill, doctor, init, report)
 USAGE_ERROR = cast("type[Exception]", typer.BadParameter.__base__)  # typer exports no name for it
@@ -40,7 +41,6 @@ def build() -> typer.Typer:
     """Give the application with all its commands."""
     app = typer.Typer(
         name="fasttrain",
-        no_args_is_help=True,
         add_completion=False,  # completions/ holds static ones, which start no Python
         pretty_exceptions_enable=False,
         rich_markup_mode=None,  # see GroupedCommand
@@ -54,27 +54,28 @@ def build() -> typer.Typer:
 
 def main(argv: list[str]) -> int:
     """Run one command line and give its exit code; every error is printed here, once."""
-    if sys.stderr is None:  # closed by the caller: what fasttrain would say has nowhere to go
-        sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115 - for as long as we live
+    mend_streams()
     try:
-        code = build()(args=argv, prog_name="fasttrain", standalone_mode=False)
+        code = build()(args=argv or ["--help"], prog_name="fasttrain", standalone_mode=False)
+        sys.stdout.flush()  # while an error can still be told
     except FasttrainError as error:
-        return _tell(error)
+        return _tell(error, argv)
     except (KeyboardInterrupt, typer.Abort):
         return ExitCode.INTERRUPTED
     except USAGE_ERROR as error:
-        return _tell(translate(error, argv, {command.NAME for command in COMMANDS}))
-    except BrokenPipeError:
-        # Our reader went away, as with `fasttrain run --dry-run | head`: nothing is left to tell.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        return _tell(translate(error, argv, {command.NAME for command in COMMANDS}), argv)
     except Exception:  # noqa: BLE001 - the last line of defence, which tells all it knows
-        traceback.print_exc()
+        sys.stderr.write(_without_secrets(traceback.format_exc(), argv))
         sys.stderr.write("error: this is a bug in fasttrain; please report the lines above\n")
         return ExitCode.BUG
     return code if isinstance(code, int) else 0
 
 
-def _tell(error: FasttrainError) -> int:
-    sys.stderr.write(f"{error}\n")
+def _tell(error: FasttrainError, argv: list[str]) -> int:
+    sys.stderr.write(_without_secrets(f"{error}\n", argv))
     return int(error.exit_code)
+
+
+def _without_secrets(text: str, argv: list[str]) -> str:
+    """Give a text in which an error may have repeated what was typed."""
+    return hide(text, secret_values(read_environ(), argv))

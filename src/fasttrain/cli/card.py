@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from rich.padding import Padding
@@ -19,6 +20,7 @@ STYLES = {
     State.ARMED: "yellow",
     State.APPLIED: "green",
 }
+_PLURAL = re.compile(r"(?<=ss|ch)es$|s$")  # losses, batches; graphs
 SHOWN_SITES = 4
 SHOWN_NOTES = 6
 
@@ -69,7 +71,7 @@ def _told(outcome: Outcome) -> Text:
 
 def counted(name: str, count: int) -> str:
     """Give ``1 graph`` or ``2 graphs`` for a count whose name is in the plural."""
-    return f"{count:,} {name if count != 1 else name.removesuffix('s')}"
+    return f"{count:,} {name if count != 1 else _PLURAL.sub('', name)}"
 
 
 def _difference(first: RankReport, other: RankReport) -> str:
@@ -91,7 +93,8 @@ def speed(stats: StepStats) -> str:
         parts.append(f"median {seconds(stats.median_step_s)}, p95 {seconds(stats.p95_step_s)}")
     if stats.samples_per_s:
         parts.append(f"{stats.samples_per_s:,.0f} samples/s")
-    parts.append(f"first step after {seconds(stats.first_step_s)}")
+    if stats.first_step_s:
+        parts.append(f"first step after {seconds(stats.first_step_s)}")
     if stats.compile_s:
         parts.append(f"compile {seconds(stats.compile_s)}")
     parts.append(f"peak memory {size(stats.peak_memory_bytes)}")
@@ -122,7 +125,11 @@ def _digits(value: float) -> str:
 
 
 def _footer(receipt: Receipt) -> list[str]:
+    from fasttrain.launch.attempt_words import earlier
+
+    attempts = () if receipt.crash else receipt.attempts  # its card tells of them
     return [
+        *([f"  started again: {earlier(attempts)}"] if attempts else ()),
         *(f"  warning: {text}" for text in (*receipt.unmet, *receipt.warnings)),
         *(f"  hint: {text}" for text in receipt.hints),
         f"  kept in {near(receipt.run_dir)}",
@@ -131,5 +138,8 @@ def _footer(receipt: Receipt) -> list[str]:
 
 def near(path: str) -> str:
     """Give a path relative to the working directory, where it lies below it."""
-    here = Path.cwd()
+    try:
+        here = Path.cwd()
+    except FileNotFoundError:  # the script may have removed it
+        return path
     return str(Path(path).relative_to(here)) if Path(path).is_relative_to(here) else path

@@ -4,20 +4,36 @@ from __future__ import annotations
 
 from rich.console import Console
 
-WIDTH = 100  # where stderr is no terminal
+from fasttrain.config.environ import read_environ
+
+WIDTH = 100  # where the stream is no terminal
+WIDEST = 65_535  # Source: ioctl_tty(2), struct winsize: columns are an unsigned short
 
 
 def stderr_console() -> Console:
     """Give a console that honours NO_COLOR and never wraps machine-read text at 80 columns."""
-    console = Console(stderr=True, highlight=False, markup=False, emoji=False)
+    return _console(WIDTH, stderr=True)
+
+
+def stdout_console(width: int = WIDTH) -> Console:
+    """Give the same on stdout, for commands whose answer is what they print.
+
+    Args:
+        width: Columns where stdout is no terminal.
+    """
+    return _console(width, stderr=False)
+
+
+def _console(width: int, *, stderr: bool) -> Console:
+    environ = {name: value for name, value in read_environ().items() if _is_sound(name, value)}
+    console = Console(stderr=stderr, highlight=False, markup=False, emoji=False, _environ=environ)
     if not console.is_terminal:
-        console.width = WIDTH
+        console.width = width
     return console
 
 
-def stdout_console() -> Console:
-    """Give the same on stdout, for commands whose answer is what they print."""
-    console = Console(highlight=False, markup=False, emoji=False)
-    if not console.is_terminal:
-        console.width = WIDTH
-    return console
+def _is_sound(name: str, value: str) -> bool:
+    """Whether rich can take a variable: it calls int() on any digits, and believes the number."""
+    if name not in ("COLUMNS", "LINES"):
+        return True
+    return value.isdecimal() and len(value) <= len(str(WIDEST)) and 0 < int(value) <= WIDEST

@@ -38,7 +38,7 @@ def print_crash(crash: Crash, run_dir: str, *, brief: bool = False) -> None:
 def _one_line(crash: Crash, width: int) -> list[Text]:
     """Give the one line that is enough for one process that has said all itself, or none."""
     all_said = crash.cause in SAYS_IT_ALL or not (crash.fix or crash.signal)
-    if crash.ranks > 1 or not crash.shown or not all_said:
+    if crash.ranks > 1 or not crash.shown or not all_said or crash.earlier or crash.final:
         return []
     told = crash.why if crash.cause in SAYS_IT_ALL else f"{_head(crash)}: {crash.why}"
     return [Text(_cut(f"fasttrain: {told}", width), style="bold")]
@@ -57,6 +57,8 @@ def _lines(crash: Crash, run_dir: str, width: int, *, brief: bool) -> Iterator[T
     if brief:
         return
     yield from _entry("also", crash.others, width, most)
+    yield from _entry("tried", crash.earlier, width, most)
+    yield from _entry("again", f"no: {crash.final}" if crash.final else "", width, most)
     if crash.log_file and not crash.shown:
         yield from _entry("log", f"{near(run_dir)}/{crash.log_file}", width, most)
         yield from (Text(_cut(f"    | {line}", width), style="dim") for line in crash.log)
@@ -64,6 +66,8 @@ def _lines(crash: Crash, run_dir: str, width: int, *, brief: bool) -> Iterator[T
 
 def _head(crash: Crash) -> str:
     ended = crash.signal or f"exit code {crash.exit_code}"
+    if crash.node:
+        return f"rank {crash.rank} on {crash.node} failed first, with {ended}"
     if crash.ranks > 1:
         return f"rank {crash.rank} failed first, with {ended}"
     return f"the script died of {ended}" if crash.signal else f"the script failed with {ended}"

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from itertools import groupby
 
-from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from fasttrain.cli.card import size
+from fasttrain.cli.console import stdout_console
 from fasttrain.cli.findings import below, counted_findings, told
 from fasttrain.doctor.checks.words import spans
 from fasttrain.doctor.diagnosis import Diagnosis
@@ -23,9 +22,7 @@ WIDTH = 80
 
 def print_diagnosis(diagnosis: Diagnosis) -> None:
     """Print a diagnosis to stdout."""
-    console = Console(highlight=False, markup=False, emoji=False)
-    if not sys.stdout.isatty():
-        console.width = WIDTH
+    console = stdout_console(WIDTH)
     seen = diagnosis.examination
     for line in _head(seen):
         console.print(Text(line))

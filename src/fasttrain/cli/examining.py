@@ -19,12 +19,13 @@ from fasttrain.doctor.script import LeverLine, judge_script, lever_lines
 from fasttrain.hardware.examine import examine
 from fasttrain.hardware.machine_file import read_examination
 from fasttrain.hardware.torch_trial import try_torch
-from fasttrain.launch.invocation import read_invocation
+from fasttrain.launch.invocation import read_invocation, working_directory
 from fasttrain.launch.preflight import check_target
 from fasttrain.planning.plan import make_plan
 from fasttrain.source.read import read_program
 from fasttrain.spec.errors import ExitCode, FasttrainError
-from fasttrain.spec.examination import Examination, Finding
+from fasttrain.spec.examination import Examination
+from fasttrain.spec.finding import Finding
 from fasttrain.spec.places import RUNS_FOLDER
 from fasttrain.spec.plan import Target
 
@@ -90,7 +91,7 @@ def _examination(request: Request, environ: Mapping[str, str]) -> Examination:
     if request.machine:
         return read_examination(Path(request.machine))
     # One after the other: what the trial itself does on a device would look like somebody's work.
-    seen = examine(environ, run_root=Path.cwd() / RUNS_FOLDER)
+    seen = examine(environ, run_root=working_directory() / RUNS_FOLDER)
     if request.quick:
         return seen
     return replace(seen, torch=try_torch(sys.executable, environ, devices=_gpus(seen)))
@@ -104,7 +105,7 @@ def _judge(
     script: str, seen: Examination, environ: Mapping[str, str]
 ) -> tuple[tuple[LeverLine, ...], tuple[Finding, ...]]:
     """Give what fasttrain would do with a script on the machine that was seen."""
-    cwd = Path.cwd()
+    cwd = working_directory()
     settings = resolve({}, environ=environ, cwd=cwd, config=None, preset=None).settings
     target = Target("script", script, ())
     check_target(target, str(cwd))
@@ -127,8 +128,8 @@ def _bench(seen: Examination, environ: Mapping[str, str]) -> Iterator[Measuremen
 
     from fasttrain.cli.console import stderr_console
 
-    folder = Path.cwd() / RUNS_FOLDER
-    folder = folder if folder.is_dir() else Path.cwd()
+    folder = working_directory() / RUNS_FOLDER
+    folder = folder if folder.is_dir() else working_directory()
     columns = (TextColumn("measuring {task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=stderr_console(), transient=True) as progress:
         task = progress.add_task("", total=MEASURING_S)

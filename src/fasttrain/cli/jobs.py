@@ -14,6 +14,7 @@ from fasttrain.hardware.host import Host
 from fasttrain.hardware.tool import ToolError, run_tool
 from fasttrain.launch.display import write_all
 from fasttrain.launch.follow import Tail
+from fasttrain.launch.invocation import working_directory
 from fasttrain.slurm.ending import Ending, last_words, others, read_ending
 from fasttrain.slurm.follow import follow
 from fasttrain.slurm.jobs import check_id, find_job, submitted_jobs
@@ -94,7 +95,7 @@ def _tell(ending: Ending, *, shown: bool, as_json: bool) -> int:
 def _list(request: JobRequest, environ: Mapping[str, str]) -> int:
     from fasttrain.cli.jobs_card import job_rows, print_jobs
 
-    sent = submitted_jobs(Path.cwd())
+    sent = submitted_jobs(working_directory())
     rows = job_rows(sent, _states([job.job_id for job in sent], environ) if sent else {})
     if request.json:
         print(envelope("jobs", rows))  # noqa: T201
@@ -106,7 +107,7 @@ def _list(request: JobRequest, environ: Mapping[str, str]) -> int:
 def _show(request: JobRequest, environ: Mapping[str, str]) -> int:
     from fasttrain.cli.jobs_card import print_job
 
-    job = find_job(request.job_id, Path.cwd(), environ)
+    job = find_job(request.job_id, working_directory(), environ)
     ending = read_ending(job, _states([job.job_id], environ))
     if request.json:
         print(envelope("job", ending))  # noqa: T201
@@ -116,7 +117,7 @@ def _show(request: JobRequest, environ: Mapping[str, str]) -> int:
 
 
 def _logs(request: JobRequest, environ: Mapping[str, str]) -> int:
-    job = find_job(request.job_id, Path.cwd(), environ)
+    job = find_job(request.job_id, working_directory(), environ)
     if request.follow and request.rank == 0 and not job.cells:
         return stay(job, environ, show=True, as_json=False)
     run_dir, name = _run_dir(job, request.job_id), f"rank-{request.rank}.log"
@@ -147,13 +148,13 @@ def _run_dir(job: SubmittedJob, job_id: str | None) -> Path:
 
 
 def _wait(request: JobRequest, environ: Mapping[str, str]) -> int:
-    job = find_job(request.job_id, Path.cwd(), environ)
+    job = find_job(request.job_id, working_directory(), environ)
     return stay(job, environ, show=request.follow, as_json=request.json)
 
 
 def _cancel(request: JobRequest, environ: Mapping[str, str]) -> int:
     """Cancel only what this tool has sent: a number mistyped must not end another's work."""
-    job = find_job(request.job_id, Path.cwd(), environ)
+    job = find_job(request.job_id, working_directory(), environ)
     tool = Host(environ).which("scancel")
     if not tool:
         raise no_slurm()

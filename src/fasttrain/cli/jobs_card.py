@@ -13,11 +13,14 @@ from rich.text import Text
 from fasttrain.cli.card import print_receipt, seconds
 from fasttrain.cli.console import stderr_console, stdout_console
 from fasttrain.cli.crash_card import print_crash
+from fasttrain.cli.hang_card import print_hang
+from fasttrain.launch.receipts import read_hang
 from fasttrain.slurm.ending import CellEnding, Ending
 from fasttrain.slurm.state import UNKNOWN, JobState
-from fasttrain.spec.codec import CodecError, loads
+from fasttrain.spec.codec import CodecError
 from fasttrain.spec.job import JOB_FILE, JobRequest, SubmittedJob
 from fasttrain.spec.outcome import Receipt
+from fasttrain.spec.reading import load
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +93,7 @@ def print_job(ending: Ending) -> None:
     console.print(Text(f"  {cell.state}{again}"), soft_wrap=True)
     if cell.state.ended and cell.receipt:
         print_receipt(cell.receipt)
-        _print_crash(cell.receipt, shown=False)
+        _print_trouble(cell.receipt, shown=False)
 
 
 def print_ending(ending: Ending, *, shown: bool) -> None:
@@ -110,13 +113,15 @@ def print_ending(ending: Ending, *, shown: bool) -> None:
         console.print(Text(line, style="bold red"), soft_wrap=True)
     if cell.receipt:
         print_receipt(cell.receipt)
-        _print_crash(cell.receipt, shown=shown)
+        _print_trouble(cell.receipt, shown=shown)
     else:
         line = f"fasttrain: job {ending.job.job_id} ended with exit code {cell.exit_code}"
         console.print(Text(f"{line}, without a receipt"), soft_wrap=True)
 
 
-def _print_crash(receipt: Receipt, *, shown: bool) -> None:
+def _print_trouble(receipt: Receipt, *, shown: bool) -> None:
+    if hang := read_hang(Path(receipt.run_dir)):
+        print_hang(hang, receipt.run_dir)
     if crash := receipt.crash:
         print_crash(replace(crash, shown=crash.shown and shown), receipt.run_dir)
 
@@ -152,6 +157,6 @@ def _last_line(run_dir: Path) -> str:
 
 def _request(cell: CellEnding) -> dict[str, str]:
     try:
-        return loads(JobRequest, Path(cell.run_dir, JOB_FILE).read_bytes()).cell
+        return load(JobRequest, Path(cell.run_dir, JOB_FILE)).cell
     except (OSError, CodecError):
         return {}  # removed since, or of another version: the rest can still be told

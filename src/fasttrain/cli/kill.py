@@ -20,7 +20,10 @@ def kill(
         False
     ),
     shutdown_timeout: Annotated[
-        int, typer.Option(metavar="S", min=0, help="Seconds to save in, before SIGKILL.")
+        int,
+        typer.Option(
+            metavar="S", min=0, help="Seconds to save in, before SIGKILL; at most those of the run."
+        ),
     ] = int(str(GRACE.default)),
 ) -> int:
     """End runs of yours: SIGTERM, time to save, then SIGKILL."""

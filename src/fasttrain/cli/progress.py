@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import sys
 import threading
+from contextlib import suppress
 from typing import Any
 
 from fasttrain.launch.display import Display, PlainDisplay, QuietDisplay, write_all
 
 CLEAR_LINE = b"\r\x1b[2K"
+FIGURES = ("step", "step_s", "samples_per_s", "memory_bytes")
 
 
 def choose_display(*, quiet: bool) -> Display:
@@ -24,7 +26,7 @@ class ProgressDisplay:
     """Draws the line whenever the script's own output stands at the start of a line.
 
     A script that is in the middle of a line, such as one with a progress bar of its own, is
-    never disturbed.
+    never disturbed. A terminal that is gone ends the line and nothing else.
     """
 
     def __init__(self) -> None:
@@ -33,11 +35,15 @@ class ProgressDisplay:
         self._console = stderr_console()
         self._lock = threading.Lock()
         self._line = b""
-        self._drawn = False
+        self._drawn = self._gone = False
         self._at_start = True
 
     def write(self, descriptor: int, data: bytes) -> None:
-        """Write the script's bytes above the line."""
+        """Write the script's bytes above the line.
+
+        Raises:
+            OSError: These bytes can't be written, which is the script's to know.
+        """
         with self._lock:
             self._erase()
             write_all(descriptor, data)
@@ -45,7 +51,9 @@ class ProgressDisplay:
             self._draw()
 
     def progress(self, event: dict[str, Any]) -> None:
-        """Draw the figures of an event."""
+        """Draw the figures of an event; nothing for a line that a script has garbled."""
+        if not all(_is_number(event.get(name)) for name in FIGURES):
+            return
         with self._lock:
             self._line = self._render(event)
             self._erase()
@@ -54,7 +62,8 @@ class ProgressDisplay:
     def tell(self, text: str) -> None:
         """Write a line to stderr, at the start of one."""
         begin = b"" if self._at_start else b"\n"
-        self.write(2, begin + f"fasttrain: {text}\n".encode())
+        with suppress(OSError):  # nobody reads it
+            self.write(2, begin + f"fasttrain: {text}\n".encode(errors="backslashreplace"))
 
     def close(self) -> None:
         """Take the line away."""
@@ -80,11 +89,21 @@ class ProgressDisplay:
         return capture.get().encode()
 
     def _draw(self) -> None:
-        if self._line and self._at_start:
-            write_all(2, self._line)
+        if self._line and self._at_start and not self._gone:
             self._drawn = True
+            self._put(self._line)
 
     def _erase(self) -> None:
-        if self._drawn:
-            write_all(2, CLEAR_LINE)
+        if self._drawn and not self._gone:
             self._drawn = False
+            self._put(CLEAR_LINE)
+
+    def _put(self, data: bytes) -> None:
+        try:
+            write_all(2, data)
+        except OSError:
+            self._gone = True
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and abs(value) < sys.maxsize  # false for nan

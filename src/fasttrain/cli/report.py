@@ -24,10 +24,11 @@ def report(
 ) -> int:
     """Show the receipt of a run."""
     # Only now: --help needs none of it.
+    from fasttrain.launch.invocation import working_directory
     from fasttrain.launch.receipts import read_hang, read_receipt
     from fasttrain.launch.run_dir import latest_run_dir
 
-    directory = Path(run_dir) if run_dir else latest_run_dir(Path.cwd())
+    directory = Path(run_dir) if run_dir else latest_run_dir(working_directory())
     receipt = read_receipt(directory)
     if json:
         from fasttrain.cli.envelope import envelope

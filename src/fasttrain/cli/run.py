@@ -12,6 +12,20 @@ from fasttrain.cli.usage import unknown_option
 NAME = "run"
 BEHIND = "words behind --"
 
+# What every command takes that starts a script.
+Module = Annotated[
+    str | None, typer.Option("-m", metavar="MODULE", help="Run a module, as python -m does.")
+]
+NoPython = Annotated[
+    bool, typer.Option("--no-python", help="SCRIPT is any command; no lever reaches it.")
+]
+ConfigFile = Annotated[
+    str | None, typer.Option(metavar="FILE", help="Configuration file (default: fasttrain.yaml).")
+]
+Preset = Annotated[
+    str | None, typer.Option(metavar="exact|fast|max", help="A named set of options.")
+]
+
 
 class RunCommand(GroupedCommand):
     """Keeps what stands behind ``--`` away from the parser: it is the script's, byte for byte."""
@@ -37,19 +51,10 @@ def run(
             show_default=False,
         ),
     ] = None,
-    module: Annotated[
-        str | None, typer.Option("-m", metavar="MODULE", help="Run a module, as python -m does.")
-    ] = None,
-    no_python: Annotated[
-        bool, typer.Option("--no-python", help="SCRIPT is any command; no lever reaches it.")
-    ] = False,
-    config: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="Configuration file (default: fasttrain.yaml)."),
-    ] = None,
-    preset: Annotated[
-        str | None, typer.Option(metavar="exact|fast|max", help="A named set of options.")
-    ] = None,
+    module: Module = None,
+    no_python: NoPython = False,
+    config: ConfigFile = None,
+    preset: Preset = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the plan as a shell script; start nothing.")
     ] = False,

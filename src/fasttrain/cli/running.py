@@ -17,7 +17,7 @@ from fasttrain.hardware.host import Host
 from fasttrain.hardware.machine_file import read_machine
 from fasttrain.hardware.probe import probe_machine
 from fasttrain.hardware.surroundings import look_around
-from fasttrain.launch.invocation import read_invocation
+from fasttrain.launch.invocation import read_invocation, working_directory
 from fasttrain.launch.preflight import check_target
 from fasttrain.planning.dry_run import shell_script
 from fasttrain.planning.explain import decisions
@@ -63,7 +63,7 @@ class Request:
 def perform(request: Request) -> int:
     """Do what was asked for and give the exit code."""
     environ = read_environ()
-    cwd = Path.cwd()
+    cwd = working_directory()
     wanted = resolve(
         request.flags, environ=environ, cwd=cwd, config=request.config, preset=request.preset
     )
@@ -101,12 +101,13 @@ def _described_machine(file: str) -> FasttrainError:
 
 def _print_plan(plan: LaunchPlan, invocation: Invocation, *, explain: bool, as_json: bool) -> None:
     if as_json:
-        kind, value = ("decisions", decisions(plan)) if explain else ("plan", mask_plan(plan))
+        masked = mask_plan(plan, invocation.environ)
+        kind, value = ("decisions", decisions(masked)) if explain else ("plan", masked)
         text = envelope(kind, value) + "\n"
     elif explain:
         from fasttrain.cli.table import decision_table
 
-        decision_table(decisions(plan))
+        decision_table(decisions(mask_plan(plan, invocation.environ)))
         return
     else:
         text = shell_script(plan, invocation.environ)
@@ -119,7 +120,7 @@ def _start(plan: LaunchPlan, invocation: Invocation, *, quiet: bool, as_json: bo
     from fasttrain.cli.crash_card import print_crash
     from fasttrain.cli.hang_card import print_hang
     from fasttrain.cli.progress import choose_display
-    from fasttrain.launch.attend import Around
+    from fasttrain.launch.part import Around
     from fasttrain.launch.start import start
 
     for warning in () if quiet else plan.warnings:
@@ -132,7 +133,7 @@ def _start(plan: LaunchPlan, invocation: Invocation, *, quiet: bool, as_json: bo
             print_hang(hang, plan.run_dir)
 
     around = Around(display, partial(look_around, Host(invocation.environ)), on_hang)
-    receipt = start(plan, mask_plan(plan), invocation.environ, around)
+    receipt = start(plan, mask_plan(plan, invocation.environ), invocation.environ, around)
     if as_json:
         sys.stderr.write(envelope("receipt", receipt) + "\n")
     elif not quiet:

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import sys
 from datetime import datetime
-from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from fasttrain.cli.card import size
+from fasttrain.cli.console import stdout_console
 from fasttrain.config.nearest import nearest
 from fasttrain.hardware.holders import held_bytes
 from fasttrain.hardware.runs import find_runs
-from fasttrain.launch.run_dir import RECEIPT_FILE
-from fasttrain.processes.ending import end, named
-from fasttrain.processes.table import of_run
+from fasttrain.launch.invocation import working_directory
+from fasttrain.processes import launchers
+from fasttrain.processes.ending import named
 from fasttrain.spec.errors import ExitCode, FasttrainError
 from fasttrain.spec.local_run import LocalRun
+from fasttrain.spec.outcome import RECEIPT_FILE
 from fasttrain.spec.places import RUNS_FOLDER
 
 TITLES = ("run", "state", "started", "processes", "GPU memory", "directory")
@@ -26,14 +25,12 @@ TITLES = ("run", "state", "started", "processes", "GPU memory", "directory")
 
 def local_runs() -> tuple[LocalRun, ...]:
     """Give this user's runs on this machine."""
-    return find_runs(Path.cwd() / RUNS_FOLDER, held_bytes(), RECEIPT_FILE)
+    return find_runs(working_directory() / RUNS_FOLDER, held_bytes(), RECEIPT_FILE)
 
 
 def run_table(runs: tuple[LocalRun, ...]) -> None:
     """Print runs to stdout, one per line."""
-    console = Console(highlight=False, emoji=False)
-    if not sys.stdout.isatty():
-        console.width = 200
+    console = stdout_console(width=200)
     if not runs:
         console.print("no run of yours is on this machine")
         return
@@ -88,7 +85,7 @@ def end_run(run: LocalRun, grace_s: float) -> str:
     Raises:
         FasttrainError: ``run-left`` if some of it is still there.
     """
-    ended = end(lambda: of_run(run.run_id), grace_s)
+    ended = launchers.end_run(run.run_id, grace_s)
     if ended.left:
         raise FasttrainError(
             f"{run.run_id} could not be ended",

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from fasttrain.cli.options import with_options
-from fasttrain.cli.run import BEHIND, RunCommand
+from fasttrain.cli.run import BEHIND, ConfigFile, Module, NoPython, Preset, RunCommand
 from fasttrain.config.options import OPTIONS, SLURM_OPTIONS
 from fasttrain.planning.slurm import DECIDED_BY_SLURM
 
@@ -24,19 +24,10 @@ def slurm(
             show_default=False,
         ),
     ] = None,
-    module: Annotated[
-        str | None, typer.Option("-m", metavar="MODULE", help="Run a module, as python -m does.")
-    ] = None,
-    no_python: Annotated[
-        bool, typer.Option("--no-python", help="SCRIPT is any command; no lever reaches it.")
-    ] = False,
-    config: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="Configuration file (default: fasttrain.yaml)."),
-    ] = None,
-    preset: Annotated[
-        str | None, typer.Option(metavar="exact|fast|max", help="A named set of options.")
-    ] = None,
+    module: Module = None,
+    no_python: NoPython = False,
+    config: ConfigFile = None,
+    preset: Preset = None,
     wait: Annotated[
         bool, typer.Option("--wait", help="Stay until the job has ended; exit as the script did.")
     ] = False,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from fasttrain.cli.envelope import envelope
@@ -14,6 +13,7 @@ from fasttrain.config.environ import read_environ
 from fasttrain.config.resolve import resolve
 from fasttrain.hardware.host import Host
 from fasttrain.hardware.slurm_nodes import node_shape
+from fasttrain.launch.invocation import working_directory
 from fasttrain.launch.preflight import check_target
 from fasttrain.slurm.submission import Draft, batch_script, draft, send
 from fasttrain.source.read import read_script
@@ -80,7 +80,7 @@ def perform(request: SlurmRequest) -> int:
 
 
 def _draft(request: SlurmRequest) -> Draft:
-    environ, cwd = read_environ(), Path.cwd()
+    environ, cwd = read_environ(), working_directory()
     wanted = resolve(
         request.flags,
         environ=environ,

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from fasttrain.cli.console import stdout_console
 from fasttrain.planning.explain import Row
 
 
@@ -19,7 +17,4 @@ def decision_table(rows: tuple[Row, ...]) -> None:
     for row in rows:
         # Text, not str: a value with square brackets is no markup.
         table.add_row(*(Text(cell) for cell in (row.topic, row.value, row.reason, row.source)))
-    console = Console(highlight=False, emoji=False)
-    if not sys.stdout.isatty():
-        console.width = 160
-    console.print(table)
+    stdout_console(width=160).print(table)

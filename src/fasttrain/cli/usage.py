@@ -7,6 +7,7 @@ import shlex
 from fasttrain.config.nearest import nearest
 from fasttrain.config.options import OPTIONS, SLURM_OPTIONS
 from fasttrain.spec.errors import ExitCode, FasttrainError
+from fasttrain.spec.secrets import mask_args
 
 _SHARED = ("--config", "--preset", "--dry-run", "--json", "--no-python", "--help")
 # Options of the commands that take a script: what is none of these may be the script's own.
@@ -71,4 +72,4 @@ def _with_separator(option: str, words: list[str]) -> str:
         script = next((word for word in behind if word.endswith(".py")), None)
         behind = [word for word in behind if word is not script]
         before.append(script or "SCRIPT")
-    return shlex.join([*before, "--", *behind])
+    return shlex.join([*mask_args(before), "--", *mask_args(behind)])

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from fasttrain.spec.examination import Examination, Finding, Severity
+from fasttrain.spec.examination import Examination
+from fasttrain.spec.finding import Finding, Severity
 
 Mend = Callable[[Examination], str]
 Judge = Callable[[Examination], Iterator[Finding]]

@@ -9,7 +9,8 @@ from fasttrain.doctor.checks.words import alike, present, visible
 from fasttrain.doctor.script import LeverLine
 from fasttrain.planning.describe import counted
 from fasttrain.planning.vendors import VENDORS
-from fasttrain.spec.examination import Examination, Finding
+from fasttrain.spec.examination import Examination
+from fasttrain.spec.finding import Finding
 from fasttrain.spec.machine import Device
 
 

@@ -20,7 +20,8 @@ from fasttrain.doctor.checks import (
     visibility,
 )
 from fasttrain.spec.errors import ExitCode, FasttrainError
-from fasttrain.spec.examination import Examination, Finding, Severity
+from fasttrain.spec.examination import Examination
+from fasttrain.spec.finding import Finding, Severity
 
 CHECKS: tuple[Check, ...] = (
     *torch_install.CHECKS,

@@ -11,7 +11,7 @@ from fasttrain.doctor.script_levers import Verdict
 from fasttrain.planning.describe import and_join, counted
 from fasttrain.planning.explain import lever_rows
 from fasttrain.source.habit import Habits
-from fasttrain.spec.examination import Finding, Severity
+from fasttrain.spec.finding import Finding, Severity
 from fasttrain.spec.machine import Machine
 from fasttrain.spec.outcome import State
 from fasttrain.spec.plan import LaunchPlan

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from fasttrain.planning.describe import counted
 from fasttrain.planning.vendors import VENDORS
 from fasttrain.source.habit import Habit, Habits
-from fasttrain.spec.examination import Finding
+from fasttrain.spec.finding import Finding
 from fasttrain.spec.machine import Machine
 from fasttrain.spec.plan import LaunchPlan
 from fasttrain.spec.script import Evidence

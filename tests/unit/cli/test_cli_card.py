@@ -12,9 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fasttrain import __version__
-from fasttrain.cli.card import print_receipt, seconds, size, speed
+from fasttrain.cli.card import counted, print_receipt, seconds, size, speed
 from fasttrain.cli.envelope import envelope
+from fasttrain.spec.attempts import Attempt
 from fasttrain.spec.codec import dumps, from_data
+from fasttrain.spec.crash import Crash
 from fasttrain.spec.outcome import Receipt, StepStats
 
 
@@ -100,6 +102,14 @@ def test_receipt_says_where_ranks_differ(printed: Callable[..., str]) -> None:
     assert "3 reported; rank 0 is shown" in text
 
 
+def test_receipt_says_that_a_run_was_started_again(printed: Callable[..., str]) -> None:
+    crash = Crash(1, 2, 1, "", 0, "network", "", "", step=12)
+    attempts = (Attempt(1, 3.0, "", 2.0, crash, "attempt-1"),)
+    told = "started again: attempt 1: network at step 12"
+    assert told in printed(attempts=attempts)
+    assert told not in printed(attempts=attempts, crash=crash)  # its card says so
+
+
 def test_receipt_of_a_run_without_reports(printed: Callable[..., str]) -> None:
     assert printed(0, warnings=(), hints=()).count("\n") == 2
 
@@ -136,3 +146,10 @@ def test_no_text_is_taken_for_markup(
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO())
     assert "[red]x[/red] :smile:" in printed(warnings=("[red]x[/red] :smile:",))
+
+
+@pytest.mark.parametrize(
+    ("name", "one"), [("losses", "loss"), ("batches", "batch"), ("graphs", "graph")]
+)
+def test_one_of_what_is_counted(name: str, one: str) -> None:
+    assert (counted(name, 1), counted(name, 2000)) == (f"1 {one}", f"2,000 {name}")

@@ -55,6 +55,23 @@ def test_what_the_screen_holds_is_not_repeated(shown: Callable[..., list[str]]) 
     assert "part7.py:7" in shown(shown=True, signal="SIGSEGV")[1]
 
 
+def test_attempts_before_it_and_why_it_was_the_last(shown: Callable[..., list[str]]) -> None:
+    told = {"earlier": "attempt 1: killed at step 5", "final": "all 2 restarts were used"}
+    lines = shown(shown=True, **told)
+    assert lines[-2:] == [
+        "  tried: attempt 1: killed at step 5", "  again: no: all 2 restarts were used",
+    ]  # fmt: skip
+    # One process that said all itself gets one line, unless there is this to tell.
+    alone = {"shown": True, "ranks": 1, "fix": "", "others": ""}
+    assert len(shown(**alone)) == 1
+    assert shown(**alone, **told)[-2:] == lines[-2:]
+
+
+def test_a_rank_of_another_node_is_told_with_it(shown: Callable[..., list[str]]) -> None:
+    (head, *_) = shown(node="node7", log_file="")
+    assert head == "fasttrain: rank 1 on node7 failed first, with exit code 1        [slug]"
+
+
 @pytest.mark.parametrize(
     ("fields", "expected"),
     [

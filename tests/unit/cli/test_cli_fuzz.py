@@ -61,7 +61,7 @@ def run(folder: Path, words: list[str]) -> tuple[int, str, str]:
     return code, out.read(), err.getvalue()
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(LINE, st.sampled_from(["cpu-laptop", "4xt4", "8xh100", "8xascend910b"]))
 def test_any_words(folder: Path, words: list[str], machine: str) -> None:
     before = sorted(folder.rglob("*"))

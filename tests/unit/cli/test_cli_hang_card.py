@@ -54,6 +54,12 @@ def test_processes_of_a_rank(capsys: pytest.CaptureFixture[str]) -> None:
     assert "the run goes on" in text
 
 
+def test_a_process_that_is_spared(capsys: pytest.CaptureFixture[str]) -> None:
+    text = card(capsys, rank(0, SLEEPS), action="spare")
+    assert "the run goes on (--hang-timeout SECONDS would end it)" in text
+    assert "stops" not in text
+
+
 def test_many_ranks_at_many_places(capsys: pytest.CaptureFixture[str]) -> None:
     stacks = [(Frame("train.py", n, "main", user=True),) for n in range(12)]
     text = card(capsys, *(rank(n, stack) for n, stack in enumerate(stacks)))

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import errno
+import os
 import re
 from typing import Any
 
@@ -48,6 +50,15 @@ def test_line_stands_below_the_output(screen: Screen) -> None:
     assert screen.last_line == b""
 
 
+@pytest.mark.parametrize("value", [None, "x", [], float("nan"), float("inf"), 10**400])
+def test_a_garbled_event_shows_nothing(screen: Screen, value: object) -> None:
+    display = ProgressDisplay()
+    for name in EVENT:
+        display.progress({**EVENT, name: value})
+    display.progress({})
+    assert screen.written == b""
+
+
 def test_a_line_of_the_script_is_never_disturbed(screen: Screen) -> None:
     display = ProgressDisplay()
     display.write(1, b"epoch 1:  40%")
@@ -84,6 +95,27 @@ def test_nothing_is_drawn_after_the_end(screen: Screen) -> None:
     display.close()
     display.write(1, b"late\n")
     assert screen.last_line == b""
+
+
+def test_a_terminal_that_is_gone_ends_the_line_alone(
+    screen: Screen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write(descriptor: int, data: bytes) -> None:
+        if descriptor == 2:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        screen.write(descriptor, data)
+
+    display = ProgressDisplay()
+    display.progress(EVENT)
+    screen.written = b""
+    monkeypatch.setattr(progress, "write_all", write)
+    display.write(1, b"the script's\n")
+    display.progress({**EVENT, "step": 1201})
+    display.tell("something")
+    with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+        display.write(2, b"the script must know of this\n")
+    display.close()
+    assert screen.written == b"the script's\n"
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import contextlib
+import io
+import os
 from pathlib import Path
 from typing import Any
 
@@ -91,3 +94,50 @@ def test_an_interrupt_has_its_own_code(
 
     monkeypatch.setattr("fasttrain.launch.run_dir.latest_run_dir", interrupt)
     assert fasttrain_main("report").code == 130
+
+
+def test_no_words_ask_for_help(fasttrain_main: Any) -> None:
+    said = fasttrain_main()
+    assert said == fasttrain_main("--help")
+    assert (said.code, said.err) == (0, "")
+
+
+@pytest.mark.parametrize(
+    "words", [("run", "train.py"), ("ps",), ("doctor", "--quick"), ("report",)]
+)
+def test_a_working_directory_that_is_gone(
+    fasttrain_main: Any, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    (tmp_path / "gone").mkdir()
+    with contextlib.chdir(tmp_path / "gone"):
+        (tmp_path / "gone").rmdir()
+        said = fasttrain_main(*words)
+        os.chdir(tmp_path)
+    assert (said.code, said.out, said.err.count("\n")) == (71, "", 3)
+    assert "[cwd-gone]" in said.err
+
+
+def test_a_file_name_makes_no_lines_of_its_own(fasttrain_main: Any) -> None:
+    said = fasttrain_main("run", "a\nerror: b\x1b[2J.py")
+    assert (said.code, said.err.count("\n")) == (71, 3)
+    assert "\x1b" not in said.err
+
+
+def test_stdout_takes_what_its_encoding_lacks(fasttrain_main: Any, tmp_path: Path) -> None:
+    name = os.fsdecode(b"caf\xe9.py")
+    (tmp_path / name).write_text("")
+    out = io.TextIOWrapper(io.BytesIO(), "ascii")
+    with contextlib.redirect_stdout(out):
+        assert fasttrain_main("doctor", "--quick", name).code in (0, 69)
+    out.flush()
+    assert b"caf\\udce9.py" in out.buffer.getvalue()
+
+
+@pytest.mark.parametrize("columns", ["9" * 5000, "9" * 40, "²", "0", "-1", "wide", ""])
+def test_a_width_that_no_terminal_has_is_none(
+    fasttrain_main: Any, monkeypatch: pytest.MonkeyPatch, columns: str
+) -> None:
+    before = fasttrain_main("job", "list")
+    monkeypatch.setenv("COLUMNS", columns)
+    assert fasttrain_main("job", "list") == before
+    assert before.code == 0

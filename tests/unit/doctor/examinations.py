@@ -16,11 +16,11 @@ from fasttrain.spec.examination import (
     DeviceState,
     Disk,
     Examination,
-    Finding,
     HostState,
     TorchTrial,
     Trial,
 )
+from fasttrain.spec.finding import Finding
 from fasttrain.spec.machine import Cpu, Device, Machine, Torch
 
 GIB, MIB = 2**30, 2**20

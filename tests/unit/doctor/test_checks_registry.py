@@ -12,7 +12,8 @@ import pytest
 
 from fasttrain.doctor.registry import CHECKS, diagnose, worst_first
 from fasttrain.spec.errors import ExitCode, FasttrainError
-from fasttrain.spec.examination import Examination, Finding, TorchTrial
+from fasttrain.spec.examination import Examination, TorchTrial
+from fasttrain.spec.finding import Finding
 from fasttrain.spec.machine import Cpu, Machine, Torch
 
 HERE = Path(__file__).parent

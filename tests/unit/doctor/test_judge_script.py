@@ -16,7 +16,7 @@ from fasttrain.source.habit import Habits
 from fasttrain.source.read import read_program
 from fasttrain.spec.codec import loads
 from fasttrain.spec.decision import Setting, Source, SourceKind
-from fasttrain.spec.examination import Finding
+from fasttrain.spec.finding import Finding
 from fasttrain.spec.machine import Machine
 from fasttrain.spec.outcome import State
 from fasttrain.spec.plan import Invocation, LaunchPlan, Target

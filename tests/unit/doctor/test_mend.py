@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +25,9 @@ def workers(count: int) -> Iterator[list[subprocess.Popen[bytes]]]:
     """Give processes that look like a run's workers."""
     started = [subprocess.Popen([sys.executable, *WORKER]) for _ in range(count)]
     try:
+        # exec() closes the pipe that Popen waits at before the new command line can be read.
+        while not all(Path(f"/proc/{process.pid}/cmdline").read_bytes() for process in started):
+            time.sleep(0.01)
         yield started
     finally:
         for process in started:

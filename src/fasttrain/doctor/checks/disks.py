@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fasttrain.doctor.checks.declare import check
-from fasttrain.doctor.checks.words import GIB, size
+from fasttrain.doctor.checks.words import size
+from fasttrain.files.room import FEW_BYTES
 from fasttrain.planning.describe import and_join
-from fasttrain.spec.examination import Disk, Examination, Finding
-
-# One checkpoint of 100 million parameters with AdamW's state in fp32 is 1.2 GB.
-_FREE_BYTES = GIB
+from fasttrain.spec.examination import Disk, Examination
+from fasttrain.spec.finding import Finding
 
 _NETWORKS = frozenset({"nfs", "nfs3", "nfs4", "cifs", "smb3", "fuse.sshfs"})
 
@@ -32,7 +31,7 @@ def _space(seen: Examination) -> Iterator[Finding]:
     # Folders of one file system share what is free of it.
     shared: dict[tuple[int, str], list[Disk]] = {}
     for disk in seen.host.disks:
-        if disk.writable and disk.free_bytes < _FREE_BYTES:
+        if disk.writable and disk.free_bytes < FEW_BYTES:
             shared.setdefault((disk.free_bytes, disk.filesystem), []).append(disk)
     for (free, _), disks in shared.items():
         purposes = and_join(f"{_NAMES[disk.purpose]} ({disk.path})" for disk in disks)

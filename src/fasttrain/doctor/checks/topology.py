@@ -8,7 +8,8 @@ from fasttrain.doctor.checks.declare import check
 from fasttrain.doctor.checks.words import alike, named, present, visible
 from fasttrain.planning.describe import and_join, device_names, kind_noun
 from fasttrain.planning.visible import visible_slots
-from fasttrain.spec.examination import DeviceState, Examination, Finding
+from fasttrain.spec.examination import DeviceState, Examination
+from fasttrain.spec.finding import Finding
 from fasttrain.spec.machine import DeviceKind
 
 

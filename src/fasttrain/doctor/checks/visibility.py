@@ -11,7 +11,8 @@ from fasttrain.doctor.checks.words import present
 from fasttrain.planning.describe import kind_noun
 from fasttrain.planning.vendors import VENDORS
 from fasttrain.planning.visible import visible_slots
-from fasttrain.spec.examination import Examination, Finding
+from fasttrain.spec.examination import Examination
+from fasttrain.spec.finding import Finding
 from fasttrain.spec.machine import DeviceKind
 
 # What people write to hide every device on purpose; CUDA stops at any word that names none.
