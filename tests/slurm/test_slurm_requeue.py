@@ -8,7 +8,38 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+# Seeded, and saves nothing before its end: STEPS OUT SECONDS, of a batch.
+TRAINS = """
+import sys
+import time
+
+import torch
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.manual_seed(3)
+torch.set_num_threads(1)
+steps, out = int(sys.argv[1]), sys.argv[2]
+x = torch.randn(60, 4)
+train = DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=10, shuffle=True)
+model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.2), torch.nn.Linear(8, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+print("from 0", flush=True)
+step = 0
+while step < steps:
+    for inputs, wanted in train:
+        time.sleep(float(sys.argv[3]))
+        optimizer.zero_grad()
+        F.mse_loss(model(inputs), wanted).backward()
+        optimizer.step()
+        step += 1
+        if step % 10 == 0:
+            print("step", step, flush=True)
+torch.save(model.state_dict(), out)
+print("done", step)
+"""
 # Saves when the signal comes and goes on from there, as many scripts on clusters do.
 RESUMES = """
 import os, pathlib, signal, sys, time
@@ -74,6 +105,40 @@ def test_the_warning_signal_has_it_saved_and_queued_again(
     assert second.endswith("done 40\n")
     assert " restart 1" in second
     assert cluster.job_field(number, "Restarts") == "1"
+    (run_dir,) = shared_folder.glob("fasttrain_runs/*")
+    for attempt in (run_dir, run_dir / "attempt-1"):  # what each has told stays apart
+        assert (attempt / "plan.json").exists()
+    assert "told is in attempt-1" in "".join(
+        path.read_text() for path in run_dir.glob("slurm/*_log.err")
+    )
+
+
+def test_a_script_without_checkpoints_goes_on_from_a_snapshot(
+    fasttrain: Any, cluster: Any, shared_folder: Path
+) -> None:
+    options = ("--device", "cpu", "--amp", "off", "--preempt", "snapshot")
+    sent, number = begin(
+        fasttrain, cluster, shared_folder, TRAINS, "--nodes", "2", "--requeue", "1",
+        "--time", "20", *options, "--", "60", "parts.pt", "0.2",
+    )  # fmt: skip
+    cluster.until(lambda: "step 20" in log(shared_folder), 60, lambda: log(shared_folder))
+    cluster.run("scancel", "--signal", "USR2", number)
+    _, said = sent.communicate(timeout=120)
+    assert sent.returncode == 0, said.decode()
+    assert cluster.job_field(number, "Restarts") == "1"
+
+    alone = ("--nproc-per-node", "2", "--run-dir", "whole")
+    whole = fasttrain("run", "train.py", *options, *alone, "--", "60", "whole.pt", "0")
+    assert whole.returncode == 0, whole.stderr.decode()
+    # What the attempts printed is what one run prints; the log holds what torch says as well.
+    lines = [
+        line for line in log(shared_folder).splitlines() if line[:4] in {"from", "step", "done"}
+    ]
+    assert lines == whole.stdout.decode().splitlines()
+    assert "going on from the snapshot" in log(shared_folder)
+    parts, once = (torch.load(shared_folder / f"{name}.pt") for name in ("parts", "whole"))
+    assert parts.keys() == once.keys()
+    assert all(torch.equal(parts[name], once[name]) for name in once)
 
 
 def test_it_is_queued_again_no_more_often_than_was_asked_for(

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from submitit.slurm.slurm import SlurmJobEnvironment
 
 from fasttrain.spec.job import SECRETS_VARIABLE, Allocation
+from fasttrain.spec.pulse import PULSES_VARIABLE
 
 # sbatch passes the submitting shell's environment on. What is left there of another launcher
 # would tell the script a rank that it doesn't have.
@@ -15,8 +16,8 @@ STRAY = (
     "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT",
     "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS",
     "TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_ERROR_FILE", "FASTTRAIN_RUN_ID",
-    "FASTTRAIN_RESTART_COUNT", SECRETS_VARIABLE, "SUBMITIT_EXECUTOR", "SUBMITIT_FOLDER",
-    "SUBMITIT_PREEMPT_SIGNAL",
+    "FASTTRAIN_RESTART_COUNT", PULSES_VARIABLE, SECRETS_VARIABLE, "SUBMITIT_EXECUTOR",
+    "SUBMITIT_FOLDER", "SUBMITIT_PREEMPT_SIGNAL",
 )  # fmt: skip
 
 

@@ -24,7 +24,7 @@ from fasttrain.slurm.check_job import (
     judge_sent,
     judge_setup,
 )
-from fasttrain.spec.examination import Finding
+from fasttrain.spec.finding import Finding
 
 CHECKS: tuple[Callable[[Seen], Iterator[Finding]], ...] = (
     judge_partition,

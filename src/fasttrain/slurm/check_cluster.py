@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 
 from fasttrain.slurm.check_facts import Seen
-from fasttrain.spec.examination import Finding, Severity
+from fasttrain.spec.finding import Finding, Severity
 from fasttrain.spec.slurm_facts import NodeKind, PartitionLimits
 
 # States of nodes that take no job until somebody mends them; those that are asleep do.

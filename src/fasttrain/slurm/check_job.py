@@ -12,7 +12,7 @@ from fasttrain.planning.slurm_values import signal_and_lead
 from fasttrain.slurm.check_facts import TIMEOUT_S, Seen, Trial
 from fasttrain.slurm.end_watch import SHUTDOWN_S
 from fasttrain.slurm.refusals import refused
-from fasttrain.spec.examination import Finding
+from fasttrain.spec.finding import Finding
 
 # File systems that one machine has for itself. All others may be shared, and most are.
 LOCAL = frozenset(

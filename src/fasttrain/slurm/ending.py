@@ -6,14 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from fasttrain.launch.ended import Ended
 from fasttrain.launch.receipts import gather, read_receipt
 from fasttrain.slurm.meeting import run_code
 from fasttrain.slurm.state import UNKNOWN, JobState
-from fasttrain.spec.codec import CodecError, loads
+from fasttrain.spec.codec import CodecError
 from fasttrain.spec.errors import ExitCode, FasttrainError
 from fasttrain.spec.job import SUBMITIT_FOLDER, TASKS_FOLDER, SubmittedJob, TaskEnd
 from fasttrain.spec.outcome import Receipt
 from fasttrain.spec.plan import PLAN_FILE, LaunchPlan
+from fasttrain.spec.reading import load
 
 LAST_LINES = 20
 # Ends that SLURM brought about, so that no exit code of the script tells of them.
@@ -101,7 +103,7 @@ def last_ends(run_dir: Path) -> list[TaskEnd]:
     ends = []
     for path in max(attempts, key=lambda path: int(path.name)).glob("end-*.json"):
         try:
-            ends.append(loads(TaskEnd, path.read_bytes()))
+            ends.append(load(TaskEnd, path))
         except (OSError, CodecError):
             continue  # a task that was killed while it wrote tells nothing
     return ends
@@ -114,13 +116,12 @@ def _receipt(run_dir: Path, code: int, state: JobState) -> Receipt | None:
     except FasttrainError:
         pass
     try:
-        plan = loads(LaunchPlan, (run_dir / PLAN_FILE).read_bytes())
+        plan = load(LaunchPlan, run_dir / PLAN_FILE)
     except (OSError, CodecError):
         return None
     note = f"SLURM ended the job as {state}; the tasks wrote no receipt themselves."
-    return gather(
-        plan, code, 0.0, (note,) if state.ended else (), run_dirs=(run_dir, *others(run_dir))
-    )
+    ended = Ended(code, 0.0, (note,) if state.ended else ())
+    return gather(plan, ended, run_dirs=(run_dir, *others(run_dir)))
 
 
 def others(run_dir: Path) -> list[Path]:

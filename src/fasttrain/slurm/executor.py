@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import shlex
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -39,6 +40,11 @@ class Executor(SlurmExecutor):
     def affinity(self) -> int:  # type: ignore[override]
         """Say that there is a cluster where only the text is wanted."""
         return 1 if self._anywhere else int(SlurmExecutor.affinity())
+
+    @property
+    def _submitit_command_str(self) -> str:
+        words = ("-u", "-m", "fasttrain.slurm.node_start", shlex.quote(str(self.folder)))
+        return " ".join((self.python, *words))
 
     def batch_script(self, cells: int = 1) -> str:
         """Give the text that sbatch would get, of an array where there are several cells."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from fasttrain.hardware.tool import ToolError
@@ -13,6 +14,7 @@ from fasttrain.spec.codec import CodecError, loads
 from fasttrain.spec.errors import ExitCode, FasttrainError
 from fasttrain.spec.job import SUBMITIT_FOLDER, SUBMITTED_FILE, SubmittedJob
 from fasttrain.spec.places import RUNS_FOLDER
+from fasttrain.spec.reading import open_regular
 
 _JOB_ID = re.compile(r"([1-9][0-9]{0,17})(?:_([0-9]{1,9}))?")
 
@@ -83,12 +85,15 @@ def _by_log(number: str, environ: Mapping[str, str]) -> SubmittedJob:
 def _read(path: Path) -> SubmittedJob | None:
     """Give what a file says; nothing where it isn't the user's own or can't be read."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             if os.fstat(file.fileno()).st_uid != os.getuid():
                 return None
-            return loads(SubmittedJob, file.read())
+            job = loads(SubmittedJob, file.read())
     except (OSError, CodecError):
         return None
+    # Where it lies, and not where it says: a folder that was moved has no other.
+    cells = tuple(str(path.parent / Path(cell).name) for cell in job.cells)
+    return replace(job, run_dir=str(path.parent), cells=cells)
 
 
 def _unknown(what: str, why: str) -> FasttrainError:

@@ -10,10 +10,12 @@ import socket
 import time
 from pathlib import Path
 
-from fasttrain.launch.run_dir import write_private
-from fasttrain.spec.codec import CodecError, dumps, loads
+from fasttrain.files.writing import write_private
+from fasttrain.slurm.hang_meeting import HangMeeting
+from fasttrain.spec.codec import CodecError, dumps
 from fasttrain.spec.errors import ExitCode, FasttrainError
 from fasttrain.spec.job import TASKS_FOLDER, Allocation, TaskEnd, TaskStart
+from fasttrain.spec.reading import load
 
 MEET_S = 300.0  # srun starts all tasks at once; a slow file system is what takes time
 LOOK_S = 0.2
@@ -28,11 +30,15 @@ class Meeting:
     Args:
         run_dir: The run directory.
         place: This task's place.
+
+    Attributes:
+        hangs: Where the tasks agree that the run hangs.
     """
 
     def __init__(self, run_dir: Path, place: Allocation) -> None:
         self._place = place
         self._folder = run_dir / TASKS_FOLDER / str(place.restarts)
+        self.hangs = HangMeeting(self._folder, place)
 
     def begin(self, start: TaskStart, *, wait_s: float = MEET_S) -> TaskStart:
         """Tell this task's beginning, wait for those of all others, and give that of the first.
@@ -52,7 +58,7 @@ class Meeting:
             # Listed, not asked one by one: NFS remembers for a minute that a file is not there.
             there = {path.name for path in self._folder.iterdir()}
             if there.issuperset(names):
-                return [loads(TaskStart, (self._folder / name).read_bytes()) for name in names]
+                return [load(TaskStart, self._folder / name) for name in names]
             if time.monotonic() > deadline_s:
                 missing = [n for n, name in enumerate(names) if name not in there]
                 raise _missing(missing, self._place)
@@ -64,7 +70,7 @@ class Meeting:
         ends = []
         for path in self._folder.glob("end-*.json"):
             try:
-                ends.append(loads(TaskEnd, path.read_bytes()))
+                ends.append(load(TaskEnd, path))
             except (OSError, CodecError):
                 continue  # on its way; the task that writes it will see ours
         return ends

@@ -9,14 +9,18 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
+from fasttrain.files.writing import write_private
 from fasttrain.hardware.probe import probe_machine
-from fasttrain.launch.attend import Part, compose
+from fasttrain.launch.attend import compose
+from fasttrain.launch.cache import secure_cache
+from fasttrain.launch.claim import renew
 from fasttrain.launch.invocation import read_invocation
+from fasttrain.launch.part import Part
 from fasttrain.launch.preflight import find_program
-from fasttrain.launch.run_dir import RECEIPT_FILE, write_private
 from fasttrain.planning.plan import make_plan
 from fasttrain.planning.secrets import mask_plan
-from fasttrain.planning.slurm import node_settings
+from fasttrain.planning.slurm_node import node_settings
+from fasttrain.planning.slurm_values import signal_and_lead
 from fasttrain.slurm.allocation import rank_variables
 from fasttrain.slurm.meeting import Meeting, choose_port
 from fasttrain.spec.codec import dumps
@@ -56,14 +60,16 @@ def prepare(
         port = choose_port(place.job_id)
     first = meeting.begin(TaskStart(place.hosts[place.node_rank], port, _facts(machine)))
     plan = _plan(request, place, machine, first.port, environ)
-    masked = mask_plan(plan)
+    masked = mask_plan(plan, environ)
     run_dir = Path(plan.run_dir)
-    run_dir.mkdir(mode=0o700, exist_ok=True)
+    if (aside := renew(run_dir, place.restarts)) and place.task == 0:
+        sys.stderr.write(f"fasttrain: what the attempt before has told is in {aside}\n")
     write_private(run_dir / PLAN_FILE, dumps(masked))
-    (run_dir / RECEIPT_FILE).unlink(missing_ok=True)  # of the attempt before
     for warning in plan.warnings if place.task == 0 else ():
         sys.stderr.write(f"fasttrain: warning: {warning}\n")
     environment = compose(environ, plan.environment)
+    for warning in secure_cache(plan, environment):
+        sys.stderr.write(f"fasttrain: warning: {warning}\n")
     if plan.processes.value.backend == "slurm":
         environment |= rank_variables(place, first.port)
     return Part(plan, masked, find_program(plan, environment), environ, environment, place.task)
@@ -80,6 +86,7 @@ def _plan(
         cwd=request.cwd,
         ranks_by_slurm=request.slurm.tasks.value == "per-gpu",
         restart_count=place.restarts,
+        warning=f"SIG{signal_and_lead(request.slurm.signal)[0]}",
     )
     return make_plan(settings, machine, invocation)
 

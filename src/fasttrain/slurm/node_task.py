@@ -17,8 +17,12 @@ from submitit.helpers import DelayedSubmission
 from fasttrain.config.environ import read_environ
 from fasttrain.hardware.host import Host
 from fasttrain.hardware.surroundings import look_around
-from fasttrain.launch.attend import Around, Ended, Part, attend
+from fasttrain.launch.attend import attend
+from fasttrain.launch.cause import Heals
+from fasttrain.launch.causes import heals
 from fasttrain.launch.display import PlainDisplay
+from fasttrain.launch.ended import Ended
+from fasttrain.launch.part import Around, Part
 from fasttrain.launch.receipts import gather
 from fasttrain.planning.slurm_values import signal_and_lead
 from fasttrain.slurm.allocation import clean, read_allocation
@@ -26,11 +30,13 @@ from fasttrain.slurm.end_watch import EndWatch
 from fasttrain.slurm.meeting import Meeting, first_to_fail, run_code
 from fasttrain.slurm.node_part import check_restarts, prepare, task_dir
 from fasttrain.slurm.secrets import unmasked
-from fasttrain.spec.codec import CodecError, loads
+from fasttrain.spec.codec import CodecError
 from fasttrain.spec.crash import CRASH_FILE, Crash
 from fasttrain.spec.errors import FasttrainError
+from fasttrain.spec.hang import Hang
 from fasttrain.spec.job import JOB_FILE, Allocation, JobRequest, TaskEnd
 from fasttrain.spec.plan import LaunchPlan
+from fasttrain.spec.reading import load
 
 
 class TaskFailedError(Exception):
@@ -63,14 +69,18 @@ class NodeTask:
             check_restarts(request, place)
             part = prepare(request, place, meeting, clean(environ))
             look = partial(look_around, Host(environ))
-            ended = attend(part, Around(PlainDisplay(), look, watches=(watch,)))
+            on_hang = _say_hang if place.task == 0 else _say_nothing
+            around = Around(PlainDisplay(), look, on_hang, (watch,), meeting.hangs)
+            ended = attend(part, around)
         except FasttrainError as error:
             sys.stderr.write(f"{error}\n")
             ended = Ended(int(error.exit_code), 0.0, (error.what,))
         code = self._conclude(place, meeting, part, ended)
         if watch.warned:
-            _queue_again(request, place)
+            _queue_again(request, place, ended.crash)
             code = 0 if place.task else code
+        elif ended.crash and request.slurm.requeue.value:
+            _say(f"not queued again: the run failed ({ended.crash.cause})")
         return _leave(code)
 
     def request(self) -> JobRequest:
@@ -80,7 +90,7 @@ class NodeTask:
             CodecError: It was written by another version of fasttrain.
             OSError: It can't be read.
         """
-        return loads(JobRequest, Path(self.run_dir, JOB_FILE).read_bytes())
+        return load(JobRequest, Path(self.run_dir, JOB_FILE))
 
     def checkpoint(self) -> DelayedSubmission | None:
         """Give what submitit queues again; None where it was queued again often enough."""
@@ -91,7 +101,9 @@ class NodeTask:
         self, place: Allocation, meeting: Meeting, part: Part | None, ended: Ended
     ) -> int:
         """Tell the end, write the receipt where all have ended, and give the run's exit code."""
-        when_ns = ended.crash.time_ns if ended.crash else time.time_ns()
+        # A crash with the name of a node is another task's, which tells it itself.
+        own = ended.crash and not ended.crash.node
+        when_ns = ended.crash.time_ns if ended.crash and own else time.time_ns()
         ends = meeting.end(TaskEnd(place.task, ended.exit_code, when_ns))
         code = run_code(ends)
         if part and len(ends) == place.tasks:
@@ -99,10 +111,7 @@ class NodeTask:
             crash = _crash(top, first.task, part.plan) if first else None
             gather(
                 part.masked,
-                code,
-                ended.wall_s,
-                ended.warnings,
-                crash,
+                replace(ended, exit_code=code, crash=crash),
                 run_dirs=[task_dir(top, task) for task in range(place.tasks)],
             )
         return code
@@ -112,24 +121,40 @@ def _crash(top: Path, task: int, plan: LaunchPlan) -> Crash | None:
     """Give the crash that a task has told; None where its rank was ended from outside."""
     folder = task_dir(top, task)
     try:
-        crash = loads(Crash, (folder / CRASH_FILE).read_bytes())
+        crash = load(Crash, folder / CRASH_FILE)
     except (OSError, CodecError):
         return None
     log = str((folder / crash.log_file).relative_to(top)) if crash.log_file else ""
     return replace(crash, ranks=plan.processes.value.world_size, log_file=log)
 
 
-def _queue_again(request: JobRequest, place: Allocation) -> None:
+def _queue_again(request: JobRequest, place: Allocation, crash: Crash | None) -> None:
     """Have submitit queue the job again, which its handler of the signal does on one task."""
     times = request.slurm.requeue.value
     if place.task or not times:
         return
     if place.restarts >= times:
-        sys.stderr.write(f"fasttrain: not queued again: it was {place.restarts} times\n")
+        _say(f"not queued again: it was {place.restarts} times")
+        return
+    if crash and is_hopeless(crash.cause):
+        _say(f"not queued again: {crash.cause}: {Heals.NEVER}")
         return
     name, _ = signal_and_lead(request.slurm.signal)
     os.kill(os.getpid(), signal.Signals["SIG" + name])
     time.sleep(0)  # the handler runs here, and ends this process
+
+
+def is_hopeless(cause: str) -> bool:
+    """Say whether a job would fail so again; SIGINT may be what warned it of its end."""
+    return cause != "interrupted" and heals(cause) is Heals.NEVER
+
+
+def _say_hang(hang: Hang) -> None:
+    _say("\n  ".join((f"no rank went on for {hang.quiet_s:.0f} s", *hang.verdict)))
+
+
+def _say(text: str) -> None:
+    PlainDisplay().tell(text)
 
 
 def _leave(code: int) -> int:
@@ -149,4 +174,4 @@ def _exit_with(code: int) -> None:
 
 
 def _say_nothing(*_: Any) -> None:
-    """The error is on the screen already, or in the crash card."""
+    """Another one says it, or has said it."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from fasttrain.spec.decision import Setting
 from fasttrain.spec.job import SECRETS_VARIABLE, JobRequest
-from fasttrain.spec.secrets import MASK, is_secret_name, mask_args
+from fasttrain.spec.secrets import MASK, is_secret_name, mask_args, mask_value
 from fasttrain.spec.settings import Settings
 
 
@@ -25,11 +25,17 @@ class Secrets:
     args: dict[str, str] = field(default_factory=dict)
 
 
-def masked(request: JobRequest) -> tuple[JobRequest, dict[str, str]]:
-    """Give the request without its secrets, and the variable that carries them, if any."""
-    args = mask_args(request.target.args)
+def masked(request: JobRequest, values: tuple[str, ...] = ()) -> tuple[JobRequest, dict[str, str]]:
+    """Give the request without its secrets, and the variable that carries them, if any.
+
+    Args:
+        request: What is sent.
+        values: Secrets that are known beside those that their names tell of.
+    """
+    args = mask_args(request.target.args, values)
+    shown = {name: mask_value(name, value, values) for name, value in _env(request.settings)}
     hidden = Secrets(
-        {name: value for name, value in _env(request.settings) if is_secret_name(name)},
+        {name: value for name, value in _env(request.settings) if shown[name] != value},
         {
             str(index): word
             for index, (word, shown) in enumerate(zip(request.target.args, args, strict=True))
@@ -39,7 +45,8 @@ def masked(request: JobRequest) -> tuple[JobRequest, dict[str, str]]:
     if not hidden.env and not hidden.args:
         return request, {}
     entries = tuple(
-        f"{name}={MASK if name in hidden.env else value}" for name, value in _env(request.settings)
+        f"{name}={shown[name] if name in hidden.env else value}"
+        for name, value in _env(request.settings)
     )
     shown_request = replace(
         request,
@@ -60,13 +67,17 @@ def unmasked(request: JobRequest, environ: Mapping[str, str]) -> JobRequest:
     env, args = carried["env"], carried["args"]
     entries = tuple(f"{name}={env.get(name, value)}" for name, value in _env(request.settings))
     words = tuple(args.get(str(i), word) for i, word in enumerate(request.target.args))
-    if any(is_secret_name(name) and name not in env for name, _ in _env(request.settings)):
+    if any(_is_masked(*pair) and pair[0] not in env for pair in _env(request.settings)):
         raise ValueError(f"{SECRETS_VARIABLE} is not in the job's environment")
     return replace(
         request,
         target=replace(request.target, args=words),
         settings=_with_env(request.settings, entries),
     )
+
+
+def _is_masked(name: str, value: str) -> bool:
+    return is_secret_name(name) or (MASK in value and "://" in value)
 
 
 def _env(settings: Settings) -> list[tuple[str, str]]:

@@ -7,14 +7,16 @@ import shlex
 import shutil
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from submitit.core.utils import FailedJobError, FailedSubmissionError
 
 import fasttrain
 from fasttrain.config.resolve import Resolved
-from fasttrain.launch.run_dir import default_run_dir, make_run_dir, new_run_id, write_private
+from fasttrain.files.writing import write_private
+from fasttrain.launch.claim import make_run_dir
+from fasttrain.launch.run_dir import default_run_dir, new_run_id
 from fasttrain.planning.slurm import job_parameters
 from fasttrain.planning.slurm_environment import contradicting, left_out
 from fasttrain.planning.slurm_values import check_folder
@@ -33,9 +35,10 @@ from fasttrain.spec.job import (
     NodeShape,
     SubmittedJob,
 )
+from fasttrain.spec.places import LOCK_FILE
 from fasttrain.spec.plan import Target
 from fasttrain.spec.script import ScriptFacts
-from fasttrain.spec.secrets import mask_args
+from fasttrain.spec.secrets import mask_args, secret_values
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +52,7 @@ class Draft:
         parameters: What submitit is to ask SLURM for.
         warnings: What the user should know, one sentence each.
         left_out: Variables of this process that must not reach sbatch.
+        secrets: Secrets that are known, so that none of them is written.
     """
 
     requests: tuple[JobRequest, ...]
@@ -57,6 +61,7 @@ class Draft:
     parameters: JobParameters
     warnings: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
+    secrets: tuple[str, ...] = field(default=(), repr=False)
 
     @property
     def folder(self) -> Path:
@@ -104,6 +109,7 @@ def draft(
         parameters=parameters,
         warnings=(*parameters.warnings, *overruled),
         left_out=tuple(left_out(parameters, environ)),
+        secrets=secret_values(environ, target.args),
     )
 
 
@@ -123,7 +129,7 @@ def send(job: Draft) -> SubmittedJob:
     written = {str(job.run_dir), *(request.run_dir for request in job.requests)}
     secret: dict[str, str] = {}
     for request in (replace(job.requests[0], run_dir=str(job.run_dir)), *job.requests):
-        shown, secret = masked(request)
+        shown, secret = masked(request, job.secrets)
         if request.run_dir in written:
             make_run_dir(request.run_dir, JOB_FILE, dumps(shown))
             written.discard(request.run_dir)
@@ -142,7 +148,8 @@ def _clear(job: Draft) -> None:
     """Take back what was written for a job that SLURM refused, and only that."""
     shutil.rmtree(job.folder, ignore_errors=True)
     for run_dir in (*(request.run_dir for request in job.requests), str(job.run_dir)):
-        Path(run_dir, JOB_FILE).unlink(missing_ok=True)
+        for name in (JOB_FILE, LOCK_FILE):
+            Path(run_dir, name).unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # the user's own directory, with other files in it
             Path(run_dir).rmdir()
 
@@ -161,7 +168,7 @@ def _submitted(job: Draft, job_id: str) -> SubmittedJob:
         job_id=job_id,
         run_id=job.run_dir.name if several else job.requests[0].run_id,
         run_dir=str(job.run_dir),
-        command=shlex.join((told.name, *mask_args(told.args))),
+        command=shlex.join((told.name, *mask_args(told.args, job.secrets))),
         submitted_s=time.time(),
         nodes=job.parameters.nodes,
         cells=tuple(request.run_dir for request in job.requests) if several else (),

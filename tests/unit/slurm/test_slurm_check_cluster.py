@@ -10,7 +10,7 @@ import pytest
 
 from fasttrain.slurm.check import check
 from fasttrain.slurm.check_facts import Seen, Trial
-from fasttrain.spec.examination import Finding
+from fasttrain.spec.finding import Finding
 from fasttrain.spec.slurm_facts import Association, ClusterFacts, NodeKind, PartitionLimits
 
 MAIN = PartitionLimits("main", "UP", default=True, time_limit_min=600, nodes=12, max_nodes=8)

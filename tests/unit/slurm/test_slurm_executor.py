@@ -38,7 +38,7 @@ module load cuda
 # command
 export SUBMITIT_EXECUTOR=slurm
 srun --unbuffered --output /runs/run/slurm/%j_%t_log.out --error /runs/run/slurm/%j_%t_log.err\
- --kill-on-bad-exit=1 --mpi=none '/my env/python' -u -m submitit.core._submit /runs/run/slurm
+ --kill-on-bad-exit=1 --mpi=none '/my env/python' -u -m fasttrain.slurm.node_start /runs/run/slurm
 """
 
 
@@ -66,7 +66,7 @@ def test_without_a_time_limit_the_partitions_holds(make_draft: Any) -> None:
 
 def test_without_an_interpreter_it_is_this_one(make_draft: Any) -> None:
     (command,) = lines(batch_script(make_draft()), "srun")
-    assert f" {sys.executable} -u -m submitit" in command
+    assert f" {sys.executable} -u -m fasttrain.slurm.node_start" in command
 
 
 @pytest.mark.parametrize(("parallel", "at_once"), [(None, 300), (3, 3), (400, 300)])

@@ -43,6 +43,20 @@ def test_without_secrets_there_is_no_variable() -> None:
     assert unmasked(plain, {}) == plain
 
 
+def test_what_is_secret_by_its_value_is_carried_too() -> None:
+    url = "postgres://me:hunter5@db"
+    request = replace(
+        REQUEST,
+        target=Target("script", "train.py", (f"--db={url}", "--wandb", "hunter-by-value")),
+        settings=Settings(env=Setting((f"DB={url}", "NOTE=***"), FLAG)),
+    )
+    shown, variable = masked(request, ("hunter-by-value",))
+    assert "hunter" not in dumps(shown)
+    assert unmasked(loads(JobRequest, dumps(shown)), variable) == request
+    with pytest.raises(ValueError, match=SECRETS_VARIABLE):
+        unmasked(shown, {})
+
+
 def test_a_job_without_its_secrets_is_no_run_with_stars() -> None:
     shown, _ = masked(REQUEST)
     with pytest.raises(ValueError, match=SECRETS_VARIABLE):
