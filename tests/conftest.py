@@ -7,6 +7,7 @@ import fcntl
 import os
 import pty
 import re
+import runpy
 import signal
 import struct
 import subprocess
@@ -34,15 +35,22 @@ _TORCHS_OWN = re.compile(r"TORCH|TRITON|KMP_|KINETO|PYTEST_CURRENT_TEST")
 _HELPERS = re.compile(r"torch/_inductor|multiprocessing[./](resource_tracker|forkserver)")
 _SETTLE_S = 2.0  # for a thread or process that is about to end
 
-# A shell ignores SIGINT in what it starts in the background, and so would all that is started here.
+# A shell ignores SIGINT in what it starts in the background, and nohup SIGHUP; so would all that is
+# started here.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 class _SlurmTogether(LoadFileScheduling):
-    """Deals files to processes, and all that run on SLURM to one: it holds the cluster for them."""
+    """Deals files to processes, and all that run on SLURM to one: it holds the cluster for them.
+
+    The tests of faults share nothing, and are dealt one by one.
+    """
 
     def _split_scope(self, nodeid: str) -> str:
+        if nodeid.startswith("tests/faults/"):
+            return nodeid
         folder = "tests/slurm/"
         return folder if nodeid.startswith(folder) else super()._split_scope(nodeid)
 
@@ -114,6 +122,10 @@ class Terminal:
         """Wait until the screen has shown a text."""
         while text not in self.screen:
             self.screen += os.read(self._ours, 65536)  # OSError when it ends without the text
+
+    def hang_up(self) -> None:
+        """Take the terminal away, as a closed window or a lost connection does."""
+        os.close(self._ours)
 
     def end(self) -> int:
         """Read all that is shown until the command has left, and give its exit code."""
@@ -200,20 +212,60 @@ def _remaining(look: Any) -> list[Any]:
     return list(found)
 
 
-FAULTS = ("signal", "target", "ranks", "when", "processes", "exit code", "took", "left")
+@pytest.fixture
+def memory_group() -> Iterator[Callable[[int], Callable[[], None]]]:
+    """Give what puts a process into a control group of so many bytes without swap.
+
+    Where no such group can be made, the test is skipped.
+    """
+    own = [line.split(":") for line in Path("/proc/self/cgroup").read_text().splitlines()]
+    paths = {names: path for _, names, path in own}
+    if "memory" in paths:
+        root, names = Path("/sys/fs/cgroup/memory"), ("memory.limit_in_bytes",)
+    else:
+        root, names = Path("/sys/fs/cgroup"), ("memory.max", "memory.swap.max")
+    group = Path(f"{root}{paths.get('memory', paths.get('', '/'))}", f"fasttrain-{os.getpid()}")
+
+    def make(limit_bytes: int) -> Callable[[], None]:
+        try:
+            group.mkdir()
+            for name, value in zip(names, (limit_bytes, 0), strict=False):
+                (group / name).write_text(str(value))
+        except OSError as error:
+            pytest.skip(f"no control group with a limit of memory can be made: {error}")
+        return lambda: (group / "cgroup.procs").write_text(str(os.getpid())) and None
+
+    yield make
+    if group.exists():
+        group.rmdir()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let the rounds of the tests of faults be chosen."""
+    parser.addoption(
+        "--rounds", choices=("few", "full"),
+        help="of random kills, staggered crashes and the like: full with -m faults alone, else few",
+    )  # fmt: skip
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Decide on the rounds."""
+    asked_alone = config.option.markexpr == "faults"
+    config.option.rounds = config.option.rounds or ("full" if asked_alone else "few")
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    """Print what became of each run that a test has hit, if these tests were asked for."""
+    """Print the tables of the tests of faults, if these were asked for."""
+    if config.option.markexpr != "faults":
+        return
     rows = [
         value
         for reports in terminalreporter.stats.values()
         for report in reports
         for name, value in getattr(report, "user_properties", ())
-        if name == "fault" and report.when == "call"
+        if name == "table" and report.when == "call"
     ]
-    if not rows or config.option.markexpr != "faults":
-        return
-    widths = [max(map(len, column)) for column in zip(FAULTS, *rows, strict=True)]
-    for row in (FAULTS, *sorted(rows, key=lambda row: (row[3], row[2], row[1], row[0]))):
-        terminalreporter.write_line("  ".join(map(str.ljust, row, widths)).rstrip())
+    # Here, and not in the folder's own conftest.py, which the process that prints never loads.
+    tables = runpy.run_path(str(Path(__file__).parent / "faults" / "tables.py"))
+    for line in tables["lines"](rows):
+        terminalreporter.write_line(line)

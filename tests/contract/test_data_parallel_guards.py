@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import runpy
 import signal
 from pathlib import Path
@@ -94,6 +95,9 @@ def test_ranks_that_go_different_ways_are_an_error(
     starts = [line.strip().split(": ")[0] for line in lines[last - 2 : last + 1]]
     assert starts == ["error", "why", "fix"]
     assert "Traceback" not in said(run)
+    crash = json.loads((run.cwd / "run" / "crash.json").read_text())
+    assert (crash["cause"], crash["exit_code"]) == ("refused", 78)
+    assert crash["why"] in lines[last - 1]
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +81,42 @@ def _log(run_dir: Path) -> str:
     return (run_dir / "rank-0.log").read_text().replace("During handling", "")
 
 
+@pytest.mark.parametrize("code", [128, 193, 255])
+def test_a_code_beyond_all_signals_is_the_scripts_own(
+    fasttrain: Any, script: Any, only_run_dir: Any, code: int
+) -> None:
+    assert fasttrain("run", script(f"import os; os._exit({code})")).returncode == code
+    receipt = json.loads((only_run_dir() / "receipt.json").read_text())
+    crash = receipt["crash"]
+    assert (crash["cause"], crash["exit_code"], crash["signal"]) == ("exit", code, "")
+
+
+HANDLED = """
+import os, traceback
+try:
+    import no_such_module
+except ImportError:
+    traceback.print_exc()
+print("going on without it", flush=True)
+os._exit(1)
+"""
+
+
+def test_a_traceback_of_what_was_handled_is_no_cause(
+    fasttrain: Any, script: Any, only_run_dir: Any
+) -> None:
+    assert fasttrain("run", script(HANDLED)).returncode == 1
+    assert json.loads((only_run_dir() / "crash.json").read_text())["cause"] == "exit"
+    fasttrain(
+        "run",
+        script(HANDLED.replace('print("going', '("going').replace(", flush=True", "")),
+        "--run-dir",
+        "last",
+    )
+    crash = json.loads(Path(fasttrain.cwd, "last", "crash.json").read_text())
+    assert crash["cause"] == "module-missing"
+
+
 def test_what_ended_the_script_behind_its_own_error(
     fasttrain: Any, script: Any, only_run_dir: Any
 ) -> None:
@@ -118,7 +152,7 @@ def test_a_script_that_enables_faulthandler_gets_its_stack_itself(
 def test_a_good_run_leaves_no_trace_of_it(fasttrain: Any, script: Any, only_run_dir: Any) -> None:
     assert fasttrain("run", script("print(1)")).returncode == 0
     names = {path.name for path in only_run_dir().iterdir()}
-    assert names == {"plan.json", "receipt.json", "rank-0.log"}
+    assert names == {"plan.json", "receipt.json", "rank-0.log", "launcher.lock"}
 
 
 def test_the_scripts_files_keep_their_numbers(fasttrain: Any, script: Any) -> None:
@@ -135,7 +169,7 @@ def test_a_fork_of_the_script_is_not_the_worker(
 
 
 def test_a_failure_that_cannot_be_recorded_is_told(fasttrain: Any, script: Any) -> None:
-    text = "import os, sys\nos.makedirs('run/failure-0.tmp')\n{}['key']"
+    text = "import os\nkept = 'run/failure-0.json.tmp'\nos.unlink(kept); os.mkdir(kept)\n{}['key']"
     done = fasttrain("run", script(text), "--run-dir", "run")
     assert done.returncode == 1
     assert b"how the script failed is not recorded" in done.stderr
@@ -190,36 +224,11 @@ def test_secrets_stay_out_of_it(fasttrain: Any, script: Any, only_run_dir: Any) 
     assert "hf_abcdef" not in told
 
 
-@pytest.fixture
-def small_group() -> Iterator[Callable[[], None]]:
-    """Put a process into a control group of 192 MiB without swap, where the machine lets us."""
-    own = [line.split(":") for line in Path("/proc/self/cgroup").read_text().splitlines()]
-    paths = {names: path for _, names, path in own}
-    if "memory" in paths:
-        root, names = Path("/sys/fs/cgroup/memory"), ("memory.limit_in_bytes",)
-    else:
-        root, names = Path("/sys/fs/cgroup"), ("memory.max", "memory.swap.max")
-    group = Path(f"{root}{paths.get('memory', paths.get('', '/'))}", f"fasttrain-{os.getpid()}")
-    try:
-        group.mkdir()
-    except OSError as error:
-        pytest.skip(f"no control group can be made: {error}")
-    try:
-        for name, value in zip(names, (192 << 20, 0), strict=False):
-            try:
-                (group / name).write_text(str(value))
-            except OSError as error:
-                pytest.skip(f"no memory limit can be set: {error}")
-        yield lambda: (group / "cgroup.procs").write_text(str(os.getpid())) and None
-    finally:
-        group.rmdir()
-
-
 def test_the_kernel_kills_for_memory(
-    fasttrain: Any, script: Any, only_run_dir: Any, small_group: Any
+    fasttrain: Any, script: Any, only_run_dir: Any, memory_group: Any
 ) -> None:
     path = script("held = []\nwhile True: held.append(b'x' * (16 << 20))")
-    process = fasttrain.start("run", path, "--quiet", preexec_fn=small_group)
+    process = fasttrain.start("run", path, "--quiet", preexec_fn=memory_group(192 << 20))
     assert process.wait(60) == 137
     crash = json.loads((only_run_dir() / "crash.json").read_text())
     assert (crash["cause"], crash["signal"]) == ("host-memory", "SIGKILL")

@@ -4,118 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import shlex
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fasttrain.launch.crash import Scene, investigate
-from fasttrain.spec.codec import loads
-from fasttrain.spec.crash import Surroundings
-from fasttrain.spec.plan import LaunchPlan
-
-AGENTS = Path(__file__).parent / "crashes" / "agents.py"
 TWO = ("--nproc-per-node", "2", "--device", "cpu")
-CRASHES, SEED = 20, 7
-
-# Both ranks agree on a time, and each fails at its own distance from it. What time it was then
-# stands in `failed-RANK`: sleep() may take longer on a busy machine.
-STAGGERED = """
-import os, signal, sys, time
-rank, folder = int(os.environ["RANK"]), os.path.dirname(__file__)
-how, after_ms = sys.argv[1 + rank].split(":")
-open(f"{folder}/ready-{rank}", "w").close()
-while not all(os.path.exists(f"{folder}/ready-{one}") for one in (0, 1)):
-    time.sleep(0.001)
-if rank == 0:
-    with open(f"{folder}/draft", "w") as draft:
-        draft.write(str(time.time() + 0.05))
-    os.rename(f"{folder}/draft", f"{folder}/start")
-while not os.path.exists(f"{folder}/start"):
-    time.sleep(0.001)
-time.sleep(max(0, float(open(f"{folder}/start").read()) + int(after_ms) / 1000 - time.time()))
-with open(f"{folder}/failed-{rank}", "w") as failed:
-    failed.write(str(time.time_ns()))
-if how == "raise":
-    raise ValueError(f"of rank {rank}")
-if how == "exit":
-    sys.exit(20 + rank)
-if how == "leave":
-    os._exit(40 + rank)
-os.kill(os.getpid(), signal.SIGKILL)
-"""
-ENDS = {"raise": lambda rank: 1, "exit": lambda rank: 20 + rank,
-        "leave": lambda rank: 40 + rank, "kill": lambda rank: 137}  # fmt: skip
-# The kernel has to take a process down before its end shows; an exception is told by itself.
-SHORTEST_MS = {"raise": 2, "exit": 2, "leave": 40, "kill": 40}
-
-
-def delays(draw: random.Random, index: int) -> tuple[str, str]:
-    """Give how each rank fails, and after how many milliseconds.
-
-    The ranks are first in turns; every other time the second fails before torchrun, which looks
-    ten times a second, can have noticed the first.
-    """
-    hows = [draw.choice(list(ENDS)) for _ in range(2)]
-    first = index // 2 % 2
-    late_ms = draw.randint(SHORTEST_MS[hows[first]], 200 if index % 2 else 80)
-    one, other = (f"{hows[rank]}:{0 if rank == first else late_ms}" for rank in range(2))
-    return one, other
-
-
-def planned(fasttrain: Any, folder: Path, pairs: list[tuple[str, str]]) -> list[LaunchPlan]:
-    """Have fasttrain plan one run of two ranks, and make a run in a folder of its own of each pair.
-
-    Planning takes longer than failing does, and all that differs is the folder and the arguments.
-    """
-    model = folder / "model"
-    model.mkdir()
-    (model / "train.py").write_text(STAGGERED)
-    options = (*TWO, "--run-dir", model / "run", "--dry-run", "--json")
-    said = fasttrain("run", model / "train.py", *options, "--", "how-0", "how-1").stdout
-    text = json.dumps(json.loads(said)["data"])
-    plans = []
-    for index, (first, second) in enumerate(pairs):
-        run_dir = folder / str(index) / "run"
-        run_dir.mkdir(parents=True)
-        (folder / str(index) / "train.py").write_text(STAGGERED)
-        own = text.replace(str(model), str(folder / str(index)))
-        own = own.replace("how-0", first).replace("how-1", second)
-        (run_dir / "plan.json").write_text(own)
-        (run_dir / "rank-0.log").touch()  # as a launcher would
-        plans.append(loads(LaunchPlan, own))
-    return plans
-
-
-def test_the_first_of_two_that_fail_at_different_times(fasttrain: Any, tmp_path: Path) -> None:
-    draw = random.Random(SEED)
-    words = [delays(draw, index) for index in range(CRASHES)]
-    plans = planned(fasttrain, tmp_path, words)
-    (tmp_path / "agents.json").write_text(json.dumps([plan.argv for plan in plans]))
-    subprocess.run(
-        [sys.executable, str(AGENTS), str(tmp_path / "agents.json")],
-        capture_output=True, timeout=120, check=True, env=fasttrain.environ,
-    )  # fmt: skip
-    wrong = []
-    for index, (plan, pair) in enumerate(zip(plans, words, strict=True)):
-        scene = Scene(plan, plan, {}, 1, Surroundings(), Surroundings(), frozenset())
-        crash, _ = investigate(scene)
-        times = {
-            rank: int((tmp_path / str(index) / f"failed-{rank}").read_text())
-            for rank in (0, 1)
-            if (tmp_path / str(index) / f"failed-{rank}").exists()
-        }
-        first = min(times, key=times.__getitem__)
-        how = pair[first].partition(":")[0]
-        if crash is None or (crash.rank, crash.exit_code) != (first, ENDS[how](first)):
-            wrong.append((pair, times, crash))
-    assert not wrong
-
 
 # Rank 0 goes in one of several ways, in the middle of a collective of rank 1.
 PEERS = """
@@ -157,6 +54,54 @@ def test_a_rank_that_lost_its_peer_is_not_the_first(
         assert crash["others"] in (
             "rank 1 lost the connection, a consequence", "rank 1 was stopped"
         )  # fmt: skip
+
+
+# Rank 1 fails, leaves its group, and still has something to do; rank 0 notices, and ends at once.
+SLOWLY = """
+import logging, os, sys, time, torch, torch.distributed as dist
+says, rank = sys.argv[1], int(os.environ["RANK"])
+logging.getLogger().addHandler(logging.StreamHandler())
+try:
+    {}["told by both"]
+except KeyError:
+    logging.exception("going on without it")
+dist.init_process_group("gloo")
+try:
+    dist.all_reduce(torch.ones(4))
+    if rank == 1:
+        {}["weights"]
+    dist.all_reduce(torch.ones(4))
+except Exception as error:
+    logging.exception("failed") if says == "all" else print("failed:", error, flush=True)
+    dist.destroy_process_group()
+    if rank == 1:
+        print("closing the logger", flush=True)
+        time.sleep(60)
+    raise
+"""
+
+
+@pytest.mark.parametrize(
+    ("says", "rank", "cause", "others"),
+    [
+        ("all", 1, "exception", "rank 0 lost the connection, a consequence"),
+        # Nothing tells why, nor when: its last word must do.
+        (
+            "little", 0, "peer-lost",
+            "rank 1 was stopped; the log of rank 1 ends with: closing the logger",
+        ),
+    ],
+)  # fmt: skip
+def test_one_that_fails_and_takes_its_time_to_end(
+    fasttrain: Any, script: Any, only_run_dir: Any, says: str, rank: int, cause: str, others: str
+) -> None:
+    done = fasttrain("run", script(SLOWLY), *TWO, says)
+    crash = json.loads((only_run_dir() / "crash.json").read_text())
+    assert (crash["rank"], crash["cause"], crash["others"]) == (rank, cause, others)
+    assert done.returncode == crash["exit_code"] == 1
+    if rank == 1:
+        assert crash["error"] == "KeyError: 'weights'"
+        assert [frame["line"] for frame in crash["frames"]] == [13]
 
 
 FAILS = """

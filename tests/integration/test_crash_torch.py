@@ -14,6 +14,7 @@ import pytest
 
 from fasttrain.launch.crash import Scene, investigate
 from fasttrain.planning.plan import make_plan
+from fasttrain.spec.codec import loads
 from fasttrain.spec.crash import Crash, Surroundings
 from fasttrain.spec.machine import Cpu, Machine, Torch
 from fasttrain.spec.plan import Invocation, LaunchPlan, Target
@@ -26,9 +27,13 @@ WORDS = {
     "shape-mismatch-2": "(4) must match the size of tensor b (3)",
     "shape-mismatch-4": "[2] at entry 0 and [3] at entry 1",
     "state-dict": "Linear",
+    "device-mismatch": "meta is not on the expected device cpu",
+    "not-permitted": "own",
+    "library-missing": "libnothere.so.7",
     "host-memory": "256 TiB were wanted",
     "exception": "KeyError: 'of the worker'",
     "exception-2": "KeyError: 'of the child'",
+    "assertion": "failed: embed_dim must be divisible by num_heads",
     "loader-worker": "exit code 3",
     "loader-worker-2": "Killed",
     "shared-memory": "/dev/shm, which has 2 GiB",
@@ -94,3 +99,12 @@ def test_a_worker_killed_for_memory(
 
 def test_every_cause_is_one_that_the_program_has(ends: Any) -> None:
     assert set(NAMES) == set(runpy.run_path(str(PROGRAM), run_name="read")["CAUSES"])
+
+
+def test_a_script_without_a_main_guard(fasttrain: Any, script: Any, only_run_dir: Any) -> None:
+    path = script("import torch.multiprocessing as mp\nmp.spawn(print, nprocs=1)\n")
+    done = fasttrain("run", path, "--device", "cpu")
+    assert done.returncode == 1
+    crash = loads(Crash, (only_run_dir() / "crash.json").read_bytes())
+    assert crash.cause == "main-guard"
+    assert "__main__" in crash.fix

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -134,10 +135,14 @@ def test_a_report_goes_on(fasttrain: Any, script: Any, hang: Any) -> None:
         "time.sleep(4)\ntrain(2)\n",  # the first step
         "train(2)\nwith torch.no_grad():\n"  # validation
         "    for batch in torch.utils.data.DataLoader(range(5)):\n        time.sleep(0.8)\n",
+        "import torch.distributed as dist\ntrain(2)\n"  # ranks that only add up
+        "dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1)\n"
+        "for _ in range(5):\n    dist.all_reduce(torch.ones(1))\n    time.sleep(0.8)\n"
+        "dist.destroy_process_group()\n",
         "train(2)\nwith open('checkpoint', 'wb', buffering=0) as file:\n"
         "    for _ in range(40):\n        file.write(b'x')\n        time.sleep(0.1)\n",
     ],
-    ids=["first step", "validation", "checkpoint"],
+    ids=["first step", "validation", "collectives", "checkpoint"],
 )
 def test_what_is_no_hang(fasttrain: Any, script: Any, only_run_dir: Any, slow: str) -> None:
     done = fasttrain("run", script(MODEL + slow), *QUIETLY)
@@ -159,6 +164,23 @@ compiled(torch.ones(3, 3, 3))
     assert done.returncode == 0, done.stderr.decode()
     answers = next(tmp_path.glob("fasttrain_runs/*/stacks-0.txt"))
     assert "convert_frame" in answers.read_text(), "it was asked, and had an excuse"
+
+
+@pytest.mark.parametrize(
+    "waits",
+    [
+        "print('begun', flush=True)\ninput()\n",
+        "for _ in range(300):\n    print('begun', 'x' * 999)\n",
+    ],
+    ids=["for a line to be typed", "for its output to be read"],
+)
+def test_who_waits_for_a_person_has_not_hung(fasttrain: Any, script: Any, waits: str) -> None:
+    pipe, path = subprocess.PIPE, script(MODEL + f"train(2)\n{waits}print('trained')\n")
+    with fasttrain.start("run", path, *QUIETLY, "--quiet", stdin=pipe, stdout=pipe) as process:
+        assert process.stdout.read(5) == b"begun"
+        time.sleep(5)
+        rest, _ = process.communicate(b"\n", 30)
+    assert (process.returncode, rest.splitlines()[-1]) == (0, b"trained")
 
 
 def test_a_stopped_run_has_not_hung(

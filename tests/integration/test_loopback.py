@@ -32,9 +32,11 @@ for _ in range(3):
 {HOLD}
 """
 AGAIN = f"""
-import os, sys
+import os, torch, torch.distributed as dist
 if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
-    sys.exit(1)
+    dist.init_process_group("gloo")
+    dist.all_reduce(torch.ones(1))
+    os._exit(1)
 {OWN}
 """
 
@@ -48,7 +50,7 @@ def listening(pid: int) -> list[str]:
 
 @pytest.mark.parametrize(
     ("text", "options"),
-    [(PLAIN, ()), (AGAIN, ("--max-restarts", "1"))],
+    [(PLAIN, ()), (AGAIN, ("--max-restarts", "1", "--restart-on", "any"))],
     ids=["injected", "own group, restarted"],
 )
 def test_ranks_of_one_node_listen_on_loopback_alone(

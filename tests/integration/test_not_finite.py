@@ -57,3 +57,11 @@ def test_off(fasttrain: Any, script: Any) -> None:
     done = fasttrain("run", script(DIVERGES), *OPTIONS, "--on-nan", "off")
     assert done.returncode == 0
     assert b"not finite" not in done.stderr
+
+
+def test_a_loss_with_finite_gradients(fasttrain: Any, script: Any) -> None:
+    path = script(DIVERGES.replace("lr=10.0", "lr=0.1").replace(".mean()", ".mean() + torch.inf"))
+    done = fasttrain("run", path, *OPTIONS, "--on-nan", "stop")
+    assert done.returncode == 65
+    assert b"first at" not in done.stdout, "no gradient was inf"
+    assert b"the loss at train.py:10 is not finite since step 1\n" in done.stderr

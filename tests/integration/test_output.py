@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import stat
 import subprocess
 from pathlib import Path
@@ -58,6 +59,22 @@ def test_no_progress_in_a_pipe_and_all_is_kept(
     assert events[-1]["step"] == 12
     modes = {stat.S_IMODE(path.stat().st_mode) for path in run_dir.iterdir()}
     assert (stat.S_IMODE(run_dir.stat().st_mode), modes) == (0o700, {0o600})
+
+
+def test_a_run_that_is_ended_has_made_all_its_steps(
+    fasttrain: Any, script: Any, only_run_dir: Any
+) -> None:
+    """The rank's own report is some seconds old then."""
+    quick = TRAIN.replace("0.15", "0.01").replace("range(12)", "range(195)")
+    path = script(f"{quick}\nprint('trained', flush=True)\ntime.sleep(60)")
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with fasttrain.start("run", path, "--amp", "off", **options) as process:
+        assert [process.stdout.readline() for _ in "12"] == [b"loss is low\n", b"trained\n"]
+        process.send_signal(signal.SIGTERM)
+        told = process.stderr.read().decode()
+    assert "195 steps" in told
+    (rank,) = json.loads((only_run_dir() / "receipt.json").read_text())["ranks"]
+    assert (rank["stats"]["steps"], rank["finished"]) == (195, False)
 
 
 def test_quiet_says_nothing(fasttrain: Any, script: Any) -> None:
@@ -133,14 +150,3 @@ def test_a_foreign_rank_changes_nothing_in_a_run_without_an_agent(fasttrain, scr
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "run" / "rank-0.json").exists()
     assert b"1 step" in done.stderr
-
-
-def test_a_log_that_cannot_be_written_is_told(fasttrain, script, tmp_path):
-    path = script("print('seen all the same')")
-    # The log is opened for appending: a link to the full device stands for a full disk.
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "rank-0.log").symlink_to("/dev/full")
-    done = fasttrain("run", path, "--run-dir", "run")
-    assert (done.returncode, done.stdout) == (0, b"seen all the same\n")
-    assert b"warning: the log in" in done.stderr
-    assert b"No space left on device" in done.stderr

@@ -20,7 +20,7 @@ SAVES = """
 import os, signal, subprocess, sys, time
 
 def save(*_):
-    open("saved", "w").close()
+    open("saved", "a").write("x")
     sys.exit(6)
 
 signal.signal(signal.SIGTERM, save)
@@ -58,16 +58,62 @@ def test_a_running_run_is_listed_and_ended(
     assert abs(run["started_s"] - psutil.Process(process.pid).create_time()) < 5
     pids = [one["pid"] for one in run["processes"]]
     assert len(pids) == 2
-    assert process.pid not in pids, "the launcher ends by itself"
+    assert process.pid not in pids
+    assert run["launcher"] == process.pid
     assert only_run_dir().name in fasttrain("ps").stdout.decode()
     done = fasttrain("kill", run["run_id"], "--shutdown-timeout", "1")
     assert done.returncode == 0, done.stderr
     for pid in pids:
         assert f"{Path(sys.executable).name} (pid {pid})" in done.stdout.decode()
     assert b"1 by SIGKILL" in done.stdout
-    assert (tmp_path / "saved").exists()
+    assert (tmp_path / "saved").read_text() == "x", "asked once"
     assert process.wait(20) == 6, "what the script made of SIGTERM"
+    assert f"(pid {process.pid})" in done.stdout.decode()
     assert listed() is None
+
+
+def test_a_run_with_restarts_left_is_ended_and_not_started_again(
+    fasttrain: Any, script: Any, until: Any, only_run_dir: Any, tmp_path: Path
+) -> None:
+    path = script("import time\nopen('ready', 'a').write('x')\ntime.sleep(60)")
+    options = ("--max-restarts", "2", "--restart-on", "any")
+    process = fasttrain.start("run", path, *options, **QUIETLY)
+    until((tmp_path / "ready").exists)
+    done = fasttrain("kill", only_run_dir().name)
+    assert done.returncode == 0, done.stderr
+    assert process.wait(20) == 128 + signal.SIGTERM
+    assert (tmp_path / "ready").read_text() == "x"
+    assert not json.loads((only_run_dir() / "receipt.json").read_text())["attempts"]
+
+
+def test_a_run_that_waits_to_be_started_again_is_listed_and_ended(
+    fasttrain: Any, script: Any, until: Any, listed: Any, tmp_path: Path
+) -> None:
+    path = script("import sys\nsys.exit(3)")
+    options = ("--max-restarts", "5", "--restart-on", "any")
+    process = fasttrain.start("run", path, *options, **QUIETLY)
+    until(lambda: list(tmp_path.glob("fasttrain_runs/*/attempt-3")))  # 8 s before the next one
+    run = listed()
+    assert (run["state"], run["processes"], run["launcher"]) == ("running", [], process.pid)
+    done = fasttrain("kill", run["run_id"])
+    assert done.returncode == 0, done.stderr
+    assert f"ended {Path(sys.executable).name} (pid {process.pid})" in done.stdout.decode()
+    assert process.wait(20) == 128 + signal.SIGTERM
+    assert listed() is None
+
+
+def test_a_launcher_that_does_not_listen_is_killed_last(
+    fasttrain: Any, script: Any, until: Any, only_run_dir: Any, alive: Any, tmp_path: Path
+) -> None:
+    path = script("import os, time\nopen('ready', 'w').write(str(os.getpid()))\ntime.sleep(60)")
+    process = fasttrain.start("run", path, **QUIETLY)
+    until(lambda: (tmp_path / "ready").exists() and (tmp_path / "ready").read_text())
+    process.send_signal(signal.SIGSTOP)
+    done = fasttrain("kill", only_run_dir().name, "--shutdown-timeout", "0")
+    assert done.returncode == 0, done.stderr
+    assert b"2 by SIGKILL" in done.stdout
+    assert process.wait(20) == -signal.SIGKILL
+    assert not alive(int((tmp_path / "ready").read_text()))
 
 
 def test_what_a_finished_run_left_is_told_as_such(fasttrain: Any, script: Any, listed: Any) -> None:

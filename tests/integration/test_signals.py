@@ -35,6 +35,28 @@ import os, time
 open(f"ready-{os.environ.get('RANK', '0')}", "w").write(str(os.getpid()))
 time.sleep(120)
 """
+# A shell with job control: it tells that its job was stopped, and continues it at the next line.
+SHELL = """
+import os, signal, subprocess, sys
+signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+job = subprocess.Popen(sys.argv[1:], process_group=0)
+os.tcsetpgrp(0, job.pid)
+_, status = os.waitpid(job.pid, os.WUNTRACED)
+os.tcsetpgrp(0, os.getpgrp())
+input(f"stopped: {os.WIFSTOPPED(status)}")
+os.tcsetpgrp(0, job.pid)
+os.killpg(job.pid, signal.SIGCONT)
+os._exit(os.waitstatus_to_exitcode(os.waitpid(job.pid, 0)[1]))
+"""
+WAITS = """
+import os, subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-Sc", "input()"], stdin=subprocess.PIPE)
+open(f"ready-{os.environ.get('RANK', '0')}", "w").close()
+while not os.path.exists("go"):
+    time.sleep(0.02)
+child.communicate(b"\\n")
+sys.exit(5 if os.environ.get("RANK", "0") == "0" else 0)
+"""
 QUIETLY = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
 
 
@@ -70,6 +92,37 @@ def test_ctrl_c_arrives_once(
     screen.process.send_signal(signal.SIGCONT)
     assert screen.end() == 5
     assert (tmp_path / "seen-0").read_text() == "SIGINT\n"
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_ctrl_z_stops_all_of_a_run_until_it_is_continued(
+    fasttrain: Any, script: Any, terminal: Any, until: Any, tmp_path: Path, ranks: int
+) -> None:
+    several = ("--nproc-per-node", "2", "--device", "cpu", "--strategy", "none")
+    argv = fasttrain.argv("run", script(WAITS), "--quiet", *several[: 6 * (ranks - 1)])
+    screen = terminal([sys.executable, "-Sc", SHELL, *argv])
+    until(lambda: len(list(tmp_path.glob("ready-*"))) == ranks)
+    screen.type(b"\x1a")
+    screen.read_until(b"stopped: True")
+    (launcher,) = psutil.Process(screen.process.pid).children()
+    family = [one for one in launcher.children(recursive=True) if "-IS" not in one.cmdline()]
+    assert len(family) == (2 if ranks == 1 else 5), "scripts, their children, and the agent"
+    until(lambda: {one.status() for one in (launcher, *family)} == {psutil.STATUS_STOPPED})
+    (tmp_path / "go").touch()
+    screen.type(b"\n")
+    assert screen.end() == 5
+
+
+def test_ctrl_z_where_no_shell_could_continue_it_is_nothing(
+    fasttrain: Any, script: Any, terminal: Any, until: Any, tmp_path: Path
+) -> None:
+    """As under ``ssh -t``, and as the kernel has it for python alone."""
+    screen = terminal(fasttrain.argv("run", script(WAITS), "--quiet"))
+    until((tmp_path / "ready-0").exists)
+    screen.type(b"\x1a")
+    screen.read_until(b"^Z")
+    (tmp_path / "go").touch()
+    assert screen.end() == 5
 
 
 def test_ctrl_c_ends_a_script_that_does_not_handle_it(

@@ -31,8 +31,8 @@ DEAF = """
 import os, signal, time
 for name in ("SIGINT", "SIGTERM", "SIGHUP"):
     signal.signal(getattr(signal, name), lambda *_: print("asked", flush=True))
+print("ready", flush=True)  # first: a handler that prints may not interrupt it
 open(f"ready-{os.environ.get('RANK', '0')}", "w").close()
-print("ready", flush=True)
 end = time.monotonic() + 60
 while time.monotonic() < end:
     time.sleep(0.1)

@@ -115,15 +115,6 @@ def test_unrelated_copies_that_were_asked_for(fasttrain: Any, script: Any) -> No
     assert sorted(done.stdout.splitlines()) == [b"[rank 1] trained alone", b"trained alone"]
 
 
-def test_a_failed_group_is_restarted(fasttrain: Any, script: Any) -> None:
-    path = script(
-        "import os, sys\nprint('try', os.environ['TORCHELASTIC_RESTART_COUNT'], flush=True)\n"
-        "sys.exit(os.environ['TORCHELASTIC_RESTART_COUNT'] != '1')"
-    )
-    done = fasttrain("run", path, "--max-restarts", "1")
-    assert (done.returncode, done.stdout) == (0, b"try 0\ntry 1\n")
-
-
 @pytest.mark.parametrize("kind", ["static", "elastic"])
 def test_two_nodes(fasttrain: Any, script: Any, tmp_path: Path, kind: str) -> None:
     path, port = script(ENDS), free_port()

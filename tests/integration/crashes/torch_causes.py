@@ -9,6 +9,7 @@ import ctypes
 import io
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -78,6 +79,44 @@ def same_port():
     torch.distributed.TCPStore("127.0.0.1", first.port, 2, True, wait_for_workers=False)
 
 
+def unused():
+    store = torch.distributed.HashStore()
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    model = nn.ModuleList([nn.Linear(1, 1), nn.Linear(1, 1)])
+    model.forward = lambda x: model[0](x)
+    wrapped = nn.parallel.DistributedDataParallel(model)
+    for _ in range(2):
+        wrapped(torch.ones(1, 1)).sum().backward()
+
+
+def saved_on_a_gpu():
+    # What torch.save writes down for a tensor of a GPU; the error is torch.load's own.
+    torch.serialization.location_tag = lambda storage: "cuda:0"
+    torch.load(saved(torch.ones(1)))
+
+
+def cuda_in_a_fork():
+    torch.cuda._is_in_bad_fork = lambda: True  # as the driver says there
+    torch.cuda.init()
+
+
+def not_ours():
+    own = Path("own")
+    own.touch(mode=0o600)
+    os.seteuid(65534)  # nobody: root may open everything
+    try:
+        own.read_text()
+    finally:
+        os.seteuid(0)
+
+
+def built_for_another():
+    source, library = Path("needs.c"), Path("needs.so").resolve()
+    source.write_text("void not_there(void); void call(void) { not_there(); }")
+    subprocess.run(["g++", "-x", "c", "-shared", "-fPIC", source, "-o", library], check=True)
+    ctypes.CDLL(str(library), mode=os.RTLD_NOW)
+
+
 def child(rank):
     {}["of the child"]
 
@@ -95,6 +134,13 @@ CAUSES = {
     "index-range-2": lambda: nn.Embedding(4, 2)(torch.tensor([9])),
     "dtype-mismatch": lambda: nn.Linear(2, 2)(torch.ones(2, 2).double()),
     "state-dict": lambda: nn.Linear(2, 2).load_state_dict({"weight": torch.ones(3, 3)}),
+    "device-mismatch": lambda: torch.ones(2) + torch.ones(2, device="meta"),
+    "unused-parameters": unused,
+    "map-location": saved_on_a_gpu,
+    "cuda-fork": cuda_in_a_fork,
+    "not-permitted": not_ours,
+    "library-missing": lambda: ctypes.CDLL("libnothere.so.7"),
+    "built-for-another": built_for_another,
     "no-gradient": lambda: torch.ones(1).backward(),
     "backward-twice": twice,
     "inplace": inplace,
@@ -112,6 +158,7 @@ CAUSES = {
     "shared-memory": lambda: load(lambda: kill(signal.SIGBUS)),
     "child-died": lambda: spawned(lambda rank: kill(signal.SIGKILL)),
     "pickling": lambda: load(lambda: 0, multiprocessing_context="spawn"),
+    "assertion": lambda: nn.MultiheadAttention(10, 3),
     "segfault": lambda: ctypes.string_at(0),
 }  # fmt: skip
 

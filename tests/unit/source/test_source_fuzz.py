@@ -87,7 +87,7 @@ def test_random_text(folder: Path, script: str, other: str) -> None:
     check(folder, script.encode(errors="surrogatepass"), other.encode(errors="surrogatepass"))
 
 
-@settings(max_examples=500, deadline=2000)
+@settings(max_examples=200, deadline=2000)
 @given(script=PYTHONLIKE, other=PYTHONLIKE)
 def test_random_python_like_text(folder: Path, script: str, other: str) -> None:
     script_bytes = ("from other import *\n" + script).encode(errors="surrogatepass")
