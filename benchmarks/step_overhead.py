@@ -10,7 +10,8 @@ hour; --variants, --amp, --compile, --optimizer and --matmul choose from it, or 
     python benchmarks/step_overhead.py --each-lever     # every lever alone, and none of them
     python benchmarks/step_overhead.py --each-lever --variants empty  # the fixed cost in us
     python benchmarks/step_overhead.py --batch 1        # hardly any arithmetic in the real models
-    python benchmarks/step_overhead.py --noise-floor    # the loop by hand against itself
+    python benchmarks/step_overhead.py --compare guards # the loop with all guards on against off
+    python benchmarks/step_overhead.py --compare itself # the loop by hand against itself
 """
 
 import argparse
@@ -29,6 +30,13 @@ from tables import print_heading, print_table
 from workers import Worker
 
 HERE = Path(__file__).resolve().parent
+GUARDS_OFF = ("--hang-timeout", "off", "--on-nan", "off")
+# What stands on either side: hand, other.
+COMPARISONS = {
+    "hand": ("the loop by hand", "the unmodified loop under fasttrain"),
+    "guards": ("the loop under fasttrain without guards", "the same with guards"),
+    "itself": ("the loop by hand", "the same"),
+}
 TARGETS = "a ratio of at most 1.01 where a step takes 10 ms or more, and at most 100 extra us"
 SIDES = ("hand", "other")
 HEAD = (
@@ -137,28 +145,26 @@ def median_and_interval(values: list[float], spec: str) -> str:
     return "{} ({}..{})".format(*shown)
 
 
-def commands(
-    case: Comparison, batch: int, scratch: Path, noise_floor: bool
-) -> dict[str, list[str]]:
+def commands(case: Comparison, batch: int, scratch: Path, compare: str) -> dict[str, list[str]]:
     """Give the command line of each side; each connects to the socket of its side's name."""
     loop = [case.variant, str(batch)]
-    by_hand = {
-        side: [
-            sys.executable,
-            str(HERE / "loops_by_hand.py"),
-            *(*loop, str(scratch / side), *asdict(case.levers).values()),
+
+    def by_hand(side: str) -> list[str]:
+        tuned = asdict(case.levers).values()
+        return [sys.executable, str(HERE / "loops_by_hand.py"), *loop, str(scratch / side), *tuned]
+
+    def under_fasttrain(side: str, *more: str) -> list[str]:
+        options = [
+            *(*case.levers.options, *more, "--device", "cpu"),
+            *("--strict", "--quiet", "--run-dir", str(scratch / f"run-{side}")),
         ]
-        for side in SIDES
-    }
-    if noise_floor:
-        return by_hand
-    options = [
-        *(*case.levers.options, "--device", "cpu"),
-        *("--strict", "--quiet", "--run-dir", str(scratch / "run")),
-    ]
-    unmodified = [str(HERE / "loops.py"), "--", *loop, str(scratch / "other")]
-    other = [sys.executable, "-m", "fasttrain", "run", *options, *unmodified]
-    return {"hand": by_hand["hand"], "other": other}
+        unmodified = [str(HERE / "loops.py"), "--", *loop, str(scratch / side)]
+        return [sys.executable, "-m", "fasttrain", "run", *options, *unmodified]
+
+    if compare == "guards":
+        return {"hand": under_fasttrain("hand", *GUARDS_OFF), "other": under_fasttrain("other")}
+    other = by_hand("other") if compare == "itself" else under_fasttrain("other")
+    return {"hand": by_hand("hand"), "other": other}
 
 
 def measure(case: Comparison, args: argparse.Namespace, scratch: Path) -> None:
@@ -178,7 +184,7 @@ def measure(case: Comparison, args: argparse.Namespace, scratch: Path) -> None:
     for number in range(args.pairs):
         pair = scratch / str(number)
         pair.mkdir()
-        argvs = commands(case, args.batch or BATCHES.get(case.variant, 1), pair, args.noise_floor)
+        argvs = commands(case, args.batch or BATCHES.get(case.variant, 1), pair, args.compare)
         with ExitStack() as stack:
             workers = {
                 side: stack.enter_context(Worker(argv, pair / side, environ))
@@ -218,7 +224,7 @@ def parse_args() -> argparse.Namespace:
         "--steps", type=int, help=f"steps per block, the first uncounted: {USUAL_STEPS} or {STEPS}"
     )
     parser.add_argument(
-        "--noise-floor", action="store_true", help="measure the loop by hand against itself"
+        "--compare", choices=list(COMPARISONS), default="hand", help="what is measured against what"
     )
     return parser.parse_args()
 
@@ -239,8 +245,8 @@ def main() -> None:
         print(f"measuring {case.variant}: {case.levers}", file=sys.stderr)
         with tempfile.TemporaryDirectory() as scratch:
             measure(case, args, Path(scratch))
-    other = "the same loop by hand" if args.noise_floor else "the unmodified loop under fasttrain"
-    print(f"other is {other}\ntargets: {TARGETS}\n")
+    hand, other = COMPARISONS[args.compare]
+    print(f"hand is {hand}, other is {other}\ntargets: {TARGETS}\n")
     print_table([("loop", *HEAD), *(case.row() for case in cases)])
 
 
