@@ -33,6 +33,7 @@ _FOREIGN = re.compile(
 # torch sets variables and keeps compile workers for the rest of the process that imported it.
 _TORCHS_OWN = re.compile(r"TORCH|TRITON|KMP_|KINETO|PYTEST_CURRENT_TEST")
 _HELPERS = re.compile(r"torch/_inductor|multiprocessing[./](resource_tracker|forkserver)")
+PATIENCE_S = 30.0
 _SETTLE_S = 2.0  # for a thread or process that is about to end
 
 # A shell ignores SIGINT in what it starts in the background, and nohup SIGHUP; so would all that is
@@ -167,6 +168,19 @@ def script(tmp_path: Path) -> Any:
         return path
 
     return write
+
+
+@pytest.fixture
+def until() -> Callable[[Callable[[], object]], None]:
+    """Wait until a condition holds."""
+
+    def wait(condition: Callable[[], object]) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while not condition():
+            assert time.monotonic() < deadline, "waited in vain"
+            time.sleep(0.05)
+
+    return wait
 
 
 @pytest.fixture(autouse=True)

@@ -7,6 +7,7 @@ stands around it (pipes, waiting, the reading of answers) is the real thing.
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import threading
 import time
@@ -18,6 +19,7 @@ from typing import Any
 import psutil
 import pytest
 
+import fasttrain.processes.launchers
 import fasttrain.processes.table
 from fasttrain.launch.guard import PROGRAM as GUARDIAN
 
@@ -81,17 +83,39 @@ def install(patch: pytest.MonkeyPatch) -> Recorder:
             recorder.on_start()
         return spawn("/bin/true" if guardian else recorder.stand_in(argv)[0], ["-"], {}, **options)
 
-    own = psutil.Process()
     patch.setattr(subprocess, "Popen", RecordedPopen)
     patch.setattr(os, "posix_spawn", recorded_spawn)
-    # No line may see, and end, the runs of anybody who works on this machine at the same time.
-    patch.setattr(psutil, "process_iter", lambda: own.children(recursive=True))
-    patch.setattr(
-        fasttrain.processes.table,
-        "is_own",
-        lambda pid: pid in {child.pid for child in own.children(recursive=True)},
-    )
+    _keep_to_own_children(patch, recorder)
     return recorder
+
+
+def _keep_to_own_children(patch: pytest.MonkeyPatch, recorder: Recorder) -> None:
+    """See to it that no line sees, or ends, the runs of anybody who works on this machine."""
+    own, kill, send = psutil.Process(), os.kill, signal.pidfd_send_signal
+
+    def is_ours(pid: int) -> bool:
+        return pid in {child.pid for child in own.children(recursive=True)}
+
+    def may_reach(pid: int, number: int) -> bool:
+        if pid == own.pid or is_ours(pid):
+            return True
+        recorder.problems.append(f"signal {number} to process {pid} of somebody else")
+        return False
+
+    def recorded_kill(pid: int, number: int) -> None:
+        if may_reach(pid, number):
+            kill(pid, number)
+
+    def recorded_send(descriptor: int, number: int) -> None:
+        about = Path(f"/proc/self/fdinfo/{descriptor}").read_text()
+        if may_reach(int(about.rpartition("\nPid:")[2].split()[0]), number):
+            send(descriptor, number)
+
+    patch.setattr(psutil, "process_iter", lambda: own.children(recursive=True))
+    for module in (fasttrain.processes.table, fasttrain.processes.launchers):
+        patch.setattr(module, "is_own", is_ours)
+    patch.setattr(os, "kill", recorded_kill)
+    patch.setattr(signal, "pidfd_send_signal", recorded_send)
 
 
 @contextmanager

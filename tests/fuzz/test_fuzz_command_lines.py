@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import runpy
 from collections import Counter
 from collections.abc import Callable
@@ -10,6 +11,13 @@ from typing import Any
 
 from hypothesis import given
 
+WAITS = """
+import pathlib
+import time
+pathlib.Path("ready").touch()
+while not pathlib.Path("enough").exists():
+    time.sleep(0.05)
+"""
 WORDS = runpy.run_path(str(Path(__file__).with_name("words.py")))
 
 
@@ -31,3 +39,22 @@ def test_command_lines(
         assert not said.problems, f"{words}\n{environ}\n{place} {encoding}\n{said}"
 
     check()
+
+
+def test_runs_of_others_are_out_of_reach(
+    say: Callable[..., Any], fasttrain: Any, script: Any, until: Callable[..., Any], tmp_path: Path
+) -> None:
+    line = fasttrain.argv("run", script(WAITS))
+    # By a shell that ends: no child of this process.
+    in_background = 'cd "$0" && "$@" > said 2>&1 &'
+    argv = ["sh", "-c", in_background, str(tmp_path), *line]
+    assert os.spawnve(os.P_WAIT, "/bin/sh", argv, fasttrain.environ) == 0
+    until((tmp_path / "ready").exists)
+    try:
+        for words in (["ps"], ["kill", "--all"], ["doctor", "--fix", "--yes"]):
+            said = say(words)
+            assert not said.problems, said
+            assert tmp_path.name not in said.out
+    finally:
+        (tmp_path / "enough").touch()
+    until(lambda: "ended with exit code 0" in (tmp_path / "said").read_text())

@@ -7,30 +7,15 @@ import runpy
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
 
-PATIENCE_S = 30.0
 FAKE_NPU = Path(__file__).parents[1] / "fake_npu"
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fasttrain_tests" / "npu"
 WHEEL = "torch-npu==2.13.0"  # its optimizers are the same code from 2.1 to 2.14
-
-
-@pytest.fixture
-def until() -> Callable[[Callable[[], object]], None]:
-    """Wait until a condition holds."""
-
-    def wait(condition: Callable[[], object]) -> None:
-        deadline = time.monotonic() + PATIENCE_S
-        while not condition():
-            assert time.monotonic() < deadline, "waited in vain"
-            time.sleep(0.05)
-
-    return wait
 
 
 @pytest.fixture
