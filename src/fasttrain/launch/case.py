@@ -24,6 +24,8 @@ _LOADER_ENDED = re.compile(r"^DataLoader worker \(pid\(s\) [\d, ]+\) exited unex
 
 # Of one that printed its traceback itself. Source: torch 2.13, torch/multiprocessing/spawn.py, join
 _CHILD_FAILED = re.compile(r"^process \d+ terminated with exit code 1$")
+# Characters of a line that are searched: patterns take time by the square of a word's length.
+SEARCHED_LENGTH = 2000
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +68,12 @@ class Case:
 
     @property
     def text(self) -> str:
-        """What there is to search: its message, or what C++ said before it called abort()."""
+        """What there is to search: its message, or what C++ said before it called abort().
+
+        Of a line that is longer than any message, its two ends.
+        """
         if self.raised:
-            return self.raised[0].message
+            return "\n".join(map(_ends, self.raised[0].message.split("\n")))
         return "\n".join(last_lines(self.log, LAST_WORDS)) if self.signal == "SIGABRT" else ""
 
     @property
@@ -114,6 +119,13 @@ class Case:
         """Give ``file:line`` of the innermost call in the user's code, or where it is known."""
         own = [frame for frame in self.frames if frame.own] or list(self.frames)
         return f"{Path(own[-1].file).name}:{own[-1].line}" if own else "the last line of its log"
+
+
+def _ends(line: str) -> str:
+    if len(line) <= SEARCHED_LENGTH:
+        return line
+    half = SEARCHED_LENGTH // 2
+    return f"{line[:half]} ... {line[-half:]}"
 
 
 def _passes_on(raised: Raised) -> bool:

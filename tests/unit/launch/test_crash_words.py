@@ -103,6 +103,13 @@ def test_recorded_texts_of_gpus(message: str) -> None:
     assert words in why
 
 
+def test_a_word_of_a_hundred_thousand_characters_is_searched_at_its_ends() -> None:
+    missing = "libnccl.so.2: cannot open shared object file"
+    case = raised(f"{'x' * 100_000} {missing}\n{'y' * 100_000}")
+    assert len(case.text) < 5000  # a pattern takes time by the square of it
+    assert told(case)[0] == told(raised(missing))[0] != told(raised("x"))[0]
+
+
 @pytest.mark.parametrize(
     ("kinds", "errno", "slug"),
     [

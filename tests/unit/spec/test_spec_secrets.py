@@ -101,6 +101,11 @@ def test_what_is_no_password(text):
     assert hide(text, ()) == text
 
 
+def test_a_long_text_is_searched_in_time_by_its_length():
+    text = "a." * 300_000  # by the square of it, over the time that a test has here
+    assert hide(text, ()) == text
+
+
 def test_a_password_is_known_by_its_place_in_a_url():
     environ = {"https_proxy": "http://me:proxy-pw@proxy", "PATH": "/usr/bin"}
     values = secret_values(environ, ("--db=postgres://me:data%2Fbase@h",))
