@@ -55,10 +55,24 @@ def test_by_where_the_main_thread_is(inner: Frame, why: str, automatic: bool) ->
     assert excuse(ranks, {}, automatic=automatic) == why
 
 
-@pytest.mark.parametrize(("descriptor", "why"), [(0, "rank 0 waits for its input"), (5, "")])
-def test_a_read(descriptor: int, why: str) -> None:
-    doing = worker(Call("read", descriptor))
-    assert excuse((rank(0, (SLEEPS,)),), doing, automatic=False) == why
+@pytest.mark.parametrize(
+    ("call", "why"),
+    [
+        (Call("read", 0), "rank 0 waits for its input"),
+        (Call("read", 5), ""),
+        (Call("network", 0), ""),
+    ],
+)
+@pytest.mark.parametrize("stack", [(SLEEPS,), ()])
+def test_a_read(stack: Stack, call: Call, why: str) -> None:
+    assert excuse((rank(0, stack),), worker(call), automatic=False) == why
+
+
+def test_a_child_of_the_script_is_none_of_the_loaders() -> None:
+    child = StuckProcess(CHILD, "child", ((SLEEPS,),))
+    waits = StuckRank(0, 5, (*rank(0, COMMUNICATES).processes, child))
+    assert excuse((waits,), worker(Call(), CHILD), automatic=True)
+    assert not excuse((waits,), worker(Call(), LOADER), automatic=True)
 
 
 @pytest.mark.parametrize(
