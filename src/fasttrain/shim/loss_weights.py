@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import math
 import time
-import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +25,7 @@ from torch import Tensor
 
 from fasttrain.shim.asking import Asking
 from fasttrain.shim.batches import Batches
+from fasttrain.shim.known_losses import KnownLosses, Weighed
 from fasttrain.shim.ranks import Ranks
 from fasttrain.shim.reductions import Term, terms_of, torchs_mean
 from fasttrain.shim.refusal import refuse
@@ -39,22 +39,8 @@ from fasttrain.shim.term_weights import (
 )
 from fasttrain.spec.errors import ExitCode, FasttrainError
 
-KEPT = 64  # losses, before those that are gone are looked for
 CLOSE = 1e-12  # relative; a foretold weight that is off by rounding is right
 _UNSEEN = [Term(None, "mean")]
-
-
-@dataclass(slots=True)
-class Weighed:
-    """One loss of this rank.
-
-    Attributes:
-        factor: What its gradient is to be multiplied by before the ranks average.
-        value: The loss over all ranks, on the loss's device; None where it was not asked for.
-    """
-
-    factor: Tensor | float = 1.0
-    value: Tensor | None = None
 
 
 @dataclass(slots=True)
@@ -85,6 +71,7 @@ class LossWeights:
 
     Attributes:
         values: Whether every weighing also gives the loss over all ranks.
+        known: What was found for losses before.
         per_sample: What each sample counted for in the pass before, the same on all ranks; 0 before
             the first.
         needed: Whether the ranks had to be asked for the weights alone.
@@ -98,16 +85,10 @@ class LossWeights:
         self._terms: dict[Any, Term] = {}  # of the last pass, whose graph may be freed
         self._ranks = ranks
         self._batches = batches
-        self._known: dict[int, tuple[weakref.ref[Tensor], Weighed]] = {}
-        self._kept = KEPT
+        self.known = KnownLosses()
         self.per_sample = 0.0
         self._open: _Foretold | None = None
         self._owed = 1.0  # the factor of this pass where other ranks have foretold
-
-    def known(self, loss: Tensor) -> Weighed | None:
-        """Give what was found for a loss before."""
-        found = self._known.get(id(loss))
-        return found[1] if found is not None and found[0]() is loss else None
 
     def weigh(self, losses: Sequence[Tensor], *, value: bool, early: bool = False) -> list[Weighed]:
         """Weigh losses from which one backward pass begins; every rank must call this alike.
@@ -122,12 +103,12 @@ class LossWeights:
             SystemExit: ``ranks-losses`` when other ranks have foretold and this one can't follow.
         """
         self.settle()
-        found = [self.known(loss) for loss in losses]
+        found = [self.known.get(loss) for loss in losses]
         if all(known is not None and (known.value is not None or not value) for known in found):
             return [known for known in found if known is not None]
         weighed = self._weigh(losses, value=value, early=early)
         for loss, result in zip(losses, weighed, strict=True):
-            self._keep(loss, result)
+            self.known.keep(loss, result)
         return weighed
 
     def weigh_early(self, loss: Tensor) -> Weighed | None:
@@ -142,7 +123,7 @@ class LossWeights:
         share = self._batches.share
         if not self.per_sample or share is None or not share.count or self._open is not None:
             return None
-        over = torchs_mean(loss.grad_fn) if loss.is_cpu and self.known(loss) is None else None
+        over = torchs_mean(loss.grad_fn) if loss.is_cpu and self.known.get(loss) is None else None
         if over is None:
             return None
         return self._foretell(loss, Term(loss.grad_fn, "mean", over), share, value=self.values)
@@ -176,12 +157,6 @@ class LossWeights:
         terms = terms_of(tensor, max(share.count, 1), share.total, self._terms)
         return any(term.kind != "same" for term in terms)
 
-    def _keep(self, loss: Tensor, weighed: Weighed) -> None:
-        if len(self._known) > self._kept:
-            there = {key: each for key, each in self._known.items() if each[0]() is not None}
-            self._known, self._kept = there, 2 * len(there) + KEPT
-        self._known[id(loss)] = (weakref.ref(loss), weighed)
-
     def _weigh(self, losses: Sequence[Tensor], *, value: bool, early: bool) -> list[Weighed]:
         if self._batches.current == "whole":
             return [Weighed(value=loss.detach().clone() if value else None) for loss in losses]
@@ -211,7 +186,7 @@ class LossWeights:
         weighed = Weighed(weight * self._ranks.world_size / whole)
         asked_s = time.perf_counter() - begun_s
         self._open = _Foretold(wait, asked_s, share.total, whole, weighed, like)
-        self._keep(loss, weighed)
+        self.known.keep(loss, weighed)
         return weighed
 
     def _plain(self, term: Term, share: Share) -> float:

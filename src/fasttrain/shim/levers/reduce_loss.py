@@ -68,7 +68,7 @@ class ReduceLoss:
     def _over_ranks(self, tensor: Tensor) -> Tensor:
         if not self._ranks.joined or not tensor.is_floating_point():
             return tensor
-        known = self._weights.known(tensor)
+        known = self._weights.known.get(tensor)
         if known is None and not self._weights.is_loss(tensor):
             return tensor  # such as what a model says about one sample
         with self._ranks.waits():
@@ -102,7 +102,7 @@ class ReduceLoss:
     def after_backward(self, losses: Sequence[Tensor], freed: bool) -> None:
         """Give the losses of a pass their value over all ranks."""
         for loss in losses:
-            weighed = self._weights.known(loss)
+            weighed = self._weights.known.get(loss)
             if weighed is None or weighed.value is None:
                 continue
             self.ledger.apply("loss", "")
