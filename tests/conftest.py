@@ -228,7 +228,7 @@ def _remaining(look: Any) -> list[Any]:
 
 @pytest.fixture
 def memory_group() -> Iterator[Callable[[int], Callable[[], None]]]:
-    """Give what puts a process into a control group of so many bytes without swap.
+    """Give what puts a process into a control group of its own of so many bytes without swap.
 
     Where no such group can be made, the test is skipped.
     """
@@ -238,9 +238,12 @@ def memory_group() -> Iterator[Callable[[int], Callable[[], None]]]:
         root, names = Path("/sys/fs/cgroup/memory"), ("memory.limit_in_bytes",)
     else:
         root, names = Path("/sys/fs/cgroup"), ("memory.max", "memory.swap.max")
-    group = Path(f"{root}{paths.get('memory', paths.get('', '/'))}", f"fasttrain-{os.getpid()}")
+    above = Path(f"{root}{paths.get('memory', paths.get('', '/'))}")
+    made: list[Path] = []
 
     def make(limit_bytes: int) -> Callable[[], None]:
+        group = above / f"fasttrain-{os.getpid()}-{len(made)}"
+        made.append(group)
         try:
             group.mkdir()
             for name, value in zip(names, (limit_bytes, 0), strict=False):
@@ -250,7 +253,7 @@ def memory_group() -> Iterator[Callable[[int], Callable[[], None]]]:
         return lambda: (group / "cgroup.procs").write_text(str(os.getpid())) and None
 
     yield make
-    if group.exists():
+    for group in filter(Path.exists, made):
         group.rmdir()
 
 

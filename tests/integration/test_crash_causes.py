@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -234,3 +235,23 @@ def test_the_kernel_kills_for_memory(
     assert (crash["cause"], crash["signal"]) == ("host-memory", "SIGKILL")
     assert "control group, 192 MiB" in crash["why"]
     assert "the largest process had 1" in crash["why"]
+
+
+def test_what_the_kernel_kills_for_memory_elsewhere_is_not_this_run(
+    fasttrain: Any, script: Any, until: Any, only_run_dir: Any, memory_group: Any, tmp_path: Path
+) -> None:
+    path = script(
+        "import os, pathlib, signal, time\n"
+        "pathlib.Path('ready').touch()\n"
+        "while not pathlib.Path('go').exists(): time.sleep(0.05)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    process = fasttrain.start("run", path, "--quiet", preexec_fn=memory_group(2 << 30))
+    until((tmp_path / "ready").exists)
+    hog = "held = []\nwhile True: held.append(b'x' * (16 << 20))"
+    other = subprocess.run([sys.executable, "-c", hog], preexec_fn=memory_group(64 << 20))
+    assert other.returncode == -signal.SIGKILL
+    (tmp_path / "go").touch()
+    assert process.wait(60) == 137
+    crash = json.loads((only_run_dir() / "crash.json").read_text())
+    assert (crash["cause"], crash["signal"]) == ("killed", "SIGKILL")

@@ -6,7 +6,6 @@ import re
 import runpy
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -63,10 +62,12 @@ def plan_in(run_dir: Path) -> LaunchPlan:
     return make_plan(Settings(), cpu, invocation)
 
 
-def crash_of(run_dir: Path, code: int, after: Surroundings = HERE) -> Crash:
+def crash_of(
+    run_dir: Path, code: int, after: Surroundings = HERE, before: Surroundings = HERE
+) -> Crash:
     plan = plan_in(run_dir)
     shell_code = code if code >= 0 else 128 - code
-    scene = Scene(plan, plan, {}, shell_code, HERE, after, frozenset({0}))
+    scene = Scene(plan, plan, {}, shell_code, before, after, frozenset({0}))
     crash, problems = investigate(scene)
     assert not problems
     assert crash is not None
@@ -85,15 +86,21 @@ def test_cause(ends: dict[str, tuple[Path, int]], name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("count", "words"),
-    [("group_oom_kills", "limit of its control group"), ("machine_oom_kills", "kernel killed")],
+    ("before", "after", "words"),
+    [
+        ((3, 5, 1 << 30), (4, 6, 1 << 30), "at the limit of its control group, 1 GiB"),
+        ((3, 5, None), (4, 6, None), "the machine has"),
+        ((None, 5, None), (None, 6, None), "the machine has"),
+        ((3, 5, 1 << 30), (3, 6, 1 << 30), ""),  # of somebody else
+        ((None, 5, None), (None, 5, None), ""),
+    ],
 )
 def test_a_worker_killed_for_memory(
-    ends: dict[str, tuple[Path, int]], count: str, words: str
+    ends: dict[str, tuple[Path, int]], before: Any, after: Any, words: str
 ) -> None:
     run_dir, code = ends["loader-worker-2"]
-    crash = crash_of(run_dir, code, replace(HERE, **{count: 7}))
-    assert crash.cause == "host-memory"
+    crash = crash_of(run_dir, code, Surroundings(*after), Surroundings(*before))
+    assert crash.cause == ("host-memory" if words else "loader-worker")
     assert words in crash.why
 
 

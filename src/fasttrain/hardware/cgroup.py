@@ -27,21 +27,25 @@ def memory_limit_bytes(host: Host) -> int | None:
 
 
 def oom_kills(host: Host) -> int | None:
-    """Give a count that rises when the kernel kills for the memory limit of one of these groups.
+    """Give a count that rises with each process of this group that the kernel kills for memory.
 
-    None where the kernel doesn't tell. In version 2 a group counts those below it as well.
+    That counts those that it kills because the whole machine has none left, too, and in version 2
+    those of the groups below. The groups above count whoever else is in them.
+
+    Returns:
+        None where the kernel doesn't tell.
 
     Source: Documentation/admin-guide/cgroup-v2.rst, memory.events, and cgroup-v1/memory.rst,
-    memory.oom_control, of Linux 6.12.
+    memory.oom_control, of Linux 6.12; mm/oom_kill.c, __oom_kill_process.
     """
-    counts = [
+    counts = (
         int(words[1])
-        for folder in dict.fromkeys(_folders(host, "memory"))
+        for folder in _folders(host, "memory")
         for name in ("memory.events", "memory.oom_control")
         for line in host.read(f"{folder}/{name}").splitlines()
         if (words := line.split())[:1] == ["oom_kill"]
-    ]
-    return sum(counts) if counts else None
+    )
+    return next(counts, None)
 
 
 def _quota(host: Host, folder: str) -> float | None:

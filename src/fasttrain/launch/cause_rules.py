@@ -209,11 +209,13 @@ def host_memory(case: Case) -> Facts | None:
 
 
 def _killed_for_memory(case: Case, facts: Facts) -> Facts | None:
-    if _rose(case.before.group_oom_kills, case.after.group_oom_kills):
-        limit = case.after.memory_limit_bytes
-        why = "the kernel killed a process at the limit of its control group"
-        why += f", {size(limit)}" if limit else ""
-    elif _rose(case.before.machine_oom_kills, case.after.machine_oom_kills):
+    before, after, limit = case.before, case.after, case.after.memory_limit_bytes
+    in_group = _rose(before.group_oom_kills, after.group_oom_kills)
+    # The machine's count has everybody's processes in it: it is asked where the group has none.
+    on_machine = _rose(before.machine_oom_kills, after.machine_oom_kills)
+    if in_group and limit:
+        why = f"the kernel killed a process at the limit of its control group, {size(limit)}"
+    elif in_group or (on_machine and after.group_oom_kills is None):
         why = f"the kernel killed a process for it; the machine has {facts['memory']}"
     else:
         return None

@@ -140,8 +140,8 @@ class Surroundings:
     """What of the machine explains a failure; None where the machine doesn't tell.
 
     Attributes:
-        group_oom_kills: A count that rises with each process that the limit of one of our control
-            groups costs.
+        group_oom_kills: A count that rises with each process of our control group that the kernel
+            kills for memory.
         machine_oom_kills: The same for the whole machine, whoever's the processes are.
         memory_limit_bytes: Limit of the control group.
         memory_bytes: Memory of the machine.

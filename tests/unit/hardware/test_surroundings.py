@@ -14,22 +14,30 @@ CONTROL = "oom_kill_disable 0\nunder_oom 0\noom_kill 4\n"
 
 
 def test_version_2(make_host: Callable[..., Host]) -> None:
-    group = "sys/fs/cgroup/job"
+    group = "sys/fs/cgroup/all/job"
     host = make_host({
-        **MEMORY, "proc/self/cgroup": "0::/job\n", f"{group}/memory.events": EVENTS,
+        **MEMORY, "proc/self/cgroup": "0::/all/job\n", f"{group}/memory.events": EVENTS,
+        "sys/fs/cgroup/all/memory.events": EVENTS.replace("2", "7"),  # of others as well
         f"{group}/memory.max": "1073741824\n",
     })  # fmt: skip
     assert look_around(host) == Surroundings(2, 3, 1 << 30, 2 << 30, None)
 
 
-def test_version_1_counts_each_group_by_itself(make_host: Callable[..., Host]) -> None:
+def test_version_1(make_host: Callable[..., Host]) -> None:
     top = "sys/fs/cgroup/memory"
     host = make_host({
-        **MEMORY, "proc/self/cgroup": "4:memory:/job\n", f"{top}/memory.oom_control": CONTROL,
-        f"{top}/job/memory.oom_control": CONTROL,
+        **MEMORY, "proc/self/cgroup": "4:memory:/job\n", f"{top}/job/memory.oom_control": CONTROL,
+        f"{top}/memory.oom_control": CONTROL.replace("4", "9"),
         f"{top}/job/memory.limit_in_bytes": "9223372036854771712\n",  # none
     })  # fmt: skip
-    assert look_around(host) == Surroundings(8, 3, None, 2 << 30, None)
+    assert look_around(host) == Surroundings(4, 3, None, 2 << 30, None)
+
+
+def test_in_a_container_the_mount_is_the_group(make_host: Callable[..., Host]) -> None:
+    host = make_host({
+        "proc/self/cgroup": "0::/../../job\n", "sys/fs/cgroup/memory.events": EVENTS
+    })  # fmt: skip
+    assert look_around(host).group_oom_kills == 2
 
 
 def test_a_machine_that_tells_nothing(make_host: Callable[..., Host]) -> None:
