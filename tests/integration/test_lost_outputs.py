@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import runpy
 import signal
 import subprocess
 from pathlib import Path
@@ -43,22 +44,7 @@ print("half", flush=True)
 train(1.5)
 print("all", flush=True)
 """
-RECORDS = """
-import os, signal, sys, time
-rank, end = os.environ.get("RANK", "0"), time.monotonic() + 20
-
-def record(number, frame):
-    global end
-    with open(f"seen-{rank}", "a") as seen:
-        seen.write(signal.Signals(number).name + "\\n")
-    end = time.monotonic() + 0.7  # time for a signal that comes twice
-
-signal.signal(signal.SIGHUP, record)
-open(f"ready-{rank}", "w").close()
-while time.monotonic() < end:
-    time.sleep(0.02)
-sys.exit(0)
-"""
+RECORDS = runpy.run_path(str(Path(__file__).with_name("signal_records.py")))["records"](0)
 # Rank 1 prints a line when it is told that the reader has gone, and more than a pipe holds.
 PRINTS = """
 import os, time

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import runpy
 import signal
 import subprocess
 import sys
@@ -12,24 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-RECORDS = """
-import os, signal, sys, time
-rank, end = os.environ.get("RANK", "0"), time.monotonic() + 20
-
-def record(number, frame):
-    global end
-    with open(f"seen-{rank}", "a") as seen:
-        seen.write(signal.Signals(number).name + "\\n")
-    end = time.monotonic() + 0.7  # time for a signal that comes twice
-
-for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGQUIT"):
-    signal.signal(getattr(signal, name), record)
-open(f"ready-{rank}", "w").write(str(os.getpid()))
-print("ready", flush=True)
-while time.monotonic() < end:
-    time.sleep(0.02)
-sys.exit(5)
-"""
+RECORDS = runpy.run_path(str(Path(__file__).with_name("signal_records.py")))["records"](5)
 SLEEPS = """
 import os, time
 open(f"ready-{os.environ.get('RANK', '0')}", "w").write(str(os.getpid()))
