@@ -67,4 +67,9 @@ def location(path: str, line: int) -> str:
 
 def is_shim_code(code: CodeType) -> bool:
     """Whether a frame's code belongs to the shim."""
-    return code.co_filename.startswith(_SHIM)
+    return is_shim_file(code.co_filename)
+
+
+def is_shim_file(path: str) -> bool:
+    """Whether a file is one of the shim's."""
+    return path.startswith(_SHIM)

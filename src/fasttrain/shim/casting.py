@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from dataclasses import is_dataclass
 from types import SimpleNamespace
@@ -29,14 +30,14 @@ def to_float32(value: Any, dtype: torch.dtype, lift: Change = Tensor.float) -> A
 def map_tensors(value: Any, change: Change) -> Any:
     """Change each tensor inside containers.
 
-    Containers are tuples, lists, mappings, dataclasses, namespaces and distributions. One in which
-    nothing had to change is given back as it is, anything else as a new one of the same type.
+    Containers are tuples, lists, deques, mappings, dataclasses, namespaces and distributions. One
+    in which nothing had to change is given back as it is, anything else as a new one of its type.
     """
     if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, tuple):
         return _map_tuple(value, change)
-    if isinstance(value, list):
+    if isinstance(value, list | deque):
         return _map_list(value, change)
     if isinstance(value, Mapping):
         return _map_mapping(value, change)
@@ -66,14 +67,15 @@ def _map_tuple(value: tuple[Any, ...], change: Change) -> Any:
     return result
 
 
-def _map_list(value: list[Any], change: Change) -> list[Any]:
+def _map_list(value: list[Any] | deque[Any], change: Change) -> Any:
     items = [map_tensors(item, change) for item in value]
     if _same(value, items):
         return value
     if type(value) is list:
         return items
     result = copy.copy(value)
-    result[:] = items
+    result.clear()
+    result.extend(items)
     return result
 
 

@@ -25,12 +25,17 @@ def ended_well() -> None:
         act()
 
 
+def failed(error: BaseException) -> None:
+    """Do what is to be done with the exception that ends the script, before it is printed."""
+    for act in at_failure:
+        act(error)
+
+
 def ended_by_us(error: FasttrainError) -> None:
     """Have it recorded that fasttrain ends this process, where no exception can get through."""
     told = SystemExit(int(error.exit_code))
     told.__cause__ = error  # as `refuse` raises it
-    for act in at_failure:
-        act(told)
+    failed(told)
 
 
 class Leaving:

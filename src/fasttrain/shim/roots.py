@@ -27,6 +27,7 @@ from torch.utils.data import get_worker_info
 
 from fasttrain.shim.callsite import call_site
 from fasttrain.shim.eager import pass_over
+from fasttrain.shim.module_frames import in_constructor, whose_forward
 
 Call = Callable[..., Any]
 Region = Callable[["Root", Call, tuple[Any, ...], dict[str, Any]], Any]
@@ -44,6 +45,9 @@ class Root:
         trainable: Whether any of its parameters wanted a gradient at its first call.
         device: Where its parameters were at its first call, such as ``cuda:0``.
         replica: Its side of a run of several ranks, which lives as long as it does.
+        precision: Its side of the precision lever.
+        outer: The class and place of the module whose ``forward`` the script called as a plain
+            function, so that this part of it is a root; empty where there is none.
     """
 
     ref: weakref.ref[Module]
@@ -52,6 +56,8 @@ class Root:
     trainable: bool
     device: str = ""
     replica: Any = None
+    precision: Any = None
+    outer: str = ""
     _parameter: Callable[[], Parameter | None] = field(default=lambda: None, repr=False)
 
     def parameter(self) -> Parameter | None:
@@ -176,7 +182,7 @@ class RootCalls:
             inside.flag = False
 
     def _root_of(self, module: Module) -> Root | None:
-        if _being_traced() or _in_backward() or get_worker_info() is not None:
+        if _being_traced() or _in_backward() or get_worker_info() is not None or in_constructor():
             return None
         with self._discovery:  # two threads may call a new root at once
             root = self._table.get(id(module))
@@ -188,17 +194,23 @@ class RootCalls:
     def _discover(self, module: Module, parameter: Parameter) -> Root:
         key = id(module)
         root = Root(
-            ref=weakref.ref(module, lambda _: self._table.pop(key, None)),
+            ref=weakref.ref(module, lambda _: self._forget(key)),
             name=type(module).__name__,
             where=call_site(),
             trainable=any(p.requires_grad for p in parameters_of(module)),
             device=str(parameter.device),
+            outer=whose_forward(module),
             _parameter=weakref.ref(parameter),
         )
         self._table[key] = root
         for listen in self.on_discover:
             listen(root, module)
         return root
+
+    def _forget(self, key: int) -> None:
+        root = self._table.pop(key, None)
+        if root is not None:
+            root.precision = None  # `last` may keep the root itself
 
 
 def parameters_of(module: Module) -> Iterator[Parameter]:

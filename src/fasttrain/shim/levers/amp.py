@@ -8,22 +8,58 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable
-from contextlib import ExitStack
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
 from types import FrameType
 from typing import Any
 
 import torch
 from torch.amp import GradScaler, autocast
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from fasttrain.shim import ending, lifted
 from fasttrain.shim.callsite import call_site, called_by_user, location, own_prefixes
 from fasttrain.shim.casting import to_float32
 from fasttrain.shim.ledger import Ledger
+from fasttrain.shim.levers.amp_backup import Backup
 from fasttrain.shim.levers.amp_bce import BinaryCrossEntropy
+from fasttrain.shim.levers.amp_failure import may_explain, names_types, told
+from fasttrain.shim.levers.amp_functions import CustomFunctions
+from fasttrain.shim.levers.amp_hooks import Hooks
+from fasttrain.shim.levers.amp_kept import KeptTensors, allow_numpy
+from fasttrain.shim.levers.amp_operators import run_in_float32
+from fasttrain.shim.levers.amp_rules import Course, Rules
 from fasttrain.shim.roots import Call, Root, RootCalls
 from fasttrain.spec.decision import Decision
 from fasttrain.spec.outcome import State
 from fasttrain.spec.plan import Amp
+
+JUDGING = (
+    "the model runs in fp32 until an optimizer step has shown how it is called, and there was no"
+    " call after one"
+)
+BY_HAND = "its forward() is called directly, which lowers its layers and not what is between them"
+
+
+class Side:
+    """What the lever knows of one root.
+
+    Attributes:
+        backup: Its state before its last call in low precision.
+        kept: What its modules keep of a call.
+        course: How it has been called, where a rule looks at that.
+        left: Why it runs in the script's own precision from now on; empty while it doesn't.
+    """
+
+    def __init__(self, root: Root, dtype: torch.dtype) -> None:
+        module = root.ref()
+        assert module is not None
+        self.backup = Backup(module)
+        self.kept = KeptTensors(self.backup, dtype)
+        self.left = ""
+        self.course = Course(low=True)
 
 
 class AmpLever:
@@ -36,6 +72,9 @@ class AmpLever:
         self._explicit = decision.source.explicit
         self._roots = roots
         self._bce = BinaryCrossEntropy(self._dtype)
+        self._functions = CustomFunctions(self._dtype, self._autocast)
+        self._rules = None if self._explicit else Rules(self._leave_for_good)
+        self._sides: list[weakref.ref[Side]] = []
         self._enter: Callable[..., Any] = autocast.__enter__
         self._exit: Callable[..., Any] = autocast.__exit__
 
@@ -44,6 +83,15 @@ class AmpLever:
         self._watch_autocast(undo)
         self._watch_scaler(undo)
         self._bce.install(undo)
+        self._functions.install(undo)
+        run_in_float32(self._dtype, self._functions.region, undo)
+        lifted.install(undo)
+        Hooks(self._dtype, self._functions.region, self.ledger.note).install(undo)
+        ending.at_failure.append(self._explain)
+        undo.callback(ending.at_failure.remove, self._explain)
+        allow_numpy(lambda: self.ledger.live, undo)
+        if self._rules is not None:
+            undo.callback(register_optimizer_step_post_hook(self._rules.after_step).remove)
         self._roots.region, self._roots.low_dtype = self._region, self._dtype
         undo.callback(self._roots.leave_plain)
         self.ledger.settle(State.ARMED, "no module with fp32 parameters was called")
@@ -53,14 +101,56 @@ class AmpLever:
 
     def _region(self, root: Root, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         device = self._device_of(root)
+        if device is not None and self._rules is not None:
+            call = self._rules.count(root, root.precision.course, device, call)
+            if root.precision.left or not root.precision.course.low:
+                device = None
+                self.ledger.excuse(State.SKIPPED, JUDGING)
         if device is None:
             return call(*args, **kwargs)
-        context = autocast(device, dtype=self._dtype)
-        self._enter(context)
+        root.precision.backup.take(args, kwargs)
+        root.precision.kept.meet_own()
         try:
-            output = call(*args, **kwargs)
+            return self._lowered_or_repeated(root, device, call, args, kwargs)
         finally:
-            self._exit(context, None, None, None)
+            root.precision.backup.release()
+
+    def _lowered_or_repeated(
+        self, root: Root, device: str, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        side = root.precision
+        try:
+            return self._lowered(root, device, call, args, kwargs)
+        except Exception as error:
+            if not (may_explain(error, self._dtype) and side.backup.holds_all()):
+                raise
+            failure = told(error)
+        # Outside of the handler: an error of the repeat is what the script alone would raise, and
+        # what the failed call has computed is freed by now.
+        side.backup.put_back()
+        output = call(*args, **kwargs)
+        self._leave_for_good(root, f"failed in {_name(self._dtype)} and not in fp32: {failure}")
+        return output
+
+    def _explain(self, error: BaseException) -> None:
+        """Say what precision may have to do with the error that ends the script."""
+        if self.ledger.live and self._functions.lowered_on and names_types(error, self._dtype):
+            error.add_note(f"fasttrain ran the model in {_name(self._dtype)}: try --amp off")
+
+    def _lowered(
+        self, root: Root, device: str, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        region = self._functions.region
+        with self._autocast(device):
+            region.device = self._functions.lowered_on = device
+            try:
+                output = call(*args, **kwargs)
+            finally:
+                region.device = ""
+        root.precision.kept.lift()
+        cached: dict[Any, Any] = torch.nn.utils.parametrize._cache
+        for key in [k for k, t in cached.items() if getattr(t, "dtype", None) is self._dtype]:
+            del cached[key]  # the script may read the parameter next
         if self.ledger.live:
             self._roots.lowered = True
             self.ledger.apply(root.name, root.where)
@@ -71,13 +161,27 @@ class AmpLever:
         self._bce.forget()
         return output
 
+    @contextmanager
+    def _autocast(self, device: str) -> Iterator[None]:
+        context = autocast(device, dtype=self._dtype)
+        self._enter(context)
+        try:
+            yield
+        finally:
+            self._exit(context, None, None, None)
+
     def _device_of(self, root: Root) -> str | None:
         """Give the device type to autocast on, or None where this call is to be left alone."""
+        if root.precision is None:
+            self._meet(root)
+        if root.precision.left:
+            self._leave(root, root.precision.left, missed=True)
+            return None
         parameter = root.parameter()
         if parameter is None:
             return None
         if parameter.dtype is not torch.float32:
-            self._leave(root, f"its parameters are {str(parameter.dtype).removeprefix('torch.')}")
+            self._leave(root, f"its parameters are {_name(parameter.dtype)}")
             return None
         device = parameter.device.type
         if device != self._planned_device and not self._follows_to(device):
@@ -86,15 +190,40 @@ class AmpLever:
         # The script's own, or activation checkpointing that repeats a forward.
         return None if torch.is_autocast_enabled(device) else device
 
+    def _meet(self, root: Root) -> None:
+        side = root.precision = Side(root, self._dtype)
+        self._sides.append(weakref.ref(side))
+        if root.outer:
+            self.ledger.pass_over(root.outer, BY_HAND, missed=True)
+        if self._rules is not None:
+            side.course = self._rules.course(root, root.device.partition(":")[0])
+
+    def state(self) -> dict[str, Any]:
+        """Return why roots were left and how they have been called, in the order of their calls."""
+        sides = [ref() for ref in self._sides]
+        return {"roots": [(s.left, asdict(s.course)) if s is not None else None for s in sides]}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from what `state` returned."""
+        for ref, saved in zip(self._sides, state["roots"], strict=False):
+            side = ref()
+            if side is not None and saved is not None:
+                side.left, side.course = saved[0], Course(**saved[1])
+
     def _follows_to(self, device: str) -> bool:
         """Whether precision that was asked for goes to a device that it wasn't decided for."""
         return self._explicit and torch.amp.is_autocast_available(device)
 
-    def _leave(self, root: Root, why: str) -> None:
-        self.ledger.pass_over(f"{root.name} ({root.where})", why)
+    def _leave_for_good(self, root: Root, why: str) -> None:
+        root.precision.left = why
+        self._leave(root, why, missed=True)
+
+    def _leave(self, root: Root, why: str, *, missed: bool = False) -> None:
+        self.ledger.pass_over(f"{root.name} ({root.where})", why, missed=missed)
 
     def _cede(self, what: str, where: str = "") -> None:
         self.ledger.cede("the script manages precision itself", what, where or call_site())
+        self._functions.lowered_on = ""
         self._roots.leave_plain()
 
     def _watch_autocast(self, undo: ExitStack) -> None:
@@ -123,6 +252,10 @@ class AmpLever:
                 self._cede(type(scaler).__name__)
 
         _replace(GradScaler, "__init__", __init__, undo)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _replace(owner: Any, name: str, value: Any, undo: ExitStack) -> None:

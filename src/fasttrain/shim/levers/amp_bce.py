@@ -21,6 +21,8 @@ from torch.amp import autocast
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from fasttrain.shim.casting import to_float32
+from fasttrain.shim.levers.amp_operators import replace_builtin
+from fasttrain.shim.lifted import lift
 
 
 class _Newest(threading.local):
@@ -47,17 +49,17 @@ class BinaryCrossEntropy:
         sigmoid = self._watched(torch.sigmoid)
         # A script may pickle it, as the activation that its model was built with.
         sigmoid.__module__, sigmoid.__qualname__ = "torch", "sigmoid"
-        _replace_builtin(torch, sigmoid, "sigmoid", undo)
+        replace_builtin(torch, sigmoid, "sigmoid", undo)
         setattr(Tensor, "sigmoid", self._watched(Tensor.sigmoid))  # noqa: B010
         undo.callback(delattr, Tensor, "sigmoid")  # torch's own is inherited
         # The innermost name, not torch.nn.functional's: that one is a Python function, which
         # scripts pass around and torch.jit.script reads the source of.
         loss = self._loss(torch._C._nn.binary_cross_entropy)
-        _replace_builtin(torch._C._nn, loss, "binary_cross_entropy", undo)
+        replace_builtin(torch._C._nn, loss, "binary_cross_entropy", undo)
 
     def to_float32(self, output: Tensor) -> Tensor:
         """Give a tensor that leaves a root in fp32, with its logits remembered."""
-        result = output.float()
+        result = lift(output)
         logits = self._logits_inside(output)
         if logits is not None:
             self._logits[result] = logits
@@ -129,13 +131,3 @@ def _like(view: Tensor, base: Tensor, logits: Tensor) -> Tensor | None:
     same = view._base is base and view.numel() == base.numel()
     in_order = view.is_contiguous() and base.is_contiguous()
     return logits.reshape(view.shape) if same and in_order else None
-
-
-def _replace_builtin(owner: Any, replacement: Any, name: str, undo: ExitStack) -> None:
-    """Put a function in the place of an operator; torch.jit.script is told which one it is."""
-    undo.callback(setattr, owner, name, getattr(owner, name))
-    setattr(owner, name, replacement)
-    builtins: Any = torch.jit._builtins
-    table = builtins._get_builtin_table()
-    table[id(replacement)] = f"aten::{name}"
-    undo.callback(table.pop, id(replacement))

@@ -33,6 +33,7 @@ from fasttrain.shim.levers.loss_scaling_grads import Gradients
 from fasttrain.shim.levers.loss_scaling_hooks import GradientHooks
 from fasttrain.shim.levers.loss_scaling_refusals import (
     closure_refused,
+    inputs_refused,
     require_infinity,
     step_refused,
 )
@@ -70,8 +71,7 @@ class LossScaling:
         """Take over the two ways into autograd, and hook the optimizers."""
         self._roots.on_discover.append(self._gradients.add_root)
         undo.callback(self._roots.on_discover.remove, self._gradients.add_root)
-        self._roots.on_call.append(self._gradients.add_inputs)
-        undo.callback(self._roots.on_call.remove, self._gradients.add_inputs)
+        self._gradients.install(undo)
         self._watch_optimizers(undo)
         self._hooks.install(undo)
         self._wrap("backward", self._backward, undo)
@@ -147,11 +147,19 @@ class LossScaling:
     ) -> None:
         outputs = _sequence(tensors)
         if not self._scales(outputs):
+            if self._hooks.scale is not None:
+                self._gradients.begin_inside(outputs)
             original(tensors, grad_tensors, *args, **kwargs)
             return
+        # Source: torch/autograd/__init__.py, torch 2.13: the sixth argument of backward
+        if _any_inner(kwargs.get("inputs") or args[3:4]):
+            refuse(inputs_refused())
         scale = self._begin(outputs[0])
+        if kwargs.get("create_graph", args[1] if len(args) > 1 else False):
+            # What it leaves can be differentiated again, and dividing it would not be.
+            scale = torch.ones_like(scale)
         seeds = _scaled(outputs, _sequence(grad_tensors), scale)
-        self._gradients.multiply(scale)
+        self._gradients.begin(outputs, scale)
         self._hooks.scale = scale
         try:
             original(outputs, seeds, *args, **kwargs)
@@ -179,12 +187,15 @@ class LossScaling:
             scale = torch.tensor(self._slope_scale, device=ends[0].device)
             seeds = _scaled(ends, _sequence(grad_outputs), scale)
             retained = True  # for another try; without a further use it goes with the outputs
-            self._hooks.scale = scale
+            self._gradients.begin_slopes(ends)
+            self._hooks.scale, done = scale, False
             try:
                 slopes = original(ends, inputs, seeds, retained, *args, **kwargs)
+                done = self._slope_scale <= 1.0 or _finite(slopes)
             finally:
                 self._hooks.scale = None
-            if self._slope_scale <= 1.0 or _finite(slopes):
+                self._gradients.finish_slopes(self._scaler, scale, drop=not done)
+            if done:
                 return tuple(None if g is None else g / self._slope_scale for g in slopes)
             self._slope_scale = max(1.0, self._slope_scale * SLOPE_BACKOFF)
 
@@ -197,6 +208,9 @@ class LossScaling:
             return False  # a pass inside another, which started from scaled gradients already
         if self._closure_of:
             refuse(closure_refused(self._closure_of))
+        if _batched():
+            self.ledger.note(f"gradients inside torch.func.vmap aren't scaled ({self._where()})")
+            return False  # whether they are finite, and with it the scale, can't be read there
         return bool(outputs) and all(isinstance(output, Tensor) for output in outputs)
 
     def _begin(self, output: Tensor) -> Tensor:
@@ -253,6 +267,11 @@ def _sequence(value: Any) -> tuple[Any, ...]:
     return tuple(value) if isinstance(value, Sequence) else (value,)
 
 
+def _any_inner(tensors: Any) -> bool:
+    """Whether one of the tensors that a pass is for is no leaf."""
+    return any(isinstance(t, Tensor) and not t.is_leaf for t in _sequence(tensors))
+
+
 def _scaled(outputs: tuple[Any, ...], seeds: tuple[Any, ...], scale: Tensor) -> list[Any]:
     """Give the gradients to start from, times the scale."""
     seeds = seeds or (None,) * len(outputs)
@@ -280,3 +299,10 @@ def _withhold(optimizer: Optimizer) -> list[tuple[Tensor, Tensor]]:
                 withheld.append((parameter, parameter.grad))
                 parameter.grad = None
     return withheld
+
+
+def _batched() -> bool:
+    """Whether a transform of torch.func's runs a function for many inputs at once."""
+    functorch: Any = torch._C._functorch
+    stack = functorch.get_interpreter_stack() or ()
+    return any(level.key() == functorch.TransformType.Vmap for level in stack)

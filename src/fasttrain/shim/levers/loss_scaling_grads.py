@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from functools import partial
+from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -12,6 +13,9 @@ from torch.amp import GradScaler
 from torch.nn import Module
 from torch.optim import Optimizer
 
+from fasttrain.shim.levers.loss_scaling_leaves import OtherTensors
+from fasttrain.shim.levers.loss_scaling_refusals import complex_refused
+from fasttrain.shim.refusal import refuse
 from fasttrain.shim.roots import Root, parameters_of
 
 
@@ -39,18 +43,23 @@ class _Group:
 
     def gradients(self) -> list[Tensor]:
         """Give the gradients there are, the values of sparse ones."""
-        present = [p.grad for p in self.parameters if p.grad is not None]
-        return [grad._values() if grad.is_sparse else grad for grad in present]
+        return [gradient for _, gradient in self.pairs()]
+
+    def pairs(self) -> list[tuple[Tensor, Tensor]]:
+        """Return the parameters that have a gradient, each with it."""
+        present = [(p, p.grad) for p in self.parameters if p.grad is not None]
+        return [(p, grad._values() if grad.is_sparse else grad) for p, grad in present]
 
 
 class Gradients:
-    """All gradients that a backward pass may leave: of optimizers, of roots, of their inputs."""
+    """All gradients that a backward pass may leave: of optimizers, of roots, and all others."""
 
     def __init__(self) -> None:
         self._optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._roots: weakref.WeakSet[Module] = weakref.WeakSet()
-        self._inputs: dict[int, weakref.ref[Tensor]] = {}
+        self._others = OtherTensors()
         self._groups: list[_Group] = []
+        self._grouped: frozenset[int] = frozenset()  # the ids of their parameters
         self._known = (-1, -1)
 
     @property
@@ -68,37 +77,76 @@ class Gradients:
         self._roots.add(module)
         self._known = (-1, -1)
 
-    def add_inputs(self, _: Root, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Follow inputs that get a gradient of their own, as adversarial training uses."""
-        for value in (*args, *kwargs.values()):
-            if isinstance(value, Tensor) and value.requires_grad and value.is_leaf:
-                key = id(value)
-                self._inputs[key] = weakref.ref(value, partial(self._forget, key))
+    def install(self, undo: ExitStack) -> None:
+        """Watch for tensors that keep their gradient."""
+        self._others.install(undo)
 
-    def _forget(self, key: int, _: Any) -> None:
-        self._inputs.pop(key, None)
+    def begin(self, outputs: Sequence[Any], scale: Tensor) -> None:
+        """Prepare what a pass from `outputs` will add to.
 
-    def multiply(self, scale: Tensor) -> None:
-        """Bring gradients of earlier passes to the scale of the one that will add to them."""
+        Args:
+            outputs: Where it begins.
+            scale: By which gradients of earlier passes are multiplied, as its own are.
+        """
+        seen: set[int] = set()  # a gradient may be of two parameters
         for group in self._current():
             by_device: dict[torch.device, list[Tensor]] = {}
-            for gradient in group.gradients():
+            for parameter, gradient in group.pairs():
+                if id(parameter.grad) in seen:
+                    continue
+                seen.add(id(parameter.grad))
                 by_device.setdefault(gradient.device, []).append(gradient)
             with torch.no_grad():
                 for device, gradients in by_device.items():
                     torch._foreach_mul_(gradients, scale.to(device))
+        self._others.reach(outputs, self._grouped)
+
+    def begin_inside(self, outputs: Sequence[Any]) -> None:
+        """Prepare for a pass inside of the one that is running, of a re-entrant checkpoint."""
+        self._others.reach(outputs, self._grouped)
+
+    def begin_slopes(self, outputs: Sequence[Any]) -> None:
+        """Prepare for gradients that the script takes at once, and that none is added to."""
+        self._others.reach(outputs, self._grouped, leaves=False)
+
+    def finish_slopes(self, scaler: GradScaler, scale: Tensor, *, drop: bool) -> None:
+        """Divide what was left all the same; `drop` it, if the pass is made again."""
+        if not drop:
+            self._unscale_others(scaler, scale)
+        self._others.finish(drop=drop)
 
     def unscale(self, scaler: GradScaler, scale: Tensor) -> None:
         """Divide all gradients by the scale and remember which optimizers have an inf or nan."""
         inverse = scale.double().reciprocal().float()
-        for group in self._current():
+        seen: set[int] = set()
+        for group in sorted(self._current(), key=lambda g: not g.owners):
             found = torch.zeros((), dtype=torch.float32, device=scale.device)
-            like_optimizer: Any = group
+            like_optimizer: Any = _Group(group.owners)
+            again: Any = _Group(group.owners)
+            for parameter, _ in group.pairs():
+                known = id(parameter.grad) in seen
+                (again if known else like_optimizer).parameters.append(parameter)
+                seen.add(id(parameter.grad))
             # Of all gradients that are there now: what an earlier pass left is among them.
             group.zeroed = False
             group.found = scaler._unscale_grads_(like_optimizer, inverse, found, allow_fp16=True)
+            if again.parameters:  # divided already: looked at only
+                one = torch.ones_like(inverse)
+                group.found |= scaler._unscale_grads_(again, one, found, allow_fp16=True)
             if not group.owners:
                 group.drop_overflow()
+        self._unscale_others(scaler, scale)
+        self._others.finish()
+
+    def _unscale_others(self, scaler: GradScaler, scale: Tensor) -> None:
+        others = _Group(frozenset())
+        others.parameters += self._others.present()
+        if others.parameters:
+            inverse = scale.double().reciprocal().float()
+            found = torch.zeros((), dtype=torch.float32, device=scale.device)
+            like_optimizer: Any = others
+            others.found = scaler._unscale_grads_(like_optimizer, inverse, found, allow_fp16=True)
+            others.drop_overflow()
 
     def overflowed(self, optimizer: Optimizer) -> bool:
         """Whether an optimizer's gradients hold an inf or nan; waits for the device."""
@@ -151,13 +199,7 @@ class Gradients:
         if (trained, len(self._roots)) != self._known:
             self._known = (trained, len(self._roots))
             self._groups = self._form()
-        if not self._inputs:
-            return self._groups
-        inputs = _Group(frozenset())
-        inputs.parameters += [
-            value for ref in self._inputs.values() if (value := ref()) is not None
-        ]
-        return [*self._groups, inputs]
+        return self._groups
 
     def _form(self) -> list[_Group]:
         owners: dict[int, set[int]] = {}
@@ -170,6 +212,9 @@ class Gradients:
         for root in self._roots:
             for parameter in parameters_of(root):
                 parameters.setdefault(id(parameter), parameter)
+        if any(p.is_complex() and p.requires_grad for p in parameters.values()):
+            refuse(complex_refused())
+        self._grouped = frozenset(parameters)
         formed: dict[frozenset[int], _Group] = {}
         for key, parameter in parameters.items():
             owned = frozenset(owners.get(key, ()))

@@ -10,17 +10,14 @@ registers such ones.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.hooks import BackwardHook
 
 from fasttrain.shim.casting import map_tensors
-
-Hook = Callable[..., Any]
+from fasttrain.shim.hook_wrappers import Hook, wrap_module_hooks, wrap_tensor_hooks
 
 
 class GradientHooks:
@@ -36,33 +33,11 @@ class GradientHooks:
 
     def install(self, undo: ExitStack) -> None:
         """Watch for hooks."""
-        self._watch_tensor("register_hook", self._on_gradient, undo)
+        wrap_tensor_hooks("register_hook", self._on_gradient, undo)
         if hasattr(Tensor, "register_post_accumulate_grad_hook"):  # torch 2.1
             name = "register_post_accumulate_grad_hook"
-            self._watch_tensor(name, self._on_accumulated, undo)
-        self._watch_modules(undo)
-
-    def _watch_tensor(self, name: str, wrap: Callable[[Hook], Hook], undo: ExitStack) -> None:
-        original = getattr(Tensor, name)
-
-        @functools.wraps(original)
-        def register(tensor: Tensor, hook: Hook) -> Any:
-            return original(tensor, wrap(hook))
-
-        undo.callback(setattr, Tensor, name, original)
-        setattr(Tensor, name, register)
-
-    def _watch_modules(self, undo: ExitStack) -> None:
-        """Wrap a call's own list of hooks: the module's, which is pickled, stays the script's."""
-        original: Any = BackwardHook.__init__
-
-        @functools.wraps(original)
-        def __init__(holder: Any, module: Any, hooks: Any, pre_hooks: Any) -> None:  # noqa: N807
-            wrapped = [[self._on_module(hook) for hook in some] for some in (hooks, pre_hooks)]
-            original(holder, module, *wrapped)
-
-        undo.callback(setattr, BackwardHook, "__init__", original)
-        setattr(BackwardHook, "__init__", __init__)  # noqa: B010
+            wrap_tensor_hooks(name, self._on_accumulated, undo)
+        wrap_module_hooks(self._on_module, undo)
 
     def _on_gradient(self, hook: Hook) -> Hook:
         @functools.wraps(hook)
@@ -72,6 +47,8 @@ class GradientHooks:
                 return hook(gradient)
             shown = _divided(gradient, scale)
             result = hook(shown)
+            if result is None and not shown._version:
+                return None  # as it was: in fp16, what was shown may have become 0
             # Some change what they are shown in place, against torch's advice.
             return _multiplied(shown if result is None else result, scale)
 

@@ -47,3 +47,24 @@ def closure_refused(optimizer: str) -> FasttrainError:
         fix="use --amp bf16 or --amp off",
         slug="fp16-closure",
     )
+
+
+def complex_refused() -> FasttrainError:
+    """Return the error of a gradient of complex numbers."""
+    return FasttrainError(
+        "fp16 can't train complex parameters",
+        why="torch.amp's GradScaler, which divides the gradients, has no kernel for complex ones",
+        fix="use --amp bf16 or --amp off",
+        slug="fp16-complex",
+    )
+
+
+def inputs_refused() -> FasttrainError:
+    """Return the error of a pass that is for tensors in the middle of the graph."""
+    return FasttrainError(
+        "fp16 can't make a backward pass for inputs= that are no leaves",
+        why="torch warns of each look at the gradient that it leaves there, so that it can't be"
+        " divided by the scale unseen",
+        fix="call retain_grad() on them instead, or use --amp bf16 or --amp off",
+        slug="fp16-inputs",
+    )

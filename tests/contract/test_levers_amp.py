@@ -1,0 +1,107 @@
+"""A script that bf16 would end runs, and the receipt says what was left alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from fasttrain.launch.receipts import read_receipt
+from fasttrain.spec.outcome import State
+
+SCRIPT = """
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+
+class Checkpoint(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, function, x):
+        ctx.function, ctx.x = function, x
+        with torch.no_grad():
+            return function(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x = ctx.x.detach().requires_grad_(True)
+        with torch.enable_grad():
+            y = ctx.function(x)
+        torch.autograd.backward(y, gradient)
+        return None, x.grad
+
+
+class Thrifty(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(6, 8), nn.Linear(8, 8)
+
+    def forward(self, x):
+        y = Checkpoint.apply(self.b, self.a(x))
+        return y, y.softmax(1).data.numpy()
+
+
+class Graph(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.message, self.update = nn.Linear(8, 8), nn.Linear(8, 3)
+
+    def forward(self, x, edges):
+        into = torch.zeros(len(x), 8)
+        return self.update(into.index_add_(0, edges[1], self.message(x)[edges[0]]))  # scatter
+
+
+torch.manual_seed(0)
+x, y, edges = torch.randn(50, 6), torch.randint(0, 3, (50,)), torch.randint(0, 50, (2, 200))
+first, second, seen = Thrifty(), Graph(), {}
+first.b.register_forward_hook(lambda module, args, out: seen.update(out=out.detach().numpy()))
+parameters = [*first.parameters(), *second.parameters()]
+optimizer = torch.optim.SGD(parameters, lr=0.1)
+for _ in range(2):
+    optimizer.zero_grad()
+    hidden, weights = first(x)
+    F.cross_entropy(second(hidden, edges), y).backward()
+    optimizer.step()
+print(weights.dtype, seen["out"].dtype, all(p.grad is not None for p in parameters))
+"""
+
+
+def test_a_script_that_bf16_would_end(fasttrain: Any, script: Any, tmp_path: Path) -> None:
+    path, run_dir = script(SCRIPT), tmp_path / "run"
+    options = ("--device", "cpu", "--amp", "bf16", "--strict", "--run-dir", run_dir)
+    done = fasttrain("run", path, *options)
+    assert done.stdout == b"float32 float32 True\n", done.stderr
+    receipt = read_receipt(run_dir)
+    (amp,) = [outcome for outcome in receipt.ranks[0].outcomes if outcome.lever == "amp"]
+    assert (amp.state, amp.counts) == (State.APPLIED, {"forwards": 2})
+    line = 1 + SCRIPT.splitlines().index(next(t for t in SCRIPT.splitlines() if "# scatter" in t))
+    (unmet,) = receipt.unmet
+    assert unmet.startswith("rank 0: amp bfloat16 was not applied to Graph (")
+    assert f"{Path(path).name}:{line})" in unmet
+    assert done.returncode != 0  # as --strict has it
+    assert b"[strict]" in done.stderr
+
+
+KEEPS = """
+import torch
+
+
+class Keeper(torch.nn.Linear):
+    def forward(self, x):
+        self.hidden = super().forward(x)
+        return self.hidden.sum()
+
+
+keeper = Keeper(4, 4)
+keeper(torch.ones(2, 4))
+keeper.hidden @ torch.eye(4)  # in bf16, by what no call of the model can be repeated for
+"""
+
+
+def test_an_error_that_precision_may_explain_says_so(fasttrain: Any, script: Any) -> None:
+    options = ("--device", "cpu", "--run-dir")
+    told = b"\nfasttrain ran the model in bfloat16: try --amp off\n"
+    done = fasttrain("run", script(KEEPS), "--amp", "bf16", *options, "low")
+    assert (done.returncode, told in done.stderr) == (1, True), done.stderr
+    other = script("import torch\ntorch.nn.Linear(2, 2)(torch.ones(1, 2))\n{}['key']", "other.py")
+    done = fasttrain("run", other, "--amp", "bf16", *options, "other")
+    assert (done.returncode, told in done.stderr) == (1, False)

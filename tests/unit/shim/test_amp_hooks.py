@@ -1,0 +1,167 @@
+"""The script's hooks inside of a root that runs in low precision."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+X = torch.linspace(-1, 1, 12).reshape(3, 4)
+W = torch.linspace(-2, 2, 16).reshape(4, 4)
+KEPT: list[Any] = []
+
+
+def keep(module: Any, inputs: Any, output: Any) -> None:
+    KEPT.append(output)
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    KEPT.clear()
+    return nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+
+
+def close(found: Any, expected: Any) -> bool:
+    return torch.allclose(found, expected, rtol=0.05, atol=0.05)
+
+
+def by_output_of_a_module(model: nn.Sequential) -> None:
+    def hook(_: Any, __: Any, output: Any) -> None:
+        output.register_hook(lambda gradient: gradient @ W)
+
+    model[1].register_forward_hook(hook)
+
+
+def in_a_forward(model: nn.Sequential) -> None:
+    class Hooked(nn.Module):
+        def forward(self, x: Any) -> Any:
+            middle = x.tanh()
+            middle.register_hook(lambda gradient: gradient @ W)
+            return middle
+
+    model[1] = Hooked()
+
+
+def in_place(model: nn.Sequential) -> None:
+    def change(gradient: Any) -> None:
+        gradient.copy_(gradient @ W)
+
+    class Hooked(nn.Module):
+        def forward(self, x: Any) -> Any:
+            middle = x.tanh()
+            middle.register_hook(change)
+            return middle
+
+    model[1] = Hooked()
+
+
+def of_a_module(model: nn.Sequential) -> None:
+    model[1].register_full_backward_hook(lambda _, inputs, outputs: (outputs[0] @ W,))
+
+
+def before_a_module(model: nn.Sequential) -> None:
+    model[1].register_full_backward_pre_hook(lambda _, outputs: (outputs[0] @ W,))
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+@pytest.mark.parametrize(
+    "hook", [by_output_of_a_module, in_a_forward, in_place, of_a_module, before_a_module]
+)
+def test_a_hook_that_mixes_gradients_with_fp32_changes_them_as_alone(
+    rig: Any, hook: Any, precision: str
+) -> None:
+    def gradient() -> Any:
+        model = network()
+        hook(model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        model(X).square().mean().backward()
+        optimizer.step()
+        return model[0].weight.grad
+
+    alone = gradient()
+    with rig(amp=precision) as runtime:
+        assert close(gradient(), alone)
+        outcome = runtime.outcomes()["amp"]
+    assert outcome.counts["forwards"] == 1
+    told = [note for note in outcome.notes if "test_amp_hooks.py:" in note]
+    assert len(told) == (0 if hook is by_output_of_a_module else 1)  # which is fp32 already
+
+
+def test_an_error_of_a_hook_itself_is_raised_once(amp: Any) -> None:
+    calls = []
+
+    def hook(gradient: Any) -> None:
+        calls.append(gradient.dtype)
+        raise ValueError("no")
+
+    class Hooked(nn.Module):
+        def forward(self, x: Any) -> Any:
+            middle = x @ W
+            middle.register_hook(hook)
+            return middle
+
+    with pytest.raises(ValueError, match="no"):
+        nn.Sequential(nn.Linear(4, 4), Hooked())(X).sum().backward()
+    assert calls == [torch.bfloat16]
+
+
+@pytest.mark.parametrize("before", [False, True])
+@pytest.mark.parametrize("with_kwargs", [False, True])
+def test_what_a_hook_keeps_is_fp32_and_lies_in_the_graph(
+    amp: Any, before: bool, with_kwargs: bool
+) -> None:
+    model = network()
+    if before:
+        model[2].register_forward_pre_hook(
+            lambda _, inputs, *__: KEPT.append(inputs[0]), with_kwargs=with_kwargs
+        )
+    else:
+        model[1].register_forward_hook(
+            lambda *given: KEPT.append(given[-1]), with_kwargs=with_kwargs
+        )
+    loss = model(X).square().mean()
+    (kept,) = KEPT
+    assert amp().counts["forwards"] == 1
+    loss = loss + (kept @ W).mean()  # mixes with fp32
+    (found,) = torch.autograd.grad(loss, kept)
+    leaf = kept.detach().requires_grad_()
+    (model[2](leaf).square().mean() + (leaf @ W).mean()).backward()
+    assert leaf.grad is not None
+    assert close(found, leaf.grad)
+    assert found.dtype is torch.float32
+
+
+def test_a_model_is_copied_and_saved_with_the_hooks_that_it_was_given(amp: Any) -> None:
+    model = network()
+    handle = model[1].register_forward_hook(keep)
+    assert b"fasttrain" not in pickle.dumps(model)
+    copied = copy.deepcopy(model)
+    copied(X)
+    assert KEPT.pop().dtype is torch.float32
+    handle.remove()
+    model(X)
+    assert KEPT == []
+    (hook,) = pickle.loads(pickle.dumps(copied))[1]._forward_hooks.values()
+    assert hook is keep
+
+
+def test_an_output_that_a_hook_returns_is_the_modules(amp: Any) -> None:
+    def fill(_: Any, __: Any, output: Any) -> None:
+        with torch.no_grad():
+            output.fill_(3.0)
+
+    model = network()
+    model[2].register_forward_hook(fill)
+    model[2].register_forward_hook(lambda _, __, output: output + 1.0)
+    assert model(X).tolist() == [[4.0] * 4] * 3
+
+
+def test_hooks_outside_of_low_precision_see_what_they_would(amp: Any) -> None:
+    model = network().bfloat16()
+    model[1].register_forward_hook(keep)
+    model(X.bfloat16())
+    assert KEPT.pop().dtype is torch.bfloat16

@@ -1,0 +1,211 @@
+"""Roots that bf16 is left out of by rules, where nobody asked for it by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from torch import nn
+
+from fasttrain.shim.levers.amp_rules import LEAST_FLOPS, Products
+from fasttrain.spec.outcome import State
+
+X = torch.linspace(-1, 1, 64 * 8).reshape(64, 8)
+LARGE = torch.linspace(-1, 1, 64 * 256).reshape(64, 256)
+
+
+@pytest.fixture
+def auto(rig: Any, machine: Any) -> Iterator[Any]:
+    with rig(machine, amp="bfloat16") as runtime:
+        yield lambda: runtime.outcomes()["amp"]
+
+
+@pytest.fixture
+def any_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(LEAST_FLOPS, "cpu", 0)
+
+
+class Layer(nn.Linear):
+    """Knows in which precision it computed."""
+
+    def __init__(self, width: int) -> None:
+        torch.manual_seed(0)
+        super().__init__(width, width)
+        self.seen: list[torch.dtype] = []
+
+    def forward(self, x: Any) -> Any:
+        y = super().forward(x)
+        self.seen.append(y.dtype)
+        return y
+
+    @property
+    def low(self) -> list[bool]:
+        return [dtype is torch.bfloat16 for dtype in self.seen]
+
+
+def train(
+    model: Any, x: Any, calls: Callable[[int], int], steps: int = 4, **kind: Any
+) -> list[Any]:
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    for step in range(steps):
+        optimizer.zero_grad()
+        sum(model(x).square().mean() for _ in range(calls(step))).backward()
+        optimizer.step()
+    return [p.tolist() for p in model.parameters()]
+
+
+def test_a_small_model_trains_as_the_script_alone(rig: Any, machine: Any) -> None:
+    alone = train(Layer(8), X, lambda _: 1)
+    with rig(machine, amp="bfloat16") as runtime:
+        assert train(Layer(8), X, lambda _: 1) == alone
+        outcome = runtime.outcomes()["amp"]
+    assert outcome.state is State.SKIPPED
+    assert "matrix products have 8,192 operations on average" in outcome.reason  # 2 * 64 * 8 * 8
+    assert outcome.notes == ()  # it is said once
+
+
+def test_a_large_one_takes_bf16_from_its_second_step_on(auto: Any) -> None:
+    model = Layer(256)  # 2 * 64 * 256 * 256 is 1 << 23
+    train(model, LARGE, lambda _: 1)
+    assert model.low == [False, True, True, True]
+    assert auto().counts == {"forwards": 3}
+    with torch.no_grad():
+        model(LARGE)
+    assert model.low[-1]
+
+
+def test_by_name_the_rules_are_not_asked(amp: Any) -> None:
+    model = Layer(8)
+    train(model, X, lambda step: 10 + step)
+    assert all(model.low)
+
+
+def test_ever_more_calls_in_a_step(auto: Any, any_size: None) -> None:
+    model = Layer(8)
+    train(model, X, lambda step: 20 + 6 * step)
+    assert not any(model.low)
+    assert "called 21 times in a step after at most 20" in auto().reason
+
+
+def test_more_calls_after_many_alike(auto: Any, any_size: None) -> None:
+    """It is left in the middle of the step: a solver may take a hundred times more."""
+    model = Layer(8)
+    train(model, X, lambda step: 12 if step < 5 else 500, steps=6)
+    low = model.low
+    assert low[:36] == [False] * 36
+    assert low[36 : 5 * 12 + 12] == [True] * 36
+    assert not any(low[5 * 12 + 12 :])
+    assert auto().state is State.APPLIED
+    assert any("called 13 times in a step after at most 12" in note for note in auto().notes)
+
+
+@pytest.mark.parametrize("calls", [lambda step: 1 + step % 8, lambda _: 20])
+def test_few_calls_or_always_as_many(auto: Any, any_size: None, calls: Any) -> None:
+    model = Layer(8)
+    train(model, X, calls, steps=6)
+    assert model.low[-1]
+    assert auto().state is State.APPLIED
+
+
+def test_a_line_search(auto: Any, any_size: None) -> None:
+    model = Layer(8)
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=4)
+
+    def closure() -> Any:
+        optimizer.zero_grad()
+        loss = (model(X) - 1).square().mean()
+        loss.backward()
+        return loss
+
+    for _ in range(3):
+        optimizer.step(closure)
+    assert not any(model.low)
+    assert "LBFGS calls it" in auto().reason
+
+
+def test_without_a_step_nothing_shows_how_it_is_called(auto: Any) -> None:
+    model = Layer(256)
+    model(LARGE)
+    assert model.low == [False]
+    assert auto().state is State.SKIPPED
+    assert "until an optimizer step has shown" in auto().reason
+
+
+def test_a_frozen_model_is_not_judged(auto: Any) -> None:
+    model = Layer(8).requires_grad_(False)
+    model(X)
+    assert model.low == [True]
+
+
+def test_what_is_learnt_goes_into_a_snapshot(rig: Any, machine: Any, any_size: None) -> None:
+    states = []
+    for _ in range(2):
+        with rig(machine, amp="bfloat16") as runtime:
+            lever = runtime._kept.states["amp"]
+            models = [Layer(8), Layer(8)]
+            for model, calls in zip(models, (1, 30), strict=True):
+                model(X)
+                if states:
+                    continue
+                train(model, X, lambda _, calls=calls: calls, steps=2)
+                train(model, X, lambda step, calls=calls: calls + 5 * (step // 3), steps=4)
+            if states:
+                lever.restore(states[0])
+                assert lever.state() == states[0]
+                assert [model(X) is not None and model.low[-1] for model in models] == [True, False]
+            states.append(lever.state())
+
+
+def test_counting_disturbs_nothing() -> None:
+    layers = [nn.Linear(4, 4), nn.Dropout(), nn.LSTM(4, 4)]
+    results = []
+    for mode in (False, True):
+        torch.manual_seed(0)
+        with Products() if mode else torch.enable_grad() as products:
+            results.append(layers[2](layers[1](layers[0](X[:, :4])))[0])
+    assert torch.equal(*results)
+    linear, lstm = 2 * 64 * 4 * 4, 2 * 64 * (16 * 4 + 16 * 4)  # 64 steps of one sequence
+    assert products.mean() == (linear + lstm) / 2
+
+
+def test_a_recurrent_layer_of_a_gpu_is_not_known() -> None:
+    """Its operator is not here: a function stands for it that has its name."""
+    products = Products()
+    standin = mock.Mock(_overloadpacket=torch.ops.aten._cudnn_rnn)
+    products.__torch_dispatch__(standin, ())
+    assert products.mean() is None
+    products.__torch_dispatch__(torch.ops.aten.mm.default, (), (torch.eye(2), torch.eye(2)))
+    assert products.mean() is None
+
+
+def test_a_small_recurrent_model_trains_as_the_script_alone(rig: Any, machine: Any) -> None:
+    class Lstm(nn.LSTM):
+        def forward(self, x: Any) -> Any:
+            return super().forward(x)[0]
+
+    def alone() -> list[Any]:
+        torch.manual_seed(0)
+        return train(Lstm(8, 8), X, lambda _: 1)
+
+    expected = alone()
+    with rig(machine, amp="bfloat16") as runtime:
+        assert alone() == expected
+        assert "65,536 operations" in runtime.outcomes()["amp"].reason  # 2 * 64 * (32 * 8 + 32 * 8)
+
+
+@pytest.mark.filterwarnings("ignore:.*:UserWarning")
+def test_a_part_that_the_script_compiles(auto: Any, any_size: None) -> None:
+    class Outer(Layer):
+        def forward(self, x: Any) -> Any:
+            return tanh(super().forward(x))
+
+    @torch.compile(backend="eager")
+    def tanh(x: Any) -> Any:
+        return x.tanh()
+
+    model = Outer(8)
+    train(model, X, lambda _: 1)
+    assert model.low == [False, True, True, True]
