@@ -22,12 +22,14 @@ class OwnCompile:
         what: What it compiles there.
         sites: Where each module was compiled.
         on_module: Called with each module that the script compiles, before it does.
+        behind: Called when torch.compile returns.
     """
 
     def __init__(self) -> None:
         self.what = self.where = ""
         self.sites: weakref.WeakKeyDictionary[Module, str] = weakref.WeakKeyDictionary()
         self.on_module: list[Callable[[Module, str], None]] = []
+        self.behind: list[Callable[[], None]] = []
 
     def install(self, undo: ExitStack) -> None:
         """Replace torch.compile by a function that looks and passes on."""
@@ -41,14 +43,15 @@ class OwnCompile:
             module = getattr(subject, "__self__", subject)  # model.forward, or the model
             site = call_site(past=torch.compile)
             self._remember(module, site)
-            if not isinstance(module, Module):
-                return original(*args, **kwargs)
-            self.sites[module] = site
-            for listen in self.on_module:
-                listen(module, site)
+            if isinstance(module, Module):
+                self.sites[module] = site
+                for listen in self.on_module:
+                    listen(module, site)
             result = original(*args, **kwargs)
-            if isinstance(result, Module):
+            if isinstance(module, Module) and isinstance(result, Module):
                 self.sites[result] = site
+            for call in self.behind:
+                call()
             return result
 
         torch.compile = compile

@@ -17,6 +17,7 @@ from fasttrain.spec.outcome import State
 
 KEPT_METRICS = 1000  # dynamo keeps 64, about 20 compilations
 LIMIT = "recompile limit"
+NUMPY_DRAWS = "NumPy draws random numbers there, from its own stream"
 
 
 class Account:
@@ -39,6 +40,11 @@ class Account:
         """Seconds that dynamo and inductor took."""
         return self._total_s() - self._compile_s
 
+    @property
+    def graphs(self) -> int:
+        """Graphs that dynamo made."""
+        return max(0, self._utils.counters["stats"]["unique_graphs"] - self._graphs)
+
     def _total_s(self) -> float:
         return float(self._utils.calculate_time_spent().get("total_wall_time", 0.0))
 
@@ -46,11 +52,10 @@ class Account:
         """Fill counts and notes of the ledger, what failed first."""
         known = set(map(id, self._before))
         metrics = [m for m in self._utils.get_compilation_metrics() if id(m) not in known]
-        graphs = self._utils.counters["stats"]["unique_graphs"]
-        ledger.counts["graphs"] = max(0, graphs - self._graphs)
+        ledger.counts["graphs"] = self.graphs
         _read_failures(ledger, metrics)
         if ledger.counts["long loops"] and not ledger.counts["graphs"] and ledger.live:
-            ledger.settle(State.FAILED, "ran eagerly: its loops unroll into hundreds of rounds")
+            ledger.excuse(State.FAILED, "ran eagerly: its loops unroll into hundreds of rounds")
         self._read_breaks(ledger)
         recompiles = [m.recompile_reason for m in metrics if m.recompile_reason]
         ledger.counts["recompiles"] = len(recompiles)
@@ -63,7 +68,8 @@ class Account:
         for found in self._utils.graph_break_reasons[self._breaks :]:
             frame = found.user_stack[-1] if found.user_stack else None
             where = f" at {location(frame.filename, frame.lineno or 0)}" if frame else ""
-            places[f"graph break{where}: {_brief(found.reason)}"] = None
+            why = NUMPY_DRAWS if "torch._numpy.random" in found.reason else _brief(found.reason)
+            places[f"graph break{where}: {why}"] = None
         ledger.counts["breaks"] = len(places)
         for text in places:
             ledger.note(text)
@@ -97,7 +103,8 @@ def _read_failures(ledger: Ledger, metrics: list[Any]) -> None:
             f" last reason: {_brief(m.recompile_reason or m.fail_reason)}"
         )
     if failed and not ledger.counts["graphs"] and ledger.live:
-        ledger.settle(State.FAILED, f"ran eagerly: {_brief(failed[0].fail_reason)}")
+        # Not settled: another model of the script's may still be compiled.
+        ledger.excuse(State.FAILED, f"ran eagerly: {_brief(failed[0].fail_reason)}")
 
 
 def _brief(text: str) -> str:

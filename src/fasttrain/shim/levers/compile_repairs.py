@@ -14,6 +14,7 @@ CACHE_TAG = "fasttrain-repairs-1"
 def repair(undo: ExitStack) -> None:
     """Mend what is broken in the torch that is there."""
     _keep_order_of_mutations(undo)
+    _draw_each_time(undo)
     with suppress(ImportError):  # torch 2.7
         config: Any = importlib.import_module("torch.compiler.config")
         undo.callback(setattr, config, "cache_key_tag", config.cache_key_tag)
@@ -40,3 +41,17 @@ def _keep_order_of_mutations(undo: ExitStack) -> None:
 
     undo.callback(setattr, node_type, "recompute_size_and_body", original)
     node_type.recompute_size_and_body = recompute_size_and_body
+
+
+def _draw_each_time(undo: ExitStack) -> None:
+    """Break the graph where a `random.Random` of the script's draws numbers.
+
+    Dynamo draws while it traces, and every later call of the graph gets the same numbers: torch
+    2.13, ``torch/_dynamo/variables/misc.py``. The functions of the module `random` are right.
+    """
+    misc: Any = importlib.import_module("torch._dynamo.variables.misc")
+    variable = getattr(misc, "RandomVariable", None)
+    if variable is None:  # before torch 2.5
+        return
+    undo.callback(setattr, variable, "is_supported_random_obj", variable.is_supported_random_obj)
+    variable.is_supported_random_obj = staticmethod(lambda _: False)

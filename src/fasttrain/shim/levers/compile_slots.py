@@ -16,13 +16,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 from torch.nn import Module
 
 from fasttrain.shim.ledger import Ledger
 from fasttrain.shim.levers.compile_graphs import GraphGuard
 from fasttrain.shim.levers.compile_hooks import concerns
+from fasttrain.shim.levers.compile_targets import uncompilable
 
 Call = Callable[..., Any]
+UNDER_FUNC = "called under torch.func's transforms, where torch.compile can't run"
 # A script that changes its hooks more often than this would compile for ever.
 MOST_RENEWALS = 3
 
@@ -35,15 +38,31 @@ class Filling:
         finish: What its graph does with its output; None for a block.
         guard: Says which of its calls may be replayed as CUDA graphs; None where none may.
         renewals: How often it was compiled anew because its hooks had changed.
+        calls: How often it was called.
     """
 
     finish: Callable[[Any], Any] | None = None
     guard: GraphGuard | None = None
     renewals: int = 0
+    calls: int = 0
+
+
+class _Slot(functools.partial[Any]):
+    """What a module's slot holds: a copy or a pickle of the module has None in its place.
+
+    Of the same class as a partial function, so that a call has no frame more.
+    """
+
+    def __reduce__(self) -> Any:
+        """Return how a copy is made."""
+        return type(None), ()
 
 
 class Slots:
     """Fills and empties the slots of modules.
+
+    Attributes:
+        passed_by: Why a call ran eagerly though its module was compiled; empty if none did.
 
     Args:
         compile: torch.compile.
@@ -54,6 +73,7 @@ class Slots:
     def __init__(self, compile: Call, mode: str, ledger: Ledger) -> None:
         self._compile = functools.partial(compile, mode=None if mode == "default" else mode)
         self._ledger = ledger
+        self.passed_by = ""
         self._filled: weakref.WeakKeyDictionary[Module, Filling] = weakref.WeakKeyDictionary()
 
     def __contains__(self, module: Module) -> bool:
@@ -75,13 +95,31 @@ class Slots:
         self._filled.pop(module, None)
 
     def _put(self, module: Module, forward: Call, filling: Filling) -> None:
-        call = _slot(module, self._compile(forward), filling.guard)
+        call = self._slot(module, self._compile(forward), filling)
         vars(module)["_compiled_call_impl"] = call
+
+    def _slot(self, module: Module, compiled: Call, filling: Filling) -> Call:
+        """Return what takes a module's calls; the module holds it, and it holds that weakly."""
+        ref, guard = weakref.ref(module), filling.guard
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            module: Any = ref()
+            filling.calls += 1
+            # Dynamo refuses to run under torch.jit.trace and inside torch.func's transforms.
+            transformed = torch._C._functorch.peek_interpreter_stack()
+            if transformed or forward_ad._current_level >= 0 or torch._C._get_tracing_state():
+                self.passed_by = UNDER_FUNC if transformed else self.passed_by
+                return module._call_impl(*args, **kwargs)
+            if guard is not None and guard.admits(module, args, kwargs):
+                return guard.replay(module, args, kwargs)
+            return compiled(module, *args, **kwargs)
+
+        return _Slot(call)
 
     def on_hook(self, module: Module | None, hooks: Any) -> None:
         """Have the next call compile anew what was traced with other hooks than it has now."""
         for target in [t for t in self._filled if concerns(t, module, hooks)]:
-            renew: Any = functools.partial(self._renew, weakref.ref(target))
+            renew: Any = _Slot(self._renew, weakref.ref(target))
             vars(target)["_compiled_call_impl"] = renew
 
     def _renew(self, ref: weakref.ref[Module], *args: Any, **kwargs: Any) -> Any:
@@ -89,9 +127,12 @@ class Slots:
         name = type(target).__name__
         filling = self._filled[target]
         filling.renewals += 1
+        reason = uncompilable(target)
         if filling.renewals > MOST_RENEWALS:
+            reason = "its hooks change all the time"
+        if reason:
             self.release(target)
-            self._ledger.note(f"{name} runs eagerly: its hooks change all the time")
+            self._ledger.note(f"{name} runs eagerly: {reason}")
             return target._call_impl(*args, **kwargs)
         if filling.guard is not None:
             filling.guard.refuse("its hooks change")
@@ -119,22 +160,6 @@ def separate_function(name: str, finish: Callable[[Any], Any] | None = None) -> 
     function = root if finish else block
     function.__code__ = function.__code__.replace(co_name=name)
     return function
-
-
-def _slot(module: Module, compiled: Call, guard: GraphGuard | None) -> Call:
-    """Give what takes a module's calls; it holds the module weakly, as the module holds it."""
-    ref = weakref.ref(module)
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        module: Any = ref()
-        # Dynamo refuses to run under torch.jit.trace and inside torch.func's transforms.
-        if torch._C._get_tracing_state() or torch._C._functorch.peek_interpreter_stack():
-            return module._call_impl(*args, **kwargs)
-        if guard is not None and guard.admits(module, args, kwargs):
-            return guard.replay(module, args, kwargs)
-        return compiled(module, *args, **kwargs)
-
-    return call
 
 
 def _empty(ref: weakref.ref[Module]) -> None:

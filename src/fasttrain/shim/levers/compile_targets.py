@@ -12,6 +12,8 @@ from pathlib import Path
 import torch
 from torch.nn import DataParallel, Module
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parameter import is_lazy as is_lazy_tensor
+from torch.nn.utils.spectral_norm import SpectralNorm
 
 from fasttrain.shim.callsite import location
 
@@ -30,7 +32,28 @@ def uncompilable(module: Module) -> str:
         return "DataParallel copies it to threads at every call"
     if inspect.isgeneratorfunction(module.forward):
         return "its forward is a generator"
+    if _has_spectral_norm(module):
+        return "torch.nn.utils.spectral_norm gets wrong gradients when it is compiled"
     return ""
+
+
+def is_lazy(module: Module) -> bool:
+    """Whether parameters or buffers get their shapes, and their numbers, in the first call.
+
+    A compiler would draw them with its own random numbers.
+    """
+    return any(
+        tensor is not None and is_lazy_tensor(tensor)
+        for part in Module.modules(module)
+        for tensor in (*part._parameters.values(), *part._buffers.values())
+    )
+
+
+def _has_spectral_norm(module: Module) -> bool:
+    # On a CPU, inductor of torch 2.13 gives other gradients of `weight_orig` than eager torch, with
+    # and without the levers. That of torch.nn.utils.parametrizations gets the right ones.
+    hooks = (hook for part in Module.modules(module) for hook in part._forward_pre_hooks.values())
+    return any(isinstance(hook, SpectralNorm) for hook in hooks)
 
 
 def second_derivatives() -> str:
@@ -57,9 +80,17 @@ def _creates_graph(keyword: ast.keyword) -> bool:
 def _script_files() -> Iterator[str]:
     """Give the files of the modules that are the user's own, not installed."""
     for module in tuple(sys.modules.values()):
-        path = getattr(module, "__file__", None)
+        path = _file_of(module)
         if isinstance(path, str) and path.endswith(".py") and not path.startswith(_INSTALLED):
             yield path
+
+
+def _file_of(module: object) -> object:
+    """Return a module's ``__file__``, without its own ``__getattr__``: a lazy one may raise."""
+    try:
+        return object.__getattribute__(module, "__dict__").get("__file__")
+    except AttributeError:  # something else than a module, with slots
+        return None
 
 
 def unwrapped(module: Module) -> Module:

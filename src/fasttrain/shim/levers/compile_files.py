@@ -1,0 +1,96 @@
+"""The programs in inductor's cache: written whole, and made again where a killed run left a part.
+
+Compiler and linker write a program where it is looked for. If they are killed, a program cut short,
+often of 0 bytes, stays there for all later runs, which can't load it and would run eagerly.
+
+Source: torch/_inductor/cpp_builder.py and codecache.py, torch 2.13. Whether a program is there is
+always asked by ``os.path.exists(builder.get_target_file_path())``, and made by ``build()`` if not.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+import struct
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+ELF = b"\x7fELF"
+ELF_HEADER_BYTES = 64  # of the 64-bit format
+PROGRAMS = (".so", ".o")
+MENDED = "programs that a killed run had left cut short in the cache were compiled again"
+
+
+def keep_whole(note: Callable[[str], None], undo: ExitStack) -> None:
+    """Have each program of the cache written under another name first, and parts removed.
+
+    Args:
+        note: Takes what is to be told if there were any.
+        undo: Takes the inverse.
+    """
+    with suppress(ImportError):  # before torch 2.4
+        builder: Any = importlib.import_module("torch._inductor.cpp_builder").CppBuilder
+        _write_whole(builder, undo)
+        _remove_parts(builder, note, undo)
+
+
+def _write_whole(builder_type: Any, undo: ExitStack) -> None:
+    original = builder_type.build
+
+    @functools.wraps(original)
+    def build(builder: Any) -> Any:
+        target, output = str(builder._target_file), getattr(builder, "_output", "")
+        if not (Path(target).is_absolute() and output.endswith(f" {target}")):
+            return original(builder)  # elsewhere, as on a build farm
+        part = Path(f"{target}.{os.getpid()}.part")
+        builder._output = f"{output.removesuffix(target)}{part}"
+        try:
+            built = original(builder)
+            part.replace(target)
+        finally:
+            builder._output = output
+            part.unlink(missing_ok=True)
+        return built
+
+    undo.callback(setattr, builder_type, "build", original)
+    builder_type.build = build
+
+
+def _remove_parts(builder_type: Any, note: Callable[[str], None], undo: ExitStack) -> None:
+    original = builder_type.get_target_file_path
+
+    @functools.wraps(original)
+    def get_target_file_path(builder: Any) -> Any:
+        target = original(builder)
+        with suppress(OSError):  # most of all: it isn't there
+            program = Path(target)
+            if _cut_short(program):
+                program.unlink()
+                note(MENDED)
+        return target
+
+    undo.callback(setattr, builder_type, "get_target_file_path", original)
+    builder_type.get_target_file_path = get_target_file_path
+
+
+def _cut_short(path: Path) -> bool:
+    """Whether a file that a compiler wrote is empty, or a program without its end.
+
+    The table of sections is the last thing in a program, and its header says where that ends.
+    """
+    size = path.stat().st_size
+    if size == 0 or path.suffix not in PROGRAMS:
+        return size == 0
+    with path.open("rb") as file:
+        header = file.read(ELF_HEADER_BYTES)
+    if not header.startswith(ELF):
+        return not header.strip(b"\0")  # a hole; other systems have other formats
+    if len(header) < ELF_HEADER_BYTES:
+        return True
+    order = "<" if header[5] == 1 else ">"
+    (offset,) = struct.unpack_from(f"{order}Q", header, 0x28)
+    entry_bytes, entries = struct.unpack_from(f"{order}HH", header, 0x3A)
+    return bool(offset == 0 or size < offset + entry_bytes * entries)

@@ -1,0 +1,186 @@
+"""Second derivatives of a compiled graph, which torch.compile has none of.
+
+A backward pass with ``create_graph=True`` goes through a graph that is compiled already, and torch
+raises in the pass after it: "torch.compile with aot_autograd does not currently support double
+backward". Here the compiled function keeps its inputs until its backward pass; one that is to be
+differentiated again repeats the forward pass eagerly, from dynamo's own graph of torch operations,
+and differentiates that. The root then runs eagerly for good, which is faster than both.
+
+Left as torch has it, with torch's error: graphs on tensor subclasses, graphs that change inputs in
+place which want gradients. On GPUs the repeated forward pass draws other dropout masks.
+
+Source: ``torch/_functorch/_aot_autograd/runtime_wrappers.py`` of torch 2.13: ``CompiledFunction``,
+and ``fn_prepped_for_autograd`` for what it returns.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Asked = Callable[[], None]
+INPUTS = "_fasttrain_inputs"
+
+
+@dataclass(frozen=True, slots=True)
+class _Graph:
+    """A graph of torch operations that was compiled.
+
+    Attributes:
+        run: Runs it eagerly.
+        meta: What torch knows of its inputs and outputs.
+        autocast: What it was traced under: device, dtype, and whether autocast was on.
+    """
+
+    run: Callable[..., Any]
+    meta: Any
+    autocast: tuple[str, torch.dtype, bool]
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether its inputs can be kept, and nothing but its inputs goes into it."""
+        infos = self.meta.input_info
+        outright = not any(info.mutates_data and info.requires_grad for info in infos)
+        inputs = [node for node in getattr(self.run, "graph").nodes if node.op == "placeholder"]  # noqa: B009
+        return outright and len(inputs) == len(infos)
+
+    def repeat(self, inputs: Sequence[Any], random_state: Tensor) -> list[Any]:
+        """Return what `CompiledFunction` returned, with a history; the inputs stay as they are."""
+        given = [
+            value.clone() if info.mutates_data or info.mutates_metadata else value
+            for value, info in zip(inputs, self.meta.input_info, strict=True)
+        ]
+        device, dtype, enabled = self.autocast
+        with torch.random.fork_rng(devices=[]), torch.autocast(device, dtype, enabled):
+            torch.set_rng_state(random_state)
+            outputs = list(self.run(*given))
+        changed = [given[index] for index in self.meta.mutated_inp_runtime_indices]
+        kinds = [info.output_type.name for info in self.meta.output_info]
+        as_base = "alias_of_intermediate_save_as_output"
+        bases = [o._base for o, kind in zip(outputs, kinds, strict=True) if kind == as_base]
+        return [*changed, *outputs, *bases]
+
+
+class _Inputs:
+    """The inputs of one call, kept for a second derivative."""
+
+    __slots__ = ("_random_state", "_values", "_versions")
+
+    def __init__(self, values: Sequence[Any]) -> None:
+        self._values = values
+        self._versions = _versions(values)
+        self._random_state = torch.get_rng_state()
+
+    def differentiate(self, graph: _Graph, grads: Sequence[Any]) -> tuple[Any, ...]:
+        """Return the gradients of the inputs, which can be differentiated again."""
+        mutated = [info.mutates_data for info in graph.meta.input_info]
+        for before, after, own in zip(
+            self._versions, _versions(self._values), mutated, strict=True
+        ):
+            if before != after and not own:
+                raise RuntimeError(
+                    "one of the variables needed for gradient computation has been modified by"
+                    f" an inplace operation: is at version {after}; expected version {before}"
+                )
+        # Views, because one input may have been computed from another.
+        apart = [v.view_as(v) if _wants_gradient(v) else v for v in self._values]
+        outputs = graph.repeat(apart, self._random_state)
+        pairs = [
+            (output, grad)
+            for output, grad in zip(outputs, grads, strict=False)
+            if _wants_gradient(output) and grad is not None
+        ]
+        wanted = [value for value in apart if _wants_gradient(value)]
+        found = iter(
+            torch.autograd.grad(
+                [output for output, _ in pairs],
+                wanted,
+                [grad for _, grad in pairs],
+                create_graph=True,
+                allow_unused=True,
+            )
+        )
+        return tuple(next(found) if _wants_gradient(value) else None for value in apart)
+
+
+def differentiate_twice(begin: Callable[[], Asked], undo: ExitStack) -> None:
+    """Let graphs that are compiled from now on be differentiated twice.
+
+    Args:
+        begin: Called when a graph is compiled; gives what is called when a second derivative of it
+            is wanted.
+        undo: Takes the inverse.
+    """
+    common: Any = importlib.import_module("torch._dynamo.backends.common")
+    wrappers: Any = importlib.import_module("torch._functorch._aot_autograd.runtime_wrappers")
+    factory = getattr(wrappers, "_AOTDispatchAutogradFunctionFactory", None)
+    if factory is None or not hasattr(common, "aot_module_simplified"):  # an older torch
+        return
+    compile_graph, build = common.aot_module_simplified, factory.build
+    under_way: list[tuple[Any, tuple[str, torch.dtype, bool]]] = []
+
+    @functools.wraps(compile_graph)
+    def aot_module_simplified(graph: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        under_way.append((graph, _autocast_for(inputs)))
+        try:
+            return compile_graph(graph, inputs, *args, **kwargs)
+        finally:
+            under_way.pop()
+
+    @functools.wraps(build)
+    def build_function(self: Any) -> Any:
+        function = build(self)
+        if under_way and self.spec.maybe_subclass_meta is None:
+            run, autocast = under_way[-1]
+            graph = _Graph(run, self.spec.fw_metadata, autocast)
+            if hasattr(run, "graph") and graph.repeatable:
+                _extend(function, graph, begin())
+        return function
+
+    undo.callback(setattr, common, "aot_module_simplified", compile_graph)
+    common.aot_module_simplified = aot_module_simplified
+    undo.callback(setattr, factory, "build", build)
+    factory.build = build_function
+
+
+def _extend(function: Any, graph: _Graph, asked: Asked) -> None:
+    """Have a compiled autograd function keep its inputs and repeat itself where that is needed."""
+    plain_forward, plain_backward = function.forward, function.backward
+
+    def forward(ctx: Any, *inputs: Any) -> Any:
+        setattr(ctx, INPUTS, _Inputs(inputs))
+        return plain_forward(ctx, *inputs)
+
+    def backward(ctx: Any, *grads: Any) -> Any:
+        inputs = getattr(ctx, INPUTS, None)
+        if inputs is None or not torch.is_grad_enabled():
+            if not torch._C._autograd._get_current_graph_task_keep_graph():
+                setattr(ctx, INPUTS, None)
+            return plain_backward(ctx, *grads)
+        asked()
+        return inputs.differentiate(graph, grads[0])  # one list: `boxed_grads_call`
+
+    function.forward, function.backward = staticmethod(forward), staticmethod(backward)
+
+
+def _autocast_for(inputs: Sequence[Any]) -> tuple[str, torch.dtype, bool]:
+    device = next((value.device.type for value in inputs if isinstance(value, Tensor)), "cpu")
+    return device, torch.get_autocast_dtype(device), torch.is_autocast_enabled(device)
+
+
+def _versions(values: Sequence[Any]) -> list[int]:
+    return [
+        value._version if isinstance(value, Tensor) and not value.is_inference() else 0
+        for value in values
+    ]
+
+
+def _wants_gradient(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.requires_grad

@@ -1,0 +1,158 @@
+"""Second derivatives that nothing in the source announces: as without compilation."""
+
+from __future__ import annotations
+
+import runpy
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from fasttrain.spec.outcome import State
+
+RIG = runpy.run_path(str(Path(__file__).parents[1] / "unit/shim/rig.py"))
+rig, backend, network, X = RIG["rig"], RIG["backend"], RIG["network"], RIG["X"]
+
+# dynamo warns while it compiles; here that would be an error inside the compiler
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning"),
+    pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),
+]
+SECOND = bool(X.numel())  # no literal that could be found in the source
+
+
+class Tied(nn.Module):
+    """One weight goes into two graphs, the second time with what was computed from it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.eye(4) * 0.5)
+
+    def forward(self, x: Any) -> Any:
+        y = torch.tanh(x @ self.weight)
+        torch._dynamo.graph_break()
+        return (y @ self.weight).sigmoid()
+
+
+class Bundled(nn.Module):
+    """Gives views of what it computes, something that needs no gradient, and a mapping."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = network()
+
+    def forward(self, x: Any) -> Any:
+        y = self.inner(x).tanh()
+        return {"rows": y.unbind(0), "flat": y.view(-1), "best": y.argmax(1), "y": y}
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "plain": lambda: nn.Sequential(network(), nn.Sigmoid()),
+    "dropout": lambda: nn.Sequential(network(), nn.Dropout(0.4), nn.Sigmoid()),
+    "batch norm": lambda: nn.Sequential(network(), nn.BatchNorm1d(4), nn.Sigmoid()),
+    "tied": Tied,
+    "bundled": Bundled,
+}
+
+
+def total(output: Any) -> torch.Tensor:
+    if isinstance(output, dict):
+        return output["y"].sum() + output["flat"].square().sum() + output["rows"][1].sum()
+    result: torch.Tensor = output.sum()
+    return result
+
+
+def penalized(model: nn.Module, every: int) -> list[float]:
+    """Train with a gradient penalty in some steps; give losses, and the buffers at the end."""
+    torch.manual_seed(1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    losses = []
+    for step in range(4):
+        x = (X + 0.1 * step).requires_grad_()
+        loss = total(model(x)) + total(model(x * 2))
+        if step % every == every - 1:
+            wanted = [x, *model.parameters()]
+            slopes = torch.autograd.grad(loss, wanted, create_graph=SECOND)
+            loss = loss + sum(slope.square().mean() for slope in slopes)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return [*losses, *(buffer.sum().item() for buffer in model.buffers())]
+
+
+@pytest.mark.parametrize(("name", "every"), [*((name, 2) for name in MODELS), ("plain", 1)])
+def test_a_penalty_is_that_of_an_eager_run(name: str, every: int) -> None:
+    expected = penalized(MODELS[name](), every)
+    with backend("aot_eager"), rig(compile="default") as runtime:
+        found = penalized(MODELS[name](), every)
+        outcome = runtime.outcomes()["compile"]
+    assert found == pytest.approx(expected, rel=1e-4)
+    assert outcome.state is State.SKIPPED
+    assert "second derivatives (create_graph=True at" in outcome.reason
+    assert "test_levers_second.py" in outcome.reason
+    assert outcome.counts["graphs"] > 0
+
+
+def test_low_precision_is_repeated_as_it_was() -> None:
+    def first_loss() -> float:
+        return penalized(MODELS["plain"](), 1)[0]
+
+    with backend("aot_eager"), rig(compile="default", amp="bfloat16"):
+        found = first_loss()
+    with rig(amp="bfloat16"):
+        expected = first_loss()
+    assert found == pytest.approx(expected, rel=1e-6)
+    assert found != pytest.approx(first_loss(), rel=1e-5)
+
+
+def test_third_derivatives() -> None:
+    def third(model: nn.Module) -> torch.Tensor:
+        x = X.clone().requires_grad_()
+        value = model(x).sum()
+        for _ in range(2):
+            value = torch.autograd.grad(value, x, create_graph=SECOND)[0].square().sum()
+        return torch.autograd.grad(value, x)[0]
+
+    with backend("aot_eager"), rig(compile="default"):
+        found = third(MODELS["plain"]())
+    torch.testing.assert_close(found, third(MODELS["plain"]()))
+
+
+def test_the_other_models_stay_compiled() -> None:
+    critic, generator = MODELS["plain"](), network()
+    with backend("aot_eager"), rig(compile="default") as runtime:
+        for _ in range(3):
+            fake = generator(X)
+            slope = torch.autograd.grad(critic(fake).sum(), fake, create_graph=SECOND)[0]
+            slope.square().sum().backward()
+        outcome = runtime.outcomes()["compile"]
+        slots = [model._compiled_call_impl is not None for model in (critic, generator)]
+    assert slots == [False, True]
+    assert outcome.state is State.APPLIED
+    assert any("second derivatives" in note for note in outcome.notes)
+
+
+def test_inputs_changed_in_between_are_an_error() -> None:
+    with backend("aot_eager"), rig(compile="default"):
+        model, x = MODELS["plain"](), X.clone().requires_grad_()
+        y = model(x)
+        with torch.no_grad():
+            model[0][0].bias.add_(1)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            torch.autograd.grad(y.sum(), x, create_graph=SECOND)
+
+
+def test_nothing_is_kept_after_a_plain_backward_pass() -> None:
+    with backend("aot_eager"), rig(compile="default"):
+        x = X.clone()
+        kept = weakref.ref(x)
+        loss = network()(x).sum()
+        del x
+        assert kept() is not None
+        loss.backward()
+        assert kept() is None
