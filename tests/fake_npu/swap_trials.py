@@ -67,7 +67,7 @@ def compare(loop: Callable[..., Any], make: Any) -> dict[str, Any]:
         "excess": excess(result, expected),
         "state": outcome.state,
         "steps": outcome.counts.get("steps", 0),
-        "notes": outcome.notes,
+        "reason": outcome.reason,
     }
 
 

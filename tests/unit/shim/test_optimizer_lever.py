@@ -87,6 +87,26 @@ def test_what_has_no_fused_kernel_is_left_alone(fused: Any, make: Any, reason: s
     assert optimizer.param_groups[0].get("fused") is None
 
 
+class _ForeachByDefault(torch.optim.Optimizer):
+    def __init__(self, params: Any, lr: float = 0.1, foreach: bool = True) -> None:
+        super().__init__(params, {"lr": lr, "foreach": foreach, "capturable": True})
+
+    def step(self, closure: Any = None) -> None:
+        """Train nothing."""
+
+
+@pytest.mark.parametrize(
+    ("chosen", "state", "reason"),
+    [({}, State.SKIPPED, "no fused kernel"), ({"foreach": False}, State.CEDED, "foreach=False")],
+)
+def test_a_default_of_the_class_is_no_choice(
+    fused: Any, chosen: dict[str, bool], state: State, reason: str
+) -> None:
+    _ForeachByDefault([parameter()], **chosen).step()
+    assert fused().state is state
+    assert reason in fused().reason
+
+
 def test_lbfgs_and_its_closure(fused: Any) -> None:
     p = parameter()
     optimizer = torch.optim.LBFGS([p])
@@ -159,7 +179,7 @@ def test_a_closure_of_a_model_with_matrices(fused: Any, positional: bool) -> Non
         closure(other)
         plain.step()
     assert torch.allclose(p, other)
-    assert seen[::2] == [True] * 3
+    assert seen == [None] * 6  # the script meets its own choice there
     assert fused().counts["steps"] == 6
 
 

@@ -29,20 +29,23 @@ from fasttrain.spec.outcome import State
 FUSIBLE: tuple[type[Optimizer], ...] = (Adam, AdamW, SGD, Adagrad)
 # What a script can ask of an implementation; any of them means that it chose for itself.
 OWN_CHOICES = ("fused", "foreach", "capturable", "differentiable")
+SGD_ITEM_BYTES = 4  # of the smallest numbers that torch 2.13's fused SGD is right for on a CPU
+Strides = tuple[int, ...] | None  # None for tensors without any, such as sparse ones
 
 
 class _Known:
     """What is known of one optimizer of the script."""
 
-    __slots__ = ("fuse", "hooked", "matrices", "site", "size", "steps_on_device")
+    __slots__ = ("dtypes", "fuse", "hooked", "left", "site", "steps_on_device", "strides")
 
     def __init__(self, site: str) -> None:
         self.site = site
-        self.size = -1
+        self.strides: list[Strides] | None = None  # of the parameters when it was judged
+        self.dtypes: list[torch.dtype] = []
         self.fuse = False
         self.hooked = False
         self.steps_on_device = False
-        self.matrices: list[Tensor] = []
+        self.left: set[str] = set()  # why some steps were torch's own
 
 
 class OptimizerLever:
@@ -93,45 +96,44 @@ class OptimizerLever:
         known = self._known.get(optimizer)
         if known is None:  # made by unpickling
             known = self._known[optimizer] = _Known(call_site())
-        groups = optimizer.param_groups
-        size = 0
-        for group in groups:
-            size += len(group["params"])
-        if size != known.size:
-            known.size = size
+        strides = _all_strides(optimizer)
+        dtypes = [p.dtype for p in _parameters(optimizer)]
+        if strides != known.strides or dtypes != known.dtypes:
+            known.strides, known.dtypes = strides, dtypes
             self._judge(optimizer, known)
-        with_closure = known.matrices and closure_of(args, kwargs) is not None
-        if not known.fuse or not (with_closure or self._stays_fused(optimizer, known)):
+        if not known.fuse:
             return None
         if not known.steps_on_device:
             _move_step_counters(optimizer)
             known.steps_on_device = True
-        for group in groups:
-            group["fused"] = True
-        if not with_closure:
+        if closure_of(args, kwargs) is None:
+            self._fuse(optimizer, known)
             return None
-        return followed(args, kwargs, lambda: self._stays_fused(optimizer, known))
+        return followed(args, kwargs, lambda: self._fuse(optimizer, known))
 
-    def _stays_fused(self, optimizer: Optimizer, known: _Known) -> bool:
-        """Look at the gradients of this very step, and leave the optimizer alone if they differ."""
-        if not _has_sparse_gradients(known):
+    def _fuse(self, optimizer: Optimizer, known: _Known) -> None:
+        """Fuse this step for the groups whose gradients the kernel can take."""
+        strides = iter(known.strides or ())
+        for group in optimizer.param_groups:
+            reason = _unfusible_gradients(optimizer, group, strides)
+            if reason:
+                if reason not in known.left:
+                    known.left.add(reason)
+                    self.ledger.pass_over(_name(optimizer, known), reason)
+                continue
+            group["fused"] = True
             if not known.hooked:
                 self._start(optimizer, known)
-            return True
-        for group in optimizer.param_groups:
-            if group.get("fused"):
-                group["fused"] = None
-        self._keep(optimizer, known, "its gradients are sparse")
-        return False
 
     def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
         if torch.compiler.is_compiling():
             return
         known = self._known.get(optimizer)
         if known is not None and known.fuse:
-            for group in optimizer.param_groups:
+            fused = [group for group in optimizer.param_groups if group["fused"]]
+            for group in fused:
                 group["fused"] = None
-            self.ledger.counts["steps"] += 1
+            self.ledger.counts["steps"] += bool(fused)
 
     def _judge(self, optimizer: Optimizer, known: _Known) -> None:
         """Decide once, and again whenever parameters were added."""
@@ -142,10 +144,9 @@ class OptimizerLever:
             else:
                 self.ledger.note(f"{_name(optimizer, known)} left alone: it chose {choice}")
         elif reason := unfusible(optimizer):
-            self._keep(optimizer, known, reason)
+            self.ledger.pass_over(_name(optimizer, known), reason)
         else:
             known.fuse = True
-            known.matrices = list(_maybe_sparse(optimizer))
 
     def _start(self, optimizer: Optimizer, known: _Known) -> None:
         """Record the first fused step, and see to it that checkpoints stay the script's own."""
@@ -154,10 +155,6 @@ class OptimizerLever:
         if self.ledger.state is State.CEDED:
             self.ledger.settle(State.ARMED)
         self.ledger.apply(type(optimizer).__name__, known.site)
-
-    def _keep(self, optimizer: Optimizer, known: _Known, reason: str) -> None:
-        known.fuse = False
-        self.ledger.pass_over(_name(optimizer, known), reason)
 
     def _keep_checkpoints_native(self, optimizer: Optimizer, known: _Known) -> None:
         """Save step counters as the script alone would, and expect them so on loading."""
@@ -175,7 +172,7 @@ class OptimizerLever:
 
         def after_load(_: Optimizer) -> None:
             known.steps_on_device = False
-            known.size = -1  # judged anew: what was loaded may have chosen an implementation
+            known.strides = None  # judged again: what was loaded may have chosen an implementation
 
         self._hooks.callback(optimizer.register_state_dict_post_hook(after_save).remove)
         self._hooks.callback(optimizer.register_load_state_dict_post_hook(after_load).remove)
@@ -186,12 +183,17 @@ def _name(optimizer: Optimizer, known: _Known) -> str:
 
 
 def own_choice(optimizer: Optimizer) -> str:
-    """Give the implementation that the script chose, such as ``foreach=True``; empty if none."""
+    """Return the implementation that the script chose, such as ``foreach=True``; empty if none.
+
+    What the class has by default, or sets without taking it as an argument, is nobody's choice.
+    """
+    arguments = inspect.signature(type(optimizer).__init__).parameters
     for group in optimizer.param_groups:
         for name in OWN_CHOICES:
             value = group.get(name)
-            # capturable and differentiable default to False, fused and foreach to None
-            if value or (value is False and name in OWN_CHOICES[:2]):
+            # capturable and differentiable are off as False, fused and foreach as None
+            chosen = value or (value is False and name in OWN_CHOICES[:2])
+            if chosen and name in arguments and value != arguments[name].default:
                 return f"{name}={value}"
     return ""
 
@@ -205,7 +207,13 @@ def unfusible(optimizer: Optimizer) -> str:
         return f"torch {torch.__version__} has no fused kernel for it"
     if any(isinstance(group["lr"], Tensor) for group in optimizer.param_groups):
         return "its learning rate is a tensor"
-    return next((r for p in _parameters(optimizer) if (r := _unfusible_parameter(kind, p))), "")
+    if reason := next(
+        (r for p in _parameters(optimizer) if (r := _unfusible_parameter(kind, p))), ""
+    ):
+        return reason
+    if any(_laid_out_otherwise(p, state) for p, state in optimizer.state.items()):
+        return "its state lies in memory in another order than its parameters"
+    return ""
 
 
 def _parameters(optimizer: Optimizer) -> Iterator[Tensor]:
@@ -221,6 +229,12 @@ def _unfusible_parameter(kind: type[Optimizer], parameter: Tensor) -> str:
         return f"there is no fused kernel for {device}"
     if not parameter.is_floating_point():
         return f"a parameter is {str(parameter.dtype).removeprefix('torch.')}"
+    if kind is SGD and device == "cpu" and parameter.element_size() < SGD_ITEM_BYTES:
+        kernel = f"torch {torch.__version__}'s fused SGD computes wrong numbers"
+        return f"{kernel} for {str(parameter.dtype).removeprefix('torch.')} on a CPU"
+    strides = _strides(parameter)
+    if strides is None or not _dense(parameter.shape, strides):
+        return "a parameter doesn't fill a block of memory"
     return ""
 
 
@@ -234,18 +248,74 @@ def _has_kernel(operator: str, device: str) -> bool:
     return known is None or torch._C._dispatch_has_kernel_for_dispatch_key(operator, key)
 
 
-def _maybe_sparse(optimizer: Optimizer) -> Iterator[Tensor]:
-    """Give the parameters that may get a sparse gradient, as embeddings do, and are allowed one."""
-    if isinstance(optimizer, SGD | Adagrad):  # the others refuse sparse gradients by themselves
-        yield from (p for p in _parameters(optimizer) if p.dim() == 2)
+def _strides(tensor: Tensor) -> Strides:
+    try:
+        return tensor.stride()
+    except (RuntimeError, ValueError):  # sparse, nested; a lazy module's, before its first call
+        return None
 
 
-def _has_sparse_gradients(known: _Known) -> bool:
-    for parameter in known.matrices:
+def _all_strides(optimizer: Optimizer) -> list[Strides]:
+    return [_strides(p) for group in optimizer.param_groups for p in group["params"]]
+
+
+def _dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    """Whether the elements lie side by side, in whichever order."""
+    size = 1
+    for stride, length in sorted(zip(strides, shape, strict=True)):
+        if length != 1 and stride != size:
+            return 0 in shape
+        size *= length
+    return True
+
+
+def _same_order(shape: tuple[int, ...], one: Strides, other: Strides) -> bool:
+    """Whether two dense tensors have their elements in one order in memory."""
+    if one is None or other is None:
+        return one == other
+    return all(a == b or n == 1 for n, a, b in zip(shape, one, other, strict=True))
+
+
+def _laid_out_otherwise(parameter: Tensor, state: dict[str, Any]) -> bool:
+    shape, strides = parameter.shape, _strides(parameter)
+    return any(
+        isinstance(value, Tensor)
+        and value.shape == shape
+        and not _same_order(shape, _strides(value), strides)
+        for value in state.values()
+    )
+
+
+def _unfusible_gradients(
+    optimizer: Optimizer, group: dict[str, Any], strides: Iterator[Strides]
+) -> str:
+    """Return why a group can't take a fused step with the gradients that it has; empty if it can.
+
+    The kernels walk through memory, and on a CPU don't check that all tensors lie there in the
+    parameter's order.
+
+    Args:
+        optimizer: Whose group it is.
+        group: The group.
+        strides: Of the parameters of this group and those after it; those of this one are taken.
+    """
+    reason, buffers = "", set()
+    with_buffers = isinstance(optimizer, SGD) and group["momentum"] != 0
+    for parameter, expected in zip(group["params"], strides, strict=False):
         gradient = parameter.grad
-        if gradient is not None and gradient.is_sparse:
-            return True
-    return False
+        if gradient is None:
+            continue
+        if gradient.layout is not torch.strided:
+            reason = "its gradients are sparse"
+        elif (own := gradient.stride()) != expected and not _same_order(
+            gradient.shape, own, expected
+        ):
+            reason = "a gradient lies in memory in another order than its parameter"
+        elif with_buffers:
+            # Source: torch/optim/sgd.py, torch 2.13: _fused_sgd takes either all or none
+            buffers.add(optimizer.state[parameter].get("momentum_buffer") is None)
+    late = "a parameter's first gradient came after the others' (torch's own step was made then)"
+    return reason or (late if len(buffers) > 1 else "")
 
 
 def _move_step_counters(optimizer: Optimizer) -> None:
