@@ -62,7 +62,7 @@ class SnapshotLever:
         self._snapshots = Snapshots(shared_folder(Path(plan.run_dir), kept.ranks))
         self._loop = Loop(rank, roots, kept)
         self._taking = Taking(self._snapshots, self._loop, rank, kept, plan.preempt.value.every_min)
-        self._replay = Replay(roots, self._loop.registry)
+        self._replay = Replay(roots, self._loop.registry, self._loop.hooks)
         self._silence = Silence()
         self._replaying = ExitStack()
         # Batches behind which any optimizer made a step: of two loops, one behind the other, the
@@ -131,6 +131,8 @@ class SnapshotLever:
     def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: Any) -> None:
         LEAVING.may_go_on()
         self._loop.stepping = True
+        if torch._C._current_graph_task_id() != -1:
+            refuse(_in_backward(type(optimizer).__name__))
         if closure_of(args, kwargs) is not None and not begins_with_closure(optimizer):
             refuse(_closure(type(optimizer).__name__))
 
@@ -266,6 +268,16 @@ def _closure(optimizer: str) -> FasttrainError:
         " replay computes nothing",
         fix="use --preempt signal and checkpoints of the script's own",
         slug="snapshot-closure",
+    )
+
+
+def _in_backward(optimizer: str) -> FasttrainError:
+    return FasttrainError(
+        f"--preempt snapshot can't follow {optimizer} stepping inside the backward pass",
+        why="its steps are made by hooks on gradients, of which a part would be made again",
+        fix="step behind the backward pass, or use --preempt signal and checkpoints of the"
+        " script's own",
+        slug="snapshot-step-in-backward",
     )
 
 

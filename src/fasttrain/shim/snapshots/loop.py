@@ -10,6 +10,7 @@ from fasttrain.shim.roots import RootCalls
 from fasttrain.shim.snapshots import training
 from fasttrain.shim.snapshots.carried import Carried
 from fasttrain.shim.snapshots.files import Found
+from fasttrain.shim.snapshots.gradient_hooks import GradientHooks
 from fasttrain.shim.snapshots.kept import Kept
 from fasttrain.shim.snapshots.left_files import Buffers
 from fasttrain.shim.snapshots.loader_passes import LoaderPasses
@@ -30,6 +31,7 @@ class Loop:
         passes: What it reads by DataLoaders.
         carried: Tensors of its own.
         checkpoints: What it saves itself.
+        hooks: Whether it has hooks on gradients.
         stepping: Whether an optimizer's step is being made.
     """
 
@@ -37,17 +39,19 @@ class Loop:
         self.registry = Registry()
         self.carried = Carried(self._holders)
         self.checkpoints = OwnCheckpoints()
+        self.hooks = GradientHooks()
         self.stepping = False
         self._rank, self._roots, self._kept = rank, roots, kept
         self._states = RandomStates(kept.streams)
         self.passes = LoaderPasses(self._states)
-        self._reads = Reads(self._apart)
+        self._reads = Reads(self._apart, self.hooks)
         self._buffers = Buffers()
         self._begun: dict[str, Any] = {}  # states of the generators when torch came in
 
     def install(self, undo: ExitStack) -> None:
         """Follow it."""
         self.registry.install(undo)
+        self.hooks.install(undo)
         self.passes.install(undo)
         self._reads.install(undo)
         self._buffers.install(undo)

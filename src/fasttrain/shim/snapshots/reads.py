@@ -3,7 +3,8 @@
 A replayed loop computes nothing, but what steers it, what it counts and what it prints follows
 from numbers such as ``loss.item()``. Only the script's own reads count, and those of GradScaler,
 which decide on its steps; not what is read inside of a model's call, of a DataLoader, of a
-backward pass or of an optimizer's step, all of which a replay leaves out.
+backward pass or of an optimizer's step, all of which a replay leaves out. Where the script has
+hooks on gradients, a replay makes its backward passes, and what is read in them counts.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from torch import Tensor
 
 from fasttrain.shim.callsite import own_prefixes
 from fasttrain.shim.snapshots.diverged import refuse_diverged
+from fasttrain.shim.snapshots.gradient_hooks import GradientHooks
 
 READS = ("item", "tolist", "__bool__", "__float__", "__int__", "__index__", "__format__")
 ARRAYS = ("numpy", "__array__")
@@ -36,10 +38,12 @@ class Reads:
 
     Args:
         apart: Whether what runs now is left out by a replay.
+        hooks: Whether it makes backward passes all the same.
     """
 
-    def __init__(self, apart: Callable[[], bool]) -> None:
+    def __init__(self, apart: Callable[[], bool], hooks: GradientHooks) -> None:
         self._apart = apart
+        self._hooks = hooks
         self._own = own_prefixes()
         self._thread = threading.get_ident()
         self._counts: dict[CodeType, bool] = {}
@@ -58,7 +62,8 @@ class Reads:
 
     def _following(self, kind: int, original: Callable[..., Any]) -> Callable[..., Any]:
         counts, apart, thread = self._counts, self._apart, self._thread
-        in_backward: Any = torch._C._current_graph_task_id
+        task: Any = torch._C._current_graph_task_id
+        hooks = self._hooks
 
         @functools.wraps(original)
         def read(tensor: Any, *args: Any) -> Any:
@@ -66,7 +71,9 @@ class Reads:
             known = counts.get(frame.f_code)
             if known is None:
                 known = self._is_the_scripts(frame)
-            if not known or apart() or in_backward() != -1 or threading.get_ident() != thread:
+            if not known or apart() or (task() != -1 and not hooks.there):
+                return original(tensor, *args)
+            if threading.get_ident() != thread:
                 return original(tensor, *args)
             again = self._replayed is not None
             value = self._again(kind) if again else original(tensor, *args)
@@ -78,7 +85,8 @@ class Reads:
         return read
 
     def _following_arrays(self, kind: int, original: Callable[..., Any]) -> Callable[..., Any]:
-        in_backward: Any = torch._C._current_graph_task_id
+        task: Any = torch._C._current_graph_task_id
+        hooks = self._hooks
 
         @functools.wraps(original)
         def read(tensor: Any, *args: Any, **kwargs: Any) -> Any:
@@ -87,7 +95,7 @@ class Reads:
             known = self._counts.get(frame.f_code)
             if known is None:
                 known = self._is_the_scripts(frame)
-            if not known or self._apart() or in_backward() != -1:
+            if not known or self._apart() or (task() != -1 and not hooks.there):
                 return array
             if threading.get_ident() != self._thread:
                 return array

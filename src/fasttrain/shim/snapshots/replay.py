@@ -2,7 +2,9 @@
 
 The script's own code runs, all of it, so that its variables, its counters and its schedule are
 what they were. What takes time is left out: a root gives what it gave for such a call before,
-a backward pass leaves gradients of zero, a step finds none, and files that are there stay.
+a backward pass leaves gradients of zero, a step finds none, and files that are there stay. Where
+the script has hooks on gradients, models and backward passes are real, so that these are called;
+and where its first step leaves gradients on other tensors, such as perturbations of inputs.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ from torch.optim.optimizer import (
 )
 
 from fasttrain.shim.casting import map_tensors
+from fasttrain.shim.graph_walk import graph_behind
 from fasttrain.shim.roots import Call, Root, RootCalls
+from fasttrain.shim.snapshots.gradient_hooks import GradientHooks
 from fasttrain.shim.snapshots.left_files import LeftFiles
 from fasttrain.shim.snapshots.registry import Registry
 
@@ -37,13 +41,13 @@ class Replay:
         files: Those that stay as they are.
     """
 
-    def __init__(self, roots: RootCalls, registry: Registry) -> None:
-        self._roots, self._registry = roots, registry
+    def __init__(self, roots: RootCalls, registry: Registry, hooks: GradientHooks) -> None:
+        self._roots, self._registry, self._hooks = roots, registry, hooks
         self._outputs: OrderedDict[Any, Any] = OrderedDict()
         self._zeros: dict[int, tuple[Tensor, Tensor]] = {}
         self._withheld: list[tuple[Tensor, Tensor]] = []
         self.files = LeftFiles()
-        self._going = False
+        self._going = self._real = False
 
     def install(self, undo: ExitStack) -> None:
         """Be there before the script takes a function such as ``grad`` for a name of its own."""
@@ -71,9 +75,11 @@ class Replay:
 
         @functools.wraps(original)
         def instead(*args: Any, **kwargs: Any) -> Any:
-            if not self._going:
+            if not self._going and name == "backward":
+                self._look(*args, **kwargs)
+            if not self._going or self._is_real:
                 return original(*args, **kwargs)
-            return act(original, *args, **kwargs)
+            return act(*args, **kwargs)
 
         undo.callback(setattr, owner, name, original)
         setattr(owner, name, instead)
@@ -81,7 +87,7 @@ class Replay:
     # --- roots
 
     def _around(self, root: Root, module: nn.Module, call: Call) -> Call:
-        if _has_hooks(module):
+        if self._is_real or _has_hooks(module):
             return call  # the script has its own use of what happens inside
 
         def run(*args: Any, **kwargs: Any) -> Any:
@@ -99,6 +105,21 @@ class Replay:
         return run
 
     # --- gradients
+
+    @property
+    def _is_real(self) -> bool:
+        """Whether models and backward passes have to be real."""
+        return self._real or self._hooks.there
+
+    def _look(self, tensors: Any, *_: Any, **__: Any) -> None:
+        """Look at a pass of the first step, which is real, for what would be missing in others."""
+        outputs = tensors if isinstance(tensors, list | tuple) else (tensors,)
+        leaves = graph_behind(outputs)[1]
+        groups = [g for o in self._registry.of("optimizers") for g in o.param_groups]
+        known = {id(p) for group in groups for p in group["params"]}
+        for module in self._registry.outermost():
+            known.update(map(id, nn.Module.parameters(module)))
+        self._real = self._real or any(id(leaf) not in known for leaf in leaves)
 
     def _backward(self, *_: Any, **__: Any) -> None:
         for optimizer in self._registry.of("optimizers"):
@@ -138,7 +159,7 @@ def _kept(tensor: Tensor) -> Tensor:
     return kept.requires_grad_() if tensor.requires_grad else kept
 
 
-def _slopes(_: Call, outputs: Any, inputs: Any, *__: Any, **___: Any) -> tuple[Tensor, ...]:  # noqa: ARG001
+def _slopes(outputs: Any, inputs: Any, *__: Any, **___: Any) -> tuple[Tensor, ...]:  # noqa: ARG001
     wanted = (inputs,) if isinstance(inputs, Tensor) else inputs
     return tuple(torch.zeros_like(one, requires_grad=True) for one in wanted)
 
