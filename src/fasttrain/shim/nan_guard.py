@@ -1,4 +1,4 @@
-"""Notices gradients and losses that are no numbers any more, without waiting for the device.
+"""Notices gradients and losses that are inf or NaN, without waiting for the device.
 
 Behind each step one small gradient of its optimizer is added up into a slot of a ring on its
 device: one kernel. The ring is read every few steps, on a GPU by a copy that nobody waits for. One
@@ -34,7 +34,7 @@ class NanGuard:
     """Looks at every optimizer's gradients, and at the losses.
 
     Args:
-        choice: What is done when they are no numbers.
+        choice: What is done when they are inf or NaN.
         excused: Whether they may be so for a while, as long as a loss scale still comes down.
 
     Attributes:
@@ -86,7 +86,7 @@ class NanGuard:
     def _found(self, optimizer: Optimizer, step: int) -> None:
         bad = [p for p in _parameters(optimizer) if not _is_finite(p)]
         at = parameter_name(bad[0]) if bad else "a gradient that the script has taken away since"
-        what = f"gradients of {type(optimizer).__name__} are not finite since step {step}"
+        what = f"gradients of {type(optimizer).__name__} are inf or NaN since step {step}"
         told = f"{what}: first {at}, {len(bad)} in all"
         self._tell(told, _bad_gradients(what, at, len(bad)))
 
@@ -145,7 +145,7 @@ def _is_finite(parameter: Tensor) -> bool:
 def _bad_gradients(what: str, at: str, count: int) -> FasttrainError:
     return FasttrainError(
         what,
-        why=f"{count} gradients are inf or nan, the first that of {at}",
+        why=f"{count} gradients are inf or NaN, the first that of {at}",
         fix="lower the learning rate, clip the gradients, look at the data of that step, or use"
         " torch.autograd.set_detect_anomaly(True); --on-nan warn goes on",
         slug="not-finite",
@@ -156,7 +156,7 @@ def _bad_gradients(what: str, at: str, count: int) -> FasttrainError:
 def _bad_loss(what: str) -> FasttrainError:
     return FasttrainError(
         what,
-        why=f"it was inf or nan at {IN_A_ROW} steps in a row",
+        why=f"it was inf or NaN at {IN_A_ROW} steps in a row",
         fix="look at the data of that step, and at what divides, takes a root or a logarithm;"
         " --on-nan warn goes on",
         slug="not-finite",

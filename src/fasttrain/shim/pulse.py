@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from fasttrain.files.writing import open_log, write_private
 from fasttrain.shim import rank_variables
 from fasttrain.shim.eager import pass_over
+from fasttrain.shim.loader_batches import on_batch
 from fasttrain.spec.codec import dumps
 from fasttrain.spec.pulse import (
     MEMORY_BYTES,
@@ -65,7 +65,7 @@ class Pulse:
             told = f"fasttrain: this process is not watched for hangs: {error}"
             print(told, file=sys.stderr)  # noqa: T201 - a worker has no other way to say it
             return
-        _count_batches(self.beat, undo)
+        on_batch(self.beat, undo)
         _count_collectives(self.beat, undo)
 
     def step(self, steps: int) -> None:
@@ -135,32 +135,11 @@ def _free_signal() -> int:
     return 0
 
 
-def _count_batches(beat: Any, undo: ExitStack) -> None:
-    """Call ``beat`` for each batch that a DataLoader hands out.
-
-    By a property in the place of its counter, so that no frame of fasttrain's is in the traceback
-    of a batch that can't be read.
-    """
-    name = "_num_yielded"  # of DataLoader iterators from torch 1.4 on
-
-    def read(iterator: Any) -> Any:
-        return vars(iterator)[name]
-
-    def write(iterator: Any, value: Any) -> None:
-        vars(iterator)[name] = value
-        beat()
-
-    for function in (read, write):
-        pass_over(function, all_it_calls=True)
-    setattr(_BaseDataLoaderIter, name, property(read, write))
-    undo.callback(delattr, _BaseDataLoaderIter, name)
-
-
 def _count_collectives(beat: Any, undo: ExitStack) -> None:
     """Call ``beat`` for each collective that Python waits for; those of DDP are part of a step.
 
-    By a property again: it gives the method and is gone when that is called, so that a collective
-    that fails has no frame of fasttrain's in its traceback.
+    By a property: it returns the method and is gone when that is called, so that a collective that
+    fails has no frame of fasttrain's in its traceback.
     """
     if not torch.distributed.is_available():
         return

@@ -1,39 +1,57 @@
-"""Counts optimizer steps and times them; the clock of the whole receipt."""
+"""Counts training steps and times them; the clock of the whole receipt."""
 
 from __future__ import annotations
 
+import functools
+import math
 import resource
 import statistics
 import sys
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
-from fasttrain.shim.roots import Root
+from fasttrain.shim.backward_calls import on_backward
+from fasttrain.shim.loader_batches import on_batch
+from fasttrain.shim.throughput import Throughput
 from fasttrain.spec.outcome import StepStats
 
 KEPT_INTERVALS = 10_000  # enough for a p95, and bounded however long the run
+_MADE = "_patch_step_function"  # of Optimizer from torch 2.0 on: called when one is made
 
 
 class StepMeter:
-    """Follows the optimizer that steps most; a GAN's second one doesn't count twice.
+    """Counts iterations: in each of them an optimizer steps once.
+
+    An optimizer that steps again begins the next one, and so does one that was made since the
+    present one began, such as that of the next fold. A GAN's two optimizers make one step
+    together. Where the script has made no optimizer, each backward pass is a step.
 
     Attributes:
-        steps: Steps of the leading optimizer.
-        device: Where its first parameter is, such as ``cuda:0``; empty before its first step.
-        on_step: Called behind each of them with their number.
+        steps: Steps so far; never fewer than before.
+        device: Where the first parameter of the first optimizer is, such as ``cuda:0``; empty
+            before its first step.
+        throughput: What training goes through; told of model calls by the runtime.
+        on_step: Called after each step with its number.
+        on_pass: Called, where backward passes are counted, with the number of those that are
+            complete, before the next one begins.
     """
 
     def __init__(self, started_s: float) -> None:
+        self.throughput = Throughput()
         self.on_step: list[Callable[[int], None]] = []
+        self.before_next: list[Callable[[int], None]] = []  # before an optimizer begins a step
+        self.on_pass: list[Callable[[int], None]] = []
         self._clear(started_s)
 
     def begin_anew(self) -> None:
@@ -47,70 +65,106 @@ class StepMeter:
         self._first_step_s = 0.0
         self._last_s = 0.0
         self._intervals_s: deque[float] = deque(maxlen=KEPT_INTERVALS)
-        self._counts: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
-        self._sampled: Root | None = None
-        self._samples = 0
-        self._samples_since_first = 0
-        self._timed_from = 1
+        self._stepped: set[int] = set()  # ids of the optimizers, in the present iteration
+        # How many steps had been made when each optimizer was
+        self._made: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
+        self._by_passes = True
+        self.throughput.clear()
 
     def time_anew(self) -> None:
         """Forget what was timed so far; the steps still count."""
         self._intervals_s.clear()
-        self._samples = self._samples_since_first = 0
-        self._timed_from = self.steps
         self._last_s = time.perf_counter()
+        self.throughput.clear()
+        self.throughput.step(self._last_s)
 
     def install(self, undo: ExitStack) -> None:
-        """Hook the end of every optimizer step."""
+        """Hook the making of optimizers, the end of their steps, backward passes, and batches."""
+        undo.callback(register_optimizer_step_pre_hook(self._before_step).remove)
         undo.callback(register_optimizer_step_post_hook(self._after_step).remove)
+        on_backward(self._before_pass, undo)
+        on_batch(self.throughput.handed_out, undo)
+        made: Any = getattr(Optimizer, _MADE, None)
+        if made is None:
+            return  # an optimizer's first step is then in the iteration of another's last one
 
-    def count_samples(self, root: Root, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Add the first dimension of a training call's first tensor.
+        # Not around __init__: what raises there would have a frame of ours in its traceback.
+        @functools.wraps(made)
+        def note(optimizer: Optimizer) -> None:
+            made(optimizer)
+            self._by_passes = False
+            self._made[optimizer] = self.steps
 
-        Only the root that is called first in a step counts: its samples pass on through the
-        others, such as a decoder or a discriminator.
-        """
-        if not torch.is_grad_enabled() or self._sampled not in (None, root):
-            return
-        self._sampled = root
-        for value in (*args, *kwargs.values()):
-            if isinstance(value, Tensor) and value.dim():
-                self._samples += value.shape[0]
-                return
+        undo.callback(setattr, Optimizer, _MADE, made)
+        setattr(Optimizer, _MADE, note)
+
+    @property
+    def several(self) -> bool:
+        """Whether there may be more than one optimizer in an iteration."""
+        return len(self._made) > 1
+
+    def _before_step(self, optimizer: Optimizer, *_: Any) -> None:
+        if self.steps and not torch.compiler.is_compiling() and self._begins_step(optimizer):
+            for listen in self.before_next:
+                listen(self.steps)
+        self.throughput.in_step = True
 
     def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
         if torch.compiler.is_compiling():
             return  # a step that the script compiles is traced once and then not seen
-        count = self._counts.get(optimizer, 0) + 1
-        self._counts[optimizer] = count
-        if count <= self.steps:
-            return  # another optimizer of the same iteration
+        self._by_passes = False
+        self.throughput.optimizer_step()
+        if not self._begins_step(optimizer):
+            self._stepped.add(id(optimizer))
+            return
+        self._stepped = {id(optimizer)}
+        if not self.device:
+            held = (p for group in optimizer.param_groups for p in group["params"])
+            self.device = next((str(p.device) for p in held), "")
+        self._count()
+        for listen in self.on_step:
+            listen(self.steps)
+
+    def _begins_step(self, optimizer: Optimizer) -> bool:
+        # One that has taken the id of another that is gone was made since.
+        return (
+            not self._stepped
+            or id(optimizer) in self._stepped
+            or self._made.get(optimizer, 0) >= self.steps
+        )
+
+    def _before_pass(self, *_: Any) -> None:
+        if not self._by_passes:
+            self.throughput.backward()
+            return
+        self.throughput.optimizer_step()
+        if self.steps:
+            for listen in self.on_pass:
+                listen(self.steps)
+        self._count()
+
+    def _count(self) -> None:
         now = time.perf_counter()
         if self.steps:
             self._intervals_s.append(now - self._last_s)
-            self._samples_since_first += self._samples
         else:
             self._first_step_s = now - self._started_s
-            self.device = str(optimizer.param_groups[0]["params"][0].device)
-        self._samples = 0
-        self._sampled = None
-        self.steps = count
+        self.throughput.step(now)
+        self.steps += 1
         self._last_s = now
-        for listen in self.on_step:
-            listen(count)
 
     def stats(self, compile_s: float) -> StepStats:
-        """Give speed and memory so far; see `StepStats` for units."""
+        """Return speed and memory so far; see `StepStats` for units."""
         intervals = sorted(self._intervals_s)
         median_s = statistics.median(intervals) if intervals else 0.0
-        timed = self.steps - self._timed_from
-        samples = self._samples_since_first / timed if timed > 0 else 0.0
+        samples_per_s, tokens_per_s = self.throughput.rates()
         return StepStats(
             steps=self.steps,
+            are_passes=self._by_passes and self.steps > 0,
             median_step_s=median_s,
-            p95_step_s=intervals[int(0.95 * (len(intervals) - 1))] if intervals else 0.0,
-            # By the median, not by the clock: pauses to compile or validate are no training speed.
-            samples_per_s=samples / median_s if median_s else 0.0,
+            p95_step_s=_p95(intervals),
+            samples_per_s=samples_per_s,
+            tokens_per_s=tokens_per_s,
             first_step_s=self._first_step_s,
             compile_s=compile_s,
             peak_memory_bytes=peak_memory_bytes(),
@@ -120,6 +174,11 @@ class StepMeter:
     def recent_step_s(self) -> float:
         """Give the time of the last step, in seconds; 0 before the second one."""
         return self._intervals_s[-1] if self._intervals_s else 0.0
+
+
+def _p95(ascending: Sequence[float]) -> float:
+    """Return the 95th percentile by the nearest rank, never below the median; 0 of nothing."""
+    return ascending[math.ceil(0.95 * len(ascending)) - 1] if ascending else 0.0
 
 
 def peak_memory_bytes() -> int:

@@ -52,6 +52,8 @@ class Outcome:
         sites: Where.
         counts: Named totals, such as ``graphs`` or ``forwards``.
         notes: Details worth a line each, such as graph-break and recompile reasons.
+        missed: Objects that it could not be applied to, with the reason of each; unmet where a
+            person named the lever.
     """
 
     lever: str
@@ -62,6 +64,7 @@ class Outcome:
     sites: tuple[Site, ...] = ()
     counts: dict[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    missed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +72,20 @@ class StepStats:
     """Speed and memory of one rank; times in seconds, memory in bytes, 0 where unknown.
 
     Attributes:
-        steps: Optimizer steps of the optimizer that stepped most.
+        steps: Iterations, in each of which an optimizer stepped once.
         median_step_s: Median time between two of them, the first excluded.
         p95_step_s: 95th percentile of the same.
-        samples_per_s: From the first dimension of the model's training inputs.
+        samples_per_s: Samples that this rank trained on, by the wall clock from the end of its
+            first step to that of its last one, less the validations between them.
         first_step_s: From the start of the worker to the end of its first step.
         compile_s: Time spent compiling.
         peak_memory_bytes: Peak device memory, or peak resident memory on a CPU.
         wall_s: From the start of the worker to this report.
+        are_passes: Whether the steps are backward passes, of a script that makes no optimizer.
+        tokens_per_s: The same for batches of integers in two dimensions; 0 for others.
+        reported_until: Where the rank was killed or ended itself without a last report, the step of
+            its last one, of which all figures but the steps are; 0 where they are of the end.
+        resumed_from: How many of the steps an earlier run or attempt made, up to its snapshot.
     """
 
     steps: int = 0
@@ -87,6 +96,10 @@ class StepStats:
     compile_s: float = 0.0
     peak_memory_bytes: int = 0
     wall_s: float = 0.0
+    are_passes: bool = False
+    tokens_per_s: float = 0.0
+    resumed_from: int = 0
+    reported_until: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +123,11 @@ class RankReport:
     stats: StepStats
     finished: bool = False
     warnings: tuple[str, ...] = ()
+
+    @property
+    def idle(self) -> bool:
+        """Whether no model was called and no optimizer made a step, as far as can be seen."""
+        return not (self.device or self.stats.steps)
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,7 @@ def test_a_loss_whose_gradient_is_finite(watch: LossWatch, bad: float) -> None:
         watch.step()
     (told,) = watch.read()
     place = f"{HERE.name}:{line_of('# told')}"
-    assert told.endswith(f"{place} is not finite since step 4")
+    assert told.endswith(f"{place} is inf or NaN since step 4")
     assert list(watch.read()) == []
 
 
@@ -103,7 +103,7 @@ def test_several_passes_for_each_step(watch: LossWatch) -> None:
             a_loss(INF).backward()
         watch.step()
     (told,) = watch.read()
-    assert told.endswith("is not finite since step 1")
+    assert told.endswith("is inf or NaN since step 1")
 
 
 def test_only_scalars_are_losses(watch: LossWatch) -> None:
@@ -181,8 +181,8 @@ def test_the_guard_tells_it_or_ends_the_run(
         assert stopped.value.code == 65
     else:
         guard.read()
-    assert "is not finite since step 1" in capsys.readouterr().err
-    assert "is not finite since step 1" in guard.warnings[0]
+    assert "is inf or NaN since step 1" in capsys.readouterr().err
+    assert "is inf or NaN since step 1" in guard.warnings[0]
 
 
 @pytest.mark.parametrize("by", ["the script", "a GradScaler"])
