@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
 from fasttrain.cli.envelope import envelope
+from fasttrain.cli.python import choose_python, same_syntax
+from fasttrain.cli.target import Starts, script_folder
 from fasttrain.config.environ import read_environ
 from fasttrain.config.resolve import resolve
 from fasttrain.doctor.bench import MEASURING_S, Measurement, measure, verdicts
@@ -17,10 +21,12 @@ from fasttrain.doctor.diagnosis import Diagnosis, best_command, usable
 from fasttrain.doctor.registry import CHECKS, diagnose, worst_first
 from fasttrain.doctor.script import LeverLine, judge_script, lever_lines
 from fasttrain.hardware.examine import examine
+from fasttrain.hardware.interpreter import Locate
 from fasttrain.hardware.machine_file import read_examination
 from fasttrain.hardware.torch_trial import try_torch
 from fasttrain.launch.invocation import read_invocation, working_directory
 from fasttrain.launch.preflight import check_target
+from fasttrain.planning.interpreter import Chosen
 from fasttrain.planning.plan import make_plan
 from fasttrain.source.read import read_program
 from fasttrain.spec.errors import ExitCode, FasttrainError
@@ -28,6 +34,7 @@ from fasttrain.spec.examination import Examination
 from fasttrain.spec.finding import Finding
 from fasttrain.spec.places import RUNS_FOLDER
 from fasttrain.spec.plan import Target
+from fasttrain.spec.settings import Settings
 
 Form = Literal["screen", "json", "markdown"]
 
@@ -42,6 +49,7 @@ class Request:
         quick: Whether no torch is started.
         bench: Whether the devices are measured.
         fix: Whether what can be mended is mended.
+        python: The Python to examine for; None for the one that a run would take.
         list_checks: Whether the checks are only listed.
         only: Checks to make; empty for all.
         skip: Checks to leave out.
@@ -53,6 +61,7 @@ class Request:
     quick: bool
     bench: bool
     fix: bool
+    python: str | None
     list_checks: bool
     only: tuple[str, ...]
     skip: tuple[str, ...]
@@ -66,35 +75,66 @@ def perform(request: Request) -> int:
         lines = (f"{check.slug:<{width}}  {check.about}" for check in CHECKS)
         sys.stdout.write("\n".join(lines) + "\n")
         return 0
-    if request.machine and (request.bench or request.fix):
+    if request.machine and (request.bench or request.fix or request.python):
         raise _recorded(request.machine)
     environ = read_environ()
-    seen = _examination(request, environ)
+    program = _program(request, environ)
+    seen = _examination(request, environ, program.python)
     findings = diagnose(seen, only=request.only, skip=request.skip)
     if request.fix and _mend(seen, findings):
-        seen = _examination(request, environ)
+        seen = _examination(request, environ, program.python)
         findings = diagnose(seen, only=request.only, skip=request.skip)
+    if not request.only:
+        findings = worst_first((*findings, *_unusable_environment(program.python)))
     levers: tuple[LeverLine, ...] = ()
     if request.script:
-        levers, of_script = _judge(request.script, seen, environ)
+        levers, of_script = _judge(program, seen, environ)
         findings = worst_first((*findings, *of_script))
-    measured = tuple(_bench(seen, environ)) if request.bench else ()
+    measured = tuple(_bench(seen, environ, program.python)) if request.bench else ()
     command, why = best_command(seen, request.script or "")
     told = verdicts(measured)
-    script = request.script or ""
-    diagnosis = Diagnosis(seen, findings, command, why, script, levers, measured, told)
+    script, python = request.script or "", program.python.other
+    if python and request.python:
+        command += f" --python {shlex.quote(request.python)}"
+    path = python.path if python else ""
+    diagnosis = Diagnosis(seen, findings, command, why, script, path, levers, measured, told)
     _print(diagnosis, request.form)
     return ExitCode.UNAVAILABLE if diagnosis.broken else 0
 
 
-def _examination(request: Request, environ: Mapping[str, str]) -> Examination:
+@dataclass(frozen=True, slots=True)
+class _Program:
+    """The script to judge, and all that a run of it would start from."""
+
+    target: Target
+    settings: Settings
+    python: Chosen
+
+
+def _program(request: Request, environ: Mapping[str, str]) -> _Program:
+    cwd = working_directory()
+    words = (request.script,) if request.script else ()
+    beside = script_folder(words, Starts(), cwd)
+    flags = {"python": request.python}
+    settings = resolve(flags, environ=environ, cwd=cwd, beside=beside).settings
+    target = Target("script", request.script or "", ())
+    # Of a recorded machine, what is here isn't asked.
+    python = Chosen() if request.machine else choose_python(target, settings, environ)
+    return _Program(target, settings, python)
+
+
+def _examination(request: Request, environ: Mapping[str, str], python: Chosen) -> Examination:
     if request.machine:
         return read_examination(Path(request.machine))
     # One after the other: what the trial itself does on a device would look like somebody's work.
-    seen = examine(environ, run_root=working_directory() / RUNS_FOLDER)
+    seen = examine(environ, run_root=working_directory() / RUNS_FOLDER, other=python.other)
     if request.quick:
         return seen
-    return replace(seen, torch=try_torch(sys.executable, environ, devices=_gpus(seen)))
+    return replace(seen, torch=try_torch(_path(python), environ, devices=_gpus(seen)))
+
+
+def _path(python: Chosen) -> str:
+    return python.other.path if python.other else sys.executable
 
 
 def _gpus(seen: Examination) -> int:
@@ -102,16 +142,27 @@ def _gpus(seen: Examination) -> int:
 
 
 def _judge(
-    script: str, seen: Examination, environ: Mapping[str, str]
+    program: _Program, seen: Examination, environ: Mapping[str, str]
 ) -> tuple[tuple[LeverLine, ...], tuple[Finding, ...]]:
     """Give what fasttrain would do with a script on the machine that was seen."""
     cwd = working_directory()
-    settings = resolve({}, environ=environ, cwd=cwd, config=None, preset=None).settings
-    target = Target("script", script, ())
-    check_target(target, str(cwd))
-    facts, habits = read_program(target, str(cwd), environ)
-    plan = make_plan(settings, seen.machine, read_invocation(target, settings, environ, facts))
+    target, other = program.target, program.python.other
+    check_target(target, str(cwd), parsed=same_syntax(other))
+    facts, habits = read_program(target, str(cwd), environ, Locate(other) if other else find_spec)
+    invocation = read_invocation(target, program.settings, environ, facts)
+    plan = make_plan(program.settings, seen.machine, invocation)
     return lever_lines(plan, habits), judge_script(habits, facts, plan, seen.machine)
+
+
+def _unusable_environment(python: Chosen) -> Iterator[Finding]:
+    if python.note:
+        yield Finding(
+            "active-environment",
+            "warning",
+            python.note,
+            why=f"fasttrain run takes {sys.executable} instead, which has other packages",
+            fix="install torch there, or name a Python with --python",
+        )
 
 
 def _mend(seen: Examination, findings: tuple[Finding, ...]) -> bool:
@@ -123,7 +174,7 @@ def _mend(seen: Examination, findings: tuple[Finding, ...]) -> bool:
     return bool(done)
 
 
-def _bench(seen: Examination, environ: Mapping[str, str]) -> Iterator[Measurement]:
+def _bench(seen: Examination, environ: Mapping[str, str], python: Chosen) -> Iterator[Measurement]:
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     from fasttrain.cli.console import stderr_console
@@ -134,7 +185,7 @@ def _bench(seen: Examination, environ: Mapping[str, str]) -> Iterator[Measuremen
     with Progress(*columns, console=stderr_console(), transient=True) as progress:
         task = progress.add_task("", total=MEASURING_S)
         begun_s = time.monotonic()
-        for measurement in measure(sys.executable, environ, usable(seen), str(folder)):
+        for measurement in measure(_path(python), environ, usable(seen), str(folder)):
             progress.update(
                 task, description=measurement.what, completed=time.monotonic() - begun_s
             )
@@ -161,7 +212,7 @@ def _recorded(file: str) -> FasttrainError:
     return FasttrainError(
         "a recorded machine can only be judged",
         why=f"--machine {file} stands for another machine than this one",
-        fix="leave out --bench and --fix, or leave out --machine",
+        fix="leave out --bench, --fix and --python, or leave out --machine",
         slug="machine-recorded",
         exit_code=ExitCode.USAGE,
     )

@@ -18,10 +18,11 @@ from fasttrain.hardware.npu_smi import NpuSmi
 from fasttrain.hardware.npu_state import npu_states
 from fasttrain.hardware.orphans import RunProcess, find_run_processes
 from fasttrain.hardware.patience import attempt, within
-from fasttrain.hardware.probe import probe_host, vendors
+from fasttrain.hardware.probe import finds, probe_host, vendors
 from fasttrain.hardware.rocm_state import rocm_states
 from fasttrain.hardware.xpu_state import xpu_states
 from fasttrain.spec.examination import Cluster, DeviceState, Examination, HostState
+from fasttrain.spec.interpreter import Interpreter
 from fasttrain.spec.machine import DeviceKind, Machine
 from fasttrain.spec.secrets import MASK, mask_value
 
@@ -55,7 +56,9 @@ class _Patient:
             return VendorReport(notes=(note,))
 
 
-def examine(environ: Mapping[str, str], *, run_root: Path) -> Examination:
+def examine(
+    environ: Mapping[str, str], *, run_root: Path, other: Interpreter | None = None
+) -> Examination:
     """Give all that can be seen of this machine without starting torch; never raises.
 
     What could not be looked at is a sentence in the machine's notes.
@@ -63,12 +66,18 @@ def examine(environ: Mapping[str, str], *, run_root: Path) -> Examination:
     Args:
         environ: The environment that a run would start in.
         run_root: Where run directories are made.
+        other: The Python that runs scripts, where it isn't this one.
     """
-    return examine_host(Host(environ), run_root=run_root)
+    return examine_host(Host(environ), run_root=run_root, other=other)
 
 
 def examine_host(
-    host: Host, *, run_root: Path, nvml: Any = None, nvml_timeout_s: float = NVML_TIMEOUT_S
+    host: Host,
+    *,
+    run_root: Path,
+    nvml: Any = None,
+    nvml_timeout_s: float = NVML_TIMEOUT_S,
+    other: Interpreter | None = None,
 ) -> Examination:
     """Give what `host` shows; `nvml` stands in for the ``pynvml`` module in tests."""
     notes: list[str] = []
@@ -76,9 +85,12 @@ def examine_host(
     runs = attempt("processes", lambda: find_run_processes(run_root), none, notes)
     cuda = _Patient(Cuda(host, nvml), nvml_timeout_s)
     smi = NpuSmi(host)
-    own: dict[DeviceKind, Vendor] = {"cuda": cuda, "npu": Npu(host, smi=smi)}
-    probes = tuple(own.get(vendor.kind, vendor) for vendor in vendors(host))
-    machine = probe_host(host, probes)
+    own: dict[DeviceKind, Vendor] = {
+        "cuda": cuda,
+        "npu": Npu(host, smi=smi, installed=finds(other)),
+    }
+    probes = tuple(own.get(vendor.kind, vendor) for vendor in vendors(host, other))
+    machine = probe_host(host, probes, other)
     devices = _device_states(cuda, smi, machine, runs, notes)
     state = attempt(
         "the host", lambda: host_state(host, run_root=run_root, runs=runs), HostState(), notes

@@ -4,37 +4,51 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from typing import TypeVar
 
 from fasttrain.hardware.compiler import find_cxx_compiler
 from fasttrain.hardware.cpu import probe_cpu
 from fasttrain.hardware.cuda import Cuda
 from fasttrain.hardware.host import Host, Vendor, VendorReport
+from fasttrain.hardware.interpreter import Locate, torch_of
 from fasttrain.hardware.mps import Mps
 from fasttrain.hardware.npu import Npu
 from fasttrain.hardware.rocm import Rocm
 from fasttrain.hardware.torch_install import find_torch
 from fasttrain.hardware.xpu import Xpu
+from fasttrain.spec.interpreter import Interpreter
 from fasttrain.spec.machine import Cpu, Machine, Torch
 
 T = TypeVar("T")
 
 
-def vendors(host: Host) -> tuple[Vendor, ...]:
+def vendors(host: Host, other: Interpreter | None = None) -> tuple[Vendor, ...]:
     """Give every vendor's probe, in the order in which devices are listed."""
-    return (Cuda(host), Npu(host), Rocm(host), Xpu(host), Mps(host))
+    npu = Npu(host, installed=finds(other))
+    return (Cuda(host), npu, Rocm(host), Xpu(host), Mps(host))
 
 
-def probe_machine(environ: Mapping[str, str]) -> Machine:
+def finds(other: Interpreter | None) -> Callable[[str], bool]:
+    """Return whether a package is there for another Python, or for this one."""
+    there = Locate(other) if other else find_spec
+    return lambda package: there(package) is not None
+
+
+def probe_machine(environ: Mapping[str, str], other: Interpreter | None = None) -> Machine:
     """Give this machine as the user's environment shows it; never raises, never imports torch.
 
     What a probe could not find out is one sentence in the machine's notes.
+
+    Args:
+        environ: The user's environment.
+        other: The Python that runs the script, where it isn't this one.
     """
     host = Host(environ)
-    return probe_host(host, vendors(host))
+    return probe_host(host, vendors(host, other), other)
 
 
-def probe_host(host: Host, probes: tuple[Vendor, ...]) -> Machine:
+def probe_host(host: Host, probes: tuple[Vendor, ...], other: Interpreter | None = None) -> Machine:
     """Give the machine that `host` shows to `probes`."""
     notes: list[str] = []
     reports = [_attempt(vendor.kind, vendor.probe, VendorReport(), notes) for vendor in probes]
@@ -42,8 +56,8 @@ def probe_host(host: Host, probes: tuple[Vendor, ...]) -> Machine:
     return Machine(
         hostname=platform.node(),
         system=host.system,
-        python=platform.python_version(),
-        torch=_attempt("torch", find_torch, Torch(), notes),
+        python=other.version if other else platform.python_version(),
+        torch=_attempt("torch", lambda: torch_of(other) if other else find_torch(), Torch(), notes),
         cpu=_attempt("cpu", lambda: probe_cpu(host), unknown_cpu, notes),
         devices=tuple(device for report in reports for device in report.devices),
         cxx_compiler=find_cxx_compiler(host.environ, system=host.system),

@@ -18,8 +18,13 @@ from functools import partial
 from importlib import metadata
 from typing import Any
 
-if __name__ == "__main__" and not sys.flags.safe_path:
-    del sys.path[0]  # this folder; see __main__.py
+if __name__ == "__main__":  # see __main__.py
+    if not sys.flags.safe_path:
+        del sys.path[0]
+    sys.path.insert(0, os.path.abspath(f"{__file__}/../../.."))  # noqa: PTH100
+    import fasttrain  # noqa: F401
+
+    del sys.path[0]
 
 from fasttrain.shim.forked import join, run_ranks, say, stay_on_this_machine, told
 from fasttrain.shim.parent import die_with_launcher

@@ -1,0 +1,49 @@
+"""Which Python runs the script: asks the one in question, and has the planning decide."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from fasttrain.hardware.interpreter import ask_interpreter
+from fasttrain.launch.invocation import active_elsewhere
+from fasttrain.planning.interpreter import Chosen, decide_python
+from fasttrain.spec.interpreter import Interpreter
+from fasttrain.spec.plan import Target
+from fasttrain.spec.settings import Settings
+
+
+def choose_python(target: Target, settings: Settings, environ: Mapping[str, str]) -> Chosen:
+    """Return the Python that was named, that of the active environment, or fasttrain's own.
+
+    Raises:
+        FasttrainError: ``python-unusable`` for one that was named and can't run the script.
+    """
+    if target.kind == "command":
+        return Chosen()
+    named, active = settings.python, active_elsewhere(environ)
+    asked: Interpreter | None = None
+    if named.value:
+        asked = _named(named.value, environ)
+    elif active:
+        asked = ask_interpreter(str(Path(active.partition("=")[2], "bin", "python").absolute()))
+    return decide_python(named, active, None if asked and _own(asked) else asked)
+
+
+def same_syntax(other: Interpreter | None) -> bool:
+    """Whether a script is Python for the interpreter that runs it if it is Python here."""
+    return other is None or other.version.split(".")[:2] == list(map(str, sys.version_info[:2]))
+
+
+def _named(word: str, environ: Mapping[str, str]) -> Interpreter:
+    found = shutil.which(word, path=environ.get("PATH")) or word
+    return ask_interpreter(str(Path(found).absolute()))
+
+
+def _own(asked: Interpreter) -> bool:
+    there = Path(asked.prefix)
+    # Two versions may be installed below one prefix, such as /usr.
+    same = asked.version == ".".join(map(str, sys.version_info[:3]))
+    return same and bool(asked.prefix) and there.is_dir() and there.samefile(sys.prefix)

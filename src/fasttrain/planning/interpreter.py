@@ -1,0 +1,71 @@
+"""Decides which Python runs the script."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fasttrain.spec.decision import Decision, Setting, Source, SourceKind
+from fasttrain.spec.errors import ExitCode, FasttrainError
+from fasttrain.spec.interpreter import Interpreter
+
+# The shim's own syntax and library: except*'s groups, sys.flags.safe_path.
+OLDEST = (3, 11)
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """The Python that runs the script.
+
+    Attributes:
+        other: It, where it isn't fasttrain's own.
+        decision: Its path and the reason; None where it is fasttrain's own.
+        note: The active environment and why it isn't taken; empty where there is none.
+    """
+
+    other: Interpreter | None = None
+    decision: Decision[str] | None = None
+    note: str = ""
+
+
+def decide_python(setting: Setting[str | None], active: str, asked: Interpreter | None) -> Chosen:
+    """Return the Python that was named, that of the active environment, or fasttrain's own.
+
+    Args:
+        setting: The one that was named, if any.
+        active: The active environment that fasttrain isn't in, as ``VIRTUAL_ENV=/path``.
+        asked: What that Python said; None where it is fasttrain's own.
+
+    Raises:
+        FasttrainError: ``python-unusable`` for one that was named and can't run the script.
+    """
+    if asked is None:
+        return Chosen()
+    problem = _problem(asked)
+    if setting.value:
+        if problem:
+            raise _unusable(asked.path, problem, setting.source)
+        return Chosen(asked, Decision(asked.path, "asked for by name", setting.source))
+    if problem:
+        return Chosen(note=f"{active} is active, but {problem}")
+    variable = active.partition("=")[0]
+    source = Source(SourceKind.ENV, variable)
+    return Chosen(asked, Decision(asked.path, "the active environment", source))
+
+
+def _problem(asked: Interpreter) -> str:
+    if asked.error:
+        return asked.error
+    if tuple(int(part) for part in asked.version.split(".")[:2]) < OLDEST:
+        oldest = ".".join(map(str, OLDEST))
+        return f"{asked.path} is Python {asked.version}, and fasttrain needs {oldest} or later"
+    return "" if asked.torch else f"there is no torch in {asked.path}"
+
+
+def _unusable(path: str, why: str, source: Source) -> FasttrainError:
+    return FasttrainError(
+        f"{path} can't run the script",
+        why=why,
+        fix=f"name a Python that has torch, or leave {source} out",
+        slug="python-unusable",
+        exit_code=ExitCode.CANNOT_START,
+    )
