@@ -1,5 +1,6 @@
-"""Runs one script as ``python`` would, in a process that has imported torch already."""
+"""Runs one script as ``python`` or a worker would, in a process that has imported torch already."""
 
+import atexit
 import io
 import multiprocessing
 import os
@@ -22,6 +23,15 @@ multiprocessing.set_start_method(None, force=True)  # a helper passes its own on
 sys.argv = [job["script"], *job["args"]]
 sys.path.insert(0, str(Path(job["script"]).parent))
 try:
-    runpy.run_path(job["script"], run_name="__main__")
+    if job.get("plan"):
+        from fasttrain.shim import worker
+
+        vars(worker)["after_torch"] = lambda install: install()  # it is imported already
+        try:
+            worker.main([job["plan"], "script", job["script"]])
+        finally:
+            atexit._run_exitfuncs()  # the receipt is written there
+    else:
+        runpy.run_path(job["script"], run_name="__main__")
 finally:
     sys.stdout.flush()
