@@ -97,7 +97,8 @@ class Ground:
 
 def _belongs(path: str, owned: Iterable[str]) -> bool:
     """Whether a path is such a folder, in one, or a folder that was made on the way to one."""
-    return Path(path).name == RUNS_FOLDER or any(
+    named = RUNS_FOLDER, f"{RUNS_FOLDER}/.gitignore"
+    return path.endswith(tuple(f"/{name}" for name in named)) or any(
         path == folder or path.startswith(f"{folder}/") or folder.startswith(f"{path}/")
         for folder in owned
     )

@@ -23,7 +23,7 @@ def only_run_dir(tmp_path: Path) -> Callable[[], Path]:
     """Give the one run directory that the test has made."""
 
     def find() -> Path:
-        (run_dir,) = (tmp_path / "fasttrain_runs").iterdir()
+        (run_dir,) = (tmp_path / "fasttrain_runs").glob("[!.]*")
         return run_dir
 
     return find

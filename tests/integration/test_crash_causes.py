@@ -70,10 +70,11 @@ def test_a_real_failure(fasttrain: Any, script: Any, only_run_dir: Any, cause: s
     assert crash["signal"] == (signal.Signals(code - 128).name if code > 128 else "")
     receipt = json.loads((only_run_dir() / "receipt.json").read_text())
     assert receipt["crash"] == crash
-    card = done.stderr.decode().splitlines()
-    begin = max(i for i, line in enumerate(card) if line.startswith("fasttrain: "))
-    assert len(card) - begin <= 6
-    assert max(map(len, card[begin:])) <= 80
+    said = done.stderr.decode().splitlines()
+    end, begin = (i for i in reversed(range(len(said))) if said[i].startswith("fasttrain: "))
+    assert f"ended with exit code {code}" in said[end], "the receipt stands behind the card"
+    assert end - begin <= 6
+    assert max(map(len, said[begin:end])) <= 80
     # Whatever Python said of it stands there once.
     assert done.stderr.count(b"Traceback") == ("Traceback" in _log(only_run_dir()))
 
@@ -175,7 +176,7 @@ def test_a_failure_that_cannot_be_recorded_is_told(fasttrain: Any, script: Any) 
     assert done.returncode == 1
     assert b"how the script failed is not recorded" in done.stderr
     # The launcher takes it from the log instead.
-    assert b"KeyError: 'key'" in done.stderr.splitlines()[-1]
+    assert b"script failed with exit code 1: KeyError: 'key'" in done.stderr
 
 
 def test_quiet_adds_nothing_to_what_python_prints(fasttrain: Any, script: Any) -> None:

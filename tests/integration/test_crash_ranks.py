@@ -119,7 +119,10 @@ time.sleep(60)
 def test_a_hidden_rank_is_told_whole(fasttrain: Any, script: Any, only_run_dir: Any) -> None:
     done = fasttrain("run", script(FAILS), *TWO)
     assert done.returncode == 1
-    card = done.stderr.decode().partition("fasttrain: rank 1 failed first")[2]
+    said, _, card = done.stderr.decode().partition("fasttrain: rank 1 failed first")
+    card, _, receipt = card.partition("\nfasttrain: ")
+    assert "ended with exit code" not in said, "the cause stands in front of the receipt"
+    assert "train.py ended with exit code 1 after" in receipt
     for part in (
         "with exit code 1        [file-missing]", "train.py:8 in <module>: load()",
         "train.py:6 in load", "FileNotFoundError: [Errno 2]", "why: there is no no-such-file",

@@ -29,6 +29,8 @@ WORDS = {
     "device-mismatch": "meta is not on the expected device cpu",
     "not-permitted": "own",
     "library-missing": "libnothere.so.7",
+    "built-for-another-2": "torchvision was built for another version of torch",
+    "module-missing": "no module no_such_module",
     "host-memory": "256 TiB were wanted",
     "exception": "KeyError: 'of the worker'",
     "exception-2": "KeyError: 'of the child'",

@@ -174,7 +174,7 @@ def test_fix_ends_the_workers_of_a_dead_run_and_nothing_else(
                 os.kill(process.pid, signal.SIGKILL)
 
 
-@pytest.mark.parametrize("option", ["--bench", "--fix"])
+@pytest.mark.parametrize("option", ["--bench", "--fix", "--python=python3"])
 def test_a_recorded_machine_is_not_touched(fasttrain: Any, option: str) -> None:
     done = fasttrain("doctor", "--machine", EXAMINATIONS / "4xt4.json", option)
     assert done.returncode == 2

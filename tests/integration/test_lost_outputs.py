@@ -62,7 +62,7 @@ def test_a_terminal_that_goes_away_leaves_time_to_save(
     fasttrain: Any, script: Any, terminal: Any, only_run_dir: Any, tmp_path: Path
 ) -> None:
     screen = terminal(fasttrain.argv("run", script(SAVES), "--amp", "off"))
-    screen.read_until(b"fasttrain  step ")
+    screen.read_until(b"fasttrain: step ")
     screen.hang_up()
     assert screen.process.wait(30) == 7
     assert (tmp_path / "saved").exists()
@@ -70,21 +70,19 @@ def test_a_terminal_that_goes_away_leaves_time_to_save(
 
 
 def test_the_progress_of_a_terminal_that_is_gone_is_not_the_scripts(
-    fasttrain: Any, script: Any
+    fasttrain: Any, script: Any, tmp_path: Path
 ) -> None:
     """As of a job in the background whose shell is left: stdout goes to a file."""
     ours, theirs = pty.openpty()
-    process = fasttrain.start(
-        "run", script(GOES_ON), "--amp", "off", stdout=subprocess.PIPE, stderr=theirs
-    )
+    with (tmp_path / "out").open("wb") as out:
+        process = fasttrain.start("run", script(GOES_ON), "--amp", "off", stdout=out, stderr=theirs)
     os.close(theirs)
     screen = b""
-    with process.stdout:
-        while b"fasttrain  step " not in screen:
-            screen += os.read(ours, 65536)
-        os.close(ours)
-        assert process.stdout.read() == b"half\nall\n"
-        assert process.wait(20) == 0
+    while b"fasttrain: step " not in screen:
+        screen += os.read(ours, 65536)
+    os.close(ours)
+    assert process.wait(20) == 0
+    assert (tmp_path / "out").read_bytes() == b"half\nall\n"
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

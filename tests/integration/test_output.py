@@ -37,10 +37,10 @@ def test_progress_on_a_terminal(fasttrain: Any, script: Any, terminal: Any) -> N
     screen = terminal(fasttrain.argv("run", script(TRAIN), "--amp", "off"))
     assert screen.end() == 0
     before, after = screen.screen.split(b"loss is low\r\n")
-    assert b"fasttrain  step " in before
+    assert b"fasttrain: step " in before
     assert b"12 steps, median" in after, "the receipt follows the script's last line"
     # The line is taken away: what stands on the screen at the end is the receipt alone.
-    assert b"fasttrain  step" not in after.split(b"\x1b[2K")[-1]
+    assert b"fasttrain: step" not in after.split(b"\x1b[2K")[-1]
 
 
 def test_no_progress_in_a_pipe_and_all_is_kept(
@@ -48,7 +48,7 @@ def test_no_progress_in_a_pipe_and_all_is_kept(
 ) -> None:
     done = fasttrain("run", script(TRAIN), "--amp", "off")
     assert (done.returncode, done.stdout) == (0, b"loss is low\n")
-    assert b"fasttrain  step" not in done.stderr
+    assert b"fasttrain: step" not in done.stderr
     assert b"\x1b" not in done.stderr
     run_dir = only_run_dir()
     assert (run_dir / "rank-0.log").read_bytes() == b"loss is low\n"

@@ -34,7 +34,7 @@ dist.destroy_process_group()
 
 @pytest.fixture
 def run_dir(shared_folder: Path) -> Any:
-    return lambda: next((shared_folder / "fasttrain_runs").iterdir())
+    return lambda: next((shared_folder / "fasttrain_runs").glob("[!.]*"))
 
 
 @pytest.mark.parametrize("tasks", ["per-node", "per-gpu"])

@@ -44,7 +44,8 @@ def build() -> typer.Typer:
         add_completion=False,  # completions/ holds static ones, which start no Python
         pretty_exceptions_enable=False,
         rich_markup_mode=None,  # see GroupedCommand
-        context_settings={"help_option_names": ["-h", "--help"]},
+        # Help is as wide as the terminal, up to a line that can still be read.
+        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 140},
     )
     app.callback()(_root)
     for command in COMMANDS:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 from rich.padding import Padding
@@ -20,6 +21,11 @@ STYLES = {
     State.ARMED: "yellow",
     State.APPLIED: "green",
 }
+# The words of a record, where the field has better ones for a person.
+WORDS = {state: state.value for state in State} | {
+    State.CEDED: "left to your script",
+    State.ARMED: "had no effect",
+}
 _PLURAL = re.compile(r"(?<=ss|ch)es$|s$")  # losses, batches; graphs
 SHOWN_SITES = 4
 SHOWN_NOTES = 6
@@ -29,8 +35,12 @@ def print_receipt(receipt: Receipt) -> None:
     """Print a receipt to stderr."""
     console = stderr_console()
     head = f"fasttrain: {receipt.command} ended with exit code {receipt.exit_code}"
-    console.print(Text(f"{head} after {seconds(receipt.wall_s)}", style="bold"), soft_wrap=True)
-    if receipt.ranks:
+    head = f"{head} after {seconds(receipt.wall_s)}"
+    idle = all(rank.idle for rank in receipt.ranks)
+    if idle and receipt.ranks:
+        head = f"{head}; no training was seen"
+    console.print(Text(head, style="bold"), soft_wrap=True)
+    if not idle:
         console.print(Padding(_body(receipt.ranks), (0, 0, 0, 2)))
     for line in _footer(receipt):
         console.print(Text(line), soft_wrap=True)
@@ -42,15 +52,24 @@ def _body(ranks: tuple[RankReport, ...]) -> Table:
         table.add_column(overflow="fold")
     first = ranks[0]
     for outcome in first.outcomes:
-        state = Text(outcome.state.value, style=STYLES[outcome.state])
+        state = Text(WORDS[outcome.state], style=STYLES[outcome.state])
         table.add_row(outcome.lever, state, _told(outcome))
     for other in ranks[1:]:
         if difference := _difference(first, other):
             table.add_row(f"rank {other.rank}", "", Text(difference))
     if len(ranks) > 1:
         table.add_row("ranks", "", Text(f"{len(ranks)} reported; rank {first.rank} is shown"))
-    table.add_row("speed", "", Text(speed(first.stats)))
+    table.add_row("speed", "", Text(speed(_of_all(ranks), ranks=len(ranks))))
     return table
+
+
+def _of_all(ranks: tuple[RankReport, ...]) -> StepStats:
+    """Return the figures of the first rank, with what all of them train on in a second."""
+    return replace(
+        ranks[0].stats,
+        samples_per_s=sum(rank.stats.samples_per_s for rank in ranks),
+        tokens_per_s=sum(rank.stats.tokens_per_s for rank in ranks),
+    )
 
 
 def _told(outcome: Outcome) -> Text:
@@ -77,22 +96,29 @@ def counted(name: str, count: int) -> str:
 def _difference(first: RankReport, other: RankReport) -> str:
     states = {outcome.lever: outcome.state for outcome in first.outcomes}
     changed = [
-        f"{outcome.lever} {outcome.state.value}: {outcome.reason}"
+        f"{outcome.lever} {WORDS[outcome.state]}: {outcome.reason}"
         for outcome in other.outcomes
         if states.get(outcome.lever) is not outcome.state
     ]
     return "; ".join(changed)
 
 
-def speed(stats: StepStats) -> str:
+def speed(stats: StepStats, *, ranks: int = 1) -> str:
     """Give the figures of a run in one line, leaving out those that aren't known."""
     if not stats.steps:
         return f"no optimizer step was seen; peak memory {size(stats.peak_memory_bytes)}"
-    parts = [f"{stats.steps:,} steps"]
+    noun, plural = ("backward pass", "backward passes") if stats.are_passes else ("step", "steps")
+    parts = [f"{stats.steps:,} {noun if stats.steps == 1 else plural}"]
+    if stats.resumed_from:
+        parts.append(f"{stats.resumed_from:,} of them before the snapshot")
+    if stats.reported_until:
+        parts.append(f"all other figures and counts until step {stats.reported_until:,}")
     if stats.median_step_s:
         parts.append(f"median {seconds(stats.median_step_s)}, p95 {seconds(stats.p95_step_s)}")
     if stats.samples_per_s:
-        parts.append(f"{stats.samples_per_s:,.0f} samples/s")
+        tokens = f" ({stats.tokens_per_s:,.0f} tokens/s)" if stats.tokens_per_s else ""
+        of = f" on {ranks} ranks" if ranks > 1 else ""
+        parts.append(f"{stats.samples_per_s:,.0f} samples/s{tokens}{of}")
     if stats.first_step_s:
         parts.append(f"first step after {seconds(stats.first_step_s)}")
     if stats.compile_s:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import io
+import re
+from typing import IO, cast
+
 from rich.console import Console
 
 from fasttrain.config.environ import read_environ
 
 WIDTH = 100  # where the stream is no terminal
+_PADDING = re.compile(r" +$", re.MULTILINE)
 WIDEST = 65_535  # Source: ioctl_tty(2), struct winsize: columns are an unsigned short
 
 
@@ -29,7 +34,28 @@ def _console(width: int, *, stderr: bool) -> Console:
     console = Console(stderr=stderr, highlight=False, markup=False, emoji=False, _environ=environ)
     if not console.is_terminal:
         console.width = width
+        console.file = cast("IO[str]", _Trimmed(console.file))
     return console
+
+
+class _Trimmed(io.TextIOBase):
+    """A stream without the blanks by which rich fills its tables' lines."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream = stream
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        """Return the encoding of the stream, by which rich chooses its characters."""
+        return str(getattr(self._stream, "encoding", "utf-8"))
+
+    def write(self, text: str) -> int:
+        """Write whole lines, as rich does."""
+        return self._stream.write(_PADDING.sub("", text))
+
+    def flush(self) -> None:
+        """Flush the stream."""
+        self._stream.flush()
 
 
 def _is_sound(name: str, value: str) -> bool:

@@ -1,4 +1,4 @@
-"""Why a run failed, as a person reads it: the last thing on the screen."""
+"""Why a run failed, as a person reads it: between the script's own words and the receipt."""
 
 from __future__ import annotations
 

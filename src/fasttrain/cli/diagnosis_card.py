@@ -9,15 +9,17 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from fasttrain.cli.card import size
+from fasttrain.cli.card import WORDS, size
 from fasttrain.cli.console import stdout_console
 from fasttrain.cli.findings import below, counted_findings, told
 from fasttrain.doctor.checks.words import spans
 from fasttrain.doctor.diagnosis import Diagnosis
 from fasttrain.spec.examination import DeviceState, Examination
 from fasttrain.spec.machine import Cpu, Device, Machine
+from fasttrain.spec.outcome import State
 
 WIDTH = 80
+_WORDS = WORDS | {State.ARMED: "seen in a run"}  # the source alone can't tell
 
 
 def print_diagnosis(diagnosis: Diagnosis) -> None:
@@ -26,6 +28,8 @@ def print_diagnosis(diagnosis: Diagnosis) -> None:
     seen = diagnosis.examination
     for line in _head(seen):
         console.print(Text(line))
+    if diagnosis.python:
+        console.print(Text(f"for {diagnosis.python}"), soft_wrap=True)
     console.print(_devices(seen))
     if diagnosis.levers:
         console.print(Text(f"\nwhat fasttrain run {diagnosis.script} would do:"))
@@ -140,7 +144,7 @@ def lever_rows(diagnosis: Diagnosis) -> Iterator[tuple[str, ...]]:
     """Give lever, value, what would become of it, and the reason with its place."""
     for line in diagnosis.levers:
         why = f"{line.why} ({line.where})" if line.where else line.why
-        yield (line.lever, line.value, line.verdict.value, why)
+        yield (line.lever, line.value, _WORDS[line.verdict], why)
 
 
 def _levers(diagnosis: Diagnosis) -> Table:

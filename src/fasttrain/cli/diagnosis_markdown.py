@@ -41,7 +41,7 @@ def _lines(diagnosis: Diagnosis) -> Iterator[str]:
     yield f"### fasttrain {__version__} doctor"
     yield ""
     yield f"- {machine.system}, kernel {seen.host.kernel or '?'}, Python {machine.python}"
-    yield f"- {torch_line(seen)}"
+    yield f"- {torch_line(seen)}" + (f", for {diagnosis.python}" if diagnosis.python else "")
     yield f"- driver {machine.driver or 'none'}, container {seen.host.container or 'none'}"
     yield ""
     yield from _table(("device", "name", "memory", "precision", "state"), [*device_rows(seen)])

@@ -30,6 +30,14 @@ def doctor(
     fix: Annotated[
         bool, typer.Option("--fix", help="Mend what can safely be mended here.")
     ] = False,
+    python: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PATH",
+            help="Examine for this Python; default: the one that run takes.",
+            show_default=False,
+        ),
+    ] = None,
     list_checks: Annotated[bool, typer.Option("--list", help="List the checks.")] = False,
     only: Annotated[
         str | None, typer.Option(metavar="CHECK,...", help="Make these checks alone.")
@@ -52,6 +60,7 @@ def doctor(
             quick=quick,
             bench=bench,
             fix=fix,
+            python=python,
             list_checks=list_checks,
             only=_slugs(only),
             skip=_slugs(skip),

@@ -92,8 +92,8 @@ def print_job(ending: Ending) -> None:
     again = f", queued again {cell.state.restarts} times" if cell.state.restarts else ""
     console.print(Text(f"  {cell.state}{again}"), soft_wrap=True)
     if cell.state.ended and cell.receipt:
-        print_receipt(cell.receipt)
         _print_trouble(cell.receipt, shown=False)
+        print_receipt(cell.receipt)
 
 
 def print_ending(ending: Ending, *, shown: bool) -> None:
@@ -112,8 +112,8 @@ def print_ending(ending: Ending, *, shown: bool) -> None:
         line = f"fasttrain: job {ending.job.job_id} ended as {cell.state.state}: {cell.why}"
         console.print(Text(line, style="bold red"), soft_wrap=True)
     if cell.receipt:
-        print_receipt(cell.receipt)
         _print_trouble(cell.receipt, shown=shown)
+        print_receipt(cell.receipt)
     else:
         line = f"fasttrain: job {ending.job.job_id} ended with exit code {cell.exit_code}"
         console.print(Text(f"{line}, without a receipt"), soft_wrap=True)

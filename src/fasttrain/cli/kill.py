@@ -14,7 +14,11 @@ GRACE = BY_NAME["shutdown_timeout"]
 
 def kill(
     run_id: Annotated[
-        str | None, typer.Argument(help="A run as `fasttrain ps` names it.", show_default=False)
+        str | None,
+        typer.Argument(
+            help="A run as `fasttrain ps` names it, any part of that, or its directory.",
+            show_default=False,
+        ),
     ] = None,
     all_runs: Annotated[bool, typer.Option("--all", help="End all that `fasttrain ps` lists.")] = (
         False

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 import typer.core
 
+from fasttrain.config.environ import read_environ
 from fasttrain.config.options import OPTIONS, OptionSpec
 
 
@@ -29,7 +30,9 @@ class GroupedCommand(typer.core.TyperCommand):
                 heading = getattr(parameter, "rich_help_panel", None) or "Options"
                 sections.setdefault(heading, []).append(record)
         for heading, records in sections.items():
-            with formatter.section(heading):
+            # Bold on a terminal; what is printed elsewhere is stripped of it.
+            plain = read_environ().get("NO_COLOR")
+            with formatter.section(heading if plain else typer.style(heading, bold=True)):
                 formatter.write_dl(records)
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import stat
 import sys
 import threading
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -14,12 +17,24 @@ FIGURES = ("step", "step_s", "samples_per_s", "memory_bytes")
 
 
 def choose_display(*, quiet: bool) -> Display:
-    """Give the progress line where stderr is a terminal, plain relaying elsewhere."""
+    """Return the progress line where stderr is a terminal, plain relaying elsewhere."""
     if quiet:
         return QuietDisplay()
-    if not sys.stderr.isatty():
+    if not sys.stderr.isatty() or _may_reach_the_terminal(1):
         return PlainDisplay()
     return ProgressDisplay()
+
+
+def _may_reach_the_terminal(descriptor: int) -> bool:
+    """Whether somebody else may write what goes there to the terminal, as ``| tee log`` does.
+
+    Their writes would end up in the middle of the progress line.
+    """
+    try:
+        mode = os.fstat(descriptor).st_mode
+    except OSError:  # closed by the caller
+        return False
+    return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
 
 
 class ProgressDisplay:
@@ -34,7 +49,7 @@ class ProgressDisplay:
 
         self._console = stderr_console()
         self._lock = threading.Lock()
-        self._line = b""
+        self._line = self._figures = b""
         self._drawn = self._gone = False
         self._at_start = True
 
@@ -51,13 +66,21 @@ class ProgressDisplay:
             self._draw()
 
     def progress(self, event: dict[str, Any]) -> None:
-        """Draw the figures of an event; nothing for a line that a script has garbled."""
-        if not all(_is_number(event.get(name)) for name in FIGURES):
+        """Draw the figures of an event, or what is being compiled; nothing of what is garbled."""
+        compiling = event.get("compiling")
+        if isinstance(compiling, str) and (not compiling or compiling.isidentifier()):
+            line = self._render(f"compiling {compiling} ...") if compiling else self._figures
+        elif all(_is_number(event.get(name)) for name in FIGURES):
+            line = self._figures = self._render(", ".join(_figures(event)))
+        else:
             return
         with self._lock:
-            self._line = self._render(event)
             self._erase()
+            self._line = line
             self._draw()
+
+    def tick(self) -> None:
+        """Nothing: what there is to show is drawn when it comes."""
 
     def tell(self, text: str) -> None:
         """Write a line to stderr, at the start of one."""
@@ -71,18 +94,10 @@ class ProgressDisplay:
             self._erase()
             self._line = b""
 
-    def _render(self, event: dict[str, Any]) -> bytes:
+    def _render(self, words: str) -> bytes:
         from rich.text import Text
 
-        from fasttrain.cli.card import seconds, size
-
-        parts = [f"step {event['step']:,}"]
-        if event["step_s"]:
-            parts.append(f"{seconds(event['step_s'])}/step")
-        if event["samples_per_s"]:
-            parts.append(f"{event['samples_per_s']:,.0f} samples/s")
-        parts.append(size(event["memory_bytes"]))
-        text = Text("fasttrain  " + "  ".join(parts), style="dim")
+        text = Text(f"fasttrain: {words}", style="dim")
         text.truncate(max(self._console.width - 1, 1))
         with self._console.capture() as capture:
             self._console.print(text, end="")
@@ -103,6 +118,17 @@ class ProgressDisplay:
             write_all(2, data)
         except OSError:
             self._gone = True
+
+
+def _figures(event: dict[str, Any]) -> Iterator[str]:
+    from fasttrain.cli.card import seconds, size
+
+    yield f"step {event['step']:,}"
+    if event["step_s"]:
+        yield f"{seconds(event['step_s'])}/step"
+    if event["samples_per_s"]:
+        yield f"{event['samples_per_s']:,.0f} samples/s"
+    yield size(event["memory_bytes"])
 
 
 def _is_number(value: object) -> bool:

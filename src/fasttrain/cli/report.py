@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -17,7 +16,9 @@ def report(
     run_dir: Annotated[
         str | None,
         typer.Argument(
-            help=f"Run directory (default: the latest in {RUNS_FOLDER}/).", show_default=False
+            metavar="[RUN]",
+            help=f"Run directory, or any part of a name in {RUNS_FOLDER}/ (default: the latest).",
+            show_default=False,
         ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
@@ -26,9 +27,10 @@ def report(
     # Only now: --help needs none of it.
     from fasttrain.launch.invocation import working_directory
     from fasttrain.launch.receipts import read_hang, read_receipt
-    from fasttrain.launch.run_dir import latest_run_dir
+    from fasttrain.launch.run_dir import find_run_dir, latest_run_dir
 
-    directory = Path(run_dir) if run_dir else latest_run_dir(working_directory())
+    cwd = working_directory()
+    directory = find_run_dir(run_dir, cwd) if run_dir else latest_run_dir(cwd)
     receipt = read_receipt(directory)
     if json:
         from fasttrain.cli.envelope import envelope
@@ -40,12 +42,12 @@ def report(
 
         if (hang := read_hang(directory)) is not None:
             print_hang(hang, str(directory))
-        print_receipt(receipt)
         if receipt.crash:
             from fasttrain.cli.crash_card import print_crash
 
             # What was on the screen then isn't there now.
             print_crash(replace(receipt.crash, shown=False), receipt.run_dir)
+        print_receipt(receipt)
     return 0
 
 

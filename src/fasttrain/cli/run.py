@@ -7,10 +7,11 @@ from typing import Annotated, Any
 import typer
 
 from fasttrain.cli.options import GroupedCommand, with_options
+from fasttrain.cli.typed import as_ours, split
 from fasttrain.cli.usage import unknown_option
 
 NAME = "run"
-BEHIND = "words behind --"
+BEHIND, TYPED = "words behind --", "words as typed"  # keys of what the parser passes on
 
 # What every command takes that starts a script.
 Module = Annotated[
@@ -33,12 +34,15 @@ class RunCommand(GroupedCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Cut the words at the first ``--``."""
         at = args.index("--") if "--" in args else len(args)
-        ctx.meta[BEHIND] = tuple(args[at + 1 :])
+        ctx.meta[TYPED], ctx.meta[BEHIND] = tuple(args), tuple(args[at + 1 :])
+        typed = split(args, ctx.info_name or NAME)
+        if typed.kind == "script" and any(group[0] == "-m" for group in typed.after):
+            raise unknown_option("-m", args, ctx.info_name or NAME)
         for word in args[:at]:
             # The parser would take `-momentum` for `-m omentum`; python's `-mpkg` isn't offered.
             if word.startswith("-m") and len(word) > 2:
                 raise unknown_option(word, args, ctx.info_name or NAME)
-        return super().parse_args(ctx, args[:at])
+        return super().parse_args(ctx, [*map(as_ours, args[:at])])
 
 
 def run(
@@ -80,6 +84,7 @@ def run(
         Request(
             words=tuple(words or ()),
             behind=ctx.meta[BEHIND],
+            typed=ctx.meta[TYPED],
             starts=Starts(module, no_python=no_python),
             config=config,
             preset=preset,

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 from fasttrain.cli.envelope import envelope
-from fasttrain.cli.target import Starts, choose_target
+from fasttrain.cli.python import choose_python, same_syntax
+from fasttrain.cli.target import choose_target
+from fasttrain.cli.typed import CommandLine, resolve_told
 from fasttrain.config.environ import read_environ
-from fasttrain.config.resolve import resolve
 from fasttrain.hardware.host import Host
+from fasttrain.hardware.interpreter import Locate
 from fasttrain.hardware.machine_file import read_machine
 from fasttrain.hardware.probe import probe_machine
 from fasttrain.hardware.surroundings import look_around
@@ -21,66 +23,65 @@ from fasttrain.launch.invocation import read_invocation, working_directory
 from fasttrain.launch.preflight import check_target
 from fasttrain.planning.dry_run import shell_script
 from fasttrain.planning.explain import decisions
+from fasttrain.planning.interpreter import Chosen
 from fasttrain.planning.plan import make_plan
 from fasttrain.planning.secrets import mask_plan
 from fasttrain.source.read import read_script
 from fasttrain.spec.errors import ExitCode, FasttrainError
 from fasttrain.spec.hang import Hang
-from fasttrain.spec.plan import Invocation, LaunchPlan
+from fasttrain.spec.plan import Invocation, LaunchPlan, Target
 from fasttrain.spec.script import ScriptFacts
 from fasttrain.spec.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """The command line, parsed.
+class Request(CommandLine):
+    """A command line, parsed.
 
     Attributes:
-        words: Words without a dash: the script and arguments of its own.
-        behind: Words behind ``--``.
-        starts: What kind of target it is.
-        config: Value of ``--config``.
-        preset: Value of ``--preset``.
         dry_run: Whether the plan is only printed.
         explain: Whether its decisions are only printed.
         json: Whether what is printed is JSON.
         machine: Value of ``--machine``.
-        flags: The options of `Settings`; None for those not given.
     """
 
-    words: tuple[str, ...]
-    behind: tuple[str, ...]
-    starts: Starts
-    config: str | None
-    preset: str | None
     dry_run: bool
     explain: bool
     json: bool
     machine: str | None
-    flags: Mapping[str, Any]
 
 
 def perform(request: Request) -> int:
     """Do what was asked for and give the exit code."""
     environ = read_environ()
     cwd = working_directory()
-    wanted = resolve(
-        request.flags, environ=environ, cwd=cwd, config=request.config, preset=request.preset
-    )
+    wanted = resolve_told(request, "run", environ)
     target = choose_target(request.words, request.behind, wanted, request.starts)
     planning_only = request.dry_run or request.explain
     if request.machine and not planning_only:
         raise _described_machine(request.machine)
-    check_target(target, str(cwd))
-    several = _may_be_several(wanted.settings)
-    facts = read_script(target, str(cwd), environ) if several else ScriptFacts()
-    invocation = read_invocation(target, wanted.settings, environ, facts)
-    machine = read_machine(Path(request.machine)) if request.machine else probe_machine(environ)
+    python = choose_python(target, wanted.settings, environ)
+    check_target(target, str(cwd), parsed=same_syntax(python.other))
+    invocation = _invocation(target, wanted.settings, environ, python)
+    described = read_machine(Path(request.machine)) if request.machine else None
+    machine = described or probe_machine(environ, python.other)
     plan = make_plan(wanted.settings, machine, invocation)
     if planning_only:
         _print_plan(plan, invocation, explain=request.explain, as_json=request.json)
         return 0
     return _start(plan, invocation, quiet=wanted.settings.quiet.value, as_json=request.json)
+
+
+def _invocation(
+    target: Target, settings: Settings, environ: Mapping[str, str], python: Chosen
+) -> Invocation:
+    locate = Locate(python.other) if python.other else find_spec
+    several = _may_be_several(settings)
+    cwd = str(working_directory())
+    facts = read_script(target, cwd, environ, locate) if several else ScriptFacts()
+    found = read_invocation(target, settings, environ, facts)
+    path = python.other.path if python.other else found.python
+    return replace(found, python=path, python_decision=python.decision, python_note=python.note)
 
 
 def _may_be_several(settings: Settings) -> bool:
@@ -125,6 +126,9 @@ def _start(plan: LaunchPlan, invocation: Invocation, *, quiet: bool, as_json: bo
 
     for warning in () if quiet else plan.warnings:
         sys.stderr.write(f"fasttrain: warning: {warning}\n")
+    if plan.python and not quiet:
+        why = f"{plan.python.reason} ({plan.python.source})"
+        sys.stderr.write(f"fasttrain: running with {plan.python.value}: {why}\n")
     display = choose_display(quiet=quiet)
 
     def on_hang(hang: Hang) -> None:
@@ -136,10 +140,10 @@ def _start(plan: LaunchPlan, invocation: Invocation, *, quiet: bool, as_json: bo
     receipt = start(plan, mask_plan(plan, invocation.environ), invocation.environ, around)
     if as_json:
         sys.stderr.write(envelope("receipt", receipt) + "\n")
-    elif not quiet:
-        print_receipt(receipt)
-    if receipt.crash and not as_json:
+    elif receipt.crash:  # its cause stands right behind the traceback
         print_crash(receipt.crash, receipt.run_dir, brief=quiet)
+    if not (as_json or quiet):
+        print_receipt(receipt)
     if plan.strict and receipt.exit_code == 0 and receipt.unmet:
         raise FasttrainError(
             "not everything that was asked for took effect",

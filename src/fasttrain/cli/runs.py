@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+import os
 
-from rich.table import Table
 from rich.text import Text
 
-from fasttrain.cli.card import size
+from fasttrain.cli.card import near, size
 from fasttrain.cli.console import stdout_console
-from fasttrain.config.nearest import nearest
 from fasttrain.hardware.holders import held_bytes
 from fasttrain.hardware.runs import find_runs
 from fasttrain.launch.invocation import working_directory
+from fasttrain.launch.run_dir import matching
 from fasttrain.processes import launchers
 from fasttrain.processes.ending import named
 from fasttrain.spec.errors import ExitCode, FasttrainError
@@ -20,7 +19,7 @@ from fasttrain.spec.local_run import LocalRun
 from fasttrain.spec.outcome import RECEIPT_FILE
 from fasttrain.spec.places import RUNS_FOLDER
 
-TITLES = ("run", "state", "started", "processes", "GPU memory", "directory")
+TITLES = ("run", "state", "processes", "GPU memory")  # its name begins with when it started
 
 
 def local_runs() -> tuple[LocalRun, ...]:
@@ -29,33 +28,35 @@ def local_runs() -> tuple[LocalRun, ...]:
 
 
 def run_table(runs: tuple[LocalRun, ...]) -> None:
-    """Print runs to stdout, one per line."""
-    console = stdout_console(width=200)
+    """Print runs to stdout, each above its directory; never folded, so that names can be copied."""
+    console = stdout_console()
     if not runs:
         console.print("no run of yours is on this machine")
         return
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in TITLES:
-        table.add_column(title, overflow="fold")
-    for run in runs:
+    rows = [TITLES, *map(_cells, runs)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row, run in zip(rows, (None, *runs), strict=True):
+        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
         # Text, not str: a directory with square brackets is no markup.
-        table.add_row(*(Text(cell) for cell in _cells(run)))
-    console.print(table)
+        line = Text("  ".join(cells).rstrip(), style="" if run else "bold")
+        console.print(line, soft_wrap=True)
+        if run and run.run_dir:
+            console.print(Text(f"  {near(run.run_dir)}", style="dim"), soft_wrap=True)
 
 
 def _cells(run: LocalRun) -> tuple[str, ...]:
-    started = f"{datetime.fromtimestamp(run.started_s):%Y-%m-%d %H:%M:%S}"
     memory = size(run.memory_bytes) if run.memory_bytes else ""
-    return run.run_id, run.state, started, str(len(run.processes)), memory, run.run_dir
+    return run.run_id, run.state, str(len(run.processes)), memory
 
 
 def chosen(
     runs: tuple[LocalRun, ...], run_id: str | None, *, all_runs: bool
 ) -> tuple[LocalRun, ...]:
-    """Give the runs that are meant.
+    """Return the runs that are meant: all, or one by its folder or a part of its name alone.
 
     Raises:
-        FasttrainError: ``kill-what`` if neither or both are named; ``run-unknown``.
+        FasttrainError: ``kill-what`` if neither or both are named; ``run-unknown``, also for
+            a part of several names.
     """
     if (run_id is not None) == all_runs:
         raise FasttrainError(
@@ -65,18 +66,29 @@ def chosen(
             slug="kill-what",
             exit_code=ExitCode.USAGE,
         )
-    found = tuple(run for run in runs if all_runs or run.run_id == run_id)
-    if run_id is not None and not found:
-        names = [run.run_id for run in runs]
-        near = nearest(run_id, names) or next(iter(names), "")
+    if run_id is None:
+        return runs
+    by_folder = [run for run in runs if os.sep in run_id and _in_folder(run, run_id)]
+    if by_folder:
+        return tuple(by_folder)
+    names = matching(run_id, [run.run_id for run in runs])
+    if len(names) != 1:
+        there = names or [run.run_id for run in runs]
+        fix = "name one of them in full" if names else "fasttrain ps lists them"
         raise FasttrainError(
-            f"there is no run {run_id!r} of yours on this machine",
-            why=f"those that are: {', '.join(names)}" if names else "no run is",
-            fix=f"fasttrain kill {near}" if near else "nothing is left to end",
+            f"there {'are several runs' if names else 'is no run'} {run_id!r} of yours here",
+            why=f"{'it is part of' if names else 'those that are:'} {', '.join(there)}"
+            if there
+            else "no run of yours is on this machine",
+            fix=fix if there else "nothing is left to end",
             slug="run-unknown",
             exit_code=ExitCode.UNAVAILABLE,
         )
-    return found
+    return tuple(run for run in runs if run.run_id == names[0])
+
+
+def _in_folder(run: LocalRun, folder: str) -> bool:
+    return bool(run.run_dir) and os.path.realpath(run.run_dir) == os.path.realpath(folder)
 
 
 def end_run(run: LocalRun, grace_s: float) -> str:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from fasttrain.cli.options import with_options
-from fasttrain.cli.run import BEHIND, ConfigFile, Module, NoPython, Preset, RunCommand
+from fasttrain.cli.run import BEHIND, TYPED, ConfigFile, Module, NoPython, Preset, RunCommand
 from fasttrain.config.options import OPTIONS, SLURM_OPTIONS
 from fasttrain.planning.slurm import DECIDED_BY_SLURM
 
@@ -51,6 +51,7 @@ def slurm(
         SlurmRequest(
             words=tuple(words or ()),
             behind=ctx.meta[BEHIND],
+            typed=ctx.meta[TYPED],
             starts=Starts(module, no_python=no_python, command=NAME),
             config=config,
             preset=preset,
@@ -66,5 +67,6 @@ def slurm(
 
 def register(app: typer.Typer) -> None:
     """Add the command to the application."""
-    offered = [spec for spec in OPTIONS if spec.name not in DECIDED_BY_SLURM]
+    decided = {*DECIDED_BY_SLURM, *(spec.name for spec in SLURM_OPTIONS)}
+    offered = [spec for spec in OPTIONS if spec.name not in decided]
     app.command(NAME, cls=RunCommand)(with_options(slurm, (*SLURM_OPTIONS, *offered)))

@@ -86,6 +86,6 @@ def _stream(outlet: Outlet, before: Any) -> io.TextIOWrapper:
         encoding=before.encoding,
         errors=ERRORS,
         newline="\n",
-        line_buffering=before.line_buffering,
+        line_buffering=before.line_buffering or before.write_through,  # python -u
         write_through=before.write_through,
     )

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from fasttrain.cli.envelope import envelope
-from fasttrain.cli.target import Starts, choose_target
+from fasttrain.cli.target import choose_target
+from fasttrain.cli.typed import CommandLine, resolve_told
 from fasttrain.config.environ import read_environ
-from fasttrain.config.resolve import resolve
 from fasttrain.hardware.host import Host
 from fasttrain.hardware.slurm_nodes import node_shape
 from fasttrain.launch.invocation import working_directory
@@ -23,34 +21,22 @@ MOST_NODES = 10**6  # more than fasttrain takes for --nodes
 
 
 @dataclass(frozen=True, slots=True)
-class SlurmRequest:
-    """The command line, parsed.
+class SlurmRequest(CommandLine):
+    """A command line, parsed.
 
     Attributes:
-        words: Words without a dash: the script and arguments of its own.
-        behind: Words behind ``--``.
-        starts: What kind of target it is.
-        config: Value of ``--config``.
-        preset: Value of ``--preset``.
         wait: Whether to stay until the job has ended.
         follow: Whether to show its output meanwhile.
         check: Whether to look only for what would fail.
         dry_run: Whether the batch script is only printed.
         json: Whether what is printed is JSON.
-        flags: The options of `Settings` and `SlurmSettings`; None for those not given.
     """
 
-    words: tuple[str, ...]
-    behind: tuple[str, ...]
-    starts: Starts
-    config: str | None
-    preset: str | None
     wait: bool
     follow: bool
     check: bool
     dry_run: bool
     json: bool
-    flags: Mapping[str, Any]
 
 
 def perform(request: SlurmRequest) -> int:
@@ -81,14 +67,7 @@ def perform(request: SlurmRequest) -> int:
 
 def _draft(request: SlurmRequest) -> Draft:
     environ, cwd = read_environ(), working_directory()
-    wanted = resolve(
-        request.flags,
-        environ=environ,
-        cwd=cwd,
-        config=request.config,
-        preset=request.preset,
-        slurm=True,
-    )
+    wanted = resolve_told(request, "slurm", environ)
     target = choose_target(request.words, request.behind, wanted, request.starts)
     check_target(target, str(cwd))
     facts = read_script(target, str(cwd), environ)

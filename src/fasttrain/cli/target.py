@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
+from pathlib import Path
 
 from fasttrain.config.resolve import Resolved
 from fasttrain.spec.errors import ExitCode, FasttrainError
@@ -57,6 +59,15 @@ def choose_target(
             exit_code=ExitCode.USAGE,
         )
     return Target(kind, wanted.script, (*wanted.args, *behind))
+
+
+def script_folder(words: tuple[str, ...], starts: Starts, cwd: Path) -> Path | None:
+    """Return the folder of the script that the command line names, if it is there."""
+    if not words or starts.module or starts.no_python:
+        return None
+    script = cwd / words[0]
+    there = os.path.isfile(script)  # noqa: PTH113 - a name that is too long is none
+    return script.parent if there else None
 
 
 def _contradiction() -> FasttrainError:

@@ -4,20 +4,11 @@ from __future__ import annotations
 
 import shlex
 
+from fasttrain.cli.typed import as_ours, split, takes
+from fasttrain.config.environ import read_environ
 from fasttrain.config.nearest import nearest
-from fasttrain.config.options import OPTIONS, SLURM_OPTIONS
 from fasttrain.spec.errors import ExitCode, FasttrainError
 from fasttrain.spec.secrets import mask_args
-
-_SHARED = ("--config", "--preset", "--dry-run", "--json", "--no-python", "--help")
-# Options of the commands that take a script: what is none of these may be the script's own.
-COMMAND_OPTIONS = {
-    "run": (*(spec.flag for spec in OPTIONS), *_SHARED, "--explain", "--machine"),
-    "slurm": (
-        *(spec.flag for spec in (*OPTIONS, *SLURM_OPTIONS)),
-        *(*_SHARED, "--wait", "--follow", "--check"),
-    ),
-}
 
 
 def translate(error: Exception, argv: list[str], commands: set[str]) -> FasttrainError:
@@ -30,9 +21,14 @@ def translate(error: Exception, argv: list[str], commands: set[str]) -> Fasttrai
     """
     command = argv[0] if argv and argv[0] in commands else ""
     option = getattr(error, "option_name", None)
-    if option and command in COMMAND_OPTIONS and type(error).__name__ == "NoSuchOption":
+    if option and command in ("run", "slurm") and type(error).__name__ == "NoSuchOption":
         return unknown_option(option, argv[1:], command)
-    message = str(getattr(error, "message", error)).strip().rstrip(".")
+    script = next((word for word in argv if word.endswith(".py")), None)
+    named = argv[:1] == [script] or argv[0].startswith("-") if script else False
+    if script and named and not commands.intersection(argv):
+        return _no_command(script, argv)
+    words = getattr(error, "format_message", error.__str__)()  # typer's message alone may be empty
+    message = " ".join(words.split()).rstrip(".")
     return FasttrainError(
         message[:1].lower() + message[1:],
         why="the command line can't be understood",
@@ -42,9 +38,35 @@ def translate(error: Exception, argv: list[str], commands: set[str]) -> Fasttrai
     )
 
 
+def _no_command(script: str, argv: list[str]) -> FasttrainError:
+    return FasttrainError(
+        f"{script} is a script, and no command of fasttrain",
+        why="a script is started by the command run",
+        fix=_run_line(argv),
+        slug="usage",
+        exit_code=ExitCode.USAGE,
+    )
+
+
+def _run_line(argv: list[str]) -> str:
+    typed = split(argv, "run")
+    known = takes("run")
+    if all(
+        as_ours(group[0]).split("=")[0] in known or group[0][:1] != "-" for group in typed.after
+    ):
+        return f"fasttrain run {shlex.join(mask_args(argv))}"
+    return typed.separated("run", typed.shared("run", read_environ(), unread=True))
+
+
 def unknown_option(option: str, words: list[str], command: str = "run") -> FasttrainError:
-    """Give the error for an option that isn't fasttrain's: its nearest one and the ``--`` form."""
-    if option in COMMAND_OPTIONS[command]:
+    """Return the error for an option that isn't fasttrain's: its nearest one and the ``--`` form.
+
+    Args:
+        option: The option.
+        words: The words behind the sub-command.
+        command: The sub-command.
+    """
+    if option in takes(command) and option != "-m":
         return FasttrainError(
             f"{option} is not an option of fasttrain {command}",
             why="SLURM chooses the nodes and their GPUs, and the ranks meet on the first node",
@@ -52,24 +74,15 @@ def unknown_option(option: str, words: list[str], command: str = "run") -> Fastt
             slug="slurm-option",
             exit_code=ExitCode.USAGE,
         )
-    near = nearest(option, COMMAND_OPTIONS[command])
+    near = nearest(option, (name for name in takes(command) if name.startswith("--")))
+    typed = split(words, command)
+    shared = typed.shared(command, read_environ(), unread=True)
+    shared |= {"-m": ""} if option == "-m" else {}  # behind a script it is the script's
     return FasttrainError(
         f"{option} is not an option of fasttrain {command}",
         why="options of the script itself stand behind --"
         + (f"; the nearest of fasttrain's is {near}" if near else ""),
-        fix=f"fasttrain {command} {_with_separator(option, words)}"
-        + (f", or {near} if that was meant" if near else ""),
+        fix=typed.separated(command, shared),
         slug="unknown-option",
         exit_code=ExitCode.USAGE,
     )
-
-
-def _with_separator(option: str, words: list[str]) -> str:
-    """Give the words as typed, ``--`` before the unknown option."""
-    at = next((i for i, word in enumerate(words) if word.split("=")[0].startswith(option)), 0)
-    before, behind = words[:at], [word for word in words[at:] if word != "--"]
-    if not any(word.endswith(".py") for word in before) and "-m" not in before:
-        script = next((word for word in behind if word.endswith(".py")), None)
-        behind = [word for word in behind if word is not script]
-        before.append(script or "SCRIPT")
-    return shlex.join([*mask_args(before), "--", *mask_args(behind)])

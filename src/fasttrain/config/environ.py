@@ -6,13 +6,14 @@ import os
 from collections.abc import Mapping
 
 from fasttrain.config.nearest import nearest
-from fasttrain.config.options import BY_NAME, OptionValue
+from fasttrain.config.options import OPTIONS, SLURM_OPTIONS, OptionValue
 from fasttrain.config.values import parse_setting
 from fasttrain.spec.attempts import RESTART_COUNT
 from fasttrain.spec.decision import Setting, Source, SourceKind
 from fasttrain.spec.errors import FasttrainError
 from fasttrain.spec.places import RUN_MARK
 from fasttrain.spec.pulse import PULSES_VARIABLE
+from fasttrain.spec.settings import OPTION_NAMES
 
 PREFIX = "FASTTRAIN_"
 CONFIG_VARIABLE = "FASTTRAIN_CONFIG"
@@ -26,14 +27,20 @@ def read_environ() -> dict[str, str]:
     return dict(os.environ)
 
 
-def option_values(environ: Mapping[str, str]) -> dict[str, Setting[OptionValue]]:
+def option_values(
+    environ: Mapping[str, str], *, slurm: bool = True
+) -> dict[str, Setting[OptionValue]]:
     """Give the options that FASTTRAIN_* variables set; an empty variable sets nothing.
+
+    Args:
+        environ: The environment.
+        slurm: Whether FASTTRAIN_SLURM_PYTHON counts, before FASTTRAIN_PYTHON.
 
     Raises:
         FasttrainError: ``env-option`` for a FASTTRAIN_* variable that means nothing;
             ``option-value`` or ``env-value`` for a value that its option can't take.
     """
-    by_variable = {spec.env: spec for spec in BY_NAME.values()}
+    by_variable = {spec.env: spec for spec in (*OPTIONS, *SLURM_OPTIONS)}
     others = {CONFIG_VARIABLE, PRESET_VARIABLE} | WORKER_VARIABLES
     settings = {}
     for variable in sorted(name for name in environ if name.startswith(PREFIX)):
@@ -43,6 +50,8 @@ def option_values(environ: Mapping[str, str]) -> dict[str, Setting[OptionValue]]
             raise _unknown(variable, [*by_variable, CONFIG_VARIABLE, PRESET_VARIABLE])
         if raw := environ[variable]:
             spec = by_variable[variable]
+            if spec.slurm and spec.name in OPTION_NAMES and not slurm:
+                continue
             settings[spec.name] = parse_setting(spec, raw, Source(SourceKind.ENV, variable))
     return settings
 

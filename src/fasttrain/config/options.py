@@ -6,7 +6,7 @@ import types
 from dataclasses import dataclass, fields
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from fasttrain.spec.settings import Settings
+from fasttrain.spec.settings import OPTION_NAMES, Settings
 from fasttrain.spec.slurm import SlurmSettings
 
 OptionKind = Literal["bool", "int", "str", "list"]
@@ -98,4 +98,8 @@ def _derive(table: type[Settings] | type[SlurmSettings]) -> tuple[OptionSpec, ..
 
 OPTIONS: tuple[OptionSpec, ...] = _derive(Settings)
 SLURM_OPTIONS: tuple[OptionSpec, ...] = _derive(SlurmSettings)
-BY_NAME: dict[str, OptionSpec] = {spec.name: spec for spec in (*OPTIONS, *SLURM_OPTIONS)}
+# Of an option of both tables (`python`) that of `Settings`, which may stand anywhere in a file.
+BY_NAME: dict[str, OptionSpec] = {
+    **{spec.name: spec for spec in OPTIONS},
+    **{spec.name: spec for spec in SLURM_OPTIONS if spec.name not in OPTION_NAMES},
+}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -48,6 +48,7 @@ def resolve(
     environ: Mapping[str, str],
     cwd: Path,
     config: str | None = None,
+    beside: Path | None = None,
     preset: str | None = None,
     slurm: bool = False,
 ) -> Resolved:
@@ -58,6 +59,7 @@ def resolve(
         environ: The environment.
         cwd: Directory in which fasttrain.yaml is looked for, and from which paths are taken.
         config: Value of ``--config``.
+        beside: Folder of the script; the file there counts before the one in ``cwd``.
         preset: Value of ``--preset``.
         slurm: Whether the section ``slurm`` of the file counts, with the profile that is named.
 
@@ -66,48 +68,58 @@ def resolve(
             `preset_values` and `parse_value`. ``config-ambiguous`` when both file names exist;
             ``slurm-cluster`` for a profile that the file doesn't have.
     """
-    file = _read_file(environ.get(CONFIG_VARIABLE) or None if config is None else config, cwd)
-    said = [_flag_layer(flags), option_values(environ)]
-    sections = _slurm_layers(file, said) if slurm else []
-    layers = [*said, *sections, _file_layer(file), _preset_layer(preset, environ, file)]
+    named = environ.get(CONFIG_VARIABLE) or None if config is None else config
+    files = [read_yaml(cwd / named, name=named)] if named is not None else _found(cwd, beside)
+    said = [_flag_layer(flags), option_values(environ, slurm=slurm)]
+    sections = _slurm_layers(files, said) if slurm else []
+    entries = [_layer(file, file.entries) for file in files]
+    layers = [*said, *sections, *entries, _preset_layer(preset, environ, files)]
     settings = Settings(**_strongest(layers, OPTIONS))
     on_slurm = SlurmSettings(**_strongest(layers, SLURM_OPTIONS))
-    if file is None:
+    if not files:
         return Resolved(settings, slurm=on_slurm)
+    file = next((file for file in files if file.script), files[0])
     return Resolved(settings, file.script, file.args, file.path, on_slurm)
 
 
-def _slurm_layers(file: YamlFile | None, stronger: Sequence[Layer]) -> list[Layer]:
-    """Give the section ``slurm``, behind the profile that it or a stronger layer names."""
-    section = _layer(file, file.slurm) if file else {}
-    named = [layer["cluster"] for layer in (*stronger, section) if "cluster" in layer]
+def _slurm_layers(files: Sequence[YamlFile], stronger: Sequence[Layer]) -> list[Layer]:
+    """Return the sections ``slurm``, after the profile that one or a stronger layer names."""
+    sections = [_layer(file, file.slurm) for file in files]
+    named = [layer["cluster"] for layer in (*stronger, *sections) if "cluster" in layer]
     if not named or named[0].value is None:
-        return [section]
-    name, there = str(named[0].value), file.clusters if file else {}
-    if file is None or name not in there:
+        return sections
+    name, there = str(named[0].value), [cluster for file in files for cluster in file.clusters]
+    if name not in there:
         listed = ", ".join(there) or "none"
         raise FasttrainError(
             f"{place('cluster', named[0].source)}: there is no profile {name!r}",
-            why=f"the profiles of {file.name if file else FILE_NAMES[0]} are: {listed}",
+            why=f"the profiles of {files[0].name if files else FILE_NAMES[0]} are: {listed}",
             fix=suggest(name, there, "add one below slurm: clusters:"),
             slug="slurm-cluster",
             exit_code=exit_code(named[0].source),
         )
-    return [_layer(file, there[name]), section]
+    profiles = [_layer(file, file.clusters[name]) for file in files if name in file.clusters]
+    return [*profiles, *sections]
 
 
-def _read_file(named: str | None, cwd: Path) -> YamlFile | None:
-    if named is not None:
-        return read_yaml(cwd / named, name=named)
-    found = [name for name in FILE_NAMES if (cwd / name).exists()]
+def _found(cwd: Path, beside: Path | None) -> list[YamlFile]:
+    """Return the files that nobody named, the one beside the script first."""
+    folders = [cwd] if beside is None or (cwd / beside).samefile(cwd) else [cwd / beside, cwd]
+    return [file for folder in folders for file in _file_in(folder, cwd)]
+
+
+def _file_in(folder: Path, cwd: Path) -> Iterator[YamlFile]:
+    found = [folder / name for name in FILE_NAMES if (folder / name).exists()]
+    names = [str(path.relative_to(cwd) if path.is_relative_to(cwd) else path) for path in found]
     if len(found) > 1:
         raise FasttrainError(
-            f"there are both {' and '.join(found)} in {cwd}",
+            f"there are both {' and '.join(path.name for path in found)} in {folder}",
             why="only one of them would be used",
-            fix=f"remove one, or name one with --config {found[0]}",
+            fix=f"remove one, or name one with --config {names[0]}",
             slug="config-ambiguous",
         )
-    return read_yaml(cwd / found[0], name=found[0]) if found else None
+    for path, name in zip(found, names, strict=True):
+        yield read_yaml(path, name=name)
 
 
 def _flag_layer(flags: Mapping[str, object]) -> Layer:
@@ -118,10 +130,6 @@ def _flag_layer(flags: Mapping[str, object]) -> Layer:
     }
 
 
-def _file_layer(file: YamlFile | None) -> Layer:
-    return _layer(file, file.entries) if file else {}
-
-
 def _layer(file: YamlFile, entries: Entries) -> Layer:
     return {
         name: parse_setting(BY_NAME[name], raw, file_source(file.name, line))
@@ -129,13 +137,14 @@ def _layer(file: YamlFile, entries: Entries) -> Layer:
     }
 
 
-def _preset_layer(flag: str | None, environ: Mapping[str, str], file: YamlFile | None) -> Layer:
+def _preset_layer(flag: str | None, environ: Mapping[str, str], files: Sequence[YamlFile]) -> Layer:
     if flag is not None:
         return preset_values(flag, Source(SourceKind.FLAG, "--preset"))
     if variable := environ.get(PRESET_VARIABLE):
         return preset_values(variable, Source(SourceKind.ENV, PRESET_VARIABLE))
-    if file is not None and file.preset is not None:
-        return preset_values(file.preset, file_source(file.name, file.preset_line))
+    for file in files:
+        if file.preset is not None:
+            return preset_values(file.preset, file_source(file.name, file.preset_line))
     return {}
 
 

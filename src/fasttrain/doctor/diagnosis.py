@@ -24,6 +24,7 @@ class Diagnosis:
         command: The command that fits this machine best.
         why: Why that one.
         script: The script as the user names it; empty without one.
+        python: Path of the Python that runs scripts; empty where it is fasttrain's own.
         levers: What each lever would do with it in a run without flags.
         measurements: What ``--bench`` measured, and `verdicts` what that says.
     """
@@ -33,6 +34,7 @@ class Diagnosis:
     command: str
     why: str
     script: str = ""
+    python: str = ""
     levers: tuple[LeverLine, ...] = ()
     measurements: tuple[Measurement, ...] = ()
     verdicts: tuple[Verdict, ...] = ()

@@ -102,6 +102,7 @@ class _Follower:
         self._show(self._others.lines())
         if event := self._events.latest():
             self._display.progress(event)
+        self._display.tick()
         for watch in self._watches:
             watch.tick()
         attempts.tick()

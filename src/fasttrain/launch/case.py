@@ -24,6 +24,13 @@ _LOADER_ENDED = re.compile(r"^DataLoader worker \(pid\(s\) [\d, ]+\) exited unex
 
 # Of one that printed its traceback itself. Source: torch 2.13, torch/multiprocessing/spawn.py, join
 _CHILD_FAILED = re.compile(r"^process \d+ terminated with exit code 1$")
+# Of one that could not begin: what it can't import, say. Its traceback is in the log alone.
+# Source: torch 2.13, torch/utils/data/_utils/signal_handling.py
+_LOADER_FAILED = re.compile(
+    r"^DataLoader worker \(pid \d+\) exited unexpectedly with exit code 1\b"
+)
+# Where the traceback of a process that multiprocessing started begins.
+_BEGINS_A_CHILD = re.compile(r"[/\\]multiprocessing[/\\](?:spawn|forkserver|process)\.py$")
 # Characters of a line that are searched: patterns take time by the square of a word's length.
 SEARCHED_LENGTH = 2000
 
@@ -110,10 +117,19 @@ class Case:
             inner = read_traceback(self.log)
             if inner and inner.message == raised.message:  # its own, printed last
                 inner = read_traceback(before_traceback(self.log))
+        elif _LOADER_FAILED.search(raised.message):
+            inner = self._of_a_child(read_traceback(self.log))
+            inner = inner or self._of_a_child(read_traceback(before_traceback(self.log)))
         if inner:
             yield replace(inner, handled=raised.handled)
             raised = replace(raised, handled=False)
         yield raised
+
+    @staticmethod
+    def _of_a_child(raised: Raised | None) -> Raised | None:
+        """Return an exception if it ended a process that multiprocessing had started."""
+        frames = raised.frames if raised else ()
+        return raised if any(_BEGINS_A_CHILD.search(frame.file) for frame in frames) else None
 
     def place(self) -> str:
         """Give ``file:line`` of the innermost call in the user's code, or where it is known."""

@@ -132,10 +132,26 @@ AROUND = (
     ),
     Cause(
         "no-cuda", Heals.NEVER,
-        text(r"Torch not compiled with CUDA enabled", r"Found no NVIDIA driver"),
+        # Source: what torch 2.13 says on a CPU, of one call of torch.cuda or another; the last one
+        # is that of a build for CUDA
+        text(
+            r"Torch not compiled with CUDA enabled", r"Found no NVIDIA driver",
+            r"module 'torch\._C' has no attribute '_cuda_\w+'",
+            r"torch\.cuda\.\w+ requires CUDA support", r"Tried to instantiate dummy base class",
+            r"without ATen_cuda library", r"PyTorch was compiled without CUDA support",
+            r"Cannot access accelerator device when none is available",
+            r"No CUDA GPUs are available",
+        ),
         "the script asks for a CUDA GPU, and this torch or this machine has none",
         "have the script take its device from torch.cuda.is_available(); fasttrain doctor tells"
         " what is missing",
+    ),
+    Cause(
+        "no-nccl", Heals.NEVER,
+        # Source: torch 2.13, torch/distributed/distributed_c10d.py, and ProcessGroupNCCL.cpp
+        text(r"doesn't have NCCL built in", r"ProcessGroupNCCL is only supported with GPUs"),
+        "the script's ranks meet by NCCL, which needs CUDA GPUs; this torch or machine has none",
+        'have the script take "nccl" if torch.cuda.is_available() and "gloo" if not',
     ),
     Cause(
         "map-location", Heals.NEVER, text(r"Attempting to deserialize object on a CUDA device"),
@@ -217,6 +233,14 @@ AROUND = (
         text(r"(?P<library>\S+\.so[.\d]*): cannot open shared object file"),
         "the library {library} is not where the loader looks",
         "install what holds it, or add its directory to LD_LIBRARY_PATH",
+    ),
+    Cause(
+        "built-for-another", Heals.NEVER,
+        # Source: torch 2.13, torch/library.py; what torchvision does when it is imported
+        text(r"operator (?P<package>torchvision|torchaudio)::\w+ does not exist"),
+        "{package} was built for another version of torch than the one that is here",
+        "{python} -m pip check names that version; install the {package} of this torch, from the"
+        " same index as torch",
     ),
     Cause(
         "built-for-another", Heals.NEVER, text(r"undefined symbol", r"numpy\.dtype size changed"),

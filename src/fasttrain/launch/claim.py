@@ -81,6 +81,7 @@ def claim(named: str, resume: ResumeMode = "no") -> Iterator[Claim]:
             else:
                 _check_unused(path, folder)
             doubted = _doubted(path)
+            _hide_from_git(path.parent)
         except (OSError, ValueError) as error:  # ValueError: a NUL byte, which YAML can hold
             raise _impossible(path, error) from error
         yield Claim(path, (*doubted, *problems, *ended))
@@ -180,6 +181,16 @@ def renew(path: Path, attempt: int) -> str:
         return aside
     except OSError as error:
         raise _impossible(path, error) from error
+
+
+def _hide_from_git(folder: Path) -> None:
+    """Write a .gitignore into the folder of runs, unless one is there, be it empty."""
+    if folder.name == RUNS_FOLDER:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        with suppress(OSError):  # one is there, or there is no room
+            file = os.open(folder / ".gitignore", flags, 0o644)
+            os.write(file, b"*\n")
+            os.close(file)
 
 
 def _doubted(path: Path) -> list[str]:

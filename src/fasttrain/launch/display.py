@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import time
 from contextlib import suppress
 from typing import Any, Protocol
+
+LONG_S = 5.0  # of compiling, until a line says so
 
 
 class Display(Protocol):
@@ -19,6 +22,9 @@ class Display(Protocol):
     def progress(self, event: dict[str, Any]) -> None:
         """Show the latest event of rank 0."""
 
+    def tick(self) -> None:
+        """Show what has become due since; called several times a second."""
+
     def tell(self, text: str) -> None:
         """Say one sentence of fasttrain's own."""
 
@@ -27,14 +33,28 @@ class Display(Protocol):
 
 
 class PlainDisplay:
-    """Passes the script's bytes on and shows no progress."""
+    """Passes the script's bytes on; of progress it shows only that compiling a model takes long."""
+
+    _compiling, _since_s = "", 0.0
+    _told: frozenset[str] = frozenset()
 
     def write(self, descriptor: int, data: bytes) -> None:
         """Write all of ``data``."""
         write_all(descriptor, data)
 
     def progress(self, event: dict[str, Any]) -> None:
-        """Show nothing."""
+        """Note what is being compiled."""
+        name = event.get("compiling", "")
+        self._compiling = name if isinstance(name, str) and name.isidentifier() else ""
+        self._since_s = time.monotonic()
+
+    def tick(self) -> None:
+        """Write what is being compiled when that takes long, so that nobody takes it for a hang."""
+        if self._compiling in self._told or not self._compiling:
+            return
+        if time.monotonic() - self._since_s >= LONG_S:
+            self._told |= {self._compiling}
+            self.tell(f"compiling {self._compiling} ...")
 
     def tell(self, text: str) -> None:
         """Write a line to stderr, wherever the script's own may stand."""

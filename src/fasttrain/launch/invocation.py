@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -33,6 +34,22 @@ def working_directory() -> Path:
             slug="cwd-gone",
             exit_code=ExitCode.CANNOT_START,
         ) from error
+
+
+def active_elsewhere(environ: Mapping[str, str]) -> str:
+    """Return the active virtual environment if it isn't the one that fasttrain is installed in.
+
+    Conda's base, which a shell activates by itself, counts only where fasttrain has no virtual
+    environment of its own.
+    """
+    for name in ("VIRTUAL_ENV", "CONDA_PREFIX"):
+        active = environ.get(name, "")
+        base = name == "CONDA_PREFIX" and environ.get("CONDA_DEFAULT_ENV") == "base"
+        if base and sys.prefix != sys.base_prefix:
+            continue
+        if active and os.path.isdir(active):  # noqa: PTH112 - a name that is too long is none
+            return "" if Path(active).samefile(sys.prefix) else f"{name}={active}"
+    return ""
 
 
 def read_invocation(

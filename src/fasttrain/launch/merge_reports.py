@@ -45,6 +45,7 @@ def _together(outcomes: list[Outcome]) -> Outcome:
     counts: Counter[str] = Counter()
     sites: Counter[tuple[str, str]] = Counter()
     notes: dict[str, None] = {}
+    missed = tuple(dict.fromkeys(text for outcome in outcomes for text in outcome.missed))
     for outcome in outcomes:
         counts.update(outcome.counts)
     for name in counts.keys() & _LEVELS:
@@ -60,4 +61,5 @@ def _together(outcomes: list[Outcome]) -> Outcome:
         sites=tuple(Site(what, where, count) for (what, where), count in sites.items()),
         counts=dict(counts),
         notes=tuple(notes),
+        missed=missed,
     )

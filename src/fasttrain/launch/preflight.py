@@ -12,8 +12,13 @@ from fasttrain.spec.errors import ExitCode, FasttrainError
 from fasttrain.spec.plan import LaunchPlan, Processes, Target
 
 
-def check_target(target: Target, cwd: str) -> None:
+def check_target(target: Target, cwd: str, *, parsed: bool = True) -> None:
     """See that a script can be read and parsed.
+
+    Args:
+        target: What is started.
+        cwd: Working directory.
+        parsed: Whether this Python's syntax is that of the one that runs it.
 
     Raises:
         FasttrainError: It is missing, a directory, unreadable, or not Python.
@@ -32,7 +37,8 @@ def check_target(target: Target, cwd: str) -> None:
     except OSError as error:
         why = error.strerror or str(error)
         raise _error(target.name, why, "name a file that can be read") from error
-    _parse(source, target.name)
+    if parsed:
+        _parse(source, target.name)
 
 
 def _parse(source: bytes, name: str) -> None:

@@ -44,7 +44,9 @@ class Progress:
                 report = load(RankReport, path)
             except (OSError, CodecError):  # the receipt tells of it
                 continue
-            self._note(report.rank, report.stats.steps)
+            stats = report.stats
+            # As its pulse has it: none before a step that an earlier attempt did not make
+            self._note(report.rank, stats.steps if stats.steps > stats.resumed_from else 0)
         return dict(self._steps)
 
     def begin_again(self) -> None:

@@ -36,7 +36,7 @@ def gather(plan: LaunchPlan, ended: Ended, run_dirs: Iterable[Path] = ()) -> Rec
     reports, problems = _read_reports(run_dirs)
     reports = tuple(_with_steps(report, ended.steps.get(report.rank, 0)) for report in reports)
     # A script that failed may not have come to its model; its own error is what there is to tell.
-    missed = tuple(unmet(reports)) if ended.exit_code == 0 else ()
+    missed = tuple(unmet(reports, strict=plan.strict)) if ended.exit_code == 0 else ()
     receipt = Receipt(
         run_id=plan.run_id,
         run_dir=str(run_dirs[0]),
@@ -64,12 +64,16 @@ def _kept(receipt: Receipt, path: Path) -> Receipt:
 
 
 def _told_by_ranks(reports: tuple[RankReport, ...]) -> list[str]:
-    """Give the ranks' own warnings, each once with the ranks that have it."""
+    """Return the ranks' own warnings, each once with the ranks that have it."""
+    return _once((report.rank, warning) for report in reports for warning in report.warnings)
+
+
+def _once(told: Iterable[tuple[int, str]]) -> list[str]:
+    """Return each sentence once, behind the ranks of which it holds."""
     ranks: defaultdict[str, list[int]] = defaultdict(list)
-    for report in reports:
-        for warning in report.warnings:
-            ranks[warning].append(report.rank)
-    return [f"{rank_list(having)}: {warning}" for warning, having in ranks.items()]
+    for rank, sentence in told:
+        ranks[sentence].append(rank)
+    return [f"{rank_list(having)}: {sentence}" for sentence, having in ranks.items()]
 
 
 def read_receipt(run_dir: Path) -> Receipt:
@@ -124,7 +128,8 @@ def _with_steps(report: RankReport, steps: int) -> RankReport:
     """Give the report of a rank that was ended with the steps that it has made since."""
     if report.finished or steps <= report.stats.steps:
         return report
-    return replace(report, stats=replace(report.stats, steps=steps))
+    known = replace(report.stats, steps=steps, reported_until=report.stats.steps)
+    return replace(report, stats=known)
 
 
 def was_preempted(run_dir: Path) -> bool:
@@ -143,17 +148,30 @@ def _ways_on(plan: LaunchPlan, exit_code: int) -> tuple[str, ...]:
     return (f"the same command with --resume {directory} goes on from the snapshot",)
 
 
-def unmet(reports: tuple[RankReport, ...]) -> list[str]:
-    """Give one sentence for each lever that was armed or named by the user, but not applied."""
-    return [
-        f"rank {report.rank}: {outcome.lever} {outcome.asked} was not applied: {outcome.reason}"
+def unmet(reports: tuple[RankReport, ...], *, strict: bool = False) -> list[str]:
+    """Return one sentence for each lever that was armed or named by the user, but not applied.
+
+    Where nothing was trained, as by ``train.py --help``, a default that was armed had nothing to
+    do, and is left out unless `strict`.
+    """
+    idle = all(report.idle for report in reports) and not strict
+    return _once(
+        (report.rank, f"{outcome.lever} {outcome.asked} was not applied{what}")
         for report in reports
         for outcome in report.outcomes
-        if _is_unmet(outcome)
-    ]
+        for what in _unmet_parts(outcome, idle=idle)
+    )
 
 
-def _is_unmet(outcome: Outcome) -> bool:
+def _is_unmet(outcome: Outcome, *, idle: bool) -> bool:
+    if outcome.state is State.ARMED and not outcome.explicit:
+        return not idle
     if outcome.state in (State.ARMED, State.FAILED):
         return True
     return outcome.explicit and outcome.state is State.SKIPPED
+
+
+def _unmet_parts(outcome: Outcome, *, idle: bool) -> list[str]:
+    if _is_unmet(outcome, idle=idle):
+        return [f": {outcome.reason}"]
+    return [f" to {missed}" for missed in outcome.missed] if outcome.explicit else []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
 
@@ -26,15 +27,44 @@ def default_run_dir(cwd: str, run_id: str) -> str:
     return str(Path(cwd, RUNS_FOLDER, run_id))
 
 
+def matching(part: str, names: Iterable[str]) -> list[str]:
+    """Return the run of that name alone, or else all whose names contain it."""
+    known = list(names)
+    return [part] if part in known else [name for name in known if part and part in name]
+
+
+def find_run_dir(named: str, cwd: Path) -> Path:
+    """Return a run's directory by its path, its name, or a part of the name that only it has.
+
+    Raises:
+        FasttrainError: ``receipt`` for a part of several names.
+    """
+    if Path(named, PLAN_FILE).is_file():
+        return Path(named)
+    names = matching(named, (path.parent.name for path in _plans(cwd)))
+    if len(names) > 1:
+        raise FasttrainError(
+            f"several runs are called {named!r}",
+            why=f"it is part of {', '.join(names)}",
+            fix="name one of them in full",
+            slug="receipt",
+            exit_code=ExitCode.UNAVAILABLE,
+        )
+    return cwd / RUNS_FOLDER / names[0] if names else Path(named)
+
+
+def _plans(cwd: Path) -> list[Path]:
+    return sorted((cwd / RUNS_FOLDER).glob(f"*/{PLAN_FILE}"))
+
+
 def latest_run_dir(cwd: Path) -> Path:
     """Give the run directory that was begun last below ``cwd``.
 
     Raises:
         FasttrainError: There is none.
     """
-    runs = sorted(path.parent for path in (cwd / RUNS_FOLDER).glob(f"*/{PLAN_FILE}"))
-    if runs:
-        return runs[-1]
+    if plans := _plans(cwd):
+        return plans[-1].parent
     raise FasttrainError(
         "there is no run to report on",
         why=f"{cwd / RUNS_FOLDER} holds no run directory",

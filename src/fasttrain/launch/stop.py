@@ -83,9 +83,10 @@ class Stop:
         if age_s >= REMIND_S and not self._reminded:
             self._reminded = True
             name = signal.Signals(self.signum).name
+            ended = "Interrupted" if self.signum == signal.SIGINT else name
             self._tell(
-                f"{name} was passed on; what still runs {self.grace_s:g} s after it is killed, "
-                "or at the next ctrl-C"
+                f"{ended}. Waiting up to {self.grace_s:g} s for the script to save;"
+                " ctrl-C again ends it now."
             )
         return self.now or age_s >= self.grace_s
 

@@ -24,7 +24,7 @@ def warnings(draft: Draft) -> tuple[str, ...]:
     """Give what the user should know before trusting the run, one sentence each."""
     parts = (
         *(_found, _cpu_torch, _emulated, _unused_rendezvous, _unused_scope, _unused_restarts),
-        _fresh_cache,
+        *(_fresh_cache, _one_wandb_run, _other_python, _unused_python),
     )
     return tuple(sentence for part in parts for sentence in part(draft))
 
@@ -75,6 +75,29 @@ def _unused_rendezvous(draft: Draft) -> Iterator[str]:
 def _fresh_cache(draft: Draft) -> Iterator[str]:
     if draft.invocation.cache_note and draft.levers.compile.value.mode != "off":
         yield f"Compiled kernels are kept for this run alone: {draft.invocation.cache_note}."
+
+
+def _other_python(draft: Draft) -> Iterator[str]:
+    """Return whose interpreter runs the script where another environment is the active one."""
+    invocation = draft.invocation
+    if invocation.python_note and invocation.target.kind != "command":
+        yield (
+            f"{invocation.python_note}, and {invocation.python} runs the script:"
+            " mend that, or name a Python with --python."
+        )
+
+
+def _unused_python(draft: Draft) -> Iterator[str]:
+    named = draft.settings.python
+    if named.value and draft.invocation.target.kind == "command":
+        yield f"{named.source} has no effect with --no-python."
+
+
+def _one_wandb_run(draft: Draft) -> Iterator[str]:
+    """Return a warning where a mode that was set for wandb holds on rank 0 alone."""
+    mode = draft.invocation.environ.get("WANDB_MODE") or "disabled"
+    if draft.levers.strategy.value.injected and mode != "disabled":
+        yield f"WANDB_MODE={mode} holds on rank 0; the other ranks make no run (disabled)."
 
 
 def _unused_restarts(draft: Draft) -> Iterator[str]:

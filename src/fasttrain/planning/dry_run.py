@@ -47,8 +47,10 @@ def _comment(text: str) -> str:
 
 def _header(plan: LaunchPlan) -> Iterator[str]:
     yield _comment(f"fasttrain {plan.fasttrain_version}, run {plan.run_id}")
-    for row in lever_rows(plan):
-        yield _comment(f"{row.topic} = {row.value}: {row.reason} ({row.source})")
+    cells = [(row.topic, row.value, f"{row.reason} ({row.source})") for row in lever_rows(plan)]
+    topics, values = (max(map(len, column)) for column in [*zip(*cells, strict=True)][:2])
+    for topic, value, why in cells:
+        yield _comment(f"{topic:{topics}}  {value:{values}}  {why}")
     for warning in plan.warnings:
         yield _comment(f"warning: {warning}")
     for hint in plan.hints:

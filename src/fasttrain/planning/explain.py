@@ -49,6 +49,7 @@ def lever_rows(plan: LaunchPlan) -> tuple[Row, ...]:
         _row("hang", plan.guards.hang, _hang(plan.guards.hang.value)),
         _row("nan", plan.guards.nan, plan.guards.nan.value),
         _row("restarts", plan.restarts, _restarts(plan.restarts.value)),
+        *([_row("python", plan.python, plan.python.value)] if plan.python else []),
     )
 
 

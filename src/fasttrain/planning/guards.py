@@ -1,4 +1,4 @@
-"""Decides what is watched while the script trains: that it goes on, and on numbers."""
+"""Decides what is watched while the script trains: its progress, and its gradients."""
 
 from __future__ import annotations
 

@@ -46,6 +46,7 @@ def make_plan(settings: Settings, machine: Machine, invocation: Invocation) -> L
         max_steps=settings.max_steps.value,
         strict=settings.strict.value,
         preempt=decide_preempt(settings, draft.processes.value, draft.levers, invocation),
+        python=invocation.python_decision,
         hints=hints(draft),
         warnings=warnings(draft),
     )

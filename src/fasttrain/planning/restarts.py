@@ -10,7 +10,7 @@ from fasttrain.spec.settings import Settings
 
 
 def decide_restarts(settings: Settings, processes: Processes) -> Decision[Restarts]:
-    """Give how often a run is started again, behind what, and after how long."""
+    """Return how often a run is started again, after what, and after how long."""
     most, on = settings.max_restarts, settings.restart_on
     if processes.backend == "slurm":
         reason = "a rank that SLURM started is not started again without the others"
@@ -18,11 +18,11 @@ def decide_restarts(settings: Settings, processes: Processes) -> Decision[Restar
     if not most.value:
         return Decision(Restarts(0, on.value), asked(most), most.source)
     restarts = Restarts(most.value, on.value)
-    what = "behind any failure" if on.value == "any" else "behind a failure that can heal"
+    what = "after any failure" if on.value == "any" else "after recoverable failures"
     # Doubled as Kubernetes does for containers that fail, up to the same limit.
     # Source: https://kubernetes.io/docs/concepts/workloads/pods/pod-lifecycle, CrashLoopBackOff
     reason = (
-        f"{what}, after {restarts.first_s:g} s, and twice as long as before where it made no step,"
+        f"{what}, {restarts.first_s:g} s later, and twice as long as before where it made no step,"
         f" up to {restarts.cap_s:g} s"
     )
     return Decision(restarts, reason, most.source)

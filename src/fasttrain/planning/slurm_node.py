@@ -32,4 +32,6 @@ def node_settings(
         }
     if slurm.gpus_per_node.value and settings.device.value != "cpu":
         changes["gpus"] = Setting("all", slurm.gpus_per_node.source)
+    if settings.python.value:  # it runs this already
+        changes["python"] = Setting(None, SLURM)
     return replace(settings, **changes)

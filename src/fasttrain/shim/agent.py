@@ -165,4 +165,8 @@ def _keep(held: set[Any]) -> None:
 if __name__ == "__main__":
     if not sys.flags.safe_path:
         del sys.path[0]  # this folder; see __main__.py
+    sys.path.insert(0, str(Path(__file__).absolute().parents[2]))
+    import fasttrain  # noqa: F401
+
+    del sys.path[0]
     sys.exit(main(sys.argv[1:]))

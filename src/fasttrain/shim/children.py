@@ -18,11 +18,15 @@ from fasttrain.shim.import_hook import after_torch
 from fasttrain.spec.plan import LaunchPlan
 from fasttrain.spec.reading import load
 
+_HOME = repr(str(Path(__file__).absolute().parents[2])).replace("{", "{{").replace("}", "}}")
 # One line, for the tracebacks of multiprocessing. With -c the working directory leads the path,
 # where something may be called fasttrain.
 _PREPARE = (
     "import sys\n"
     "first = sys.path.pop(0) if sys.path[:1] == [''] else None\n"
+    f"sys.path.insert(0, {_HOME})\n"
+    "import fasttrain\n"  # this one, also for a Python that has none, or another
+    "del sys.path[0]\n"
     "from fasttrain.shim.children import prepare\n"
     "None if first is None else sys.path.insert(0, first)\n"
     "prepare({plan!r}, {rank!r})"

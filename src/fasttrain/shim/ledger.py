@@ -26,7 +26,8 @@ class Ledger:
         self.state = State.OFF
         self.live = False  # kept, because some levers ask several times a step
         self.reason = ""
-        self._unfit = ""
+        self._unfit = self._unfit_note = ""
+        self._missed: dict[str, None] = {}
         self._excuse: tuple[State, str] | None = None
         self.counts: Counter[str] = Counter()
         self._sites: Counter[tuple[str, str]] = Counter()
@@ -45,6 +46,7 @@ class Ledger:
         self.counts.clear()
         self._sites.clear()
         self._notes.clear()
+        self._missed.clear()
 
     def apply(self, what: str, where: str, count: int = 1) -> None:
         """Record one effect; the first one turns armed into applied."""
@@ -52,10 +54,20 @@ class Ledger:
             self.settle(State.APPLIED)
         self.touch(what, where, count)
 
-    def pass_over(self, what: str, why: str) -> None:
-        """Record something that the lever can't be applied to; alone, it makes it skipped."""
-        self.note(f"{what} left alone: {why}")
+    def pass_over(self, what: str, why: str, *, missed: bool = False) -> None:
+        """Record something that the lever can't be applied to; alone, it makes it skipped.
+
+        Args:
+            what: The object and its place.
+            why: The reason.
+            missed: Whether a person who named the lever is warned of it, even where it was applied
+                to others.
+        """
+        self._unfit_note = f"{what} left alone: {why}"
+        self.note(self._unfit_note)
         self._unfit = f"{what}: {why}"
+        if missed and len(self._missed) < MAX_NOTES:
+            self._missed[self._unfit] = None
 
     def excuse(self, state: State, reason: str) -> None:
         """Say how it ends if it is never used and nothing better is known."""
@@ -79,9 +91,10 @@ class Ledger:
 
     def outcome(self) -> Outcome:
         """Give the account as it stands."""
-        state, reason = self.state, self.reason
+        state, reason, notes = self.state, self.reason, list(self._notes)
         if state is State.ARMED and self._unfit:
             state, reason = State.SKIPPED, self._unfit
+            notes = [note for note in notes if note != self._unfit_note]  # once is enough
         elif state is State.ARMED and self._excuse:
             state, reason = self._excuse
         return Outcome(
@@ -92,7 +105,8 @@ class Ledger:
             explicit=self.explicit,
             sites=tuple(Site(what, where, n) for (what, where), n in self._sites.items()),
             counts=dict(self.counts),
-            notes=tuple(self._notes),
+            notes=tuple(notes),
+            missed=tuple(self._missed),
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import math
 import os
 import sys
 import time
@@ -32,8 +33,9 @@ from fasttrain.shim.save_guard import SaveGuard
 from fasttrain.shim.snapshots.kept import Kept
 from fasttrain.shim.steps import StepMeter
 from fasttrain.shim.strays import refuse_unrelated_copies
+from fasttrain.shim.warning_places import name_users_lines
 from fasttrain.spec.decision import Decision, Source, SourceKind
-from fasttrain.spec.outcome import Outcome, RankReport, State
+from fasttrain.spec.outcome import Outcome, RankReport, State, StepStats
 from fasttrain.spec.plan import PLAN_FILE, LaunchPlan
 
 _NOBODY = Source(SourceKind.DEFAULT, "default")
@@ -91,7 +93,7 @@ class Runtime:
                 self._levers.append(lever)
         live = {lever.ledger.lever for lever in self._levers if lever.ledger.live}
         if live & _AT_ROOTS:
-            self._roots.on_call += [self._meter.count_samples, self._on_call]
+            self._roots.on_call += [self._meter.throughput.called, self._on_call]
             self._roots.on_call.append(self._pulse.beat)
         if live & _BY_ROOTS:
             self._roots.install(self._undo)
@@ -102,8 +104,11 @@ class Runtime:
         refuse_unrelated_copies(self._plan, self._undo)
         self._meter.install(self._undo)
         self._meter.on_step.append(self._on_step)
+        self._meter.before_next.append(self._end_at)
+        self._meter.on_pass.append(self._on_step)
         if any(lever.ledger.live for lever in self._levers):
             self._own_compile.install(self._undo)
+            name_users_lines(self._undo)
             children.follow_spawned(self._run_dir / PLAN_FILE, self._rank, self._undo)
             children.follow_forked(self._begin_anew)
         # Registered before any of the script's own handlers, so that it runs behind them all.
@@ -121,7 +126,9 @@ class Runtime:
         build = self._parallel()
         amp = self._ledger("amp", levers.amp.value.precision, levers.amp)
         if levers.amp.value.precision != "off":
-            build.append(AmpLever(levers.amp, amp, self._roots))
+            lever = AmpLever(levers.amp, amp, self._roots)
+            build.append(lever)
+            self._kept.states["amp"] = lever
         if levers.amp.value.precision == "float16":
             scaling = self._ledger("loss_scaling", "dynamic", levers.amp)
             self._scaling = LossScaling(levers.amp, scaling, self._roots)
@@ -132,6 +139,7 @@ class Runtime:
             self._compile = CompileLever(
                 levers.compile, compiled, self._roots, self._own_compile, strict=self._plan.strict
             )
+            self._compile.on_compiling.append(self._note_compiling)
             build.append(self._compile)
         optimizer = self._ledger("optimizer", levers.optimizer.value, levers.optimizer)
         if levers.optimizer.value == "fused":
@@ -156,8 +164,7 @@ class Runtime:
     def _parallel(self) -> list[Lever]:
         """Build what makes several ranks one run, where the script doesn't."""
         strategy = self._plan.levers.strategy
-        alone = self._plan.processes.value.backend == "direct" or _world_size() == 1
-        if alone or self._reporter.child:
+        if self._world_size() == 1 or self._reporter.child:
             return []
         if not strategy.value.injected:
             ledger = self._ledger("strategy", strategy.value.mode, strategy)
@@ -166,6 +173,8 @@ class Runtime:
             return []
         from fasttrain.shim.parallel import parallel_levers
 
+        if strategy.value.batch != "per-rank":
+            self._meter.throughput.part = 1 / _world_size()
         ranks = Ranks.at_store(
             strategy.value.collectives, agent=self._plan.processes.value.backend == "torchrun"
         )
@@ -234,7 +243,12 @@ class Runtime:
             self._nan.read()
         if now - self._reported_s >= REPORT_EVERY_S or step == 1:
             self._report(finished=False)
-        if step == self._plan.max_steps:
+        if not self._meter.several:  # the others have not stepped in this iteration yet
+            self._end_at(step)
+
+    def _end_at(self, step: int) -> None:
+        most = self._plan.max_steps
+        if most is not None and step >= most and step > self._kept.replayed:
             sys.exit(0)
 
     def finish(self) -> None:
@@ -258,6 +272,10 @@ class Runtime:
         event = self._event()
         self._reporter.event(lambda: event)
 
+    def _note_compiling(self, name: str) -> None:
+        now = self._clock.read(self._meter.steps)
+        self._reporter.event(lambda: {**now, "compiling": name})
+
     def _event(self) -> dict[str, Any]:
         stats = self._meter.stats(0.0)
         # The first step holds more than a step; until there is a second, no other time is known.
@@ -266,7 +284,7 @@ class Runtime:
             **self._clock.read(self._meter.steps),
             "step": self._meter.steps,
             "step_s": self._meter.recent_step_s(),
-            "samples_per_s": stats.samples_per_s,
+            "samples_per_s": stats.samples_per_s * self._world_size(),  # the others being as fast
             "memory_bytes": stats.peak_memory_bytes,
             "loss_scale": self._scaling.scale if self._scaling else 1.0,
         }
@@ -280,10 +298,20 @@ class Runtime:
             device=self._meter.device or (root.device if root else ""),
             torch_version=torch.__version__,
             outcomes=tuple(self.outcomes().values()),
-            stats=stats if stats.steps > self._kept.replayed else replace(stats, steps=0),
+            stats=self._with_resumed(stats),
             finished=finished,
             warnings=(*self._nan.warnings, *self._saves.warnings, *self._clock.warnings),
         )
+
+    def _world_size(self) -> int:
+        return 1 if self._plan.processes.value.backend == "direct" else _world_size()
+
+    def _with_resumed(self, stats: StepStats) -> StepStats:
+        """Return the figures without the steps of a replay that has not come to its end."""
+        replayed = self._kept.replayed
+        if math.isinf(replayed):
+            return replace(stats, steps=0)
+        return replace(stats, resumed_from=int(replayed))
 
 
 def _world_size() -> int:

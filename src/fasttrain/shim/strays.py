@@ -22,14 +22,19 @@ def refuse_unrelated_copies(plan: LaunchPlan, undo: ExitStack) -> None:
     if world_size == 1:
         return
 
+    checked = False
+
     def check(*_: Any) -> None:
-        handle.remove()
+        # It stays in place: torch is reading the hooks, and raises when one of them goes.
+        nonlocal checked
+        if checked:
+            return
+        checked = True
         distributed = torch.distributed
         if not (distributed.is_available() and distributed.is_initialized()):
             refuse(_unrelated(world_size))
 
-    handle = register_optimizer_step_pre_hook(check)
-    undo.callback(handle.remove)
+    undo.callback(register_optimizer_step_pre_hook(check).remove)
 
 
 def _unrelated(world_size: int) -> FasttrainError:

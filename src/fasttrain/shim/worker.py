@@ -36,12 +36,11 @@ def main(argv: list[str]) -> None:
         os.environ[RESTART_COUNT] = str(entry.restarts)
     streams.redirect_hidden_rank(plan, rank)
     watch_faults(plan.run_dir, rank)
-    failed = recorder(plan.run_dir, rank)
-    ending.at_failure.append(failed)
+    ending.at_failure.append(recorder(plan.run_dir, rank))
     pid = os.getpid()
     _be_alone(entry)
     after_torch(lambda: _install(plan, rank, started_s, pid))
-    run_target(entry.kind, entry.name, list(entry.args), ending.ended_well, failed)
+    run_target(entry.kind, entry.name, list(entry.args), ending.ended_well, ending.failed)
 
 
 def _be_alone(entry: Entry) -> None:

@@ -13,6 +13,7 @@ from fasttrain.source.habit import Habits
 from fasttrain.source.habit_signs import Signs
 from fasttrain.source.local_modules import Module, Walk
 from fasttrain.source.names import Names
+from fasttrain.source.options import options_of
 from fasttrain.source.ranks import RankSigns
 from fasttrain.spec.plan import Target
 from fasttrain.spec.script import Evidence, ScriptFacts
@@ -58,6 +59,23 @@ def find_local_rank(
     if target.kind == "command":
         return None
     return _Program(target, cwd, environ, locate).local_rank()
+
+
+def read_options(
+    target: Target,
+    cwd: str,
+    environ: Mapping[str, str],
+    locate: Locate = importlib.util.find_spec,
+) -> Mapping[str, str] | None:
+    """Return the options that the source shows, with their places; None if any can't be read.
+
+    The names have underscores; takes the same arguments as `read_script`.
+    """
+    if target.kind == "command":
+        return None
+    program = _Program(target, cwd, environ, locate)
+    options = options_of(program.modules())
+    return None if program.facts().unread else options
 
 
 def read_program(

@@ -40,7 +40,7 @@ class Restarts:
 
     Attributes:
         most: How often it is started again.
-        on: Whether only behind failures that can heal, or behind any.
+        on: Whether only after recoverable failures, or after any.
         first_s: Seconds before a restart.
         cap_s: Most seconds before a restart.
     """

@@ -56,6 +56,8 @@ class Invocation:
         restart_count: How often SLURM queued the run again.
         cache_note: Why the cache is not the usual one; empty where it is.
         warning: The signal that SLURM sends before a job's time is over.
+        python_decision: Why `python` is another than fasttrain's own; None where it is its own.
+        python_note: The active environment and why `python` isn't its own; empty without one.
     """
 
     target: Target
@@ -73,6 +75,8 @@ class Invocation:
     restart_count: int = 0
     cache_note: str = ""
     warning: str = "SIGUSR2"
+    python_decision: Decision[str] | None = None
+    python_note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +224,7 @@ class LaunchPlan:
         max_steps: Optimizer steps after which the run stops; None for as many as the script does.
         strict: Whether a lever that was asked for and did not take effect fails the run.
         preempt: What becomes of the run when it has to make room.
+        python: The Python that runs the script; None where it is fasttrain's own.
         hints: What the user might want to know or try, one sentence each.
         warnings: What the user should know before trusting the run, one sentence each.
     """
@@ -242,6 +247,7 @@ class LaunchPlan:
     max_steps: int | None = None
     strict: bool = False
     preempt: Decision[Preempt] = field(default_factory=left_to_the_script)
+    python: Decision[str] | None = None
     hints: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     schema: int = PLAN_SCHEMA

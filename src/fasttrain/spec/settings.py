@@ -131,7 +131,7 @@ class Settings:
         0, "Most restarts of a run that failed", panel=PROCESSES, metavar="N", minimum=0
     )
     restart_on: Setting[RestartOn] = option(
-        "auto", "Restart behind failures that can heal, or behind any", panel=PROCESSES
+        "auto", "Restart after recoverable failures, or after any", panel=PROCESSES
     )
     show_ranks: Setting[str] = option(
         "0", "Ranks whose output is shown live: all | 0,3", panel=PROCESSES, metavar="RANKS"
@@ -159,13 +159,13 @@ class Settings:
         "stop", "Stop a run that hangs, or tell where it stands and go on", panel=RUN
     )
     on_nan: Setting[NanChoice] = option(
-        "warn", "When gradients are no numbers any more, several steps in a row", panel=RUN
+        "warn", "When gradients or losses are inf or NaN, several steps in a row", panel=RUN
     )
     run_dir: Setting[str | None] = option(
         None, "Directory of this run's plan, events, logs and receipt", panel=RUN, metavar="DIR"
     )
     preempt: Setting[PreemptChoice] = option(
-        "signal", "SIGUSR2 reaches the script, or ends the run behind a snapshot", panel=RUN
+        "signal", "SIGUSR2 reaches the script, or ends the run after a snapshot", panel=RUN
     )
     snapshot_every: Setting[int | None] = option(
         None, "Minutes between snapshots, beside that of the signal", panel=RUN, metavar="MIN",
@@ -174,6 +174,10 @@ class Settings:
     resume: Setting[str | None] = option(
         None, "Go on from the last snapshot of a run", panel=RUN, metavar="RUN_DIR"
     )
+    python: Setting[str | None] = option(
+        None, "Interpreter for the script; default: the active environment's, if it has torch",
+        panel=RUN, metavar="PATH",
+    )  # fmt: skip
     quiet: Setting[bool] = option(False, "Print nothing of fasttrain's own but errors", panel=RUN)
 
 

@@ -117,6 +117,23 @@ def built_for_another():
     ctypes.CDLL(str(library), mode=os.RTLD_NOW)
 
 
+def misfit():
+    """Do what a torchvision does when it is imported, without its compiled part."""
+    torch.library.register_fake("torchvision::nms")(lambda: None)
+
+
+def by_nccl():
+    store = torch.distributed.HashStore()
+    torch.distributed.init_process_group("nccl", store=store, rank=0, world_size=1)
+
+
+class NeedsAModule:
+    """Can't be made in a worker that is spawned."""
+
+    def __reduce__(self):
+        return __import__, ("no_such_module",)
+
+
 def child(rank):
     {}["of the child"]
 
@@ -144,7 +161,15 @@ CAUSES = {
     "no-gradient": lambda: torch.ones(1).backward(),
     "backward-twice": twice,
     "inplace": inplace,
+    "built-for-another-2": misfit,
     "no-cuda": lambda: torch.ones(1).cuda(),
+    "no-cuda-2": lambda: torch.cuda.set_device(0),
+    "no-cuda-3": lambda: torch.cuda.Stream(),
+    "no-cuda-4": lambda: torch.cuda.CUDAGraph(),
+    "no-cuda-5": lambda: torch.Generator(device="cuda"),
+    "no-cuda-6": lambda: torch.ones(1).pin_memory(),
+    "no-cuda-7": lambda: torch.cuda.device(0).__enter__(),
+    "no-nccl": by_nccl,
     "host-memory": lambda: torch.empty(1 << 46),
     "weights-only": lambda: torch.load(saved(nn.Linear(1, 1))),
     "checkpoint-broken": lambda: torch.load(io.BytesIO(saved(torch.ones(99)).read()[:300])),
@@ -157,6 +182,7 @@ CAUSES = {
     "loader-worker-2": lambda: load(lambda: kill(signal.SIGKILL)),
     "shared-memory": lambda: load(lambda: kill(signal.SIGBUS)),
     "child-died": lambda: spawned(lambda rank: kill(signal.SIGKILL)),
+    "module-missing": lambda: load(NeedsAModule(), multiprocessing_context="spawn"),
     "pickling": lambda: load(lambda: 0, multiprocessing_context="spawn"),
     "assertion": lambda: nn.MultiheadAttention(10, 3),
     "segfault": lambda: ctypes.string_at(0),

@@ -29,6 +29,8 @@ def fasttrain_main(
     """Run ``fasttrain`` with these words, in the test's own directory."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("NO_COLOR", "1")
+    for name in ("VIRTUAL_ENV", "CONDA_PREFIX"):  # they would choose the Python of a run
+        monkeypatch.delenv(name, raising=False)
 
     def run(*words: str) -> Said:
         code = main(list(words))
@@ -42,7 +44,7 @@ def fasttrain_main(
 def receipt(tmp_path: Path) -> Callable[..., Receipt]:
     """Give the receipt of a run of some ranks; rank 1 fails at what rank 0 applies."""
 
-    def make(ranks: int = 1, **changes: Any) -> Receipt:
+    def make(count: int = 1, **changes: Any) -> Receipt:
         stats = StepStats(
             1200, 0.0123, 0.0199, 3456.4, 2.5, 41.2, peak_memory_bytes=3 << 30, wall_s=20
         )
@@ -54,7 +56,7 @@ def receipt(tmp_path: Path) -> Callable[..., Receipt]:
         ceded = Outcome("compile", "default", State.CEDED, reason="the script compiles")
         reports = tuple(
             RankReport(rank, "cuda:0", "2.13", (failed if rank == 1 else applied, ceded), stats)
-            for rank in range(ranks)
+            for rank in range(count)
         )
         run_dir = str(tmp_path / "fasttrain_runs" / "r1")
         fields = {"ranks": reports, "warnings": ("a warning",), "hints": ("a hint",), **changes}

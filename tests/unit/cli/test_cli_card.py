@@ -4,6 +4,7 @@ import io
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from fasttrain.cli.envelope import envelope
 from fasttrain.spec.attempts import Attempt
 from fasttrain.spec.codec import dumps, from_data
 from fasttrain.spec.crash import Crash
-from fasttrain.spec.outcome import Receipt, StepStats
+from fasttrain.spec.outcome import Outcome, RankReport, Receipt, State, StepStats
 
 
 @pytest.mark.parametrize(
@@ -56,7 +57,15 @@ def test_speed_leaves_out_what_is_not_known() -> None:
         "no optimizer step was seen; peak memory 1 MiB"
     )
     told = speed(StepStats(steps=1, first_step_s=2.0))
-    assert told == "1 steps, first step after 2 s, peak memory 0 B"
+    assert told == "1 step, first step after 2 s, peak memory 0 B"
+    assert speed(StepStats(steps=3, are_passes=True)).startswith("3 backward passes, ")
+    assert speed(StepStats(steps=1, are_passes=True)).startswith("1 backward pass, ")
+    killed = speed(StepStats(steps=1234, reported_until=1200))
+    assert killed.startswith("1,234 steps, all other figures and counts until step 1,200, ")
+    fed = StepStats(steps=3, samples_per_s=8.0, tokens_per_s=2048.0)
+    assert "8 samples/s (2,048 tokens/s), " in speed(fed)
+    resumed = speed(StepStats(steps=40, resumed_from=12))
+    assert resumed.startswith("40 steps, 12 of them before the snapshot, ")
     full = speed(StepStats(2000, 0.01, 0.02, 800.0, 3.0, 40.0, 1 << 30))
     for part in ("2,000 steps", "median 10 ms, p95 20 ms", "800 samples/s", "compile 40 s"):
         assert part in full
@@ -86,13 +95,19 @@ def test_receipt_says_what_took_effect(printed: Callable[..., str]) -> None:
         "amp applied bfloat16: Net (train.py:0), Net (train.py:1)",
         "2 more",
         "2,400 forwards",
-        "compile ceded the script compiles",
+        "compile left to your script the script compiles",
         "warning: a warning",
         "hint: a hint",
         "kept in fasttrain_runs/r1",
     ):
         assert part in text.replace("\n", " ").replace("  ", " ")
     assert "casts" not in text
+
+
+def test_a_lever_that_met_nothing_had_no_effect(printed: Callable[..., str]) -> None:
+    armed = Outcome("amp", "bf16", State.ARMED, reason="no module was called")
+    report = RankReport(0, "cpu", "2.13", (armed,), StepStats())
+    assert "amp had no effect no module was called" in printed(ranks=(report,))
 
 
 def test_receipt_says_where_ranks_differ(printed: Callable[..., str]) -> None:
@@ -110,8 +125,40 @@ def test_receipt_says_that_a_run_was_started_again(printed: Callable[..., str]) 
     assert told not in printed(attempts=attempts, crash=crash)  # its card says so
 
 
+def test_report_shows_the_cause_in_front_of_the_receipt(
+    fasttrain_main: Any, receipt: Callable[..., Receipt], tmp_path: Path
+) -> None:
+    crash = Crash(1, 2, 1, "", 0, "network", "a machine did not answer", "", step=12)
+    folder = tmp_path / "fasttrain_runs" / "r1"
+    folder.mkdir(parents=True)
+    (folder / "plan.json").write_text("{}")
+    (folder / "receipt.json").write_text(dumps(replace(receipt(), crash=crash)))
+    heads = [line for line in fasttrain_main("report").err.splitlines() if line[:1] == "f"]
+    assert [head.partition(" with exit code")[0] for head in heads] == [
+        "fasttrain: rank 1 failed first,", "fasttrain: train.py --lr 3 ended"
+    ]  # fmt: skip
+
+
 def test_receipt_of_a_run_without_reports(printed: Callable[..., str]) -> None:
     assert printed(0, warnings=(), hints=()).count("\n") == 2
+
+
+def test_a_script_that_trained_nothing_has_no_table(printed: Callable[..., str]) -> None:
+    outcome = Outcome("amp", "bfloat16", State.ARMED, "no module was called")
+    idle = RankReport(0, "", "2.13", (outcome,), StepStats())
+    text = printed(0, ranks=(idle,), warnings=(), hints=())
+    assert text.splitlines()[0].endswith("with exit code 0 after 75 s; no training was seen")
+    assert len(text.splitlines()) == 2, "and where it is kept"
+    assert "amp had no effect" in printed(0, ranks=(idle, replace(idle, rank=1, device="cpu")))
+
+
+def test_lines_in_a_pipe_end_with_their_words(
+    receipt: Callable[..., Receipt], capsys: pytest.CaptureFixture[str]
+) -> None:
+    print_receipt(receipt(2))
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) > 6
+    assert [line for line in lines if line != line.rstrip()] == []
 
 
 def test_nothing_is_coloured_without_a_terminal(printed: Callable[..., str]) -> None:

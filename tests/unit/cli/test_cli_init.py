@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import ast
+import json
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,10 @@ def test_a_template_is_handed_out_whole(fasttrain_main: Any, tmp_path: Path, nam
     expected = {path.name for path in (TEMPLATES / name).iterdir() if path.name[0] not in "._"}
     given = {path.name for path in (tmp_path / name).iterdir()}
     assert given == expected | {"fasttrain.yaml"}
-    planned = fasttrain_main("run", str(script), "--dry-run")
+    (tmp_path / name / "fasttrain.yaml").write_text("max_steps: 7\n")
+    planned = fasttrain_main("run", str(script), "--dry-run", "--json")
     assert planned.code == 0, planned.err
+    assert json.loads(planned.out)["data"]["max_steps"] == 7, "the file beside the script counts"
 
 
 def test_the_configuration_that_is_handed_out_is_valid(fasttrain_main: Any, tmp_path: Path) -> None:

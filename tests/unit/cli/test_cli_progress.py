@@ -3,6 +3,8 @@ from __future__ import annotations
 import errno
 import os
 import re
+import socket
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ from fasttrain.cli.progress import CLEAR_LINE, ProgressDisplay, choose_display
 from fasttrain.launch.display import PlainDisplay, QuietDisplay
 
 EVENT = {"step": 1200, "step_s": 0.0123, "samples_per_s": 3456.4, "memory_bytes": 1 << 30}
-LINE = b"fasttrain  step 1,200  12.3 ms/step  3,456 samples/s  1 GiB"
+LINE = b"fasttrain: step 1,200, 12.3 ms/step, 3,456 samples/s, 1 GiB"
 
 
 class Screen:
@@ -77,9 +79,51 @@ def test_new_figures_replace_the_old(screen: Screen) -> None:
     assert b"step 1,201" in screen.last_line
 
 
+def test_compiling_is_shown_while_it_goes_on(screen: Screen) -> None:
+    display = ProgressDisplay()
+    display.progress({"compiling": "CharTransformer"})
+    assert screen.last_line == b"fasttrain: compiling CharTransformer ..."
+    display.progress({"compiling": ""})
+    assert screen.last_line == b"", "there are no figures yet"
+    display.progress(EVENT)
+    display.progress({"compiling": "Head"})
+    assert screen.last_line == b"fasttrain: compiling Head ..."
+    display.progress({"compiling": ""})
+    assert screen.last_line == LINE
+    for garbled in ("\x1b[2J", 3, None):
+        display.progress({"compiling": garbled})
+    assert screen.last_line == LINE
+
+
+def test_long_compiling_is_told_once_where_there_is_no_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now_s, told = [100.0], []
+    monkeypatch.setattr("fasttrain.launch.display.time.monotonic", lambda: now_s[0])
+    monkeypatch.setattr(PlainDisplay, "tell", lambda _, text: told.append(text))
+    display = PlainDisplay()
+
+    def compile_for(seconds: float, name: str) -> None:
+        display.progress({"compiling": name})
+        for _ in range(3):
+            display.tick()
+            now_s[0] += seconds / 2
+        display.progress({"compiling": ""})
+        display.tick()
+
+    compile_for(4.0, "Quick")
+    assert told == []
+    compile_for(60.0, "CharTransformer")
+    compile_for(60.0, "CharTransformer")
+    assert told == ["compiling CharTransformer ..."]
+    compile_for(60.0, "\x1b[2J")
+    compile_for(60.0, "Head")
+    assert told[1:] == ["compiling Head ..."]
+
+
 def test_unknown_figures_are_left_out(screen: Screen) -> None:
     ProgressDisplay().progress({"step": 1, "step_s": 0, "samples_per_s": 0, "memory_bytes": 0})
-    assert screen.last_line == b"fasttrain  step 1  0 B"
+    assert screen.last_line == b"fasttrain: step 1, 0 B"
 
 
 def test_line_never_wraps(screen: Screen, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,4 +168,19 @@ def test_a_terminal_that_is_gone_ends_the_line_alone(
 )
 def test_choice(monkeypatch: pytest.MonkeyPatch, terminal: bool, quiet: bool, kind: type) -> None:
     monkeypatch.setattr("sys.stderr.isatty", lambda: terminal)
+    monkeypatch.setattr("fasttrain.cli.progress._may_reach_the_terminal", lambda _: False)
     assert type(choose_display(quiet=quiet)) is kind
+
+
+def test_no_line_where_a_pipe_may_end_on_the_terminal(tmp_path: Path) -> None:
+    """As with ``| tee log``, which writes into the middle of the line."""
+    pipe = os.pipe()
+    sockets = socket.socketpair()
+    with (tmp_path / "log").open("w") as file, Path(os.devnull).open("w") as null:
+        others = [pipe[1], sockets[0].fileno()]
+        ours = [file.fileno(), null.fileno()]
+        told = [progress._may_reach_the_terminal(descriptor) for descriptor in (*others, *ours)]
+    assert told == [True, True, False, False]
+    for descriptor in (*pipe, *(end.detach() for end in sockets)):
+        os.close(descriptor)
+    assert not progress._may_reach_the_terminal(pipe[1]), "closed by the caller"

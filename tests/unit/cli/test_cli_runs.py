@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
 from fasttrain.cli.runs import chosen, run_table
@@ -18,18 +21,59 @@ def test_a_run_is_meant_by_its_name_or_all_are() -> None:
     assert chosen((), None, all_runs=True) == ()
 
 
-def test_the_nearest_name_is_named() -> None:
+@pytest.mark.parametrize("part", ["77aa", "2026-11-22", "09-00-00_train"])
+def test_any_part_that_only_one_name_has_is_enough(part: str) -> None:
+    assert chosen((FIRST, SECOND), part, all_runs=False) == (SECOND,)
+
+
+def test_a_run_is_meant_by_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "fasttrain_runs" / FIRST.run_id
+    folder.mkdir(parents=True)
+    here = replace(FIRST, run_dir=str(folder))
+    for named in (
+        str(folder),
+        f"fasttrain_runs/{FIRST.run_id}",
+        f"./fasttrain_runs/{here.run_id}/",
+    ):
+        assert chosen((here, SECOND), named, all_runs=False) == (here,)
+    with pytest.raises(FasttrainError):
+        chosen((here, SECOND), "fasttrain_runs/", all_runs=False)
+
+
+def test_a_name_that_is_part_of_another_is_meant_itself() -> None:
+    short = LocalRun("train", "running", 0.0, PROCESSES)
+    assert chosen((FIRST, short), "train", all_runs=False) == (short,)
+
+
+@pytest.mark.parametrize(
+    ("part", "fix"), [("train", "name one of them in full"), ("1f9d", "fasttrain ps lists them")]
+)
+def test_no_run_is_suggested_for_one_that_is_not_clear(part: str, fix: str) -> None:
     with pytest.raises(FasttrainError) as caught:
-        chosen((FIRST, SECOND), SECOND.run_id[:-1], all_runs=False)
+        chosen((FIRST, SECOND), part, all_runs=False)
     assert (caught.value.slug, caught.value.exit_code) == ("run-unknown", 69)
-    assert SECOND.run_id in caught.value.fix
+    assert f"{FIRST.run_id}, {SECOND.run_id}" in caught.value.why
+    assert caught.value.fix == fix
 
 
 def test_the_table_tells_all_there_is(capsys: pytest.CaptureFixture[str]) -> None:
     run_table((FIRST, SECOND))
-    _, first, second = capsys.readouterr().out.splitlines()
-    assert FIRST.run_id in first
-    assert first.split()[-4:] == ["2", "3", "GiB", "/data/[one]"]
-    assert second.split()[1] == "orphaned"
+    _, first, directory, second = capsys.readouterr().out.splitlines()
+    assert first.split() == [FIRST.run_id, "running", "2", "3", "GiB"]
+    assert directory == "  /data/[one]"
+    assert second.split()[:2] == [SECOND.run_id, "orphaned"]
     run_table(())
     assert capsys.readouterr().out == "no run of yours is on this machine\n"
+
+
+def test_a_long_name_stays_whole_on_a_narrow_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    long = f"2026-11-22_09-00-00_{'n' * 40}_77aa77aa"
+    run_table((LocalRun(long, "orphaned", 60.0, PROCESSES, f"/data/{'d' * 90}/{long}"),))
+    said = capsys.readouterr().out
+    assert said.count(long) == 2
+    assert said.count("\n") == 3

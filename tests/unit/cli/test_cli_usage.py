@@ -1,8 +1,11 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import io
+import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +13,7 @@ import pytest
 
 from fasttrain import __version__
 from fasttrain.cli.usage import unknown_option
+from fasttrain.spec.codec import dumps
 
 
 @pytest.mark.parametrize(
@@ -17,7 +21,6 @@ from fasttrain.cli.usage import unknown_option
     [
         ("--ampp", "--amp"),
         ("--compille", "--compile"),
-        ("--nproc_per_node", "--nproc-per-node"),
         ("--gpu", "--gpus"),
         ("--dryrun", "--dry-run"),
         ("--optimiser", "--optimizer"),
@@ -38,8 +41,82 @@ def test_the_nearest_option_is_named(option: str, near: str) -> None:
         (["train.py", "--lr", "0.1", "--", "--seed", "1"], "train.py -- --lr 0.1 --seed 1"),
     ],
 )
-def test_the_form_with_two_dashes_is_shown(words: list[str], form: str) -> None:
-    assert unknown_option("--lr", words).fix.startswith(f"fasttrain run {form}")
+def test_the_form_with_two_dashes_is_shown(
+    words: list[str], form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").touch()
+    assert unknown_option("--lr", words).fix == f"fasttrain run {form}"
+
+
+def test_a_script_that_the_configuration_names_is_left_out_of_the_form(
+    fasttrain_main: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.yaml").write_text("script: train.py")
+    said = fasttrain_main("run", "--config", "mine.yaml", "--lr", "3")
+    assert "fix: fasttrain run --config mine.yaml -- --lr 3  " in said.err
+    (tmp_path / "mine.yaml").rename(tmp_path / "fasttrain.yaml")
+    assert "fix: fasttrain run -- --lr 3  " in fasttrain_main("run", "--lr", "3").err
+
+
+def test_all_of_a_script_that_cannot_be_read_stands_behind_the_dashes(
+    fasttrain_main: Any,
+) -> None:
+    said = fasttrain_main("run", "--debug", "train.py", "x", "--amp", "off", "--lr", "3")
+    assert "fix: fasttrain run --debug train.py -- x --amp off --lr 3  " in said.err
+
+
+# nanoGPT's way of taking options, and its own line for a CPU.
+CONFIGURATOR = """
+device, compile, eval_iters = "cuda", True, 200
+exec(open("configurator.py").read())
+"""
+CPU_LINE = ("config.py", "--device=cpu", "--compile=False", "--eval_iters=20")
+
+
+def test_options_that_a_script_has_as_well_go_to_it(fasttrain_main: Any, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(CONFIGURATOR)
+    said = fasttrain_main("run", "train.py", *CPU_LINE, "--amp", "off")
+    assert f"fix: fasttrain run train.py --amp off -- {' '.join(CPU_LINE)}  " in said.err
+    assert (said.code, said.err.count("\n")) == (2, 3)
+
+
+@pytest.mark.parametrize("command", ["run", "slurm"])
+def test_a_quiet_environment_is_told_of_no_shared_option(
+    fasttrain_main: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    (tmp_path / "train.py").write_text("amp = 'off'\nexec(open('configurator.py').read())")
+    words = (command, "train.py", "--amp", "off", "--dry-run")
+    assert "note: --amp went to fasttrain" in fasttrain_main(*words).err
+    monkeypatch.setenv("FASTTRAIN_QUIET", "1")
+    assert fasttrain_main(*words).err == ""
+
+
+@pytest.mark.parametrize("quiet", [(), ("--quiet",)])
+def test_an_option_that_both_have_is_told_once(
+    fasttrain_main: Any, tmp_path: Path, quiet: tuple[str, ...]
+) -> None:
+    (tmp_path / "train.py").write_text(CONFIGURATOR)
+    said = fasttrain_main("run", *quiet, "train.py", *CPU_LINE[:2], "--explain", "--", "--x")
+    (told,) = said.err.splitlines() or [""]
+    assert said.code == 0
+    assert ("note: --device went to fasttrain" in told) is not bool(quiet)
+    assert told.endswith("fasttrain run train.py --explain -- config.py --device=cpu --x") or quiet
+
+
+def test_options_before_the_script_are_fasttrains(fasttrain_main: Any, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(CONFIGURATOR)
+    said = fasttrain_main("run", "--device", "cpu", "train.py", "--amp", "off", "--explain")
+    assert (said.code, said.err) == (0, "")
+
+
+def test_torchruns_spelling_is_taken(fasttrain_main: Any, tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    words = ("run", "--nproc_per_node=2", "train.py", "--master_port", "2345", "--json")
+    said = fasttrain_main(*words, "--dry-run", "--", "--nproc_per_node=3")
+    plan = json.loads(said.out)["data"]
+    assert plan["processes"]["value"]["nproc_per_node"] == 2
+    assert plan["target"]["args"] == ["--nproc_per_node=3"]
 
 
 def test_an_unknown_option_never_reaches_the_script(fasttrain_main: Any, tmp_path: Path) -> None:
@@ -59,6 +136,7 @@ def test_an_unknown_option_never_reaches_the_script(fasttrain_main: Any, tmp_pat
         (("run", "train.py", "--gpus"), "fasttrain run --help"),
         (("report", "a", "b"), "fasttrain report --help"),
         (("init", "--fly"), "fasttrain init --help"),
+        (("job",), "fasttrain job --help"),
     ],
 )
 def test_other_usage_errors(fasttrain_main: Any, words: tuple[str, ...], hint: str) -> None:
@@ -67,6 +145,54 @@ def test_other_usage_errors(fasttrain_main: Any, words: tuple[str, ...], hint: s
     assert said.err.count("\n") == 3
     assert f"fix: see {hint}" in said.err
     assert "[usage]" in said.err
+    assert not said.err.startswith("error: \n")
+
+
+@pytest.mark.parametrize(
+    ("typed", "fix"),
+    [
+        ("train.py --lr 3", "train.py -- --lr 3"),
+        ("train.py --amp off", "train.py --amp off"),
+        ("--amp off train.py", "--amp off train.py"),
+    ],
+)
+def test_a_script_without_a_command_is_told_of_run(
+    fasttrain_main: Any, typed: str, fix: str
+) -> None:
+    said = fasttrain_main(*typed.split())
+    assert (said.code, said.err.count("\n")) == (2, 3)
+    assert f"fix: fasttrain run {fix} " in said.err
+
+
+def test_a_misspelt_command_is_no_script(fasttrain_main: Any) -> None:
+    assert "Did you mean 'run'?" in fasttrain_main("rum", "train.py").err
+
+
+def test_m_behind_a_script_is_the_scripts(fasttrain_main: Any) -> None:
+    said = fasttrain_main("run", "train.py", "-m", "test")
+    assert said.code == 2
+    assert "fix: fasttrain run train.py -- -m test " in said.err
+
+
+def test_torchruns_spelling_stays_fasttrains_in_a_fix(fasttrain_main: Any, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("")
+    said = fasttrain_main("run", "train.py", "--nproc_per_node=2", "--foo", "1")
+    assert "fix: fasttrain run train.py --nproc_per_node=2 -- --foo 1 " in said.err
+
+
+def test_a_report_is_found_by_a_part_of_its_name(
+    fasttrain_main: Any, receipt: Any, tmp_path: Path
+) -> None:
+    for name in ("2026_train_1f9c", "2026_train_77aa"):
+        (tmp_path / "fasttrain_runs" / name).mkdir(parents=True)
+        (tmp_path / "fasttrain_runs" / name / "plan.json").touch()
+        text = dumps(dataclasses.replace(receipt(), command=name))
+        (tmp_path / "fasttrain_runs" / name / "receipt.json").write_text(text)
+    for part in ("2026_train_1f9c", "1f9c", "fasttrain_runs/2026_train_1f9c"):
+        said = fasttrain_main("report", part)
+        assert (said.code, "2026_train_1f9c ended" in said.err) == (0, True)
+    said = fasttrain_main("report", "train")
+    assert (said.code, "2026_train_1f9c, 2026_train_77aa" in said.err) == (69, True)
 
 
 def test_version_and_help(fasttrain_main: Any) -> None:
@@ -141,3 +267,22 @@ def test_a_width_that_no_terminal_has_is_none(
     monkeypatch.setenv("COLUMNS", columns)
     assert fasttrain_main("job", "list") == before
     assert before.code == 0
+
+
+def test_a_run_outside_the_active_environment_says_so(
+    fasttrain_main: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "train.py").touch()
+    monkeypatch.setenv("VIRTUAL_ENV", str(tmp_path))
+    said = fasttrain_main("run", "train.py", "--dry-run")
+    assert f"# warning: VIRTUAL_ENV={tmp_path} is active, but" in said.out
+    assert f"{sys.executable} runs the script" in said.out
+
+
+def test_help_is_as_wide_as_the_terminal(
+    fasttrain_main: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for columns in (90, 120):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        widest = max(map(len, fasttrain_main("run", "--help").out.splitlines()))
+        assert columns - 20 < widest <= columns

@@ -159,3 +159,30 @@ def test_a_weaker_layer_is_checked_even_when_it_is_overruled(tmp_path, refused):
     (tmp_path / "fasttrain.yaml").write_text("amp: bf61\n")
     with refused("option-value"):
         resolve({"amp": "bf16"}, environ={}, cwd=tmp_path)
+
+
+def test_the_file_beside_the_script_counts_before_the_one_here(tmp_path):
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "fasttrain.yml").write_text("amp: bf16\npreset: max\n")
+    (tmp_path / "fasttrain.yaml").write_text("amp: fp16\nmax_steps: 3\npreset: exact\n")
+    found = resolve({}, environ={}, cwd=tmp_path, beside=Path("sub")).settings
+    assert told(found.amp) == ("bf16", "sub/fasttrain.yml:1")
+    assert told(found.max_steps) == (3, "fasttrain.yaml:2")
+    assert found.compile.value != "off", "the preset is that of the nearer file"
+    named = resolve({}, environ={}, cwd=tmp_path, beside=Path("sub"), config="fasttrain.yaml")
+    assert told(named.settings.amp) == ("fp16", "fasttrain.yaml:1")
+
+
+def test_a_profile_of_either_file_can_be_named(tmp_path):
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "fasttrain.yaml").write_text("slurm:\n  cluster: big\n  account: mine\n")
+    text = "slurm:\n  clusters:\n    big:\n      partition: gpu\n"
+    (tmp_path / "fasttrain.yaml").write_text(text)
+    found = resolve({}, environ={}, cwd=tmp_path, beside=Path("sub"), slurm=True).slurm
+    assert (found.partition.value, found.account.value) == ("gpu", "mine")
+
+
+def test_a_script_here_has_the_file_read_once(tmp_path):
+    (tmp_path / "fasttrain.yaml").write_text("env: [A=1]\n")
+    found = resolve({}, environ={}, cwd=tmp_path, beside=tmp_path).settings
+    assert told(found.env) == (("A=1",), "fasttrain.yaml:1")

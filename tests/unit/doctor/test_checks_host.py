@@ -179,7 +179,13 @@ CASES = [
         "Unable to contact slurm controller",
         slurm(version=RELEASE, error="Unable to contact slurm controller"),
     ),
-    fires("slurm-controller", "hint", "no configuration", slurm(configured=False, error="fatal")),
+    fires(
+        "slurm-controller",
+        "hint",
+        "no configuration",
+        slurm(configured=False, error="fatal", job="7"),
+    ),
+    quiet("slurm-controller", slurm(configured=False, error="fatal")),  # the package alone
     quiet("slurm-controller", slurm(version=RELEASE)),
     fires(
         "slurm-allocation",

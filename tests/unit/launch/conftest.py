@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -53,11 +54,12 @@ def of_command(plan: LaunchPlan) -> Callable[..., LaunchPlan]:
 def report(plan: LaunchPlan) -> Callable[..., RankReport]:
     """Leave the report of one rank in the run directory."""
 
-    def leave(rank: int, *states: State, explicit: bool = False) -> RankReport:
+    def leave(rank: int, *states: State, explicit: bool = False, **changes: Any) -> RankReport:
         outcomes = tuple(
             Outcome("amp", "bfloat16", state, f"because of {rank}", explicit) for state in states
         )
         made = RankReport(rank, "cpu", "2.13.0", outcomes, StepStats(steps=3), finished=True)
+        made = dataclasses.replace(made, **changes)
         folder = Path(plan.run_dir)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"rank-{rank}.json").write_text(dumps(made))

@@ -222,7 +222,7 @@ def test_every_row_can_be_told() -> None:
     _, facts = find_cause(raised("no row knows this"))
     facts |= dict.fromkeys(
         ("device", "waited", "came", "found", "library", "model", "how", "shapes", "what", "types",
-         "evidence", "why", "fix", "fault"), "x",
+         "evidence", "why", "fix", "fault", "package"), "x",
     )  # fmt: skip
     for cause in (*CAUSES, *ENDS):
         assert cause.why.format_map(facts)

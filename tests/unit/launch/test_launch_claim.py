@@ -50,6 +50,17 @@ def test_parents_that_are_made_are_never_open_to_everybody(tmp_path: Path) -> No
     assert mode(tmp_path / "runs") == 0o775
 
 
+def test_git_does_not_see_the_folder_of_runs(tmp_path: Path) -> None:
+    runs, elsewhere = tmp_path / "fasttrain_runs", tmp_path / "mine"
+    take(runs / "r1")
+    assert (runs / ".gitignore").read_text() == "*\n"
+    (runs / ".gitignore").write_text("")  # of somebody who keeps them in git
+    take(runs / "r2")
+    assert (runs / ".gitignore").read_text() == ""
+    take(elsewhere / "r1")
+    assert [path.name for path in elsewhere.iterdir()] == ["r1"], "a folder of the user's own"
+
+
 def test_a_directory_that_cannot_be(plan: LaunchPlan, slug: Any, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     (tmp_path / "circle").symlink_to("circle")

@@ -16,7 +16,7 @@ import pytest
 from fasttrain.launch import progress
 from fasttrain.launch.progress import Progress
 from fasttrain.spec.codec import dumps
-from fasttrain.spec.outcome import State
+from fasttrain.spec.outcome import State, StepStats
 from fasttrain.spec.plan import LaunchPlan
 from fasttrain.spec.pulse import MEMORY_BYTES, MEMORY_NAME, PulseAddress
 
@@ -77,4 +77,6 @@ def test_what_a_rank_reported_counts_where_its_memory_was_not_seen(
     report(0, State.APPLIED)  # 3 steps
     watched = Progress(Path(plan.run_dir))
     (Path(plan.run_dir) / "rank-1.json").write_text("{")  # cut off by a full disk
-    assert watched.steps() == {0: 3}
+    report(2, State.APPLIED, stats=StepStats(steps=7, resumed_from=7))
+    report(3, State.APPLIED, stats=StepStats(steps=8, resumed_from=7))
+    assert watched.steps() == {0: 3, 2: 0, 3: 8}, "rank 2 has made none itself"

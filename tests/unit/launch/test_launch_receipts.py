@@ -11,7 +11,7 @@ from fasttrain.launch.receipts import gather, read_hang, read_receipt, unmet, wa
 from fasttrain.spec.codec import dumps
 from fasttrain.spec.errors import ExitCode
 from fasttrain.spec.hang import Hang
-from fasttrain.spec.outcome import PREEMPTED, State
+from fasttrain.spec.outcome import PREEMPTED, State, StepStats
 from fasttrain.spec.plan import LaunchPlan, Target
 
 
@@ -32,6 +32,7 @@ def test_a_rank_that_was_ended_has_the_steps_that_were_seen(plan: LaunchPlan, re
     seen = {cut.rank: 195, whole.rank: 4, unseen.rank: 2}
     receipt = gather(plan, Ended(143, 1.5, steps=seen))
     assert [rank.stats.steps for rank in receipt.ranks] == [195, 3, 3]
+    assert [rank.stats.reported_until for rank in receipt.ranks] == [3, 0, 0]
     assert read_receipt(Path(plan.run_dir)) == receipt
 
 
@@ -114,6 +115,22 @@ def test_unmet_names_rank_lever_and_reason(plan: LaunchPlan, report: Any) -> Non
     report(1, State.FAILED)
     (line,) = gather(plan, Ended(0, 0.0)).unmet
     assert [word in line for word in ("rank 1", "amp bfloat16", "because of 1")] == [True] * 3
+
+
+def test_what_holds_of_several_ranks_is_told_once(report: Any) -> None:
+    told = unmet(tuple(replace(report(0, State.ARMED), rank=rank) for rank in range(8)))
+    assert told == ["ranks 0-7: amp bfloat16 was not applied: because of 0"]
+
+
+def test_a_script_that_trains_nothing_has_no_warnings_of_defaults(report: Any) -> None:
+    def idle(*states: State, **how: bool) -> Any:
+        return replace(report(0, *states, **how), device="", stats=StepStats())
+
+    assert unmet((idle(State.ARMED),)) == []
+    assert unmet((idle(State.ARMED), report(1))), "another rank trains"
+    assert unmet((idle(State.FAILED),)), "it is broken, whatever the script does"
+    assert unmet((idle(State.ARMED, explicit=True),)), "somebody has asked for it"
+    assert unmet((idle(State.ARMED),), strict=True), "as an error"
 
 
 @pytest.mark.parametrize("content", [None, b"", b"{}", b"\xff\xfe", b'{"run_id": 3}'])

@@ -13,7 +13,7 @@ import pytest
 from fasttrain.config.environ import read_environ
 from fasttrain.launch.attend import Around, Part, attend, compose
 from fasttrain.launch.display import PlainDisplay, write_all
-from fasttrain.launch.invocation import read_invocation
+from fasttrain.launch.invocation import active_elsewhere, read_invocation
 from fasttrain.launch.start import start
 from fasttrain.spec.decision import Decision, Setting, Source, SourceKind
 from fasttrain.spec.guards import Preempt, Restarts
@@ -157,3 +157,13 @@ def test_a_count_of_restarts_that_is_none_counts_as_0(
     environ = {"PATH": os.defpath, "FASTTRAIN_RESTART_COUNT": before}
     receipt = start(plan, plan, environ, Around(Recorder()))
     assert (receipt.exit_code, len(receipt.attempts)) == (0, 1)
+
+
+def test_another_environment_than_the_active_one_is_told(tmp_path: Path) -> None:
+    other = str(tmp_path)
+    assert active_elsewhere({"VIRTUAL_ENV": other}) == f"VIRTUAL_ENV={other}"
+    assert active_elsewhere({"CONDA_PREFIX": other}) == f"CONDA_PREFIX={other}"
+    assert active_elsewhere({"VIRTUAL_ENV": sys.prefix, "CONDA_PREFIX": other}) == ""
+    assert active_elsewhere({"VIRTUAL_ENV": f"{other}/gone"}) == ""
+    assert active_elsewhere({}) == ""
+    assert active_elsewhere({"CONDA_PREFIX": other, "CONDA_DEFAULT_ENV": "base"}) == ""

@@ -157,8 +157,12 @@ def test_every_decision_is_a_comment(make):
     text = shell_script(make.plan(make.gpus(2), gpus="all", amp="bf16"), {})
     lines = text.splitlines()
     assert lines[:2] == ["#!/bin/sh", "# fasttrain 0.1.0, run r1"]
-    assert "# amp = bfloat16: asked for by --amp (--amp)" in lines
-    assert "# devices = 0,1: all of 2 GPUs visible (--gpus)" in lines
+    table = [" ".join(line.split()) for line in lines]
+    assert "# amp bfloat16 asked for by --amp (--amp)" in table
+    assert "# devices 0,1 all of 2 GPUs visible (--gpus)" in table
+    (amp,) = (line.index("asked for by --amp") for line in lines if line.startswith("# amp "))
+    (devices,) = (line.index("all of 2") for line in lines if line.startswith("# devices "))
+    assert amp == devices, "a table"
     topics = [line.split()[1] for line in lines[2:10]]
     assert topics == ["device", "devices", "processes", "amp", "compile", "optimizer", "matmul",
                       "strategy"]  # fmt: skip

@@ -325,3 +325,17 @@ def test_a_lever_that_a_person_named_cannot_act_on_a_command(make, option):
     with pytest.raises(FasttrainError) as caught:
         make.plan(make.gpus(1), target=make.command, **option)
     assert (caught.value.slug, caught.value.exit_code) == ("no-python-levers", 78)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "environ", "warned"),
+    [
+        ("0,1", {"WANDB_MODE": "offline"}, True),
+        ("0,1", {}, False),
+        ("0,1", {"WANDB_MODE": "disabled"}, False),
+        ("0", {"WANDB_MODE": "offline"}, False),
+    ],
+)
+def test_a_wandb_mode_that_holds_on_rank_0_alone_is_told(make, gpus, environ, warned):
+    plan = make.plan(make.gpus(2), environ=environ, gpus=gpus)
+    assert any("WANDB_MODE=offline holds on rank 0" in w for w in plan.warnings) is warned

@@ -92,7 +92,8 @@ def test_steps_of_a_replay_are_not_trained(install: Any, tmp_path: Path) -> None
         sgd.step()
         counts.append(known())
     pulses.close()
-    assert counts == [(0, 0), (0, 0), (3, 3)]
+    assert counts == [(0, 0), (2, 0), (3, 3)]
+    assert report(tmp_path).stats.resumed_from == 2
 
 
 def test_a_report_every_few_seconds_without_steps(
@@ -133,6 +134,53 @@ def test_it_stops_after_as_many_steps_as_wanted(install: Any, tmp_path: Path) ->
         train(5)
     assert stopped.value.code == 0
     assert report(tmp_path).stats.steps == 1  # the rest is told at the end
+
+
+def test_it_stops_in_a_later_fold(install: Any) -> None:
+    runtime = install(max_steps=12)
+    train(8)
+    with pytest.raises(SystemExit):
+        train(8)
+    assert runtime._meter.steps == 12
+
+
+def test_it_stops_behind_the_last_optimizer_of_an_iteration(install: Any) -> None:
+    install(max_steps=3)
+    one, other = nn.Linear(2, 2), nn.Linear(2, 2)
+    critic, generator = (torch.optim.SGD(it.parameters(), lr=0.1) for it in (one, other))
+    made = []
+
+    def play() -> None:
+        for _ in range(9):
+            for model, optimizer in ((one, critic), (other, generator)):
+                model(torch.ones(1, 2)).sum().backward()
+                optimizer.step()
+                made.append(optimizer)
+
+    with pytest.raises(SystemExit):
+        play()
+    assert [made.count(critic), made.count(generator)] == [3, 3]
+
+
+def test_it_stops_after_as_many_backward_passes(install: Any, tmp_path: Path) -> None:
+    runtime = install(max_steps=3)
+    weight = torch.ones((), requires_grad=True)
+    for _ in range(3):
+        (weight * 2).backward()
+    with pytest.raises(SystemExit):
+        (weight * 2).backward()
+    assert weight.grad == 6, "the fourth was not begun"
+    runtime.finish()
+    assert (report(tmp_path).stats.steps, report(tmp_path).stats.are_passes) == (3, True)
+
+
+def test_it_does_not_stop_in_a_replay(install: Any) -> None:
+    runtime = install(max_steps=2)
+    runtime._kept.replayed = math.inf
+    train(3)
+    runtime._kept.replayed = runtime._meter.steps
+    with pytest.raises(SystemExit):
+        train(1)
 
 
 def test_a_lost_run_directory_is_told_once(

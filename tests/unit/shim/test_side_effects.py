@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -54,6 +56,28 @@ def start(tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch) -> Iter
             return lever
 
         yield install
+
+
+@pytest.mark.parametrize(("rank", "mode"), [(0, "offline"), (1, "disabled")])
+def test_only_rank_0_makes_a_wandb_run(
+    start: Start, monkeypatch: pytest.MonkeyPatch, rank: int, mode: str
+) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    start(rank)
+    assert os.environ["WANDB_MODE"] == mode
+
+
+@pytest.mark.parametrize(("rank", "mode"), [(0, "online"), (1, "disabled")])
+def test_a_mode_that_the_script_chooses_is_rank_0s(
+    start: Start, monkeypatch: pytest.MonkeyPatch, rank: int, mode: str
+) -> None:
+    asked: list[dict[str, Any]] = []
+    standin = ModuleType("wandb")  # init() takes keywords alone
+    vars(standin)["init"] = lambda **kwargs: asked.append(kwargs)
+    monkeypatch.setitem(sys.modules, "wandb", standin)
+    start(rank)
+    vars(standin)["init"](project="p", mode="online")
+    assert asked == [{"project": "p", "mode": mode}]
 
 
 def test_rank_0_saves_and_tells(start: Start, store: Store, tmp_path: Path) -> None:

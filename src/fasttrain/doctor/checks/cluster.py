@@ -34,11 +34,13 @@ def _partition(partition: Partition) -> str:
 @check("slurm-controller", "whether SLURM's controller answers")
 def _controller(seen: Examination) -> Iterator[Finding]:
     if not seen.cluster.configured:
+        if not seen.cluster.job:
+            return  # the package alone, on a machine of no cluster
         yield _controller.finding(
             "hint",
             "SLURM's tools are installed, but find no configuration of a cluster",
-            why="no job can be sent from here; on a machine of no cluster that is as it should be",
-            fix="on a cluster's node use a login shell (bash -l), or set SLURM_CONF",
+            why=f"this is job {seen.cluster.job}, but no other can be sent from here",
+            fix="use a login shell (bash -l), or set SLURM_CONF",
         )
     elif seen.cluster.error:
         yield _controller.finding(

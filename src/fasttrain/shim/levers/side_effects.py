@@ -66,7 +66,9 @@ class SideEffects:
         for owner, name in ((os, "remove"), (os, "unlink"), (os, "rmdir"), (shutil, "rmtree")):
             self._replace(owner, name, self._remove, undo)
         undo.callback(after_import("torch.utils.tensorboard.writer", self._quieten_tensorboard))
-        os.environ.setdefault("WANDB_MODE", "disabled")
+        # Whatever mode the user chose, rank 0's run is the only one.
+        os.environ["WANDB_MODE"] = "disabled"
+        undo.callback(after_import("wandb", self._disable_wandb))
         self._replace(os, "mkdir", self._mkdir, undo)
         for module in (builtins, io):
             self._replace(module, "open", self._open, undo)
@@ -201,6 +203,16 @@ class SideEffects:
 
     def _copy_of(self, path: str) -> Path:
         return self._scratch / path.lstrip(os.sep)
+
+    def _disable_wandb(self, module: Any) -> None:
+        """Disable runs whose mode the script itself chooses, which counts before WANDB_MODE."""
+        original = module.init
+
+        @functools.wraps(original)
+        def init(*args: Any, **kwargs: Any) -> Any:
+            return original(*args, **{**kwargs, "mode": "disabled"})
+
+        module.init = init
 
     def _quieten_tensorboard(self, module: Any) -> None:
         """Send the other ranks' events to where they disturb nobody."""
