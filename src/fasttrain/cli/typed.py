@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fasttrain.cli.target import Starts, script_folder
+from fasttrain.config.environ import CONFIG_VARIABLE
 from fasttrain.config.options import OPTIONS, SLURM_OPTIONS, OptionSpec
 from fasttrain.config.resolve import Resolved, resolve
 from fasttrain.launch.invocation import working_directory
@@ -89,8 +91,9 @@ class Typed:
         """Whether the configuration that the line names, or the one that is here, has a script."""
         options = (iter(self.before), iter(word for group in self.after for word in group))
         named = [value for words in options for value in _values(words, "--config")]
+        environ = {k: v for k, v in os.environ.items() if k == CONFIG_VARIABLE}
         try:
-            found = resolve({}, environ={}, cwd=Path.cwd(), config=named[0] if named else None)
+            found = resolve({}, environ=environ, cwd=Path.cwd(), config=named[0] if named else None)
         except (FasttrainError, OSError):
             return False
         return found.script is not None

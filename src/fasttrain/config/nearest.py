@@ -7,10 +7,17 @@ from difflib import get_close_matches
 
 
 def nearest(word: str, candidates: Iterable[str]) -> str | None:
-    """Give the candidate most like `word`, or None when none is near; case doesn't count."""
-    folded = {candidate.casefold(): candidate for candidate in candidates}
-    matches = get_close_matches(word.casefold(), folded, n=1)
+    """Give the candidate most like `word`, or None when none is near.
+
+    Neither case counts, nor the dashes of options, which would make any two short ones look alike.
+    """
+    folded = {_folded(candidate): candidate for candidate in candidates}
+    matches = get_close_matches(_folded(word), folded, n=1)
     return folded[matches[0]] if matches else None
+
+
+def _folded(word: str) -> str:
+    return word.casefold().lstrip("-")
 
 
 def suggest(word: str, candidates: Iterable[str], otherwise: str) -> str:

@@ -50,11 +50,14 @@ def test_the_form_with_two_dashes_is_shown(
 
 
 def test_a_script_that_the_configuration_names_is_left_out_of_the_form(
-    fasttrain_main: Any, tmp_path: Path
+    fasttrain_main: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "mine.yaml").write_text("script: train.py")
     said = fasttrain_main("run", "--config", "mine.yaml", "--lr", "3")
     assert "fix: fasttrain run --config mine.yaml -- --lr 3  " in said.err
+    monkeypatch.setenv("FASTTRAIN_CONFIG", "mine.yaml")
+    assert "fix: fasttrain run -- --lr 3  " in fasttrain_main("run", "--lr", "3").err
+    monkeypatch.delenv("FASTTRAIN_CONFIG")
     (tmp_path / "mine.yaml").rename(tmp_path / "fasttrain.yaml")
     assert "fix: fasttrain run -- --lr 3  " in fasttrain_main("run", "--lr", "3").err
 
