@@ -6,9 +6,7 @@ Numbers are small integers times a power of two, which low precision hardly roun
 from __future__ import annotations
 
 import gc
-from collections import deque
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,8 +17,6 @@ from fasttrain.shim import lifted
 
 X = torch.tensor([[1.0, -2.0], [3.0, 1.0]])
 SMALL = 2.0**-10  # times 2 ** 16, by which fp16 is scaled, it is still no overflow
-GLOBAL: Any = None
-GLOBALS: list[Any] = []
 
 
 class Net(nn.Module):
@@ -222,97 +218,3 @@ def test_what_is_not_low_stays_itself() -> None:
     tensor = torch.ones(2, requires_grad=True) * 2
     assert lifted.lift(tensor) is tensor
     assert not lifted.is_lifted(tensor)
-
-
-class Record:
-    """An object of the script's that a forward is handed."""
-
-
-class Leaving(nn.Module):
-    """Leaves its features in one of many places."""
-
-    def __init__(self, place: str) -> None:
-        super().__init__()
-        self.place = place
-        self.first, self.second = nn.Linear(2, 2), nn.Identity()
-        self.memory: deque[Any] = deque(maxlen=2)
-
-    def forward(self, x: Tensor, given: Any) -> Tensor:
-        global GLOBAL
-        h = self.first(x)
-        if self.place == "of torch's module":
-            self.second.h = h
-        elif self.place == "tuple":
-            self.h = (h, None)
-        elif self.place == "deque":
-            self.memory.append(h)
-        elif self.place == "global":
-            GLOBAL = h
-        elif self.place == "list among globals":
-            GLOBALS.append(h)
-        elif isinstance(given, list):
-            given.append(h)
-        elif isinstance(given, dict):
-            given["h"] = h
-        else:
-            given.h = h
-        return self.second(h)
-
-
-FOUND: dict[str, Callable[[Any, Any], Any]] = {
-    "of torch's module": lambda model, _: model.second.h,
-    "tuple": lambda model, _: model.h[0],
-    "deque": lambda model, _: model.memory[-1],
-    "global": lambda *_: GLOBAL,
-    "list among globals": lambda *_: GLOBALS[-1],
-    "list": lambda _, given: given[-1],
-    "dict": lambda _, given: given["h"],
-    "object": lambda _, given: given.h,
-    "namespace": lambda _, given: given.h,
-}
-GIVEN = {"list": list, "dict": dict, "object": Record, "namespace": SimpleNamespace}
-
-
-@pytest.mark.parametrize("by_name", [False, True])
-@pytest.mark.parametrize("place", FOUND)
-def test_features_left_anywhere_meet_fp32(rig: Any, place: str, *, by_name: bool) -> None:
-    with rig(amp="bfloat16"):
-        model = Leaving(place)
-        for _ in range(5):  # more calls than are watched
-            given = GIVEN.get(place, Record)()
-            out = model(X, given=given) if by_name else model(X, given)
-            h = FOUND[place](model, given)
-            (h @ torch.ones(2, 3) + out.sum()).sum().backward()
-    GLOBALS.clear()
-
-
-def test_the_scripts_own_low_tensors_stay_low(rig: Any) -> None:
-    own = [torch.ones(2, dtype=torch.bfloat16) for _ in range(4)]
-    with rig(amp="bfloat16"):
-        model: Any = Leaving("list")
-        model.table, model.one = [own[0]], own[1]
-        given, GLOBALS[:] = [own[2]], [own[3]]
-        for _ in range(5):
-            model(X, given)
-    assert model.table[0] is own[0]
-    assert model.one is own[1]
-    assert given[0] is own[2]
-    assert GLOBALS.pop() is own[3]
-    assert {h.dtype for h in given[1:]} == {torch.float32}
-
-
-def test_a_repeated_call_leaves_its_features_once(rig: Any) -> None:
-    class Failing(Leaving):
-        def forward(self, x: Tensor, given: Any) -> Tensor:
-            GLOBALS.append(x)
-            y = super().forward(x, given)
-            torch.zeros(2, 2).index_add_(0, torch.tensor([0, 1]), y)
-            return y
-
-    with rig(amp="bfloat16") as runtime:
-        given: list[Any] = []
-        Failing("list")(X, given)
-        assert runtime.outcomes()["amp"].state == "skipped"
-    assert [h.dtype for h in given] == [torch.float32]
-    assert len(GLOBALS) == 1
-    GLOBALS.clear()

@@ -30,6 +30,7 @@ from fasttrain.shim.levers.amp_functions import CustomFunctions
 from fasttrain.shim.levers.amp_hooks import Hooks
 from fasttrain.shim.levers.amp_kept import KeptTensors, allow_numpy
 from fasttrain.shim.levers.amp_operators import run_in_float32
+from fasttrain.shim.levers.amp_reached import Reach
 from fasttrain.shim.levers.amp_rules import Course, Rules
 from fasttrain.shim.roots import Call, Root, RootCalls
 from fasttrain.spec.decision import Decision
@@ -73,6 +74,7 @@ class AmpLever:
         self._roots = roots
         self._bce = BinaryCrossEntropy(self._dtype)
         self._functions = CustomFunctions(self._dtype, self._autocast)
+        self._reach = Reach(self._dtype)
         self._rules = None if self._explicit else Rules(self._leave_for_good)
         self._sides: list[weakref.ref[Side]] = []
         self._enter: Callable[..., Any] = autocast.__enter__
@@ -109,11 +111,19 @@ class AmpLever:
         if device is None:
             return call(*args, **kwargs)
         root.precision.backup.take(args, kwargs)
-        root.precision.kept.meet_own()
+        root.precision.kept.note()
+        searched = root.precision.backup.watched and torch.is_grad_enabled()
+        if searched:
+            self._reach.note(args, kwargs, root.ref())
         try:
-            return self._lowered_or_repeated(root, device, call, args, kwargs)
+            output = self._lowered_or_repeated(root, device, call, args, kwargs)
+            if searched and (where := self._reach.lift(args, kwargs, root.ref())):
+                self._leave_for_good(
+                    root, f"its forward keeps tensors outside of its modules, in {where}"
+                )
         finally:
             root.precision.backup.release()
+        return output
 
     def _lowered_or_repeated(
         self, root: Root, device: str, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]

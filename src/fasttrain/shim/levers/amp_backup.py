@@ -13,7 +13,6 @@ import weakref
 from collections import Counter, deque
 from collections.abc import Iterable
 from operator import is_
-from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -27,32 +26,6 @@ CONTAINERS = (list, dict, deque)
 Versions = list[tuple[Tensor, int]]
 
 
-class Store:
-    """Named values that a call may change: of a module, of a Python module, of an argument.
-
-    Args:
-        holder: Whose attributes they are.
-        names: Those of them that matter; all where there are none.
-    """
-
-    def __init__(self, holder: Any, names: frozenset[str] = frozenset()) -> None:
-        self.holder = holder
-        self.names = names
-        self.before = self.now()
-
-    def now(self) -> dict[str, Any]:
-        """Return the values as they are."""
-        values = dict(vars(self.holder))  # other threads
-        return {n: values[n] for n in self.names if n in values} if self.names else values
-
-    def put_back(self) -> None:
-        """Bring the values back."""
-        values = vars(self.holder)
-        for name in self.now().keys() - self.before.keys():
-            values.pop(name, None)
-        values.update(self.before)  # never empty: other threads may call it
-
-
 class Backup:
     """The state of one root before its last call.
 
@@ -60,10 +33,8 @@ class Backup:
         module: The root.
 
     Attributes:
-        stores: What the modules' attributes were, those of the arguments, and the globals that
-            forwards name; empty where that wasn't kept.
-        given: The containers among the arguments; empty where they weren't looked at.
-        looks_at_arguments: Whether arguments are kept for every call: one was changed.
+        attributes: The modules and what their attributes were; empty where that wasn't kept.
+        watched: Whether this call is one of the first in its mode.
     """
 
     def __init__(self, module: Module) -> None:
@@ -74,9 +45,8 @@ class Backup:
         self._copies: list[tuple[list[Tensor], list[Tensor]]] = []  # of the small ones
         self._large: list[Tensor] = []
         self._untouched: Versions = []
-        self.stores: list[Store] = []
-        self.given: list[Any] = []
-        self.looks_at_arguments = False
+        self.attributes: list[tuple[Module, dict[str, Any]]] = []
+        self.watched = False
         self._contents: list[tuple[Any, Any]] = []  # of lists and dictionaries
         self._states: list[tuple[Any, Any]] = []  # what sets a random state, and the state
 
@@ -85,18 +55,15 @@ class Backup:
         module: Any = self._module()
         self._calls[module.training] += 1
         self._states = _torch_states()
-        if self._calls[module.training] <= WATCHED_CALLS:
+        self.watched = self._calls[module.training] <= WATCHED_CALLS
+        if self.watched:
             self._states += _other_states()
             slots = [part._buffers for part in Module.modules(module)]
             self._places = [(slot, name) for slot in slots if type(slot) is dict for name in slot]
-            self.stores = [*map(Store, Module.modules(module)), *_globals_of(module)]
-        if self.looks_at_arguments or self._calls[module.training] <= WATCHED_CALLS:
-            given = [*args, *kwargs.values()]
-            self.given = [value for value in given if type(value) in CONTAINERS]
-            self.stores += [Store(value) for value in given if _is_record(value)]
-            held = [v for store in self.stores for v in store.before.values()]
-            held = [v for v in (*held, *self.given) if type(v) in CONTAINERS]
-            self._contents = [(v, v.copy()) for v in held]
+            self.attributes = [(part, dict(vars(part))) for part in Module.modules(module)]
+            values = [value for _, before in self.attributes for value in before.values()]
+            held = (*values, *args, *kwargs.values())
+            self._contents = [(v, v.copy()) for v in held if type(v) in CONTAINERS]
         # A transform of torch.func's puts tensors of its own there for the length of the call.
         transformed = torch._C._functorch.peek_interpreter_stack() is not None
         self._take_buffers([] if transformed else self._places)
@@ -121,7 +88,7 @@ class Backup:
 
     def release(self) -> None:
         """Hold on to nothing that the script may drop when the call is over."""
-        self.stores, self.given, self._contents, self._untouched = [], [], [], []
+        self.attributes, self._contents, self._untouched = [], [], []
 
     def changed_buffers(self) -> list[tuple[dict[str, Tensor | None], str]]:
         """Return where the call has put other tensors in the place of buffers."""
@@ -139,8 +106,10 @@ class Backup:
         """Bring the root and the random states back to where they were before the call."""
         for restore, state in self._states:
             restore(state)
-        for store in self.stores:
-            store.put_back()
+        for part, before in self.attributes:
+            for name in vars(part).keys() - before.keys():
+                vars(part).pop(name, None)
+            vars(part).update(before)  # never empty: other threads may call it
         for held, before in self._contents:
             held.clear()
             (held.update if type(held) is dict else held.extend)(before)
@@ -154,23 +123,6 @@ class Backup:
             ]
             if changed:
                 _copy([b for b, _ in changed], [c for _, c in changed])
-
-
-def _globals_of(module: Module) -> list[Store]:
-    """Return the globals that the forwards of a root's own modules name."""
-    found = []
-    for kind in {type(part) for part in Module.modules(module)}:
-        code = getattr(getattr(kind, "forward", None), "__code__", None)
-        home = sys.modules.get(kind.__module__)
-        if code is not None and home is not None and not kind.__module__.startswith("torch."):
-            found.append(Store(home, frozenset(code.co_names)))
-    return found
-
-
-def _is_record(value: Any) -> bool:
-    """Whether an argument is an object with attributes that a forward may keep tensors in."""
-    codes = (Tensor, Module, type, ModuleType, FunctionType)
-    return not isinstance(value, codes) and isinstance(getattr(value, "__dict__", None), dict)
 
 
 def _by_dtype(tensors: list[Tensor]) -> list[list[Tensor]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
-from types import ModuleType
+from types import NoneType
 from typing import Any
 
 import torch
@@ -15,17 +15,36 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from fasttrain.shim.casting import map_tensors
 from fasttrain.shim.eager import pass_over
-from fasttrain.shim.levers.amp_backup import CONTAINERS, Backup, Store
+from fasttrain.shim.levers.amp_backup import CONTAINERS, Backup
 from fasttrain.shim.lifted import lift
 
 TORCHS = frozenset(vars(Module()))
 
 
-class KeptTensors:
-    """Where a root's call keeps low-precision tensors beside what it returns.
+class _Attributes:
+    """Those attributes of a module that are tensors, or may become some; 0.1 us for each."""
 
-    Such places are attributes and buffers of its modules, globals that a forward names, and lists,
-    dictionaries and objects that it is handed. They are found while calls are watched.
+    def __init__(self, part: Module) -> None:
+        self._part = weakref.ref(part)
+        self._known = -1  # how many attributes there are of all kinds
+        self._names: list[str] = []
+
+    def change(self, change: Callable[[Tensor], Tensor]) -> None:
+        part = self._part()
+        values = {} if part is None else vars(part)
+        if len(values) != self._known:
+            self._known = len(values)
+            kinds = {name: type(value) for name, value in list(values.items())}
+            self._names = [n for n, k in kinds.items() if k in (Tensor, NoneType)]
+            self._names = [name for name in self._names if name not in TORCHS]
+        for name in self._names:
+            value = values.get(name)
+            if type(value) is Tensor and (changed := change(value)) is not value:
+                values[name] = changed
+
+
+class KeptTensors:
+    """The attributes and buffers in which the modules of one root keep what they computed.
 
     Args:
         backup: The root's state before a call.
@@ -35,44 +54,45 @@ class KeptTensors:
     def __init__(self, backup: Backup, dtype: torch.dtype) -> None:
         self._backup = backup
         self._dtype = dtype
-        self._places: dict[tuple[int, str], weakref.ref[Any]] = {}  # by id and name
+        self._places: dict[tuple[int, str], weakref.ref[Module]] = {}  # by id and name
+        self._attributes: list[_Attributes] = []
         self._scripts: Any = WeakTensorKeyDictionary()  # low-precision tensors of the script's own
 
-    def meet_own(self) -> None:
+    def note(self) -> None:
         """Note which tensors are low before the call already: they stay as they are."""
-        for store in self._backup.stores:
-            for value in store.before.values():
-                self._map(value, self._note)
-        for value in self._backup.given:
-            self._map(value, self._note)
+        for _, before in self._backup.attributes:
+            for name, value in before.items():
+                if name not in TORCHS:
+                    self._map(value, self._note)
 
     def lift(self) -> None:
-        """Cast to fp32 what the call has put there."""
+        """Cast to fp32 what the call has put there.
+
+        Places inside of containers are found while calls are watched, attributes at any time.
+        """
         for slot, name in self._backup.changed_buffers():
             buffer = slot.get(name)
             if buffer is not None:  # nor deleted
                 slot[name] = self._change(buffer)
-        for store in self._backup.stores:
-            self._look_through(store)
-        for container in self._backup.given:
-            self._backup.looks_at_arguments |= self._changes(container)
-            self._lifted(container)
+        for part, before in self._backup.attributes:
+            for name, value in list(vars(part).items()):  # other threads
+                new = value is not before.get(name) or type(value) in CONTAINERS
+                if new and name not in TORCHS and self._map(value, self._change) is not value:
+                    self._places[id(part), name] = weakref.ref(part)
+        if self._backup.watched:
+            parts = (part for part, _ in self._backup.attributes)
+            self._attributes = [
+                _Attributes(part)
+                for part in parts
+                if not type(part).__module__.startswith("torch.nn.")
+            ]
+        for attributes in self._attributes:
+            attributes.change(self._change)
         for (_, name), ref in list(self._places.items()):
             holder = ref()
             values = {} if holder is None else vars(holder)
             if name in values:
                 values[name] = self._lifted(values[name])
-
-    def _look_through(self, store: Store) -> None:
-        for name, value in store.now().items():
-            new = value is not store.before.get(name) or type(value) in CONTAINERS
-            if not new or name in TORCHS or not self._changes(value):
-                continue
-            if isinstance(store.holder, Module | ModuleType):
-                self._places[id(store.holder), name] = weakref.ref(store.holder)
-            else:
-                self._backup.looks_at_arguments = True
-                vars(store.holder)[name] = self._lifted(value)
 
     def _lifted(self, value: Any) -> Any:
         lifted = self._map(value, self._change)
@@ -85,9 +105,6 @@ class KeptTensors:
             for at, item in enumerate(lifted):
                 value[at] = item
         return value
-
-    def _changes(self, value: Any) -> bool:
-        return self._map(value, self._change) is not value
 
     def _map(self, value: Any, change: Callable[[Tensor], Tensor]) -> Any:
         try:
