@@ -138,7 +138,8 @@ def _children(holder: Any, kind: type) -> list[Child]:
     if kind is CellType:
         return _attributes(holder, ["cell_contents"])
     if kind is FunctionType:
-        return [(part, None) for part in (holder.__closure__, vars(holder))]
+        own = is_shim_code(holder.__code__)  # what stands for torch's own, and its closure
+        return [] if own else [(part, None) for part in (holder.__closure__, vars(holder))]
     if kind is MethodType:
         return [(part, None) for part in (holder.__self__, holder.__func__)]
     if kind is functools.partial:
@@ -147,9 +148,9 @@ def _children(holder: Any, kind: type) -> list[Child]:
         return [(_locals_of(holder.gi_frame), None)] if holder.gi_frame is not None else []
     if issubclass(kind, type):
         module = sys.modules.get(holder.__module__)
-        own = _is_scripts(getattr(module, "__file__", None) or "<")
-        return _attributes(holder, list(vars(holder))) if own else []
-    return _inside(holder)
+        scripts = _is_scripts(getattr(module, "__file__", None) or "<")
+        return _attributes(holder, list(vars(holder))) if scripts else []
+    return [] if kind.__module__.startswith("fasttrain.") else _inside(holder)
 
 
 def _inside(holder: Any) -> list[Child]:
