@@ -260,16 +260,13 @@ def test_a_sweep_is_one_array_with_a_table(
     assert cluster.run("squeue", "-h", "-t", "all", "-r", "-j", number).stdout.count("\n") == 4
 
 
-def test_sending_is_quick_and_needs_no_torch(fasttrain: Any, shared_folder: Path) -> None:
+def test_sending_needs_no_torch(fasttrain: Any, shared_folder: Path) -> None:
     (shared_folder / "train.py").write_text("import torch")
     # A login node without torch: an import of it would be an error.
     (shared_folder / "no").mkdir()
     (shared_folder / "no" / "torch.py").write_text("raise RuntimeError('torch was imported')")
-    began_s = time.monotonic()
     done = fasttrain("slurm", "train.py", env={"PYTHONPATH": str(shared_folder / "no")})
-    took_s = time.monotonic() - began_s
     assert done.returncode == 0, done.stderr.decode()
-    assert took_s < 2
     assert fasttrain("job", "cancel").returncode == 0
 
 
