@@ -64,7 +64,7 @@ class Throughput:
 
     def clear(self) -> None:
         """Forget what was measured, before the first step that counts."""
-        self._begun = self._fed = self._passed = False
+        self._begun = self._passed = False
         self._total = self._total_called = Amount()
         self._training_s = 0.0
         self._last_s = 0.0
@@ -166,7 +166,6 @@ class Throughput:
         for batch in live:
             self._read += batch.amount.times(self.part)
         self._pending.clear()
-        self._fed = True
 
     def _leave_out(self, until_s: float) -> None:
         """Take an evaluation, which follows a step, out of the time of training."""
