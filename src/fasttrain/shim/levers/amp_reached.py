@@ -1,22 +1,23 @@
 """Finds low-precision tensors that a root's call has left anywhere in reach of the script.
 
 A forward may keep what it computes in a closure, on a class, in an object inside of an object: no
-list of places is complete. So the first calls are followed by a search through what the script can
-reach: the local variables of what runs, the globals of its files, and what hangs on them. What the
-call has left there is cast, and the root runs in the script's own precision from then on, because
-a search after each call would cost too much.
+list of places is complete. So the first calls are followed by a search through all that the forward
+can reach: its modules and arguments, their classes, closures and globals, and what hangs on them.
+What the call has left there is cast, and the root runs in the script's own precision from then on,
+because a search after each call would cost too much.
 
-What only the graph of gradients holds, such as what a checkpoint keeps, is out of the script's
-reach, and stays low.
+What only the graph of gradients holds, such as what a checkpoint keeps, is out of reach, and stays
+low.
 """
 
 from __future__ import annotations
 
 import functools
+import gc
 import sys
 import sysconfig
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from itertools import islice
 from operator import setitem
 from types import (
@@ -43,7 +44,6 @@ MOST_IN_ALL = 400_000
 LONG = 1_000  # of a longer container the end is looked at
 _INSTALLED = tuple({sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib")})
 _CLOSED = (Tensor, ModuleType, CodeType, FrameType, BuiltinFunctionType, str, bytes, int, float)
-OPTIMIZED = 0x1  # the flag of a function's code, whose locals are a copy when they are asked for
 Put = Callable[[Any], None]
 Child = tuple[Any, Put | None]  # and what puts another object in its place
 
@@ -78,7 +78,7 @@ class Reach:
 
     def _search(self, starts: Iterable[Any]) -> list[tuple[Tensor, Put | None]]:
         found: list[tuple[Tensor, Put | None]] = []
-        pending: deque[Any] = deque([*starts, *_namespaces()])
+        pending: deque[Any] = deque(starts)
         seen: set[int] = set()
         kept: list[Any] = []  # so that no id is given twice
         while pending and len(seen) < MOST_IN_A_SEARCH and self._left > 0:
@@ -100,26 +100,6 @@ class Reach:
         return found
 
 
-def _namespaces() -> Iterator[dict[str, Any]]:
-    """Give the variables of all frames that run, but fasttrain's, and the globals of the script."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if not is_shim_code(frame.f_code):
-            yield _locals_of(frame)
-            if _is_scripts(frame.f_code.co_filename):
-                yield frame.f_globals
-        frame = frame.f_back
-
-
-def _locals_of(frame: FrameType) -> dict[str, Any]:
-    """Return the variables of a frame; up to Python 3.12 it would keep its copy of them alive."""
-    variables = frame.f_locals
-    copy = dict(variables)
-    if type(variables) is dict and frame.f_code.co_flags & OPTIMIZED:
-        variables.clear()
-    return copy
-
-
 def _is_scripts(path: str) -> bool:
     return not path.startswith((*_INSTALLED, "<"))
 
@@ -138,19 +118,26 @@ def _children(holder: Any, kind: type) -> list[Child]:
     if kind is CellType:
         return _attributes(holder, ["cell_contents"])
     if kind is FunctionType:
-        own = is_shim_code(holder.__code__)  # what stands for torch's own, and its closure
-        return [] if own else [(part, None) for part in (holder.__closure__, vars(holder))]
+        return _of_function(holder)
     if kind is MethodType:
         return [(part, None) for part in (holder.__self__, holder.__func__)]
     if kind is functools.partial:
         return [(part, None) for part in (holder.func, holder.args, holder.keywords)]
     if kind is GeneratorType:
-        return [(_locals_of(holder.gi_frame), None)] if holder.gi_frame is not None else []
+        return [(value, None) for value in gc.get_referents(holder)]
     if issubclass(kind, type):
         module = sys.modules.get(holder.__module__)
         scripts = _is_scripts(getattr(module, "__file__", None) or "<")
         return _attributes(holder, list(vars(holder))) if scripts else []
     return [] if kind.__module__.startswith("fasttrain.") else _inside(holder)
+
+
+def _of_function(function: FunctionType) -> list[Child]:
+    if is_shim_code(function.__code__):  # it stands for torch's own
+        return []
+    found: list[Child] = [(part, None) for part in (function.__closure__, vars(function))]
+    scripts = _is_scripts(function.__code__.co_filename)
+    return [*found, (function.__globals__, None)] if scripts else found
 
 
 def _inside(holder: Any) -> list[Child]:
