@@ -7,7 +7,7 @@ from difflib import get_close_matches
 
 
 def nearest(word: str, candidates: Iterable[str]) -> str | None:
-    """Give the candidate most like `word`, or None when none is near.
+    """Return the candidate most like `word`, or None when none is near.
 
     Neither case counts, nor the dashes of options, which would make any two short ones look alike.
     """

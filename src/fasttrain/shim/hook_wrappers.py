@@ -37,7 +37,7 @@ def wrap_module_hooks(wrap: Callable[[Hook], Hook], undo: ExitStack) -> None:
 
 
 def put_method(name: str, method: Any, undo: ExitStack) -> None:
-    """Give ``Tensor`` a method in place of the one that it has or inherits."""
+    """Replace a method that ``Tensor`` has or inherits."""
     if name in vars(Tensor):
         undo.callback(setattr, Tensor, name, vars(Tensor)[name])
     else:

@@ -214,6 +214,16 @@ class OwnDict(dict[str, Any]):
         raise AssertionError
 
 
+class Refusing(dict[str, Any]):
+    def __setitem__(self, key: str, value: Any) -> None:
+        raise AssertionError
+
+
+def test_an_object_that_refuses_is_told_of() -> None:
+    low = torch.ones(1, dtype=torch.bfloat16)
+    assert Reach(torch.bfloat16).lift([Refusing(h=low)]) == "a Refusing"
+
+
 def test_objects_of_any_kind_are_looked_through_or_left() -> None:
     low = torch.ones(1, dtype=torch.bfloat16)
     loop: list[Any] = []

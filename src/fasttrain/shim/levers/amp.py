@@ -143,7 +143,7 @@ class AmpLever:
         return output
 
     def _explain(self, error: BaseException) -> None:
-        """Say what precision may have to do with the error that ends the script."""
+        """Add a note to the error that ends the script, if precision may have caused it."""
         if self.ledger.live and self._functions.lowered_on and names_types(error, self._dtype):
             error.add_note(f"fasttrain ran the model in {_name(self._dtype)}: try --amp off")
 

@@ -18,6 +18,7 @@ import sys
 import sysconfig
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from itertools import islice
 from operator import setitem
 from types import (
@@ -73,7 +74,7 @@ class Reach:
                 holder = getattr(put, "args", ("a tuple",))[0]
                 where = holder if isinstance(holder, str) else f"a {type(holder).__name__}"
                 if put is not None:
-                    put(lift(tensor))
+                    _put(put, lift(tensor))
         return where
 
     def _search(self, starts: Iterable[Any]) -> list[tuple[Tensor, Put | None]]:
@@ -100,12 +101,18 @@ class Reach:
         return found
 
 
+def _put(put: Put, value: Any) -> None:
+    """Replace what an object holds; one that refuses keeps it, and its root is told of alike."""
+    with suppress(Exception):
+        put(value)
+
+
 def _is_scripts(path: str) -> bool:
     return not path.startswith((*_INSTALLED, "<"))
 
 
 def _children(holder: Any, kind: type) -> list[Child]:
-    """Give what an object holds."""
+    """Return what an object holds, each with what replaces it there."""
     if issubclass(kind, dict):
         pairs = reversed(dict.items(holder)) if len(holder) > LONG else dict.items(holder)
         return [(v, functools.partial(setitem, holder, k)) for k, v in islice(pairs, LONG)]
@@ -141,7 +148,7 @@ def _of_function(function: FunctionType) -> list[Child]:
 
 
 def _inside(holder: Any) -> list[Child]:
-    """Give the attributes of an object, and its class."""
+    """Return the attributes of an object, and its class."""
     try:
         found: list[Child] = [(object.__getattribute__(holder, "__dict__"), None)]
     except AttributeError:
