@@ -114,30 +114,29 @@ def _sync_bn(habits: Habits, plan: LaunchPlan, _machine: Machine) -> Iterator[Fi
             "warning",
             "SyncBatchNorm has no CPU kernels, and the run is on the CPU",
             "with a process group, torch raises in its first training step",
-            "leave it out; --sync-bn does the same for a script that knows nothing of ranks",
+            "leave it out; under several ranks fasttrain takes BatchNorm's statistics over the"
+            " whole batch anyway, for a script that knows nothing of ranks",
             found.where,
         )
 
 
 def _sync_bn_compiled(habits: Habits, plan: LaunchPlan, _machine: Machine) -> Iterator[Finding]:
-    # Source: https://github.com/pytorch/pytorch/issues/161302; fasttrain/shim/levers/sync_bn.py
-    # keeps its own out of the graphs.
+    # Source: https://github.com/pytorch/pytorch/issues/161302
     levers, found = plan.levers, habits.sure(Habit.SYNC_BN)
     compiles = levers.compile.value.mode != "off" or habits.sure(Habit.COMPILE)
-    own = levers.strategy.value.injected and levers.strategy.value.sync_bn
-    if not compiles or plan.processes.value.world_size == 1:
+    if not found or not compiles or plan.processes.value.world_size == 1:
         return
-    if own or (found and plan.device_kind.value != "cpu"):
-        name = "--sync-bn" if own else "SyncBatchNorm"
+    # Where the shim makes the script data-parallel, leaving it out would change nothing.
+    if plan.device_kind.value != "cpu" and not levers.strategy.value.injected:
         yield Finding(
             "script-sync-bn",
             "hint",
-            f"{name} breaks the compiled graph at each BatchNorm",
+            "SyncBatchNorm breaks the compiled graph at each BatchNorm",
             "torch.compile does not take in what the ranks tell each other there, and compiles"
             " each part between two of them by itself",
-            f"leave {name} out where a rank's part of a batch is large enough for its own"
+            "leave SyncBatchNorm out where a rank's part of a batch is large enough for its own"
             " statistics, or compare with --compile off",
-            found.where if found else "",
+            found.where,
         )
 
 

@@ -160,9 +160,16 @@ def _shutdown(draft: Draft) -> Iterator[_Wish]:
 
 
 def _hashing(draft: Draft) -> Iterator[_Wish]:
-    if draft.levers.strategy.value.injected:
-        reason = "sets of strings must have one order on all ranks, such as those of a vocabulary"
-        yield _Wish("PYTHONHASHSEED", "0", reason, BUILT_IN)
+    if not draft.levers.strategy.value.injected:
+        return
+    reason = "sets of strings must have one order on all ranks, such as those of a vocabulary"
+    # Python takes an empty value like "random", which would give each rank an order of its own.
+    # Source: Python/preconfig.c of CPython, _Py_GetEnv
+    before = draft.invocation.environ.get("PYTHONHASHSEED")
+    random = before in ("", "random")
+    if random:
+        reason += f"; your own value, {before or 'an empty one'}, would give each one of its own"
+    yield _Wish("PYTHONHASHSEED", "0", reason, BUILT_IN, forced=random)
 
 
 def _cache(draft: Draft) -> Iterator[_Wish]:

@@ -50,8 +50,6 @@ def decide_strategy(
     strategy = Strategy(
         mode,
         settings.batch.value,
-        settings.reduce_loss.value,
-        settings.sync_bn.value,
         collectives=vendor.collectives,
         visibility=vendor.visibility,
     )

@@ -14,7 +14,6 @@ from fasttrain.spec.settings import (
     CompileMode,
     CompileScope,
     MatmulChoice,
-    ReduceLossChoice,
 )
 
 PLAN_SCHEMA = 1
@@ -171,16 +170,12 @@ class Strategy:
         mode: ``none``: they are alone, or unrelated on purpose; ``script``: the script handles its
             ranks; ``ddp`` and ``fsdp``: the shim makes a script that doesn't data-parallel.
         batch: Whether the ranks share each batch of the script, or each has batches of its own.
-        reduce_loss: Whether losses are those of all ranks together.
-        sync_bn: Whether BatchNorm takes its statistics over all ranks.
         collectives: torch.distributed's backend for the devices, such as ``nccl``.
         visibility: Variable that narrows a worker to its own device; empty where there is none.
     """
 
     mode: StrategyMode
     batch: BatchChoice = "split"
-    reduce_loss: ReduceLossChoice = "auto"
-    sync_bn: bool = False
     collectives: str = ""
     visibility: str = ""
 

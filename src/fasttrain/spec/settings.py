@@ -19,7 +19,6 @@ OptimizerChoice = Literal["auto", "keep", "fused", "npu"]
 MatmulChoice = Literal["auto", "highest", "high", "medium"]
 StrategyChoice = Literal["auto", "none", "ddp", "fsdp"]
 BatchChoice = Literal["split", "per-rank"]
-ReduceLossChoice = Literal["auto", "on", "off"]
 HangAction = Literal["stop", "report"]
 RestartOn = Literal["auto", "any"]
 NanChoice = Literal["off", "warn", "stop"]
@@ -89,12 +88,6 @@ class Settings:
     )
     batch: Setting[BatchChoice] = option(
         "split", "Ranks share each batch, or have one each", panel=LEVERS
-    )
-    reduce_loss: Setting[ReduceLossChoice] = option(
-        "auto", "Losses that the script reads are those of all ranks", panel=LEVERS
-    )
-    sync_bn: Setting[bool] = option(
-        False, "BatchNorm takes its statistics over all ranks", panel=LEVERS
     )
 
     nproc_per_node: Setting[int | None] = option(

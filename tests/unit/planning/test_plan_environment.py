@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from fasttrain.spec.machine import Cpu
+from fasttrain.spec.script import Evidence, ScriptFacts
 
 
 def _names(plan):
@@ -72,6 +73,42 @@ def test_the_users_own_value_wins_and_the_plan_says_so(make, own):
     assert (variable.value, variable.kept) == (own, True)
     assert str(variable.source) == "OMP_NUM_THREADS"
     assert ("your own value won; fasttrain would have set 4" in variable.reason) == (own == "2")
+
+
+def test_ranks_that_the_shim_makes_hash_alike(make):
+    for strategy in ("auto", "ddp", "fsdp"):
+        plan = make.plan(make.gpus(2), gpus="all", strategy=strategy)
+        variable = make.variable(plan, "PYTHONHASHSEED")
+        assert (variable.value, variable.kept, str(variable.source)) == ("0", False, "default")
+        assert "one order on all ranks" in variable.reason
+
+
+def test_other_runs_hash_as_python_does(make):
+    aware = ScriptFacts(handles_ranks=Evidence("init_process_group", "train.py:7"))
+    for options in ({"facts": aware, "gpus": "all"}, {"strategy": "none", "gpus": "all"},
+                    {"strategy": "ddp", "gpus": "0"}):  # fmt: skip
+        plan = make.plan(make.gpus(2), **options)
+        assert make.variable(plan, "PYTHONHASHSEED") is None
+        assert not plan.levers.strategy.value.injected
+
+
+def test_the_users_own_hash_seed_wins(make):
+    plan = make.plan(make.machine(), {"PYTHONHASHSEED": "7"}, nproc_per_node=2)
+    variable = make.variable(plan, "PYTHONHASHSEED")
+    assert (variable.value, variable.kept, str(variable.source)) == ("7", True, "PYTHONHASHSEED")
+    assert "your own value won; fasttrain would have set 0" in variable.reason
+    named = make.plan(make.machine(), nproc_per_node=2, env=("PYTHONHASHSEED=8",))
+    assert make.variable(named, "PYTHONHASHSEED").value == "8"
+
+
+@pytest.mark.parametrize(("own", "named"), [("random", "random"), ("", "an empty one")])
+def test_a_random_hash_seed_would_differ_by_rank_and_is_replaced(make, own, named):
+    plan = make.plan(make.machine(), {"PYTHONHASHSEED": own}, nproc_per_node=2)
+    variable = make.variable(plan, "PYTHONHASHSEED")
+    assert (variable.value, variable.kept) == ("0", False)
+    assert f"your own value, {named}," in variable.reason
+    alone = make.plan(make.machine(), {"PYTHONHASHSEED": own})
+    assert make.variable(alone, "PYTHONHASHSEED") is None
 
 
 def test_env_entries_come_last_and_win(make):

@@ -267,9 +267,9 @@ def test_one_process_needs_no_strategy(make):
 
 
 def test_a_script_without_ranks_is_made_data_parallel(make):
-    strategy = make.plan(make.gpus(2), gpus="all", batch="per-rank", sync_bn=True).levers.strategy
+    strategy = make.plan(make.gpus(2), gpus="all", batch="per-rank").levers.strategy
     assert strategy.value == Strategy(
-        "ddp", "per-rank", "auto", True, collectives="nccl", visibility="CUDA_VISIBLE_DEVICES"
+        "ddp", "per-rank", collectives="nccl", visibility="CUDA_VISIBLE_DEVICES"
     )
     assert "nothing in the script handles ranks" in strategy.reason
 
