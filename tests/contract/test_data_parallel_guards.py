@@ -83,7 +83,7 @@ def said(run: Any) -> str:
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize(
     ("how", "slug"),
-    [("ends", "ranks-steps"), ("wider", "ranks-models"), ("changed", "ranks-diverged")],
+    [("ends", "ranks-steps"), ("wider", "ranks-models"), ("changed", "ranks-data")],
 )
 def test_ranks_that_go_different_ways_are_an_error(
     fasttrain: Any, tmp_path: Path, rank: int, how: str, slug: str

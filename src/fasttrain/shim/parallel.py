@@ -7,19 +7,15 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
-from fasttrain.shim.batches import Batches
 from fasttrain.shim.ledger import Ledger, Lever
 from fasttrain.shim.levers.dataloader import DataLoaderLever
-from fasttrain.shim.levers.reduce_loss import ReduceLoss
 from fasttrain.shim.levers.replicate import Replicate
 from fasttrain.shim.levers.side_effects import SideEffects
-from fasttrain.shim.levers.sync_bn import SyncBatchNormLever
-from fasttrain.shim.loss_weights import LossWeights
 from fasttrain.shim.parallel_context import ParallelContext
 from fasttrain.shim.random_streams import RandomStreams
 from fasttrain.shim.ranks import Ranks
 from fasttrain.shim.roots import RootCalls
-from fasttrain.shim.snapshots.kept import Attributes, Kept
+from fasttrain.shim.snapshots.kept import Kept
 from fasttrain.shim.training_state import TrainingState
 from fasttrain.spec.plan import LaunchPlan
 
@@ -43,30 +39,18 @@ def parallel_levers(
         kept: Takes what a snapshot has to hold.
     """
     strategy = plan.levers.strategy.value
-    batches = Batches()
-    context = ParallelContext(
-        strategy, ranks, roots, RandomStreams(ranks), TrainingState(roots), batches,
-        LossWeights(ranks, batches, values=strategy.reduce_loss != "off"),
-        # With loss scaling the ranks must find the same overflows behind every pass.
-        accumulates=plan.levers.amp.value.precision != "float16",
-    )  # fmt: skip
+    context = ParallelContext(strategy, ranks, roots, RandomStreams(ranks), TrainingState(roots))
     context.streams.agree()
     context.training.install(undo)
     replicate = Replicate(ledger("strategy", strategy.mode), context)
     kept.ranks, kept.streams = ranks, context.streams
-    kept.states["accumulation"] = Attributes(replicate.passes.accumulation, "passes", "windows")
-    kept.states["loss weights"] = Attributes(context.weights, "per_sample")
+    kept.states["split calls"] = replicate.splits
     scratch = Path(plan.run_dir) / f"rank-{ranks.rank}.files"
-    others: list[Lever] = [
-        DataLoaderLever(ledger("dataloader", strategy.batch), context),
-        SideEffects(ledger("side_effects", "rank 0"), ranks, scratch),
-    ]
-    if strategy.sync_bn:
-        others.append(SyncBatchNormLever(ledger("sync_bn", "on"), context))
-    if strategy.reduce_loss != "off":
-        reduce = ReduceLoss(ledger("reduce_loss", strategy.reduce_loss), context)
-        replicate.passes.after_backward.append(reduce.after_backward)
-        others.append(reduce)
+    others: list[Lever] = [SideEffects(ledger("side_effects", "rank 0"), ranks, scratch)]
+    if strategy.batch == "per-rank":
+        loaders = DataLoaderLever(ledger("dataloader", strategy.batch), context)
+        replicate.fed = lambda: bool(loaders.ledger.counts["batches"])
+        others.append(loaders)
     for lever in others:
         cede = partial(lever.ledger.cede, "the script handles its ranks itself")
         replicate.on_cede.append(cede)

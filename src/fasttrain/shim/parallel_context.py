@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fasttrain.shim.batches import Batches
-from fasttrain.shim.loss_weights import LossWeights
 from fasttrain.shim.random_streams import RandomStreams
 from fasttrain.shim.ranks import Ranks
 from fasttrain.shim.roots import RootCalls
@@ -23,9 +21,6 @@ class ParallelContext:
         roots: Calls of roots.
         streams: Random numbers, shared and of the rank's own.
         training: Whether the script trains or evaluates.
-        batches: What the batch is that the script works on.
-        weights: What its losses count for.
-        accumulates: Whether gradients of several passes may be averaged together.
     """
 
     strategy: Strategy
@@ -33,6 +28,3 @@ class ParallelContext:
     roots: RootCalls
     streams: RandomStreams
     training: TrainingState
-    batches: Batches
-    weights: LossWeights
-    accumulates: bool

@@ -28,7 +28,6 @@ class RandomStreams:
         self._ranks = ranks
         self._generators = on_cpu()
         self._diverged: list[Generator] = []  # of which the script itself has the rank's own
-        self._last: Any = None
         self._accelerators: dict[torch.device, Generator] = {}
         self._for_samples = _Apart(self._generators, ranks.rank)
         self._for_forward: dict[torch.device | None, _Apart] = {}
@@ -82,21 +81,9 @@ class RandomStreams:
         """Draw from the shared stream, also where the script has its own."""
         return self._shared
 
-    def moved(self) -> bool:
-        """Whether the script itself has drawn from torch's generator since this was last asked."""
-        state, before = self._generators[0].get(), self._last
-        self._last = state
-        return not self._diverged and before is not None and not torch.equal(state, before)
-
-    def diverge(self, *, torch_alone: bool = False) -> None:
-        """Let the script itself draw from the rank's own stream from now on.
-
-        Args:
-            torch_alone: Whether other generators go on to be shared, which decide on the way that
-                a loop takes more often than they make tensors.
-        """
-        others = [] if torch_alone else self._generators[1:]
-        self._diverged = [self._generators[0], *others, *self._accelerators.values()]
+    def diverge(self) -> None:
+        """Let the script itself draw from the rank's own stream from now on."""
+        self._diverged = [*self._generators, *self._accelerators.values()]
         rank = self._ranks.rank
         for generator in self._diverged:
             generator.swap(rank, always=True)
@@ -117,7 +104,6 @@ class RandomStreams:
             "streams": [generator.streams for generator in generators],
             "accelerators": [str(device) for device in self._accelerators],
             "diverged": [generators.index(generator) for generator in self._diverged],
-            "last": self._last,
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -128,7 +114,6 @@ class RandomStreams:
         for generator, streams in zip(generators, state["streams"], strict=True):
             generator.streams = streams
         self._diverged = [generators[index] for index in state["diverged"]]
-        self._last = state["last"]
         self._leave_diverged()
 
 

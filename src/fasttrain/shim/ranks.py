@@ -21,6 +21,8 @@ from fasttrain.shim.board import Board, on_one_node
 
 MEET_TIMEOUT = timedelta(minutes=30)  # for a rank that reads its data before it imports torch
 NUMBERS = 128  # that can be added up at once
+_AS_BYTES = (torch.int16, torch.uint16, torch.uint32, torch.uint64)  # gloo has no such types
+_all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # 2.13
 
 
 class _Wait:
@@ -54,6 +56,7 @@ class Ranks:
         boardless: Whether the ranks are on one node and could not have a table in its memory.
         waiting_since_s: Since when this rank may be waiting for others, by `time.monotonic`; 0
             while it does not.
+        spread: The relative variance of the numbers of the last meeting.
     """
 
     def __init__(self, rank: int, world_size: int, store: Any, collectives: str) -> None:
@@ -61,7 +64,7 @@ class Ranks:
         self.world_size = world_size
         self.store = store
         self.joined = self.joining = self.boardless = False
-        self.waiting_since_s = 0.0
+        self.waiting_since_s = self.spread = 0.0
         self.on_join: list[Callable[[], None]] = []
         self._collectives = collectives
         self._gathered = 0
@@ -132,6 +135,39 @@ class Ranks:
         with self.waits():
             dist.all_reduce(tensor)
         return tensor
+
+    def all_gather(self, tensor: Tensor) -> Tensor:
+        """Return the tensors of all ranks, one behind the other in the first dimension.
+
+        Args:
+            tensor: Contiguous, of one shape on all ranks, with at least one dimension.
+        """
+        whole = tensor.new_empty(self.world_size * tensor.size(0), *tensor.shape[1:])
+        with self.waits():
+            if tensor.dtype in _AS_BYTES:
+                _all_gather(whole.view(torch.uint8), tensor.view(torch.uint8))
+            else:
+                _all_gather(whole, tensor)
+        return whole
+
+    def meet(self, tag: int, values: Sequence[float] = ()) -> bool:
+        """Wait for all ranks, and return whether all have come with the same number.
+
+        Args:
+            tag: Stands for what the rank is doing; below 2**20, so that sums of squares are exact.
+            values: At most 32 finite numbers; `spread` tells then how far they differ.
+        """
+        pairs = [number for value in values[:32] for number in (value, value * value)]
+        with self.waits():
+            total, squares, *others = self.begin_sum((float(tag), float(tag * tag), *pairs))()
+        n = self.world_size
+        spreads = [
+            (n * of_squares - of_values * of_values) / (n * of_squares)
+            for of_values, of_squares in zip(others[::2], others[1::2], strict=True)
+            if of_squares
+        ]
+        self.spread = max(spreads, default=0.0)
+        return squares * n == total * total  # no variance
 
     def begin_sum(self, numbers: Sequence[float]) -> Callable[[], list[float]]:
         """Begin to add up numbers over all ranks, and give what waits for the sums.

@@ -7,7 +7,10 @@ follows from that.
 
 It averages only a pass that gives every parameter a gradient. Whether it did is plain to see where
 no parameter had one before the pass; else each bucket has to tell, which costs a call of Python's
-from within the backward pass.
+from within the backward pass. Where that isn't plain, the gradients are averaged by hand after the
+pass: what is averaged already stays the same.
+
+A parameter that the script has hooks on is averaged in front of them, by a hook of ours.
 """
 
 from __future__ import annotations
@@ -40,22 +43,11 @@ FAILURES = 4  # passes that the object did not see whole, after which it is left
 _WANTS_GRADIENT = operator.attrgetter("requires_grad")  # without a frame of Python's for each
 
 
-def _calling(module: nn.Module) -> Callable[..., Any]:
-    """Give what calls a module without keeping it alive."""
-    ref: Any = weakref.ref(module)
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return ref()(*args, **kwargs)
-
-    return call
-
-
 class Replica:
     """The data-parallel side of one root.
 
     Attributes:
         parameters: Those that want a gradient.
-        pending: Whether gradients of this rank alone have been left in ``.grad``.
         uneven: Whether it was trained since all ranks had the same buffers.
     """
 
@@ -67,14 +59,14 @@ class Replica:
         self._buckets_tell = False
         self._failures = 0
         self._hooks: list[Any] = []
+        self._in_front: dict[int, Any] = {}  # our hooks on parameters that the script has hooks on
+        self._run: Callable[..., Any]
         self._begin(module)
 
     def _begin(self, module: Any) -> None:
         self.parameters = [p for p in parameters_of(module) if p.requires_grad]
-        self.pending = False
         self._called = False  # since the last pass whose gradients the object averaged
         self._finished = False  # whether its buckets have told that it averages those of this pass
-        self._synced = False  # whether it was to average those of a pass since then
         self._fresh = False  # whether no parameter had a gradient before this pass
         self._touched = False  # whether this pass has left gradients; only while watching
         self._probes = PROBES
@@ -86,15 +78,37 @@ class Replica:
         """Whether each parameter tells of its gradients, which takes a microsecond each."""
         return bool(self._hooks)
 
-    def begin_pass(self) -> bool:
-        """Say whether a pass will leave gradients that are all its own and that nothing uses."""
-        self._fresh = False
-        if not self.watching:
-            for parameter in self.parameters:
-                if parameter.grad is not None or parameter._post_accumulate_grad_hooks:
-                    return False
-            self._fresh = True
-        return self._fresh
+    def begin_pass(self) -> None:
+        """See what there is before a backward pass."""
+        self._fresh = not self.watching
+        own = len(self._hooks) > 0
+        for parameter in self.parameters:
+            if parameter.grad is not None:
+                self._fresh = False
+            after: Any = parameter._post_accumulate_grad_hooks
+            if parameter._backward_hooks or (after and len(after) > own):
+                self._fresh = False
+                self._put_in_front(parameter)
+
+    def _put_in_front(self, parameter: Any) -> None:
+        """Average a parameter's gradient before the script's hooks on it see it."""
+        if id(parameter) in self._in_front:
+            return
+        ranks = self._ranks
+
+        def mean(gradient: Tensor) -> Tensor | None:
+            if torch._C._current_graph_task_id() == -1:
+                return None
+            average = gradient.detach() / ranks.world_size
+            return ranks.sum(average.coalesce() if average.is_sparse else average)
+
+        handle = parameter.register_hook(mean)
+        # In the order of a plain dictionary, which move_to_end() doesn't change
+        hooks = parameter._backward_hooks
+        theirs = {key: hook for key, hook in hooks.items() if key != handle.id}
+        hooks.clear()
+        hooks.update({handle.id: mean, **theirs})
+        self._in_front[id(parameter)] = handle
 
     def watch(self) -> None:
         """Follow the parameters themselves from now on."""
@@ -114,30 +128,33 @@ class Replica:
             hook.remove()
         self._hooks = []
 
-    def call(self, call: Callable[..., Any], args: Any, kwargs: Any, *, last: bool) -> Any:
-        """Run the module on this rank's part of a batch.
+    def call(self, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Make a call of the root whose gradients are to be averaged.
 
         Args:
-            call: The module's own call.
+            run: Makes it.
             args: Its positional arguments.
             kwargs: Its keyword arguments.
-            last: Whether the gradients of this pass are to be averaged, as far as can be told.
         """
         if not all(map(_WANTS_GRADIENT, self.parameters)):
-            self._watch_no_more()
-            self._begin(self._ref())  # the script froze a part
+            self.begin_anew()  # the script froze a part
         if self._ddp is None and not self._probes and self._failures < FAILURES:
             self._ddp = self._wrap(self._ref())
             if not self._failures:
                 self._watch_no_more()
         self._called = True
-        ddp = self._ddp
-        if ddp is None:
-            return call(*args, **kwargs)
-        self._synced = last
-        if ddp.require_backward_grad_sync is not last:  # a module's attributes are slow to set
-            ddp.require_backward_grad_sync = last
-        return ddp(*args, **kwargs)
+        if self._ddp is None:
+            return run(*args, **kwargs)
+        self._run = run
+        try:
+            return self._ddp(*args, **kwargs)
+        finally:
+            del self._run  # it holds the module
+
+    def begin_anew(self) -> None:
+        """Look at the module's parameters again."""
+        self._watch_no_more()
+        self._begin(self._ref())
 
     def _wrap(self, module: Any) -> DistributedDataParallel:
         options: dict[str, Any] = {
@@ -147,7 +164,13 @@ class Replica:
         }
         ddp = DistributedDataParallel(module, **options)
         del ddp._modules["module"]  # a plain attribute is found sooner, and has one call less
-        ddp.__dict__["module"] = _calling(module)
+        ref = weakref.ref(self)
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            replica: Any = ref()
+            return replica._run(*args, **kwargs)
+
+        ddp.__dict__["module"] = run
         self._buckets_tell |= self._unused
         if self._buckets_tell:
             ddp.register_comm_hook(weakref.ref(self), _sum_bucket)
@@ -157,7 +180,7 @@ class Replica:
         """Note that a bucket of gradients is on its way."""
         self._finished = self._finished or last
 
-    def after_backward(self, *, average: bool) -> None:
+    def after_backward(self) -> None:
         """Bring the gradients that a pass has left to their mean, unless the object did it."""
         finished, self._finished = self._finished, False
         touched, self._touched = self._touched, False
@@ -165,19 +188,14 @@ class Replica:
             if not self._fresh and self._called:
                 # Not to be told: what it has averaged stays the same when that is done again.
                 self._buckets_tell, self._ddp = True, None
-                self.pending = True
-                if average:
-                    self.average()
+                self.average()
                 return
-            finished = self._synced and all(p.grad is not None for p in self.parameters)
+            finished = self._called and all(p.grad is not None for p in self.parameters)
         if finished:
-            self._called = self._synced = self.pending = False
+            self._called = False
             return
         if not (touched if self.watching else self._called):
             return  # a pass through other modules
-        if not average:
-            self.pending = True
-            return
         if self._ddp is not None:
             # It was to average this pass and did not see all of it, or it waits for a pass to
             # come: it must look closer, and anew, because it would wait for the rest.
@@ -190,7 +208,6 @@ class Replica:
     def average(self) -> None:
         """Average by hand."""
         counts = average_gradients(self.parameters, self._ranks)
-        self.pending = False
         if self._probes:
             self._probes -= 1
             self._unused |= any(count != self._ranks.world_size for count in counts)

@@ -72,9 +72,15 @@ class Root:
 
 
 class _Inside(threading.local):
-    """Whether this thread is inside a root; each thread has a model call of its own."""
+    """Whether this thread is inside a root; each thread has a model call of its own.
+
+    Attributes:
+        flag: Whether it is.
+        part: Makes the calls of modules inside of a root that looks at them; None elsewhere.
+    """
 
     flag = False
+    part: Callable[[Module, tuple[Any, ...], dict[str, Any]], Any] | None = None
 
 
 class RootCalls:
@@ -160,6 +166,8 @@ class RootCalls:
         setattr(torch.jit, name, trace)
 
     def _outermost(self, module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self.inside.part is not None:
+            return self.inside.part(module, args, kwargs)
         root = self._table.get(id(module))
         if root is None or root.ref() is not module:
             root = self._root_of(module)

@@ -7,12 +7,15 @@ parameters, and get their shards in the same places; what ``state_dict()`` gives
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable, Iterable
+from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import stateless
 from torch.optim import Optimizer
 
 from fasttrain.shim.blocks import repeated_blocks
@@ -21,18 +24,19 @@ from fasttrain.shim.refusal import refuse
 from fasttrain.shim.roots import Root, parameters_of
 from fasttrain.spec.errors import FasttrainError
 
+_SWAPPING = {stateless._functional_call.__code__}  # of torch.func.functional_call and others
+# What torch says of a DTensor where it can't have one, in 2.6 to 2.13
+_OF_SHARDS = ("mixed torch.Tensor and DTensor", "does not have a sharding strategy")
+
 
 class ShardedReplica:
     """The sharded side of one root; see `Replica`, whose place it takes.
 
     Attributes:
         parameters: Its shards.
-        pending: Never: each pass leaves the averaged gradients of the shards.
         uneven: Whether it was trained since all ranks had the same buffers.
         blocks: Blocks that are gathered one after the other.
     """
-
-    pending = False
 
     def __init__(self, module: nn.Module, ranks: Ranks, optimizers: Iterable[Optimizer]) -> None:
         self.uneven = False
@@ -51,22 +55,21 @@ class ShardedReplica:
             part.register_load_state_dict_pre_hook(_cut_parameters)
         self.parameters = list(parameters_of(module))
 
-    def begin_pass(self) -> bool:
-        """Say no: the weight of a pass is waited for."""
-        return False
+    def begin_pass(self) -> None:
+        """Nothing is to be seen before a pass."""
 
     def watch(self) -> None:
         """Nothing is to be watched: no pass goes past the shards."""
 
-    def call(self, call: Callable[..., Any], args: Any, kwargs: Any, *, last: bool) -> Any:  # noqa: ARG002
+    def call(self, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Run the module, which gathers its parameters block by block."""
-        return call(*args, **kwargs)
+        return run(*args, **kwargs)
 
-    def after_backward(self, *, average: bool) -> None:
+    def begin_anew(self) -> None:
+        """Nothing is to be looked at again."""
+
+    def after_backward(self) -> None:
         """Nothing is left to average: each shard's gradient is the mean over the ranks."""
-
-    def average(self) -> None:
-        """Nothing is left to average."""
 
 
 def check_unsharded(root: Root, module: nn.Module) -> None:
@@ -77,6 +80,38 @@ def check_unsharded(root: Root, module: nn.Module) -> None:
     """
     if any(hasattr(parameter, "placements") for parameter in parameters_of(module)):
         refuse(_parts_are_sharded(root))
+
+
+def check_own_parameters(root: Root) -> None:
+    """See that a module is called with its own parameters, which are what is sharded.
+
+    Raises:
+        SystemExit: ``fsdp-functional``.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code in _SWAPPING:
+            refuse(_is_functional(root))
+        frame = frame.f_back
+
+
+def explain(error: BaseException) -> None:
+    """Add a note to an error that comes of shards beside whole tensors."""
+    if any(words in str(error) for words in _OF_SHARDS):
+        error.add_note(
+            "--strategy fsdp has made shards of the model's parameters, and the script uses them"
+            " beside whole tensors, such as a copy of the model: use --strategy ddp"
+        )
+
+
+def _is_functional(root: Root) -> FasttrainError:
+    return FasttrainError(
+        f"--strategy fsdp can't shard {root.name}, called at {root.where}",
+        why="the script calls it with other tensors in the places of its parameters"
+        " (functional_call), and only parameters are sharded",
+        fix="use --strategy ddp",
+        slug="fsdp-functional",
+    )
 
 
 def _parts_are_sharded(root: Root) -> FasttrainError:

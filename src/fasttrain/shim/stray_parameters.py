@@ -32,24 +32,11 @@ class StrayParameters:
         self._training = training
         self.parameters: list[Tensor] = []
         self._known = (-1, -1)
-        self._pending = False
 
-    def after_backward(self, roots: Sequence[HasParameters], *, average: bool) -> None:
-        """Average what a pass has left, or remember that it is left to a later pass.
-
-        Args:
-            roots: All roots.
-            average: Whether it is the last pass before a step.
-        """
+    def after_backward(self, roots: Sequence[HasParameters]) -> None:
+        """Average what a pass has left."""
         self._look(roots)
-        self._pending = bool(self.parameters)
-        if average:
-            self.flush()
-
-    def flush(self) -> None:
-        """Average what was left."""
-        if self._pending:
-            self._pending = False
+        if self.parameters:
             average_gradients(self.parameters, self._ranks)
 
     def _look(self, roots: Sequence[HasParameters]) -> None:

@@ -28,8 +28,8 @@ class Net(nn.Module):
         self.dropout = nn.Dropout(0.5)
         self.linear = nn.Linear(64, 1)
 
-    def forward(self, samples):
-        kept = self.dropout(torch.ones(samples, 64))
+    def forward(self, x):
+        kept = self.dropout(torch.ones(len(x), 64))
         return self.linear(kept), kept
 
 
@@ -42,7 +42,7 @@ for _ in range(2):
         print("samples", *index.tolist())
         for name, drawn in zip(("torch", "random", "numpy"), noise.T.tolist(), strict=True):
             print(name, *(number.hex() for number in drawn))
-        out, kept = model(len(index))
+        out, kept = model(noise)
         print("dropout", *("".join("01"[bool(k)] for k in row) for row in kept))
         optimizer.zero_grad()
         out.square().mean().backward()

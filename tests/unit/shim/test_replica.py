@@ -32,10 +32,12 @@ class Net(nn.Module):
         return out
 
 
-def train(replica: Replica, module: nn.Module, x: Tensor = X, *, last: bool = True) -> None:
+def train(replica: Replica, module: nn.Module, x: Tensor = X) -> None:
     """Make one pass as the lever does."""
-    replica.call(module, (x,), {}, last=last).sum().backward()
-    replica.after_backward(average=last)
+    loss = replica.call(module, (x,), {}).sum()
+    replica.begin_pass()
+    loss.backward()
+    replica.after_backward()
 
 
 @pytest.fixture
@@ -54,7 +56,6 @@ def handed_over(ranks: Any) -> tuple[Replica, Net]:
     replica = Replica(module, ranks)
     for _ in range(PROBES + 1):
         module.zero_grad()
-        replica.begin_pass()
         train(replica, module)
     module.zero_grad()
     return replica, module
@@ -84,9 +85,9 @@ def test_a_gradient_that_one_rank_lacks_counts_as_zeros() -> None:
     def act(ranks: Any) -> Any:
         replica = Replica(modules[ranks.rank], ranks)
         weight = modules[ranks.rank].weight
-        out = replica.call(modules[ranks.rank], (X,), {}, last=True)
+        out = replica.call(modules[ranks.rank], (X,), {})
         (weight.sum() if ranks.rank else out.sum()).backward()
-        replica.after_backward(average=True)
+        replica.after_backward()
         return modules[ranks.rank].bias.grad
 
     assert [float(grad) for grad in _RANKS["on_ranks"](2, act)] == [1.0, 1.0]  # (2 + none) / 2
@@ -96,11 +97,9 @@ def test_torchs_object_takes_over_when_every_parameter_has_had_a_gradient(alone:
     replica, module = handed_over(alone)
     sums = alone.sums
     assert not replica.watching
-    replica.begin_pass()
     train(replica, module)
     assert alone.sums == sums, "averaged by hand as well"
     assert all(p.grad is not None for p in module.parameters())
-    assert not replica.pending
 
 
 def test_the_module_stays_the_scripts_own(alone: Any) -> None:
@@ -108,40 +107,48 @@ def test_the_module_stays_the_scripts_own(alone: Any) -> None:
     assert type(module) is Net
     assert sorted(module.state_dict()) == sorted(Net().state_dict())
     twin = copy.deepcopy(module)
-    torch.testing.assert_close(twin(X), replica.call(module, (X,), {}, last=True))
+    torch.testing.assert_close(twin(X), replica.call(module, (X,), {}))
     ref = weakref.ref(module)
     del module
     gc.collect()
     assert ref() is None
 
 
-def test_a_pass_is_fresh_only_where_nothing_was_left_and_nothing_listens(alone: Any) -> None:
+def test_gradients_that_are_there_already_are_averaged_by_hand(alone: Any) -> None:
     replica, module = handed_over(alone)
-    assert replica.begin_pass()
     module.second.bias.grad = torch.ones(1)
-    assert not replica.begin_pass()
-    module.zero_grad()
-    handle = module.second.bias.register_post_accumulate_grad_hook(lambda _: None)
-    assert not replica.begin_pass()
-    handle.remove()
-    assert replica.begin_pass()
-
-
-def test_a_pass_that_is_not_the_last_is_left_until_it_is_averaged(alone: Any) -> None:
-    replica, module = handed_over(alone)
-    replica.begin_pass()
-    train(replica, module, last=False)
     sums = alone.sums
-    assert replica.pending
-    replica.average()
+    train(replica, module)
     assert alone.sums > sums
-    assert not replica.pending
+
+
+def test_a_hook_of_the_script_sees_the_mean() -> None:
+    modules = [Net(), Net()]
+    modules[1].load_state_dict(modules[0].state_dict())
+    seen: list[list[Tensor]] = [[], []]
+
+    def act(ranks: Any) -> Tensor | None:
+        module = modules[ranks.rank]
+        replica = Replica(module, ranks)
+        module.first.weight.register_hook(lambda g: seen[ranks.rank].append(g.clone()))
+        module.first.weight.register_hook(lambda g: g.clamp(-0.1, 0.1))
+        train(replica, module, X + ranks.rank)
+        return module.first.weight.grad
+
+    first, second = _RANKS["on_ranks"](2, act)
+    whole = Net()
+    whole.load_state_dict(modules[0].state_dict())
+    (whole(torch.cat([X, X + 1])).sum() / 2).backward()
+    expected = whole.first.weight.grad
+    assert expected is not None
+    for (mine,) in seen:
+        torch.testing.assert_close(mine, expected)
+    torch.testing.assert_close([first, second], 2 * [expected.clamp(-0.1, 0.1)])
 
 
 def test_a_part_that_is_frozen_is_left_out_from_the_next_call_on(alone: Any) -> None:
     replica, module = handed_over(alone)
     module.first.requires_grad_(requires_grad=False)
-    replica.begin_pass()
     train(replica, module)
     assert [id(p) for p in replica.parameters] == [id(p) for p in module.second.parameters()]
     assert module.second.weight.grad is not None

@@ -104,7 +104,8 @@ class CustomFunctions:
         if known is None:
             module = sys.modules.get(cls.__module__)
             path = getattr(module, "__file__", None) or ""
-            known = not cls.__module__.startswith("torch.") and "site-packages" not in path
+            own = cls.__module__.startswith(("torch.", "fasttrain."))
+            known = not own and "site-packages" not in path
             self._scripts[cls] = known
         return known
 

@@ -1,10 +1,8 @@
-"""Cuts the batches of the script's DataLoaders among the ranks.
+"""Deals whole batches of the script's DataLoaders to the ranks: ``--batch per-rank``.
 
-Every rank runs the script's samplers and so sees the indices of every batch, but reads only its
-own part: together, and in the same order, the ranks train on what one process would have trained
-on. Batches that were put together by the dataset are read by all and cut behind. A loader that
-feeds no training is left whole on every rank, so that what the script computes from it is what
-one process computes; so is one whose batches can't be cut.
+Every rank runs the script's samplers and so sees the indices of every batch, but reads its own
+batches only: the epoch is divided, and a step of all ranks is one on N of the script's batches. A
+loader that feeds no training is left whole on every rank.
 
 Source: ``torch/utils/data/dataloader.py`` of torch 2.13, ``_BaseDataLoaderIter``.
 """
@@ -13,24 +11,17 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack
-from typing import Any, Literal
+from itertools import islice
+from typing import Any
 
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    IterableDataset,
-    SequentialSampler,
-    get_worker_info,
-)
+from torch.utils.data import DataLoader, IterableDataset, SequentialSampler, get_worker_info
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from fasttrain.shim.callsite import call_site
 from fasttrain.shim.ledger import Ledger
 from fasttrain.shim.parallel_context import ParallelContext
-from fasttrain.shim.shares import Share, cut_data, cut_indices, deal_batches
 from fasttrain.spec.outcome import State
 
 # Between the ranks' workers: more than a loader has of its own, and not beyond the 32 bits that
@@ -38,42 +29,15 @@ from fasttrain.spec.outcome import State
 _SEED_STEP = 2**16
 
 
-Purpose = Literal["train", "evaluate", "unknown"]
-
-
-class _Pass:
-    """One pass over a loader, from ``iter()`` on.
-
-    Attributes:
-        where: Where the script began it.
-        shares: What the ranks have of the batches that were asked for and not yet handed out.
-        purpose: ``train``; ``evaluate``, whose batches stay whole; or ``unknown``, whose first
-            batch stays whole and shows it.
-        slices: Whether the batches are cut behind their reading.
-    """
-
-    def __init__(self, where: str, purpose: Purpose) -> None:
-        self.where = where
-        self.purpose = purpose
-        self.shares: deque[Share | None] = deque()
-        self.slices = False
-        self.wrapped = False
-        self.handed_out = 0
-
-
 class DataLoaderLever:
-    """Takes part in every pass over a DataLoader."""
+    """Takes part in every walk over a DataLoader that feeds training."""
 
     def __init__(self, ledger: Ledger, context: ParallelContext) -> None:
         self.ledger = ledger
-        self._batch = context.strategy.batch
         self._ranks = context.ranks
         self._streams = context.streams
         self._training = context.training
-        self._batches = context.batches
-        self._passes: weakref.WeakKeyDictionary[Any, _Pass] = weakref.WeakKeyDictionary()
-        self._trainings: set[str] = set()  # where passes have shown to be for training
-        self._evaluations: set[str] = set()
+        self._dealt: weakref.WeakSet[Any] = weakref.WeakSet()  # iterators
         # Whether a loader fed training when it was last read
         self._feeds: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
 
@@ -83,8 +47,7 @@ class DataLoaderLever:
         self._replace(iterator, "__init__", self._make, undo)
         self._replace(iterator, "_reset", self._begin, undo)
         self._replace(iterator, "__next__", self._next, undo)
-        if self._batch == "per-rank":
-            self._replace(DataLoader, "__len__", self._length, undo)
+        self._replace(DataLoader, "__len__", self._length, undo)
         self.ledger.settle(State.ARMED, "no DataLoader fed any training")
         self.ledger.excuse(State.SKIPPED, "no DataLoader feeds the training")
 
@@ -105,8 +68,7 @@ class DataLoaderLever:
 
     def _make(self, original: Any, iterator: Any, loader: Any) -> None:
         self._begin(original, iterator, loader)
-        begun = self._passes.get(iterator)
-        if begun is not None and begun.purpose != "evaluate" and not begun.slices:
+        if iterator in self._dealt:
             # Augmentations in the loader's own processes must differ from rank to rank.
             iterator._base_seed += self._ranks.rank * _SEED_STEP
 
@@ -114,56 +76,28 @@ class DataLoaderLever:
         with self._streams.shared():
             original(iterator, loader, *args, **kwargs)
         where = call_site()
-        why_not = self._training.why_not_training() or self._managed(loader)
-        begun = self._passes[iterator] = _Pass(where, self._purpose(loader, where, why_not))
-        if begun.purpose == "evaluate":
-            self._feeds[loader] = False
-            self.ledger.touch(f"whole on every rank, {why_not or 'nothing was trained'}", where)
-            return
-        self._feeds[loader] = True
-        if isinstance(loader.dataset, IterableDataset):
-            begun.slices = True
+        why_not = self._training.why_not_training()
+        self._feeds[loader] = not why_not
+        if why_not:
+            self.ledger.touch(f"whole on every rank, {why_not}", where)
+        elif isinstance(loader.dataset, IterableDataset):
+            self.ledger.pass_over(
+                f"DataLoader ({where})", "its dataset makes the batches itself, all on every rank"
+            )
         else:
-            iterator._sampler_iter = self._cut(iterator._sampler_iter, begun)
+            self._dealt.add(iterator)
+            iterator._sampler_iter = self._deal(iterator._sampler_iter)
+            self.ledger.apply("DataLoader", where)
+            self._read_apart(iterator)
 
-    def _purpose(self, loader: Any, where: str, why_not: str) -> Purpose:
-        """Tell what a pass is for; one in a fixed order may be a validation in disguise."""
-        if why_not or where in self._evaluations:
-            return "evaluate"
-        plain = type(loader.batch_sampler) is BatchSampler
-        fixed = plain and isinstance(loader.sampler, SequentialSampler)
-        known = where in self._trainings or self._batch == "per-rank"
-        return "unknown" if fixed and not known else "train"
-
-    def _managed(self, loader: Any) -> str:
-        """Give why a loader is to be left alone though it may feed training."""
-        if getattr(loader, "in_order", True) is False:
-            return "its batches come in no order"
-        return ""
-
-    def _cut(self, batches: Iterator[Any], begun: _Pass) -> Iterator[Any]:
-        """Give the rank's part of each batch of indices, noting it for when it is handed out."""
-        rank, world_size = self._ranks.rank, self._ranks.world_size
-        if self._batch == "per-rank":
-            for batch, share in deal_batches(self._drawn(batches), rank, world_size):
-                begun.shares.append(share)
-                yield batch
-            return
-        for batch in self._drawn(batches):
-            if begun.purpose != "train":
-                begun.shares.append(None)
-                yield batch
-                continue
-            if not isinstance(batch, list | tuple):
-                begun.slices = True  # one index, of a dataset that makes batches itself
-                yield batch
-                continue
-            mine, share = cut_indices(batch, rank, world_size)
-            begun.shares.append(share)
-            yield mine
+    def _deal(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Yield every batch of indices whose turn it is; the last one again where none is left."""
+        drawn = self._drawn(batches)
+        while hand := list(islice(drawn, self._ranks.world_size)):
+            yield hand[min(self._ranks.rank, len(hand) - 1)]
 
     def _drawn(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """Give the script's batches of indices, drawn from the shared random numbers."""
+        """Yield the script's batches of indices, drawn from the shared random numbers."""
         while True:
             with self._streams.shared():
                 batch = next(batches, None)
@@ -171,74 +105,27 @@ class DataLoaderLever:
                 return
             yield batch
 
-    def _next(self, original: Any, iterator: Any) -> Any:
-        begun = self._passes.get(iterator)
-        if begun is None:
-            return original(iterator)
-        if begun.purpose == "unknown" and begun.handed_out:
-            self._settle(begun)
-        if not begun.wrapped:
-            begun.wrapped = True
-            self._read_apart(iterator, begun)
-        data = original(iterator)
-        begun.handed_out += 1
-        share = begun.shares.popleft() if begun.shares else None
-        if share is not None:
-            self._hand_out(share, begun)
-        elif begun.slices and begun.purpose == "train":
-            return self._slice(data, begun)
-        else:
-            self._batches.whole(training=begun.purpose != "evaluate")
-        return data
-
-    def _settle(self, begun: _Pass) -> None:
-        """Tell from what was done with the first batch what the others are for."""
-        if self._batches.trained:
-            begun.purpose = "train"
-            self._trainings.add(begun.where)
-            return
-        begun.purpose = "evaluate"
-        self._evaluations.add(begun.where)
-        self.ledger.touch("whole on every rank, nothing was trained", begun.where)
-
-    def _read_apart(self, iterator: Any, begun: _Pass) -> None:
+    def _read_apart(self, iterator: Any) -> None:
         """Have samples that this process reads draw from the rank's own random numbers."""
         fetcher = getattr(iterator, "_dataset_fetcher", None)
-        if fetcher is None or begun.slices or begun.purpose == "evaluate":
+        if fetcher is None:
             return
         fetch, streams = fetcher.fetch, self._streams
 
         def fetch_apart(index: Any) -> Any:
-            if begun.slices or begun.purpose != "train":  # all ranks read the same
-                return fetch(index)
             with streams.for_samples():
                 return fetch(index)
 
         fetcher.fetch = fetch_apart
 
-    def _slice(self, data: Any, begun: _Pass) -> Any:
-        if self._batch == "per-rank":
-            found = None
-            why = "--batch per-rank can't divide the batches of such a dataset"
-        else:
-            found = cut_data(data, self._ranks.rank, self._ranks.world_size)
-            why = "its batches are not made of tensors with one size of batch"
-        if found is None:
-            self._batches.whole(training=True)
-            self.ledger.pass_over(f"DataLoader ({begun.where})", why)
-            return data
-        part, share = found
-        self._hand_out(share, begun)
-        return part
-
-    def _hand_out(self, share: Share, begun: _Pass) -> None:
-        self._batches.cut(share)
-        self.ledger.apply("DataLoader", begun.where)
-        self.ledger.counts["batches"] += 1
-        self.ledger.counts["samples"] += share.count
+    def _next(self, original: Any, iterator: Any) -> Any:
+        data = original(iterator)
+        if iterator in self._dealt:
+            self.ledger.counts["batches"] += 1
+        return data
 
     def _length(self, original: Any, loader: Any) -> int:
-        """Give the batches of one rank; before a loader is read, one that shuffles is to train."""
+        """Return the batches of one rank; before it is read, a loader that shuffles is to train."""
         length: int = original(loader)
         shuffles = not isinstance(loader.sampler, SequentialSampler)
         trains = self._feeds.get(loader, shuffles)

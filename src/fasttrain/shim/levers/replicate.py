@@ -1,9 +1,8 @@
 """Makes the ranks of a script that knows nothing of ranks one data-parallel run.
 
-Each root is trained on the rank's part of the batch, and behind each backward pass the gradients
-are the mean over the ranks, weighted so that they are those of the whole batch. Parameters that
-belong to no root are averaged too. What the script does to itself, clipping, accumulating,
-stepping, it then does alike on every rank.
+Every rank runs the script on the whole batch; the calls of roots are split among them, and after
+each backward pass the gradients are the mean over the ranks, as are those of parameters that belong
+to no root. All that the script does itself it does alike on every rank.
 """
 
 from __future__ import annotations
@@ -18,13 +17,12 @@ import torch
 from torch import distributed as dist
 from torch import nn
 from torch.optim import Optimizer
-from torch.optim.optimizer import (
-    register_optimizer_step_post_hook,
-    register_optimizer_step_pre_hook,
-)
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from fasttrain.shim import rank_variables
+from fasttrain.shim import ending, rank_variables
 from fasttrain.shim.callsite import call_site
+from fasttrain.shim.data_parallel import batch_norm, checkpoints, losses
+from fasttrain.shim.data_parallel.split import SplitCalls
 from fasttrain.shim.ledger import Ledger
 from fasttrain.shim.lockstep import Lockstep
 from fasttrain.shim.parallel_context import ParallelContext
@@ -32,21 +30,27 @@ from fasttrain.shim.passes import Passes
 from fasttrain.shim.refusal import refuse
 from fasttrain.shim.replica import Replica
 from fasttrain.shim.roots import Call, Root, parameters_of
-from fasttrain.shim.sharded import ShardedReplica, check_unsharded, whole_number
+from fasttrain.shim.sharded import (
+    ShardedReplica,
+    check_own_parameters,
+    check_unsharded,
+    explain,
+    whole_number,
+)
 from fasttrain.spec.errors import FasttrainError
 from fasttrain.spec.outcome import State
 
-# Functions that read all gradients before the step.
+# Functions that give a number of all gradients, which are shards under fsdp.
 _CLIPPERS = ("clip_grad_norm_", "clip_grad_value_", "clip_grads_with_norm_", "get_total_norm")
-
-WATCHED_STEPS = 4  # in which a loop shows whether it draws random numbers
 
 
 class Replicate:
-    """Averages gradients over the ranks.
+    """Splits the calls of roots and averages gradients over the ranks.
 
     Attributes:
+        splits: The calls; None of them is split with batches of each rank's own.
         passes: The backward passes.
+        fed: Whether a DataLoader has given the ranks batches of their own.
         on_cede: Called when the script turns out to handle its ranks itself.
     """
 
@@ -56,13 +60,13 @@ class Replicate:
         self._roots = context.roots
         self._ranks = context.ranks
         self._streams = context.streams
+        self._splits_batches = context.strategy.batch == "split"
         self._training = context.training
-        self._batches = context.batches
-        self._sync_bn = context.strategy.sync_bn
         self._sharded = context.strategy.mode == "fsdp"
         self._lockstep = Lockstep(context.ranks)
+        self.fed: Callable[[], bool] = lambda: True
+        self.splits = SplitCalls(ledger, context.ranks, context.streams, context.roots)
         self.passes = Passes(context)
-        self._accumulation = self.passes.accumulation
 
     def install(self, undo: ExitStack) -> None:
         """Stand around roots and backward passes, and watch for the script's own group."""
@@ -72,39 +76,39 @@ class Replicate:
         self._roots.around = self._around
         undo.callback(setattr, self._roots, "around", None)
         self._replace(torch.autograd, "backward", self._backward, undo)
-        for name in _CLIPPERS:
-            if hasattr(nn.utils, name):
-                self._flush_before(name, undo)
-        self._training.on_zero_grad.append(self._accumulation.on_zero_grad)
-        undo.callback(register_optimizer_step_pre_hook(self._before_step).remove)
+        self._replace(torch.autograd, "grad", self._grad, undo)
+        if self._splits_batches:
+            self.splits.install(undo)
+            batch_norm.install(self.splits, undo)
+            losses.install(self.splits, undo)
+            checkpoints.install(self.splits, undo)
+        if self._sharded:
+            ending.at_failure.append(explain)
+            undo.callback(ending.at_failure.remove, explain)
+            for name in _CLIPPERS:
+                if hasattr(nn.utils, name):
+                    self._whole_numbers(name, undo)
         undo.callback(register_optimizer_step_post_hook(self._after_step).remove)
         self._lockstep.install(undo)
-        self.ledger.settle(State.ARMED, "no module was trained")
+        self.ledger.settle(State.ARMED, "no module was called")
         self.ledger.counts["ranks"] = self._ranks.world_size
 
     def refresh(self) -> None:
-        """Tell of batches that came to nothing."""
-        if self._batches.fed == "cut":
-            self.ledger.excuse(
-                State.FAILED,
-                "batches were cut, but no module was trained on them: a script that leaves out"
-                " batches of another size than its own needs --batch per-rank",
-            )
+        """Nothing is pending: every call is counted as it happens."""
 
     def _replace(self, owner: Any, name: str, act: Any, undo: ExitStack) -> None:
         original = getattr(owner, name)
         undo.callback(setattr, owner, name, original)
         setattr(owner, name, functools.wraps(original)(functools.partial(act, original)))
 
-    def _flush_before(self, name: str, undo: ExitStack) -> None:
-        def flushed(original: Any, *args: Any, **kwargs: Any) -> Any:
-            self._flush()
+    def _whole_numbers(self, name: str, undo: ExitStack) -> None:
+        def whole(original: Any, *args: Any, **kwargs: Any) -> Any:
             return whole_number(original(*args, **kwargs))
 
         modules = [nn.utils, sys.modules["torch.nn.utils.clip_grad"]]
         for module in modules:
             if hasattr(module, name):
-                self._replace(module, name, flushed, undo)
+                self._replace(module, name, whole, undo)
 
     # --- whose ranks they are
 
@@ -138,39 +142,46 @@ class Replicate:
 
     def _meet(self, root: Root, module: nn.Module) -> None:
         """Make a root's values equal on all ranks before its first call."""
-        if not self.ledger.live:
+        if not self.ledger.live or torch._C._functorch.peek_interpreter_stack() is not None:
             return
         self._ranks.join()
-        if self._ranks.boardless:
-            self.ledger.note(
-                "no memory could be shared among the ranks of this node: what they ask each other"
-                " about losses goes through collectives, which makes each step longer"
-            )
         shapes = [f"{n} {tuple(p.shape)} {p.dtype}" for n, p in module.named_parameters()]
         self._lockstep.compare_models(root.name, root.where, shapes)
-        self._ranks.broadcast([*parameters_of(module), *module.buffers()])
+        if not any(hasattr(p, "placements") for p in parameters_of(module)):
+            self._ranks.broadcast([*parameters_of(module), *module.buffers()])
 
     def _around(self, root: Root, module: nn.Module, call: Call) -> Call:
-        trains = root.trainable or any(p.requires_grad for p in parameters_of(module))
-        if not torch.is_grad_enabled() or not trains or not self.ledger.live:
-            self._even_out(root, module)
+        if not self.ledger.live:
             return call
+        trains = torch.is_grad_enabled() and (
+            root.trainable or any(p.requires_grad for p in parameters_of(module))
+        )
+        run = functools.partial(self._run, root, module, call)
+        if not trains:
+            self._even_out(root, module)
+            return run
+        if torch._C._functorch.peek_interpreter_stack() is not None:
+            return call
+        if self._sharded:
+            check_own_parameters(root)
         if root.replica is None:
             root.replica = self._replicate(root, module)
             self.passes.add(root.replica)
         root.replica.uneven = True
-        self.ledger.apply(root.name, root.where)
-        return functools.partial(self._call, root, call)
+        return functools.partial(self._trained, root, run)
 
-    def _call(self, root: Root, call: Call, *args: Any, **kwargs: Any) -> Any:
-        self._batches.trained = True
+    def _trained(self, root: Root, run: Call, *args: Any, **kwargs: Any) -> Any:
+        return root.replica.call(run, args, kwargs)
+
+    def _run(self, root: Root, module: nn.Module, call: Call, *args: Any, **kwargs: Any) -> Any:
+        if self._splits_batches:
+            return self.splits.run(root, module, call, args, kwargs)
+        self.ledger.apply(root.name, root.where)
         parameter = root.parameter()
-        device = parameter.device if parameter is not None else None
-        with self._streams.for_forward(device):
-            return root.replica.call(call, args, kwargs, last=self._accumulation.last)
+        with self._streams.for_forward(parameter.device if parameter is not None else None):
+            return call(*args, **kwargs)
 
     def _replicate(self, root: Root, module: nn.Module) -> Replica | ShardedReplica:
-        self._tell_batch_norm(root, module)
         if not self._sharded:
             return Replica(module, self._ranks)
         check_unsharded(root, module)
@@ -183,63 +194,40 @@ class Replicate:
         return replica
 
     def _even_out(self, root: Root, module: nn.Module) -> None:
-        """Give every rank rank 0's running statistics before a model is evaluated."""
-        if root.replica is not None and root.replica.uneven:
+        """Give every rank rank 0's running statistics, where each has had batches of its own."""
+        if not self._splits_batches and root.replica is not None and root.replica.uneven:
             root.replica.uneven = False
             self._ranks.broadcast(list(module.buffers()))
-
-    def _tell_batch_norm(self, root: Root, module: nn.Module) -> None:
-        norms = [m for m in module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
-        if norms and not self._sync_bn and not isinstance(norms[0], nn.SyncBatchNorm):
-            self.ledger.note(
-                f"BatchNorm in {root.name} takes its statistics over each rank's part of the batch:"
-                " --sync-bn takes them over the whole one"
-            )
 
     # --- backward passes
 
     def _backward(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
-        inside = torch._C._current_graph_task_id() != -1
-        if inside or not self.ledger.live or not self._ranks.joined:
-            original(*args, **kwargs)
-        else:
+        if self._is_outermost():
             self.passes.run(original, *args, **kwargs)
+        else:
+            original(*args, **kwargs)
 
-    def _flush(self) -> None:
-        if self.ledger.live and self._ranks.joined:
-            self.passes.flush()
+    def _grad(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        functorch = torch._C._functorch.peek_interpreter_stack() is not None
+        if functorch or not self._is_outermost() or self._roots.inside.flag:
+            return original(*args, **kwargs)
+        return self.passes.gradients(original, *args, **kwargs)
+
+    def _is_outermost(self) -> bool:
+        inside = torch._C._current_graph_task_id() != -1
+        return not inside and self.ledger.live and self._ranks.joined
 
     # --- steps
-
-    def _before_step(self, *_: Any) -> None:
-        if not torch.compiler.is_compiling():
-            self._flush()
-            self._accumulation.stepping = True  # a closure's passes are each for themselves
 
     def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
         if torch.compiler.is_compiling() or not self.ledger.live or not self._ranks.joined:
             return
-        self._accumulation.after_step()
         self.ledger.counts["steps"] = steps = self.ledger.counts["steps"] + 1
-        if steps <= WATCHED_STEPS:
-            self._watch_draws(steps)
-        self._lockstep.after_step(steps, None if self._sharded else optimizer)
-
-    def _watch_draws(self, steps: int) -> None:
-        """Tell from the first steps what the loop itself draws from the shared random numbers."""
-        if steps == 1 and self._batches.fed == "nothing":
-            self._batches_by_hand()
-        elif self._streams.moved() and steps > 1:
-            # Noise that the loop draws for its samples must differ from rank to rank as well.
-            self._streams.diverge(torch_alone=True)
+        if steps == 1 and not self._splits_batches and not self.fed():
+            self._streams.diverge()
             self.ledger.note(
-                f"the loop draws random numbers of torch's: from step {steps + 1} on each rank"
-                " draws its own"
+                "no DataLoader feeds the training: from its second step on each rank draws batches"
+                f" of its own, so that the global batch is {self._ranks.world_size} times the"
+                " script's"
             )
-
-    def _batches_by_hand(self) -> None:
-        self._streams.diverge()
-        self.ledger.note(
-            "no DataLoader feeds the training: from its second step on each rank draws batches of"
-            f" its own, so that the global batch is {self._ranks.world_size} times the script's"
-        )
+        self._lockstep.after_step(steps, None if self._sharded else optimizer)

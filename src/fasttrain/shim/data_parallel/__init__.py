@@ -1,0 +1,1 @@
+"""What makes several ranks of one script one run."""

@@ -1,0 +1,135 @@
+"""Runs a model without chance, so that two calls of it can be compared.
+
+Every operator that draws random numbers gives the same number for each element instead: a dropout
+keeps everything, noise is constant. What a model computes then doesn't depend on how many rows it
+is called with, unless the rows have to do with each other.
+
+Source: operators with ``torch.Tag.nondeterministic_seeded`` of torch 2.13.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+_MODE: Any = TorchDispatchMode  # without annotations
+MOST_DRAWS = 100_000  # a loop that waits for another number would not end
+
+
+class NotNeutralError(Exception):
+    """An operator draws random numbers in a way for which there is no constant."""
+
+
+class Neutral(_MODE):  # type: ignore[misc]
+    """Gives constants for random numbers while it is entered."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._draws = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Run one operator."""
+        kwargs = kwargs or {}
+        if torch.Tag.nondeterministic_seeded not in func.tags:
+            return func(*args, **kwargs)
+        self._draws += 1
+        name = func._schema.name.removeprefix("aten::")
+        if self._draws > MOST_DRAWS:
+            raise NotNeutralError(f"{name} was called more than {MOST_DRAWS:,} times")
+        if any(argument.name == "dropout_p" for argument in func._schema.arguments):
+            return func(**_named(func, args, kwargs) | {"dropout_p": 0.0})
+        constant = _CONSTANTS.get(name)
+        if constant is None:
+            raise NotNeutralError(f"{name} draws random numbers")
+        return constant(func, _named(func, args, kwargs))
+
+
+def _named(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    names = [argument.name for argument in func._schema.arguments]
+    return {**dict(zip(names, args, strict=False)), **kwargs}
+
+
+def _filled(value: float) -> Callable[[Any, dict[str, Any]], Any]:
+    """Return what makes a tensor of one number, as a factory or in the place of a tensor."""
+
+    def fill(func: Any, given: dict[str, Any]) -> Any:
+        like = given.get("self")
+        if func._schema.name.endswith("_") and isinstance(like, Tensor):
+            return like.fill_(value)
+        options = {k: given[k] for k in ("dtype", "device") if given.get(k) is not None}
+        if isinstance(like, Tensor):
+            return torch.full_like(like, value, **options)
+        options.setdefault("dtype", torch.get_default_dtype())
+        return torch.full(given["size"], value, **options)
+
+    return fill
+
+
+def _between(func: Any, given: dict[str, Any]) -> Any:
+    middle = (given.get("from", 0.0) + given.get("to", 1.0)) / 2
+    return _filled(middle)(func, given)
+
+
+def _normal(func: Any, given: dict[str, Any]) -> Any:
+    mean, std = given.get("mean", 0.0), given.get("std", 1.0)
+    if isinstance(mean, Tensor) or isinstance(std, Tensor):
+        return mean + 0.5 * std
+    if isinstance(given.get("self"), Tensor) and not func._schema.name.endswith("_"):
+        raise NotNeutralError("normal draws random numbers")
+    return _filled(mean + 0.5 * std)(func, given)
+
+
+def _integers(func: Any, given: dict[str, Any]) -> Any:
+    low = given.get("low", given.get("from") or 0)
+    if isinstance(given.get("self"), Tensor):
+        return _filled(low)(func, given)
+    return _filled(low)(func, {"dtype": torch.int64, **given})
+
+
+def _permutation(_: Any, given: dict[str, Any]) -> Any:
+    return torch.arange(given["n"], device=given.get("device"))
+
+
+def _keeping(_: Any, given: dict[str, Any]) -> Any:
+    whole = given["input"]
+    return whole.clone(), torch.ones_like(whole, dtype=torch.bool)
+
+
+def _likelier(_: Any, given: dict[str, Any]) -> Any:
+    chance = given["self"]
+    return (chance > 0.5).to(chance.dtype)
+
+
+def _likeliest(_: Any, given: dict[str, Any]) -> Any:
+    return given["self"].topk(given["num_samples"], dim=-1).indices
+
+
+def _in_cudnn(func: Any, given: dict[str, Any]) -> Any:
+    return func(**given | {"dropout": 0.0})
+
+
+_CONSTANTS: dict[str, Callable[[Any, dict[str, Any]], Any]] = {
+    "bernoulli": _likelier,
+    "bernoulli_": _filled(1.0),
+    "exponential_": _filled(1.0),
+    "multinomial": _likeliest,
+    "native_dropout": _keeping,
+    "normal": _normal,
+    "normal_": _normal,
+    "rand": _filled(0.5),
+    "rand_like": _filled(0.5),
+    "randint": _integers,
+    "randint_like": _integers,
+    "randn": _filled(0.5),
+    "randn_like": _filled(0.5),
+    "random_": _integers,
+    "randperm": _permutation,
+    "uniform_": _between,
+    "_cudnn_rnn": _in_cudnn,
+}

@@ -1,0 +1,227 @@
+"""A ring of answers in memory that the ranks of one node share.
+
+Rank 0 writes answer after answer, and the others read them in the same order. A slot is written
+again only when all have read it; nothing else makes rank 0 wait.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from fasttrain.shim import rank_variables
+
+SLOTS = 2048  # a power of two
+_SLOT = 64  # words, of 8 bytes: number, tag, and the answer
+_ROW = 8  # words of each rank in front of the slots: read, come to, its place, ended
+_READ, _COME, _PLACE, _ENDED = range(4)
+_ROOM = 8 * (_SLOT - 2)
+FLOAT, INT = 0xFFFFFFFF, 0xFFFFFFFE  # in the place of the length of an answer that is a number
+
+
+class Ring:
+    """Passes answers from rank 0 to the other ranks.
+
+    Args:
+        memory: Of `size` bytes, all 0 at first.
+        rank: This rank.
+        world_size: Number of ranks.
+        store: Key-value store of all ranks, for what is too long.
+        wait: Calls a function again and again until it returns true.
+    """
+
+    def __init__(
+        self,
+        memory: Any,
+        rank: int,
+        world_size: int,
+        store: Any,
+        wait: Callable[[Callable[[], bool]], None],
+    ) -> None:
+        self._memory = memory
+        self._words = memoryview(memory).cast("q")
+        self._floats = memoryview(memory).cast("d")
+        self._slots = world_size * _ROW
+        self._row = rank * _ROW
+        self._others = [r * _ROW for r in range(1, world_size)]
+        self._store, self._wait = store, wait
+        self._last = SLOTS  # the number up to which there is room
+        self._fence = threading.Lock()
+
+    @staticmethod
+    def size(world_size: int) -> int:
+        """Return the bytes of memory that it takes."""
+        return 8 * (world_size * _ROW + SLOTS * _SLOT)
+
+    # --- rank 0
+
+    def give(self, number: int, tag: int, value: float) -> None:
+        """Write answer ``number``, a float or an integer of 64 bits.
+
+        Args:
+            number: Counted from 1.
+            tag: The place, shifted by 32 bits, and `FLOAT` or `INT`.
+            value: The answer.
+        """
+        if number > self._last:
+            self._make_room(number)
+        at = self._slots + (number & (SLOTS - 1)) * _SLOT
+        (self._floats if type(value) is float else self._words)[at + 2] = value  # type: ignore[call-overload]
+        self._words[at + 1] = tag
+        with self._fence:  # no processor may show the number before the answer
+            pass
+        with self._fence:
+            pass
+        self._words[at] = number
+
+    def give_text(self, number: int, place: int, text: bytes) -> None:
+        """Write answer ``number``, of any length but 0."""
+        if number > self._last:
+            self._make_room(number)
+        at = self._slots + (number & (SLOTS - 1)) * _SLOT
+        if len(text) <= _ROOM:
+            self._memory[8 * (at + 2) : 8 * (at + 2) + len(text)] = text
+        else:
+            self._store.set(f"answer/{number}", text)
+        self._words[at + 1] = place << 32 | len(text)
+        with self._fence:
+            pass
+        with self._fence:
+            pass
+        self._words[at] = number
+
+    def _make_room(self, number: int) -> None:
+        def is_room() -> bool:
+            self._last = SLOTS + min(self._words[row + _READ] for row in self._others)
+            return self._last >= number
+
+        self._wait(is_room)
+
+    def gather(self, number: int) -> list[int]:
+        """Wait until the other ranks have come to question ``number``; return their places."""
+        words = self._words
+        words[self._row + _COME] = number
+        self._wait(lambda: all(words[row + _COME] >= number for row in self._others))
+        with self._fence:
+            pass
+        return [words[row + _PLACE] for row in self._others]
+
+    # --- the other ranks
+
+    def come(self, number: int, place: int) -> None:
+        """Tell rank 0 that this rank has come to a question."""
+        self._words[self._row + _PLACE] = place
+        with self._fence:
+            pass
+        with self._fence:
+            pass
+        self._words[self._row + _COME] = number
+
+    def take(self, number: int, place: int) -> tuple[int, Any]:
+        """Return the tag and the value of answer ``number``: a number, or bytes."""
+        at = self._slots + (number & (SLOTS - 1)) * _SLOT
+        words = self._words
+        if words[at] != number:
+            self.come(number, place)
+            self._wait(lambda: words[at] == number)
+        with self._fence:
+            pass
+        tag = words[at + 1]
+        length = tag & 0xFFFFFFFF
+        value: Any
+        if length == FLOAT:
+            value = self._floats[at + 2]
+        elif length == INT:
+            value = words[at + 2]
+        else:
+            value = self._text(number, at + 2, length)
+        with self._fence:
+            pass
+        words[self._row + _READ] = number
+        return tag, value
+
+    def _text(self, number: int, at: int, length: int) -> bytes:
+        if length <= _ROOM:
+            return bytes(self._memory[8 * at : 8 * at + length])
+        key = f"answer/{number}"
+        text = bytes(self._store.get(key))
+        if self._store.add(f"{key}/read", 1) == len(self._others):
+            self._store.delete_key(key)
+            self._store.delete_key(f"{key}/read")
+        return text
+
+    # --- all ranks
+
+    def end(self) -> None:
+        """Ask no more, and have nobody wait for this rank."""
+        self._words[self._row + _ENDED] = 1
+        if self._row:
+            self._words[self._row + _READ] = 2**62
+
+    def ended(self) -> list[int]:
+        """Return the ranks that have come to their end."""
+        rows = [0, *self._others]
+        return [row // _ROW for row in rows if self._words[row + _ENDED]]
+
+    def come_to(self) -> list[int]:
+        """Return the last question to which each rank came and waited for others."""
+        return [self._words[row + _COME] for row in [0, *self._others]]
+
+
+def shared_memory(store: Any, rank: int, world_size: int, size: int) -> mmap.mmap | None:
+    """Make memory that all ranks share; every rank must call this alike.
+
+    Returns:
+        None where the ranks are on several nodes, or the memory could not be had.
+    """
+    if rank_variables.get("LOCAL_WORLD_SIZE") != str(world_size):
+        return None
+    if rank == 0:
+        store.set("ring", _new_file(size))
+    path = store.get("ring").decode()
+    memory = _mapped(path, size) if path else None
+    # Nothing of it is left behind, however the run ends: the name goes once all have it.
+    if memory is None:
+        store.set("ring/all", "no")
+    elif store.add("ring/open", 1) == world_size:
+        store.set("ring/all", "yes")
+    together = store.get("ring/all") == b"yes"
+    if rank == 0 and path:
+        Path(path).unlink(missing_ok=True)
+    return memory if together else None
+
+
+def _new_file(size: int) -> str:
+    """Return the path of a file of zeros that only this user can open; empty for none."""
+    for folder in ("/dev/shm", None):  # noqa: S108 - made by mkstemp, and gone in a moment
+        try:
+            descriptor, path = tempfile.mkstemp(prefix="fasttrain-", dir=folder)
+        except OSError:
+            continue
+        try:
+            os.write(descriptor, bytes(size))
+        except OSError:  # full
+            Path(path).unlink()
+            continue
+        finally:
+            os.close(descriptor)
+        return path
+    return ""
+
+
+def _mapped(path: str, size: int) -> mmap.mmap | None:
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:  # another view of the file system
+        return None
+    try:
+        return mmap.mmap(descriptor, size)
+    except (OSError, ValueError):
+        return None
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,174 @@
+"""What passes between the script, which has whole batches, and a split call, which has rows.
+
+Outside of a split call a tensor is the same on all ranks, and so is its gradient. Inside, each rank
+has its own rows, and gradients are N times what they are in one process, N being the number of
+ranks: gradients of parameters are averaged over the ranks, so that the parts of the rows add up,
+and what is computed alike on all ranks keeps its value. Every function here leads from one side to
+the other, and its derivative back; each derivative is made of the same functions, so that it can
+be differentiated again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.autograd.function import FunctionCtx
+
+
+class Collectives(Protocol):
+    """The ranks, as far as tensors go."""
+
+    rank: int
+    world_size: int
+
+    def all_gather(self, tensor: Tensor) -> Tensor:
+        """Return the tensors of all ranks, one behind the other in the first dimension."""
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """Add up a tensor over all ranks, in place."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """How the rows of one batch are dealt to the ranks, the first ones getting what is left over.
+
+    Attributes:
+        ranks: All ranks.
+        count: Rows of the whole batch.
+    """
+
+    ranks: Collectives
+    count: int
+
+    def of(self, rank: int) -> int:
+        """Return the number of rows of a rank."""
+        each, over = divmod(self.count, self.ranks.world_size)
+        return each + (rank < over)
+
+    @property
+    def own(self) -> int:
+        """The number of rows of this rank."""
+        return self.of(self.ranks.rank)
+
+    @property
+    def first(self) -> int:
+        """The first row of this rank."""
+        each, over = divmod(self.count, self.ranks.world_size)
+        return self.ranks.rank * each + min(self.ranks.rank, over)
+
+    def take(self, whole: Tensor, dim: int) -> Tensor:
+        """Return this rank's rows of a tensor.
+
+        Args:
+            whole: The same on all ranks; a multiple of `count` along ``dim``.
+            dim: The dimension of the batch.
+        """
+        if whole.requires_grad and torch.is_grad_enabled():
+            part: Tensor = _apply(_Take, whole, dim, self)
+            return part
+        return self._cut(whole, dim)
+
+    def give(self, part: Tensor, dim: int) -> Tensor:
+        """Return the rows of all ranks.
+
+        Args:
+            part: This rank's; a multiple of `own` along ``dim``.
+            dim: The dimension of the batch.
+        """
+        if part.requires_grad and torch.is_grad_enabled():
+            whole: Tensor = _apply(_Give, part, dim, self)
+            return whole
+        return self._gather(part, dim)
+
+    def share(self, whole: Tensor) -> Tensor:
+        """Return a tensor that each rank uses as a whole."""
+        return share(whole, self.ranks)
+
+    def _cut(self, whole: Tensor, dim: int) -> Tensor:
+        block = whole.size(dim) // self.count
+        part = whole.narrow(dim, block * self.first, block * self.own)
+        return part.contiguous() if whole.is_contiguous() else part
+
+    def _gather(self, part: Tensor, dim: int) -> Tensor:
+        moved = part.detach().movedim(dim, 0).contiguous()
+        block = moved.size(0) // self.own
+        most = block * self.of(0)
+        if moved.size(0) < most:
+            moved = torch.cat([moved, moved.new_zeros(most - moved.size(0), *moved.shape[1:])])
+        gathered = self.ranks.all_gather(moved)
+        if self.count % self.ranks.world_size:
+            parts = torch.split(gathered, most)
+            gathered = torch.cat([p[: block * self.of(rank)] for rank, p in enumerate(parts)])
+        return gathered if dim == 0 else gathered.movedim(0, dim).contiguous()
+
+
+def share(whole: Tensor, ranks: Collectives) -> Tensor:
+    """Return a tensor that a split call uses as a whole on each rank."""
+    if whole.requires_grad and torch.is_grad_enabled():
+        shared: Tensor = _apply(_Share, whole, ranks)
+        return shared
+    return whole
+
+
+def mean_gradient(gradient: Tensor, ranks: Collectives) -> Tensor:
+    """Return the mean over the ranks of a gradient of a parameter, differentiably."""
+    mean: Tensor = _apply(_Mean, gradient, ranks)
+    return mean
+
+
+def _apply(function: Any, *args: Any) -> Any:
+    return function.apply(*args)
+
+
+class _Take(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: FunctionCtx, whole: Tensor, dim: int, rows: Rows) -> Tensor:
+        ctx.how = dim, rows  # type: ignore[attr-defined]
+        part = rows._cut(whole, dim)
+        # Never a view: the script may change what it has while the graph is there.
+        return part.clone() if part.data_ptr() == whole.data_ptr() else part
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        dim, rows = ctx.how
+        return rows.give(gradient, dim) / rows.ranks.world_size, None, None
+
+
+class _Give(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: FunctionCtx, part: Tensor, dim: int, rows: Rows) -> Tensor:
+        ctx.how = dim, rows  # type: ignore[attr-defined]
+        return rows._gather(part, dim)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        dim, rows = ctx.how
+        return rows.take(gradient, dim) * rows.ranks.world_size, None, None
+
+
+class _Share(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: FunctionCtx, whole: Tensor, ranks: Collectives) -> Tensor:
+        ctx.ranks = ranks  # type: ignore[attr-defined]
+        return whole.view_as(whole)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return mean_gradient(gradient, ctx.ranks), None
+
+
+class _Mean(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: FunctionCtx, part: Tensor, ranks: Collectives) -> Tensor:
+        ctx.ranks = ranks  # type: ignore[attr-defined]
+        return ranks.sum(part.detach() / ranks.world_size)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return share(gradient, ctx.ranks), None
+
+
+CROSSINGS = frozenset(f"{f.__name__}Backward" for f in (_Take, _Share))  # nodes of entering tensors

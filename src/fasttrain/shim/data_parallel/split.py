@@ -1,0 +1,362 @@
+"""Splits the call of a root: each rank computes its rows, and the script gets those of all.
+
+Nothing is taken for granted about the model. A way to split a call (which dimension of which
+argument is the batch) is tried beside the whole call at calls 1, 2, 4, 8 and so on, and with new
+shapes: outputs, what the modules keep, and gradients must be those of the whole. The script gets
+the whole call's output then. A call for which no way agrees is computed whole on every rank, which
+is right and no faster, and the receipt says so.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Module, Parameter
+
+from fasttrain.shim.data_parallel.agreement import signature_of, tensors_in
+from fasttrain.shim.data_parallel.candidates import row_count
+from fasttrain.shim.data_parallel.foreign_hooks import HookCount
+from fasttrain.shim.data_parallel.parting import Parting
+from fasttrain.shim.data_parallel.reduction import reduced_by
+from fasttrain.shim.data_parallel.rows import Rows, share
+from fasttrain.shim.data_parallel.trial import RefusalError, Split, Trial
+from fasttrain.shim.ledger import Ledger
+from fasttrain.shim.random_streams import RandomStreams
+from fasttrain.shim.ranks import Ranks
+from fasttrain.shim.roots import Call, Root, RootCalls, parameters_of
+
+SHAPES = 4  # new shapes of one kind of call that are verified; behind them 8, 16, ... of them
+_REDUCING, _THROUGH = 2, 3  # what ranks are doing when they meet
+PART = 0.05  # of a root's parameters, for a part of it to be split by itself
+GRADIENTS = 2  # verified calls whose gradients are compared as well
+RETRIES = 4  # calls up to which a reason other than wrong numbers may go away
+
+
+class Parted(BaseException):
+    """The ranks compute other things inside of a split call; not for the script to catch."""
+
+
+@dataclass(slots=True)
+class Site:
+    """One kind of call of one root: its mode, and the kinds of its arguments.
+
+    Attributes:
+        calls: How often it was called.
+        split: How it is split; None where it isn't.
+        why_not: Why it isn't.
+        final: Whether no other way will be tried.
+        name: The module, and where its root was called first.
+        verified: How often the split call was found to be the whole one.
+        shapes: Of the arguments, as far as they were met.
+        hooks: Hooks that had been registered anywhere when it was verified.
+    """
+
+    name: str
+    calls: int = 0
+    split: Split | None = None
+    why_not: str = ""
+    final: bool = False
+    verified: int = 0
+    shapes: set[Any] = field(default_factory=set)
+    hooks: int = -1
+
+    def is_due(self, shapes: Any, hooks: int) -> bool:
+        """Count a call, and return whether it is to be verified."""
+        self.calls += 1
+        new = shapes not in self.shapes
+        if new:
+            self.shapes.add(shapes)
+        if self.final:
+            return False
+        often = len(self.shapes)
+        again = not self.calls & (self.calls - 1) or (
+            new and (often <= SHAPES or not often & (often - 1))
+        )
+        if self.split is None and self.why_not:
+            return again and self.calls <= RETRIES
+        return again or hooks != self.hooks
+
+
+class SplitCalls:
+    """Splits the calls of roots, and keeps what was found for each.
+
+    Attributes:
+        active: Whether a split call is running: what reduces over its batch then has to reduce
+            over the rows of all ranks.
+        whole_only: Whether calls are to be whole, because they will be repeated.
+    """
+
+    def __init__(
+        self, ledger: Ledger, ranks: Ranks, streams: RandomStreams, roots: RootCalls
+    ) -> None:
+        self.active = False
+        self.whole_only = False
+        self._inside = roots.inside
+        self._reduced = 0  # losses that were added up over all ranks
+        self._trying = False
+        self._ledger = ledger
+        self._ranks = ranks
+        self._streams = streams
+        self._restored: dict[str, Any] = {}
+        self._parting = Parting(ranks)
+        self._hooks = HookCount()
+        self._sites: weakref.WeakKeyDictionary[Module, dict[Any, Site]] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._sizes: weakref.WeakKeyDictionary[Module, int] = weakref.WeakKeyDictionary()
+
+    def install(self, undo: ExitStack) -> None:
+        """Count hooks as they are registered."""
+        self._hooks.install(undo)
+        undo.enter_context(reduced_by(self._sum))
+
+    def state(self) -> dict[str, Any]:
+        """Return what was found for each root, by its class and place."""
+        found: dict[str, Any] = {}
+        for sites in self._sites.values():
+            for key, site in sites.items():
+                found[f"{site.name} {key!r}"] = _saved(site)
+        return found
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from what `state` returned."""
+        self._restored = state
+
+    def run(
+        self, root: Root, module: Module, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Make one call of a root."""
+        inputs = tensors_in((args, kwargs))
+        if not self._may_split(inputs):
+            return call(*args, **kwargs)
+        site = self._site(root, module, args, kwargs)
+        shapes = tuple(t.shape for t in inputs)
+        if site.is_due(shapes, self._hooks.registered):
+            return self._verified(site, module, args, kwargs, inputs)
+        rows = self._rows(site, inputs)
+        if rows is None:
+            return self._whole(site, root, call, args, kwargs)
+        assert site.split is not None
+        self._parting.check(f"call {type(module).__name__}")
+        self._ledger.apply(type(module).__name__, root.where)
+        self._ledger.counts["split calls"] += 1
+        own_args, own_kwargs = site.split.cut(args, kwargs, rows)
+        before = self._reduced
+        try:
+            with self.splitting(module, self._streams.for_forward(_device_of(root))):
+                output = call(*own_args, **own_kwargs)
+            if self._reduced != before and not self._ranks.meet(_THROUGH):
+                raise Parted
+        except Parted:
+            while not self._ranks.meet(_THROUGH):
+                pass
+            output = None
+        if output is None or not site.split.fits(output, rows):
+            self._refuse(site, "it computes something else on other ranks, or with other arguments",
+                         final=True)  # fmt: skip
+            return call(*args, **kwargs)
+        return site.split.put_together(module, output, rows)
+
+    def _whole(self, site: Site, root: Root, call: Call, args: Any, kwargs: Any) -> Any:
+        """Make a whole call, inside of which parts of the module may be split."""
+        self._ledger.counts["whole calls"] += 1
+        if not site.final or not self._inside.flag:
+            return call(*args, **kwargs)
+        with self._descended(functools.partial(self._part, root)):
+            return call(*args, **kwargs)
+
+    def _part(self, root: Root, module: Module, args: Any, kwargs: Any) -> Any:
+        """Make the call of a module inside of a root that is called whole."""
+        compiled = module._compiled_call_impl
+        call: Call = compiled or module._call_impl
+        if compiled is None and not self._is_worth_it(root, module):
+            return call(*args, **kwargs)
+        with self._descended(None):
+            if compiled is not None:
+                return call(*args, **kwargs)
+            return self.run(root, module, call, args, kwargs)
+
+    @contextmanager
+    def _descended(self, part: Any) -> Iterator[None]:
+        """Have modules inside of a call looked at, or not any more."""
+        inside = self._inside
+        before = inside.flag, inside.part
+        inside.flag, inside.part = part is None, part
+        try:
+            yield
+        finally:
+            inside.flag, inside.part = before
+
+    def _is_worth_it(self, root: Root, module: Module) -> bool:
+        whole = root.ref()
+        return whole is not None and self._size(module) >= PART * max(1, self._size(whole))
+
+    def _size(self, module: Module) -> int:
+        size = self._sizes.get(module)
+        if size is None:
+            size = self._sizes[module] = sum(p.numel() for p in parameters_of(module))
+        return size
+
+    def _sum(self, part: Tensor, of_loss: bool) -> Tensor:
+        """Add up over the ranks what a split call computes from the rank's rows.
+
+        Raises:
+            Parted: Other ranks are elsewhere.
+        """
+        self._reduced += of_loss
+        if (of_loss or self._trying) and not self._ranks.meet(_REDUCING):
+            raise Parted
+        return self._ranks.sum(part.clone())
+
+    def _may_split(self, inputs: Sequence[Tensor]) -> bool:
+        if not self._ranks.joined or self.whole_only or not any(t.dim() for t in inputs):
+            return False
+        if torch._C._functorch.peek_interpreter_stack() is not None:
+            return False  # of torch.func
+        forward_ad: Any = torch.autograd.forward_ad
+        levels = forward_ad._current_level >= 0
+        return not levels and threading.current_thread() is threading.main_thread()
+
+    def _site(self, root: Root, module: Module, args: Any, kwargs: Any) -> Site:
+        sites = self._sites.get(module)
+        if sites is None:
+            sites = self._sites[module] = {}
+        key = (module.training, torch.is_grad_enabled(), signature_of((args, kwargs)))
+        site = sites.get(key)
+        if site is None:
+            name = _name(root, module)
+            saved = self._restored.get(f"{name} {key!r}")
+            site = sites[key] = Site(name)
+            if saved is not None:
+                _fill(site, saved)
+                site.hooks = self._hooks.registered
+        return site
+
+    def _rows(self, site: Site, inputs: Sequence[Tensor]) -> Rows | None:
+        if site.split is None:
+            return None
+        count = row_count(inputs, site.split.inputs)
+        return Rows(self._ranks, count) if count >= self._ranks.world_size else None
+
+    @contextmanager
+    def splitting(self, module: Module, context: Any) -> Iterator[None]:
+        """Run a block as the inside of a split call."""
+        self.active = True
+        try:
+            with context, shared_parameters(module, self._ranks):
+                yield
+        finally:
+            self.active = False
+
+    @contextmanager
+    def _trial_split(self, module: Module) -> Iterator[None]:
+        self._trying = True
+        try:
+            with self.splitting(module, nullcontext()):
+                yield
+        finally:
+            self._trying = False
+
+    def _verified(
+        self,
+        site: Site,
+        module: Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        inputs: Sequence[Tensor],
+    ) -> Any:
+        """Make a whole call, and see beside it how it can be split."""
+        # Of inputs that differ the ranks would compute rows that don't belong together.
+        with torch.no_grad():
+            sums = [t.sum(dtype=torch.float64).cpu() for t in inputs if not t.is_complex()]
+        self._parting.check(f"call {type(module).__name__}", sums)
+        site.hooks = self._hooks.registered
+        self._ledger.counts["whole calls"] += 1
+        trial = Trial(module, self._ranks, functools.partial(self._trial_split, module))
+        output = trial.make_whole_call(args, kwargs)
+        try:
+            gradients = site.verified < GRADIENTS
+            site.split = trial.find(args, kwargs, inputs, site.split, gradients=gradients)
+        except RefusalError as refusal:
+            self._refuse(site, str(refusal), final=refusal.final or bool(site.verified))
+        else:
+            site.why_not = ""
+            site.verified += 1
+            self._ledger.counts["verified"] += 1
+        return output
+
+    def _refuse(self, site: Site, why: str, *, final: bool) -> None:
+        held = f", after {site.verified} verified calls" if site.verified else ""
+        site.split, site.why_not, site.final = None, why, final
+        self._ledger.pass_over(
+            site.name,
+            f"every rank computes its calls whole, which is right and no faster: {why}{held}",
+            missed=True,
+        )
+
+
+@contextmanager
+def shared_parameters(module: Module, ranks: Ranks) -> Iterator[None]:
+    """Have gradients of tensors in the places of parameters be those of all ranks.
+
+    Such as functional_call's: they aren't averaged behind a backward pass, which is what happens to
+    a module's own parameters.
+    """
+    slots: list[dict[str, Any]] = [part._parameters for part in Module.modules(module)]
+    replaced = [
+        (slot, name, tensor)
+        for slot in slots
+        for name, tensor in slot.items()
+        if tensor is not None and tensor.requires_grad and not isinstance(tensor, Parameter)
+    ]
+    if not replaced:
+        yield
+        return
+    shared: dict[int, Any] = {}
+    for slot, name, tensor in replaced:
+        slot[name] = shared.setdefault(id(tensor), share(tensor, ranks))
+    try:
+        yield
+    finally:
+        for slot, name, tensor in replaced:
+            slot[name] = tensor
+
+
+def _name(root: Root, module: Module) -> str:
+    whole = root.ref()
+    if whole is module or whole is None:
+        return f"{root.name} ({root.where})"
+    inside = next((name for name, part in whole.named_modules() if part is module), "?")
+    return f"{inside} of {root.name} ({root.where})"
+
+
+def _saved(site: Site) -> dict[str, Any]:
+    split = site.split
+    return {
+        "calls": site.calls,
+        "split": split and [split.inputs, split.outputs, split.kept],
+        "why_not": site.why_not,
+        "final": site.final,
+        "verified": site.verified,
+        "shapes": [tuple(map(tuple, shapes)) for shapes in site.shapes],
+    }
+
+
+def _fill(site: Site, saved: dict[str, Any]) -> None:
+    site.split = Split(*saved["split"]) if saved["split"] else None
+    site.shapes = {tuple(map(torch.Size, of)) for of in saved["shapes"]}
+    for name in ("calls", "why_not", "final", "verified"):
+        setattr(site, name, saved[name])
+
+
+def _device_of(root: Root) -> torch.device | None:
+    parameter = root.parameter()
+    return parameter.device if parameter is not None else None

@@ -1,0 +1,100 @@
+"""What rank 0 answers, in JSON: plain values, paths, results of stat, and errors."""
+
+from __future__ import annotations
+
+import builtins
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+_STATS = {"stat": os.stat_result, "statvfs": os.statvfs_result}
+_TOP = (str, int, float, type(None))
+
+
+class NotPlainError(Exception):
+    """Rank 0's answer is an object that can't be told; each rank has to find its own."""
+
+
+def told(value: Any) -> bytes:
+    """Return a value as JSON, for `heard`."""
+    try:
+        return json.dumps(_plain(value)).encode()
+    except NotPlainError:
+        return b'{"own": true}'
+
+
+def told_error(error: Exception) -> bytes:
+    """Return an exception as JSON, for `heard` to raise."""
+    kind = type(error)
+    args = [arg if isinstance(arg, _TOP) else str(arg) for arg in error.args]
+    names = [_name(getattr(error, name, None)) for name in ("filename", "filename2")]
+    return json.dumps({"error": [kind.__module__, kind.__qualname__, args, *names]}).encode()
+
+
+def heard(text: bytes) -> Any:
+    """Return what rank 0 has told.
+
+    Raises:
+        NotPlainError: It could not be told.
+        Exception: What rank 0 has met with.
+    """
+    return _value(json.loads(text))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, bool | int | float | str | None):
+        return value
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    if isinstance(value, bytes):
+        return {"bytes": os.fsdecode(value)}
+    if isinstance(value, os.PathLike):
+        return {"path": os.fsdecode(value)}
+    for name, kind in _STATS.items():
+        if type(value) is kind:
+            _, (items, others) = value.__reduce__()  # type: ignore[misc]
+            return {name: [list(items), others]}
+    raise NotPlainError
+
+
+def _value(plain: Any) -> Any:
+    if isinstance(plain, list):
+        return [_value(item) for item in plain]
+    if not isinstance(plain, dict):
+        return plain
+    ((kind, content),) = plain.items()
+    if kind == "bytes":
+        return os.fsencode(content)
+    if kind == "path":
+        return Path(content)
+    if kind in _STATS:
+        make: Any = _STATS[kind]
+        return make(tuple(content[0]), content[1])
+    if kind == "error":
+        raise _error(*content)
+    raise NotPlainError
+
+
+def _error(module: str, name: str, args: list[Any], *paths: str | None) -> Exception:
+    """Return an exception like rank 0's; a RuntimeError where its class can't be had."""
+    kind: Any = sys.modules.get(module, builtins)
+    for part in name.split("."):
+        kind = getattr(kind, part, None)
+    try:
+        if not issubclass(kind, Exception):
+            raise TypeError
+        if issubclass(kind, OSError) and len(args) == 2:
+            first, second = paths
+            return OSError(*args, first, None, second) if first else OSError(*args)
+        return kind(*args)  # type: ignore[no-any-return]
+    except Exception:  # noqa: BLE001 - classes of any kind
+        return RuntimeError(": ".join([name, *map(str, args)]))
+
+
+def _name(path: Any) -> str | None:
+    try:
+        return None if path is None else os.fsdecode(path)
+    except TypeError:
+        return str(path)

@@ -1,0 +1,467 @@
+"""Makes a call whole, and beside it split, and compares the two."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.autograd import grad as gradients_of  # before a lever takes its place
+from torch.nn import Module
+
+from fasttrain.shim.callsite import called_by_user
+from fasttrain.shim.casting import map_tensors
+from fasttrain.shim.data_parallel.agreement import (
+    DisagreementError,
+    check_equal,
+    row_dimensions,
+    structure_of,
+    tensors_in,
+)
+from fasttrain.shim.data_parallel.candidates import Dimensions, candidates, row_count
+from fasttrain.shim.data_parallel.foreign_hooks import foreign_hook
+from fasttrain.shim.data_parallel.module_state import ModuleState, Place
+from fasttrain.shim.data_parallel.neutral import Neutral
+from fasttrain.shim.data_parallel.rows import CROSSINGS, Rows
+from fasttrain.shim.data_parallel.surroundings import Surroundings
+from fasttrain.shim.ranks import Ranks
+from fasttrain.shim.roots import parameters_of
+
+# Of the largest gradient of any parameter: what is left where sums cancel, as of a bias in front
+# of a BatchNorm
+_FLOOR = 1e-5
+_TOGETHER = 1  # what ranks are doing when they meet
+Value = tuple[Any, dict[Place, Any]]  # what a call gives, and what it leaves in its modules
+
+
+class RefusalError(Exception):
+    """A call isn't to be split; the message says why.
+
+    Attributes:
+        final: Whether no later call of this kind is to be tried.
+    """
+
+    def __init__(self, why: str, *, final: bool) -> None:
+        super().__init__(why)
+        self.final = final
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """A way to split a call.
+
+    Attributes:
+        inputs: The dimension of the batch of each tensor among the arguments.
+        outputs: Of each tensor that the call gives.
+        kept: Attributes that the call leaves in its modules, each with the number of the module in
+            the order of `Module.modules`, and the dimensions of their tensors.
+    """
+
+    inputs: Dimensions
+    outputs: Dimensions = ()
+    kept: tuple[tuple[int, str, Dimensions], ...] = ()
+
+    def cut(self, args: Any, kwargs: Any, rows: Rows) -> Any:
+        """Return the arguments with this rank's rows."""
+        given = iter(self.inputs)
+        taken: dict[int, Tensor] = {}
+
+        def take(tensor: Tensor) -> Tensor:
+            dim = next(given)
+            if dim is None:
+                return tensor if not tensor.requires_grad else rows.share(tensor)
+            if id(tensor) not in taken:
+                taken[id(tensor)] = rows.take(tensor, dim)
+            return taken[id(tensor)]
+
+        return map_tensors(args, take), map_tensors(kwargs, take)
+
+    def fits(self, output: Any, rows: Rows) -> bool:
+        """Whether a call gave what calls of its kind have given before."""
+        tensors = tensors_in(output)
+        return len(tensors) == len(self.outputs) and all(
+            dim is None or (tensor.dim() > dim and tensor.size(dim) % rows.own == 0)
+            for tensor, dim in zip(tensors, self.outputs, strict=True)
+        )
+
+    def put_together(self, module: Module, output: Any, rows: Rows) -> Any:
+        """Return what the whole call gives, from what each rank's call has given and left."""
+        parts = list(Module.modules(module)) if self.kept else []
+        for number, name, dims in self.kept:
+            vars(parts[number])[name] = give(vars(parts[number])[name], dims, rows)
+        return give(output, self.outputs, rows)
+
+
+def give(value: Any, dims: Dimensions, rows: Rows) -> Any:
+    """Return containers with the rows of all ranks in their tensors."""
+    given = iter(dims)
+    whole: dict[int, Tensor] = {}
+
+    def give_one(tensor: Tensor) -> Tensor:
+        dim = next(given)
+        if dim is None:
+            return tensor
+        if id(tensor) not in whole:
+            whole[id(tensor)] = rows.give(tensor, dim)
+        return whole[id(tensor)]
+
+    return map_tensors(value, give_one)
+
+
+class Trial:
+    """One call of a root that is compared with itself.
+
+    Args:
+        module: The root.
+        ranks: All ranks, which make the same call.
+        splitting: Marks a block as the inside of a split call.
+    """
+
+    def __init__(
+        self,
+        module: Module,
+        ranks: Ranks,
+        splitting: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        self._module = module
+        self._ranks = ranks
+        self._splitting = splitting
+        self._plainly: Any = module._call_impl
+        self._before: ModuleState
+        self._why_not = ""
+
+    def make_whole_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Make the call that the script has asked for, and see what else it does."""
+        if hooked := foreign_hook(self._module):
+            self._why_not = f"the script has hooks on {hooked}, which see whole batches"
+            return self._plainly(*args, **kwargs)
+        inputs = tensors_in((args, kwargs))
+        versions = [t._version for t in inputs if not t.is_inference()]
+        self._before = ModuleState(self._module)
+        around = Surroundings(self._module, args, kwargs)
+        states = _other_random_states()
+        watched = _Watch()
+        with watched:
+            output = self._plainly(*args, **kwargs)
+        if versions != [t._version for t in inputs if not t.is_inference()]:
+            self._why_not = "it changes its arguments in place"
+        elif watched.seen:
+            self._why_not = watched.seen
+        elif kind := around.changed():
+            self._why_not = f"it changes something outside of its modules, in a {kind}"
+        elif not _same_states(states, _other_random_states()):
+            self._why_not = "it draws from Python's or NumPy's random numbers"
+        return output
+
+    def find(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        inputs: Sequence[Tensor],
+        known: Split | None,
+        *,
+        gradients: bool,
+    ) -> Split:
+        """Return a way to split the call that gives what the whole call gives.
+
+        Args:
+            args: Positional arguments.
+            kwargs: Others.
+            inputs: The tensors among them.
+            known: The way that agreed before, which must agree again.
+            gradients: Whether gradients are compared too.
+
+        Raises:
+            RefusalError: There is none.
+        """
+        self._check(self._why_not, final=False)
+        guesses = candidates(inputs, self._ranks.world_size)
+        if known is not None:
+            guesses = [known.inputs]
+            if row_count(inputs, known.inputs) < self._ranks.world_size:
+                return known  # too few rows, which are computed whole
+        if not guesses:
+            raise RefusalError("no argument has a row for each rank", final=False)
+        device = next((p.device.type for p in parameters_of(self._module)), "cpu")
+        low = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+        with self._put_back_after(), torch.autocast(device, enabled=False):
+            args, kwargs, leaves = _detached(args, kwargs, low)
+            outer = self._call(args, kwargs, splitting=False)
+            reasons = []
+            for guess in guesses:
+                try:
+                    return self._agreeing(guess, outer, args, kwargs, leaves, gradients)
+                except DisagreementError as disagreement:
+                    reasons.append(str(disagreement))
+        raise RefusalError(reasons[0], final=True)  # of the likeliest guess
+
+    def _check(self, why_not: str, *, final: bool) -> None:
+        """Refuse where any rank has a reason."""
+        told = [text for text in self._ranks.gather(why_not) if text]
+        if told:
+            raise RefusalError(told[0], final=final)
+
+    @contextmanager
+    def _put_back_after(self) -> Iterator[None]:
+        after = ModuleState(self._module)
+        states = _all_random_states()
+        try:
+            yield
+        finally:
+            after.put()
+            for put, state in states:
+                put(state)
+
+    def _call(self, args: Any, kwargs: Any, *, splitting: bool) -> Value | str:
+        """Make one call without chance, from the state before; return the error that it raises."""
+        self._before.begin()
+        with ExitStack() as stack:
+            stack.enter_context(_Silence())
+            if splitting:
+                stack.enter_context(self._splitting())
+            try:
+                with Neutral():
+                    output = self._plainly(*args, **kwargs)
+            except Exception as error:  # noqa: BLE001 - of the script's model, called for a trial
+                return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+            except BaseException as error:
+                if type(error).__name__ != "Parted":
+                    raise
+                return "another number of losses than other ranks"
+        return output, self._before.left()
+
+    def _agreeing(
+        self,
+        guess: Dimensions,
+        outer: Value | str,
+        args: Any,
+        kwargs: Any,
+        leaves: list[Tensor],
+        gradients: bool,
+    ) -> Split:
+        """Return the split by a guess, if it agrees with the whole call on all ranks."""
+        rows = Rows(self._ranks, row_count(tensors_in((args, kwargs)), guess))
+        begun = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
+        inner = self._call(*Split(guess).cut(args, kwargs, rows), splitting=True)
+        dims = self._together(lambda: self._dimensions(outer, inner, rows, begun))
+        assert not isinstance(outer, str)
+        assert not isinstance(inner, str)
+        whole, given = tensors_in(outer), tensors_in(give(inner, dims, rows))
+        self._together(lambda: check_equal(whole, given, "values"))
+        if gradients and any(t.requires_grad for t in whole):
+            self._compare_gradients(whole, given, leaves)
+        parts = self._before.parts
+        at = len(tensors_in(inner[0]))
+        kept = []
+        for (number, name), value in inner[1].items():
+            count = len(tensors_in(value))
+            of_value, at = dims[at : at + count], at + count
+            if any(dim is not None for dim in of_value):
+                if isinstance(value, Tensor) and name in parts[number]._buffers:
+                    raise DisagreementError(f"the buffer {name} has rows of the batch")
+                kept.append((number, name, tuple(of_value)))
+        return Split(guess, tuple(dims[: len(tensors_in(inner[0]))]), tuple(kept))
+
+    def _dimensions(
+        self, outer: Value | str, inner: Value | str, rows: Rows, begun: int
+    ) -> list[int | None]:
+        if isinstance(outer, str):
+            raise DisagreementError(f"it can't be repeated: {outer}")
+        if isinstance(inner, str):
+            raise DisagreementError(f"with a part of the batch it raises {inner}")
+        if structure_of(outer) != structure_of(inner):
+            raise DisagreementError("with a part of the batch it gives more than other sizes")
+        part = tensors_in(inner)
+        dims = row_dimensions(tensors_in(outer), part, rows)
+        if name := _entering(part, begun):
+            raise DisagreementError(f"it uses a tensor that was computed outside of it ({name})")
+        return dims
+
+    def _together(self, act: Callable[[], Any]) -> Any:
+        """Return what a check gives, if it passes on all ranks."""
+        result, why = None, ""
+        try:
+            result = act()
+        except DisagreementError as disagreement:
+            why = str(disagreement)
+        while not self._ranks.meet(_TOGETHER):
+            why = why or "it computes other losses on other ranks"
+        told = self._ranks.gather(f"{why}|{result}")
+        wrong = [text.partition("|")[0] for text in told if not text.startswith("|")]
+        if wrong:
+            raise DisagreementError(wrong[0])
+        if len(set(told)) > 1:
+            raise DisagreementError("it gives other shapes on other ranks")
+        return result
+
+    def _compare_gradients(
+        self, whole: list[Tensor], given: list[Tensor], leaves: list[Tensor]
+    ) -> None:
+        parameters = list({id(p): p for p in parameters_of(self._module)}.values())
+        if any(hasattr(p, "placements") for p in parameters):
+            return  # sharded: a backward pass would be one for all ranks' collectives
+        own = [p for p in parameters if p.requires_grad and not p._backward_hooks]
+        of: list[Tensor] = [*own, *leaves]
+        expected = _pulled_back(whole, of)
+        found = [self._averaged(*pair) for pair in zip(of, _pulled_back(given, of), strict=True)]
+        largest = max(map(_largest, expected), default=0.0)
+        self._together(lambda: check_equal(expected, found, "gradients", _FLOOR * largest))
+
+    def _averaged(self, of: Tensor, gradient: Tensor | None) -> Tensor | None:
+        """Return the mean over the ranks of what each has; None counts as zeros."""
+        have = self._ranks.sum(torch.tensor([float(gradient is not None)]))
+        if not have:
+            return None
+        dense = torch.zeros_like(of) if gradient is None else gradient.detach()
+        dense = dense.to_dense() if dense.layout != torch.strided else dense
+        return self._ranks.sum(dense / self._ranks.world_size)
+
+
+def _largest(gradient: Tensor | None) -> float:
+    if gradient is None or not gradient.numel():
+        return 0.0
+    dense = gradient.to_dense() if gradient.layout != torch.strided else gradient
+    return float(dense.detach().abs().max())
+
+
+def _pulled_back(outputs: list[Tensor], inputs: list[Tensor]) -> list[Tensor | None]:
+    """Return gradients from numbers that stand for the script's gradients of its outputs."""
+    generator = torch.Generator().manual_seed(0)
+    total: Any = 0.0
+    for output in outputs:
+        if output.requires_grad:
+            real = output.float() if not output.is_complex() else torch.view_as_real(output)
+            seeds = torch.randn(real.shape, generator=generator).to(real.device)
+            total = total + (real * seeds).sum()
+    with torch.enable_grad():
+        found = gradients_of(total, inputs, allow_unused=True)
+    return list(found)
+
+
+def _detached(args: Any, kwargs: Any, low: torch.dtype | None) -> tuple[Any, Any, list[Tensor]]:
+    """Return the arguments as leaves without low precision, and those that want a gradient."""
+    leaves: dict[int, Tensor] = {}
+
+    def detach(tensor: Tensor) -> Tensor:
+        lifted = tensor.float() if tensor.dtype is low else tensor
+        if not tensor.requires_grad:
+            return lifted
+        if id(tensor) not in leaves:
+            leaves[id(tensor)] = lifted.detach().clone().requires_grad_()
+        return leaves[id(tensor)]
+
+    args, kwargs = map_tensors(args, detach), map_tensors(kwargs, detach)
+    return args, kwargs, list(leaves.values())
+
+
+def _entering(outputs: Sequence[Tensor], begun: int) -> str:
+    """Return the first node of a graph that was there before a call; empty for none."""
+    pending = [t.grad_fn for t in outputs if t.grad_fn is not None]
+    seen = set(pending)
+    while pending:
+        node = pending.pop()
+        for child, _ in node.next_functions:
+            if child is None or child in seen or child.name() in CROSSINGS:
+                continue
+            seen.add(child)
+            if child.name() == "torch::autograd::AccumulateGrad":
+                continue
+            if child._sequence_nr() < begun:
+                return str(child.name())
+            pending.append(child)
+    return ""
+
+
+class _Watch:
+    """Notices what a call does that can't be seen in tensors.
+
+    Attributes:
+        seen: What it was; empty for nothing.
+    """
+
+    def __init__(self) -> None:
+        self.seen = ""
+        self._undo = ExitStack()
+
+    def __enter__(self) -> None:
+        original: Any = Tensor.register_hook
+        watch = self
+
+        def register_hook(tensor: Tensor, hook: Any) -> Any:
+            if called_by_user(through=()):
+                watch.seen = "it registers hooks on gradients"
+            return original(tensor, hook)
+
+        self._undo.callback(setattr, Tensor, "register_hook", original)
+        Tensor.register_hook = register_hook  # type: ignore[method-assign]
+        for name in ("stdout", "stderr"):
+            self._undo.callback(setattr, sys, name, getattr(sys, name))
+            setattr(sys, name, _Listening(getattr(sys, name), self))
+
+    def __exit__(self, *_: object) -> None:
+        self._undo.close()
+
+
+class _Listening:
+    """A stream that is written to."""
+
+    def __init__(self, stream: Any, watch: _Watch) -> None:
+        self._stream, self._watch = stream, watch
+
+    def write(self, text: str) -> Any:
+        self._watch.seen = "it prints"
+        return self._stream.write(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+class _Silence:
+    """Drops what is printed."""
+
+    def __enter__(self) -> None:
+        self._streams = sys.stdout, sys.stderr
+        sys.stdout = sys.stderr = cast("Any", self)
+
+    def __exit__(self, *_: object) -> None:
+        sys.stdout, sys.stderr = self._streams
+
+    def write(self, text: str) -> int:
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._streams[0], name)
+
+
+def _other_random_states() -> list[tuple[Any, Any]]:
+    states: list[tuple[Any, Any]] = [(random.setstate, random.getstate())]
+    numpy = sys.modules.get("numpy.random")
+    if numpy is not None:
+        states.append((numpy.set_state, numpy.get_state()))
+    return states
+
+
+def _all_random_states() -> list[tuple[Any, Any]]:
+    generators: list[Any] = [torch.default_generator]
+    cuda: Any = torch.cuda
+    if cuda.is_initialized():
+        generators += cuda.default_generators
+    states = [(generator.set_state, generator.get_state()) for generator in generators]
+    return [*states, *_other_random_states()]
+
+
+def _same_states(one: list[tuple[Any, Any]], other: list[tuple[Any, Any]]) -> bool:
+    if len(one) != len(other):
+        return True  # NumPy was imported on the way
+    return all(_equal(a, b) for (_, a), (_, b) in zip(one, other, strict=True))
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if isinstance(one, tuple):
+        return all(map(_equal, one, other))
+    return bool((one == other).all()) if hasattr(one, "all") else bool(one == other)

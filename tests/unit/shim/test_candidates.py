@@ -1,0 +1,51 @@
+"""Guesses about the dimension of the batch."""
+
+from __future__ import annotations
+
+import torch
+
+from fasttrain.shim.data_parallel.candidates import MOST, candidates, row_count
+
+
+def of(*shapes: tuple[int, ...], ranks: int = 2) -> list[tuple[int | None, ...]]:
+    return candidates([torch.zeros(shape) for shape in shapes], ranks)
+
+
+def test_the_first_dimension_is_guessed_first() -> None:
+    assert of((8, 3), (8,))[0] == (0, 0)
+
+
+def test_the_second_one_comes_after() -> None:
+    assert (1, 1) in of((5, 8, 3), (2, 8, 4))
+    assert (1, 0) in of((5, 8, 3), (8,)), "with the lengths of each sequence"
+
+
+def test_a_tensor_that_happens_to_have_as_many_rows_may_be_left_out() -> None:
+    found = of((8, 3), (8, 8))
+    assert found[0] == (0, 0)
+    assert (0, None) in found
+
+
+def test_numbers_are_never_split() -> None:
+    assert of((8, 3), ())[0] == (0, None)
+    assert of((), ()) == []
+
+
+def test_fewer_rows_than_ranks_are_not_split() -> None:
+    assert of((1, 1)) == []
+    assert of((2, 1), ranks=3) == []
+    assert of((3, 1), ranks=3) == [(0,)]
+
+
+def test_guesses_are_few_and_different() -> None:
+    found = of(*[(8, 8)] * 9)
+    assert len(found) == len(set(found)) == MOST
+
+
+def test_rows_are_those_of_all_that_is_split() -> None:
+    x, y = torch.zeros(8, 3), torch.zeros(8)
+    assert row_count([x, y], (0, 0)) == 8
+    assert row_count([x, y], (1, None)) == 3
+    assert row_count([x, y], (1, 0)) == 0, "they don't agree"
+    assert row_count([x, y], (0, 1)) == 0, "there is no such dimension"
+    assert row_count([x, y], (None, None)) == 0

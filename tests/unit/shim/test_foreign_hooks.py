@@ -1,0 +1,69 @@
+"""Hooks of the script's on modules."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.modules import module as torchs
+from torch.nn.utils import parametrizations, prune, spectral_norm, weight_norm
+
+from fasttrain.shim.data_parallel.foreign_hooks import HookCount, foreign_hook
+
+
+def look(*_: Any) -> None:
+    """Do nothing."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["register_forward_hook", "register_forward_pre_hook", "register_full_backward_hook",
+     "register_full_backward_pre_hook"],
+)  # fmt: skip
+@pytest.mark.parametrize("hook", [look, functools.partial(look, 1)])
+def test_hooks_of_the_script(name: str, hook: Callable[..., Any]) -> None:
+    module = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    assert foreign_hook(module) == ""
+    handle = getattr(module[1], name)(hook)
+    assert foreign_hook(module) == "ReLU"
+    handle.remove()
+    assert foreign_hook(module) == ""
+
+
+def test_hooks_on_all_modules() -> None:
+    handle = torchs.register_module_forward_hook(look)
+    try:
+        assert foreign_hook(nn.Linear(1, 1)) == "all modules"
+    finally:
+        handle.remove()
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_torchs_own_hooks_compute_the_same_for_all_rows() -> None:
+    module = nn.Sequential(
+        weight_norm(nn.Linear(2, 2)), spectral_norm(nn.Linear(2, 2)),
+        parametrizations.orthogonal(nn.Linear(2, 2)), nn.Linear(2, 2),
+    )  # fmt: skip
+    prune.l1_unstructured(module[3], "weight", 1)
+    module(torch.ones(1, 2))
+    assert foreign_hook(module) == ""
+
+
+def test_what_is_registered_is_counted_until_it_is_undone() -> None:
+    count = HookCount()
+    register = nn.Module.register_forward_hook
+    with ExitStack() as undo:
+        count.install(undo)
+        module = nn.Linear(1, 1)
+        made = count.registered
+        assert made > 0, "parameters"
+        module.register_forward_hook(look)
+        assert count.registered == made + 1
+    nn.Linear(1, 1).register_forward_hook(look)
+    assert count.registered == made + 1
+    assert nn.Module.register_forward_hook is register

@@ -1,0 +1,81 @@
+"""Models without chance: what they compute doesn't depend on how many rows there are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fasttrain.shim.data_parallel import neutral
+from fasttrain.shim.data_parallel.neutral import Neutral, NotNeutralError
+
+LSTM = nn.LSTM(4, 4, num_layers=2, dropout=0.5, batch_first=True)
+ATTENTION = nn.MultiheadAttention(4, 2, dropout=0.5, batch_first=True)
+
+
+def attended(x: Tensor) -> Tensor:
+    found: Tensor = functional.scaled_dot_product_attention(x, x, x, dropout_p=0.5)
+    return found
+
+
+CHANCES: dict[str, Callable[[Tensor], Tensor]] = {
+    "dropout": lambda x: functional.dropout(x, 0.5),
+    "feature dropout": lambda x: functional.dropout1d(x, 0.5),
+    "alpha dropout": lambda x: functional.alpha_dropout(x, 0.5, training=True),
+    "in place": lambda x: functional.dropout(x.clone(), 0.5, inplace=True),
+    "noise": lambda x: x + torch.randn_like(x) + torch.rand(x.shape) + torch.rand_like(x),
+    "normal": lambda x: torch.normal(x, 1.0) + x.new_empty(x.shape).normal_(),
+    "bernoulli": lambda x: torch.bernoulli(x.sigmoid()) + torch.empty_like(x).bernoulli_(0.3),
+    "uniform": lambda x: torch.empty_like(x).uniform_(-1, 3) + torch.empty_like(x).exponential_(),
+    "integers": lambda x: x + torch.randint(0, 5, x.shape) + torch.randint_like(x, 3),
+    "multinomial": lambda x: torch.multinomial(x.softmax(-1)[:, 0], 2).float(),
+    "gumbel": lambda x: functional.gumbel_softmax(x, hard=True),
+    "lstm": lambda x: LSTM(x)[0],
+    "attention": lambda x: ATTENTION(x, x, x)[0],
+    "scaled attention": attended,
+    "permutation": lambda x: x[:, torch.randperm(3)],
+}
+
+
+@pytest.mark.parametrize("name", CHANCES)
+def test_rows_come_out_as_in_the_whole_batch(name: str) -> None:
+    x = torch.linspace(-1, 1, 72).view(6, 3, 4)
+    act = CHANCES[name]
+    with Neutral():
+        whole, again, parts = act(x), act(x), torch.cat([act(x[:2]), act(x[2:])])
+    assert torch.equal(whole, again)
+    torch.testing.assert_close(whole, parts)
+
+
+@pytest.mark.parametrize("name", ["dropout", "lstm", "attention", "noise"])
+def test_gradients_flow(name: str) -> None:
+    x = torch.linspace(-1, 1, 72).view(6, 3, 4).requires_grad_()
+    with Neutral():
+        CHANCES[name](x).sum().backward()
+    assert x.grad is not None
+    assert x.grad.abs().sum() > 0
+
+
+def test_a_dropout_keeps_everything() -> None:
+    x = torch.ones(1000)
+    with Neutral():
+        assert (functional.dropout(x, 0.5) != 0).all()
+
+
+def test_what_has_no_constant_is_told() -> None:
+    with Neutral(), pytest.raises(NotNeutralError, match="poisson"):
+        torch.poisson(torch.ones(3))
+
+
+def test_a_loop_that_waits_for_another_number_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(neutral, "MOST_DRAWS", 50)
+
+    def wait() -> None:
+        while torch.rand(()) < 0.9:
+            pass
+
+    with Neutral(), pytest.raises(NotNeutralError, match="more than 50"):
+        wait()
