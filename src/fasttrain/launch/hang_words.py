@@ -18,7 +18,9 @@ _COLLECTIVES = frozenset({
     "recv_object_list", "reduce", "reduce_scatter", "reduce_scatter_tensor", "scatter",
     "scatter_object_list", "send", "send_object_list",
 })  # fmt: skip
-_OF_RANKS = ("fasttrain/shim/ranks.py", "fasttrain/shim/board.py")
+_OF_RANKS = (
+    "fasttrain/shim/ranks.py", "fasttrain/shim/board.py", "fasttrain/shim/data_parallel/answers.py",
+)  # fmt: skip
 _OF_LOADER = ("torch/utils/data/dataloader.py", "torch/utils/data/_utils/pin_memory.py")
 _OF_READING = "torch/utils/data/_utils/fetch.py"
 _OF_LOADER_WORKER = "torch/utils/data/_utils/worker.py"

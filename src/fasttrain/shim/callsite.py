@@ -7,13 +7,14 @@ import sys
 from types import CodeType, FrameType
 
 _SHIM = os.path.dirname(os.path.abspath(__file__)) + os.sep  # noqa: PTH100, PTH120
+_PACKAGE = os.path.dirname(os.path.dirname(_SHIM)) + os.sep  # noqa: PTH120 - files/ and spec/ too
 
 
 def own_prefixes() -> tuple[str, ...]:
     """Give what the file names of torch's and fasttrain's own code begin with."""
     torch = sys.modules.get("torch")
     root = getattr(torch, "__file__", None)
-    prefixes = (_SHIM, "<", os.path.dirname(os.__file__) + os.sep + "contextlib")  # noqa: PTH120
+    prefixes = (_PACKAGE, "<", os.path.dirname(os.__file__) + os.sep + "contextlib")  # noqa: PTH120
     return (*prefixes, os.path.dirname(root) + os.sep) if root else prefixes  # noqa: PTH120
 
 
@@ -45,7 +46,7 @@ def called_by_user(*, through: tuple[str, ...], past: tuple[str, ...] = ()) -> b
         past: What the names of other files begin with that are not the user's.
     """
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(_SHIM):
+    while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):
         frame = frame.f_back
     while frame is not None and frame.f_code.co_filename.endswith(through):
         frame = frame.f_back
@@ -68,6 +69,11 @@ def location(path: str, line: int) -> str:
 def is_shim_code(code: CodeType) -> bool:
     """Whether a frame's code belongs to the shim."""
     return is_shim_file(code.co_filename)
+
+
+def is_own_file(path: str) -> bool:
+    """Whether a file is fasttrain's."""
+    return path.startswith(_PACKAGE)
 
 
 def is_shim_file(path: str) -> bool:

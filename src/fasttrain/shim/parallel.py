@@ -7,6 +7,9 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
+from fasttrain.shim.data_parallel.answers import Answers
+from fasttrain.shim.data_parallel.clocks import Clocks
+from fasttrain.shim.data_parallel.seeds import Seeds
 from fasttrain.shim.ledger import Ledger, Lever
 from fasttrain.shim.levers.dataloader import DataLoaderLever
 from fasttrain.shim.levers.replicate import Replicate
@@ -41,12 +44,16 @@ def parallel_levers(
     strategy = plan.levers.strategy.value
     context = ParallelContext(strategy, ranks, roots, RandomStreams(ranks), TrainingState(roots))
     context.streams.agree()
+    answers, seeds = Answers(ranks), Seeds(ranks)
+    answers.install(undo)
+    seeds.install(undo)
+    Clocks(answers).install(undo)
     context.training.install(undo)
     replicate = Replicate(ledger("strategy", strategy.mode), context)
     kept.ranks, kept.streams = ranks, context.streams
     kept.states["split calls"] = replicate.splits
     scratch = Path(plan.run_dir) / f"rank-{ranks.rank}.files"
-    others: list[Lever] = [SideEffects(ledger("side_effects", "rank 0"), ranks, scratch)]
+    others: list[Lever] = [SideEffects(ledger("side_effects", "rank 0"), ranks, answers, scratch)]
     if strategy.batch == "per-rank":
         loaders = DataLoaderLever(ledger("dataloader", strategy.batch), context)
         replicate.fed = lambda: bool(loaders.ledger.counts["batches"])
@@ -54,4 +61,5 @@ def parallel_levers(
     for lever in others:
         cede = partial(lever.ledger.cede, "the script handles its ranks itself")
         replicate.on_cede.append(cede)
+    replicate.on_cede += [answers.close, seeds.close]
     return [replicate, *others]

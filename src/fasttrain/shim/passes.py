@@ -50,6 +50,8 @@ class Passes:
                 on_host = [t for t in losses if t.numel() == 1 and t.is_cpu and not t.is_complex()]
                 self._parting.check("call backward", [t.detach() for t in on_host])
             for replica in replicas:
+                if create_graph:
+                    replica.leave_ddp()
                 replica.begin_pass()
             original(losses, grad_tensors, retain_graph, create_graph, *args, **kwargs)
             for replica in replicas:

@@ -21,6 +21,8 @@ from fasttrain.shim.board import Board, on_one_node
 
 MEET_TIMEOUT = timedelta(minutes=30)  # for a rank that reads its data before it imports torch
 NUMBERS = 128  # that can be added up at once
+BOARD_BYTES = 1 << 24  # of the memory that the ranks of a node share
+GATHERED = 1 << 26  # bytes of each rank that are gathered by it; more goes by collectives
 _AS_BYTES = (torch.int16, torch.uint16, torch.uint32, torch.uint64)  # gloo has no such types
 _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # 2.13
 
@@ -57,6 +59,7 @@ class Ranks:
         waiting_since_s: Since when this rank may be waiting for others, by `time.monotonic`; 0
             while it does not.
         spread: The relative variance of the numbers of the last meeting.
+        told: What ranks were doing that came to one meeting with different numbers.
     """
 
     def __init__(self, rank: int, world_size: int, store: Any, collectives: str) -> None:
@@ -66,6 +69,7 @@ class Ranks:
         self.joined = self.joining = self.boardless = False
         self.waiting_since_s = self.spread = 0.0
         self.on_join: list[Callable[[], None]] = []
+        self.told: list[str] = []
         self._collectives = collectives
         self._gathered = 0
         self._board: Board | None = None
@@ -117,7 +121,8 @@ class Ranks:
         finally:
             self.joining = False
         self.joined = True
-        self._board = Board.of_node(self.store, self.rank, self.world_size, NUMBERS)
+        width = max(NUMBERS, BOARD_BYTES // (16 * self.world_size) - 1)
+        self._board = Board.of_node(self.store, self.rank, self.world_size, width)
         self.boardless = self._board is None and on_one_node(self.world_size)
 
     def leave(self) -> None:
@@ -132,8 +137,12 @@ class Ranks:
 
     def sum(self, tensor: Tensor) -> Tensor:
         """Add up a tensor over all ranks, in place."""
+        board = self._board
         with self.waits():
-            dist.all_reduce(tensor)
+            if board is not None and _fits(tensor, board.width):
+                tensor.copy_(board.sum(tensor))
+            else:
+                dist.all_reduce(tensor)
         return tensor
 
     def all_gather(self, tensor: Tensor) -> Tensor:
@@ -144,17 +153,20 @@ class Ranks:
         """
         whole = tensor.new_empty(self.world_size * tensor.size(0), *tensor.shape[1:])
         with self.waits():
-            if tensor.dtype in _AS_BYTES:
+            if self._board is not None and tensor.is_cpu and tensor.nbytes <= GATHERED:
+                self._board.all_gather(tensor, whole)
+            elif tensor.dtype in _AS_BYTES:
                 _all_gather(whole.view(torch.uint8), tensor.view(torch.uint8))
             else:
                 _all_gather(whole, tensor)
         return whole
 
-    def meet(self, tag: int, values: Sequence[float] = ()) -> bool:
+    def meet(self, tag: int, doing: Callable[[], str], values: Sequence[float] = ()) -> bool:
         """Wait for all ranks, and return whether all have come with the same number.
 
         Args:
             tag: Stands for what the rank is doing; below 2**20, so that sums of squares are exact.
+            doing: Gives that in words, which all ranks get by `told` where the numbers differ.
             values: At most 32 finite numbers; `spread` tells then how far they differ.
         """
         pairs = [number for value in values[:32] for number in (value, value * value)]
@@ -167,7 +179,10 @@ class Ranks:
             if of_squares
         ]
         self.spread = max(spreads, default=0.0)
-        return squares * n == total * total  # no variance
+        if squares * n == total * total:  # no variance
+            return True
+        self.told = self.gather(doing())
+        return False
 
     def begin_sum(self, numbers: Sequence[float]) -> Callable[[], list[float]]:
         """Begin to add up numbers over all ranks, and give what waits for the sums.
@@ -207,3 +222,9 @@ class Ranks:
         self.store.set(f"{key}/{self.rank}", text)
         with self.waits():
             return [self.store.get(f"{key}/{rank}").decode() for rank in range(self.world_size)]
+
+
+def _fits(tensor: Tensor, width: int) -> bool:
+    """Whether a tensor can be added up in shared memory."""
+    plain = tensor.is_cpu and tensor.layout is torch.strided and not tensor.is_complex()
+    return plain and tensor.is_floating_point() and tensor.numel() <= width

@@ -49,22 +49,27 @@ class Replica:
     Attributes:
         parameters: Those that want a gradient.
         uneven: Whether it was trained since all ranks had the same buffers.
+        registered: Parameters, modules and hooks that had been registered anywhere when its
+            parameters were looked at.
     """
 
     def __init__(self, module: nn.Module, ranks: Ranks) -> None:
         self._ref = weakref.ref(module)
         self._ranks = ranks
         self.uneven = False
+        self.registered = 0
         self._unused = False
         self._buckets_tell = False
         self._failures = 0
         self._hooks: list[Any] = []
+        self._dropped: Any = None  # which a graph may still need that is kept for another pass
         self._in_front: dict[int, Any] = {}  # our hooks on parameters that the script has hooks on
         self._run: Callable[..., Any]
         self._begin(module)
 
     def _begin(self, module: Any) -> None:
-        self.parameters = [p for p in parameters_of(module) if p.requires_grad]
+        self._all = list({id(p): p for p in parameters_of(module)}.values())
+        self.parameters = [p for p in self._all if p.requires_grad]
         self._called = False  # since the last pass whose gradients the object averaged
         self._finished = False  # whether its buckets have told that it averages those of this pass
         self._fresh = False  # whether no parameter had a gradient before this pass
@@ -136,8 +141,10 @@ class Replica:
             args: Its positional arguments.
             kwargs: Its keyword arguments.
         """
-        if not all(map(_WANTS_GRADIENT, self.parameters)):
-            self.begin_anew()  # the script froze a part
+        if sum(map(_WANTS_GRADIENT, self._all)) != len(self.parameters):
+            self.begin_anew()  # the script froze a part, or has trained it again
+        if not self.parameters:
+            return run(*args, **kwargs)
         if self._ddp is None and not self._probes and self._failures < FAILURES:
             self._ddp = self._wrap(self._ref())
             if not self._failures:
@@ -155,6 +162,20 @@ class Replica:
         """Look at the module's parameters again."""
         self._watch_no_more()
         self._begin(self._ref())
+
+    def look(self) -> None:
+        """Begin anew where the module has other parameters than before."""
+        module: Any = self._ref()
+        if {id(p) for p in parameters_of(module)} != {id(p) for p in self._all}:
+            self.begin_anew()
+
+    def leave_ddp(self) -> None:
+        """Average by hand from now on: the object changes gradients that have graphs in place."""
+        self._failures = FAILURES
+        if self._ddp is not None and not self._unused:
+            del self._ddp.reducer, self._ddp.logger  # its hooks go with them
+            self._ddp = None
+            self.watch()
 
     def _wrap(self, module: Any) -> DistributedDataParallel:
         options: dict[str, Any] = {
@@ -187,7 +208,7 @@ class Replica:
         if self._ddp is not None and not self._buckets_tell:
             if not self._fresh and self._called:
                 # Not to be told: what it has averaged stays the same when that is done again.
-                self._buckets_tell, self._ddp = True, None
+                self._buckets_tell, self._dropped, self._ddp = True, self._ddp, None
                 self.average()
                 return
             finished = self._called and all(p.grad is not None for p in self.parameters)
@@ -199,7 +220,7 @@ class Replica:
         if self._ddp is not None:
             # It was to average this pass and did not see all of it, or it waits for a pass to
             # come: it must look closer, and anew, because it would wait for the rest.
-            self._unused, self._ddp = True, None
+            self._unused, self._dropped, self._ddp = True, self._ddp, None
             self._failures += 1
             self._probes = 1
             self.watch()

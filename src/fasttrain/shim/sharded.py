@@ -35,11 +35,13 @@ class ShardedReplica:
     Attributes:
         parameters: Its shards.
         uneven: Whether it was trained since all ranks had the same buffers.
+        registered: Of `Replica`; not used.
         blocks: Blocks that are gathered one after the other.
     """
 
     def __init__(self, module: nn.Module, ranks: Ranks, optimizers: Iterable[Optimizer]) -> None:
         self.uneven = False
+        self.registered = 0
         whole = dict(module.named_parameters(remove_duplicate=False))
         self.blocks = repeated_blocks(module)
         self._mesh = _mesh(module, ranks)
@@ -65,8 +67,11 @@ class ShardedReplica:
         """Run the module, which gathers its parameters block by block."""
         return run(*args, **kwargs)
 
-    def begin_anew(self) -> None:
+    def look(self) -> None:
         """Nothing is to be looked at again."""
+
+    def leave_ddp(self) -> None:
+        """There is no such object."""
 
     def after_backward(self) -> None:
         """Nothing is left to average: each shard's gradient is the mean over the ranks."""

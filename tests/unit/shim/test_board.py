@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from fasttrain.shim import board, rank_variables
 from fasttrain.shim.board import Board
@@ -84,17 +85,19 @@ def test_sums_are_those_of_all_ranks_each_time() -> None:
         assert sums == [[3.0, 111.0, 3.0 * number] for number in range(50)]
 
 
-def test_a_rank_with_fewer_numbers_adds_zeros_and_not_what_was_there() -> None:
+def test_tensors_are_added_up_and_gathered_in_between() -> None:
     tables = boards(3)
 
-    def act(rank: int) -> list[float]:
+    def act(rank: int) -> tuple[list[float], list[int], list[float]]:
         table = tables[rank]
         assert table is not None
-        for _ in range(2):  # both slots hold something
-            table.begin_sum([7.0] * WIDTH)()
-        return table.begin_sum([1.0] if rank else [1.0, 5.0, 6.0])()
+        total = table.sum(torch.tensor([[1.5, float(rank)]]))
+        whole = torch.empty(3 * 11, 2, dtype=torch.int16)
+        table.all_gather(torch.full((11, 2), rank, dtype=torch.int16), whole)  # in several rows
+        return total.flatten().tolist(), whole[:, 1].tolist(), table.begin_sum([1.0])()
 
-    assert on_threads(3, act) == [[3.0, 5.0, 6.0], [3.0], [3.0]]
+    for found in on_threads(3, act):
+        assert found == ([4.5, 3.0], [0] * 11 + [1] * 11 + [2] * 11, [3.0])
 
 
 def test_nothing_is_left_in_the_file_system(one_node: Path) -> None:

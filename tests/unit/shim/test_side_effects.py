@@ -1,10 +1,17 @@
-"""What rank 0 leaves on disk, and what another rank doesn't."""
+"""What rank 0 leaves on disk, what another rank doesn't, and that both see the same."""
+# ruff: noqa: PTH101, PTH102, PTH103, PTH104, PTH105, PTH106, PTH107, PTH110, PTH114, PTH115
+# ruff: noqa: PTH116, PTH119, PTH123, PTH202, PTH204, PTH207, PTH208, PTH211, SIM115
 
 from __future__ import annotations
 
+import glob
 import os
+import runpy
+import shutil
 import sys
 import tempfile
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
@@ -14,48 +21,71 @@ from typing import Any
 import pytest
 import torch
 
+from fasttrain.shim.data_parallel.answers import Answers
 from fasttrain.shim.ledger import Ledger
 from fasttrain.shim.levers.side_effects import SideEffects
+from fasttrain.shim.ranks import Ranks
 from fasttrain.spec.outcome import State
 
+on_ranks = runpy.run_path(str(Path(__file__).with_name("forked_ranks.py")))["on_ranks"]
+NODES = pytest.mark.parametrize("nodes", [1, 2])
 Start = Callable[[int], SideEffects]
 
 
-class Store:
-    """What the ranks tell each other; a key that never comes is an error and not a wait."""
-
-    def __init__(self) -> None:
-        self.values: dict[str, str] = {}
-
-    def set(self, key: str, value: str) -> None:
-        self.values[key] = value
-
-    def get(self, key: str) -> bytes:
-        return self.values[key].encode()
-
-    def wait(self, keys: list[str]) -> None:
-        assert set(keys) <= self.values.keys()
-
-
 @pytest.fixture
-def store() -> Store:
-    return Store()
-
-
-@pytest.fixture
-def start(tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
-    """Put the lever of a rank in place until the test has ended."""
+def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
+    """Put the lever of a rank in place until the test has ended; rank 0 answers nothing."""
     monkeypatch.setenv("WANDB_MODE", "disabled")  # as the lever sets it
     with ExitStack() as undo:
 
         def install(rank: int) -> SideEffects:
-            ranks: Any = SimpleNamespace(rank=rank, store=store, waits=nullcontext)
+            ranks: Any = SimpleNamespace(rank=rank, store=None, waits=nullcontext)
             ledger = Ledger("side_effects", "rank 0", explicit=False)
-            lever = SideEffects(ledger, ranks, tmp_path / "scratch")
+            lever = SideEffects(ledger, ranks, Answers(ranks), tmp_path / "scratch")
             lever.install(undo)
             return lever
 
         yield install
+
+
+def install(ranks: Ranks, tmp_path: Path) -> tuple[SideEffects, ExitStack]:
+    undo = ExitStack()
+    answers = Answers(ranks)
+    answers.install(undo)
+    ledger = Ledger("side_effects", "rank 0", explicit=False)
+    lever = SideEffects(ledger, ranks, answers, tmp_path / f"run/rank-{ranks.rank}.files")
+    lever.install(undo)
+    return lever, undo
+
+
+def on_both(tmp_path: Path, act: Callable[[int], Any], *, nodes: int = 1) -> Any:
+    """Return what a function returns on both ranks alike; they come everywhere at other times."""
+    here = tmp_path / "here"
+    here.mkdir()
+
+    def run(ranks: Ranks) -> Any:
+        os.chdir(here)
+        install(ranks, tmp_path)
+        return act(ranks.rank)
+
+    first, second = on_ranks(tmp_path, run, nodes=nodes)
+    assert (first.code, second.code) == (0, 0), first.stderr + second.stderr
+    assert first.value == second.value
+    return first.value
+
+
+def left(tmp_path: Path) -> dict[str, str]:
+    """Return the files that are there when the ranks have ended."""
+    here = tmp_path / "here"
+    return {
+        str(path.relative_to(here)): path.read_text() for path in here.rglob("*") if path.is_file()
+    }
+
+
+def late(rank: int, of: int) -> None:
+    """Have one rank come later than the other."""
+    if rank == of:
+        time.sleep(0.2)
 
 
 @pytest.mark.parametrize(("rank", "mode"), [(0, "offline"), (1, "disabled")])
@@ -80,58 +110,266 @@ def test_a_mode_that_the_script_chooses_is_rank_0s(
     assert asked == [{"project": "p", "mode": mode}]
 
 
-def test_rank_0_saves_and_tells(start: Start, store: Store, tmp_path: Path) -> None:
-    lever = start(0)
-    torch.save({"a": 1}, tmp_path / "model.pt")
-    assert torch.load(tmp_path / "model.pt") == {"a": 1}
-    assert store.values == {"saved/1": str(tmp_path / "model.pt")}
-    assert (lever.ledger.state, lever.ledger.counts["files"]) == (State.APPLIED, 1)
-
-
-def test_rank_0_tells_of_a_file_that_it_renames(start: Start, store: Store, tmp_path: Path) -> None:
-    start(0)
-    torch.save({"a": 1}, tmp_path / "model.tmp")
-    for old, new in (("model.tmp", "model.new"), ("model.new", "model.pt")):
-        (tmp_path / old).rename(tmp_path / new)
-    assert store.values == {"saved/1": str(tmp_path / "model.pt"), "renamed/1": ""}
-
-
-def test_another_rank_saves_nothing_and_loads_what_rank_0_saved(
-    start: Start, store: Store, tmp_path: Path
+@NODES
+@pytest.mark.parametrize("slow", [0, 1])
+def test_a_checkpoint_is_written_once_and_found_by_all(
+    tmp_path: Path, nodes: int, slow: int
 ) -> None:
-    torch.save({"by": "rank 0"}, tmp_path / "elsewhere.pt")
-    lever = start(1)
-    torch.save({"by": "rank 1"}, tmp_path / "model.pt")
-    assert not (tmp_path / "model.pt").exists()
-    with pytest.raises(KeyError):
-        torch.load(tmp_path / "model.pt")  # would wait for rank 0
-    store.set("saved/1", str(tmp_path / "elsewhere.pt"))
-    assert torch.load(tmp_path / "model.pt") == {"by": "rank 0"}
-    (site,) = lever.ledger.outcome().sites
-    assert (site.what, site.count) == ("left to rank 0", 1)
+    def act(rank: int) -> Any:
+        found = []
+        for step in range(3):
+            late(rank, slow)
+            found.append(os.path.exists("last.pt"))
+            if found[-1]:
+                found.append(torch.load("last.pt")["step"])
+            late(rank, 1 - slow)
+            torch.save({"step": step, "rank": rank}, "last.pt.tmp")
+            os.replace("last.pt.tmp", "last.pt")
+            found.append(torch.load("last.pt"))
+        return found
+
+    found = on_both(tmp_path, act, nodes=nodes)
+    assert found[0] is False
+    assert found[-1] == {"step": 2, "rank": 0}
 
 
-def test_another_rank_writes_and_reads_a_copy_of_its_own(start: Start, tmp_path: Path) -> None:
-    log = tmp_path / "log.txt"
-    log.write_text("of rank 0\n")
-    lever = start(1)
-    assert log.read_text() == "of rank 0\n"
-    with log.open("w") as file:
-        file.write("of rank 1\n")
-    assert log.read_text() == "of rank 1\n"
-    log.unlink()
-    assert log.read_text() == "of rank 0\n"
-    assert any("log.txt is rank 0's" in note for note in lever.ledger.outcome().notes)
+def test_a_save_that_fails_fails_on_all_ranks(tmp_path: Path) -> None:
+    def act(rank: int) -> Any:
+        try:
+            torch.save({"rank": rank}, "missing/last.pt")
+        except RuntimeError as error:
+            return str(error).splitlines()[0]
+
+    assert "missing" in on_both(tmp_path, act)
 
 
-def test_another_rank_has_temporary_directories_of_its_own(start: Start) -> None:
-    start(1)
-    with tempfile.TemporaryDirectory() as folder:
-        torch.save({"a": 1}, f"{folder}/model.pt")
-        assert torch.load(f"{folder}/model.pt") == {"a": 1}
-        Path(folder, "log.txt").write_text("here")
-        assert sorted(p.name for p in Path(folder).iterdir()) == ["log.txt", "model.pt"]
-    assert not Path(folder).exists()
+def test_links_and_folders_are_made_once(tmp_path: Path) -> None:
+    def act(rank: int) -> Any:
+        found: list[Any] = []
+        for step in range(3):
+            os.makedirs("ck", exist_ok=True)
+            Path("ck", str(step)).write_text(str(step))
+            if os.path.lexists("last"):
+                late(rank, 1)
+                os.remove("last")
+            os.symlink(f"ck/{step}", "last")
+            late(rank, 0)
+            found += [os.path.islink("last"), os.readlink("last"), sorted(os.listdir("ck"))]
+            Path(f"touched-{step}").touch()
+            Path(f"touched-{step}").touch(exist_ok=True)
+        os.link("ck/0", "hard")
+        os.truncate("hard", 0)
+        os.utime("hard", (5, 5))
+        os.chmod("hard", 0o600)
+        os.mkfifo("fifo")
+        return [found, os.path.getmtime("hard"), os.stat("hard").st_mode, os.path.getsize("ck/0")]
+
+    found, modified, mode, size = on_both(tmp_path, act)
+    assert found[-3:] == [True, "ck/2", ["0", "1", "2"]]
+    assert (modified, mode & 0o777, size) == (5, 0o600, 0)
+    assert left(tmp_path)["last"] == "2"
+
+
+def test_errors_are_those_of_rank_0(tmp_path: Path) -> None:
+    def act(rank: int) -> Any:
+        met = []
+        os.mkdir("there")
+        late(rank, 1)
+        for call in (
+            lambda: os.mkdir("there"),
+            lambda: os.remove("missing"),
+            lambda: os.rmdir("missing"),
+            lambda: open("missing"),
+            lambda: open("missing/a", "w"),
+            lambda: open("there/x", "x").close(),
+            lambda: open("there/x", "x"),
+            lambda: os.stat("missing"),
+            lambda: shutil.copy("missing", "there"),
+            lambda: shutil.copyfile("there/x", "there/x"),
+        ):
+            try:
+                call()
+            except OSError as error:
+                met.append([type(error).__name__, str(error)])
+        return met
+
+    met = [name for name, _ in on_both(tmp_path, act)]
+    assert met == ["FileExistsError", *["FileNotFoundError"] * 4, "FileExistsError",
+                   *["FileNotFoundError"] * 2, "SameFileError"]  # fmt: skip
+
+
+def test_shutil_is_called_once(tmp_path: Path) -> None:
+    def act(rank: int) -> Any:
+        Path("a/b").mkdir(parents=True)
+        Path("a/b/text").write_text("0123")
+        found: list[Any] = [
+            shutil.copytree("a", "copy"),
+            shutil.copy("a/b/text", "copy"),
+            str(shutil.copy2(Path("a/b/text"), Path("copied"))),
+            shutil.move("copied", "copy/moved"),
+            os.path.relpath(shutil.make_archive("packed", "tar", "a")),
+        ]
+        shutil.unpack_archive("packed.tar", "unpacked")
+        late(rank, 1)
+        shutil.rmtree("a")
+        found += [os.path.exists("a"), sorted(glob.glob("**/*", recursive=True))]
+        found.append([[top, sorted(dirs), sorted(files)] for top, dirs, files in os.walk(".")])
+        with os.scandir("copy") as entries:
+            found.append(
+                sorted([e.name, e.path, e.is_dir(), e.stat().st_size > 0] for e in entries)
+            )
+        found.append(sorted(map(str, Path().rglob("t*"))))
+        return found
+
+    found = on_both(tmp_path, act)
+    assert found[:6] == ["copy", "copy/text", "copied", "copy/moved", "packed.tar", False]
+    assert sorted(left(tmp_path)) == ["copy/b/text", "copy/moved", "copy/text", "packed.tar",
+                                      "unpacked/b/text"]  # fmt: skip
+
+
+def test_what_the_script_writes_and_reads_again_is_its_own(tmp_path: Path) -> None:
+    (tmp_path / "before").write_text("before\n")
+
+    def act(rank: int) -> Any:
+        found = []
+        with open("kept", "w") as kept:  # rank 0 goes ahead, and writes on
+            for step in range(3):
+                kept.write(str(step))
+                kept.flush()
+                late(rank, 1)
+                found.append(Path("kept").read_text())
+        os.remove("kept")
+        shutil.copy("../before", "log")
+        Path("state").write_text("first")
+        for step in range(3):
+            late(rank, step % 2)
+            found.append(Path("state").read_text())
+            Path("state").write_text(f"{found[-1]} {step}")
+            with open("log", "a") as log:
+                log.write(f"{step}\n")
+            with open("log", "r+") as log:
+                log.write("B")
+            found.append(Path("log").read_text())
+        descriptor = os.open("raw", os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        os.write(descriptor, b"raw")
+        os.close(descriptor)
+        found.append(Path("raw").read_text())
+        os.rename("raw", "renamed")
+        found += [os.path.exists("raw"), Path("renamed").read_text(), open("log").read()]
+        return found
+
+    found = on_both(tmp_path, act)
+    assert found[:3] == ["0", "01", "012"]
+    assert found[-4:] == ["raw", False, "raw", "Before\n0\n1\n2\n"]
+    assert left(tmp_path) == {
+        "log": "Before\n0\n1\n2\n", "state": "first 0 1 2", "renamed": "raw"
+    }  # fmt: skip
+
+
+def test_temporary_files_are_each_ranks_own(tmp_path: Path) -> None:
+    def act(rank: int) -> Any:
+        found: list[Any] = []
+        with tempfile.TemporaryDirectory() as folder:
+            torch.save({"rank": rank}, f"{folder}/model.pt")
+            assert torch.load(f"{folder}/model.pt") == {"rank": rank}
+            os.mkdir(f"{folder}/in")
+            Path(folder, "in/text").write_text(str(rank))
+            found += [sorted(p.name for p in Path(folder).iterdir()), os.listdir(f"{folder}/in")]
+        found.append(os.path.exists(folder))
+        with tempfile.NamedTemporaryFile("w", dir=".", delete=False) as file:
+            file.write("whole")
+        found.append(os.listdir() == [os.path.basename(file.name)])
+        late(rank, 1)
+        os.replace(file.name, "final")
+        if rank == 0:
+            assert found.pop() is True  # the others' files have other names
+        else:
+            found.pop()
+        return [found, os.path.exists("final"), os.listdir(), os.path.exists(file.name)]
+
+    found, *rest = on_both(tmp_path, act)
+    assert found == [["in", "model.pt"], ["text"], False]
+    assert rest == [True, ["final"], False]
+    assert left(tmp_path) == {"final": "whole"}
+
+
+def test_a_library_that_saves_is_followed_and_one_that_caches_is_not(tmp_path: Path) -> None:
+    code = """
+import os
+def save_array(path, text):
+    with open(path, "w") as file:
+        file.write(text)
+def cache(path, text):
+    with open(path, "w") as file:
+        file.write(text)
+"""
+    library: dict[str, Any] = {}
+    exec(compile(code, str(tmp_path / "site-packages/library.py"), "exec"), library)
+
+    def act(rank: int) -> Any:
+        late(rank, 0)
+        library["save_array"]("saved", f"of rank {rank}")
+        library["cache"](f"cached-{rank}", "")
+        assert Path("saved").read_text() == f"of rank {rank}"
+        return None
+
+    on_both(tmp_path, act)
+    assert left(tmp_path) == {"saved": "of rank 0", "cached-0": "", "cached-1": ""}
+
+
+def test_threads_save_once_and_go_on_when_it_is_saved(tmp_path: Path) -> None:
+    def act(rank: int) -> Any:
+        def save() -> None:
+            late(rank, 0)
+            torch.save({"rank": rank}, "model.pt")
+
+        found = []
+        for _ in range(2):
+            thread = threading.Thread(target=save, name="saver")
+            thread.start()
+            thread.join()
+            found.append(torch.load("model.pt")["rank"])
+            os.remove("model.pt")
+        return found
+
+    assert on_both(tmp_path, act) == [0, 0]
+
+
+def test_ranks_that_write_at_other_lines_leave_nothing(tmp_path: Path) -> None:
+    def act(ranks: Ranks) -> Any:
+        install(ranks, tmp_path)
+        if ranks.rank:
+            os.mkdir(tmp_path / "one")
+        (tmp_path / "other").mkdir()
+
+    for end in on_ranks(tmp_path, act):
+        assert end.code == 78
+        assert "rank 0 is to call mkdir at" in end.stderr
+    assert not (tmp_path / "one").exists()
+    assert not (tmp_path / "other").exists()
+
+
+def test_the_receipt_tells_what_was_saved_and_all_is_put_back(tmp_path: Path) -> None:
+    def act(ranks: Ranks) -> Any:
+        owners = (os, shutil, torch, tempfile)
+        before = [dict(vars(owner)) for owner in owners]
+        lever, undo = install(ranks, tmp_path)
+        torch.save({}, tmp_path / "model.pt")
+        (tmp_path / "log").write_text("a")
+        undo.close()
+        changed = [
+            name
+            for owner, names in zip(owners, before, strict=True)
+            for name, value in names.items()
+            if vars(owner)[name] is not value and name != "_name_sequence"  # made when needed
+        ]
+        outcome = lever.ledger.outcome()
+        sites = [site.what for site in outcome.sites]
+        return [outcome.state, outcome.counts, sites, len(outcome.notes), changed]
+
+    first, second = (end.good for end in on_ranks(tmp_path, act))
+    assert first == [State.APPLIED, {"files": 1}, ["saved"], 0, []]
+    assert second == [State.APPLIED, {}, ["left to rank 0"], 1, []]
 
 
 def test_a_lever_that_has_ceded_leaves_files_alone(start: Start, tmp_path: Path) -> None:

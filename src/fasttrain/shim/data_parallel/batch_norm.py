@@ -43,19 +43,28 @@ def _forward(module: Any, batch: Tensor) -> Tensor:
     others = [dim for dim in range(batch.dim()) if dim != 1]
     shape = [1, -1, *[1] * (batch.dim() - 2)]
     values = batch.float() if batch.dtype in (torch.float16, torch.bfloat16) else batch
-    count = values.new_full((1,), values.numel() / values.size(1))
-    sums = total(torch.cat([values.sum(others), count]))
+    own = values.numel() // values.size(1)
+    variance, mean = (s.to(_exact(s)) for s in torch.var_mean(values, others, correction=0))
+    count = mean.new_full((1,), own)
+    sums = total(torch.cat([own * mean, own * (variance + mean.square()), count]))
     count = sums[-1].detach()
-    mean = sums[:-1] / count
-    centred = values - mean.view(shape)
-    variance = total(centred.square().sum(others)) / count
+    mean, squares = (part / count for part in sums[:-1].chunk(2))
+    variance = squares - mean.square()
     _update(module, mean.detach(), variance.detach(), count)
-    result: Tensor = centred * torch.rsqrt(variance + module.eps).view(shape)
+    scale = torch.rsqrt(variance + module.eps)
     if module.weight is not None:
-        result = result * module.weight.view(shape)
+        scale = scale * module.weight
+    shift = -mean * scale
     if module.bias is not None:
-        result = result + module.bias.view(shape)
+        shift = shift + module.bias
+    scale, shift = (part.to(values.dtype).view(shape) for part in (scale, shift))
+    result: Tensor = torch.addcmul(shift, values, scale)
     return result.to(batch.dtype)
+
+
+def _exact(like: Tensor) -> torch.dtype:
+    """Return the precision for a mean of squares less a squared mean; some devices have no fp64."""
+    return torch.float64 if like.device.type in ("cpu", "cuda") else torch.float32
 
 
 def _update(module: _BatchNorm, mean: Tensor, variance: Tensor, count: Tensor) -> None:
@@ -68,5 +77,7 @@ def _update(module: _BatchNorm, mean: Tensor, variance: Tensor, count: Tensor) -
     momentum = module.momentum
     weight = 1.0 / float(module.num_batches_tracked) if momentum is None else momentum
     unbiased = variance * (count / (count - 1).clamp(min=1))
-    module.running_mean.lerp_(mean.to(module.running_mean.dtype), weight)
-    module.running_var.lerp_(unbiased.to(module.running_var.dtype), weight)
+    for running, new in ((module.running_mean, mean), (module.running_var, unbiased)):
+        # As torch's kernels do, which autograd doesn't notice: graphs of other calls may hold it.
+        kept = running if torch.compiler.is_compiling() else running.data
+        kept.lerp_(new.to(running.dtype), weight)

@@ -22,6 +22,8 @@ def install(splits: SplitCalls, undo: ExitStack) -> None:
 
     @functools.wraps(original)
     def checkpoint(function: Any, *args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("use_reentrant", True) is not False:
+            splits.reentrant = True
         name = "active" if splits.active else "whole_only"
         function = functools.partial(_repeatable, splits, name, function)
         return original(function, *args, **kwargs)

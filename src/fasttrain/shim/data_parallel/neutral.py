@@ -9,7 +9,7 @@ Source: operators with ``torch.Tag.nondeterministic_seeded`` of torch 2.13.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 _MODE: Any = TorchDispatchMode  # without annotations
+_READING: Any = torch.ops.aten._local_scalar_dense.default
 MOST_DRAWS = 100_000  # a loop that waits for another number would not end
 
 
@@ -25,10 +26,19 @@ class NotNeutralError(Exception):
 
 
 class Neutral(_MODE):  # type: ignore[misc]
-    """Gives constants for random numbers while it is entered."""
+    """Gives constants for random numbers while it is entered.
 
-    def __init__(self) -> None:
+    Args:
+        known: Tensors that may be read, having nothing to do with the rows.
+
+    Attributes:
+        reads: Whether Python has read the number of another tensor, such as for a decision.
+    """
+
+    def __init__(self, known: Iterable[Tensor] = ()) -> None:
         super().__init__()
+        self.reads = False
+        self._known = {id(tensor) for tensor in known}
         self._draws = 0
 
     def __torch_dispatch__(
@@ -36,6 +46,8 @@ class Neutral(_MODE):  # type: ignore[misc]
     ) -> Any:
         """Run one operator."""
         kwargs = kwargs or {}
+        if func is _READING and id(args[0]) not in self._known:
+            self.reads = True
         if torch.Tag.nondeterministic_seeded not in func.tags:
             return func(*args, **kwargs)
         self._draws += 1
@@ -93,7 +105,8 @@ def _integers(func: Any, given: dict[str, Any]) -> Any:
 
 
 def _permutation(_: Any, given: dict[str, Any]) -> Any:
-    return torch.arange(given["n"], device=given.get("device"))
+    # Not the one that changes nothing: what it does to rows must show.
+    return torch.arange(given["n"] - 1, -1, -1, device=given.get("device"))
 
 
 def _keeping(_: Any, given: dict[str, Any]) -> Any:

@@ -23,6 +23,22 @@ from fasttrain.spec.errors import ExitCode, FasttrainError
 _CLOSE = 1e-9  # relative, of squares: what machines of several kinds may round differently
 
 
+INSIDE = "go on in "  # of what ranks do inside of a call of a model
+
+
+def meet_inside(ranks: Ranks, tag: int) -> bool:
+    """Wait for all ranks inside of a call, and return whether all are doing the same there.
+
+    Raises:
+        SystemExit: ``ranks-parted`` where some are outside of it.
+    """
+    if ranks.meet(tag, lambda: f"{INSIDE}the call of a model at {call_site()}"):
+        return True
+    if not all(text.startswith(INSIDE) for text in ranks.told):
+        refuse(_parted(ranks.told))
+    return False
+
+
 class Parting:
     """Compares places, and numbers that must be the same on all ranks.
 
@@ -47,14 +63,10 @@ class Parting:
                 have other numbers there.
         """
         values = [value for number in numbers if math.isfinite(value := float(number))]
-        if not self._ranks.meet(self._tag(doing), values):
-            self._part(doing)
+        if not self._ranks.meet(self._tag(doing), lambda: f"{doing} at {call_site()}", values):
+            refuse(_parted(self._ranks.told))
         if self._ranks.spread > _CLOSE:
             refuse(_other_numbers(doing, call_site()))
-
-    def _part(self, doing: str) -> None:
-        told = self._ranks.gather(f"{doing} at {call_site()}")
-        refuse(_parted(told))
 
     def _tag(self, doing: str) -> int:
         frame: FrameType | None = sys._getframe(2)

@@ -11,11 +11,12 @@ from functools import cache
 from types import CodeType, FrameType
 from typing import Any
 
-from fasttrain.shim.callsite import is_shim_file, location, own_prefixes
+from fasttrain.shim.callsite import is_own_file, location, own_prefixes
 
 MOST = 4096  # places that are remembered at once; scripts that compile code have ever new ones
 _STDLIB = sysconfig.get_path("stdlib")
 _INSTALLED = tuple(f"{sysconfig.get_path(name)}/" for name in ("stdlib", "purelib", "platlib"))
+_PACKAGES = re.compile(r"/(site|dist)-packages/")  # there are more, such as those of one user
 # What hands on to the operating system what it is asked for itself.
 _PASSING = (
     "/pathlib.py", "/pathlib/__init__.py", "/pathlib/_local.py", "/pathlib/_abc.py",
@@ -39,18 +40,34 @@ class _Kind(Enum):
 
 @cache
 def _kind(path: str) -> _Kind:
-    if is_shim_file(path):
+    if is_own_file(path):
         return _Kind.PASSING if path.endswith(_LEFT_FILES) else _Kind.NOT_ASKING
     if path.startswith("<"):
         return _Kind.NOT_ASKING if "importlib" in path else _Kind.PASSING
     if path.startswith(_STDLIB) and path.endswith(_PASSING):
         return _Kind.PASSING
-    return _Kind.LIBRARY if path.startswith((*_INSTALLED, *own_prefixes())) else _Kind.USERS
+    if path.startswith(_program()):
+        return _Kind.USERS
+    installed = path.startswith((*_INSTALLED, *own_prefixes())) or _PACKAGES.search(path)
+    return _Kind.LIBRARY if installed else _Kind.USERS
+
+
+@cache
+def _program() -> tuple[str, ...]:
+    """Return the folder of the package that runs as ``-m``, which may be installed."""
+    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
+    package = sys.modules.get(spec.name.partition(".")[0]) if spec is not None else None
+    return tuple(f"{folder}/" for folder in getattr(package, "__path__", ()))
 
 
 def is_users(path: str) -> bool:
     """Return whether a file of code is neither installed nor fasttrain's."""
     return _kind(path) is _Kind.USERS
+
+
+def is_handing_on(path: str) -> bool:
+    """Return whether a file of code is fasttrain's, or asks only for its caller."""
+    return _kind(path) in (_Kind.PASSING, _Kind.NOT_ASKING)
 
 
 def asking(frame: FrameType | None) -> FrameType | None:

@@ -102,25 +102,25 @@ class Ring:
 
         self._wait(is_room)
 
-    def gather(self, number: int) -> list[int]:
+    def gather(self, number: int, place: int) -> list[int]:
         """Wait until the other ranks have come to question ``number``; return their places."""
         words = self._words
-        words[self._row + _COME] = number
+        self.come(number, place)
         self._wait(lambda: all(words[row + _COME] >= number for row in self._others))
         with self._fence:
             pass
         return [words[row + _PLACE] for row in self._others]
 
-    # --- the other ranks
-
     def come(self, number: int, place: int) -> None:
-        """Tell rank 0 that this rank has come to a question."""
+        """Tell the others that this rank has come to a question, and waits for them there."""
         self._words[self._row + _PLACE] = place
         with self._fence:
             pass
         with self._fence:
             pass
         self._words[self._row + _COME] = number
+
+    # --- the other ranks
 
     def take(self, number: int, place: int) -> tuple[int, Any]:
         """Return the tag and the value of answer ``number``: a number, or bytes."""
@@ -168,9 +168,10 @@ class Ring:
         rows = [0, *self._others]
         return [row // _ROW for row in rows if self._words[row + _ENDED]]
 
-    def come_to(self) -> list[int]:
-        """Return the last question to which each rank came and waited for others."""
-        return [self._words[row + _COME] for row in [0, *self._others]]
+    def come_to(self) -> list[tuple[int, int]]:
+        """Return the last question to which each rank came and waited for others, and its place."""
+        words = self._words
+        return [(words[row + _COME], words[row + _PLACE]) for row in [0, *self._others]]
 
 
 def shared_memory(store: Any, rank: int, world_size: int, size: int) -> mmap.mmap | None:

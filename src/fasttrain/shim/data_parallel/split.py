@@ -23,8 +23,9 @@ from torch.nn import Module, Parameter
 
 from fasttrain.shim.data_parallel.agreement import signature_of, tensors_in
 from fasttrain.shim.data_parallel.candidates import row_count
+from fasttrain.shim.data_parallel.decisions import Decisions
 from fasttrain.shim.data_parallel.foreign_hooks import HookCount
-from fasttrain.shim.data_parallel.parting import Parting
+from fasttrain.shim.data_parallel.parting import Parting, meet_inside
 from fasttrain.shim.data_parallel.reduction import reduced_by
 from fasttrain.shim.data_parallel.rows import Rows, share
 from fasttrain.shim.data_parallel.trial import RefusalError, Split, Trial
@@ -35,6 +36,7 @@ from fasttrain.shim.roots import Call, Root, RootCalls, parameters_of
 
 SHAPES = 4  # new shapes of one kind of call that are verified; behind them 8, 16, ... of them
 _REDUCING, _THROUGH = 2, 3  # what ranks are doing when they meet
+MOST_SHAPES = 4096  # that are remembered
 PART = 0.05  # of a root's parameters, for a part of it to be split by itself
 GRADIENTS = 2  # verified calls whose gradients are compared as well
 RETRIES = 4  # calls up to which a reason other than wrong numbers may go away
@@ -55,7 +57,8 @@ class Site:
         final: Whether no other way will be tried.
         name: The module, and where its root was called first.
         verified: How often the split call was found to be the whole one.
-        shapes: Of the arguments, as far as they were met.
+        shapes: Of the arguments, with what the call may decide by, as far as they were met.
+        decisions: What that is.
         hooks: Hooks that had been registered anywhere when it was verified.
     """
 
@@ -67,11 +70,12 @@ class Site:
     verified: int = 0
     shapes: set[Any] = field(default_factory=set)
     hooks: int = -1
+    decisions: Decisions | None = None
 
     def is_due(self, shapes: Any, hooks: int) -> bool:
         """Count a call, and return whether it is to be verified."""
         self.calls += 1
-        new = shapes not in self.shapes
+        new = shapes not in self.shapes and len(self.shapes) < MOST_SHAPES
         if new:
             self.shapes.add(shapes)
         if self.final:
@@ -91,6 +95,8 @@ class SplitCalls:
     Attributes:
         active: Whether a split call is running: what reduces over its batch then has to reduce
             over the rows of all ranks.
+        reentrant: Whether a checkpoint has made backward passes of its own inside of one, which
+            DistributedDataParallel can't tell from several.
         whole_only: Whether calls are to be whole, because they will be repeated.
     """
 
@@ -98,7 +104,7 @@ class SplitCalls:
         self, ledger: Ledger, ranks: Ranks, streams: RandomStreams, roots: RootCalls
     ) -> None:
         self.active = False
-        self.whole_only = False
+        self.whole_only = self.reentrant = False
         self._inside = roots.inside
         self._reduced = 0  # losses that were added up over all ranks
         self._trying = False
@@ -117,6 +123,11 @@ class SplitCalls:
         """Count hooks as they are registered."""
         self._hooks.install(undo)
         undo.enter_context(reduced_by(self._sum))
+
+    @property
+    def registered(self) -> int:
+        """Hooks, modules and parameters that were registered so far."""
+        return self._hooks.registered
 
     def state(self) -> dict[str, Any]:
         """Return what was found for each root, by its class and place."""
@@ -138,8 +149,10 @@ class SplitCalls:
         if not self._may_split(inputs):
             return call(*args, **kwargs)
         site = self._site(root, module, args, kwargs)
-        shapes = tuple(t.shape for t in inputs)
-        if site.is_due(shapes, self._hooks.registered):
+        if site.decisions is None or site.hooks != self._hooks.registered:
+            site.decisions = Decisions(module)
+        seen = (tuple(t.shape for t in inputs), site.decisions.now())
+        if site.is_due(seen, self._hooks.registered):
             return self._verified(site, module, args, kwargs, inputs)
         rows = self._rows(site, inputs)
         if rows is None:
@@ -153,10 +166,10 @@ class SplitCalls:
         try:
             with self.splitting(module, self._streams.for_forward(_device_of(root))):
                 output = call(*own_args, **own_kwargs)
-            if self._reduced != before and not self._ranks.meet(_THROUGH):
+            if self._reduced != before and not meet_inside(self._ranks, _THROUGH):
                 raise Parted
         except Parted:
-            while not self._ranks.meet(_THROUGH):
+            while not meet_inside(self._ranks, _THROUGH):
                 pass
             output = None
         if output is None or not site.split.fits(output, rows):
@@ -212,7 +225,7 @@ class SplitCalls:
             Parted: Other ranks are elsewhere.
         """
         self._reduced += of_loss
-        if (of_loss or self._trying) and not self._ranks.meet(_REDUCING):
+        if (of_loss or self._trying) and not meet_inside(self._ranks, _REDUCING):
             raise Parted
         return self._ranks.sum(part.clone())
 
@@ -295,7 +308,7 @@ class SplitCalls:
 
     def _refuse(self, site: Site, why: str, *, final: bool) -> None:
         held = f", after {site.verified} verified calls" if site.verified else ""
-        site.split, site.why_not, site.final = None, why, final
+        site.split, site.why_not, site.final = None, why, final or site.calls >= RETRIES
         self._ledger.pass_over(
             site.name,
             f"every rank computes its calls whole, which is right and no faster: {why}{held}",
@@ -346,13 +359,15 @@ def _saved(site: Site) -> dict[str, Any]:
         "why_not": site.why_not,
         "final": site.final,
         "verified": site.verified,
-        "shapes": [tuple(map(tuple, shapes)) for shapes in site.shapes],
+        "shapes": [(tuple(map(tuple, shapes)), values) for shapes, values in site.shapes],
     }
 
 
 def _fill(site: Site, saved: dict[str, Any]) -> None:
     site.split = Split(*saved["split"]) if saved["split"] else None
-    site.shapes = {tuple(map(torch.Size, of)) for of in saved["shapes"]}
+    site.shapes = {
+        (tuple(map(torch.Size, shapes)), tuple(values)) for shapes, values in saved["shapes"]
+    }
     for name in ("calls", "why_not", "final", "verified"):
         setattr(site, name, saved[name])
 

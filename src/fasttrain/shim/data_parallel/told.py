@@ -54,8 +54,8 @@ def _plain(value: Any) -> Any:
         return {"path": os.fsdecode(value)}
     for name, kind in _STATS.items():
         if type(value) is kind:
-            _, (items, others) = value.__reduce__()  # type: ignore[misc]
-            return {name: [list(items), others]}
+            content: Any = value.__reduce__()[1]
+            return {name: [list(content[0]), content[1]]}
     raise NotPlainError
 
 

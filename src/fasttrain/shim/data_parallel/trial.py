@@ -24,17 +24,21 @@ from fasttrain.shim.data_parallel.agreement import (
     tensors_in,
 )
 from fasttrain.shim.data_parallel.candidates import Dimensions, candidates, row_count
+from fasttrain.shim.data_parallel.decisions import may_print
 from fasttrain.shim.data_parallel.foreign_hooks import foreign_hook
 from fasttrain.shim.data_parallel.module_state import ModuleState, Place
 from fasttrain.shim.data_parallel.neutral import Neutral
+from fasttrain.shim.data_parallel.parting import meet_inside
 from fasttrain.shim.data_parallel.rows import CROSSINGS, Rows
 from fasttrain.shim.data_parallel.surroundings import Surroundings
+from fasttrain.shim.hook_wrappers import put_method
 from fasttrain.shim.ranks import Ranks
 from fasttrain.shim.roots import parameters_of
 
 # Of the largest gradient of any parameter: what is left where sums cancel, as of a bias in front
 # of a BatchNorm
 _FLOOR = 1e-5
+READS = "it reads numbers of its tensors in Python, and may decide by them for all rows"
 _TOGETHER = 1  # what ranks are doing when they meet
 Value = tuple[Any, dict[Place, Any]]  # what a call gives, and what it leaves in its modules
 
@@ -152,6 +156,8 @@ class Trial:
             self._why_not = "it changes its arguments in place"
         elif watched.seen:
             self._why_not = watched.seen
+        elif name := may_print(self._module):
+            self._why_not = f"{name} may print"
         elif kind := around.changed():
             self._why_not = f"it changes something outside of its modules, in a {kind}"
         elif not _same_states(states, _other_random_states()):
@@ -224,8 +230,10 @@ class Trial:
             stack.enter_context(_Silence())
             if splitting:
                 stack.enter_context(self._splitting())
+            known = [b for part in self._before.parts for b in part._buffers.values()]
+            neutral = Neutral(buffer for buffer in known if buffer is not None)
             try:
-                with Neutral():
+                with neutral:
                     output = self._plainly(*args, **kwargs)
             except Exception as error:  # noqa: BLE001 - of the script's model, called for a trial
                 return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
@@ -233,6 +241,8 @@ class Trial:
                 if type(error).__name__ != "Parted":
                     raise
                 return "another number of losses than other ranks"
+        if neutral.reads:
+            return READS
         return output, self._before.left()
 
     def _agreeing(
@@ -270,6 +280,8 @@ class Trial:
     def _dimensions(
         self, outer: Value | str, inner: Value | str, rows: Rows, begun: int
     ) -> list[int | None]:
+        if READS in (outer, inner):
+            raise DisagreementError(READS)
         if isinstance(outer, str):
             raise DisagreementError(f"it can't be repeated: {outer}")
         if isinstance(inner, str):
@@ -278,8 +290,13 @@ class Trial:
             raise DisagreementError("with a part of the batch it gives more than other sizes")
         part = tensors_in(inner)
         dims = row_dimensions(tensors_in(outer), part, rows)
-        if name := _entering(part, begun):
+        behind, name = _behind(part, begun)
+        if name:
             raise DisagreementError(f"it uses a tensor that was computed outside of it ({name})")
+        with_rows = [t for t, dim in zip(part, dims, strict=True) if dim is not None]
+        behind, _ = _behind(with_rows, begun)
+        if any(t.grad_fn in behind for t in with_rows):
+            raise DisagreementError("it gives tensors, and others that it has made of them")
         return dims
 
     def _together(self, act: Callable[[], Any]) -> Any:
@@ -289,7 +306,7 @@ class Trial:
             result = act()
         except DisagreementError as disagreement:
             why = str(disagreement)
-        while not self._ranks.meet(_TOGETHER):
+        while not meet_inside(self._ranks, _TOGETHER):
             why = why or "it computes other losses on other ranks"
         told = self._ranks.gather(f"{why}|{result}")
         wrong = [text.partition("|")[0] for text in told if not text.startswith("|")]
@@ -305,10 +322,11 @@ class Trial:
         parameters = list({id(p): p for p in parameters_of(self._module)}.values())
         if any(hasattr(p, "placements") for p in parameters):
             return  # sharded: a backward pass would be one for all ranks' collectives
-        own = [p for p in parameters if p.requires_grad and not p._backward_hooks]
-        of: list[Tensor] = [*own, *leaves]
-        expected = _pulled_back(whole, of)
-        found = [self._averaged(*pair) for pair in zip(of, _pulled_back(given, of), strict=True)]
+        of: list[Tensor] = [*(p for p in parameters if p.requires_grad), *leaves]
+        with _without_hooks(of):
+            both = self._together(lambda: _Both(_pulled_back(whole, of), _pulled_back(given, of)))
+        expected = both.whole
+        found = [self._averaged(*pair) for pair in zip(of, both.given, strict=True)]
         largest = max(map(_largest, expected), default=0.0)
         self._together(lambda: check_equal(expected, found, "gradients", _FLOOR * largest))
 
@@ -320,6 +338,32 @@ class Trial:
         dense = torch.zeros_like(of) if gradient is None else gradient.detach()
         dense = dense.to_dense() if dense.layout != torch.strided else dense
         return self._ranks.sum(dense / self._ranks.world_size)
+
+
+class _Both:
+    """Gradients of a whole call and of a split one; of the same text on all ranks."""
+
+    def __init__(self, whole: list[Tensor | None], given: list[Tensor | None]) -> None:
+        self.whole, self.given = whole, given
+
+    def __repr__(self) -> str:
+        return "gradients"
+
+
+@contextmanager
+def _without_hooks(tensors: Sequence[Tensor]) -> Iterator[None]:
+    """Keep the script's hooks on leaves from seeing what isn't its own."""
+    held: list[tuple[Any, dict[int, Any]]] = []
+    for tensor in tensors:
+        hooks: Any = tensor._backward_hooks
+        if hooks:
+            held.append((hooks, dict(hooks)))
+            hooks.clear()
+    try:
+        yield
+    finally:
+        for hooks, before in held:
+            hooks.update(before)
 
 
 def _largest(gradient: Tensor | None) -> float:
@@ -338,9 +382,11 @@ def _pulled_back(outputs: list[Tensor], inputs: list[Tensor]) -> list[Tensor | N
             real = output.float() if not output.is_complex() else torch.view_as_real(output)
             seeds = torch.randn(real.shape, generator=generator).to(real.device)
             total = total + (real * seeds).sum()
-    with torch.enable_grad():
-        found = gradients_of(total, inputs, allow_unused=True)
-    return list(found)
+    try:
+        return list(gradients_of(total, inputs, allow_unused=True))
+    except Exception as error:  # such as of a checkpoint that can't be asked for gradients
+        first, *_ = str(error).splitlines() or [""]
+        raise DisagreementError(f"its gradients can't be compared: {first}") from error
 
 
 def _detached(args: Any, kwargs: Any, low: torch.dtype | None) -> tuple[Any, Any, list[Tensor]]:
@@ -359,10 +405,10 @@ def _detached(args: Any, kwargs: Any, low: torch.dtype | None) -> tuple[Any, Any
     return args, kwargs, list(leaves.values())
 
 
-def _entering(outputs: Sequence[Tensor], begun: int) -> str:
-    """Return the first node of a graph that was there before a call; empty for none."""
-    pending = [t.grad_fn for t in outputs if t.grad_fn is not None]
-    seen = set(pending)
+def _behind(outputs: Sequence[Tensor], begun: int) -> tuple[set[Any], str]:
+    """Return the nodes behind some tensors, and the first that was there before a call."""
+    pending = list({t.grad_fn for t in outputs if t.grad_fn is not None})
+    seen: set[Any] = set()
     while pending:
         node = pending.pop()
         for child, _ in node.next_functions:
@@ -372,9 +418,9 @@ def _entering(outputs: Sequence[Tensor], begun: int) -> str:
             if child.name() == "torch::autograd::AccumulateGrad":
                 continue
             if child._sequence_nr() < begun:
-                return str(child.name())
+                return seen, str(child.name())
             pending.append(child)
-    return ""
+    return seen, ""
 
 
 class _Watch:
@@ -399,9 +445,20 @@ class _Watch:
 
         self._undo.callback(setattr, Tensor, "register_hook", original)
         Tensor.register_hook = register_hook  # type: ignore[method-assign]
+        for name in ("tolist", "numpy"):
+            self._listen(name)
         for name in ("stdout", "stderr"):
             self._undo.callback(setattr, sys, name, getattr(sys, name))
             setattr(sys, name, _Listening(getattr(sys, name), self))
+
+    def _listen(self, name: str) -> None:
+        original: Any = getattr(Tensor, name)
+
+        def method(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+            self.seen = READS
+            return original(tensor, *args, **kwargs)
+
+        put_method(name, method, self._undo)
 
     def __exit__(self, *_: object) -> None:
         self._undo.close()

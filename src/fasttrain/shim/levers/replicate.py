@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
@@ -22,6 +23,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from fasttrain.shim import ending, rank_variables
 from fasttrain.shim.callsite import call_site
 from fasttrain.shim.data_parallel import batch_norm, checkpoints, losses
+from fasttrain.shim.data_parallel.parting import Parting
 from fasttrain.shim.data_parallel.split import SplitCalls
 from fasttrain.shim.ledger import Ledger
 from fasttrain.shim.lockstep import Lockstep
@@ -64,6 +66,7 @@ class Replicate:
         self._training = context.training
         self._sharded = context.strategy.mode == "fsdp"
         self._lockstep = Lockstep(context.ranks)
+        self._parting = Parting(context.ranks)
         self.fed: Callable[[], bool] = lambda: True
         self.splits = SplitCalls(ledger, context.ranks, context.streams, context.roots)
         self.passes = Passes(context)
@@ -142,16 +145,17 @@ class Replicate:
 
     def _meet(self, root: Root, module: nn.Module) -> None:
         """Make a root's values equal on all ranks before its first call."""
-        if not self.ledger.live or torch._C._functorch.peek_interpreter_stack() is not None:
+        if not self.ledger.live or _runs_alike():
             return
         self._ranks.join()
+        self._parting.check(f"call {root.name} for the first time")
         shapes = [f"{n} {tuple(p.shape)} {p.dtype}" for n, p in module.named_parameters()]
         self._lockstep.compare_models(root.name, root.where, shapes)
         if not any(hasattr(p, "placements") for p in parameters_of(module)):
             self._ranks.broadcast([*parameters_of(module), *module.buffers()])
 
     def _around(self, root: Root, module: nn.Module, call: Call) -> Call:
-        if not self.ledger.live:
+        if not self.ledger.live or _runs_alike():
             return call
         trains = torch.is_grad_enabled() and (
             root.trainable or any(p.requires_grad for p in parameters_of(module))
@@ -160,17 +164,20 @@ class Replicate:
         if not trains:
             self._even_out(root, module)
             return run
-        if torch._C._functorch.peek_interpreter_stack() is not None:
-            return call
         if self._sharded:
             check_own_parameters(root)
         if root.replica is None:
             root.replica = self._replicate(root, module)
             self.passes.add(root.replica)
+        elif root.replica.registered != self.splits.registered:
+            root.replica.look()
+        root.replica.registered = self.splits.registered
         root.replica.uneven = True
         return functools.partial(self._trained, root, run)
 
     def _trained(self, root: Root, run: Call, *args: Any, **kwargs: Any) -> Any:
+        if self.splits.reentrant:
+            root.replica.leave_ddp()
         return root.replica.call(run, args, kwargs)
 
     def _run(self, root: Root, module: nn.Module, call: Call, *args: Any, **kwargs: Any) -> Any:
@@ -208,19 +215,18 @@ class Replicate:
             original(*args, **kwargs)
 
     def _grad(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        functorch = torch._C._functorch.peek_interpreter_stack() is not None
-        if functorch or not self._is_outermost() or self._roots.inside.flag:
+        if not self._is_outermost() or self._roots.inside.flag:
             return original(*args, **kwargs)
         return self.passes.gradients(original, *args, **kwargs)
 
     def _is_outermost(self) -> bool:
-        inside = torch._C._current_graph_task_id() != -1
+        inside = torch._C._current_graph_task_id() != -1 or _runs_alike()
         return not inside and self.ledger.live and self._ranks.joined
 
     # --- steps
 
     def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
-        if torch.compiler.is_compiling() or not self.ledger.live or not self._ranks.joined:
+        if torch.compiler.is_compiling() or not self._is_outermost():
             return
         self.ledger.counts["steps"] = steps = self.ledger.counts["steps"] + 1
         if steps == 1 and not self._splits_batches and not self.fed():
@@ -230,4 +236,16 @@ class Replicate:
                 f" of its own, so that the global batch is {self._ranks.world_size} times the"
                 " script's"
             )
+        if not steps & (steps - 1):
+            self._parting.check(f"step {type(optimizer).__name__}")
         self._lockstep.after_step(steps, None if self._sharded else optimizer)
+
+
+def _runs_alike() -> bool:
+    """Whether something runs whole on each rank, in which ranks can't meet.
+
+    Threads come in another order on each rank, and torch.func's transforms have tensors without
+    storage.
+    """
+    thread = threading.current_thread() is not threading.main_thread()
+    return thread or torch._C._functorch.peek_interpreter_stack() is not None

@@ -1,0 +1,284 @@
+"""Leaves files to rank 0: it makes, changes and removes them, and says what there is.
+
+The other ranks come to the same call, wait until rank 0 has made it, and get its result or its
+error. Of a file that the script writes by itself they have copies of their own.
+"""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import io
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from threading import get_ident
+from types import FrameType
+from typing import Any
+
+from fasttrain.shim.data_parallel.answers import Answers
+from fasttrain.shim.data_parallel.clocks import replace_in_users_modules
+from fasttrain.shim.data_parallel.entries import Entries, entries_heard, entries_told
+from fasttrain.shim.data_parallel.own_copies import OwnCopies, path_of
+from fasttrain.shim.data_parallel.places import asking
+from fasttrain.shim.ledger import Ledger
+
+Call = Callable[..., Any]
+_QUESTIONS = ("stat", "lstat", "listdir", "access", "readlink", "statvfs")
+# What changes files: the names of its arguments up to the one that is changed.
+_OS_ACTS = {
+    "mkdir": ("path",), "rmdir": ("path",), "remove": ("path",), "unlink": ("path",),
+    "truncate": ("path",), "utime": ("path",), "chmod": ("path",), "chown": ("path",),
+    "mkfifo": ("path",), "mknod": ("path",), "symlink": ("src", "dst"), "link": ("src", "dst"),
+    "rename": ("src", "dst"), "replace": ("src", "dst"),
+}  # fmt: skip
+_SHUTIL_ACTS = {
+    "rmtree": ("path",), "copyfile": ("src", "dst"), "copy": ("src", "dst"),
+    "copy2": ("src", "dst"), "copytree": ("src", "dst"), "move": ("src", "dst"),
+    "copymode": ("src", "dst"), "copystat": ("src", "dst"), "chown": ("path",),
+    "make_archive": ("base_name",), "unpack_archive": ("filename", "extract_dir"),
+}  # fmt: skip
+_MOVING = ("rename", "replace", "move")
+_KEEPING = ("mkdir", "utime", "chmod", "chown", "copymode", "copystat")
+_LOCAL, _LOOSE = 0, -1  # in the place of a place: this rank's own; the script's, but not in order
+_WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
+
+
+class Files:
+    """Takes the place of what asks for files and changes them, in `os`, `shutil` and `open`.
+
+    Args:
+        answers: Rank 0's.
+        copies: What this rank has of its own.
+        ledger: Whether it is live, and what the receipt tells.
+    """
+
+    def __init__(self, answers: Answers, copies: OwnCopies, ledger: Ledger) -> None:
+        self._answers = answers
+        self._copies = copies
+        self._ledger = ledger
+        self._others = answers.rank > 0
+        self._replaced: dict[int, Any] = {}
+
+    def install(self, undo: ExitStack) -> None:
+        """Replace them."""
+        for name in _QUESTIONS:
+            self.replace(os, name, functools.partial(self._ask, name), undo)
+        self.replace(os, "scandir", self._scandir, undo)
+        for owner, acts in ((os, _OS_ACTS), (shutil, _SHUTIL_ACTS)):
+            for name, names in acts.items():
+                self.replace(owner, name, functools.partial(self._act, name, names), undo)
+        self.replace(os, "open", self._os_open, undo)
+        for module in (builtins, io):
+            self.replace(module, "open", self._open, undo)
+        replace_in_users_modules(self._replaced, undo)
+
+    def replace(self, owner: Any, name: str, act: Call, undo: ExitStack) -> None:
+        """Replace a function by one that gets the calling frame and the original first."""
+        original = getattr(owner, name, None)
+        if original is None:
+            return
+        ledger = self._ledger
+
+        @functools.wraps(original)
+        def replaced(*args: Any, **kwargs: Any) -> Any:
+            if not ledger.live:
+                return original(*args, **kwargs)
+            return act(sys._getframe(1), original, *args, **kwargs)
+
+        undo.callback(setattr, owner, name, original)
+        setattr(owner, name, replaced)
+        self._replaced[id(original)] = replaced
+        for able in (os.supports_dir_fd, os.supports_fd, os.supports_follow_symlinks):
+            if owner is os and original in able:
+                able.add(replaced)
+                undo.callback(able.discard, replaced)
+
+    def _place(self, frame: FrameType, target: Any, doing: str) -> int:
+        """Return the number of a place for rank 0 to answer at, `_LOCAL` or `_LOOSE`."""
+        ordered = self._answers.live and get_ident() == self._answers.thread
+        if not ordered and not self._others:
+            return _LOCAL
+        users = asking(frame)
+        # The path comes last: it costs the most, and libraries ask the most often.
+        if users is None or not (path := path_of(target)) or self._copies.is_own(path):
+            return _LOCAL
+        return self._answers.places.number(users, doing) if ordered else _LOOSE
+
+    # --- questions
+
+    def _ask(
+        self,
+        name: str,
+        frame: FrameType,
+        original: Call,
+        path: Any = ".",
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        by_name = kwargs.get("dir_fd") is None
+        place = self._place(frame, path, f"call os.{name}") if by_name else _LOCAL
+        if place > 0:
+            return self._answers.ask(place, lambda: original(path, *args, **kwargs))
+        return original(path, *args, **kwargs)
+
+    def _scandir(self, frame: FrameType, original: Call, path: Any = ".") -> Any:
+        place = self._place(frame, path, "call os.scandir")
+        if place <= 0 or isinstance(path, bytes):
+            return original(path)
+        found = self._answers.ask(place, lambda: list(original(path)), entries_told)
+        return Entries(entries_heard(path, found) if self._others else found)
+
+    # --- changes
+
+    def _act(
+        self,
+        name: str,
+        names: tuple[str, ...],
+        frame: FrameType,
+        original: Call,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        given = [*args[: len(names)], *[kwargs.get(one) for one in names[len(args) :]]]
+        by_name = not any(isinstance(value, int) and key.endswith("dir_fd")
+                          for key, value in kwargs.items())  # fmt: skip
+        target = path_of("." if given[-1] is None else given[-1]) if by_name else ""
+        place = self._place(frame, target, f"call {name}")
+        if place == _LOCAL:
+            return original(*args, **kwargs)
+        if place == _LOOSE:
+            self._follow_loosely(name, path_of(given[0]), target)
+            return given[-1] if name in _SHUTIL_ACTS else None  # as most of these return it
+        result = self._answers.do(place, lambda: original(*args, **kwargs), _itself)
+        if self._others:
+            self._follow(name, path_of(given[0]), target)
+        return result
+
+    def _follow(self, name: str, source: str, target: str) -> None:
+        """Forget what this rank has of its own where rank 0 has changed a file."""
+        if name in _KEEPING:
+            return
+        self._copies.forget(target)
+        if name in _MOVING:
+            self._copies.forget(source)
+            self._copies.remove_own(source)
+
+    def _follow_loosely(self, name: str, source: str, target: str) -> None:
+        """Do to this rank's copies what rank 0's thread does to the files, whenever that is."""
+        if name in _MOVING:
+            self._copies.move(source, target)
+        elif name not in _KEEPING:
+            self._copies.forget(target)
+
+    def leave(self, frame: FrameType, doing: str, path: str, act: Callable[[], Any]) -> bool:
+        """Have rank 0 alone write a file when all have come here; whoever has called this.
+
+        Args:
+            frame: The nearest one outside of torch.
+            doing: What is done, in words.
+            path: The file.
+            act: Writes it on rank 0.
+
+        Returns:
+            False in a thread, or a process, whose calls are in no order with other ranks' calls.
+        """
+        if not self._answers.answers():
+            return False
+        self._answers.do(self._answers.places.number(frame, doing), act)
+        if self._others:
+            self._copies.forget(path)
+        return True
+
+    # --- files that the script itself opens
+
+    def _open(
+        self,
+        frame: FrameType,
+        original: Call,
+        file: Any,
+        mode: str = "r",
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        path = path_of(file) if not isinstance(file, int) else ""
+        flags = set(mode) if isinstance(mode, str) else set()
+        writes, kept = bool(flags & set("wax+")), not flags & set("wx")
+        place = self._place(frame, path, "open a file to write" if writes else "open a file")
+        opening = functools.partial(self._opened, original, path, kept, (mode, *args), kwargs)
+        if not writes:
+            return self._read(place, path, file, opening)
+        return self._write(place, path, file, opening, in_place=kept and "a" not in flags)
+
+    def _os_open(
+        self,
+        frame: FrameType,
+        original: Call,
+        path: Any,
+        flags: int,
+        mode: int = 0o777,
+        *,
+        dir_fd: int | None = None,
+    ) -> int:
+        if dir_fd is not None or flags & os.O_DIRECTORY:
+            return int(original(path, flags, mode, dir_fd=dir_fd))
+        name, writes, kept = path_of(path), bool(flags & _WRITES), not flags & os.O_TRUNC
+        place = self._place(frame, name, "open a file to write" if writes else "open a file")
+        if writes and place and self._others:
+            flags = (flags | os.O_CREAT) & ~os.O_EXCL
+        opening = functools.partial(self._opened, original, name, kept, (flags, mode), {})
+        if not writes:
+            return int(self._read(place, name, path, opening))
+        in_place = kept and not flags & os.O_APPEND
+        return int(self._write(place, name, path, opening, in_place=in_place))
+
+    def _opened(
+        self, original: Call, path: str, kept: bool, args: Any, kwargs: Any, file: Any
+    ) -> tuple[Any, int]:
+        """Open a file, and return with it how many bytes of it stay."""
+        try:
+            size = os.stat(path).st_size if kept and path else 0  # noqa: PTH116
+        except OSError:
+            size = 0
+        return original(file, *args, **kwargs), size
+
+    def _read(self, place: int, path: str, file: Any, opening: Call) -> Any:
+        if place > 0:
+            opened = self._answers.ask(place, lambda: opening(file), _nothing)
+            if not self._others:
+                return opened[0]
+        copy = self._copies.to_read(path) if self._others else None
+        with self._answers.apart():  # what opens it may be the user's
+            return opening(file if copy is None else copy)[0]
+
+    def _write(self, place: int, path: str, file: Any, opening: Call, *, in_place: bool) -> Any:
+        if place == _LOCAL:
+            return opening(file)[0]
+        size = 0
+        if place > 0:
+            found = self._answers.do(place, lambda: opening(file), _size)
+            if not self._others:
+                if in_place:  # the others copy what is to be changed
+                    self._answers.do(place, _nothing)
+                return found[0]
+            size = int(found)
+        copy = self._copies.to_write(path, size=size)
+        if place > 0 and in_place:
+            self._answers.do(place, _nothing)
+        self._ledger.note(f"{path} is rank 0's: this rank writes a copy of its own")
+        with self._answers.apart():
+            return opening(copy)[0]
+
+
+def _itself(value: Any) -> Any:
+    return value
+
+
+def _nothing(*_: Any) -> None:
+    return None
+
+
+def _size(opened: tuple[Any, int]) -> int:
+    return opened[1]

@@ -1,0 +1,142 @@
+"""Training scripts in many styles as two ranks: the same numbers as under python, and no hang.
+
+The scripts stand in ``tests/scripts/ranks``. Many of them are run in one launch, by
+``ranks_styles/run_many.py``; those in which ranks would part, ``part_*.py``, have one each.
+"""
+
+from __future__ import annotations
+
+import re
+import runpy
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+HERE = Path(__file__).parent
+DRIVER = HERE / "ranks_styles/run_many.py"
+RUNNING = runpy.run_path(str(HERE / "data_parallel/running.py"))
+SCRIPTS = sorted((HERE.parent / "scripts/ranks").glob("*.py"))
+PARTING = [path for path in SCRIPTS if path.stem.startswith("part_")]
+TOGETHER = [path for path in SCRIPTS if path not in PARTING]
+EACH = 15  # scripts of a launch
+LAUNCHES = -(-len(TOGETHER) // EACH)
+EXACT = ("--preset", "exact")
+TIMEOUT_S = 240.0
+NO_HANG_S = 60.0
+ENDED = {1, 75, 78}  # an error of the script's, a hang that was ended, ranks that parted
+
+pytestmark = pytest.mark.slow
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What one script of a launch printed and saved; None for one that wasn't come to."""
+
+    lines: list[str] | None
+    saved: Any
+    stderr: str
+
+
+class Launches:
+    """Runs of the driver, each made once: alone with all scripts, and as ranks with some."""
+
+    def __init__(self, base: Path) -> None:
+        self._base = base
+        self._alone = RUNNING["Alone"]()
+        self._made: dict[str, Any] = {}
+
+    def alone(self, script: Path) -> Shown:
+        """Give what a script did under python."""
+        if "alone" not in self._made:
+            paths = map(str, TOGETHER)
+            self._made["alone"] = self._alone(self._base / "alone", DRIVER, *paths)
+        return _shown(self._made["alone"], script)
+
+    def as_ranks(self, script: Path, fasttrain: Any) -> Shown:
+        """Give what a script did as two ranks."""
+        number = TOGETHER.index(script) % LAUNCHES  # the like are not all in one launch
+        name = f"ranks-{number}"
+        if name not in self._made:
+            paths = map(str, TOGETHER[number::LAUNCHES])
+            self._made[name] = RUNNING["with_ranks"](
+                fasttrain, self._base / name, DRIVER, *paths, options=EXACT, timeout_s=TIMEOUT_S
+            )
+        return _shown(self._made[name], script)
+
+
+def _shown(run: Any, script: Path) -> Shown:
+    blocks = dict(_blocks(run.stdout))
+    model = run.cwd / script.stem / "model.pt"
+    saved = torch.load(model, weights_only=False) if model.exists() else None
+    return Shown(blocks.get(script.stem), saved, run.stderr)
+
+
+def _blocks(stdout: str) -> Iterator[tuple[str, list[str]]]:
+    for block in f"\n{stdout}".split("\n=== ")[1:]:
+        name, *lines = block.splitlines()
+        yield name, lines
+
+
+@pytest.fixture(scope="module")
+def launches(tmp_path_factory: pytest.TempPathFactory) -> Launches:
+    return Launches(tmp_path_factory.mktemp("styles"))
+
+
+def closely(_: str) -> dict[str, float]:
+    return {"rel": 1e-4, "abs": 1e-6}
+
+
+def in_structure(_: str) -> dict[str, float]:
+    return {"abs": float("inf")}
+
+
+def finite(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return bool(value.isfinite().all())
+    items = value.values() if isinstance(value, dict) else value
+    return all(map(finite, items))
+
+
+@pytest.mark.parametrize("script", TOGETHER, ids=lambda path: path.stem)
+def test_two_ranks_do_what_python_does(script: Path, launches: Launches, fasttrain: Any) -> None:
+    alone = launches.alone(script)
+    assert alone.lines, alone.stderr
+    assert not alone.lines[-1].startswith("ERROR")
+    assert alone.saved is not None
+    found = launches.as_ranks(script, fasttrain)
+    assert found.lines is not None, f"not come to: {found.stderr}"
+    by_chance = script.stem.startswith("dropout_")
+    RUNNING["assert_same_prints"](found.lines, alone.lines, in_structure if by_chance else closely)
+    far = {"rtol": 0.0, "atol": float("inf")} if by_chance else {}
+    assert RUNNING["differences"](found.saved, alone.saved, **far) == []
+    assert finite(found.saved)
+
+
+@pytest.mark.parametrize("script", PARTING, ids=lambda path: path.stem)
+def test_ranks_that_would_part_end(script: Path, fasttrain: Any, tmp_path: Path) -> None:
+    alone = RUNNING["Alone"]()(tmp_path / "alone", script).good
+    process = fasttrain.start(
+        "run", script, "--nproc-per-node", "2", "--device", "cpu", *EXACT, "--quiet",
+        "--run-dir", "run", stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path,
+    )  # fmt: skip
+    try:
+        out, err = process.communicate(timeout=NO_HANG_S)
+    except subprocess.TimeoutExpired:
+        family = [psutil.Process(process.pid)]
+        family += family[0].children(recursive=True)
+        for each in family:
+            each.kill()
+        out, err = process.communicate()
+        pytest.fail(f"it hangs, with {out.decode()!r} on stdout and on stderr:\n{err.decode()}")
+    if process.returncode == 0:
+        assert out.decode() == alone.stdout
+        return
+    assert process.returncode in ENDED, err.decode()
+    assert re.search(r"^(error|fasttrain): ", err.decode(), re.MULTILINE), err.decode()
+    assert re.search(rf"\b{script.name}:\d+", err.decode()), err.decode()
