@@ -6,6 +6,7 @@ The scripts stand in ``tests/scripts/ranks``. Many of them are run in one launch
 
 from __future__ import annotations
 
+import math
 import re
 import runpy
 import subprocess
@@ -99,6 +100,8 @@ def in_structure(_: str) -> dict[str, float]:
 def finite(value: Any) -> bool:
     if isinstance(value, torch.Tensor):
         return bool(value.isfinite().all())
+    if isinstance(value, int | float):
+        return math.isfinite(value)
     items = value.values() if isinstance(value, dict) else value
     return all(map(finite, items))
 

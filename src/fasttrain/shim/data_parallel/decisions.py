@@ -33,7 +33,7 @@ class Decisions:
                 break
             self._places.append(place)
 
-    def now(self) -> tuple[Any, ...]:
+    def values(self) -> tuple[Any, ...]:
         """Return the values as they are."""
         values = [
             slot[name] if name in slot else getattr(kind, name, None)
@@ -67,9 +67,13 @@ def _places(module: Module) -> Iterator[Place]:
 
 def _names(kind: type) -> list[str]:
     """Return the names in the code of a class of the script's."""
-    own = [base for base in kind.__mro__ if _is_scripts(base)]
-    functions = [f for base in own for f in vars(base).values() if isinstance(f, FunctionType)]
+    functions = [f for base in kind.__mro__ if _is_scripts(base) for f in _methods(base)]
     return sorted({name for function in functions for name in function.__code__.co_names})
+
+
+def _methods(kind: type) -> list[FunctionType]:
+    found = [f for f in vars(kind).values() if isinstance(f, FunctionType)]
+    return [f for f in found if f.__name__ != "__init__"]
 
 
 def _functions(module: Module) -> Iterator[FunctionType]:
@@ -77,7 +81,7 @@ def _functions(module: Module) -> Iterator[FunctionType]:
     kinds = {kind for part in Module.modules(module) for kind in type(part).__mro__}
     for kind in sorted(kinds, key=lambda kind: f"{kind.__module__}.{kind.__qualname__}"):
         if _is_scripts(kind):
-            yield from (f for f in vars(kind).values() if isinstance(f, FunctionType))
+            yield from _methods(kind)
 
 
 def _is_scripts(kind: type) -> bool:

@@ -1,0 +1,74 @@
+"""What a forward may decide by that is no argument."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+from torch import Tensor, nn
+
+from fasttrain.shim.data_parallel.decisions import Decisions, may_print
+
+EPOCH = 0
+RATE = 0.5
+
+
+class Net(nn.Module):
+    centre = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(2, 2)
+        self.stage = 1
+        self.unused = "x"
+
+    def forward(self, x: Tensor) -> Tensor:
+        if EPOCH > 3 or self.centre or self.stage > 1:
+            x = x - x.mean(0)
+        return self.linear(x) * RATE  # type: ignore[no-any-return]
+
+
+class Printing(Net):
+    def helper(self) -> None:
+        print("seen")  # noqa: T201
+
+
+def test_globals_attributes_and_modes_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    net = Net()
+    decisions = Decisions(net)
+    seen = [decisions.values()]
+    monkeypatch.setitem(globals(), "EPOCH", 7)
+    seen.append(decisions.values())
+    net.centre = True  # of the class before
+    seen.append(decisions.values())
+    net.stage = 2
+    seen.append(decisions.values())
+    net.linear.eval()
+    seen.append(decisions.values())
+    assert len(set(seen)) == 5
+
+
+def test_what_no_code_asks_for_and_numbers_that_go_on_are_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    net = Net()
+    decisions = Decisions(net)
+    before = decisions.values()
+    net.unused = "y"
+    monkeypatch.setitem(globals(), "RATE", 0.25)
+    assert decisions.values() == before
+
+
+def test_no_module_is_kept() -> None:
+    net = Net()
+    decisions, ref = Decisions(net), weakref.ref(net)
+    del net
+    gc.collect()
+    assert ref() is None
+    assert decisions.values()
+
+
+def test_code_that_may_print() -> None:
+    assert may_print(Net()) == ""
+    assert may_print(nn.Sequential(Net(), Printing())) == "Printing.helper"
