@@ -67,6 +67,21 @@ def test_two_ranks_train_what_one_process_trains(alone: Any, two_ranks: Any, loo
     assert_same_run(two_ranks("loops", loop), alone("loops", loop))
 
 
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("where", ["outside", "inside"])
+def test_losses_of_all_forms_are_those_of_one_process(
+    alone: Any, two_ranks: Any, where: str, ranks: int
+) -> None:
+    run, one = two_ranks("loss_forms", where, ranks=ranks), alone("loss_forms", where)
+    RUNNING["assert_same_prints"](
+        run.good.lines(), one.good.stdout.splitlines(), lambda _: {"rel": 1e-5, "abs": 3e-5}
+    )
+    strategy = run.outcome("strategy")
+    assert strategy["counts"]["split calls"] > 0
+    said = " ".join(strategy["notes"])
+    assert ("computes its calls whole" in said) == (where == "inside"), said
+
+
 def test_batch_per_rank_divides_the_epoch_and_not_the_batch(alone: Any, two_ranks: Any) -> None:
     one = alone("whole_batches", "8").good.stdout.splitlines()
     run = two_ranks("whole_batches", "8", options=(*ALL_SHOWN, "--batch", "per-rank"))
