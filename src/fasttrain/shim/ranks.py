@@ -155,6 +155,8 @@ class Ranks:
         with self.waits():
             if self._board is not None and tensor.is_cpu and tensor.nbytes <= GATHERED:
                 self._board.all_gather(tensor, whole)
+            elif tensor.device.type not in ("cpu", "cuda"):  # what all backends have
+                dist.all_gather(list(whole.chunk(self.world_size)), tensor)
             elif tensor.dtype in _AS_BYTES:
                 _all_gather(whole.view(torch.uint8), tensor.view(torch.uint8))
             else:

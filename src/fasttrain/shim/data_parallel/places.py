@@ -48,7 +48,9 @@ def _kind(path: str) -> _Kind:
         return _Kind.PASSING
     if path.startswith(_program()):
         return _Kind.USERS
-    installed = path.startswith((*_INSTALLED, *own_prefixes())) or _PACKAGES.search(path)
+    if path.startswith(own_prefixes()):
+        return _Kind.NOT_ASKING  # torch's: what it saves for the script is looked at by itself
+    installed = path.startswith(_INSTALLED) or _PACKAGES.search(path)
     return _Kind.LIBRARY if installed else _Kind.USERS
 
 

@@ -93,8 +93,6 @@ class SplitCalls:
     """Splits the calls of roots, and keeps what was found for each.
 
     Attributes:
-        active: Whether a split call is running: what reduces over its batch then has to reduce
-            over the rows of all ranks.
         reentrant: Whether a checkpoint has made backward passes of its own inside of one, which
             DistributedDataParallel can't tell from several.
         whole_only: Whether calls are to be whole, because they will be repeated.
@@ -103,7 +101,7 @@ class SplitCalls:
     def __init__(
         self, ledger: Ledger, ranks: Ranks, streams: RandomStreams, roots: RootCalls
     ) -> None:
-        self.active = False
+        self._active, self._thread = False, 0
         self.whole_only = self.reentrant = False
         self._inside = roots.inside
         self._reduced = 0  # losses that were added up over all ranks
@@ -125,6 +123,20 @@ class SplitCalls:
         undo.enter_context(reduced_by(self._sum))
 
     @property
+    def active(self) -> bool:
+        """Whether a split call is running in this thread.
+
+        What reduces over its batch then has to reduce over the rows of all ranks.
+        """
+        if not self._active:
+            return False
+        return torch.compiler.is_compiling() or threading.get_ident() == self._thread
+
+    @active.setter
+    def active(self, active: bool) -> None:
+        self._active, self._thread = active, threading.get_ident()
+
+    @property
     def registered(self) -> int:
         """Hooks, modules and parameters that were registered so far."""
         return self._hooks.registered
@@ -140,6 +152,15 @@ class SplitCalls:
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from what `state` returned."""
         self._restored = state
+        for sites in self._sites.values():
+            for key, site in sites.items():
+                self._fill(site, key)
+
+    def _fill(self, site: Site, key: Any) -> None:
+        saved = self._restored.get(f"{site.name} {key!r}")
+        if saved is not None:
+            _fill(site, saved)
+            site.hooks = self._hooks.registered
 
     def run(
         self, root: Root, module: Module, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -245,12 +266,8 @@ class SplitCalls:
         key = (module.training, torch.is_grad_enabled(), signature_of((args, kwargs)))
         site = sites.get(key)
         if site is None:
-            name = _name(root, module)
-            saved = self._restored.get(f"{name} {key!r}")
-            site = sites[key] = Site(name)
-            if saved is not None:
-                _fill(site, saved)
-                site.hooks = self._hooks.registered
+            site = sites[key] = Site(_name(root, module))
+            self._fill(site, key)
         return site
 
     def _rows(self, site: Site, inputs: Sequence[Tensor]) -> Rows | None:
