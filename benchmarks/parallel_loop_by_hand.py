@@ -9,7 +9,6 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
 
 steps, path, batch, width = int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
-reduces_loss = sys.argv[5:] == ["reduce-loss"]  # behind each step
 distributed.init_process_group("gloo")
 rank, ranks = distributed.get_rank(), distributed.get_world_size()
 
@@ -39,9 +38,8 @@ while len(ends) < steps:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        if reduces_loss:
-            whole = loss.detach() / ranks
-            distributed.all_reduce(whole)
+        whole = loss.detach() / ranks
+        distributed.all_reduce(whole)
         ends.append(time.monotonic())
 whole = loss.detach() / ranks
 distributed.all_reduce(whole)
