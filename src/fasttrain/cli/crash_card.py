@@ -52,7 +52,8 @@ def _lines(crash: Crash, run_dir: str, width: int, *, brief: bool) -> Iterator[T
     if not brief and not crash.shown:
         yield from map(Text, _fitted("  ", crash.error, width, ERROR_LINES))
     elif crash.cause == "refused" and not crash.shown:  # the why alone doesn't say what
-        yield from map(Text, _fitted("  ", crash.error, width, 1))
+        what, *_ = crash.error.rpartition("error: ")[2].splitlines() or [""]
+        yield Text(f"  {what}")
     most = 1 if brief else ENTRY_LINES
     yield from _entry("why", crash.why, width, most)
     yield from _entry("fix", crash.fix, width, most)

@@ -103,3 +103,10 @@ def test_it_fits_into_eighty_columns_and_is_short(shown: Callable[..., list[str]
     assert len(lines) < 20
     alone = shown(ranks=1, shown=True, why=LONG, fix=LONG, others="", signal="SIGSEGV")
     assert len(alone) <= 6
+
+
+def test_a_refusal_on_a_hidden_rank_says_what_it_is(shown: Callable[..., list[str]]) -> None:
+    what = f"the ranks parted: rank 0 is to call Net at train.py:7, {LONG}rank 1 at train.py:9"
+    error = f"fasttrain.FasttrainError: error: {what}\n  why: it is so\n  fix: do that"
+    lines = shown(brief=True, cause="refused", shown=False, error=error)
+    assert lines[1].strip() == what
