@@ -3,7 +3,7 @@
 Two runs of two gloo ranks each, one of each kind, are stopped and continued in turn by signals, so
 that the machine's noise falls on both alike. Steps during which a run was stopped are left out.
 
-The twin adds its loss up over the ranks behind each step, as a person does who prints it.
+The twin all-reduces its loss after each step, as a script does that logs it.
 
     python benchmarks/data_parallel_overhead.py
     python benchmarks/data_parallel_overhead.py --noise-floor   # the loop by hand against itself

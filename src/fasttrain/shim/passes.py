@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fasttrain.shim.data_parallel.inner_gradients import see
 from fasttrain.shim.data_parallel.parting import Parting
 from fasttrain.shim.data_parallel.rows import mean_gradient
 from fasttrain.shim.parallel_context import ParallelContext
@@ -43,6 +44,8 @@ class Passes:
         **kwargs: Any,
     ) -> None:
         """Make one pass, with the arguments of `torch.autograd.backward` behind that itself."""
+        asked = kwargs.get("inputs") or ()
+        see((asked,) if isinstance(asked, Tensor) else asked)
         losses = (tensors,) if isinstance(tensors, Tensor) else tuple(tensors)
         replicas = self._living()
         with self._ranks.waits():
@@ -70,6 +73,7 @@ class Passes:
         """Return what `torch.autograd.grad` does, of parameters the mean over the ranks."""
         several = not isinstance(inputs, Tensor)
         of = tuple(inputs) if several else (inputs,)
+        see(of)
         found = original(outputs, of if several else inputs, *args, **kwargs)
         trained = {id(parameter) for parameter in self._trained()}
         own = [at for at, tensor in enumerate(of) if id(tensor) in trained]

@@ -164,7 +164,7 @@ class Replica:
         self._begin(self._ref())
 
     def look(self) -> None:
-        """Begin anew where the module has other parameters than before."""
+        """Start again where the module has other parameters than before."""
         module: Any = self._ref()
         if {id(p) for p in parameters_of(module)} != {id(p) for p in self._all}:
             self.begin_anew()

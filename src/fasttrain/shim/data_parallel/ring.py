@@ -112,7 +112,7 @@ class Ring:
         return [words[row + _PLACE] for row in self._others]
 
     def come(self, number: int, place: int) -> None:
-        """Tell the others that this rank has come to a question, and waits for them there."""
+        """Publish that this rank has reached a question and waits for the others there."""
         self._words[self._row + _PLACE] = place
         with self._fence:
             pass

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module, Parameter
 
+from fasttrain.shim.data_parallel import inner_gradients
 from fasttrain.shim.data_parallel.agreement import signature_of, tensors_in
 from fasttrain.shim.data_parallel.candidates import row_count
 from fasttrain.shim.data_parallel.decisions import Decisions
@@ -32,7 +33,9 @@ from fasttrain.shim.data_parallel.trial import RefusalError, Split, Trial
 from fasttrain.shim.ledger import Ledger
 from fasttrain.shim.random_streams import RandomStreams
 from fasttrain.shim.ranks import Ranks
+from fasttrain.shim.refusal import refuse
 from fasttrain.shim.roots import Call, Root, RootCalls, parameters_of
+from fasttrain.spec.errors import ExitCode, FasttrainError
 
 SHAPES = 4  # new shapes of one kind of call that are verified; behind them 8, 16, ... of them
 _REDUCING, _THROUGH = 2, 3  # what ranks are doing when they meet
@@ -40,6 +43,10 @@ MOST_SHAPES = 4096  # that are remembered
 PART = 0.05  # of a root's parameters, for a part of it to be split by itself
 GRADIENTS = 2  # verified calls whose gradients are compared as well
 RETRIES = 4  # calls up to which a reason other than wrong numbers may go away
+
+
+ASKED = "the script asks for gradients by what it gives, of which it has made more itself"
+_ELSEWHERE: Any = object()  # in the place of an output, where other ranks are elsewhere
 
 
 class Parted(BaseException):
@@ -121,6 +128,7 @@ class SplitCalls:
         """Count hooks as they are registered."""
         self._hooks.install(undo)
         undo.enter_context(reduced_by(self._sum))
+        inner_gradients.install(undo)
 
     @property
     def active(self) -> bool:
@@ -192,12 +200,14 @@ class SplitCalls:
         except Parted:
             while not meet_inside(self._ranks, _THROUGH):
                 pass
-            output = None
-        if output is None or not site.split.fits(output, rows):
+            output = _ELSEWHERE
+        if output is _ELSEWHERE or not site.split.fits(output, rows):
             self._refuse(site, "it computes something else on other ranks, or with other arguments",
                          final=True)  # fmt: skip
             return call(*args, **kwargs)
-        return site.split.put_together(module, output, rows)
+        whole = site.split.put_together(module, output, rows)
+        inner_gradients.mark(site.split.with_rows(whole), lambda: refuse(_asked_late(site.name)))
+        return whole
 
     def _whole(self, site: Site, root: Root, call: Call, args: Any, kwargs: Any) -> Any:
         """Make a whole call, inside of which parts of the module may be split."""
@@ -321,6 +331,8 @@ class SplitCalls:
             site.why_not = ""
             site.verified += 1
             self._ledger.counts["verified"] += 1
+            asked = functools.partial(self._refuse, site, ASKED, final=True)
+            inner_gradients.mark(site.split.with_rows(output), asked)
         return output
 
     def _refuse(self, site: Site, why: str, *, final: bool) -> None:
@@ -360,6 +372,19 @@ def shared_parameters(module: Module, ranks: Ranks) -> Iterator[None]:
             slot[name] = tensor
 
 
+def _asked_late(name: str) -> FasttrainError:
+    return FasttrainError(
+        f"the script asks for a gradient by what {name} gives, for the first time after its calls"
+        " have been split",
+        why="the model has made more of the same tensor itself, and each rank has that of its rows"
+        " alone",
+        fix="ask in the first call as well, after which the model is called whole, or use one"
+        " process",
+        slug="split-gradient",
+        exit_code=ExitCode.CONTRADICTION,
+    )
+
+
 def _name(root: Root, module: Module) -> str:
     whole = root.ref()
     if whole is module or whole is None:
@@ -372,7 +397,7 @@ def _saved(site: Site) -> dict[str, Any]:
     split = site.split
     return {
         "calls": site.calls,
-        "split": split and [split.inputs, split.outputs, split.kept],
+        "split": split and [split.inputs, split.outputs, split.kept, split.inner],
         "why_not": site.why_not,
         "final": site.final,
         "verified": site.verified,

@@ -60,7 +60,7 @@ class StoredAnswers:
         return [self._number(f"come/{rank}/place") for rank in self._others]
 
     def come(self, number: int, place: int) -> None:
-        """Tell the others that this rank has come to a question, and waits for them there."""
+        """Publish that this rank has reached a question and waits for the others there."""
         self._store.set(f"come/{self._rank}/place", str(place))
         self._store.set(f"come/{self._rank}", str(number))
 

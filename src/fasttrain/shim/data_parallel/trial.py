@@ -64,11 +64,13 @@ class Split:
         outputs: Of each tensor that the call gives.
         kept: Attributes that the call leaves in its modules, each with the number of the module in
             the order of `Module.modules`, and the dimensions of their tensors.
+        inner: Whether the call gives tensors with rows beside a number that it has made of them.
     """
 
     inputs: Dimensions
     outputs: Dimensions = ()
     kept: tuple[tuple[int, str, Dimensions], ...] = ()
+    inner: bool = False
 
     def cut(self, args: Any, kwargs: Any, rows: Rows) -> Any:
         """Return the arguments with this rank's rows."""
@@ -92,6 +94,11 @@ class Split:
             dim is None or (tensor.dim() > dim and tensor.size(dim) % rows.own == 0)
             for tensor, dim in zip(tensors, self.outputs, strict=True)
         )
+
+    def with_rows(self, output: Any) -> list[Tensor]:
+        """Return the tensors with rows that a call gives beside what it has made of them."""
+        pairs = zip(tensors_in(output), self.outputs, strict=True) if self.inner else ()
+        return [tensor for tensor, dim in pairs if dim is not None]
 
     def put_together(self, module: Module, output: Any, rows: Rows) -> Any:
         """Return what the whole call gives, from what each rank's call has given and left."""
@@ -275,7 +282,9 @@ class Trial:
                 if isinstance(value, Tensor) and name in parts[number]._buffers:
                     raise DisagreementError(f"the buffer {name} has rows of the batch")
                 kept.append((number, name, tuple(of_value)))
-        return Split(guess, tuple(dims[: len(tensors_in(inner[0]))]), tuple(kept))
+        behind, _ = _behind(tensors_in(inner), begun)
+        made = any(t.grad_fn in behind for t in tensors_in(inner[0]))
+        return Split(guess, tuple(dims[: len(tensors_in(inner[0]))]), tuple(kept), made)
 
     def _dimensions(
         self, outer: Value | str, inner: Value | str, rows: Rows, begun: int

@@ -201,7 +201,7 @@ class Replicate:
         return replica
 
     def _even_out(self, root: Root, module: nn.Module) -> None:
-        """Give every rank rank 0's running statistics, where each has had batches of its own."""
+        """Broadcast rank 0's running statistics where each rank has had its own batches."""
         if not self._splits_batches and root.replica is not None and root.replica.uneven:
             root.replica.uneven = False
             self._ranks.broadcast(list(module.buffers()))
