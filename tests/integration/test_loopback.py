@@ -11,19 +11,20 @@ import pytest
 
 TWO = ("--nproc-per-node", "2", "--device", "cpu")
 HOLD = """
-os.mkdir(f"met-{os.getpid()}")  # an injected rank that isn't the first opens no file for writing
+# Past Python: rank 0 alone makes the files of a split run.
+ctypes.CDLL(None).creat(f"met-{os.getpid()}".encode(), 0o600)
 while not os.path.exists("go"):
     time.sleep(0.02)
 """
 OWN = f"""
-import os, time, torch, torch.distributed as dist
+import ctypes, os, time, torch, torch.distributed as dist
 dist.init_process_group("gloo")
 dist.all_reduce(torch.ones(1))
 {HOLD}
 dist.destroy_process_group()
 """
 PLAIN = f"""
-import os, time, torch
+import ctypes, os, time, torch
 model = torch.nn.Linear(2, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for _ in range(3):
@@ -32,7 +33,7 @@ for _ in range(3):
 {HOLD}
 """
 AGAIN = f"""
-import os, torch, torch.distributed as dist
+import ctypes, os, torch, torch.distributed as dist
 if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
     dist.init_process_group("gloo")
     dist.all_reduce(torch.ones(1))

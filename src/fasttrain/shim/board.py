@@ -8,20 +8,16 @@ reads those of the others when all have written.
 from __future__ import annotations
 
 import functools
-import mmap
-import os
 import struct
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fasttrain.shim import rank_variables
+from fasttrain.shim.shared_memory import shared_memory
 
 SPINS = 200  # looks at the table before a rank that waits begins to sleep
 SLEEP_S = 5e-5
@@ -64,22 +60,9 @@ class Board:
         Returns:
             None where the ranks are on several nodes, or the memory could not be had.
         """
-        if not on_one_node(world_size):
-            return None
         size = world_size * 2 * _WORD * (1 + width)
-        if rank == 0:
-            store.set("board", _new_file(size))
-        path = store.get("board").decode()
-        memory = _mapped(path, size) if path else None
-        # Nothing of it is left behind, however the run ends: the name goes once all have it.
-        if memory is None:
-            store.set("board/all", "no")
-        elif store.add("board/open", 1) == world_size:
-            store.set("board/all", "yes")
-        together = store.get("board/all") == b"yes"
-        if rank == 0 and path:
-            Path(path).unlink(missing_ok=True)
-        return cls(memory, rank, world_size, width) if together and memory is not None else None
+        memory = shared_memory(store, "board", rank, world_size, size)
+        return cls(memory, rank, world_size, width) if memory is not None else None
 
     def begin_sum(self, values: Sequence[float]) -> Callable[[], list[float]]:
         """Write this rank's row, and return what waits for those of all ranks and adds them up.
@@ -160,49 +143,6 @@ class Board:
         return list(map(sum, zip(*rows, strict=True)))
 
 
-def on_one_node(world_size: int) -> bool:
-    """Whether all ranks are on this node."""
-    return rank_variables.get("LOCAL_WORLD_SIZE") == str(world_size)
-
-
 @functools.cache
 def _row(size: int) -> struct.Struct:
     return struct.Struct(f"{size}d")
-
-
-def _new_file(size: int) -> str:
-    """Give the path of a file of zeros that only this user can open; empty where there is none."""
-    for folder in ("/dev/shm", None):  # noqa: S108 - made by mkstemp, and gone in a moment
-        try:
-            descriptor, path = tempfile.mkstemp(prefix="fasttrain-", dir=folder)
-        except OSError:
-            continue
-        try:
-            _fill(descriptor, size)
-        except OSError:  # full
-            Path(path).unlink()
-            continue
-        finally:
-            os.close(descriptor)
-        return path
-    return ""
-
-
-def _fill(descriptor: int, size: int) -> None:
-    """Write zeros: a file that only has its size takes memory later, when there may be none."""
-    left = size
-    while left:
-        left -= os.write(descriptor, bytes(min(left, 1 << 20)))
-
-
-def _mapped(path: str, size: int) -> mmap.mmap | None:
-    try:
-        descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:  # another view of the file system
-        return None
-    try:
-        return mmap.mmap(descriptor, size)
-    except (OSError, ValueError):
-        return None
-    finally:
-        os.close(descriptor)

@@ -17,7 +17,8 @@ from torch import Tensor
 from torch import distributed as dist
 
 from fasttrain.shim import rank_variables
-from fasttrain.shim.board import Board, on_one_node
+from fasttrain.shim.board import Board
+from fasttrain.shim.shared_memory import on_one_node
 
 MEET_TIMEOUT = timedelta(minutes=30)  # for a rank that reads its data before it imports torch
 NUMBERS = 128  # that can be added up at once

@@ -1,5 +1,6 @@
 """Trains for ever, and reads its batches by two workers of a DataLoader."""
 
+import ctypes
 import os
 
 import torch
@@ -21,4 +22,5 @@ for step, batch in enumerate(loader):
     model(batch).square().mean().backward()
     sgd.step()
     if step == 2:
-        os.close(os.open(f"ready-{os.getpid()}", os.O_CREAT | os.O_WRONLY))
+        # Past Python: rank 0 alone makes the files of a split run.
+        ctypes.CDLL(None).creat(f"ready-{os.getpid()}".encode(), 0o600)

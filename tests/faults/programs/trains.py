@@ -28,8 +28,8 @@ faulty = RANK == "-" or f"RANK={RANK}".encode() in started_with
 
 
 def wait():
-    # As it is: on other ranks, fasttrain takes the place of what opens files in Python.
-    os.close(os.open("here", os.O_CREAT | os.O_WRONLY))
+    # Past Python: rank 0 alone makes the files of a split run.
+    ctypes.CDLL(None).creat(b"here", 0o600)
     time.sleep(120)
 
 

@@ -37,9 +37,17 @@ class Ended:
 
 
 def on_ranks(
-    folder: Path, act: Callable[[Ranks], Any], *, world_size: int = 2, nodes: int = 1
+    folder: Path,
+    act: Callable[[Ranks], Any],
+    *,
+    world_size: int = 2,
+    nodes: int = 1,
+    wait_s: float = WAIT_S,
 ) -> list[Ended]:
-    """Return how each rank has ended that calls a function, whose result JSON can hold."""
+    """Return how each rank has ended that calls a function, whose result JSON can hold.
+
+    Each is ended that hasn't told it after ``wait_s`` seconds, in the order of the ranks.
+    """
     folder.mkdir(exist_ok=True)
     port, tell_port = os.pipe()
     keeper = os.fork()
@@ -56,14 +64,14 @@ def on_ranks(
     os.close(port)
     os.close(tell_port)
     try:
-        return [_end_of(folder, *process) for process in processes]
+        return [_end_of(folder, *process, wait_s) for process in processes]
     finally:
         os.kill(keeper, signal.SIGKILL)
         os.waitpid(keeper, 0)
 
 
-def _end_of(folder: Path, rank: int, pid: int, reader: int) -> Ended:
-    told, _, _ = select.select([reader], [], [], WAIT_S)
+def _end_of(folder: Path, rank: int, pid: int, reader: int, wait_s: float) -> Ended:
+    told, _, _ = select.select([reader], [], [], wait_s)
     if not told:
         os.kill(pid, signal.SIGABRT)  # faulthandler tells where it is
     with os.fdopen(reader) as pipe:

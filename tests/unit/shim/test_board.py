@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from fasttrain.shim import board, rank_variables
+from fasttrain.shim import rank_variables, shared_memory
 from fasttrain.shim.board import Board
 
 WIDTH = 4
@@ -58,12 +58,12 @@ def boards(world_size: int) -> list[Board | None]:
 def one_node(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Have three ranks on this node, and new files where they can be counted."""
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
-    made = board.tempfile.mkstemp
+    made = shared_memory.tempfile.mkstemp
 
     def make_here(**options: Any) -> Any:
         return made(**{**options, "dir": tmp_path})
 
-    monkeypatch.setattr(board.tempfile, "mkstemp", make_here)
+    monkeypatch.setattr(shared_memory.tempfile, "mkstemp", make_here)
     return tmp_path
 
 
@@ -108,13 +108,13 @@ def test_nothing_is_left_in_the_file_system(one_node: Path) -> None:
 def test_one_rank_that_cannot_open_it_leaves_all_without(
     monkeypatch: pytest.MonkeyPatch, one_node: Path
 ) -> None:
-    mapped, calls = board._mapped, []
+    mapped, calls = shared_memory._mapped, []
 
     def fails_once(path: str, size: int) -> mmap.mmap | None:
         calls.append(path)
         return None if len(calls) == 2 else mapped(path, size)
 
-    monkeypatch.setattr(board, "_mapped", fails_once)
+    monkeypatch.setattr(shared_memory, "_mapped", fails_once)
     assert boards(3) == [None, None, None]
     assert list(one_node.iterdir()) == []
 
@@ -123,7 +123,7 @@ def test_a_full_disk_leaves_all_without(monkeypatch: pytest.MonkeyPatch, one_nod
     def full(descriptor: int, data: bytes) -> int:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(board.os, "write", full)
+    monkeypatch.setattr(shared_memory.os, "write", full)
     assert boards(3) == [None, None, None]
     assert list(one_node.iterdir()) == []
 

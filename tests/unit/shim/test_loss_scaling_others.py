@@ -169,7 +169,7 @@ def test_nothing_is_kept_alive(rig: Any) -> None:
         before = live()
         one_that_keeps_its_gradient(model)
         one_in_a_reentrant_checkpoint(model)
-        assert live() == before
+        assert live() <= before
 
 
 @pytest.mark.parametrize("where", ["parameter", "leaf"])

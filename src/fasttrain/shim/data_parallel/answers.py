@@ -17,11 +17,12 @@ from typing import Any, NoReturn
 
 from fasttrain.shim import ending
 from fasttrain.shim.data_parallel.places import Places, users_place
-from fasttrain.shim.data_parallel.ring import Ring, shared_memory
+from fasttrain.shim.data_parallel.ring import Ring
 from fasttrain.shim.data_parallel.stored_answers import StoredAnswers
 from fasttrain.shim.data_parallel.told import NotPlainError, heard, told, told_error
 from fasttrain.shim.ranks import Ranks
 from fasttrain.shim.refusal import refuse
+from fasttrain.shim.shared_memory import shared_memory
 from fasttrain.spec.errors import ExitCode, FasttrainError
 
 SPINS = 200  # looks before a rank that waits begins to sleep
@@ -65,7 +66,7 @@ class Answers:
         ranks = self._ranks
         with ranks.waits():
             size = Ring.size(ranks.world_size)
-            memory = shared_memory(ranks.store, ranks.rank, ranks.world_size, size)
+            memory = shared_memory(ranks.store, "ring", ranks.rank, ranks.world_size, size)
         whom = ranks.rank, ranks.world_size, ranks.store, self._wait
         self.channel = StoredAnswers(*whom) if memory is None else Ring(memory, *whom)
         self.live = True

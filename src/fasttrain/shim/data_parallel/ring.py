@@ -6,15 +6,9 @@ again only when all have read it; nothing else makes rank 0 wait.
 
 from __future__ import annotations
 
-import mmap
-import os
-import tempfile
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
-
-from fasttrain.shim import rank_variables
 
 SLOTS = 2048  # a power of two
 _SLOT = 64  # words, of 8 bytes: number, tag, and the answer
@@ -172,57 +166,3 @@ class Ring:
         """Return the last question to which each rank came and waited for others, and its place."""
         words = self._words
         return [(words[row + _COME], words[row + _PLACE]) for row in [0, *self._others]]
-
-
-def shared_memory(store: Any, rank: int, world_size: int, size: int) -> mmap.mmap | None:
-    """Make memory that all ranks share; every rank must call this alike.
-
-    Returns:
-        None where the ranks are on several nodes, or the memory could not be had.
-    """
-    if rank_variables.get("LOCAL_WORLD_SIZE") != str(world_size):
-        return None
-    if rank == 0:
-        store.set("ring", _new_file(size))
-    path = store.get("ring").decode()
-    memory = _mapped(path, size) if path else None
-    # Nothing of it is left behind, however the run ends: the name goes once all have it.
-    if memory is None:
-        store.set("ring/all", "no")
-    elif store.add("ring/open", 1) == world_size:
-        store.set("ring/all", "yes")
-    together = store.get("ring/all") == b"yes"
-    if rank == 0 and path:
-        Path(path).unlink(missing_ok=True)
-    return memory if together else None
-
-
-def _new_file(size: int) -> str:
-    """Return the path of a file of zeros that only this user can open; empty for none."""
-    for folder in ("/dev/shm", None):  # noqa: S108 - made by mkstemp, and gone in a moment
-        try:
-            descriptor, path = tempfile.mkstemp(prefix="fasttrain-", dir=folder)
-        except OSError:
-            continue
-        try:
-            os.write(descriptor, bytes(size))
-        except OSError:  # full
-            Path(path).unlink()
-            continue
-        finally:
-            os.close(descriptor)
-        return path
-    return ""
-
-
-def _mapped(path: str, size: int) -> mmap.mmap | None:
-    try:
-        descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:  # another view of the file system
-        return None
-    try:
-        return mmap.mmap(descriptor, size)
-    except (OSError, ValueError):
-        return None
-    finally:
-        os.close(descriptor)

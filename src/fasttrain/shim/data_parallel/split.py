@@ -29,7 +29,8 @@ from fasttrain.shim.data_parallel.foreign_hooks import HookCount
 from fasttrain.shim.data_parallel.parting import Parting, meet_inside
 from fasttrain.shim.data_parallel.reduction import reduced_by
 from fasttrain.shim.data_parallel.rows import Rows, share
-from fasttrain.shim.data_parallel.trial import RefusalError, Split, Trial
+from fasttrain.shim.data_parallel.trial import RefusalError, Trial
+from fasttrain.shim.data_parallel.ways import Split
 from fasttrain.shim.ledger import Ledger
 from fasttrain.shim.random_streams import RandomStreams
 from fasttrain.shim.ranks import Ranks

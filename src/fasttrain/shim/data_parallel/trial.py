@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import random
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import grad as gradients_of  # before a lever takes its place
 from torch.nn import Module
 
-from fasttrain.shim.callsite import called_by_user
 from fasttrain.shim.casting import map_tensors
 from fasttrain.shim.data_parallel.agreement import (
     DisagreementError,
@@ -31,14 +27,21 @@ from fasttrain.shim.data_parallel.neutral import Neutral
 from fasttrain.shim.data_parallel.parting import meet_inside
 from fasttrain.shim.data_parallel.rows import CROSSINGS, Rows
 from fasttrain.shim.data_parallel.surroundings import Surroundings
-from fasttrain.shim.hook_wrappers import put_method
+from fasttrain.shim.data_parallel.watch import (
+    READS,
+    Silence,
+    Watch,
+    all_random_states,
+    other_random_states,
+    same_states,
+)
+from fasttrain.shim.data_parallel.ways import Split, give
 from fasttrain.shim.ranks import Ranks
 from fasttrain.shim.roots import parameters_of
 
 # Of the largest gradient of any parameter: what is left where sums cancel, as of a bias in front
 # of a BatchNorm
 _FLOOR = 1e-5
-READS = "it reads numbers of its tensors in Python, and may decide by them for all rows"
 _TOGETHER = 1  # what ranks are doing when they meet
 Value = tuple[Any, dict[Place, Any]]  # what a call gives, and what it leaves in its modules
 
@@ -53,75 +56,6 @@ class RefusalError(Exception):
     def __init__(self, why: str, *, final: bool) -> None:
         super().__init__(why)
         self.final = final
-
-
-@dataclass(frozen=True, slots=True)
-class Split:
-    """A way to split a call.
-
-    Attributes:
-        inputs: The dimension of the batch of each tensor among the arguments.
-        outputs: Of each tensor that the call gives.
-        kept: Attributes that the call leaves in its modules, each with the number of the module in
-            the order of `Module.modules`, and the dimensions of their tensors.
-        inner: Whether the call gives tensors with rows beside a number that it has made of them.
-    """
-
-    inputs: Dimensions
-    outputs: Dimensions = ()
-    kept: tuple[tuple[int, str, Dimensions], ...] = ()
-    inner: bool = False
-
-    def cut(self, args: Any, kwargs: Any, rows: Rows) -> Any:
-        """Return the arguments with this rank's rows."""
-        given = iter(self.inputs)
-        taken: dict[int, Tensor] = {}
-
-        def take(tensor: Tensor) -> Tensor:
-            dim = next(given)
-            if dim is None:
-                return tensor if not tensor.requires_grad else rows.share(tensor)
-            if id(tensor) not in taken:
-                taken[id(tensor)] = rows.take(tensor, dim)
-            return taken[id(tensor)]
-
-        return map_tensors(args, take), map_tensors(kwargs, take)
-
-    def fits(self, output: Any, rows: Rows) -> bool:
-        """Whether a call gave what calls of its kind have given before."""
-        tensors = tensors_in(output)
-        return len(tensors) == len(self.outputs) and all(
-            dim is None or (tensor.dim() > dim and tensor.size(dim) % rows.own == 0)
-            for tensor, dim in zip(tensors, self.outputs, strict=True)
-        )
-
-    def with_rows(self, output: Any) -> list[Tensor]:
-        """Return the tensors with rows that a call gives beside what it has made of them."""
-        pairs = zip(tensors_in(output), self.outputs, strict=True) if self.inner else ()
-        return [tensor for tensor, dim in pairs if dim is not None]
-
-    def put_together(self, module: Module, output: Any, rows: Rows) -> Any:
-        """Return what the whole call gives, from what each rank's call has given and left."""
-        parts = list(Module.modules(module)) if self.kept else []
-        for number, name, dims in self.kept:
-            vars(parts[number])[name] = give(vars(parts[number])[name], dims, rows)
-        return give(output, self.outputs, rows)
-
-
-def give(value: Any, dims: Dimensions, rows: Rows) -> Any:
-    """Return containers with the rows of all ranks in their tensors."""
-    given = iter(dims)
-    whole: dict[int, Tensor] = {}
-
-    def give_one(tensor: Tensor) -> Tensor:
-        dim = next(given)
-        if dim is None:
-            return tensor
-        if id(tensor) not in whole:
-            whole[id(tensor)] = rows.give(tensor, dim)
-        return whole[id(tensor)]
-
-    return map_tensors(value, give_one)
 
 
 class Trial:
@@ -155,8 +89,8 @@ class Trial:
         versions = [t._version for t in inputs if not t.is_inference()]
         self._before = ModuleState(self._module)
         around = Surroundings(self._module, args, kwargs)
-        states = _other_random_states()
-        watched = _Watch()
+        states = other_random_states()
+        watched = Watch()
         with watched:
             output = self._plainly(*args, **kwargs)
         if versions != [t._version for t in inputs if not t.is_inference()]:
@@ -167,7 +101,7 @@ class Trial:
             self._why_not = f"{name} may print"
         elif kind := around.changed():
             self._why_not = f"it changes something outside of its modules, in a {kind}"
-        elif not _same_states(states, _other_random_states()):
+        elif not same_states(states, other_random_states()):
             self._why_not = "it draws from Python's or NumPy's random numbers"
         return output
 
@@ -222,7 +156,7 @@ class Trial:
     @contextmanager
     def _put_back_after(self) -> Iterator[None]:
         after = ModuleState(self._module)
-        states = _all_random_states()
+        states = all_random_states()
         try:
             yield
         finally:
@@ -234,7 +168,7 @@ class Trial:
         """Make one call without chance, from the state before; return the error that it raises."""
         self._before.begin()
         with ExitStack() as stack:
-            stack.enter_context(_Silence())
+            stack.enter_context(Silence())
             if splitting:
                 stack.enter_context(self._splitting())
             known = [b for part in self._before.parts for b in part._buffers.values()]
@@ -430,104 +364,3 @@ def _behind(outputs: Sequence[Tensor], begun: int) -> tuple[set[Any], str]:
                 return seen, str(child.name())
             pending.append(child)
     return seen, ""
-
-
-class _Watch:
-    """Notices what a call does that can't be seen in tensors.
-
-    Attributes:
-        seen: What it was; empty for nothing.
-    """
-
-    def __init__(self) -> None:
-        self.seen = ""
-        self._undo = ExitStack()
-
-    def __enter__(self) -> None:
-        original: Any = Tensor.register_hook
-        watch = self
-
-        def register_hook(tensor: Tensor, hook: Any) -> Any:
-            if called_by_user(through=()):
-                watch.seen = "it registers hooks on gradients"
-            return original(tensor, hook)
-
-        self._undo.callback(setattr, Tensor, "register_hook", original)
-        Tensor.register_hook = register_hook  # type: ignore[method-assign]
-        for name in ("tolist", "numpy"):
-            self._listen(name)
-        for name in ("stdout", "stderr"):
-            self._undo.callback(setattr, sys, name, getattr(sys, name))
-            setattr(sys, name, _Listening(getattr(sys, name), self))
-
-    def _listen(self, name: str) -> None:
-        original: Any = getattr(Tensor, name)
-
-        def method(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
-            self.seen = READS
-            return original(tensor, *args, **kwargs)
-
-        put_method(name, method, self._undo)
-
-    def __exit__(self, *_: object) -> None:
-        self._undo.close()
-
-
-class _Listening:
-    """A stream that is written to."""
-
-    def __init__(self, stream: Any, watch: _Watch) -> None:
-        self._stream, self._watch = stream, watch
-
-    def write(self, text: str) -> Any:
-        self._watch.seen = "it prints"
-        return self._stream.write(text)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-
-class _Silence:
-    """Drops what is printed."""
-
-    def __enter__(self) -> None:
-        self._streams = sys.stdout, sys.stderr
-        sys.stdout = sys.stderr = cast("Any", self)
-
-    def __exit__(self, *_: object) -> None:
-        sys.stdout, sys.stderr = self._streams
-
-    def write(self, text: str) -> int:
-        return len(text)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._streams[0], name)
-
-
-def _other_random_states() -> list[tuple[Any, Any]]:
-    states: list[tuple[Any, Any]] = [(random.setstate, random.getstate())]
-    numpy = sys.modules.get("numpy.random")
-    if numpy is not None:
-        states.append((numpy.set_state, numpy.get_state()))
-    return states
-
-
-def _all_random_states() -> list[tuple[Any, Any]]:
-    generators: list[Any] = [torch.default_generator]
-    cuda: Any = torch.cuda
-    if cuda.is_initialized():
-        generators += cuda.default_generators
-    states = [(generator.set_state, generator.get_state()) for generator in generators]
-    return [*states, *_other_random_states()]
-
-
-def _same_states(one: list[tuple[Any, Any]], other: list[tuple[Any, Any]]) -> bool:
-    if len(one) != len(other):
-        return True  # NumPy was imported on the way
-    return all(_equal(a, b) for (_, a), (_, b) in zip(one, other, strict=True))
-
-
-def _equal(one: Any, other: Any) -> bool:
-    if isinstance(one, tuple):
-        return all(map(_equal, one, other))
-    return bool((one == other).all()) if hasattr(one, "all") else bool(one == other)
