@@ -60,13 +60,13 @@ class Launches:
         return _shown(self._made["alone"], script)
 
     def as_ranks(self, script: Path, fasttrain: Any) -> Shown:
-        """Give what a script did as two ranks."""
+        """Give what a script did as two ranks, of which every other launch gathers lazily."""
         number = TOGETHER.index(script) % LAUNCHES  # the like are not all in one launch
         name = f"ranks-{number}"
         if name not in self._made:
-            paths = map(str, TOGETHER[number::LAUNCHES])
+            words = ["--lazily"] * (number % 2) + [str(p) for p in TOGETHER[number::LAUNCHES]]
             self._made[name] = RUNNING["with_ranks"](
-                fasttrain, self._base / name, DRIVER, *paths, options=EXACT, timeout_s=TIMEOUT_S
+                fasttrain, self._base / name, DRIVER, *words, options=EXACT, timeout_s=TIMEOUT_S
             )
         return _shown(self._made[name], script)
 

@@ -20,6 +20,7 @@ class OwnCompile:
     Attributes:
         where: The first place where the script compiles something.
         what: What it compiles there.
+        functions: Whether it compiles anything but modules with parameters.
         sites: Where each module was compiled.
         on_module: Called with each module that the script compiles, before it does.
         behind: Called when torch.compile returns.
@@ -27,6 +28,7 @@ class OwnCompile:
 
     def __init__(self) -> None:
         self.what = self.where = ""
+        self.functions = False
         self.sites: weakref.WeakKeyDictionary[Module, str] = weakref.WeakKeyDictionary()
         self.on_module: list[Callable[[Module, str], None]] = []
         self.behind: list[Callable[[], None]] = []
@@ -43,6 +45,9 @@ class OwnCompile:
             module = getattr(subject, "__self__", subject)  # model.forward, or the model
             site = call_site(past=torch.compile)
             self._remember(module, site)
+            self.functions |= (
+                not isinstance(module, Module) or next(module.parameters(), None) is None
+            )
             if isinstance(module, Module):
                 self.sites[module] = site
                 for listen in self.on_module:

@@ -14,6 +14,7 @@ from fasttrain.shim.ledger import Ledger, Lever
 from fasttrain.shim.levers.dataloader import DataLoaderLever
 from fasttrain.shim.levers.replicate import Replicate
 from fasttrain.shim.levers.side_effects import SideEffects
+from fasttrain.shim.own_compile import OwnCompile
 from fasttrain.shim.parallel_context import ParallelContext
 from fasttrain.shim.random_streams import RandomStreams
 from fasttrain.shim.ranks import Ranks
@@ -30,6 +31,7 @@ def parallel_levers(
     ledger: Callable[[str, str], Ledger],
     undo: ExitStack,
     kept: Kept,
+    compiled: OwnCompile,
 ) -> list[Lever]:
     """Give the levers, in the order in which they are to be installed.
 
@@ -40,9 +42,12 @@ def parallel_levers(
         ledger: Makes the ledger of a lever from its name and what is asked of it.
         undo: Takes away what the levers share.
         kept: Takes what a snapshot has to hold.
+        compiled: What the script compiles itself.
     """
     strategy = plan.levers.strategy.value
-    context = ParallelContext(strategy, ranks, roots, RandomStreams(ranks), TrainingState(roots))
+    context = ParallelContext(
+        strategy, ranks, roots, RandomStreams(ranks), TrainingState(roots), compiled
+    )
     context.streams.agree()
     answers, seeds = Answers(ranks), Seeds(ranks)
     answers.install(undo)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fasttrain.shim.own_compile import OwnCompile
 from fasttrain.shim.random_streams import RandomStreams
 from fasttrain.shim.ranks import Ranks
 from fasttrain.shim.roots import RootCalls
@@ -21,6 +22,7 @@ class ParallelContext:
         roots: Calls of roots.
         streams: Random numbers, shared and of the rank's own.
         training: Whether the script trains or evaluates.
+        compiled: What the script compiles itself.
     """
 
     strategy: Strategy
@@ -28,3 +30,4 @@ class ParallelContext:
     roots: RootCalls
     streams: RandomStreams
     training: TrainingState
+    compiled: OwnCompile

@@ -179,7 +179,13 @@ class Runtime:
             strategy.value.collectives, agent=self._plan.processes.value.backend == "torchrun"
         )
         return parallel_levers(
-            self._plan, ranks, self._roots, self._strategy_ledger, self._undo, self._kept
+            self._plan,
+            ranks,
+            self._roots,
+            self._strategy_ledger,
+            self._undo,
+            self._kept,
+            self._own_compile,
         )
 
     def _strategy_ledger(self, name: str, asked: str) -> Ledger:

@@ -3,7 +3,8 @@
 The arguments are the scripts' paths. Starting several ranks takes seconds, and so one launch makes
 do for many: for fasttrain this file is the training script. A line ``=== NAME`` stands in front of
 what each script prints, and ``ERROR TYPE MESSAGE`` in the place of what it didn't come to. Whatever
-ends a process ends this one too.
+ends a process ends this one too. With ``--lazily`` in front of the paths, outputs of models are
+gathered when they are used, as large ones are, whatever their size.
 """
 
 from __future__ import annotations
@@ -38,7 +39,11 @@ def main() -> None:
     """Run the scripts one after the other."""
     home = Path.cwd()
     gc.freeze()  # torch itself, which takes longer to look through than a script to run
-    for argument in sys.argv[1:]:
+    scripts = sys.argv[1:]
+    if scripts[0] == "--lazily":
+        del scripts[0]
+        sys.modules["fasttrain.shim.data_parallel.row_operators"].LARGE = 1  # type: ignore[attr-defined]
+    for argument in scripts:
         path = Path(argument)
         sys.stdout.write(f"=== {path.stem}\n")
         sys.stdout.flush()

@@ -10,12 +10,15 @@ be differentiated again.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
+
+Gather = Callable[[Tensor, int], Tensor]
 
 
 class Collectives(Protocol):
@@ -69,30 +72,38 @@ class Rows:
         if whole.requires_grad and torch.is_grad_enabled():
             part: Tensor = _apply(_Take, whole, dim, self)
             return part
-        return self._cut(whole, dim)
+        return self.cut(whole, dim)
 
-    def give(self, part: Tensor, dim: int) -> Tensor:
+    def give(self, part: Tensor, dim: int, gather: Gather | None = None) -> Tensor:
         """Return the rows of all ranks.
 
         Args:
             part: This rank's; a multiple of `own` along ``dim``.
             dim: The dimension of the batch.
+            gather: Makes a tensor without a graph of ``part`` and ``dim``; else `gather` does.
         """
+        gather = gather or self.gather
         if part.requires_grad and torch.is_grad_enabled():
-            whole: Tensor = _apply(_Give, part, dim, self)
+            whole: Tensor = _apply(_Give, part, dim, self, gather)
             return whole
-        return self._gather(part, dim)
+        return gather(part, dim)
 
     def share(self, whole: Tensor) -> Tensor:
         """Return a tensor that each rank uses as a whole."""
         return share(whole, self.ranks)
 
-    def _cut(self, whole: Tensor, dim: int) -> Tensor:
+    def cut(self, whole: Tensor, dim: int) -> Tensor:
+        """Return this rank's rows, without a graph."""
+        lazy: Any = getattr(whole, "own_rows", None)  # of rows that were never put together
+        if lazy is not None:
+            own: Tensor | None = lazy(self, dim)
+            return self.cut(cast("Any", whole).whole(), dim) if own is None else own
         block = whole.size(dim) // self.count
         part = whole.narrow(dim, block * self.first, block * self.own)
         return part.contiguous() if whole.is_contiguous() else part
 
-    def _gather(self, part: Tensor, dim: int) -> Tensor:
+    def gather(self, part: Tensor, dim: int) -> Tensor:
+        """Return the rows of all ranks, without a graph."""
         moved = part.detach().movedim(dim, 0).contiguous()
         block = moved.size(0) // self.own
         most = block * self.of(0)
@@ -127,7 +138,9 @@ class _Take(torch.autograd.Function):
     @staticmethod
     def forward(ctx: FunctionCtx, whole: Tensor, dim: int, rows: Rows) -> Tensor:
         ctx.how = dim, rows  # type: ignore[attr-defined]
-        part = rows._cut(whole, dim)
+        if type(whole) is not Tensor:
+            return rows.cut(whole, dim).clone()
+        part = rows.cut(whole, dim)
         # Never a view: the script may change what it has while the graph is there.
         return part.clone() if part.data_ptr() == whole.data_ptr() else part
 
@@ -139,14 +152,14 @@ class _Take(torch.autograd.Function):
 
 class _Give(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: FunctionCtx, part: Tensor, dim: int, rows: Rows) -> Tensor:
+    def forward(ctx: FunctionCtx, part: Tensor, dim: int, rows: Rows, gather: Gather) -> Tensor:
         ctx.how = dim, rows  # type: ignore[attr-defined]
-        return rows._gather(part, dim)
+        return gather(part, dim)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
         dim, rows = ctx.how
-        return rows.take(gradient, dim) * rows.ranks.world_size, None, None
+        return rows.take(gradient, dim) * rows.ranks.world_size, None, None, None
 
 
 class _Share(torch.autograd.Function):

@@ -13,7 +13,7 @@ import functools
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,21 +21,23 @@ import torch
 from torch import Tensor
 from torch.nn import Module, Parameter
 
+from fasttrain.shim.casting import map_tensors
 from fasttrain.shim.data_parallel import inner_gradients
 from fasttrain.shim.data_parallel.agreement import signature_of, tensors_in
 from fasttrain.shim.data_parallel.candidates import row_count
 from fasttrain.shim.data_parallel.decisions import Decisions
 from fasttrain.shim.data_parallel.foreign_hooks import HookCount
+from fasttrain.shim.data_parallel.lazy_rows import LazyRows, gather_lazily, linked
 from fasttrain.shim.data_parallel.parting import Parting, meet_inside
 from fasttrain.shim.data_parallel.reduction import reduced_by
-from fasttrain.shim.data_parallel.rows import Rows, share
+from fasttrain.shim.data_parallel.rows import Gather, Rows, share
 from fasttrain.shim.data_parallel.trial import RefusalError, Trial
 from fasttrain.shim.data_parallel.ways import Split
 from fasttrain.shim.ledger import Ledger
-from fasttrain.shim.random_streams import RandomStreams
+from fasttrain.shim.parallel_context import ParallelContext
 from fasttrain.shim.ranks import Ranks
 from fasttrain.shim.refusal import refuse
-from fasttrain.shim.roots import Call, Root, RootCalls, parameters_of
+from fasttrain.shim.roots import Call, Root, parameters_of
 from fasttrain.spec.errors import ExitCode, FasttrainError
 
 SHAPES = 4  # new shapes of one kind of call that are verified; behind them 8, 16, ... of them
@@ -106,17 +108,16 @@ class SplitCalls:
         whole_only: Whether calls are to be whole, because they will be repeated.
     """
 
-    def __init__(
-        self, ledger: Ledger, ranks: Ranks, streams: RandomStreams, roots: RootCalls
-    ) -> None:
+    def __init__(self, ledger: Ledger, context: ParallelContext) -> None:
         self._active, self._thread = False, 0
         self.whole_only = self.reentrant = False
-        self._inside = roots.inside
+        self._inside = context.roots.inside
         self._reduced = 0  # losses that were added up over all ranks
         self._trying = False
         self._ledger = ledger
-        self._ranks = ranks
-        self._streams = streams
+        self._ranks = ranks = context.ranks
+        self._streams = context.streams
+        self._compiled = context.compiled
         self._restored: dict[str, Any] = {}
         self._parting = Parting(ranks)
         self._hooks = HookCount()
@@ -177,24 +178,43 @@ class SplitCalls:
         """Make one call of a root."""
         inputs = tensors_in((args, kwargs))
         if not self._may_split(inputs):
-            return call(*args, **kwargs)
+            return call(*map_tensors(args, linked), **map_tensors(kwargs, linked))
         site = self._site(root, module, args, kwargs)
         if site.decisions is None or site.hooks != self._hooks.registered:
             site.decisions = Decisions(module)
         seen = (tuple(t.shape for t in inputs), site.decisions.values())
-        if site.is_due(seen, self._hooks.registered):
+        due = site.is_due(seen, self._hooks.registered)
+        rows = None if due else self._rows(site, inputs)
+        if rows is None and any(isinstance(tensor, LazyRows) for tensor in inputs):
+            args, kwargs = map_tensors(args, linked), map_tensors(kwargs, linked)
+            inputs = tensors_in((args, kwargs))
+        if due:
             return self._verified(site, module, args, kwargs, inputs)
-        rows = self._rows(site, inputs)
         if rows is None:
             return self._whole(site, root, call, args, kwargs)
-        assert site.split is not None
         self._parting.check(f"call {type(module).__name__}")
         self._ledger.apply(type(module).__name__, root.where)
         self._ledger.counts["split calls"] += 1
-        own_args, own_kwargs = site.split.cut(args, kwargs, rows)
+        streams = self._streams.for_forward(_device_of(root))
+        return self._split(site, rows, module, call, streams, args, kwargs)
+
+    def _split(
+        self,
+        site: Site,
+        rows: Rows,
+        module: Module,
+        call: Call,
+        streams: AbstractContextManager[None],
+        args: Any,
+        kwargs: Any,
+    ) -> Any:
+        """Make one call with this rank's rows, and put together what it gives."""
+        split = site.split
+        assert split is not None
+        own_args, own_kwargs = split.cut(args, kwargs, rows)
         before = self._reduced
         try:
-            with self.splitting(module, self._streams.for_forward(_device_of(root))):
+            with self.splitting(module, streams):
                 output = call(*own_args, **own_kwargs)
             if self._reduced != before and not meet_inside(self._ranks, _THROUGH):
                 raise Parted
@@ -202,13 +222,24 @@ class SplitCalls:
             while not meet_inside(self._ranks, _THROUGH):
                 pass
             output = _ELSEWHERE
-        if output is _ELSEWHERE or not site.split.fits(output, rows):
+        if output is _ELSEWHERE or not split.fits(output, rows):
             self._refuse(site, "it computes something else on other ranks, or with other arguments",
                          final=True)  # fmt: skip
-            return call(*args, **kwargs)
-        whole = site.split.put_together(module, output, rows)
-        inner_gradients.mark(site.split.with_rows(whole), lambda: refuse(_asked_late(site.name)))
+            return call(*map_tensors(args, linked), **map_tensors(kwargs, linked))
+        gather: Gather = rows.gather
+        if not self._compiled.functions:
+            meet = functools.partial(self._meet_at_use, site.name)
+            gather = functools.partial(gather_lazily, rows=rows, meet=meet)
+        whole = split.put_together(module, output, rows, gather)
+        inner_gradients.mark(split.with_rows(whole), lambda: refuse(_asked_late(site.name)))
         return whole
+
+    def _meet_at_use(self, name: str) -> None:
+        """See that all ranks use a large output alike, of which each has its rows."""
+        thread = threading.current_thread() is threading.main_thread()
+        if not thread and torch._C._current_graph_task_id() == -1:
+            refuse(_used_in_thread(name))
+        self._parting.check(f"use what {name} gives")
 
     def _whole(self, site: Site, root: Root, call: Call, args: Any, kwargs: Any) -> Any:
         """Make a whole call, inside of which parts of the module may be split."""
@@ -371,6 +402,17 @@ def shared_parameters(module: Module, ranks: Ranks) -> Iterator[None]:
     finally:
         for slot, name, tensor in replaced:
             slot[name] = tensor
+
+
+def _used_in_thread(name: str) -> FasttrainError:
+    return FasttrainError(
+        f"a thread of the script's uses what {name} gives, and the threads of other ranks can't"
+        " meet it there",
+        why="a large output stays with the ranks that have computed its rows until it is used",
+        fix="use it in the main thread first, such as by .clone(), or use one process",
+        slug="split-thread",
+        exit_code=ExitCode.CONTRADICTION,
+    )
 
 
 def _asked_late(name: str) -> FasttrainError:

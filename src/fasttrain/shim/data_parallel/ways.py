@@ -11,7 +11,7 @@ from torch.nn import Module
 from fasttrain.shim.casting import map_tensors
 from fasttrain.shim.data_parallel.agreement import tensors_in
 from fasttrain.shim.data_parallel.candidates import Dimensions
-from fasttrain.shim.data_parallel.rows import Rows
+from fasttrain.shim.data_parallel.rows import Gather, Rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,15 +59,22 @@ class Split:
         pairs = zip(tensors_in(output), self.outputs, strict=True) if self.inner else ()
         return [tensor for tensor, dim in pairs if dim is not None]
 
-    def put_together(self, module: Module, output: Any, rows: Rows) -> Any:
-        """Return what the whole call gives, from what each rank's call has given and left."""
+    def put_together(self, module: Module, output: Any, rows: Rows, gather: Gather) -> Any:
+        """Return what the whole call gives, from what each rank's call has given and left.
+
+        Args:
+            module: That was called.
+            output: What its call with this rank's rows has given.
+            rows: Of the batch.
+            gather: Makes a tensor with all rows of one with the rank's.
+        """
         parts = list(Module.modules(module)) if self.kept else []
         for number, name, dims in self.kept:
             vars(parts[number])[name] = give(vars(parts[number])[name], dims, rows)
-        return give(output, self.outputs, rows)
+        return give(output, self.outputs, rows, gather)
 
 
-def give(value: Any, dims: Dimensions, rows: Rows) -> Any:
+def give(value: Any, dims: Dimensions, rows: Rows, gather: Gather | None = None) -> Any:
     """Return containers with the rows of all ranks in their tensors."""
     given = iter(dims)
     whole: dict[int, Tensor] = {}
@@ -77,7 +84,7 @@ def give(value: Any, dims: Dimensions, rows: Rows) -> Any:
         if dim is None:
             return tensor
         if id(tensor) not in whole:
-            whole[id(tensor)] = rows.give(tensor, dim)
+            whole[id(tensor)] = rows.give(tensor, dim, gather)
         return whole[id(tensor)]
 
     return map_tensors(value, give_one)

@@ -68,7 +68,7 @@ class Replicate:
         self._lockstep = Lockstep(context.ranks)
         self._parting = Parting(context.ranks)
         self.fed: Callable[[], bool] = lambda: True
-        self.splits = SplitCalls(ledger, context.ranks, context.streams, context.roots)
+        self.splits = SplitCalls(ledger, context)
         self.passes = Passes(context)
 
     def install(self, undo: ExitStack) -> None:

@@ -20,6 +20,7 @@ import torch
 
 from fasttrain.shim.data_parallel.answers import Answers
 from fasttrain.shim.data_parallel.files import Files
+from fasttrain.shim.data_parallel.lazy_rows import gather_in
 from fasttrain.shim.data_parallel.own_copies import OwnCopies, path_of
 from fasttrain.shim.data_parallel.places import outside_of_torch
 from fasttrain.shim.import_hook import after_import
@@ -88,6 +89,8 @@ class SideEffects:
             return save()
         if self._copies.is_own(path):
             return save()
+        if threading.current_thread() is threading.main_thread():
+            gather_in(args)
         outside = outside_of_torch(frame) or frame
         if not self._files.leave(outside, "save a checkpoint", path, save):
             self._save_elsewhere(path, save)

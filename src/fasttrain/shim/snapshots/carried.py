@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 
 from fasttrain.shim.callsite import own_prefixes
+from fasttrain.shim.data_parallel.lazy_rows import whole
 from fasttrain.shim.snapshots.contents import are_alike, fill, is_stamped, stamp
 from fasttrain.shim.snapshots.diverged import refuse_diverged
 
@@ -95,7 +96,7 @@ def _below(value: Any, where: str, depth: int, seen: set[int]) -> Iterator[tuple
     seen.add(id(value))
     if isinstance(value, Tensor):
         if not isinstance(value, Parameter):  # which belong to modules
-            yield where, value
+            yield where, whole(value)
     elif depth:
         where = f"{DATA} ({where})" if isinstance(value, Dataset) else where
         for name, item in _items(value):
