@@ -115,3 +115,25 @@ def test_a_rank_that_raises_ends_the_run(fasttrain: Any, tmp_path: Path, rank: i
     assert f"rank {rank} failed first, with exit code 1" in run.stderr
     assert "ValueError: no more of this" in said(run)
     assert "ended" not in run.stdout
+
+
+STRICT = ("--preset", "exact", "--strict")
+
+
+def test_a_model_without_room_for_a_second_graph_is_split_all_the_same(
+    alone: Any, fasttrain: Any, tmp_path: Path
+) -> None:
+    program = PROGRAMS / "no_room.py"
+    one = alone(tmp_path / "alone", program).good
+    run = RUNNING["with_ranks"](fasttrain, tmp_path / "ranks", program, options=STRICT)
+    RUNNING["assert_same_prints"](run.lines(0), one.stdout.splitlines(), lambda _: {"abs": 2e-6})
+    counts = run.outcome("strategy")["counts"]
+    assert counts["split calls"] + counts["verified"] == 6
+    assert run.returncode == 0, run.stderr
+
+
+def test_a_model_that_is_not_split_is_an_error_with_strict(fasttrain: Any, tmp_path: Path) -> None:
+    program = HERE.parent / "scripts/ranks/nosplit_infonce_inside.py"
+    run = RUNNING["with_ranks"](fasttrain, tmp_path / "ranks", program, options=STRICT)
+    assert run.returncode != 0
+    assert "[strict]" in run.stderr

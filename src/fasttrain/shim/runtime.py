@@ -192,6 +192,9 @@ class Runtime:
         """Make the ledger of a lever that serves the strategy; only that itself was asked for."""
         strategy = self._plan.levers.strategy
         if name == "strategy":
+            if self._plan.strict and not strategy.source.explicit:
+                # Whoever asks for several ranks wants them to be of use.
+                strategy = replace(strategy, source=self._plan.processes.source)
             return self._ledger(name, asked, strategy)
         return self._ledger(name, asked, replace(strategy, source=_NOBODY))
 

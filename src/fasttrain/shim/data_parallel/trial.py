@@ -42,6 +42,7 @@ from fasttrain.shim.roots import parameters_of
 # Of the largest gradient of any parameter: what is left where sums cancel, as of a bias in front
 # of a BatchNorm
 _FLOOR = 1e-5
+_NO_MEMORY = "OutOfMemoryError"  # in the words of what torch raises then, on any device
 _TOGETHER = 1  # what ranks are doing when they meet
 Value = tuple[Any, dict[Place, Any]]  # what a call gives, and what it leaves in its modules
 
@@ -138,13 +139,35 @@ class Trial:
         low = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
         with self._put_back_after(), torch.autocast(device, enabled=False):
             args, kwargs, leaves = _detached(args, kwargs, low)
-            outer = self._call(args, kwargs, splitting=False)
-            reasons = []
-            for guess in guesses:
-                try:
-                    return self._agreeing(guess, outer, args, kwargs, leaves, gradients)
-                except DisagreementError as disagreement:
-                    reasons.append(str(disagreement))
+            given: Any = guesses, args, kwargs, leaves
+            try:
+                return self._search(*given, gradients=gradients)
+            except RefusalError as refusal:
+                if _NO_MEMORY not in str(refusal):
+                    raise
+            # Beside the script's own graph: what these calls save for their gradients goes to the
+            # host's memory.
+            with torch.autograd.graph.save_on_cpu():
+                return self._search(*given, gradients=gradients)
+
+    def _search(
+        self,
+        guesses: Sequence[Dimensions],
+        args: Any,
+        kwargs: Any,
+        leaves: list[Tensor],
+        *,
+        gradients: bool,
+    ) -> Split:
+        outer = self._call(args, kwargs, splitting=False)
+        reasons = []
+        for guess in guesses:
+            try:
+                return self._agreeing(guess, outer, args, kwargs, leaves, gradients)
+            except DisagreementError as disagreement:
+                reasons.append(str(disagreement))
+                if _NO_MEMORY in reasons[0]:
+                    break
         raise RefusalError(reasons[0], final=True)  # of the likeliest guess
 
     def _check(self, why_not: str, *, final: bool) -> None:
@@ -328,8 +351,9 @@ def _pulled_back(outputs: list[Tensor], inputs: list[Tensor]) -> list[Tensor | N
     try:
         return list(gradients_of(total, inputs, allow_unused=True))
     except Exception as error:  # such as of a checkpoint that can't be asked for gradients
-        first, *_ = str(error).splitlines() or [""]
-        raise DisagreementError(f"its gradients can't be compared: {first}") from error
+        first = str(error).partition("\n")[0]
+        name = type(error).__name__
+        raise DisagreementError(f"its gradients can't be compared: {name}: {first}") from error
 
 
 def _detached(args: Any, kwargs: Any, low: torch.dtype | None) -> tuple[Any, Any, list[Tensor]]:
