@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import threading
+import time
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -114,6 +115,7 @@ class SplitCalls:
         self._inside = context.roots.inside
         self._reduced = 0  # losses that were added up over all ranks
         self._trying = False
+        self._verifying_s = 0.0
         self._ledger = ledger
         self._ranks = ranks = context.ranks
         self._streams = context.streams
@@ -354,6 +356,7 @@ class SplitCalls:
         self._ledger.counts["whole calls"] += 1
         trial = Trial(module, self._ranks, functools.partial(self._trial_split, module))
         output = trial.make_whole_call(args, kwargs)
+        begun_s = time.perf_counter()
         try:
             gradients = site.verified < GRADIENTS
             site.split = trial.find(args, kwargs, inputs, site.split, gradients=gradients)
@@ -365,6 +368,8 @@ class SplitCalls:
             self._ledger.counts["verified"] += 1
             asked = functools.partial(self._refuse, site, ASKED, final=True)
             inner_gradients.mark(site.split.with_rows(output), asked)
+        self._verifying_s += time.perf_counter() - begun_s
+        self._ledger.counts["ms of verifying"] = round(1000 * self._verifying_s)
         return output
 
     def _refuse(self, site: Site, why: str, *, final: bool) -> None:
