@@ -12,6 +12,7 @@ from fasttrain.shim.data_parallel.clocks import Clocks
 from fasttrain.shim.data_parallel.seeds import Seeds
 from fasttrain.shim.ledger import Ledger, Lever
 from fasttrain.shim.levers.dataloader import DataLoaderLever
+from fasttrain.shim.levers.loading import SharedLoaders
 from fasttrain.shim.levers.replicate import Replicate
 from fasttrain.shim.levers.side_effects import SideEffects
 from fasttrain.shim.own_compile import OwnCompile
@@ -63,6 +64,8 @@ def parallel_levers(
         loaders = DataLoaderLever(ledger("dataloader", strategy.batch), context)
         replicate.fed = lambda: bool(loaders.ledger.counts["batches"])
         others.append(loaders)
+    else:
+        others.append(SharedLoaders(ledger("loading", "once per node"), ranks, answers))
     for lever in others:
         cede = partial(lever.ledger.cede, "the script handles its ranks itself")
         replicate.on_cede.append(cede)

@@ -48,6 +48,8 @@ class Answers:
         number: Of the last question.
         thread: The one whose questions are answered.
         places: Their numbers.
+        waiting_elsewhere: Each returns a rank that waits for this one in another way than by a
+            question, what this one is to do by the number of its place, and how often it has.
     """
 
     def __init__(self, ranks: Ranks) -> None:
@@ -57,6 +59,7 @@ class Answers:
         self.thread = threading.get_ident()
         self.places = Places(ranks.store)
         self.channel: Ring | StoredAnswers
+        self.waiting_elsewhere: list[Callable[[], tuple[int, int, int] | None]] = []
         self._ranks = ranks
         self._place = 0
         self._closed = threading.Event()
@@ -215,6 +218,7 @@ class Answers:
 
     def _stuck(self) -> tuple[int, int, int, float] | None:
         """Return a rank that waits for this one to ask, its place and question, and since when."""
+        elsewhere = [found for look in self.waiting_elsewhere if (found := look())]
         waiting_s = self._ranks.waiting_since_s
         if not waiting_s or not self.live:  # it isn't live while it waits for an answer itself
             return None
@@ -222,7 +226,7 @@ class Answers:
         for rank, (number, place) in enumerate(come):
             if rank != self.rank and 0 in (rank, self.rank) and number > self.number:
                 return rank, place, number, waiting_s
-        return None
+        return (*elsewhere[0], waiting_s) if elsewhere else None
 
     def _end_stuck(self, rank: int, place: int) -> None:
         here = f"wait for other ranks at {users_place(self.thread)}"
