@@ -150,7 +150,7 @@ class SharedLoaders:
         results.announce()
         self._given = [(ref, at) for ref, at in self._given if ref() is not None]
         self._given.append((weakref.ref(results), place))
-        weakref.finalize(iterator, results.close)
+        weakref.finalize(iterator, results.end)
 
     def _waits(self) -> Any:
         """Mark a wait for rank 0; that for the first rank of another node is none for it."""

@@ -127,8 +127,8 @@ class GivenResults:
                 return place
         return None
 
-    def close(self) -> None:
-        """Give no more."""
+    def end(self) -> None:
+        """Give no more; ``close`` is that of torch's queue, which a worker calls as well."""
         lines.close(self._inside, self._outside, *self._all_readers)
         for _, descriptors in self._here.values():
             for descriptor in descriptors:

@@ -12,11 +12,14 @@ import secrets
 import socket
 import struct
 import weakref
+from array import array
 from contextlib import suppress
+from typing import Any
 
 CONNECT_S = 10.0
 MOST_BYTES = 4096  # of a packet
 _CREDENTIALS = struct.Struct("3i")  # process, user, group
+_ROOM = socket.CMSG_SPACE(4 * struct.calcsize("i"))  # for descriptors
 _NUMBER = struct.Struct("<i")
 _OPEN: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
@@ -94,7 +97,7 @@ def send(line: socket.socket, packet: bytes, *descriptors: int) -> None:
     Raises:
         OSError: Nobody is there any more.
     """
-    socket.send_fds(line, [packet], list(descriptors), socket.MSG_NOSIGNAL)
+    line.sendmsg([packet], _rights(descriptors))
 
 
 def receive(line: socket.socket, flags: int = 0) -> tuple[bytes, list[int]]:
@@ -105,10 +108,23 @@ def receive(line: socket.socket, flags: int = 0) -> tuple[bytes, list[int]]:
     """
     while True:
         with suppress(ConnectionResetError):  # it left without having read all; its own come first
-            packet, descriptors, _, _ = socket.recv_fds(
-                line, MOST_BYTES, 4, flags | socket.MSG_CMSG_CLOEXEC
-            )
-            return packet, descriptors
+            # Not socket.recv_fds, which takes flags and drops them (Python 3.11).
+            packet, rights, _, _ = line.recvmsg(MOST_BYTES, _ROOM, flags | socket.MSG_CMSG_CLOEXEC)
+            return packet, _descriptors(rights)
+
+
+def _rights(descriptors: tuple[int, ...]) -> list[tuple[int, int, Any]]:
+    if not descriptors:
+        return []
+    return [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", descriptors))]
+
+
+def _descriptors(rights: list[tuple[int, int, bytes]]) -> list[int]:
+    found = array("i")
+    for level, kind, content in rights:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            found.frombytes(content[: len(content) - len(content) % found.itemsize])
+    return list(found)
 
 
 def close(*lines: socket.socket) -> None:

@@ -1,0 +1,95 @@
+"""DataLoaders with workers in many styles on several ranks: each batch is read once per node."""
+
+from __future__ import annotations
+
+import json
+import re
+import runpy
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).parent
+SCRIPTS = HERE / "shared_loading"
+RUNNING = runpy.run_path(str(HERE / "data_parallel/running.py"))
+TIMEOUT_S = 100.0
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform != "linux", reason="memory files of Linux are missing"),
+]
+
+
+def closely(text: str) -> dict[str, float]:
+    return {"rel": 1e-4} if text.startswith(("loss", "held")) else {"abs": 0.0}
+
+
+def logged(cwd: Path, rank: int) -> list[str]:
+    text = (cwd / f"run/rank-{rank}.log").read_text()
+    return [line for line in text.splitlines() if re.match(r"[a-z].*\d", line)]
+
+
+def temporary() -> set[str]:
+    folders = (Path("/dev/shm"), Path("/tmp"))
+    return {path.name for folder in folders for path in folder.glob("*fasttrain*")}
+
+
+@pytest.fixture(scope="module")
+def lines_alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+    """Return what python prints, without and with what takes seconds."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", SCRIPTS / "styles.py", "spawn", "forkserver"],
+        cwd=tmp_path_factory.mktemp("alone"), capture_output=True, text=True,
+        timeout=TIMEOUT_S, check=True,
+    )  # fmt: skip
+    whole = done.stdout.splitlines()
+    return {
+        "all": whole,
+        "fork": [x for x in whole if not x.startswith(("stop", "spawn", "forks"))],
+    }
+
+
+@pytest.mark.parametrize(("ranks", "methods"), [(2, ("spawn", "forkserver")), (3, ())])
+def test_ranks_read_what_python_reads(
+    ranks: int,
+    methods: tuple[str, ...],
+    fasttrain: Any,
+    tmp_path: Path,
+    lines_alone: dict[str, list[str]],
+) -> None:
+    before = temporary()
+    run = RUNNING["with_ranks"](
+        fasttrain, tmp_path / "ranks", SCRIPTS / "styles.py", *methods, ranks=ranks,
+        timeout_s=TIMEOUT_S,
+    ).good  # fmt: skip
+    expected = lines_alone["all" if methods else "fork"]
+    assert [x for x in expected if x.startswith("children")] == ["children 2"] * 3
+    RUNNING["assert_same_prints"](run.stdout.splitlines(), expected, closely)
+    of_others = [
+        line.replace("children 2", "children 0")
+        for line in expected
+        if not line.startswith("worker")
+    ]
+    for rank in range(1, ranks):
+        RUNNING["assert_same_prints"](logged(run.cwd, rank), of_others, closely)
+    for outcome in run.outcomes("loading"):
+        assert outcome["state"] == "applied"
+        assert outcome["counts"]["shared batches"] > 150
+        assert "holds sharedctypes.Synchronized" in json.dumps(outcome["notes"])
+    assert temporary() == before
+
+
+def test_a_worker_that_dies_is_seen_by_all_ranks(fasttrain: Any, tmp_path: Path) -> None:
+    before, began_s = temporary(), time.monotonic()
+    run = RUNNING["with_ranks"](
+        fasttrain, tmp_path / "ranks", SCRIPTS / "worker_dies.py", "killed", timeout_s=TIMEOUT_S
+    )
+    assert run.returncode == 1
+    assert "[loader-worker]" in run.stderr
+    assert "is killed by signal: Killed" in run.stderr
+    assert time.monotonic() - began_s < 40
+    assert temporary() == before

@@ -1,0 +1,246 @@
+"""The first rank of a node reads for all of its ranks, and none waits for ever for another."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import runpy
+import signal
+import socket
+import threading
+import time
+from contextlib import ExitStack
+from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from fasttrain.shim.data_parallel.answers import Answers
+from fasttrain.shim.ledger import Ledger
+from fasttrain.shim.levers.loading import SharedLoaders
+from fasttrain.shim.ranks import Ranks
+from fasttrain.shim.shared_loading import lines
+from fasttrain.shim.shared_loading.own_memory import shared_memory_of
+
+on_ranks = runpy.run_path(str(Path(__file__).with_name("forked_ranks.py")))["on_ranks"]
+pytestmark = pytest.mark.skipif(not lines.can_be_had(), reason="memory files of Linux are missing")
+
+
+class Squares(Dataset[Any]):
+    """Numbers, and a thing to do at one of them."""
+
+    def __init__(self, at: int = -1, act: Any = None) -> None:
+        self.at, self.act = at, act
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> Any:
+        if index == self.at:
+            return self.act()
+        return torch.randn(3), index * index
+
+
+def installed(ranks: Ranks) -> SharedLoaders:
+    answers = Answers(ranks)
+    answers.install(ExitStack())
+    lever = SharedLoaders(Ledger("loading", "once per node", explicit=False), ranks, answers)
+    lever.install(ExitStack())
+    return lever
+
+
+def loader(*args: Any, **options: Any) -> DataLoader[Any]:
+    return DataLoader(Squares(*args), **{"batch_size": 2, "num_workers": 2, **options})
+
+
+def read(batches: Any) -> list[Any]:
+    return [[x.tolist(), y.tolist()] for x, y in batches]
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_ranks_get_the_batches_of_one_process(tmp_path: Path, nodes: int) -> None:
+    def walk() -> Any:
+        batches, again = loader(shuffle=True), loader(persistent_workers=True)
+        found, before = [], len(multiprocessing.active_children())
+        torch.manual_seed(1)
+        for _ in range(2):
+            iterator = iter(batches)
+            children = len(multiprocessing.active_children()) - before
+            found.append(read(iterator))
+            del iterator
+        next(iter(again))
+        return [*found, read(again)], children
+
+    def act(ranks: Ranks) -> Any:
+        lever = installed(ranks)
+        return [*walk(), lever.ledger.counts["shared batches"]]
+
+    expected, _ = walk()
+    for rank, end in enumerate(on_ranks(tmp_path, act, world_size=4, nodes=nodes)):
+        found, children, count = end.good
+        assert found == expected
+        assert children == (2 if rank % (4 // nodes) == 0 else 0)
+        assert count == 6 * 3 + 1
+
+
+def error_of(batches: Any) -> list[Any]:
+    began_s = time.monotonic()
+    try:
+        for _ in batches:
+            pass
+    except Exception as error:  # noqa: BLE001
+        return [type(error).__name__, str(error).splitlines()[0], time.monotonic() - began_s < 12]
+    return ["none"]
+
+
+@pytest.mark.parametrize("how", ["killed", "left"])
+def test_all_ranks_hear_of_a_worker_that_died(tmp_path: Path, how: str) -> None:
+    def die() -> None:
+        os.kill(os.getpid(), signal.SIGKILL) if how == "killed" else os._exit(3)
+
+    def act(ranks: Ranks) -> Any:
+        installed(ranks)
+        first = error_of(loader(5, die, persistent_workers=True))
+        return [first, len(read(loader()))]
+
+    told, other = (end.good for end in on_ranks(tmp_path, act))
+    assert told == other
+    (kind, text, soon), count = told
+    assert (kind, soon, count) == ("RuntimeError", True, 6)
+    assert "exited unexpectedly" in text
+
+
+def test_a_rank_that_reads_and_dies_ends_the_others(tmp_path: Path) -> None:
+    def act(ranks: Ranks) -> Any:
+        installed(ranks)
+        batches = iter(loader())
+        next(batches)
+        if ranks.rank == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return error_of(batches)
+
+    gone, other = on_ranks(tmp_path, act)
+    assert gone.code == -signal.SIGKILL
+    assert other.good[0] == "RuntimeError"
+    assert other.good[2]
+
+
+class OnlyByTorch:
+    """Can be sent by multiprocessing, and not pickled."""
+
+    def __reduce__(self) -> Any:
+        raise TypeError("not so")
+
+
+def test_a_batch_that_cannot_be_given_is_an_error(tmp_path: Path) -> None:
+    def act(ranks: Ranks) -> Any:
+        ForkingPickler.register(OnlyByTorch, lambda _: (OnlyByTorch, ()))
+        installed(ranks)
+        return error_of(loader(4, OnlyByTorch, collate_fn=list))
+
+    owner, other = (end.good for end in on_ranks(tmp_path, act))
+    assert owner == ["none"]
+    assert other[:2] == ["RuntimeError", "a batch can't be given to other ranks: TypeError: not so"]
+
+
+def test_ranks_that_part_in_a_loop_are_told(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def act(ranks: Ranks) -> Any:
+        installed(ranks)
+        for number, _ in enumerate(loader()):
+            if number == 2 and ranks.rank == 0:
+                break
+        time.sleep(0.5)
+        return None
+
+    def stay(ranks: Ranks) -> Any:  # the iterator lives on behind the break
+        installed(ranks)
+        batches = iter(loader())
+        for number, _ in enumerate(batches):
+            if number == 2 and ranks.rank == 0:
+                with ranks.waits():
+                    time.sleep(15.0)
+        return None
+
+    _, other = on_ranks(tmp_path / "left", act)
+    assert "exited unexpectedly" in other.stderr
+    here, _ = on_ranks(tmp_path / "here", stay)
+    assert here.code == 78
+    assert "rank 1 to read on in a DataLoader at" in capfd.readouterr().err
+
+
+def test_ranks_that_read_different_loaders_are_told(tmp_path: Path) -> None:
+    def act(ranks: Ranks) -> Any:
+        installed(ranks)
+        read(loader())
+        if ranks.rank:
+            return len(list(loader()))
+        return len(list(loader()))
+
+    ends = on_ranks(tmp_path, act)
+    assert ends[1].code == 78
+    assert "to begin to read a DataLoader at" in ends[1].stderr
+
+
+def test_what_may_not_be_alike_is_read_by_each_rank(tmp_path: Path) -> None:
+    def act(ranks: Ranks) -> Any:
+        lever, found = installed(ranks), []
+        thread = threading.Thread(target=lambda: found.append(read(loader())))
+        thread.start()
+        thread.join()
+        read(loader(num_workers=0))
+        value = multiprocessing.Value("i", 0)
+        batches = iter(loader(0, lambda: (torch.zeros(3), value.value)))
+        children = len(multiprocessing.active_children())
+        read(batches)
+        return [len(found[0]), children, lever.ledger.counts, lever.ledger.outcome().reason]
+
+    for end in on_ranks(tmp_path, act):
+        count, children, counts, reason = end.good
+        assert (count, children, counts) == (6, 2, {})
+        assert "holds sharedctypes.Synchronized" in reason
+
+
+def test_what_workers_share_with_the_script_is_found() -> None:
+    assert shared_memory_of(loader()) == ""
+    queue = multiprocessing.Queue()
+    assert shared_memory_of(loader(1, queue)) == "queues.Queue"
+    assert shared_memory_of(loader(1, [{"a": torch.zeros(3).share_memory_()}])) == "a shared tensor"
+    assert shared_memory_of(loader(1, multiprocessing.Lock())) == ""
+    assert shared_memory_of(loader(1, multiprocessing.Event())) == "synchronize.Event"
+    np = pytest.importorskip("numpy")
+    array = np.frombuffer(multiprocessing.RawArray("i", 4), dtype=np.int32)
+    assert shared_memory_of(loader(1, array[1:]))
+    assert shared_memory_of(loader(1, np.zeros(4)[1:])) == ""
+    queue.close()
+
+
+def test_another_user_is_not_spoken_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    listener, name = lines.listening()
+    with listener, monkeypatch.context() as patched:
+        patched.setattr(os, "geteuid", lambda: 12345)
+        with pytest.raises(PermissionError):
+            lines.connected(name, 1)
+        listener.settimeout(0.5)
+        stranger = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        stranger.connect(f"\0{name}")
+        with stranger, pytest.raises(TimeoutError):
+            lines.accepted(listener)
+        assert stranger.fileno() == -1
+
+
+def test_sockets_are_closed_in_forked_processes() -> None:
+    here, there = lines.pair()
+    lines.own(here)
+    with here, there:
+        pid = os.fork()
+        if not pid:
+            os._exit(here.fileno() + 2)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1
+        there.send(b"x")
+        lines.close(there)  # what was sent before comes before the end
+        assert [lines.receive(here)[0] for _ in range(2)] == [b"x", b""]
