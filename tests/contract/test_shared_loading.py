@@ -91,5 +91,5 @@ def test_a_worker_that_dies_is_seen_by_all_ranks(fasttrain: Any, tmp_path: Path)
     assert run.returncode == 1
     assert "[loader-worker]" in run.stderr
     assert "is killed by signal: Killed" in run.stderr
-    assert time.monotonic() - began_s < 40
+    assert time.monotonic() - began_s < 80
     assert temporary() == before
