@@ -107,6 +107,9 @@ def test_rounding_is_no_difference() -> None:
         (torch.tensor([1, 2]), torch.tensor([1, 3])),
         (torch.tensor([True]), torch.tensor([False])),
         (torch.tensor([1.0, float("nan")]), torch.tensor([1.0, 1.0])),
+        (torch.tensor([1.0, 1.0]), torch.tensor([1.0, float("inf")])),
+        (torch.tensor([1.0, float("inf")]), torch.tensor([1.0, float("-inf")])),
+        (torch.tensor([1.0, 1e30]), torch.tensor([1.0, 2e30])),  # no sum of squares in fp32
         (torch.ones(3), None),
     ],
 )
@@ -116,7 +119,7 @@ def test_differences(one: Tensor, other: Tensor | None) -> None:
 
 
 def test_infinite_numbers_in_the_same_places_are_the_same() -> None:
-    x = torch.tensor([1.0, float("inf"), float("-inf"), float("nan")])
+    x = torch.tensor([1.0, 1e30, float("inf"), float("-inf"), float("nan")])
     check_equal([x], [x.clone()], "values")
 
 

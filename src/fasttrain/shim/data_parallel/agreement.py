@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import is_dataclass
@@ -150,17 +151,31 @@ def _difference(whole: Tensor, given: Tensor, floor: float) -> float:
         return 0.0
     if not (whole.is_floating_point() or whole.is_complex()):
         return 0.0 if torch.equal(whole, given) else float("inf")
-    finite = torch.isfinite(whole)
-    if not torch.equal(finite, torch.isfinite(given)):
-        return float("inf")
-    a = torch.where(finite, whole, 0).to(_wide(whole.dtype))
-    b = torch.where(finite, given, 0).to(a.dtype)
     tolerance = _TOLERANCE.get(whole.dtype, _TOLERANCE[torch.float32])
     if whole.numel() == 1:
         tolerance *= _OF_NUMBERS
-    typical = a.abs().square().mean().sqrt()
-    allowed = tolerance * (a.abs() + typical) + floor
-    return float(((a - b).abs() / allowed.clamp(min=1e-30)).max())
+    wide = _wide(whole.dtype)
+    off = _largest_of(whole.to(wide), given.to(wide), tolerance, floor)
+    if math.isfinite(off):
+        return off
+    # Infinite numbers, or too large ones for sums of their squares
+    finite = torch.isfinite(whole)
+    if not torch.allclose(whole[~finite], given[~finite], equal_nan=True):
+        return float("inf")
+    wide = torch.complex128 if whole.is_complex() else torch.float64
+    a, b = (torch.where(finite, tensor, 0).to(wide) for tensor in (whole, given))
+    off = _largest_of(a, b, tolerance, floor)
+    return off if math.isfinite(off) else float("inf")
+
+
+def _largest_of(a: Tensor, b: Tensor, tolerance: float, floor: float) -> float:
+    """Return the largest difference in multiples of what it may be; not finite where one isn't."""
+    size = a.abs()
+    typical = float(size.norm()) / math.sqrt(size.numel())
+    if not math.isfinite(typical):
+        return math.nan
+    allowed = size.mul_(tolerance).add_(tolerance * typical + floor).clamp_(min=1e-30)
+    return float((a - b).abs().div_(allowed).max())
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
