@@ -1,24 +1,38 @@
 """What injected data-parallel training costs per step against the same loop with DDP by hand.
 
-Two runs of two gloo ranks each, one of each kind, are stopped and continued in turn by signals, so
-that the machine's noise falls on both alike. Steps during which a run was stopped are left out.
+Two runs, one of each kind, are stopped and continued in turn by signals, so that the machine's
+noise falls on both alike. Steps during which a run was stopped are left out. Each rank has one
+thread and one core. Times are medians of the steps of a turn, and begin behind the first
+`WARM_STEPS`: calls 1, 2, 4, 8 ... of a model are verified by fasttrain and cost several times as
+much, so that they would show in a mean over few steps; behind the warm-up they are one step in
+hundreds.
 
-The twin all-reduces its loss after each step, as a script does that logs it.
+The twin by hand gives each rank its half of the same batches, and has the same weights. Its
+BatchNorm is synchronised by hand (synchronised_norm.py). Both sides read their loss every ten
+steps, for which the twin adds it up over its ranks; a median step has no reading in it. The losses
+read in the first steps must agree, or there is no figure.
 
-    python benchmarks/data_parallel_overhead.py
-    python benchmarks/data_parallel_overhead.py --noise-floor   # the loop by hand against itself
+The last tasks compare two ranks under fasttrain with one plain process of the same loop: what a
+user gains.
+
+    python benchmarks/data_parallel_overhead.py                  # all tasks: ten minutes
+    python benchmarks/data_parallel_overhead.py mlp convnet      # these
+    python benchmarks/data_parallel_overhead.py mlp --noise-floor  # the loop by hand against itself
 """
 
 import argparse
 import contextlib
 import itertools
 import os
+import shlex
 import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -27,23 +41,79 @@ from tables import print_heading, print_table
 
 HERE = Path(__file__).resolve().parent
 SIDES = ("hand", "other")
+WARM_STEPS = 40  # after which calls 64, 128, 256 ... are verified
+TURN_STEPS = 10  # at least
+COMPARED_LOSSES = 10  # readings; later on rounding grows, as it does between any two machines
+CLOSE = 1e-3  # relative, of losses
+WARM_UP_S = 90.0
+OPTIONS = ("--amp", "off", "--optimizer", "keep", "--quiet")
+# What stands against two ranks under fasttrain, the task of parallel_tasks.py, and its loop
+BY_HAND = {
+    name: ("hand", name, "train")
+    for name in (
+        *("mlp", "convnet", "transformer_outside", "transformer_inside"),
+        *("language_model", "language_model_inside"),
+    )
+}
+ONE_PROCESS = {
+    "validation": ("one", "convnet", "evaluate"),
+    "validation_transformer": ("one", "transformer_outside", "evaluate"),
+    "training_mlp": ("one", "mlp", "train"),
+    "training_transformer": ("one", "transformer_outside", "train"),
+}
+COMPARISONS = {**BY_HAND, **ONE_PROCESS}
+COLUMNS = ("hand ms", "fasttrain ms", "extra us (95 %)", "ratio (95 %)", "pairs", "loss differs by")
+SPEED_COLUMNS = ("one ms", "fasttrain ms", "speed-up (95 %)", "pairs", "loss differs by")
 
 
-def command(side: str, args: argparse.Namespace, scratch: Path) -> list[str]:
+@dataclass(frozen=True)
+class Run:
+    """One side: its process, and the file that its rank 0 writes."""
+
+    process: subprocess.Popen
+    path: Path
+
+    def lines(self) -> list[str]:
+        """Give the whole lines written so far."""
+        return self.path.read_text().split("\n")[:-1] if self.path.exists() else []
+
+    def ends(self) -> list[float]:
+        """Give when each step ended."""
+        return [float(line) for line in self.lines() if not line.startswith("loss")]
+
+    def losses(self) -> list[float]:
+        """Give the losses that were read first."""
+        read = [float(line.split()[1]) for line in self.lines() if line.startswith("loss")]
+        return read[:COMPARED_LOSSES]
+
+    def wait_until_warm(self) -> None:
+        """Wait for the end of the first steps."""
+        until = time.monotonic() + WARM_UP_S
+        while len(self.ends()) < WARM_STEPS:
+            if self.process.poll() is not None or time.monotonic() > until:
+                log = self.path.with_suffix(".log").read_text()
+                raise SystemExit(f"{shlex.join(self.process.args)} takes no steps:\n{log}")
+            time.sleep(0.2)
+
+    def ranks(self) -> list[psutil.Process]:
+        """Give the processes that compute: those that have no children."""
+        own = psutil.Process(self.process.pid)
+        every = [own, *own.children(recursive=True)]
+        return [process for process in every if not process.children()]
+
+
+def command(name: str, side: str, path: Path, args: argparse.Namespace) -> list[str]:
     """Give the command line of a side."""
-    loop = [str(args.steps), str(scratch / side), str(args.batch), str(args.width)]
+    against, task, mode = COMPARISONS[name]
+    loop = [task, mode, str(path)]
+    if side == "hand" and against == "one":
+        return [sys.executable, str(HERE / "parallel_loop.py"), *loop]
     if side == "hand" or args.noise_floor:
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
         return [*torchrun, "--nproc-per-node=2", str(HERE / "parallel_loop_by_hand.py"), *loop]
-    options = ["--amp", "off", "--optimizer", "keep", "--quiet", "--run-dir", str(scratch / "run")]
-    options += args.options
+    options = [*OPTIONS, "--nproc-per-node", "2", "--run-dir", str(path.with_suffix(".run"))]
     start = [sys.executable, "-m", "fasttrain", "run", str(HERE / "parallel_loop.py")]
-    return [*start, "--nproc-per-node", "2", *options, "--", *loop]
-
-
-def workers(process: subprocess.Popen) -> list[psutil.Process]:
-    """Give the two ranks: the children that have none of their own."""
-    return [p for p in psutil.Process(process.pid).children(recursive=True) if not p.children()]
+    return [*start, *options, *args.options, "--", *loop]
 
 
 def signal_all(processes: list[psutil.Process], number: int) -> None:
@@ -53,26 +123,51 @@ def signal_all(processes: list[psutil.Process], number: int) -> None:
             os.kill(process.pid, number)
 
 
-def take_turns(runs: dict[str, subprocess.Popen], block_s: float) -> list[tuple[str, float, float]]:
-    """Let one run go at a time until both are through, and give who went when."""
-    time.sleep(12)  # both import torch and warm up
-    ranks = {side: workers(run) for side, run in runs.items()}
-    turns = []
-    signal_all(ranks["other"], signal.SIGSTOP)
-    going = "hand"
-    try:
-        while all(run.poll() is None for run in runs.values()):
+@contextlib.contextmanager
+def started(name: str, side: str, args: argparse.Namespace, scratch: Path) -> Iterator[Run]:
+    """Start a side, and end it behind the block."""
+    path = scratch / side
+    environ = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    with path.with_suffix(".log").open("w") as log:
+        process = subprocess.Popen(
+            command(name, side, path, args), env=environ, stdout=log, stderr=log
+        )
+        run = Run(process, path)
+        try:
+            yield run
+        finally:
+            signal_all(run.ranks(), signal.SIGCONT)
+            process.terminate()
+            process.wait(timeout=60)
+
+
+def take_turns(runs: dict[str, Run], args: argparse.Namespace) -> dict[str, list[float]]:
+    """Let one run go at a time, and give the median step of each turn of each."""
+    ranks = {}
+    for side, run in runs.items():
+        run.wait_until_warm()
+        ranks[side] = run.ranks()
+        signal_all(ranks[side], signal.SIGSTOP)
+    slowest_s = max(median_step_s(run.ends()[WARM_STEPS // 2 :]) for run in runs.values())
+    block_s = max(args.block_s, TURN_STEPS * slowest_s)
+    turns: dict[str, list[tuple[float, float]]] = {side: [] for side in SIDES}
+    for pair in range(args.pairs):
+        for side in SIDES if pair % 2 == 0 else reversed(SIDES):
+            signal_all(ranks[side], signal.SIGCONT)
             begun = time.monotonic()
             time.sleep(block_s)
-            turns.append((going, begun, time.monotonic()))
-            other = SIDES[1 - SIDES.index(going)]
-            signal_all(ranks[going], signal.SIGSTOP)
-            signal_all(ranks[other], signal.SIGCONT)
-            going = other
-    finally:
-        for side in SIDES:
-            signal_all(ranks[side], signal.SIGCONT)
-    return turns
+            turns[side].append((begun, time.monotonic()))
+            signal_all(ranks[side], signal.SIGSTOP)
+    # What each has not written yet comes with its next reading of the loss.
+    for side in SIDES:
+        signal_all(ranks[side], signal.SIGCONT)
+    time.sleep(2 * block_s)
+    return {side: medians_s(runs[side].ends(), turns[side]) for side in SIDES}
+
+
+def median_step_s(ends: list[float]) -> float:
+    """Give the median time between the ends of steps."""
+    return statistics.median(b - a for a, b in itertools.pairwise(ends))
 
 
 def medians_s(ends: list[float], turns: list[tuple[float, float]]) -> list[float]:
@@ -80,59 +175,67 @@ def medians_s(ends: list[float], turns: list[tuple[float, float]]) -> list[float
     found = []
     for begun, ended in turns:
         inside = [at for at in ends if begun < at < ended]
-        steps = [b - a for a, b in itertools.pairwise(inside)]
-        if len(steps) > 5:
-            found.append(statistics.median(steps[2:]))
+        # The first steps behind a stop are slower.
+        found.append(median_step_s(inside[2:]) if len(inside) > 6 else float("nan"))
     return found
 
 
-def measure(args: argparse.Namespace, scratch: Path) -> tuple[str, ...]:
+def largest_difference(name: str, runs: dict[str, Run]) -> str:
+    """Give how far the first losses of both sides differ, and end where they do."""
+    pairs = list(zip(*(runs[side].losses() for side in SIDES), strict=False))
+    largest = max(abs(a - b) / max(abs(a), 1e-9) for a, b in pairs)
+    if largest > CLOSE:
+        raise SystemExit(f"{name}: the two sides do not compute the same thing: {pairs}")
+    return f"{largest:.1e}"
+
+
+def measure(name: str, args: argparse.Namespace) -> tuple[str, ...]:
     """Run both sides and give a row of the table."""
-    environ = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    runs = {
-        side: subprocess.Popen(
-            command(side, args, scratch), env=environ, stdout=subprocess.PIPE, text=True
-        )
-        for side in SIDES
-    }
-    turns = take_turns(runs, args.block_s)
-    losses = {side: run.communicate()[0].split()[-1] for side, run in runs.items()}
-    blocks = {}
-    for side in SIDES:
-        ends = [float(line) for line in (scratch / side).read_text().split()]
-        blocks[side] = medians_s(ends, [(a, b) for who, a, b in turns if who == side])
-    pairs = list(zip(blocks["hand"], blocks["other"], strict=False))
-    hand, other = (statistics.median(blocks[side]) for side in SIDES)
-    ratios = median_and_interval([b / a for a, b in pairs], ".4f")
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        scratch = Path(folder)
+        runs = {s: stack.enter_context(started(name, s, args, scratch)) for s in SIDES}
+        blocks = take_turns(runs, args)
+        differs = largest_difference(name, runs)
+    pairs = [p for p in zip(*blocks.values(), strict=True) if p[0] == p[0] and p[1] == p[1]]
+    if not pairs:
+        raise SystemExit(f"{name}: no turn has six steps; give more by --block-s")
+    times = [f"{1e3 * statistics.median(each):.2f}" for each in zip(*pairs, strict=True)]
+    last = (str(len(pairs)), differs)
+    if name in ONE_PROCESS:
+        return (name, *times, median_and_interval([a / b for a, b in pairs], ".3f"), *last)
     extra = median_and_interval([1e6 * (b - a) for a, b in pairs], "+.0f")
-    agree = f"{abs(float(losses['hand']) / float(losses['other']) - 1):.1e}"
-    times = (f"{1e3 * hand:.2f}", f"{1e3 * other:.2f}")
-    return (*times, extra, ratios, str(len(pairs)), agree)
+    return (name, *times, extra, median_and_interval([b / a for a, b in pairs], ".4f"), *last)
 
 
 def main() -> None:
-    """Measure and print the table."""
+    """Measure and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--steps", type=int, default=1500)
-    parser.add_argument("--batch", type=int, default=512, help="samples of both ranks together")
-    parser.add_argument("--width", type=int, default=512, help="features of the three layers")
-    parser.add_argument("--block-s", type=float, default=1.0, help="seconds of a turn")
+    parser.add_argument("tasks", nargs="*", metavar="TASK", help=f"of {', '.join(COMPARISONS)}")
+    parser.add_argument("--pairs", type=int, default=14, help="turns of each side")
+    parser.add_argument("--block-s", type=float, default=1.2, help="seconds of a turn, at least")
     parser.add_argument("--noise-floor", action="store_true")
-    parser.add_argument("options", nargs="*", help="more options of fasttrain run, behind --")
-    args = parser.parse_args()
-    print_heading()
-    with tempfile.TemporaryDirectory() as scratch:
-        row = measure(args, Path(scratch))
-    print("target: a ratio of at most 1.03\n")
-    head = (
-        "hand ms",
-        "other ms",
-        "extra us (95 %)",
-        "ratio (95 %)",
-        "pairs",
-        "loss differs by",
+    parser.add_argument(
+        "--options", type=shlex.split, default=[], help="more of fasttrain run, in one word"
     )
-    print_table([head, row])
+    args = parser.parse_args()
+    if unknown := set(args.tasks) - COMPARISONS.keys():
+        parser.error(f"no task {', '.join(unknown)}; there are {', '.join(COMPARISONS)}")
+    print_heading()
+    tables = {
+        "target: a ratio of at most 1.03": ("two ranks, by hand", BY_HAND, COLUMNS),
+        "target: a speed-up of at least 1.7 in validation": (
+            *("two ranks against one process", ONE_PROCESS, SPEED_COLUMNS),
+        ),
+    }
+    for target, (title, names, columns) in tables.items():
+        rows = []
+        for name in [name for name in names if name in args.tasks or not args.tasks]:
+            rows.append(measure(name, args))
+            print(" ".join(rows[-1]), file=sys.stderr, flush=True)
+        if rows:
+            print(target)
+            print_table([(title, *columns), *rows])
+            print(flush=True)
 
 
 if __name__ == "__main__":

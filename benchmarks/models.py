@@ -1,4 +1,4 @@
-"""Three models of the field in plain torch, with one batch of made-up data each.
+"""Models of the field in plain torch, and three of them with one batch of made-up data each.
 
 `build` gives full sizes for a GPU; tiny ones train on any CPU, to see that all runs.
 """
@@ -63,6 +63,15 @@ class Gpt(nn.Module):
         return self.head(self.norm(x)).flatten(0, 1)
 
 
+class GptWithLoss(Gpt):
+    """The same model, which computes its loss itself, as nanoGPT does."""
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Give the logits (batch * seq, vocabulary) and the loss."""
+        logits = super().forward(tokens)
+        return logits, functional.cross_entropy(logits, targets.flatten())
+
+
 def convolution(inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.Sequential:
     """Give a convolution and its batch norm."""
     return nn.Sequential(
@@ -107,6 +116,40 @@ class ResNet(nn.Module):
         """Give the logits (batch, classes)."""
         x = functional.max_pool2d(torch.relu(self.stem(x)), 3, 2, padding=1)
         return self.head(self.blocks(x).mean(dim=(2, 3)))
+
+
+class BasicBlock(nn.Module):
+    """ResNet's block of two convolutions."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.first = convolution(inputs, outputs, 3, stride)
+        self.second = convolution(outputs, outputs, 3)
+        same = stride == 1 and inputs == outputs
+        self.shortcut = nn.Identity() if same else convolution(inputs, outputs, 1, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Refine x (batch, channels, height, width)."""
+        return torch.relu(self.second(torch.relu(self.first(x))) + self.shortcut(x))
+
+
+class CifarNet(nn.Module):
+    """ResNet for images of 32 by 32; three stages of one block are ResNet-8."""
+
+    def __init__(self, width: int = 16, blocks: int = 1, classes: int = 10) -> None:
+        super().__init__()
+        self.stem = convolution(3, width, 3)
+        layers, channels = [], width
+        for stage in range(3):
+            for number in range(blocks):
+                outputs = width << stage
+                layers.append(BasicBlock(channels, outputs, 2 if stage and not number else 1))
+                channels = outputs
+        self.blocks, self.head = nn.Sequential(*layers), nn.Linear(channels, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Give the logits (batch, classes)."""
+        return self.head(self.blocks(torch.relu(self.stem(x))).mean(dim=(2, 3)))
 
 
 def double(inputs: int, outputs: int) -> nn.Sequential:

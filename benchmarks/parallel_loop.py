@@ -1,31 +1,58 @@
 """A loop that knows nothing of ranks, for data_parallel_overhead.py.
 
-It writes the time of each step's end by the system's monotonic clock, in seconds.
+    python parallel_loop.py TASK train|evaluate FILE
+
+It goes on for ever. A line of the file for each step: its end by the system's monotonic clock, in
+seconds. Every ten steps another one: the word loss, and the loss or the samples that were right.
 """
 
+import itertools
 import sys
 import time
 
 import torch
-from torch import nn
+from parallel_tasks import Task, build_task
 from torch.utils.data import DataLoader, TensorDataset
 
-steps, path, batch, width = int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
-torch.manual_seed(0)
-data = TensorDataset(torch.randn(batch * 16, width), torch.randint(0, 10, (batch * 16,)))
-loader = DataLoader(data, batch_size=batch, shuffle=True)
-model = nn.Sequential(
-    nn.Linear(width, width), nn.GELU(), nn.Linear(width, width), nn.GELU(), nn.Linear(width, 10)
-)
-optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-ends = []
-while len(ends) < steps:
-    for x, y in loader:
-        loss = nn.functional.cross_entropy(model(x), y)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        ends.append(time.monotonic())
-with open(path, "w") as file:  # noqa: PTH123
-    file.write("\n".join(map(str, ends)))
-print(f"loss {loss.item():.9g}", flush=True)
+READ_EVERY = 10  # steps
+
+
+def train(task: Task, loader: DataLoader, file) -> None:
+    """Train for ever."""
+    optimizer = torch.optim.AdamW(task.model.parameters(), lr=1e-4)
+    steps = itertools.count(1)
+    while True:
+        for x, y in loader:
+            loss = task.loss(task.model, x, y)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            if next(steps) % READ_EVERY == 0:
+                print("loss", loss.item(), file=file, flush=True)
+            print(time.monotonic(), file=file)
+
+
+def evaluate(task: Task, loader: DataLoader, file) -> None:
+    """Count the samples that are right, for ever."""
+    task.model.eval()
+    steps, right = itertools.count(1), 0
+    while True:
+        for x, y in loader:
+            with torch.no_grad():
+                right += (task.model(x).argmax(dim=-1) == y.flatten()).sum().item()
+            if next(steps) % READ_EVERY == 0:
+                print("loss", right, file=file, flush=True)
+            print(time.monotonic(), file=file)
+
+
+def main() -> None:
+    """Go through the task that the command line names."""
+    name, mode, path = sys.argv[1:]
+    task = build_task(name)
+    loader = DataLoader(TensorDataset(task.inputs, task.targets), task.batch, shuffle=True)
+    with open(path, "w") as file:  # noqa: PTH123
+        {"train": train, "evaluate": evaluate}[mode](task, loader, file)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,14 +1,21 @@
-"""The same loop as parallel_loop.py, made data-parallel by hand after torch's tutorial."""
+"""The training of parallel_loop.py, made data-parallel by hand after torch's tutorial.
 
+python parallel_loop_by_hand.py TASK train FILE
+"""
+
+import itertools
+import os
 import sys
 import time
 
 import torch
-from torch import distributed, nn
+from parallel_loop import READ_EVERY
+from parallel_tasks import build_task
+from synchronised_norm import synchronise
+from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
 
-steps, path, batch, width = int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 distributed.init_process_group("gloo")
 rank, ranks = distributed.get_rank(), distributed.get_world_size()
 
@@ -23,28 +30,22 @@ class Cut(BatchSampler):
             yield indices[rank * each : (rank + 1) * each]
 
 
-torch.manual_seed(0)
-data = TensorDataset(torch.randn(batch * 16, width), torch.randint(0, 10, (batch * 16,)))
-loader = DataLoader(data, batch_sampler=Cut(RandomSampler(data), batch, drop_last=False))
-model = nn.Sequential(
-    nn.Linear(width, width), nn.GELU(), nn.Linear(width, width), nn.GELU(), nn.Linear(width, 10)
-)
-model = DistributedDataParallel(model)
+name, _, path = sys.argv[1:]
+task = build_task(name)
+data = TensorDataset(task.inputs, task.targets)
+loader = DataLoader(data, batch_sampler=Cut(RandomSampler(data), task.batch, drop_last=False))
+model = DistributedDataParallel(synchronise(task.model), broadcast_buffers=False)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-ends = []
-while len(ends) < steps:
-    for x, y in loader:
-        loss = nn.functional.cross_entropy(model(x), y)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        whole = loss.detach() / ranks
-        distributed.all_reduce(whole)
-        ends.append(time.monotonic())
-whole = loss.detach() / ranks
-distributed.all_reduce(whole)
-if rank == 0:
-    with open(path, "w") as file:  # noqa: PTH123
-        file.write("\n".join(map(str, ends)))
-    print(f"loss {whole.item():.9g}", flush=True)
-distributed.destroy_process_group()
+steps = itertools.count(1)
+with open(path if rank == 0 else os.devnull, "w") as file:  # noqa: PTH123
+    while True:
+        for x, y in loader:
+            loss = task.loss(model, x, y)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            if next(steps) % READ_EVERY == 0:
+                whole = loss.detach() / ranks
+                distributed.all_reduce(whole)
+                print("loss", whole.item(), file=file, flush=True)
+            print(time.monotonic(), file=file)

@@ -1,0 +1,250 @@
+"""What a training step sends at 8 and 64 ranks, and where it would wait for a GPU.
+
+One process is rank 0 of N, in torch's fake process group, whose collectives leave tensors as they
+are. On one side the tasks of data_parallel_overhead.py go through the levers that fasttrain puts
+into a worker; on the other one they are data-parallel by hand. What is counted is what would cross
+a network, beside what DistributedDataParallel sends:
+
+- collectives of tensors, and their bytes: what goes into an all-reduce or a broadcast, what comes
+  out of a gathering;
+- meetings: one KiB of numbers of the host, by gloo whatever the device;
+- reads of numbers (`item()`, `float()`), each of which would wait for a GPU; tensors made of
+  numbers, each a small copy to it; copies to another type or device.
+
+The ranks are told to be on two nodes at least, as CPU tensors of one node would go through its
+shared memory, which GPUs don't. Other ranks bring what this one brings: sums are N times its own,
+and gathered tensors repeat its rows. So values mean nothing here, and the comparison of values by
+which fasttrain verifies a way to split is passed over; all else of it runs, in the calls before
+those that are counted (1, 2, 4, 8 and 16 of 20 to 24).
+
+    python benchmarks/data_parallel_traffic.py
+    python benchmarks/data_parallel_traffic.py mlp --ranks 8 256
+"""
+
+import argparse
+import contextlib
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from typing import Any
+from unittest import mock
+
+import torch
+from parallel_tasks import TASKS, Task, build_task
+from synchronised_norm import synchronise
+from tables import print_heading, print_table
+from torch import Tensor, distributed
+from torch.nn.parallel import DistributedDataParallel
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fasttrain.shim import ranks as ranks_module
+from fasttrain.shim import replica
+from fasttrain.shim.data_parallel import trial
+from fasttrain.shim.data_parallel.agreement import tensors_in
+from fasttrain.shim.data_parallel.parting import Parting
+from fasttrain.shim.ledger import Ledger
+from fasttrain.shim.levers.replicate import Replicate
+from fasttrain.shim.parallel_context import ParallelContext
+from fasttrain.shim.random_streams import RandomStreams
+from fasttrain.shim.ranks import Ranks
+from fasttrain.shim.roots import RootCalls
+from fasttrain.shim.training_state import TrainingState
+from fasttrain.spec.plan import Strategy
+
+ROWS = 64  # of a batch at least: a row for each rank
+TOKENS = 512  # of a batch with a large vocabulary
+FIRST, LAST = 20, 24  # steps that are counted
+COUNTED = {
+    "aten._local_scalar_dense": "reads",
+    "aten.lift_fresh": "tensors of numbers",
+    "aten._to_copy": "copies",
+}
+KINDS = {  # of collectives, by a part of their names
+    "reduce": "all-reduces",
+    "gather": "gathers",
+    "broadcast": "broadcasts",
+}
+COLUMNS = ("all-reduces", "gathers", "broadcasts", "KiB", "meetings", *COUNTED.values())
+
+
+class Traffic(TorchDispatchMode):
+    """Counts what is sent, by the words of `COLUMNS`, and its bytes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        word = COUNTED.get(str(func.overloadpacket))
+        if word is not None:
+            self.counts[word] += 1
+        return func(*args, **(kwargs or {}))
+
+    def around(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Give what counts a collective and makes it."""
+
+        def collective(*args: Any, **kwargs: Any) -> Any:
+            word = next(word for part, word in KINDS.items() if part in original.__name__)
+            self.counts[word] += 1
+            # What is reduced, or gathered into
+            self.counts["bytes"] += sum(tensor.nbytes for tensor in tensors_in(args[0]))
+            return original(*args, **kwargs)
+
+        return collective
+
+    @contextlib.contextmanager
+    def of_python(self) -> Iterator[None]:
+        """Count the collectives that Python calls inside of a block."""
+        with ExitStack() as stack:
+            for name in ("all_reduce", "broadcast", "all_gather"):
+                new = self.around(getattr(distributed, name))
+                stack.enter_context(mock.patch.object(distributed, name, new))
+            new = self.around(ranks_module._all_gather)
+            stack.enter_context(mock.patch.object(ranks_module, "_all_gather", new))
+            yield
+
+
+class Ddp(DistributedDataParallel):
+    """Sends its buckets from Python: the futures of the fake group's work hold nothing."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.register_comm_hook(None, _send)
+
+
+def _send(_, bucket):
+    buffer = bucket.buffer().div_(distributed.get_world_size())
+    distributed.all_reduce(buffer)
+    sent = torch.futures.Future()
+    sent.set_result(buffer)
+    return sent
+
+
+class AlikeRanks(Ranks):
+    """Ranks that all bring what this one brings."""
+
+    def __init__(self, world_size: int, traffic: Traffic) -> None:
+        super().__init__(0, world_size, distributed.HashStore(), "fake")
+        self._traffic = traffic
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """Send a tensor, and give as many times of it as there are ranks."""
+        return super().sum(tensor).mul_(self.world_size)
+
+    def all_gather(self, tensor: Tensor) -> Tensor:
+        """Send a tensor, and give it as often as there are ranks."""
+        whole = super().all_gather(tensor)
+        for part in whole.chunk(self.world_size):
+            part.copy_(tensor)
+        return whole
+
+    def begin_sum(self, numbers: Sequence[float]) -> Callable[[], list[float]]:
+        """Send numbers, and give as many times of them as there are ranks."""
+        self._traffic.counts["meetings"] += 1
+        return lambda: [number * self.world_size for number in numbers]
+
+    def gather(self, text: str) -> list[str]:
+        """Give the same text for all."""
+        return [text] * self.world_size
+
+
+@contextlib.contextmanager
+def injected(world_size: int, traffic: Traffic) -> Iterator[None]:
+    """Put in place what a worker has."""
+    check = Parting.check
+
+    def on_a_gpu(parting: Parting, doing: str, *_: Sequence[Tensor]) -> None:
+        check(parting, doing)  # `Passes` brings no numbers of a GPU's
+
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.object(replica, "DistributedDataParallel", Ddp))
+        stack.enter_context(mock.patch.object(Parting, "check", on_a_gpu))
+        stack.enter_context(mock.patch.object(trial, "check_equal"))
+        ranks, roots = AlikeRanks(world_size, traffic), RootCalls()
+        context = ParallelContext(
+            *(Strategy("ddp"), ranks, roots, RandomStreams(ranks), TrainingState(roots))
+        )
+        context.streams.agree()
+        context.training.install(stack)
+        lever = Replicate(Ledger("strategy", "ddp", explicit=False), context)
+        lever.install(stack)
+        roots.install(stack)
+        yield
+        counts = lever.ledger.counts
+        assert counts["split calls"] >= LAST - FIRST, f"nothing was split: {lever.ledger.outcome()}"
+        ranks.leave()
+
+
+@contextlib.contextmanager
+def by_hand(world_size: int, traffic: Traffic) -> Iterator[None]:  # noqa: ARG001 - as `injected`
+    """Make the process group."""
+    distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=world_size)
+    yield
+    distributed.destroy_process_group()
+
+
+def batch_of(task: Task) -> tuple[Tensor, Tensor]:
+    """Give a batch that has rows for all ranks."""
+    rows = max(task.batch, ROWS)
+    x, y = task.inputs[:rows], task.targets[:rows]
+    large = x.dim() == 2 and not x.is_floating_point() and int(x.max()) > 1000
+    return (x[:, : TOKENS // rows], y[:, : TOKENS // rows]) if large else (x, y)
+
+
+def counts_of(name: str, world_size: int, hand: bool, evaluate: bool) -> Counter[str]:
+    """Give what the counted steps of a task send, of one step."""
+    task, traffic = build_task(name), Traffic()
+    x, y = batch_of(task)
+    model: Any = task.model.eval() if evaluate else task.model
+    with (by_hand if hand else injected)(world_size, traffic), traffic.of_python(), traffic:
+        if hand:
+            x, y = (t[: len(t) // world_size] for t in (x, y))
+            model = model if evaluate else Ddp(synchronise(model))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        for step in range(1, LAST + 1):
+            if step == FIRST:
+                traffic.counts.clear()
+            if evaluate:
+                with torch.no_grad():
+                    model(x).argmax(dim=-1)
+                continue
+            optimizer.zero_grad()
+            task.loss(model, x, y).backward()
+            optimizer.step()
+        counted = traffic.counts.copy()
+    steps = LAST - FIRST + 1
+    return Counter({word: count / steps for word, count in counted.items()})
+
+
+def row(name: str, world_size: int, side: str, counts: Counter[str]) -> tuple[str, ...]:
+    """Give a line of the table."""
+    counts["KiB"] = counts["bytes"] / 1024
+    return (f"{name}, {side}", str(world_size), *(f"{counts[word]:.4g}" for word in COLUMNS))
+
+
+def main() -> None:
+    """Count and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    every = [*TASKS, "validation"]
+    parser.add_argument("tasks", nargs="*", metavar="TASK", help=f"of {', '.join(every)}")
+    parser.add_argument("--ranks", nargs="+", type=int, default=[8, 64])
+    args = parser.parse_args()
+    if unknown := set(args.tasks) - set(every):
+        parser.error(f"no task {', '.join(unknown)}; there are {', '.join(every)}")
+    print_heading()
+    os.environ["LOCAL_WORLD_SIZE"] = "1"  # more nodes than one
+    torch.set_num_threads(1)
+    rows = [("a step of", "ranks", *COLUMNS)]
+    for name in args.tasks or every:
+        for world_size in args.ranks:
+            for side, hand in (("hand", True), ("fasttrain", False)):
+                task = "convnet" if name == "validation" else name
+                counts = counts_of(task, world_size, hand, name == "validation")
+                rows.append(row(name, world_size, side, counts))
+    print_table(rows)
+
+
+if __name__ == "__main__":
+    main()
