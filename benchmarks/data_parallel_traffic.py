@@ -46,6 +46,7 @@ from fasttrain.shim.data_parallel.agreement import tensors_in
 from fasttrain.shim.data_parallel.parting import Parting
 from fasttrain.shim.ledger import Ledger
 from fasttrain.shim.levers.replicate import Replicate
+from fasttrain.shim.own_compile import OwnCompile
 from fasttrain.shim.parallel_context import ParallelContext
 from fasttrain.shim.random_streams import RandomStreams
 from fasttrain.shim.ranks import Ranks
@@ -164,7 +165,8 @@ def injected(world_size: int, traffic: Traffic) -> Iterator[None]:
         stack.enter_context(mock.patch.object(trial, "check_equal"))
         ranks, roots = AlikeRanks(world_size, traffic), RootCalls()
         context = ParallelContext(
-            *(Strategy("ddp"), ranks, roots, RandomStreams(ranks), TrainingState(roots))
+            *(Strategy("ddp"), ranks, roots, RandomStreams(ranks), TrainingState(roots)),
+            compiled=OwnCompile(),
         )
         context.streams.agree()
         context.training.install(stack)
