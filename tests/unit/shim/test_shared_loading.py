@@ -106,11 +106,10 @@ def test_all_ranks_hear_of_a_worker_that_died(tmp_path: Path, how: str) -> None:
         first = error_of(loader(5, die, persistent_workers=True))
         return [first, len(read(loader()))]
 
-    told, other = (end.good for end in on_ranks(tmp_path, act))
-    assert told == other
-    (kind, text, soon), count = told
-    assert (kind, soon, count) == ("RuntimeError", True, 6)
-    assert "exited unexpectedly" in text
+    for end in on_ranks(tmp_path, act):
+        (kind, text, soon), count = end.good
+        assert (kind, soon, count) == ("RuntimeError", True, 6)
+        assert "exited unexpectedly" in text  # one worker or both, by when a rank looks
 
 
 def test_a_rank_that_reads_and_dies_ends_the_others(tmp_path: Path) -> None:
