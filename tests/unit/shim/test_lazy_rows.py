@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - its usual name
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fasttrain.shim.data_parallel import row_operators
 from fasttrain.shim.data_parallel.lazy_rows import LazyRows, gather_in, gather_lazily, linked
@@ -301,3 +302,34 @@ def test_it_is_saved_as_a_plain_tensor() -> None:
 
     for found in on_ranks(2, act):
         torch.testing.assert_close(found, x @ weight)
+
+
+class Alike:
+    """Ranks that all have what this one has."""
+
+    rank, world_size = 0, 2
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        return tensor.mul_(self.world_size)
+
+
+class Large(TorchDispatchMode):
+    """Notes the operators that compute with a large tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(isinstance(arg, Tensor) and arg.numel() > TOKENS * WORDS for arg in args):
+            self.seen.append(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_gradient_is_as_large_as_a_split_call_wants_it_from_the_beginning() -> None:
+    weight, x, y = problem(6)
+    loss = F.cross_entropy(flat(logits_of(Alike(), weight.requires_grad_(), x)), y.view(-1))
+    with Large() as large:
+        loss.backward()
+    assert "_log_softmax_backward_data" in large.seen
+    assert not {"mul", "div", "add"} & set(large.seen)

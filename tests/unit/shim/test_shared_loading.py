@@ -9,6 +9,7 @@ import signal
 import socket
 import threading
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -16,13 +17,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, random_split
 
 from fasttrain.shim.data_parallel.answers import Answers
 from fasttrain.shim.ledger import Ledger
 from fasttrain.shim.levers.loading import SharedLoaders
 from fasttrain.shim.ranks import Ranks
 from fasttrain.shim.shared_loading import lines
+from fasttrain.shim.shared_loading.indexed import fetches_by_index
 from fasttrain.shim.shared_loading.own_memory import shared_memory_of
 
 on_ranks = runpy.run_path(str(Path(__file__).with_name("forked_ranks.py")))["on_ranks"]
@@ -243,3 +245,53 @@ def test_sockets_are_closed_in_forked_processes() -> None:
         there.send(b"x")
         lines.close(there)  # what was sent before comes before the end
         assert [lines.receive(here)[0] for _ in range(2)] == [b"x", b""]
+
+
+def _plain(count: int) -> TensorDataset:
+    values = torch.arange(3.0 * count).view(count, 3)
+    return TensorDataset(values, torch.arange(count), values.to(torch.bfloat16) > 2)
+
+
+INDEXED: dict[str, Callable[[], DataLoader[Any]]] = {
+    "in order": lambda: DataLoader(_plain(10), batch_size=4),
+    "shuffled": lambda: DataLoader(_plain(10), batch_size=3, shuffle=True, drop_last=True),
+    "a subset": lambda: DataLoader(Subset(_plain(9), [8, 1, -1, 3]), batch_size=3),
+    "a subset of one": lambda: DataLoader(
+        Subset(random_split(_plain(9), [6, 3])[0], [2, 1, 0]), batch_size=2
+    ),
+    "from behind": lambda: DataLoader(_plain(5), batch_sampler=[[-1, 0], [-5]]),
+}
+BY_SAMPLE: dict[str, Callable[[], DataLoader[Any]]] = {
+    "one by one": lambda: DataLoader(_plain(3), batch_size=None),
+    "its own collate": lambda: DataLoader(_plain(3), collate_fn=lambda samples: samples),
+    "a dataset of its own": lambda: DataLoader([1, 2, 3]),  # type: ignore[arg-type]
+    "a graph": lambda: DataLoader(TensorDataset(torch.ones(3, requires_grad=True))),
+    "columns": lambda: DataLoader(TensorDataset(torch.arange(6).view(2, 3).T)),
+}
+
+
+@pytest.mark.parametrize("name", [*INDEXED, *BY_SAMPLE])
+def test_tensors_are_read_by_one_index_where_that_is_the_same(name: str) -> None:
+    make = INDEXED.get(name) or BY_SAMPLE[name]
+    torch.manual_seed(0)
+    expected = list(make())
+    torch.manual_seed(0)
+    read = make()
+    iterator: Any = iter(read)
+    fetcher = iterator._dataset_fetcher
+    fetch = fetches_by_index(read, fetcher.fetch)
+    assert (fetch is not None) == (name in INDEXED)
+    fetcher.fetch = fetch or fetcher.fetch
+    found = list(iterator)
+    assert [type(batch) for batch in found] == [type(batch) for batch in expected]
+    for batch, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(batch, other, rtol=0.0, atol=0.0)
+
+
+def test_an_index_that_is_not_there_raises_what_it_did() -> None:
+    read: DataLoader[Any] = DataLoader(_plain(3), batch_sampler=[[0, 3]])
+    iterator: Any = iter(read)
+    fetcher = iterator._dataset_fetcher
+    fetcher.fetch = fetches_by_index(read, fetcher.fetch)
+    with pytest.raises(IndexError, match="index 3 is out of bounds"):
+        next(iterator)

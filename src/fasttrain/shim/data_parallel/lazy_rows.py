@@ -81,6 +81,7 @@ class LazyRows(Tensor):
 
     placement: Placement
     _part: Tensor | None
+    _scale: int
     _whole: Tensor | None
     _viewed: LazyRows | None
     _replay: Callable[[Tensor], Tensor] | None
@@ -95,31 +96,48 @@ class LazyRows(Tensor):
         placement: Placement,
         base: LazyRows | None = None,
         view: Callable[[Tensor], Tensor] | None = None,
+        scale: int = 1,
     ) -> LazyRows:
-        """Stand for a whole tensor of the sizes and strides of ``like``, or for a view of one."""
+        """Stand for a whole tensor of the sizes and strides of ``like``, or for a view of one.
+
+        ``part`` is ``scale`` times this rank's rows: the number of ranks for gradients, which have
+        to be so much larger inside of the split call.
+        """
         tensor: LazyRows = _make_wrapper(
             cls, like.size(), strides=like.stride(), dtype=part.dtype, device=part.device
         )
         tensor.placement, tensor._part, tensor._whole = placement, part, None
-        tensor._viewed, tensor._replay = base, view
+        tensor._viewed, tensor._replay, tensor._scale = base, view, scale
         if base is None:
             _UNGATHERED.append(weakref.ref(tensor))
         return tensor
 
-    def __init__(self, *_: Any) -> None:
+    def __init__(self, *_: Any, **__: Any) -> None:
         """Everything is done: torch would look for a constructor's arguments."""
+
+    @property
+    def scaled_part(self) -> tuple[Tensor | None, int]:
+        """This rank's rows times a number, and that; None where the whole counts instead."""
+        viewed = self._viewed
+        if self._part is not None and viewed is not None and viewed.scaled_part[0] is None:
+            self._part = None
+        return self._part, self._scale
 
     @property
     def part(self) -> Tensor | None:
         """This rank's rows; None where the whole has been put together, and counts."""
-        if self._part is not None and self._viewed is not None and self._viewed.part is None:
-            self._part = None
+        part, scale = self.scaled_part
+        if part is not None and scale != 1:
+            self._part, self._scale = part / scale, 1
         return self._part
 
-    def own_rows(self, rows: Rows, dim: int) -> Tensor | None:
-        """Return this rank's rows; None where it has not these alone."""
-        same = self.placement.dim == dim and self.placement.rows == rows
-        return self.part if same else None
+    def own_rows(self, rows: Rows, dim: int, scale: int = 1) -> Tensor | None:
+        """Return this rank's rows times a number; None where it has not these rows alone."""
+        if self.placement.dim != dim or self.placement.rows != rows:
+            return None
+        if self._scale == scale:
+            return self.scaled_part[0]
+        return None if self.part is None else self.part * scale
 
     def whole(self) -> Tensor:
         """Return a plain tensor with all rows, which this one stands for from here on."""
@@ -129,9 +147,10 @@ class LazyRows(Tensor):
                     assert self._replay is not None
                     self._whole = self._replay(self._viewed.whole())
                 else:
-                    assert self._part is not None
+                    part = self.part
+                    assert part is not None
                     self.placement.meet()
-                    self._whole = self.placement.rows.gather(self._part, self.placement.dim)
+                    self._whole = self.placement.rows.gather(part, self.placement.dim)
         self._part = None
         return self._whole
 

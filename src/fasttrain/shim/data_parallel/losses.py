@@ -45,11 +45,12 @@ def _over_all_ranks(
         named = len(args) <= 2 and not kwargs.keys() & {"size_average", "reduce"}
         if not (splits.active and named and reduction in ("mean", "sum", "batchmean")):
             return original(*args, **kwargs)
-        whole = total(original(*args, **{**kwargs, "reduction": "sum"}), of_loss=True)
+        own = original(*args, **{**kwargs, "reduction": "sum"})
         if reduction == "sum":
-            return whole
-        by = count(*args, **{**kwargs, "reduction": reduction})
-        return whole / total(whole.new_zeros(()) + by, of_loss=True)
+            return total(own, of_loss=True)
+        by = own.new_zeros(()) + count(*args, **{**kwargs, "reduction": reduction})
+        whole, by = total(torch.stack([own, by]), of_loss=True).unbind()
+        return whole / by
 
     return loss
 

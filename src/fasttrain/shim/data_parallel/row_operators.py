@@ -20,6 +20,8 @@ Rule = Callable[[Any, Any, Any], Any]
 RULES: dict[Any, Rule] = {}
 LARGE = 1 << 20  # numbers of a whole tensor from which on it pays not to gather it
 _NONE, _MEAN, _SUM = 0, 1, 2  # reductions, as operators have them
+_SHAPES: dict[Any, Any] = {}  # of results: computing one takes longer than many an operator
+_MOST_SHAPES = 4096
 _aten: Any = torch.ops.aten
 _Lazy: Any = None  # the tensor's class, which needs the rules to be defined
 
@@ -46,12 +48,28 @@ def _rule(*names: str) -> Callable[[Rule], Rule]:
 
 def _first(values: Iterable[Any]) -> Any:
     """Return the first tensor of rows; None where there is none that still has rows alone."""
-    return next((v for v in values if isinstance(v, _Lazy) and v.part is not None), None)
+    lazies = (v for v in values if isinstance(v, _Lazy))
+    return next((v for v in lazies if v.scaled_part[0] is not None), None)
 
 
 def _shape_of(func: Any, args: Any, kwargs: Any) -> Any:
     """Return what an operator would give for the whole tensors, without memory."""
+    key = (func, *map(_look, args), *((name, _look(value)) for name, value in kwargs.items()))
+    found = _SHAPES.get(key)
+    if found is None:
+        if len(_SHAPES) >= _MOST_SHAPES:
+            _SHAPES.clear()
+        found = _SHAPES[key] = _computed_shape(func, args, kwargs)
+    return found
 
+
+def _look(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.size(), value.stride(), value.dtype
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _computed_shape(func: Any, args: Any, kwargs: Any) -> Any:
     def empty(value: Any) -> Any:
         if isinstance(value, Tensor):
             return torch.empty_strided(
@@ -63,10 +81,11 @@ def _shape_of(func: Any, args: Any, kwargs: Any) -> Any:
     return func(*map(empty, args), **kwargs)
 
 
-def _rows(part: Tensor, whole: Tensor, dim: int, lazy: Any) -> Tensor:
+def _rows(part: Tensor, whole: Tensor, dim: int, lazy: Any, scale: int = 1) -> Tensor:
     """Return a result with rows: as such where it is large, and else put together."""
     placement = lazy.placement
-    made: Tensor = _Lazy(part, whole, type(placement)(placement.rows, dim, placement.meet))
+    moved = type(placement)(placement.rows, dim, placement.meet)
+    made: Tensor = _Lazy(part, whole, moved, scale=scale)
     return made if whole.numel() >= LARGE else made.whole()  # type: ignore[attr-defined]
 
 
@@ -131,9 +150,10 @@ def _softmax_backward(func: Any, args: Any, kwargs: Any) -> Any:
     lazy = _first(args)
     if lazy is None or dim % lazy.dim() == lazy.placement.dim or gradient.shape != output.shape:
         return NotImplemented
-    batch = lazy.placement.dim
-    parts = [lazy.placement.rows.cut(tensor, batch) for tensor in (gradient, output)]
-    return _rows(func(*parts, dim, dtype, **kwargs), _shape_of(func, args, kwargs), batch, lazy)
+    rows, batch = lazy.placement.rows, lazy.placement.dim
+    scale = _scale(gradient)
+    part = func(rows.cut(gradient, batch, scale), rows.cut(output, batch), dim, dtype, **kwargs)
+    return _rows(part, _shape_of(func, args, kwargs), batch, lazy, scale)
 
 
 @_rule("argmax", "argmin", "max.dim", "min.dim", "logsumexp", "sum.dim_IntList", "mean.dim")
@@ -166,25 +186,33 @@ def _topk(func: Any, args: Any, kwargs: Any) -> Any:
 # --- views, which go on with what they are views of
 
 
+def _scale(gradient: Tensor) -> int:
+    """Return what the rows of a gradient are multiplied by already."""
+    return gradient.scaled_part[1] if isinstance(gradient, _Lazy) else 1
+
+
 def _view(lazy: Any, part: Tensor, dim: int, func: Any, args: Any, kwargs: Any) -> Any:
     placement = type(lazy.placement)(lazy.placement.rows, dim, lazy.placement.meet)
     replay = lambda whole: func(whole, *args[1:], **kwargs)  # noqa: E731 - used once
-    return _Lazy(part, _shape_of(func, args, kwargs), placement, lazy, replay)
+    whole = _shape_of(func, args, kwargs)
+    return _Lazy(part, whole, placement, lazy, replay, _scale(lazy))
 
 
 @_rule("detach", "alias")
 def _same(func: Any, args: Any, kwargs: Any) -> Any:
     (lazy,) = args
-    if lazy.part is None:
+    part, _ = lazy.scaled_part
+    if part is None:
         return NotImplemented
-    return _view(lazy, func(lazy.part), lazy.placement.dim, func, args, kwargs)
+    return _view(lazy, func(part), lazy.placement.dim, func, args, kwargs)
 
 
 @_rule("view", "_unsafe_view")
 def _viewed(func: Any, args: Any, kwargs: Any) -> Any:
     lazy, sizes = args
     # The rows follow each other in memory, and do so in each shape whose first dimension they fill.
-    if lazy.part is None or math.prod(lazy.shape[: lazy.placement.dim]) != 1:
+    part, scale = lazy.scaled_part
+    if part is None or math.prod(lazy.shape[: lazy.placement.dim]) != 1:
         return NotImplemented
     rows = lazy.placement.rows
     whole = _shape_of(func, args, kwargs)
@@ -194,21 +222,22 @@ def _viewed(func: Any, args: Any, kwargs: Any) -> Any:
     sizes = [*whole.shape]
     sizes[dim] = sizes[dim] // rows.count * rows.own
     if func is _aten._unsafe_view.default:
-        return _rows(func(lazy.part, sizes), whole, dim, lazy)
-    return _view(lazy, func(lazy.part, sizes), dim, func, args, kwargs)
+        return _rows(func(part, sizes), whole, dim, lazy, scale)
+    return _view(lazy, func(part, sizes), dim, func, args, kwargs)
 
 
 @_rule("slice.Tensor", "select.int", "unsqueeze", "squeeze.dim")
 def _along_one(func: Any, args: Any, kwargs: Any) -> Any:
     lazy, dim = args[0], args[1] if len(args) > 1 else kwargs.get("dim", 0)
-    if lazy.part is None or lazy.size(lazy.placement.dim) == 1:
+    own, _ = lazy.scaled_part
+    if own is None or lazy.size(lazy.placement.dim) == 1:
         return NotImplemented
     unsqueezes = func is _aten.unsqueeze.default
     dim %= lazy.dim() + unsqueezes
     batch = lazy.placement.dim
     if dim == batch and not unsqueezes:
         return NotImplemented
-    part = func(lazy.part, *args[1:], **kwargs)
+    part = func(own, *args[1:], **kwargs)
     if unsqueezes:
         batch += dim <= batch
     elif part.dim() < lazy.dim():
@@ -219,7 +248,8 @@ def _along_one(func: Any, args: Any, kwargs: Any) -> Any:
 @_rule("transpose.int", "permute", "t")
 def _permuted(func: Any, args: Any, kwargs: Any) -> Any:
     lazy = args[0]
-    if lazy.part is None:
+    part, _ = lazy.scaled_part
+    if part is None:
         return NotImplemented
     n = lazy.dim()
     order = list(range(n))
@@ -229,13 +259,14 @@ def _permuted(func: Any, args: Any, kwargs: Any) -> Any:
         one, other = (0, 1) if func is _aten.t.default else (dim % n for dim in args[1:])
         order[one], order[other] = other, one
     batch = order.index(lazy.placement.dim)
-    return _view(lazy, func(lazy.part, *args[1:], **kwargs), batch, func, args, kwargs)
+    return _view(lazy, func(part, *args[1:], **kwargs), batch, func, args, kwargs)
 
 
 @_rule("slice_backward", "select_backward")
 def _view_backward(func: Any, args: Any, kwargs: Any) -> Any:
     lazy, sizes, dim, *others = args
-    if lazy.part is None:
+    own, scale = lazy.scaled_part
+    if own is None:
         return NotImplemented
     dim %= len(sizes)
     batch = lazy.placement.dim
@@ -246,8 +277,8 @@ def _view_backward(func: Any, args: Any, kwargs: Any) -> Any:
     rows = lazy.placement.rows
     part_sizes = [*sizes]
     part_sizes[batch] = sizes[batch] // rows.count * rows.own
-    part = func(lazy.part, part_sizes, dim, *others, **kwargs)
-    return _rows(part, _shape_of(func, args, kwargs), batch, lazy)
+    part = func(own, part_sizes, dim, *others, **kwargs)
+    return _rows(part, _shape_of(func, args, kwargs), batch, lazy, scale)
 
 
 # --- numbers of all rows
@@ -292,8 +323,9 @@ def _nll_backward(func: Any, args: Any, kwargs: Any) -> Any:
     if gradient.dim():
         gradient = rows.cut(gradient, 0)
     own = rows.cut(target, 0)
-    part = func(gradient, scores.part, own, weight, reduction, ignored, by, **kwargs)
-    return _rows(part, _shape_of(_aten.empty_like.default, (scores,), {}), 0, scores)
+    scale = rows.ranks.world_size
+    part = func(gradient * scale, scores.part, own, weight, reduction, ignored, by, **kwargs)
+    return _rows(part, _shape_of(_aten.empty_like.default, (scores,), {}), 0, scores, scale)
 
 
 @_rule("mse_loss", "binary_cross_entropy_with_logits")
@@ -325,5 +357,6 @@ def _mse_backward(func: Any, args: Any, kwargs: Any) -> Any:
     if gradient.dim():  # of gradients: there is one for each number
         gradient = lazy.placement.rows.cut(gradient.expand(lazy.shape), batch)
     by = lazy.numel() if reduction == _MEAN else 1
-    part = func(gradient / by, *parts, _SUM, **kwargs)
-    return _rows(part, _shape_of(_aten.empty_like.default, (lazy,), {}), batch, lazy)
+    scale = lazy.placement.rows.ranks.world_size
+    part = func(gradient * (scale / by), *parts, _SUM, **kwargs)
+    return _rows(part, _shape_of(_aten.empty_like.default, (lazy,), {}), batch, lazy, scale)

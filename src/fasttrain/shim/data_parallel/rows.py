@@ -92,15 +92,16 @@ class Rows:
         """Return a tensor that each rank uses as a whole."""
         return share(whole, self.ranks)
 
-    def cut(self, whole: Tensor, dim: int) -> Tensor:
-        """Return this rank's rows, without a graph."""
+    def cut(self, whole: Tensor, dim: int, scale: int = 1) -> Tensor:
+        """Return this rank's rows times a number, without a graph."""
         lazy: Any = getattr(whole, "own_rows", None)  # of rows that were never put together
         if lazy is not None:
-            own: Tensor | None = lazy(self, dim)
-            return self.cut(cast("Any", whole).whole(), dim) if own is None else own
+            own: Tensor | None = lazy(self, dim, scale)
+            return self.cut(cast("Any", whole).whole(), dim, scale) if own is None else own
         block = whole.size(dim) // self.count
         part = whole.narrow(dim, block * self.first, block * self.own)
-        return part.contiguous() if whole.is_contiguous() else part
+        part = part.contiguous() if whole.is_contiguous() else part
+        return part if scale == 1 else part * scale
 
     def gather(self, part: Tensor, dim: int) -> Tensor:
         """Return the rows of all ranks, without a graph."""
@@ -159,7 +160,10 @@ class _Give(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
         dim, rows = ctx.how
-        return rows.take(gradient, dim) * rows.ranks.world_size, None, None, None
+        scale = rows.ranks.world_size
+        if torch.is_grad_enabled():
+            return rows.take(gradient, dim) * scale, None, None, None
+        return rows.cut(gradient, dim, scale), None, None, None
 
 
 class _Share(torch.autograd.Function):
