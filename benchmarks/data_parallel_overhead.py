@@ -70,7 +70,7 @@ SPEED_COLUMNS = ("one ms", "fasttrain ms", "speed-up (95 %)", "pairs", "loss dif
 class Run:
     """One side: its process, and the file that its rank 0 writes."""
 
-    process: subprocess.Popen
+    process: "subprocess.Popen[bytes]"
     path: Path
 
     def lines(self) -> list[str]:
@@ -92,7 +92,7 @@ class Run:
         while len(self.ends()) < WARM_STEPS:
             if self.process.poll() is not None or time.monotonic() > until:
                 log = self.path.with_suffix(".log").read_text()
-                raise SystemExit(f"{shlex.join(self.process.args)} takes no steps:\n{log}")
+                raise SystemExit(f"{self.process.args!r} takes no steps:\n{log}")
             time.sleep(0.2)
 
     def ranks(self) -> list[psutil.Process]:

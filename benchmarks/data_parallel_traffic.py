@@ -70,11 +70,11 @@ KINDS = {  # of collectives, by a part of their names
 COLUMNS = ("all-reduces", "gathers", "broadcasts", "KiB", "meetings", *COUNTED.values())
 
 
-class Traffic(TorchDispatchMode):
+class Traffic(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts what is sent, by the words of `COLUMNS`, and its bytes."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.counts: Counter[str] = Counter()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -115,10 +115,10 @@ class Ddp(DistributedDataParallel):
         self.register_comm_hook(None, _send)
 
 
-def _send(_, bucket):
+def _send(_, bucket):  # type: ignore[no-untyped-def] # whose annotations torch itself looks at
     buffer = bucket.buffer().div_(distributed.get_world_size())
     distributed.all_reduce(buffer)
-    sent = torch.futures.Future()
+    sent: torch.futures.Future[Tensor] = torch.futures.Future()
     sent.set_result(buffer)
     return sent
 
@@ -127,7 +127,8 @@ class AlikeRanks(Ranks):
     """Ranks that all bring what this one brings."""
 
     def __init__(self, world_size: int, traffic: Traffic) -> None:
-        super().__init__(0, world_size, distributed.HashStore(), "fake")
+        torchs: Any = distributed
+        super().__init__(0, world_size, torchs.HashStore(), "fake")
         self._traffic = traffic
 
     def sum(self, tensor: Tensor) -> Tensor:
@@ -195,7 +196,7 @@ def batch_of(task: Task) -> tuple[Tensor, Tensor]:
     return (x[:, : TOKENS // rows], y[:, : TOKENS // rows]) if large else (x, y)
 
 
-def counts_of(name: str, world_size: int, hand: bool, evaluate: bool) -> Counter[str]:
+def counts_of(name: str, world_size: int, hand: bool, evaluate: bool) -> dict[str, float]:
     """Give what the counted steps of a task send, of one step."""
     task, traffic = build_task(name), Traffic()
     x, y = batch_of(task)
@@ -213,17 +214,19 @@ def counts_of(name: str, world_size: int, hand: bool, evaluate: bool) -> Counter
                     model(x).argmax(dim=-1)
                 continue
             optimizer.zero_grad()
-            task.loss(model, x, y).backward()
+            loss: Any = task.loss(model, x, y)
+            loss.backward()
             optimizer.step()
         counted = traffic.counts.copy()
     steps = LAST - FIRST + 1
-    return Counter({word: count / steps for word, count in counted.items()})
+    return {word: count / steps for word, count in counted.items()}
 
 
-def row(name: str, world_size: int, side: str, counts: Counter[str]) -> tuple[str, ...]:
+def row(name: str, world_size: int, side: str, counts: dict[str, float]) -> tuple[str, ...]:
     """Give a line of the table."""
-    counts["KiB"] = counts["bytes"] / 1024
-    return (f"{name}, {side}", str(world_size), *(f"{counts[word]:.4g}" for word in COLUMNS))
+    shown = {**counts, "KiB": counts.get("bytes", 0.0) / 1024}
+    cells = (f"{shown.get(word, 0.0):.5g}" for word in COLUMNS)
+    return (f"{name}, {side}", str(world_size), *cells)
 
 
 def main() -> None:

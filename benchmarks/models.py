@@ -26,7 +26,8 @@ class Attention(nn.Module):
         qkv = self.qkv(x).view(batch, seq, 3, self.heads, width // self.heads)
         q, k, v = qkv.permute(2, 0, 3, 1, 4)
         y = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return self.out(y.transpose(1, 2).reshape(batch, seq, width))
+        mixed: Tensor = self.out(y.transpose(1, 2).reshape(batch, seq, width))
+        return mixed
 
 
 class Layer(nn.Module):
@@ -41,7 +42,8 @@ class Layer(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Refine x (batch, seq, width)."""
         x = x + self.attention(self.norm1(x))
-        return x + self.down(functional.gelu(self.up(self.norm2(x))))
+        refined: Tensor = x + self.down(functional.gelu(self.up(self.norm2(x))))
+        return refined
 
 
 class Gpt(nn.Module):
@@ -60,15 +62,20 @@ class Gpt(nn.Module):
         x = self.tokens(tokens) + self.places(torch.arange(tokens.shape[1], device=tokens.device))
         for layer in self.layers:
             x = layer(x)
-        return self.head(self.norm(x)).flatten(0, 1)
+        logits: Tensor = self.head(self.norm(x))
+        return logits.flatten(0, 1)
 
 
-class GptWithLoss(Gpt):
+class GptWithLoss(nn.Module):
     """The same model, which computes its loss itself, as nanoGPT does."""
+
+    def __init__(self, vocabulary: int, seq: int, layers: int, width: int, heads: int) -> None:
+        super().__init__()
+        self.gpt = Gpt(vocabulary, seq, layers, width, heads)
 
     def forward(self, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Give the logits (batch * seq, vocabulary) and the loss."""
-        logits = super().forward(tokens)
+        logits: Tensor = self.gpt(tokens)
         return logits, functional.cross_entropy(logits, targets.flatten())
 
 
@@ -115,7 +122,8 @@ class ResNet(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Give the logits (batch, classes)."""
         x = functional.max_pool2d(torch.relu(self.stem(x)), 3, 2, padding=1)
-        return self.head(self.blocks(x).mean(dim=(2, 3)))
+        logits: Tensor = self.head(self.blocks(x).mean(dim=(2, 3)))
+        return logits
 
 
 class BasicBlock(nn.Module):
@@ -149,7 +157,9 @@ class CifarNet(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Give the logits (batch, classes)."""
-        return self.head(self.blocks(torch.relu(self.stem(x))).mean(dim=(2, 3)))
+        x = self.blocks(torch.relu(self.stem(x)))
+        logits: Tensor = self.head(x.mean(dim=(2, 3)))
+        return logits
 
 
 def double(inputs: int, outputs: int) -> nn.Sequential:
@@ -183,7 +193,8 @@ class UNet(nn.Module):
         x = self.bottom(x)
         for rise, up in zip(self.rises, self.ups, strict=True):
             x = up(torch.cat([kept.pop(), rise(x)], dim=1))
-        return self.head(x)
+        logits: Tensor = self.head(x)
+        return logits
 
 
 def gpt(tiny: bool) -> Task:

@@ -9,6 +9,7 @@ seconds. Every ten steps another one: the word loss, and the loss or the samples
 import itertools
 import sys
 import time
+from typing import Any, TextIO
 
 import torch
 from parallel_tasks import Task, build_task
@@ -17,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 READ_EVERY = 10  # steps
 
 
-def train(task: Task, loader: DataLoader, file) -> None:
+def train(task: Task, loader: DataLoader[Any], file: TextIO) -> None:
     """Train for ever."""
     optimizer = torch.optim.AdamW(task.model.parameters(), lr=1e-4)
     steps = itertools.count(1)
@@ -25,14 +26,14 @@ def train(task: Task, loader: DataLoader, file) -> None:
         for x, y in loader:
             loss = task.loss(task.model, x, y)
             optimizer.zero_grad()
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             if next(steps) % READ_EVERY == 0:
                 print("loss", loss.item(), file=file, flush=True)
             print(time.monotonic(), file=file)
 
 
-def evaluate(task: Task, loader: DataLoader, file) -> None:
+def evaluate(task: Task, loader: DataLoader[Any], file: TextIO) -> None:
     """Count the samples that are right, for ever."""
     task.model.eval()
     steps, right = itertools.count(1), 0

@@ -7,6 +7,7 @@ import itertools
 import os
 import sys
 import time
+from collections.abc import Iterator
 
 import torch
 from parallel_loop import READ_EVERY
@@ -23,7 +24,7 @@ rank, ranks = distributed.get_rank(), distributed.get_world_size()
 class Cut(BatchSampler):
     """Gives a rank its part of each batch."""
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[list[int]]:
         """Give the indices of one batch after the other."""
         for indices in super().__iter__():
             each = len(indices) // ranks
@@ -42,7 +43,7 @@ with open(path if rank == 0 else os.devnull, "w") as file:  # noqa: PTH123
         for x, y in loader:
             loss = task.loss(model, x, y)
             optimizer.zero_grad()
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             if next(steps) % READ_EVERY == 0:
                 whole = loss.detach() / ranks

@@ -44,7 +44,7 @@ def outside(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 
 def inside(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     """Give the loss, which the model computes."""
-    _, loss = model(x, y)
+    loss: Tensor = model(x, y)[1]
     return loss
 
 
@@ -66,7 +66,9 @@ def convnet() -> Task:
     return Task(CifarNet(width=8), images, torch.randint(CLASSES, (len(images),)), batch, outside)
 
 
-def _gpt(kind: type[Gpt], loss: Loss, vocabulary: int, layers: int, batch: int) -> Task:
+def _gpt(
+    kind: Callable[..., nn.Module], loss: Loss, vocabulary: int, layers: int, batch: int
+) -> Task:
     seq = 64
     tokens = torch.randint(vocabulary, (batch * BATCHES, seq + 1))
     model = kind(vocabulary, seq, layers, 128, 4)

@@ -4,13 +4,15 @@ torch's SyncBatchNorm refuses tensors on a CPU. This takes two collectives, as t
 torch's own fused kernels for all that is as large as the batch.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor, distributed, nn
 
 
 class _Normalise(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, weight, bias, module):
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, module: Any) -> Tensor:
         others = [dim for dim in range(x.dim()) if dim != 1]
         own = x.numel() // x.size(1)
         # Four times as fast as torch.var_mean over these dimensions, and as exact
@@ -29,7 +31,7 @@ class _Normalise(torch.autograd.Function):
         return nn.functional.batch_norm(x, mean, variance, weight, bias, eps=module.eps)
 
     @staticmethod
-    def backward(ctx, gradient):
+    def backward(ctx: Any, gradient: Tensor) -> Any:
         x, weight, mean, variance, count = ctx.saved_tensors
         scale = torch.rsqrt(variance + ctx.eps)
         known = (gradient, x, weight, mean, variance, None, None)
@@ -57,8 +59,14 @@ class SynchronisedNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Normalise x (batch, channels, ...) over the batches of all ranks."""
         if not self.training:
-            return self.norm(x)
-        return _Normalise.apply(x, self.norm.weight, self.norm.bias, self.norm)
+            return self._plainly(x)
+        apply: Any = _Normalise.apply
+        normalised: Tensor = apply(x, self.norm.weight, self.norm.bias, self.norm)
+        return normalised
+
+    def _plainly(self, x: Tensor) -> Tensor:
+        normalised: Tensor = self.norm(x)
+        return normalised
 
 
 def synchronise(module: nn.Module) -> nn.Module:
