@@ -74,15 +74,15 @@ class Run:
     path: Path
 
     def lines(self) -> list[str]:
-        """Give the whole lines written so far."""
+        """Return the whole lines written so far."""
         return self.path.read_text().split("\n")[:-1] if self.path.exists() else []
 
     def ends(self) -> list[float]:
-        """Give when each step ended."""
+        """Return when each step ended."""
         return [float(line) for line in self.lines() if not line.startswith("loss")]
 
     def losses(self) -> list[float]:
-        """Give the losses that were read first."""
+        """Return the losses that were read first."""
         read = [float(line.split()[1]) for line in self.lines() if line.startswith("loss")]
         return read[:COMPARED_LOSSES]
 
@@ -96,14 +96,14 @@ class Run:
             time.sleep(0.2)
 
     def ranks(self) -> list[psutil.Process]:
-        """Give the processes that compute: those that have no children."""
+        """Return the processes that compute: those that have no children."""
         own = psutil.Process(self.process.pid)
         every = [own, *own.children(recursive=True)]
         return [process for process in every if not process.children()]
 
 
 def command(name: str, side: str, path: Path, args: argparse.Namespace) -> list[str]:
-    """Give the command line of a side."""
+    """Return the command line of a side."""
     against, task, mode = COMPARISONS[name]
     loop = [task, mode, str(path)]
     if side == "hand" and against == "one":
@@ -166,12 +166,12 @@ def take_turns(runs: dict[str, Run], args: argparse.Namespace) -> dict[str, list
 
 
 def median_step_s(ends: list[float]) -> float:
-    """Give the median time between the ends of steps."""
+    """Return the median time between the ends of steps."""
     return statistics.median(b - a for a, b in itertools.pairwise(ends))
 
 
 def medians_s(ends: list[float], turns: list[tuple[float, float]]) -> list[float]:
-    """Give the median step of each turn, of the steps that lie in it as a whole."""
+    """Return the median step of each turn, of the steps that lie in it as a whole."""
     found = []
     for begun, ended in turns:
         inside = [at for at in ends if begun < at < ended]
@@ -181,7 +181,7 @@ def medians_s(ends: list[float], turns: list[tuple[float, float]]) -> list[float
 
 
 def largest_difference(name: str, runs: dict[str, Run]) -> str:
-    """Give how far the first losses of both sides differ, and end where they do."""
+    """Return how far the first losses of both sides differ, and end where they do."""
     pairs = list(zip(*(runs[side].losses() for side in SIDES), strict=False))
     largest = max(abs(a - b) / max(abs(a), 1e-9) for a, b in pairs)
     if largest > CLOSE:

@@ -84,7 +84,7 @@ class Traffic(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
     def around(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Give what counts a collective and makes it."""
+        """Return what counts a collective and makes it."""
 
         def collective(*args: Any, **kwargs: Any) -> Any:
             word = next(word for part, word in KINDS.items() if part in original.__name__)
@@ -148,7 +148,7 @@ class AlikeRanks(Ranks):
         return lambda: [number * self.world_size for number in numbers]
 
     def gather(self, text: str) -> list[str]:
-        """Give the same text for all."""
+        """Return the same text for all."""
         return [text] * self.world_size
 
 
@@ -189,7 +189,7 @@ def by_hand(world_size: int, traffic: Traffic) -> Iterator[None]:  # noqa: ARG00
 
 
 def batch_of(task: Task) -> tuple[Tensor, Tensor]:
-    """Give a batch that has rows for all ranks."""
+    """Return a batch that has rows for all ranks."""
     rows = max(task.batch, ROWS)
     x, y = task.inputs[:rows], task.targets[:rows]
     large = x.dim() == 2 and not x.is_floating_point() and int(x.max()) > 1000
@@ -197,7 +197,7 @@ def batch_of(task: Task) -> tuple[Tensor, Tensor]:
 
 
 def counts_of(name: str, world_size: int, hand: bool, evaluate: bool) -> dict[str, float]:
-    """Give what the counted steps of a task send, of one step."""
+    """Return what the counted steps of a task send, of one step."""
     task, traffic = build_task(name), Traffic()
     x, y = batch_of(task)
     model: Any = task.model.eval() if evaluate else task.model
@@ -223,7 +223,7 @@ def counts_of(name: str, world_size: int, hand: bool, evaluate: bool) -> dict[st
 
 
 def row(name: str, world_size: int, side: str, counts: dict[str, float]) -> tuple[str, ...]:
-    """Give a line of the table."""
+    """Return a line of the table."""
     shown = {**counts, "KiB": counts.get("bytes", 0.0) / 1024}
     cells = (f"{shown.get(word, 0.0):.5g}" for word in COLUMNS)
     return (f"{name}, {side}", str(world_size), *cells)

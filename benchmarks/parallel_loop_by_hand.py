@@ -25,7 +25,7 @@ class Cut(BatchSampler):
     """Gives a rank its part of each batch."""
 
     def __iter__(self) -> Iterator[list[int]]:
-        """Give the indices of one batch after the other."""
+        """Return the indices of one batch after the other."""
         for indices in super().__iter__():
             each = len(indices) // ranks
             yield indices[rank * each : (rank + 1) * each]

@@ -37,19 +37,19 @@ class Task:
 
 
 def outside(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    """Give the loss, which the loop computes."""
+    """Return the loss, which the loop computes."""
     logits = model(x)
     return functional.cross_entropy(logits.view(-1, logits.size(-1)), y.flatten())
 
 
 def inside(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    """Give the loss, which the model computes."""
+    """Return the loss, which the model computes."""
     loss: Tensor = model(x, y)[1]
     return loss
 
 
 def mlp() -> Task:
-    """Give three layers: a step of a few milliseconds."""
+    """Return three layers: a step of a few milliseconds."""
     batch, width = 512, 512
     sizes = [width, width, width, CLASSES]
     layers: list[nn.Module] = []
@@ -60,7 +60,7 @@ def mlp() -> Task:
 
 
 def convnet() -> Task:
-    """Give a narrow ResNet-8 with BatchNorm over images of 32 by 32."""
+    """Return a narrow ResNet-8 with BatchNorm over images of 32 by 32."""
     batch = 64
     images = torch.randn(batch * BATCHES, 3, 32, 32)
     return Task(CifarNet(width=8), images, torch.randint(CLASSES, (len(images),)), batch, outside)
@@ -76,22 +76,22 @@ def _gpt(
 
 
 def transformer_outside() -> Task:
-    """Give a GPT of four layers and 256 tokens."""
+    """Return a GPT of four layers and 256 tokens."""
     return _gpt(Gpt, outside, 256, 4, 16)
 
 
 def transformer_inside() -> Task:
-    """Give the same, which gives its loss beside its logits."""
+    """Return the same, which gives its loss beside its logits."""
     return _gpt(GptWithLoss, inside, 256, 4, 16)
 
 
 def language_model() -> Task:
-    """Give a GPT whose logits outweigh all else: 32,000 of each of 512 tokens."""
+    """Return a GPT whose logits outweigh all else: 32,000 of each of 512 tokens."""
     return _gpt(Gpt, outside, 32_000, 2, 8)
 
 
 def language_model_inside() -> Task:
-    """Give the same, which gives its loss beside its logits."""
+    """Return the same, which gives its loss beside its logits."""
     return _gpt(GptWithLoss, inside, 32_000, 2, 8)
 
 
@@ -105,6 +105,6 @@ TASKS: dict[str, Callable[[], Task]] = {
 
 
 def build_task(name: str) -> Task:
-    """Give a task, the same in every process."""
+    """Return a task, the same in every process."""
     torch.manual_seed(0)
     return TASKS[name]()

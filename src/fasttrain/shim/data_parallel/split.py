@@ -15,7 +15,6 @@ import time
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -32,8 +31,8 @@ from fasttrain.shim.data_parallel.lazy_rows import LazyRows, gather_lazily, link
 from fasttrain.shim.data_parallel.parting import Parting, meet_inside
 from fasttrain.shim.data_parallel.reduction import reduced_by
 from fasttrain.shim.data_parallel.rows import Gather, Rows, share
+from fasttrain.shim.data_parallel.sites import RETRIES, Site, fill, saved
 from fasttrain.shim.data_parallel.trial import RefusalError, Trial
-from fasttrain.shim.data_parallel.ways import Split
 from fasttrain.shim.ledger import Ledger
 from fasttrain.shim.parallel_context import ParallelContext
 from fasttrain.shim.ranks import Ranks
@@ -41,12 +40,9 @@ from fasttrain.shim.refusal import refuse
 from fasttrain.shim.roots import Call, Root, parameters_of
 from fasttrain.spec.errors import ExitCode, FasttrainError
 
-SHAPES = 4  # new shapes of one kind of call that are verified; behind them 8, 16, ... of them
 _REDUCING, _THROUGH = 2, 3  # what ranks are doing when they meet
-MOST_SHAPES = 4096  # that are remembered
 PART = 0.05  # of a root's parameters, for a part of it to be split by itself
 GRADIENTS = 2  # verified calls whose gradients are compared as well
-RETRIES = 4  # calls up to which a reason other than wrong numbers may go away
 
 
 ASKED = "the script asks for gradients by what it gives, of which it has made more itself"
@@ -55,49 +51,6 @@ _ELSEWHERE: Any = object()  # in the place of an output, where other ranks are e
 
 class Parted(BaseException):
     """The ranks compute other things inside of a split call; not for the script to catch."""
-
-
-@dataclass(slots=True)
-class Site:
-    """One kind of call of one root: its mode, and the kinds of its arguments.
-
-    Attributes:
-        calls: How often it was called.
-        split: How it is split; None where it isn't.
-        why_not: Why it isn't.
-        final: Whether no other way will be tried.
-        name: The module, and where its root was called first.
-        verified: How often the split call was found to be the whole one.
-        shapes: Of the arguments, with what the call may decide by, as far as they were met.
-        decisions: What that is.
-        hooks: Hooks that had been registered anywhere when it was verified.
-    """
-
-    name: str
-    calls: int = 0
-    split: Split | None = None
-    why_not: str = ""
-    final: bool = False
-    verified: int = 0
-    shapes: set[Any] = field(default_factory=set)
-    hooks: int = -1
-    decisions: Decisions | None = None
-
-    def is_due(self, shapes: Any, hooks: int) -> bool:
-        """Count a call, and return whether it is to be verified."""
-        self.calls += 1
-        new = shapes not in self.shapes and len(self.shapes) < MOST_SHAPES
-        if new:
-            self.shapes.add(shapes)
-        if self.final:
-            return False
-        often = len(self.shapes)
-        again = not self.calls & (self.calls - 1) or (
-            new and (often <= SHAPES or not often & (often - 1))
-        )
-        if self.split is None and self.why_not:
-            return again and self.calls <= RETRIES
-        return again or hooks != self.hooks
 
 
 class SplitCalls:
@@ -158,7 +111,7 @@ class SplitCalls:
         found: dict[str, Any] = {}
         for sites in self._sites.values():
             for key, site in sites.items():
-                found[f"{site.name} {key!r}"] = _saved(site)
+                found[f"{site.name} {key!r}"] = saved(site)
         return found
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -169,9 +122,9 @@ class SplitCalls:
                 self._fill(site, key)
 
     def _fill(self, site: Site, key: Any) -> None:
-        saved = self._restored.get(f"{site.name} {key!r}")
-        if saved is not None:
-            _fill(site, saved)
+        state = self._restored.get(f"{site.name} {key!r}")
+        if state is not None:
+            fill(site, state)
             site.hooks = self._hooks.registered
 
     def run(
@@ -439,27 +392,6 @@ def _name(root: Root, module: Module) -> str:
         return f"{root.name} ({root.where})"
     inside = next((name for name, part in whole.named_modules() if part is module), "?")
     return f"{inside} of {root.name} ({root.where})"
-
-
-def _saved(site: Site) -> dict[str, Any]:
-    split = site.split
-    return {
-        "calls": site.calls,
-        "split": split and [split.inputs, split.outputs, split.kept, split.inner],
-        "why_not": site.why_not,
-        "final": site.final,
-        "verified": site.verified,
-        "shapes": [(tuple(map(tuple, shapes)), values) for shapes, values in site.shapes],
-    }
-
-
-def _fill(site: Site, saved: dict[str, Any]) -> None:
-    site.split = Split(*saved["split"]) if saved["split"] else None
-    site.shapes = {
-        (tuple(map(torch.Size, shapes)), tuple(values)) for shapes, values in saved["shapes"]
-    }
-    for name in ("calls", "why_not", "final", "verified"):
-        setattr(site, name, saved[name])
 
 
 def _device_of(root: Root) -> torch.device | None:
