@@ -31,7 +31,11 @@ def shared_memory(store: Any, name: str, rank: int, world_size: int, size: int) 
     """
     if not on_one_node(world_size):
         return None
+    # Made when all are here, so that its name is there for a moment only: a run may be killed.
+    if store.add(f"{name}/here", 1) == world_size:
+        store.set(f"{name}/met", "")
     if rank == 0:
+        store.get(f"{name}/met")
         store.set(name, _new_file(size))
     path = store.get(name).decode()
     memory = _mapped(path, size) if path else None
