@@ -1,7 +1,9 @@
 """fasttrain loads no pickle: what it reads of its own is JSON, and what it configures is YAML.
 
-Exceptions are submitit's, which loads the job's behind the check in ``slurm/node_start.py``, and
-snapshots: tensors and plain values by ``weights_only``, from a folder that is the user's alone.
+Exceptions are submitit's, which loads the job's behind the check in ``slurm/node_start.py``;
+snapshots: tensors and plain values by ``weights_only``, from a folder that is the user's alone; and
+batches of a DataLoader, in sealed memory files that a process of the same user sends through a
+socket, where the kernel says whose it is (``shim/shared_loading``), as torch's workers send theirs.
 """
 
 from __future__ import annotations
@@ -23,13 +25,31 @@ BY_PICKLE = {
     "send_object_list", "recv_object_list", "recv_bytes", "unsafe_load", "full_load", "load_all",
 }  # fmt: skip
 OF_MODULES = {"torch", "np", "numpy", "yaml", "pd"}
-BEHIND_A_CHECK = {"slurm/node_start.py", "shim/snapshots/files.py"}
+BEHIND_A_CHECK = {
+    "slurm/node_start.py", "shim/snapshots/files.py", "shim/shared_loading/packing.py",
+}  # fmt: skip
+# What a module may use of pickle that only writes.
+WRITING = {"Pickler", "PickleBuffer", "dump", "dumps", "HIGHEST_PROTOCOL"}
+
+
+def only_writes(tree: ast.AST) -> bool:
+    """Return whether all that is used of pickle turns objects into bytes."""
+    used = {
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
+        and node.value.id == "pickle"
+    }  # fmt: skip
+    return bool(used) and used <= WRITING
 
 
 def loads(tree: ast.AST) -> Iterator[int]:
-    """Give the lines that load a pickle, or could."""
+    """Return the lines that load a pickle, or could."""
+    writes = only_writes(tree)
     for node in ast.walk(tree):
         match node:
+            case ast.Import(names=[ast.alias(name="pickle", asname=None)]) if writes:
+                pass
             case ast.Import(names=names) if {n.name.split(".")[0] for n in names} & LOADERS:
                 yield node.lineno
             case ast.ImportFrom(module=str(module)) if module.split(".")[0] in LOADERS:
@@ -46,7 +66,8 @@ def loads(tree: ast.AST) -> Iterator[int]:
     "code",
     ["import pickle", "from marshal import loads", "torch.load(path)", "load = torch.load",
      "np.load(path)", "yaml.load(text)", "dist.all_gather_object(found, mine)",
-     "from submitit.core.submission import submitit_main", "yaml.unsafe_load(text)"],
+     "from submitit.core.submission import submitit_main", "yaml.unsafe_load(text)",
+     "import pickle; pickle.dumps(x); pickle.loads(x)", "import pickle as p; pickle.dumps(x)"],
 )  # fmt: skip
 def test_a_pickle_is_seen(code: str) -> None:
     assert list(loads(ast.parse(code))) == [1]
@@ -55,6 +76,10 @@ def test_a_pickle_is_seen(code: str) -> None:
 def test_reading_data_is_none() -> None:
     code = "json.load(file); yaml.safe_load(text); yaml.compose(text); torch.save(x, path)"
     assert list(loads(ast.parse(code))) == []
+
+
+def test_writing_is_none() -> None:
+    assert list(loads(ast.parse("import pickle\npickle.Pickler(file, 5).dump(x)"))) == []
 
 
 def test_nothing_of_fasttrain_loads_one_unchecked() -> None:

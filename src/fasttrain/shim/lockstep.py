@@ -66,8 +66,7 @@ class Lockstep:
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         with torch.no_grad():
             sums = torch.stack([p.detach().double().sum().cpu() for p in parameters]).sum()
-        if not torch.isfinite(sums):
-            return
+        sums = torch.nan_to_num(sums)  # all ranks go on to compare, also where one has no number
         spread = torch.stack([sums, -sums])
         with self._ranks.waits():
             dist.all_reduce(spread, dist.ReduceOp.MAX)

@@ -51,7 +51,10 @@ class Replica:
         uneven: Whether it was trained since all ranks had the same buffers.
         registered: Parameters, modules and hooks that had been registered anywhere when its
             parameters were looked at.
+        gathers: Whether each call of the module gathers parameters from other ranks.
     """
+
+    gathers = False
 
     def __init__(self, module: nn.Module, ranks: Ranks) -> None:
         self._ref = weakref.ref(module)
@@ -132,6 +135,16 @@ class Replica:
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
+
+    @property
+    def calls_together(self) -> bool:
+        """Whether the object's part in the next call is one of all ranks, in front of the model.
+
+        It compares parameters as it is made, and its buckets before the call behind its first pass.
+        """
+        if self._ddp is None:
+            return not self._probes and self._failures < FAILURES
+        return not (self._unused or self._ddp._has_rebuilt_buckets)
 
     def call(self, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Make a call of the root whose gradients are to be averaged.

@@ -36,8 +36,13 @@ class ShardedReplica:
         parameters: Its shards.
         uneven: Whether it was trained since all ranks had the same buffers.
         registered: Of `Replica`; not used.
+        gathers: Of `Replica`.
+        calls_together: Of `Replica`; nothing precedes the model.
         blocks: Blocks that are gathered one after the other.
     """
+
+    gathers = True
+    calls_together = False
 
     def __init__(self, module: nn.Module, ranks: Ranks, optimizers: Iterable[Optimizer]) -> None:
         self.uneven = False

@@ -199,6 +199,8 @@ class SplitCalls:
     def _whole(self, site: Site, root: Root, call: Call, args: Any, kwargs: Any) -> Any:
         """Make a whole call, inside of which parts of the module may be split."""
         self._ledger.counts["whole calls"] += 1
+        if root.replica is not None and root.replica.gathers:
+            self._parting.check(f"call {root.name}")
         if not site.final or not self._inside.flag:
             return call(*args, **kwargs)
         with self._descended(functools.partial(self._part, root)):

@@ -178,6 +178,8 @@ class Replicate:
     def _trained(self, root: Root, run: Call, *args: Any, **kwargs: Any) -> Any:
         if self.splits.reentrant:
             root.replica.leave_ddp()
+        if root.replica.calls_together:
+            self._parting.check(f"call {root.name}")
         return root.replica.call(run, args, kwargs)
 
     def _run(self, root: Root, module: nn.Module, call: Call, *args: Any, **kwargs: Any) -> Any:
@@ -204,6 +206,7 @@ class Replicate:
         """Broadcast rank 0's running statistics where each rank has had its own batches."""
         if not self._splits_batches and root.replica is not None and root.replica.uneven:
             root.replica.uneven = False
+            self._parting.check(f"call {root.name}")
             self._ranks.broadcast(list(module.buffers()))
 
     # --- backward passes
