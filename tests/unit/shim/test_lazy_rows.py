@@ -93,10 +93,22 @@ def in_view(logits: Tensor, y: Tensor) -> Tensor:
     return shifted(logits, y) + last.sum()
 
 
+def other_shapes(logits: Tensor, y: Tensor) -> Tensor:
+    rows, last = logits.detach()[1:3], logits.detach()[:, -1]
+    logits.unsqueeze_(1)
+    logits[:, 0, 0] = 2.0
+    assert logits.shape == (y.size(0), 1, TOKENS, WORDS)
+    logits.squeeze_(1).transpose_(0, 1)
+    assert logits.stride() == (WORDS, TOKENS * WORDS, 1)
+    logits.mul_(2.0)
+    return shifted(logits.transpose(0, 1), y) + rows.sum() + last.square().mean()
+
+
 # Computed from the rows of all ranks
 WHOLE: dict[str, Loss] = {
     "in place": in_place,
     "in a view": in_view,
+    "shapes in place": other_shapes,
     "through .data": through_data,
     "first rows": lambda o, y: shifted(o[:2], y[:2]),
     "sorted": lambda o, y: o.reshape(-1).sort().values[::3].square().sum() + shifted(o, y),
@@ -172,6 +184,12 @@ def test_whatever_else_is_done_is_done_with_the_whole(name: str, size: int, rank
     check(WHOLE[name], size, ranks, gathers=name != "gathered")
 
 
+def views_before(logits: Tensor, _: Tensor) -> Tensor:
+    last = logits[:, -1]
+    logits.unsqueeze_(1).transpose_(0, 2)
+    return torch.cat([last.reshape(-1), logits.reshape(-1)])
+
+
 METRICS: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "accuracy": lambda o, y: (o.argmax(-1) == y).double().mean(),
     "maximum": lambda o, y: (o.max(2)[1] == y).sum(),
@@ -185,6 +203,10 @@ METRICS: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "iterated": lambda o, _: torch.stack([row.sum() for row in o]),
     "equal": lambda o, _: torch.tensor(torch.equal(o, o.clone())),
     "written": lambda o, _: o.new_zeros(o.shape).copy_(o),
+    "shape in place": lambda o, _: o.t_() if o.dim() == 2 else o.swapaxes_(0, 2).unsqueeze_(-1),
+    "shape of detached": lambda o, _: torch.cat([o.detach().squeeze_(), o]),
+    "views before": views_before,
+    "resized": lambda o, _: o.resize_(3, 2) * 2,
     "memory": lambda o, _: torch.tensor(o.untyped_storage().nbytes() + (o.data_ptr() == 0)),
 }
 

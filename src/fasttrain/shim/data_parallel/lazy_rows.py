@@ -83,6 +83,7 @@ class LazyRows(Tensor):
     _part: Tensor | None
     _scale: int
     _whole: Tensor | None
+    _first: Tensor | None
     _viewed: LazyRows | None
     _replay: Callable[[Tensor], Tensor] | None
 
@@ -107,6 +108,7 @@ class LazyRows(Tensor):
             cls, like.size(), strides=like.stride(), dtype=part.dtype, device=part.device
         )
         tensor.placement, tensor._part, tensor._whole = placement, part, None
+        tensor._first = None
         tensor._viewed, tensor._replay, tensor._scale = base, view, scale
         if base is None:
             _UNGATHERED.append(weakref.ref(tensor))
@@ -145,7 +147,8 @@ class LazyRows(Tensor):
             with torch.inference_mode(mode=False), torch.no_grad():
                 if self._viewed is not None:
                     assert self._replay is not None
-                    self._whole = self._replay(self._viewed.whole())
+                    viewed = self._viewed.whole()
+                    self._whole = self._replay(self._viewed._first_or(viewed))
                 else:
                     part = self.part
                     assert part is not None
@@ -153,6 +156,23 @@ class LazyRows(Tensor):
                     self._whole = self.placement.rows.gather(part, self.placement.dim)
         self._part = None
         return self._whole
+
+    def _first_or(self, now: Tensor) -> Tensor:
+        """Return the whole tensor in the shape that it was made in."""
+        return now if self._first is None else self._first
+
+    def reshape_by(self, func: Any, args: Any, kwargs: Any) -> LazyRows:
+        """Have an operator change the shape in place, as the first of its arguments.
+
+        Views that were taken before go on to be those of the shape that they were taken of.
+        """
+        with torch.no_grad():
+            now = self.whole()
+            self._first = self._first_or(now.view_as(now))
+        func(now, *args[1:], **kwargs)
+        with torch._C._DisableTorchDispatch():  # of the tensor that stands for it
+            func(*args, **kwargs)
+        return self
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
@@ -165,6 +185,8 @@ class LazyRows(Tensor):
             found = rule(func, args, kwargs)
             if found is not NotImplemented:
                 return found
+        if torch.Tag.inplace_view in func.tags and isinstance(args[0], LazyRows):
+            return args[0].reshape_by(func, args, kwargs)
         return _on_whole(func, args, kwargs)
 
     # What reads memory past the operators
@@ -260,12 +282,6 @@ def _on_whole(func: Any, args: Any, kwargs: Any) -> Any:
     result = func(*args, **kwargs)
     if not func._schema.is_mutable:
         return result
-    for tensor in wholes.values():
-        if tensor._whole is not None and tensor._whole.shape != tensor.shape:
-            raise RuntimeError(
-                f"fasttrain: {func} gives a large output of a model another shape in place; use the"
-                " function that returns a new tensor"
-            )
     # What an operator changes in place it returns
     return map_tensors(result, lambda tensor: wholes.get(id(tensor), tensor))
 
