@@ -154,6 +154,45 @@ def test_two_ranks_train_as_one_over_hccl(
     assert ranks.count("0") == ranks.count("1") > 10  # a step each, at least
 
 
+LARGE = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.manual_seed(6)
+x, y = torch.randn(96, 3, 210, 210), torch.randn(96, 1)
+model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 210 * 210, 2), nn.Linear(2, 1)).to("npu")
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+for epoch in range(2):
+    for inputs, wanted in DataLoader(TensorDataset(x, y), batch_size=8 + epoch):
+        inputs = inputs.to("npu", non_blocking=True).mul(0.5)
+        bright = inputs.to("npu")
+        loss = (model(inputs) - wanted.npu()).square().mean()
+        if epoch:
+            loss = loss * x[:9].npu().mean().exp()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        print(loss.item(), tuple(inputs.shape), inputs.device)
+print(inputs.mean().item())
+"""
+
+
+def test_two_ranks_move_the_rows_that_they_need(
+    fasttrain: Any, script: Any, npus: Any, only_run_dir: Any
+) -> None:
+    path, environ = script(LARGE), npus()
+    one = fasttrain("run", "--amp", "off", "--gpus", "1", path, "--run-dir", "one", env=environ)
+    two = fasttrain("run", "--amp", "off", "--gpus", "0,1", "--strategy", "ddp", path, env=environ)
+    alone, ranks = printed(one), printed(two)
+    assert [line.split()[1:] for line in ranks] == [line.split()[1:] for line in alone]
+    losses = [[float(line.split()[0]) for line in lines] for lines in (alone, ranks)]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
+    counts = outcomes(only_run_dir())["strategy"]["counts"]
+    # 11 and 10 batches of a million numbers behind the first; rows that are needed whole four times
+    assert counts["moved by rows"] == 11 + 10 + 4
+
+
 def test_two_ranks_skip_the_step_that_overflows_on_one(
     fasttrain: Any, script: Any, npus: Any, only_run_dir: Any
 ) -> None:

@@ -28,6 +28,7 @@ from fasttrain.shim.data_parallel.candidates import row_count
 from fasttrain.shim.data_parallel.decisions import Decisions
 from fasttrain.shim.data_parallel.foreign_hooks import HookCount
 from fasttrain.shim.data_parallel.lazy_rows import LazyRows, gather_lazily, linked
+from fasttrain.shim.data_parallel.moves import Moves
 from fasttrain.shim.data_parallel.parting import Parting, meet_inside
 from fasttrain.shim.data_parallel.reduction import reduced_by
 from fasttrain.shim.data_parallel.rows import Gather, Rows, share
@@ -76,6 +77,10 @@ class SplitCalls:
         self._restored: dict[str, Any] = {}
         self._parting = Parting(ranks)
         self._hooks = HookCount()
+        on_devices = context.strategy.collectives != "gloo"
+        meet = functools.partial(self._meet_at_use, "a batch")
+        moves = Moves(ranks, context.compiled, meet, ledger.counts)
+        self._moves = moves if on_devices else None
         self._sites: weakref.WeakKeyDictionary[Module, dict[Any, Site]] = (
             weakref.WeakKeyDictionary()
         )
@@ -86,6 +91,8 @@ class SplitCalls:
         self._hooks.install(undo)
         undo.enter_context(reduced_by(self._sum))
         inner_gradients.install(undo)
+        if self._moves is not None:
+            self._moves.install(undo)
 
     @property
     def active(self) -> bool:
@@ -183,7 +190,7 @@ class SplitCalls:
             return call(*map_tensors(args, linked), **map_tensors(kwargs, linked))
         gather: Gather = rows.gather
         if not self._compiled.functions:
-            meet = functools.partial(self._meet_at_use, site.name)
+            meet = functools.partial(self._meet_at_use, f"what {site.name} gives")
             gather = functools.partial(gather_lazily, rows=rows, meet=meet)
         whole = split.put_together(module, output, rows, gather)
         inner_gradients.mark(split.with_rows(whole), lambda: refuse(_asked_late(site.name)))
@@ -194,7 +201,7 @@ class SplitCalls:
         thread = threading.current_thread() is threading.main_thread()
         if not thread and torch._C._current_graph_task_id() == -1:
             refuse(_used_in_thread(name))
-        self._parting.check(f"use what {name} gives")
+        self._parting.check(f"use all rows of {name}")
 
     def _whole(self, site: Site, root: Root, call: Call, args: Any, kwargs: Any) -> Any:
         """Make a whole call, inside of which parts of the module may be split."""
@@ -366,9 +373,9 @@ def shared_parameters(module: Module, ranks: Ranks) -> Iterator[None]:
 
 def _used_in_thread(name: str) -> FasttrainError:
     return FasttrainError(
-        f"a thread of the script's uses what {name} gives, and the threads of other ranks can't"
-        " meet it there",
-        why="a large output stays with the ranks that have computed its rows until it is used",
+        f"a thread of the script's uses {name}, and the threads of other ranks can't meet it there",
+        why="the rows of a large tensor stay with the ranks that have computed or moved them until"
+        " it is used",
         fix="use it in the main thread first, such as by .clone(), or use one process",
         slug="split-thread",
         exit_code=ExitCode.CONTRADICTION,
