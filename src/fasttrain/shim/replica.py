@@ -1,14 +1,16 @@
 """One root on every rank, whose gradients torch's DistributedDataParallel averages.
 
 The DistributedDataParallel object stands beside the module and not around it: the script's module
-keeps its type, keys, pickles and deep copies. The first backward passes are averaged by hand,
-and show whether every parameter gets a gradient on every rank; how much the object has to watch
-follows from that.
+keeps its type, keys, pickles and deep copies. The first backward passes are averaged by hand, and
+the object takes over once every parameter has got a gradient on every rank in some of them, one
+after the other. It averages only a pass that gives every parameter a gradient: told to look for
+those that don't take part (``find_unused_parameters``), it ends a script that uses a parameter
+outside of the module's call.
 
-It averages only a pass that gives every parameter a gradient. Whether it did is plain to see where
-no parameter had one before the pass; else each bucket has to tell, which costs a call of Python's
-from within the backward pass. Where that isn't plain, the gradients are averaged by hand after the
-pass: what is averaged already stays the same.
+Whether it did is plain to see where no parameter had a gradient before the pass; else each bucket
+has to tell, which costs a call of Python's from within the backward pass. Where that isn't plain,
+and behind a pass that left parameters out, the gradients are averaged by hand: what is averaged
+already stays the same.
 
 A parameter that the script has hooks on is averaged in front of them, by a hook of ours.
 """
@@ -36,7 +38,7 @@ _SYNC_BUFFERS = next(
     for name in ("forward_sync_buffers", "broadcast_buffers")
     if name in inspect.signature(DistributedDataParallel.__init__).parameters
 )
-PROBES = 2  # backward passes that are averaged by hand to see which parameters take part
+PROBES = 2  # whole passes in a row in front of the object's first; twice as many after each failure
 FAILURES = 4  # passes that the object did not see whole, after which it is left out
 
 
@@ -61,25 +63,29 @@ class Replica:
         self._ranks = ranks
         self.uneven = False
         self.registered = 0
-        self._unused = False
         self._buckets_tell = False
         self._failures = 0
         self._hooks: list[Any] = []
-        self._dropped: Any = None  # which a graph may still need that is kept for another pass
         self._in_front: dict[int, Any] = {}  # our hooks on parameters that the script has hooks on
         self._run: Callable[..., Any]
         self._begin(module)
 
     def _begin(self, module: Any) -> None:
-        self._all = list({id(p): p for p in parameters_of(module)}.values())
+        # Not what functional_call has put in the places of parameters
+        self._all = list({id(p): p for p in parameters_of(module) if p.is_leaf}.values())
         self.parameters = [p for p in self._all if p.requires_grad]
         self._called = False  # since the last pass whose gradients the object averaged
         self._finished = False  # whether its buckets have told that it averages those of this pass
         self._fresh = False  # whether no parameter had a gradient before this pass
         self._touched = False  # whether this pass has left gradients; only while watching
-        self._probes = PROBES
+        self._probes = self._needed
         self._ddp: DistributedDataParallel | None = None
         self.watch()
+
+    @property
+    def _needed(self) -> int:
+        """Passes in a row that must be whole for the object to take over."""
+        return PROBES << self._failures
 
     @property
     def watching(self) -> bool:
@@ -144,7 +150,7 @@ class Replica:
         """
         if self._ddp is None:
             return not self._probes and self._failures < FAILURES
-        return not (self._unused or self._ddp._has_rebuilt_buckets)
+        return not self._ddp._has_rebuilt_buckets
 
     def call(self, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Make a call of the root whose gradients are to be averaged.
@@ -159,9 +165,9 @@ class Replica:
         if not self.parameters:
             return run(*args, **kwargs)
         if self._ddp is None and not self._probes and self._failures < FAILURES:
-            self._ddp = self._wrap(self._ref())
             if not self._failures:
                 self._watch_no_more()
+            self._ddp = self._wrap(self._ref())
         self._called = True
         if self._ddp is None:
             return run(*args, **kwargs)
@@ -179,13 +185,17 @@ class Replica:
     def look(self) -> None:
         """Start again where the module has other parameters than before."""
         module: Any = self._ref()
-        if {id(p) for p in parameters_of(module)} != {id(p) for p in self._all}:
+        if {id(p) for p in parameters_of(module) if p.is_leaf} != {id(p) for p in self._all}:
             self.begin_anew()
 
     def leave_ddp(self) -> None:
         """Average by hand from now on: the object changes gradients that have graphs in place."""
         self._failures = FAILURES
-        if self._ddp is not None and not self._unused:
+        self._drop_ddp()
+
+    def _drop_ddp(self) -> None:
+        """Go on without the object, which may wait for the rest of a pass."""
+        if self._ddp is not None:
             del self._ddp.reducer, self._ddp.logger  # its hooks go with them
             self._ddp = None
             self.watch()
@@ -194,7 +204,6 @@ class Replica:
         options: dict[str, Any] = {
             _SYNC_BUFFERS: False,  # in-place, and so wrong with two forwards before a backward
             "init_sync": False,  # the values were made equal when the root was met
-            "find_unused_parameters": self._unused,
         }
         ddp = DistributedDataParallel(module, **options)
         del ddp._modules["module"]  # a plain attribute is found sooner, and has one call less
@@ -205,7 +214,7 @@ class Replica:
             return replica._run(*args, **kwargs)
 
         ddp.__dict__["module"] = run
-        self._buckets_tell |= self._unused
+        self._buckets_tell |= self.watching  # which it goes on to do behind a failure
         if self._buckets_tell:
             ddp.register_comm_hook(weakref.ref(self), _sum_bucket)
         return ddp
@@ -221,7 +230,8 @@ class Replica:
         if self._ddp is not None and not self._buckets_tell:
             if not self._fresh and self._called:
                 # Not to be told: what it has averaged stays the same when that is done again.
-                self._buckets_tell, self._dropped, self._ddp = True, self._ddp, None
+                self._buckets_tell = True
+                self._drop_ddp()
                 self.average()
                 return
             finished = self._called and all(p.grad is not None for p in self.parameters)
@@ -231,20 +241,17 @@ class Replica:
         if not (touched if self.watching else self._called):
             return  # a pass through other modules
         if self._ddp is not None:
-            # It was to average this pass and did not see all of it, or it waits for a pass to
-            # come: it must look closer, and anew, because it would wait for the rest.
-            self._unused, self._dropped, self._ddp = True, self._ddp, None
+            # It was to average this pass and did not see all of it, or it waits for one to come.
+            self._drop_ddp()
             self._failures += 1
-            self._probes = 1
-            self.watch()
+            self._probes = self._needed
         self.average()
 
     def average(self) -> None:
         """Average by hand."""
         counts = average_gradients(self.parameters, self._ranks)
-        if self._probes:
-            self._probes -= 1
-            self._unused |= any(count != self._ranks.world_size for count in counts)
+        whole = all(count == self._ranks.world_size for count in counts)
+        self._probes = max(0, self._probes - 1) if whole else self._needed
 
 
 def _sum_bucket(ref: weakref.ref[Replica], bucket: Any) -> Any:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -48,6 +51,26 @@ def test_parts_of_a_program_are_compiled_again(
         assert place.read_bytes() == program
         assert notes == [MENDED] * number
     assert list(tmp_path.rglob("*.part")) == []
+
+
+def test_a_program_that_another_process_writes_is_left_to_it(
+    notes: list[str], tmp_path: Path
+) -> None:
+    program = tmp_path / "program.so"
+    asks: Any = cpp_builder.CppBuilder.get_target_file_path
+    builder = SimpleNamespace(_target_file=str(program))
+    writes = "import sys; f = open(sys.argv[1], 'wb'); print(); sys.stdin.read()"
+    argv = [sys.executable, "-c", writes, str(program)]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as compiler:
+        assert compiler.stdout is not None
+        compiler.stdout.readline()
+        assert asks(builder) == str(program)
+        assert program.exists()
+        assert notes == []
+        compiler.communicate()
+    assert asks(builder) == str(program)
+    assert not program.exists(), "what nobody writes has been left cut short"
+    assert notes == [MENDED]
 
 
 @pytest.mark.usefixtures("notes")

@@ -102,6 +102,72 @@ def test_torchs_object_takes_over_when_every_parameter_has_had_a_gradient(alone:
     assert all(p.grad is not None for p in module.parameters())
 
 
+class Heads(nn.Module):
+    """Has a parameter that is only used outside of its call, and heads that take turns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads = nn.ModuleList(nn.Linear(4, 1) for _ in range(2))
+        self.outside = nn.Parameter(torch.ones(1))
+
+    def forward(self, x: Tensor, head: int) -> Tensor:
+        return sum((h(x) for h in self.heads), x.new_zeros(1)) if head > 1 else self.heads[head](x)
+
+
+def train_heads(replica: Replica, module: Heads, head: int) -> list[bool]:
+    """Make one pass, and return which parameters got a gradient."""
+    module.zero_grad()
+    loss = replica.call(module, (X, head), {}).sum() * module.outside
+    replica.begin_pass()
+    loss.backward()
+    replica.after_backward()
+    return [p.grad is not None for p in module.parameters()]
+
+
+def test_passes_that_leave_parameters_out_are_averaged_by_hand(alone: Any) -> None:
+    module = Heads()
+    replica = Replica(module, alone)
+    both, first = 2, 0
+    for _ in range(PROBES):
+        assert train_heads(replica, module, both) == [True] * 5
+    sums = alone.sums
+    assert train_heads(replica, module, both) == [True] * 5
+    assert alone.sums == sums, "torch's object has taken over"
+    assert train_heads(replica, module, first) == [True] * 3 + [False] * 2
+    assert alone.sums > sums
+    assert replica.watching
+    for head in (1, 0, both, both, both):
+        sums = alone.sums
+        train_heads(replica, module, head)
+        assert alone.sums > sums
+    train_heads(replica, module, both)
+    sums = alone.sums
+    train_heads(replica, module, both)
+    assert alone.sums == sums, "twice as many whole passes later it has taken over again"
+
+
+def test_tensors_in_the_places_of_parameters_are_not_its_own(alone: Any) -> None:
+    module, given = nn.Linear(4, 1), torch.randn(1, 4, requires_grad=True)
+    replicas = []
+
+    def call(module: nn.Module, x: Tensor) -> Tensor:
+        replicas.append(Replica(module, alone))
+        out: Tensor = replicas[-1].call(lambda x: module._call_impl(x), (x,), {})
+        return out
+
+    class Caller(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = module
+
+        def forward(self, x: Tensor) -> Tensor:
+            return call(self.inner, x)
+
+    weights = {"inner.weight": given * 2}
+    torch.func.functional_call(Caller(), weights, (X,)).sum().backward()
+    assert [id(p) for p in replicas[0].parameters] == [id(module.bias)]
+
+
 def test_the_module_stays_the_scripts_own(alone: Any) -> None:
     replica, module = handed_over(alone)
     assert type(module) is Net

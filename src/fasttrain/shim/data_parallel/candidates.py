@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import torch
 from torch import Tensor
 
 Dimensions = tuple[int | None, ...]  # of each tensor of a call; None for one that isn't split
@@ -35,17 +36,22 @@ _rows = row_count
 
 
 def _guesses(inputs: Sequence[Tensor]) -> Iterator[Dimensions]:
-    firsts = list(dict.fromkeys(t.size(0) for t in inputs if t.dim()))
-    for size in firsts:
-        split = [at for at, t in enumerate(inputs) if t.dim() and t.size(0) == size]
+    dense = [(at, t) for at, t in enumerate(inputs) if _has_rows(t)]
+    for size in dict.fromkeys(t.size(0) for _, t in dense):
+        split = [at for at, t in dense if t.size(0) == size]
         yield _dims(inputs, dict.fromkeys(split, 0))
         if len(split) > 1:
             for left_out in reversed(split):
                 yield _dims(inputs, {at: 0 for at in split if at != left_out})
-    for size in dict.fromkeys(t.size(1) for t in inputs if t.dim() > 1):
-        second = {at: 1 for at, t in enumerate(inputs) if t.dim() > 1 and t.size(1) == size}
-        first = {at: 0 for at, t in enumerate(inputs) if t.dim() == 1 and t.size(0) == size}
+    for size in dict.fromkeys(t.size(1) for _, t in dense if t.dim() > 1):
+        second = {at: 1 for at, t in dense if t.dim() > 1 and t.size(1) == size}
+        first = {at: 0 for at, t in dense if t.dim() == 1 and t.size(0) == size}
         yield _dims(inputs, {**first, **second})
+
+
+def _has_rows(tensor: Tensor) -> bool:
+    """Whether a part of a tensor can be taken by its rows."""
+    return bool(tensor.dim()) and tensor.layout is torch.strided and not tensor.is_nested
 
 
 def _dims(inputs: Sequence[Tensor], split: dict[int, int]) -> Dimensions:

@@ -86,6 +86,9 @@ class Trial:
         if hooked := foreign_hook(self._module):
             self._why_not = f"the script has hooks on {hooked}, which see whole batches"
             return self._plainly(*args, **kwargs)
+        if any(isinstance(part, torch.jit.ScriptModule) for part in Module.modules(self._module)):
+            self._why_not = "it is a scripted module, whose state Python can't put back"
+            return self._plainly(*args, **kwargs)
         inputs = tensors_in((args, kwargs))
         versions = [t._version for t in inputs if not t.is_inference()]
         self._before = ModuleState(self._module)

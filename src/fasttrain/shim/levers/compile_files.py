@@ -9,9 +9,11 @@ always asked by ``os.path.exists(builder.get_target_file_path())``, and made by 
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import importlib
 import os
+import signal
 import struct
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
@@ -67,13 +69,29 @@ def _remove_parts(builder_type: Any, note: Callable[[str], None], undo: ExitStac
         target = original(builder)
         with suppress(OSError):  # most of all: it isn't there
             program = Path(target)
-            if _cut_short(program):
+            if _cut_short(program) and not _is_open(program):
                 program.unlink()
                 note(MENDED)
         return target
 
     undo.callback(setattr, builder_type, "get_target_file_path", original)
     builder_type.get_target_file_path = get_target_file_path
+
+
+def _is_open(path: Path) -> bool:
+    """Whether anybody may have a file open: it isn't cut short, but written at the moment.
+
+    Plain Python processes use the same cache and write in place. Linux grants a lease for writing
+    only on a file that is open nowhere else.
+    """
+    with path.open("rb") as file:
+        try:
+            fcntl.fcntl(file, fcntl.F_SETSIG, signal.SIGURG)  # to be ignored; SIGIO would kill
+            fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+            fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+        except (OSError, AttributeError):  # it is open, or there are no leases
+            return True
+    return False
 
 
 def _cut_short(path: Path) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import sys
 import threading
+import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 import torch
 from torch import distributed as dist
 from torch import nn
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
@@ -67,6 +69,8 @@ class Replicate:
         self._sharded = context.strategy.mode == "fsdp"
         self._lockstep = Lockstep(context.ranks)
         self._parting = Parting(context.ranks)
+        # Roots that make their parameters in their first call
+        self._unmet: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self.fed: Callable[[], bool] = lambda: True
         self.splits = SplitCalls(ledger, context)
         self.passes = Passes(context)
@@ -147,6 +151,9 @@ class Replicate:
         """Make a root's values equal on all ranks before its first call."""
         if not self.ledger.live or _runs_alike():
             return
+        if any(map(is_lazy, parameters_of(module))):
+            self._unmet.add(module)
+            return
         self._ranks.join()
         self._parting.check(f"call {root.name} for the first time")
         shapes = [f"{n} {tuple(p.shape)} {p.dtype}" for n, p in module.named_parameters()]
@@ -157,6 +164,11 @@ class Replicate:
     def _around(self, root: Root, module: nn.Module, call: Call) -> Call:
         if not self.ledger.live or _runs_alike():
             return call
+        if self._unmet and module in self._unmet:
+            if any(map(is_lazy, parameters_of(module))):
+                return call  # all ranks make its parameters alike
+            self._unmet.discard(module)
+            self._meet(root, module)
         trains = torch.is_grad_enabled() and (
             root.trainable or any(p.requires_grad for p in parameters_of(module))
         )
