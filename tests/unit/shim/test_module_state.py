@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import Tensor, nn
 
-from fasttrain.shim.data_parallel.module_state import ModuleState
+from fasttrain.shim.data_parallel.module_state import ModuleState, parameter_sums
 
 
 class Keeping(nn.Module):
@@ -62,3 +63,40 @@ def test_the_state_afterwards_comes_back_for_good() -> None:
     assert module.aux is aux
     assert module.calls == 1
     assert not hasattr(module, "old")
+
+
+class Mixed(nn.Module):
+    """Has parameters of several dtypes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for number, dtype in enumerate((torch.float32, torch.bfloat16, torch.complex64)):
+            setattr(self, f"p{number}", nn.Parameter(torch.ones(3, dtype=dtype)))
+        packed = torch.ones(3, dtype=torch.uint8)
+        self.packed = nn.Parameter(packed, requires_grad=False)
+
+
+@pytest.mark.parametrize("name", ["p0", "p1", "p2", "packed"])
+def test_what_is_written_past_the_versions_shows(name: str) -> None:
+    module = Mixed()
+    before, version = parameter_sums(module), getattr(module, name)._version
+    getattr(module, name).data[1].add_(2)
+    assert getattr(module, name)._version == version
+    assert parameter_sums(module) != before
+
+
+def test_a_change_of_signs_and_a_change_that_keeps_the_sum_show() -> None:
+    module = nn.Linear(2, 1, bias=False)
+    module.weight.data = torch.tensor([[1.0, -1.0]])
+    sums = []
+    for values in ([1.0, -1.0], [-1.0, -1.0], [2.0, -2.0]):
+        module.weight.data.copy_(torch.tensor([values]))
+        sums.append(parameter_sums(module))
+    assert len({tuple(found) for found in sums}) == 3
+
+
+def test_no_number_is_no_change() -> None:
+    module = nn.Linear(2, 1)
+    module.weight.data.fill_(float("nan"))
+    assert parameter_sums(module) == parameter_sums(module)
+    assert parameter_sums(nn.LazyLinear(2)) == []

@@ -1,4 +1,4 @@
-"""What a call leaves in the modules of a root: attributes and buffers."""
+"""What a call leaves in the modules of a root: attributes, buffers and values of parameters."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from torch import Tensor
 from torch.nn import Module
 from torch.nn.parameter import is_lazy
 
+from fasttrain.shim.roots import parameters_of
+
 # Of the module itself; what is in them is looked at by itself
 _SLOTS = frozenset({"_parameters", "_buffers", "_modules"})
+_SUMMED = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16})
 Place = tuple[int, str]  # the number of a module in the order of `Module.modules`, and a name
 
 
@@ -59,6 +62,44 @@ class ModuleState:
         for part, attributes, slot in zip(self.parts, self._attributes, self._slots, strict=True):
             _set(vars(part), attributes)
             _set(part._buffers, slot)
+
+
+def parameter_sums(module: Module) -> list[float]:
+    """Return numbers by which a change of any parameter shows.
+
+    Versions don't count what is written through ``.data``, as an ActNorm does that sets itself up
+    by its first batch. A copy of all parameters would need their memory once more.
+    """
+    known = [_own_part(p) for p in parameters_of(module) if not is_lazy(p)]
+    with torch.no_grad():
+        sums = [told for part in known for told in (part.sum(), torch.linalg.vector_norm(part))]
+        found: list[float] = [float(number.real) for number in _to_cpu(sums)]
+    return [0.0 if number != number else number for number in found]  # NaN is no other than NaN
+
+
+def _to_cpu(numbers: list[Tensor]) -> list[Any]:
+    """Return numbers of any dtype and device, with one copy for each device."""
+    alike: dict[Any, list[int]] = {}
+    for index, number in enumerate(numbers):
+        alike.setdefault((number.device, number.dtype), []).append(index)
+    found: list[Any] = [0.0] * len(numbers)
+    for places in alike.values():
+        values = torch.stack([numbers[index] for index in places]).tolist()
+        for index, value in zip(places, values, strict=True):
+            found[index] = value
+    return found
+
+
+def _own_part(parameter: Tensor) -> Tensor:
+    """Return what this process has of a parameter, in a dtype that sums and norms are made of."""
+    values: Any = parameter.detach()
+    if hasattr(values, "to_local"):
+        values = values.to_local()
+    if values.layout != torch.strided:
+        values = values.coalesce().values()
+    wide = values.is_complex() or values.dtype in _SUMMED
+    plain: Tensor = values if wide else values.float()
+    return plain
 
 
 def _set(slot: dict[str, Any], values: dict[str, Any]) -> None:

@@ -22,7 +22,7 @@ from fasttrain.shim.data_parallel.agreement import (
 from fasttrain.shim.data_parallel.candidates import Dimensions, candidates, row_count
 from fasttrain.shim.data_parallel.decisions import may_print
 from fasttrain.shim.data_parallel.foreign_hooks import foreign_hook
-from fasttrain.shim.data_parallel.module_state import ModuleState, Place
+from fasttrain.shim.data_parallel.module_state import ModuleState, Place, parameter_sums
 from fasttrain.shim.data_parallel.neutral import Neutral
 from fasttrain.shim.data_parallel.parting import meet_inside
 from fasttrain.shim.data_parallel.rows import CROSSINGS, Rows
@@ -37,7 +37,9 @@ from fasttrain.shim.data_parallel.watch import (
 )
 from fasttrain.shim.data_parallel.ways import Split, give
 from fasttrain.shim.ranks import Ranks
+from fasttrain.shim.refusal import refuse
 from fasttrain.shim.roots import parameters_of
+from fasttrain.spec.errors import ExitCode, FasttrainError
 
 # Of the largest gradient of any parameter: what is left where sums cancel, as of a bias in front
 # of a BatchNorm
@@ -79,6 +81,7 @@ class Trial:
         self._splitting = splitting
         self._plainly: Any = module._call_impl
         self._before: ModuleState
+        self._sums: list[float] = []
         self._why_not = ""
 
     def make_whole_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -91,7 +94,7 @@ class Trial:
             return self._plainly(*args, **kwargs)
         inputs = tensors_in((args, kwargs))
         versions = [t._version for t in inputs if not t.is_inference()]
-        self._before = ModuleState(self._module)
+        self._before, self._sums = ModuleState(self._module), parameter_sums(self._module)
         around = Surroundings(self._module, args, kwargs)
         states = other_random_states()
         watched = Watch()
@@ -105,6 +108,8 @@ class Trial:
             self._why_not = f"{name} may print"
         elif kind := around.changed():
             self._why_not = f"it changes something outside of its modules, in a {kind}"
+        elif self._sums != parameter_sums(self._module):
+            self._why_not = "it changes its parameters"
         elif not same_states(states, other_random_states()):
             self._why_not = "it draws from Python's or NumPy's random numbers"
         return output
@@ -148,10 +153,18 @@ class Trial:
             except RefusalError as refusal:
                 if _NO_MEMORY not in str(refusal):
                     raise
+            finally:
+                self._check_parameters()
             # Beside the script's own graph: what these calls save for their gradients goes to the
             # host's memory.
             with torch.autograd.graph.save_on_cpu():
                 return self._search(*given, gradients=gradients)
+
+    def _check_parameters(self) -> None:
+        """Stop where the rows of a rank have changed parameters, which the whole call has not."""
+        changed = self._sums != parameter_sums(self._module)
+        if any(self._ranks.gather("changed" if changed else "")):
+            refuse(_parameters_changed(type(self._module).__name__))
 
     def _search(
         self,
@@ -307,6 +320,17 @@ class Trial:
         dense = torch.zeros_like(of) if gradient is None else gradient.detach()
         dense = dense.to_dense() if dense.layout != torch.strided else dense
         return self._ranks.sum(dense / self._ranks.world_size)
+
+
+def _parameters_changed(name: str) -> FasttrainError:
+    return FasttrainError(
+        f"{name} changes its parameters when it is called with a part of the batch",
+        why="the call was tried with the rows of each rank, and no rank has the parameters that one"
+        " process has any more",
+        fix="use one process, or change parameters outside of the model's forward",
+        slug="ranks-parameters",
+        exit_code=ExitCode.CONTRADICTION,
+    )
 
 
 class _Both:
