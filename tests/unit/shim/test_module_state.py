@@ -100,3 +100,14 @@ def test_no_number_is_no_change() -> None:
     module.weight.data.fill_(float("nan"))
     assert parameter_sums(module) == parameter_sums(module)
     assert parameter_sums(nn.LazyLinear(2)) == []
+
+
+def test_growth_is_seen() -> None:
+    module = nn.Sequential(nn.Linear(2, 2), nn.ModuleList())
+    before = ModuleState(module)
+    assert not before.has_grown(module)
+    module[1].append(nn.Identity())
+    assert before.has_grown(module)
+    before = ModuleState(module)
+    module[0].scale = nn.Parameter(torch.ones(1))
+    assert before.has_grown(module)

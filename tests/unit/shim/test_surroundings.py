@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import array
+import functools
+import io
+import itertools
+import random
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -126,3 +132,88 @@ def test_a_closure_is_seen() -> None:
     around = Surroundings(module)
     module(torch.ones(1))
     assert around.changed() == "list"
+
+
+class Holding(Base):
+    """Holds an object that its calls go on with."""
+
+    def __init__(self, held: Any) -> None:
+        super().__init__()
+        self.held = held
+
+
+# What no attribute and no version tells: an object, and what a call does with it.
+HIDDEN: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
+    "pythons": (lambda: random.Random(1), lambda held: held.random()),
+    "torchs": (torch.Generator, lambda held: torch.rand(1, generator=held)),
+    "numpys": (lambda: numpy.random.default_rng(1), lambda held: held.random()),
+    "legacy": (lambda: numpy.random.RandomState(1), lambda held: held.rand()),
+    "cycle": (lambda: itertools.cycle([1, 2, 3]), next),
+    "count": (lambda: itertools.count(), next),
+    "items": (lambda: iter([1, 2, 3]), next),
+    "enumerated": (lambda: enumerate(iter("abc")), next),
+    "bytes": (lambda: bytearray(3), lambda held: held.__setitem__(0, 1)),
+    "array": (lambda: array.array("i", [1, 2]), lambda held: held.__setitem__(0, 5)),
+    "text": (io.StringIO, lambda held: held.write("x")),
+    "data": (lambda: torch.ones(3), lambda held: held.data.mul_(2)),
+    "bits": (lambda: torch.ones(3, dtype=torch.int8), lambda held: held.data.mul_(2)),
+    "cache": (lambda: functools.lru_cache(abs), lambda held: held(-4)),
+    "unordered": (lambda: {1, 2}, lambda held: held.symmetric_difference_update({2, 3})),
+}
+
+
+@pytest.mark.parametrize("kind", HIDDEN)
+def test_what_hides_its_state_is_seen(kind: str) -> None:
+    make, act = HIDDEN[kind]
+    module = Holding(make())
+    around = Surroundings(module)
+    assert around.changed() == ""
+    act(module.held)
+    assert around.changed() != ""
+
+
+def test_a_cache_that_has_it_is_no_change() -> None:
+    module = Holding(functools.lru_cache(abs))
+    module.held(-4)
+    around = Surroundings(module)
+    module.held(-4)
+    assert around.changed() == ""
+
+
+RESTORED: dict[str, tuple[Any, Callable[[Any], Any], Any]] = {
+    "dict": (
+        {"a": 1, "b": [2]},
+        lambda held: (held.pop("a"), held.update(c=3)),
+        {"a": 1, "b": [2]},
+    ),
+    "list": ([1, 2], lambda held: held.append(3), [1, 2]),
+    "set": ({1, 2}, lambda held: held.add(3), {1, 2}),
+    "nested": ([{1: [2]}], lambda held: held[0][1].append(5), [{1: [2]}]),
+}
+
+
+@pytest.mark.parametrize("kind", RESTORED)
+def test_containers_are_put_back(kind: str) -> None:
+    held, act, before = RESTORED[kind]
+    module = Holding(held)
+    around = Surroundings(module)
+    act(held)
+    assert held != before
+    assert around.restore()
+    assert held == before
+    assert module.held is held
+
+
+def test_a_generator_is_put_back() -> None:
+    module = Holding(torch.Generator().manual_seed(3))
+    around = Surroundings(module)
+    first = torch.rand(2, generator=module.held)
+    assert around.restore()
+    assert torch.equal(torch.rand(2, generator=module.held), first)
+
+
+def test_what_can_not_be_put_back_is_told() -> None:
+    module = Holding(torch.ones(3))
+    around = Surroundings(module)
+    module.held.data.mul_(2)
+    assert not around.restore()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import is_not
 from typing import Any
 
 import torch
@@ -9,11 +10,11 @@ from torch import Tensor
 from torch.nn import Module
 from torch.nn.parameter import is_lazy
 
+from fasttrain.shim.data_parallel.tensor_sums import sums_of
 from fasttrain.shim.roots import parameters_of
 
 # Of the module itself; what is in them is looked at by itself
 _SLOTS = frozenset({"_parameters", "_buffers", "_modules"})
-_SUMMED = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16})
 Place = tuple[int, str]  # the number of a module in the order of `Module.modules`, and a name
 
 
@@ -27,6 +28,7 @@ class ModuleState:
     def __init__(self, module: Module) -> None:
         self.parts = list(Module.modules(module))
         self._attributes = [dict(vars(part)) for part in self.parts]
+        self._parameters = [dict(part._parameters) for part in self.parts]
         self._slots = [dict(part._buffers) for part in self.parts]
         with torch.no_grad():
             self._values = [{k: _clone(b) for k, b in slot.items()} for slot in self._slots]
@@ -44,6 +46,14 @@ class ModuleState:
                 if not _alike(buffer, values.get(name)):
                     found[number, name] = buffer
         return found
+
+    def has_grown(self, module: Module) -> bool:
+        """Return whether the root has other modules or parameters now."""
+        parts = list(Module.modules(module))
+        if len(parts) != len(self.parts) or any(map(is_not, parts, self.parts)):
+            return True
+        held = zip(self.parts, self._parameters, strict=True)
+        return any(part._parameters.keys() != before.keys() for part, before in held)
 
     def begin(self) -> None:
         """Put the attributes back, and copies of the buffers in their places.
@@ -67,39 +77,9 @@ class ModuleState:
 def parameter_sums(module: Module) -> list[float]:
     """Return numbers by which a change of any parameter shows.
 
-    Versions don't count what is written through ``.data``, as an ActNorm does that sets itself up
-    by its first batch. A copy of all parameters would need their memory once more.
+    A copy of all parameters would need their memory once more.
     """
-    known = [_own_part(p) for p in parameters_of(module) if not is_lazy(p)]
-    with torch.no_grad():
-        sums = [told for part in known for told in (part.sum(), torch.linalg.vector_norm(part))]
-        found: list[float] = [float(number.real) for number in _to_cpu(sums)]
-    return [0.0 if number != number else number for number in found]  # NaN is no other than NaN
-
-
-def _to_cpu(numbers: list[Tensor]) -> list[Any]:
-    """Return numbers of any dtype and device, with one copy for each device."""
-    alike: dict[Any, list[int]] = {}
-    for index, number in enumerate(numbers):
-        alike.setdefault((number.device, number.dtype), []).append(index)
-    found: list[Any] = [0.0] * len(numbers)
-    for places in alike.values():
-        values = torch.stack([numbers[index] for index in places]).tolist()
-        for index, value in zip(places, values, strict=True):
-            found[index] = value
-    return found
-
-
-def _own_part(parameter: Tensor) -> Tensor:
-    """Return what this process has of a parameter, in a dtype that sums and norms are made of."""
-    values: Any = parameter.detach()
-    if hasattr(values, "to_local"):
-        values = values.to_local()
-    if values.layout != torch.strided:
-        values = values.coalesce().values()
-    wide = values.is_complex() or values.dtype in _SUMMED
-    plain: Tensor = values if wide else values.float()
-    return plain
+    return sums_of([p for p in parameters_of(module) if not is_lazy(p)])
 
 
 def _set(slot: dict[str, Any], values: dict[str, Any]) -> None:

@@ -8,17 +8,26 @@ rank's rows: it isn't split.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import Any
 
 from torch import Tensor
-from torch.nn import Module
+from torch.nn import Module, Parameter
 
+from fasttrain.shim.data_parallel.hidden_state import (
+    generator_state,
+    hidden_state,
+    put_generator_state,
+)
+from fasttrain.shim.data_parallel.tensor_sums import sums_of
 from fasttrain.shim.reachable import CLOSED, children_of
 
 MOST = 20_000  # objects of a search; 0.5 us each
 _SMALL = 1 << 16  # bytes of an array that is looked at
-_BY_VALUE = (bool, int, float, str, bytes, complex)
+MOST_TENSORS = 500  # that are summed, those that are reached first
+_BY_VALUE = (bool, int, float, str, bytes, complex, set)
+_REGISTRY = "__warningregistry__"
 
 
 class Surroundings:
@@ -37,15 +46,28 @@ class Surroundings:
             self._own |= {id(part._buffers), id(part._parameters), id(part._modules)}
             self._own |= {id(buffer) for buffer in part._buffers.values()}
         self._holders: list[tuple[Any, list[Any]]] = []
+        self._tensors: list[Tensor] = []
         self._search([module, *starts])
+        self._sums = sums_of(self._tensors)
 
     def changed(self) -> str:
         """Return the kind of the first object that holds something else now; empty for none."""
+        for holder, _ in self._others():
+            return type(holder).__name__
+        return "Tensor" if sums_of(self._tensors) != self._sums else ""
+
+    def restore(self) -> bool:
+        """Put back what containers held and where generators were; return whether that is all."""
+        for holder, before in list(self._others()):
+            with suppress(Exception):  # of classes of any kind
+                _put_back(holder, before)
+        return not self.changed()
+
+    def _others(self) -> Iterator[tuple[Any, list[Any]]]:
         for holder, before in self._holders:
             now = _contents(holder)
             if len(now) != len(before) or not all(map(_same, now, before)):
-                return type(holder).__name__
-        return ""
+                yield holder, before
 
     def _search(self, starts: Iterable[Any]) -> None:
         pending = deque(starts)
@@ -58,6 +80,8 @@ class Surroundings:
                 continue
             if id(holder) not in self._own:
                 self._holders.append((holder, _contents(holder)))
+                if _is_summed(holder) and len(self._tensors) < MOST_TENSORS:
+                    self._tensors.append(holder)
             for child in children:
                 if id(child) not in seen and _is_open(child):
                     seen.add(id(child))
@@ -73,6 +97,12 @@ def _is_open(child: Any) -> bool:
     return issubclass(kind, Tensor) or not issubclass(kind, CLOSED)
 
 
+def _is_summed(holder: Any) -> bool:
+    # A parameter is summed with the root's; what is of no size, or of no device, has no sum.
+    kinds = isinstance(holder, Tensor) and type(holder) in (Tensor, Parameter)
+    return kinds and holder.numel() <= _SMALL and holder.device.type != "meta"
+
+
 def _contents(holder: Any) -> list[Any]:
     if isinstance(holder, Tensor):
         return [0 if holder.is_inference() else holder._version]
@@ -80,16 +110,35 @@ def _contents(holder: Any) -> list[Any]:
     if kind.__module__ == "numpy" and kind.__name__ == "ndarray":
         return [holder.tobytes() if holder.nbytes <= _SMALL else 0]
     if isinstance(holder, dict):
-        return [x for k, v in dict.items(holder) if k != "__warningregistry__" for x in (k, v)]
+        return [x for k, v in dict.items(holder) if k != _REGISTRY for x in (k, v)]
     if isinstance(holder, set | frozenset):
-        return [len(holder)]
+        return [set(holder)]
     if isinstance(holder, list | tuple | deque):
         return list(holder)
     try:
-        return _held_by(holder)
+        if state_of := generator_state(holder):
+            return [state_of]
+        return hidden_state(holder) or _held_by(holder)
     except Exception:  # noqa: BLE001 - as above
         return []
 
 
 def _same(one: Any, other: Any) -> bool:
     return one is other or (type(one) is type(other) and type(one) in _BY_VALUE and one == other)
+
+
+def _put_back(holder: Any, before: list[Any]) -> None:
+    """Have a container hold what it held, and a generator of random numbers be where it was."""
+    if isinstance(holder, dict):
+        for key in [key for key in dict.keys(holder) if key != _REGISTRY]:
+            del holder[key]
+        for key, value in zip(before[::2], before[1::2], strict=True):  # in their order
+            holder[key] = value
+    elif isinstance(holder, set):
+        holder.clear()
+        holder.update(before[0])
+    elif isinstance(holder, list | deque):
+        holder.clear()
+        holder.extend(before)
+    elif before:
+        put_generator_state(holder, before[0])

@@ -81,6 +81,7 @@ class Trial:
         self._splitting = splitting
         self._plainly: Any = module._call_impl
         self._before: ModuleState
+        self._around: Surroundings
         self._sums: list[float] = []
         self._why_not = ""
 
@@ -95,7 +96,7 @@ class Trial:
         inputs = tensors_in((args, kwargs))
         versions = [t._version for t in inputs if not t.is_inference()]
         self._before, self._sums = ModuleState(self._module), parameter_sums(self._module)
-        around = Surroundings(self._module, args, kwargs)
+        self._around = around = Surroundings(self._module, args, kwargs)
         states = other_random_states()
         watched = Watch()
         with watched:
@@ -108,6 +109,8 @@ class Trial:
             self._why_not = f"{name} may print"
         elif kind := around.changed():
             self._why_not = f"it changes something outside of its modules, in a {kind}"
+        elif self._before.has_grown(self._module):
+            self._why_not = "it adds modules or parameters to itself"
         elif self._sums != parameter_sums(self._module):
             self._why_not = "it changes its parameters"
         elif not same_states(states, other_random_states()):
@@ -154,17 +157,31 @@ class Trial:
                 if _NO_MEMORY not in str(refusal):
                     raise
             finally:
-                self._check_parameters()
+                self._undo_changes()
             # Beside the script's own graph: what these calls save for their gradients goes to the
             # host's memory.
             with torch.autograd.graph.save_on_cpu():
                 return self._search(*given, gradients=gradients)
 
-    def _check_parameters(self) -> None:
-        """Stop where the rows of a rank have changed parameters, which the whole call has not."""
-        changed = self._sums != parameter_sums(self._module)
-        if any(self._ranks.gather("changed" if changed else "")):
-            refuse(_parameters_changed(type(self._module).__name__))
+    def _undo_changes(self) -> None:
+        """Undo what a call with a part of the batch has changed, which the whole call has not.
+
+        Raises:
+            RefusalError: It has, and everything is as it was.
+            SystemExit: ``ranks-changed`` when it can't be undone.
+        """
+        kept = self._sums == parameter_sums(self._module)
+        kind = self._around.changed() if kept else "parameter"
+        undone = not kind or (kept and self._around.restore())
+        told = [text for text in self._ranks.gather(f"{kind} {undone}") if text != " True"]
+        if any(text.endswith("False") for text in told):
+            refuse(_changed_for_good(type(self._module).__name__, told[0].split()[0]))
+        if told:
+            what = f"in a {told[0].split()[0]}"
+            raise RefusalError(
+                f"with a part of the batch it changes something outside of its modules, {what}",
+                final=True,
+            )
 
     def _search(
         self,
@@ -322,13 +339,13 @@ class Trial:
         return self._ranks.sum(dense / self._ranks.world_size)
 
 
-def _parameters_changed(name: str) -> FasttrainError:
+def _changed_for_good(name: str, kind: str) -> FasttrainError:
     return FasttrainError(
-        f"{name} changes its parameters when it is called with a part of the batch",
-        why="the call was tried with the rows of each rank, and no rank has the parameters that one"
-        " process has any more",
-        fix="use one process, or change parameters outside of the model's forward",
-        slug="ranks-parameters",
+        f"{name} changes a {kind} when it is called with a part of the batch",
+        why="the call was tried with the rows of each rank, and what that has changed can't be put"
+        " back to what one process has",
+        fix="use one process, or change it outside of the model's forward",
+        slug="ranks-changed",
         exit_code=ExitCode.CONTRADICTION,
     )
 
