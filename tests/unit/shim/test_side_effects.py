@@ -8,6 +8,8 @@ import glob
 import os
 import runpy
 import shutil
+import sqlite3
+import subprocess
 import sys
 import tempfile
 import threading
@@ -291,6 +293,77 @@ def test_temporary_files_are_each_ranks_own(tmp_path: Path) -> None:
     assert found == [["in", "model.pt"], ["text"], False]
     assert rest == [True, ["final"], False]
     assert left(tmp_path) == {"final": "whole"}
+
+
+def test_commands_run_once_and_all_ranks_hear_of_them(tmp_path: Path) -> None:
+    def act(rank: int) -> Any:
+        late(rank, 1)
+        done = subprocess.run(["sh", "-c", "echo x >> log; wc -l < log"], capture_output=True)
+        found: list[Any] = [done.returncode, done.stdout.strip().decode(), done.args[0]]
+        found.append(subprocess.check_output(["wc", "-l", "log"], text=True).split())
+        found.append(os.system("echo x >> log"))
+        found += subprocess.getstatusoutput("mkdir made && echo done")
+        for check in (True, False):
+            try:
+                again = subprocess.run(["mkdir", "made"], check=check, stderr=subprocess.PIPE)
+                found.append([again.returncode, b"exists" in again.stderr])
+            except subprocess.CalledProcessError as error:
+                found.append([error.returncode, error.cmd, b"exists" in error.stderr])
+        try:
+            subprocess.run(["sleep", "9"], timeout=0.1)
+        except subprocess.TimeoutExpired as error:
+            found.append([error.cmd, round(error.timeout, 2)])
+        try:
+            subprocess.call(["/no/such/program"])
+        except FileNotFoundError as error:
+            found.append(error.filename)
+        return found
+
+    found = on_both(tmp_path, act)
+    assert found == [
+        0, "1", "sh", ["1", "log"], 0, 0, "done", [1, ["mkdir", "made"], True], [1, True],
+        [["sleep", "9"], 0.1], "/no/such/program",
+    ]  # fmt: skip
+    assert left(tmp_path)["log"] == "x\nx\n"
+
+
+def test_a_command_changes_what_a_rank_has_a_copy_of(tmp_path: Path) -> None:
+    def act(rank: int) -> Any:
+        Path("log").write_text("mine\n")
+        late(rank, 1)
+        subprocess.call("echo more >> log", shell=True)
+        return Path("log").read_text()
+
+    assert on_both(tmp_path, act) == "mine\nmore\n"
+
+
+def test_databases_are_each_ranks_own(tmp_path: Path) -> None:
+    def act(rank: int) -> Any:
+        late(rank, 1)
+        database = sqlite3.connect("runs.db")
+        database.execute("create table steps (step integer primary key)")
+        database.execute("insert into steps values (1)")
+        database.commit()
+        database.close()
+        late(rank, 0)
+        database = sqlite3.connect(Path("runs.db"))
+        database.execute("insert into steps values (2)")
+        database.commit()
+        found = database.execute("select count(*) from steps").fetchall()
+        memory = sqlite3.connect(":memory:")
+        memory.execute("create table steps (step integer)")
+        return [found, memory.execute("select count(*) from steps").fetchall()]
+
+    assert on_both(tmp_path, act) == [[[2]], [[0]]]
+
+
+def test_a_walk_meets_nothing_of_fasttrains(tmp_path: Path) -> None:
+    def act(rank: int) -> Any:
+        Path("log").write_text("mine")
+        seen = [name for _, folders, names in os.walk(tmp_path) for name in folders + names]
+        return sorted(name for name in seen if name.startswith("rank-"))
+
+    assert on_both(tmp_path, act) == []
 
 
 def test_a_library_that_saves_is_followed_and_one_that_caches_is_not(tmp_path: Path) -> None:

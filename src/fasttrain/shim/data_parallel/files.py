@@ -23,6 +23,7 @@ from fasttrain.shim.data_parallel.clocks import replace_in_users_modules
 from fasttrain.shim.data_parallel.entries import Entries, entries_heard, entries_told
 from fasttrain.shim.data_parallel.own_copies import OwnCopies, path_of
 from fasttrain.shim.data_parallel.places import asking
+from fasttrain.shim.import_hook import after_import
 from fasttrain.shim.ledger import Ledger
 
 Call = Callable[..., Any]
@@ -40,6 +41,8 @@ _SHUTIL_ACTS = {
     "copymode": ("src", "dst"), "copystat": ("src", "dst"), "chown": ("path",),
     "make_archive": ("base_name",), "unpack_archive": ("filename", "extract_dir"),
 }  # fmt: skip
+# What modules of Python's have as `open`, by a name of their own.
+_HOLDING_OPEN = {"bz2": "_builtin_open", "tarfile": "bltn_open"}
 _MOVING = ("rename", "replace", "move")
 _KEEPING = ("mkdir", "utime", "chmod", "chown", "copymode", "copystat")
 _LOCAL, _LOOSE = 0, -1  # in the place of a place: this rank's own; the script's, but not in order
@@ -73,6 +76,10 @@ class Files:
         self.replace(os, "open", self._os_open, undo)
         for module in (builtins, io):
             self.replace(module, "open", self._open, undo)
+        for name, held in _HOLDING_OPEN.items():
+            undo.callback(after_import(name, self._replacing(held, self._open, undo)))
+        for name in ("sqlite3", "sqlite3.dbapi2"):
+            undo.callback(after_import(name, self._replacing("connect", self._connect, undo)))
         replace_in_users_modules(self._replaced, undo)
 
     def replace(self, owner: Any, name: str, act: Call, undo: ExitStack) -> None:
@@ -96,12 +103,15 @@ class Files:
                 able.add(replaced)
                 undo.callback(able.discard, replaced)
 
-    def _place(self, frame: FrameType, target: Any, doing: str) -> int:
+    def _replacing(self, name: str, act: Call, undo: ExitStack) -> Callable[[Any], None]:
+        return lambda module: self.replace(module, name, act, undo)
+
+    def _place(self, frame: FrameType, target: Any, doing: str, *, libraries: bool = False) -> int:
         """Return the number of a place for rank 0 to answer at, `_LOCAL` or `_LOOSE`."""
         ordered = self._answers.live and get_ident() == self._answers.thread
         if not ordered and not self._others:
             return _LOCAL
-        users = asking(frame)
+        users = asking(frame, for_libraries=libraries)
         # The path comes last: it costs the most, and libraries ask the most often.
         if users is None or not (path := path_of(target)) or self._copies.is_own(path):
             return _LOCAL
@@ -120,6 +130,8 @@ class Files:
     ) -> Any:
         by_name = kwargs.get("dir_fd") is None
         place = self._place(frame, path, f"call os.{name}") if by_name else _LOCAL
+        if place > 0 and name == "listdir":
+            return self._answers.ask(place, lambda: self._without_ours(path, original(path)))
         if place > 0:
             return self._answers.ask(place, lambda: original(path, *args, **kwargs))
         return original(path, *args, **kwargs)
@@ -128,8 +140,19 @@ class Files:
         place = self._place(frame, path, "call os.scandir")
         if place <= 0 or isinstance(path, bytes):
             return original(path)
-        found = self._answers.ask(place, lambda: list(original(path)), entries_told)
+
+        def find() -> list[Any]:
+            entries = list(original(path))
+            left = self._without_ours(path, [entry.name for entry in entries])
+            return [entry for entry in entries if entry.name in left]
+
+        found = self._answers.ask(place, find, entries_told)
         return Entries(entries_heard(path, found) if self._others else found)
+
+    def _without_ours(self, folder: Any, names: list[Any]) -> list[Any]:
+        """Leave out what fasttrain has made for ranks, which changes while it is walked through."""
+        at = path_of(folder)
+        return [n for n in names if not self._copies.is_scratch(f"{at}/{os.fsdecode(n)}")]
 
     # --- changes
 
@@ -172,6 +195,15 @@ class Files:
             self._copies.move(source, target)
         elif name not in _KEEPING:
             self._copies.forget(target)
+
+    def place_of(self, frame: FrameType, doing: str) -> int:
+        """Return the number of a place of the script's for rank 0 to answer at; 0 for none."""
+        users = asking(frame) if self._answers.answers() else None
+        return 0 if users is None else self._answers.places.number(users, doing)
+
+    def forget_copies(self) -> None:
+        """Read what rank 0 has of each file from now on."""
+        self._copies.forget_all()
 
     def leave(self, frame: FrameType, doing: str, path: str, act: Callable[[], Any]) -> bool:
         """Have rank 0 alone write a file when all have come here; whoever has called this.
@@ -233,6 +265,17 @@ class Files:
             return int(self._read(place, name, path, opening))
         in_place = kept and not flags & os.O_APPEND
         return int(self._write(place, name, path, opening, in_place=in_place))
+
+    def _connect(
+        self, frame: FrameType, original: Call, database: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Have this rank's own copy of a database, which SQLite opens by itself."""
+        by_path = database != ":memory:" and not kwargs.get("uri")
+        path, kept = path_of(database) if by_path else "", True
+        place = self._place(frame, path, "open a database", libraries=True)
+        opening = functools.partial(self._opened, original, path, kept, args, kwargs)
+        self._copies.keep(path)
+        return self._write(place, path, database, opening, in_place=True)
 
     def _opened(
         self, original: Call, path: str, kept: bool, args: Any, kwargs: Any, file: Any

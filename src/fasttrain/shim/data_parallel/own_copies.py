@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -21,7 +22,7 @@ def path_of(target: Any) -> str:
         target = target.name  # an open file
     if isinstance(target, bytes):
         target = os.fsdecode(target)
-    if not isinstance(target, str | os.PathLike):
+    if not target or not isinstance(target, str | os.PathLike):
         return ""
     return os.path.abspath(os.fsdecode(target))  # noqa: PTH100 - symlinks stay as they are named
 
@@ -37,9 +38,14 @@ class OwnCopies:
     def __init__(self, rank: int, scratch: Path) -> None:
         self._rank = rank
         self._scratch = scratch
-        self._own: list[str] = [*_SPECIAL, os.path.join(path_of(scratch), "")]  # noqa: PTH118
+        self._own: list[str] = [*_SPECIAL]
+        folder, name = os.path.split(path_of(scratch))
+        # Those of all ranks: what a file is must be the same on each.
+        self._scratches = os.path.join(folder, "")  # noqa: PTH118
+        self._scratch_name = re.compile(re.escape(name).replace(str(rank), r"\d+") + r"(/|$)")
         self._files: set[str] = set()
         self._copied: set[str] = set()
+        self._in_use: set[str] = set()
 
     def install(self, undo: ExitStack) -> None:
         """Take note of temporary files and folders, whose names are drawn on each rank."""
@@ -89,7 +95,14 @@ class OwnCopies:
 
     def is_own(self, path: str) -> bool:
         """Return whether each rank has its own at a path, which is absolute."""
-        return path in self._files or (path + os.sep).startswith(tuple(self._own))
+        if path in self._files or self.is_scratch(path):
+            return True
+        return (path + os.sep).startswith(tuple(self._own))
+
+    def is_scratch(self, path: str) -> bool:
+        """Return whether a path is in a folder that fasttrain has made for a rank."""
+        ours = path.startswith(self._scratches)
+        return ours and self._scratch_name.match(path, len(self._scratches)) is not None
 
     def copy_of(self, path: str) -> Path:
         """Return where this rank writes what rank 0 writes at a path."""
@@ -121,6 +134,15 @@ class OwnCopies:
             self._copied.remove(copied)
             with contextlib.suppress(OSError):
                 self.copy_of(copied).unlink()
+
+    def keep(self, path: str) -> None:
+        """Have `forget_all` spare a path, which a library holds by name, as SQLite does."""
+        self._in_use.add(path)
+
+    def forget_all(self) -> None:
+        """Read what rank 0 has of any file from now on."""
+        for path in self._copied - self._in_use:
+            self.forget(path)
 
     def move(self, source: str, target: str) -> None:
         """Have this rank's copy of a file, if there is one, at another path."""

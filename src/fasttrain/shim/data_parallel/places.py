@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import sysconfig
+import tempfile
 import zlib
 from enum import Enum, auto
 from functools import cache
@@ -24,11 +25,13 @@ _PASSING = (
     "/contextlib.py", "/logging/__init__.py", "/logging/handlers.py", "/logging/config.py",
     "/zipfile.py", "/zipfile/__init__.py", "/tarfile.py", "/gzip.py", "/bz2.py", "/lzma.py",
     "/configparser.py", "/fileinput.py", "/filecmp.py", "/xml/etree/ElementTree.py", "/wave.py",
-    "/random.py", "/secrets.py", "/uuid.py", "/functools.py",
+    "/random.py", "/secrets.py", "/uuid.py", "/functools.py", "/shelve.py", "/dbm/__init__.py",
+    "/dbm/dumb.py", "/sqlite3/__init__.py", "/sqlite3/dbapi2.py",
 )  # fmt: skip
 _LEFT_FILES = "snapshots/left_files.py"  # of the shim, in front of the script's own calls
 # Functions of libraries that leave files where their caller has said, as np.save, to_csv, imwrite.
-_SAVING = re.compile(r"_*(save|to_|dump|write|imwrite|imsave|export)")
+_SAVING = re.compile(r"_*(save|to_|dump|write|imwrite|imsave|export|open_memmap)")
+_MAPPING = "/memmap.py"  # NumPy's, which maps a file that its caller changes by assignments
 
 
 class _Kind(Enum):
@@ -42,6 +45,8 @@ class _Kind(Enum):
 def _kind(path: str) -> _Kind:
     if is_own_file(path):
         return _Kind.PASSING if path.endswith(_LEFT_FILES) else _Kind.NOT_ASKING
+    if path == tempfile.__file__:
+        return _Kind.NOT_ASKING  # each rank has temporary files of its own
     if path.startswith("<"):
         return _Kind.NOT_ASKING if "importlib" in path else _Kind.PASSING
     if path.startswith(_STDLIB) and path.endswith(_PASSING):
@@ -72,23 +77,30 @@ def is_handing_on(path: str) -> bool:
     return _kind(path) in (_Kind.PASSING, _Kind.NOT_ASKING)
 
 
-def asking(frame: FrameType | None) -> FrameType | None:
+def asking(frame: FrameType | None, *, for_libraries: bool = False) -> FrameType | None:
     """Return the frame of the user's code that has asked; None where a library asks for itself.
 
     Args:
         frame: What has called the function that is patched.
+        for_libraries: Whether what the user's code has called may be a library that asks.
     """
     library = ""
     while frame is not None:
         kind = _kind(frame.f_code.co_filename)
         if kind is _Kind.USERS:
-            return frame if not library or _SAVING.match(library) else None
+            return frame if for_libraries or _is_for_caller(library) else None
         if kind is _Kind.NOT_ASKING:
             return None
         if kind is _Kind.LIBRARY:
             library = frame.f_code.co_name
+            if frame.f_code.co_filename.endswith(_MAPPING):
+                library = "open_memmap"
         frame = frame.f_back
     return None
+
+
+def _is_for_caller(library: str) -> bool:
+    return not library or _SAVING.match(library) is not None
 
 
 def outside_of_torch(frame: FrameType | None) -> FrameType | None:

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from fasttrain.shim.data_parallel.answers import Answers
+from fasttrain.shim.data_parallel.commands import Commands
 from fasttrain.shim.data_parallel.files import Files
 from fasttrain.shim.data_parallel.lazy_rows import gather_in
 from fasttrain.shim.data_parallel.own_copies import OwnCopies, path_of
@@ -45,6 +46,7 @@ class SideEffects:
         self._scratch = scratch
         self._copies = OwnCopies(ranks.rank, scratch)
         self._files = Files(answers, self._copies, ledger)
+        self._commands = Commands(answers, self._files)
         self._elsewhere: Counter[tuple[str, str]] = Counter()  # saves by thread and path
 
     def install(self, undo: ExitStack) -> None:
@@ -56,6 +58,7 @@ class SideEffects:
         self._safetensors(undo)
         self._copies.install(undo)
         self._files.install(undo)
+        self._commands.install(undo)
         if self._ranks.rank == 0:
             return
         undo.callback(after_import("torch.utils.tensorboard.writer", self._quieten_tensorboard))
