@@ -106,7 +106,7 @@ class Replica:
 
     def _put_in_front(self, parameter: Any) -> None:
         """Average a parameter's gradient before the script's hooks on it see it."""
-        if id(parameter) in self._in_front:
+        if id(parameter) in self._in_front or not parameter.requires_grad:
             return
         ranks = self._ranks
 
@@ -134,7 +134,8 @@ class Replica:
             if (replica := ref()) is not None:
                 replica._touched = True
 
-        parameters: list[Any] = self.parameters
+        # The script may have frozen some since the last call.
+        parameters: list[Any] = [p for p in self.parameters if p.requires_grad]
         self._hooks = [p.register_post_accumulate_grad_hook(touched) for p in parameters]
 
     def _watch_no_more(self) -> None:

@@ -10,6 +10,7 @@ is right and no faster, and the receipt says so.
 from __future__ import annotations
 
 import functools
+import os
 import threading
 import time
 import weakref
@@ -40,6 +41,7 @@ from fasttrain.shim.ranks import Ranks
 from fasttrain.shim.refusal import refuse
 from fasttrain.shim.roots import Call, Root, parameters_of
 from fasttrain.spec.errors import ExitCode, FasttrainError
+from fasttrain.spec.outcome import State
 
 _REDUCING, _THROUGH = 2, 3  # what ranks are doing when they meet
 PART = 0.05  # of a root's parameters, for a part of it to be split by itself
@@ -64,7 +66,7 @@ class SplitCalls:
     """
 
     def __init__(self, ledger: Ledger, context: ParallelContext) -> None:
-        self._active, self._thread = False, 0
+        self._active, self._thread, self._pid = False, 0, os.getpid()
         self.whole_only = self.reentrant = False
         self._inside = context.roots.inside
         self._reduced = 0  # losses that were added up over all ranks
@@ -199,7 +201,8 @@ class SplitCalls:
     def _meet_at_use(self, name: str) -> None:
         """See that all ranks use a large output alike, of which each has its rows."""
         thread = threading.current_thread() is threading.main_thread()
-        if not thread and torch._C._current_graph_task_id() == -1:
+        forked = os.getpid() != self._pid
+        if forked or (not thread and torch._C._current_graph_task_id() == -1):
             refuse(_used_in_thread(name))
         self._parting.check(f"use all rows of {name}")
 
@@ -261,6 +264,9 @@ class SplitCalls:
             return False
         if torch._C._functorch.peek_interpreter_stack() is not None:
             return False  # of torch.func
+        if torch._C._len_torch_dispatch_stack():
+            self._ledger.note("calls inside of a dispatch mode, which sees operators, are whole")
+            return False  # such as one that counts them
         forward_ad: Any = torch.autograd.forward_ad
         levels = forward_ad._current_level >= 0
         return not levels and threading.current_thread() is threading.main_thread()
@@ -315,6 +321,8 @@ class SplitCalls:
             sums = [t.sum(dtype=torch.float64).cpu() for t in inputs if not t.is_complex()]
         self._parting.check(f"call {type(module).__name__}", sums)
         site.hooks = self._hooks.registered
+        if self._ledger.state is State.ARMED:
+            self._ledger.settle(State.ARMED, "no call came that could be split")
         self._ledger.counts["whole calls"] += 1
         trial = Trial(module, self._ranks, functools.partial(self._trial_split, module))
         output = trial.make_whole_call(args, kwargs)
@@ -373,7 +381,7 @@ def shared_parameters(module: Module, ranks: Ranks) -> Iterator[None]:
 
 def _used_in_thread(name: str) -> FasttrainError:
     return FasttrainError(
-        f"a thread of the script's uses {name}, and the threads of other ranks can't meet it there",
+        f"a thread or a child process of the script's uses {name}, where other ranks can't meet it",
         why="the rows of a large tensor stay with the ranks that have computed or moved them until"
         " it is used",
         fix="use it in the main thread first, such as by .clone(), or use one process",

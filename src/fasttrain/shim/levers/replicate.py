@@ -8,6 +8,7 @@ to no root. All that the script does itself it does alike on every rank.
 from __future__ import annotations
 
 import functools
+import os
 import sys
 import threading
 import weakref
@@ -23,7 +24,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from fasttrain.shim import ending, rank_variables
-from fasttrain.shim.callsite import call_site
+from fasttrain.shim.callsite import call_site, own_prefixes
 from fasttrain.shim.data_parallel import batch_norm, checkpoints, losses
 from fasttrain.shim.data_parallel.parting import Parting
 from fasttrain.shim.data_parallel.split import SplitCalls
@@ -63,6 +64,7 @@ class Replicate:
         self.on_cede: list[Callable[[], None]] = []
         self._roots = context.roots
         self._ranks = context.ranks
+        self._pid = os.getpid()  # of the rank: what it forks has the levers too
         self._streams = context.streams
         self._splits_batches = context.strategy.batch == "split"
         self._training = context.training
@@ -125,6 +127,13 @@ class Replicate:
                 self._script_has_its_own()
             return original(*args, **kwargs)
 
+        def is_initialized(original: Any) -> Any:
+            caller = sys._getframe(1).f_code.co_filename
+            ours = self._ranks.joined and self.ledger.live and not _is_torchs(caller)
+            return False if ours else original()
+
+        # A script and its libraries would add up over ranks what each has of the whole batch.
+        self._replace(dist, "is_initialized", is_initialized, undo)
         for module in (dist, dist.distributed_c10d):
             self._replace(module, "init_process_group", init_process_group, undo)
 
@@ -149,7 +158,7 @@ class Replicate:
 
     def _meet(self, root: Root, module: nn.Module) -> None:
         """Make a root's values equal on all ranks before its first call."""
-        if not self.ledger.live or _runs_alike():
+        if not self.ledger.live or self._runs_alike():
             return
         if any(map(is_lazy, parameters_of(module))):
             self._unmet.add(module)
@@ -162,7 +171,7 @@ class Replicate:
             self._ranks.broadcast([*parameters_of(module), *module.buffers()])
 
     def _around(self, root: Root, module: nn.Module, call: Call) -> Call:
-        if not self.ledger.live or _runs_alike():
+        if not self.ledger.live or self._runs_alike():
             return call
         if self._unmet and module in self._unmet:
             if any(map(is_lazy, parameters_of(module))):
@@ -221,6 +230,16 @@ class Replicate:
             self._parting.check(f"call {root.name}")
             self._ranks.broadcast(list(module.buffers()))
 
+    def _runs_alike(self) -> bool:
+        """Return whether something runs whole on each rank, in which ranks can't meet.
+
+        Threads come in another order on each rank, what a rank has forked knows no other rank, and
+        torch.func's transforms have tensors without storage.
+        """
+        thread = threading.current_thread() is not threading.main_thread()
+        alone = thread or os.getpid() != self._pid
+        return alone or torch._C._functorch.peek_interpreter_stack() is not None
+
     # --- backward passes
 
     def _backward(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
@@ -235,7 +254,7 @@ class Replicate:
         return self.passes.gradients(original, *args, **kwargs)
 
     def _is_outermost(self) -> bool:
-        inside = torch._C._current_graph_task_id() != -1 or _runs_alike()
+        inside = torch._C._current_graph_task_id() != -1 or self._runs_alike()
         return not inside and self.ledger.live and self._ranks.joined
 
     # --- steps
@@ -256,11 +275,6 @@ class Replicate:
         self._lockstep.after_step(steps, None if self._sharded else optimizer)
 
 
-def _runs_alike() -> bool:
-    """Whether something runs whole on each rank, in which ranks can't meet.
-
-    Threads come in another order on each rank, and torch.func's transforms have tensors without
-    storage.
-    """
-    thread = threading.current_thread() is not threading.main_thread()
-    return thread or torch._C._functorch.peek_interpreter_stack() is not None
+@functools.cache
+def _is_torchs(path: str) -> bool:
+    return path.startswith((*own_prefixes(), "<frozen"))
