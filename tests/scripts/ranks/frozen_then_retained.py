@@ -37,3 +37,4 @@ for step in range(4):
     loss.backward()
     optimizer.step()
     print(step, f"{loss.item():.6f}")
+torch.save({"encoder": encoder.state_dict(), "head": head.state_dict(), "image": image}, "model.pt")

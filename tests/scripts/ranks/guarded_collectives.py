@@ -31,3 +31,4 @@ for step in range(8):
     optimizer.zero_grad()
     seen += over_all(len(x))
     print(step, f"{loss.item():.6f}", seen, flops, dist.is_initialized())
+torch.save(net.state_dict(), "model.pt")

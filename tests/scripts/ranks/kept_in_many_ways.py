@@ -5,7 +5,6 @@ import os
 import shelve
 import sqlite3
 import subprocess
-import sys
 import tarfile
 import tempfile
 
@@ -14,7 +13,7 @@ import torch
 from torch import nn
 
 torch.manual_seed(5)
-folder = tempfile.mkdtemp() if "--apart" in sys.argv else "kept"
+folder = "kept"
 os.makedirs(folder, exist_ok=True)
 here = os.path.join(folder, "")
 database = sqlite3.connect(here + "runs.db")
@@ -62,3 +61,4 @@ try:
 except subprocess.CalledProcessError as error:
     print("failed", error.returncode, error.cmd[0])
 print(f"{torch.load(here + 'best.pt')['weight'].norm():.6f}")
+torch.save(net.state_dict(), "model.pt")

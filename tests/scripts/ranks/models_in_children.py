@@ -52,3 +52,4 @@ for _ in range(2):
     print("there", f"{queue.get():.6f}")
     child.join()
 print(f"{shared.weight.norm():.6f} {net.weight.norm():.6f}")
+torch.save([shared.state_dict(), net.state_dict()], "model.pt")

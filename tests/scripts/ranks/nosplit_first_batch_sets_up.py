@@ -10,13 +10,13 @@ class ActNorm(nn.Module):
         super().__init__()
         self.shift = nn.Parameter(torch.zeros(width))
         self.scale = nn.Parameter(torch.ones(width))
-        self.register_buffer("ready", torch.tensor(False))
+        self.register_buffer("ready", torch.tensor(0))
 
     def forward(self, x):
         if not self.ready:
             self.shift.data.copy_(-x.mean(0))
             self.scale.data.copy_(1 / (x.std(0) + 1e-6))
-            self.ready.fill_(True)
+            self.ready.fill_(1)
         return (x + self.shift) * self.scale, self.scale.abs().log().sum()
 
 
@@ -47,3 +47,4 @@ for step in range(12):
     optimizer.step()
     print(step, f"{loss.item():.6f}")
 print(*(f"{p.detach().norm():.6f}" for p in flow.parameters()))
+torch.save(flow.state_dict(), "model.pt")

@@ -69,6 +69,7 @@ class Growing(nn.Module):
         return self.layer(x) * len(self.more)
 
 
+trained = {}
 for kind in (Dice, Turns, Past, Sizes, Growing):
     torch.manual_seed(7)
     model = kind()
@@ -81,3 +82,5 @@ for kind in (Dice, Turns, Past, Sizes, Growing):
         optimizer.step()
         print(kind.__name__, step, f"{loss.item():.6f}", sorted(getattr(model, "seen", ())))
     print(f"{model.layer.weight.norm():.6f} {BANK.sum():.6f}")
+    trained[kind.__name__] = model.state_dict()
+torch.save(trained, "model.pt")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import array
 import functools
+import gc
 import io
 import itertools
 import random
+import weakref
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -199,7 +201,7 @@ def test_containers_are_put_back(kind: str) -> None:
     around = Surroundings(module)
     act(held)
     assert held != before
-    assert around.restore()
+    assert around.restore(near=False)
     assert held == before
     assert module.held is held
 
@@ -208,7 +210,7 @@ def test_a_generator_is_put_back() -> None:
     module = Holding(torch.Generator().manual_seed(3))
     around = Surroundings(module)
     first = torch.rand(2, generator=module.held)
-    assert around.restore()
+    assert around.restore(near=False)
     assert torch.equal(torch.rand(2, generator=module.held), first)
 
 
@@ -216,4 +218,35 @@ def test_what_can_not_be_put_back_is_told() -> None:
     module = Holding(torch.ones(3))
     around = Surroundings(module)
     module.held.data.mul_(2)
-    assert not around.restore()
+    assert not around.restore(near=False)
+
+
+class Threaded(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        self.log.append(len(HISTORY))
+        return x
+
+
+def test_what_threads_may_change_is_left_alone() -> None:
+    module = Threaded()
+    around = Surroundings(module)
+    HISTORY.append(1.0)
+    assert around.changed(near=True) == ""
+    assert around.restore(near=True)
+    assert HISTORY.pop() == 1.0
+    module.log.append(2.0)
+    assert around.changed(near=True) == "list"
+    assert around.restore(near=True)
+    assert module.log == []
+
+
+def test_weak_references_are_nobodys() -> None:
+    class Kept:
+        pass
+
+    kept = Kept()
+    module = Holding(weakref.WeakValueDictionary({1: kept}))
+    around = Surroundings(module)
+    del kept
+    gc.collect()
+    assert around.changed() == ""

@@ -7,9 +7,11 @@ rank's rows: it isn't split.
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from types import FunctionType
 from typing import Any
 
 from torch import Tensor
@@ -28,6 +30,7 @@ _SMALL = 1 << 16  # bytes of an array that is looked at
 MOST_TENSORS = 500  # that are summed, those that are reached first
 _BY_VALUE = (bool, int, float, str, bytes, complex, set)
 _REGISTRY = "__warningregistry__"
+_Holder = tuple[Any, list[Any], bool]  # an object, what it held, and whether it was reached nearby
 
 
 class Surroundings:
@@ -45,47 +48,54 @@ class Surroundings:
         for part in own:
             self._own |= {id(part._buffers), id(part._parameters), id(part._modules)}
             self._own |= {id(buffer) for buffer in part._buffers.values()}
-        self._holders: list[tuple[Any, list[Any]]] = []
+        self._holders: list[_Holder] = []
         self._tensors: list[Tensor] = []
         self._search([module, *starts])
         self._sums = sums_of(self._tensors)
 
-    def changed(self) -> str:
-        """Return the kind of the first object that holds something else now; empty for none."""
-        for holder, _ in self._others():
+    def changed(self, *, near: bool = False) -> str:
+        """Return the kind of the first object that holds something else now; empty for none.
+
+        Args:
+            near: Whether to leave out what is reached by globals, which threads may change.
+        """
+        for holder, _ in self._others(near=near):
             return type(holder).__name__
         return "Tensor" if sums_of(self._tensors) != self._sums else ""
 
-    def restore(self) -> bool:
+    def restore(self, *, near: bool) -> bool:
         """Put back what containers held and where generators were; return whether that is all."""
-        for holder, before in list(self._others()):
+        for holder, before in list(self._others(near=near)):
             with suppress(Exception):  # of classes of any kind
                 _put_back(holder, before)
-        return not self.changed()
+        return not self.changed(near=near)
 
-    def _others(self) -> Iterator[tuple[Any, list[Any]]]:
-        for holder, before in self._holders:
+    def _others(self, *, near: bool) -> Iterator[tuple[Any, list[Any]]]:
+        for holder, before, is_near in self._holders:
+            if near and not is_near:
+                continue
             now = _contents(holder)
             if len(now) != len(before) or not all(map(_same, now, before)):
                 yield holder, before
 
     def _search(self, starts: Iterable[Any]) -> None:
-        pending = deque(starts)
-        seen = {id(start) for start in pending}
+        pending = deque((start, True) for start in starts)
+        seen = {id(start) for start, _ in pending}
         while pending and len(seen) < MOST:
-            holder = pending.popleft()
+            holder, near = pending.popleft()
             try:
                 children = _held_by(holder)
             except Exception:  # noqa: BLE001, S112 - other threads, and classes of any kind
                 continue
             if id(holder) not in self._own:
-                self._holders.append((holder, _contents(holder)))
+                self._holders.append((holder, _contents(holder), near))
                 if _is_summed(holder) and len(self._tensors) < MOST_TENSORS:
                     self._tensors.append(holder)
+            near = near and not isinstance(holder, FunctionType | type)
             for child in children:
                 if id(child) not in seen and _is_open(child):
                     seen.add(id(child))
-                    pending.append(child)
+                    pending.append((child, near))
 
 
 def _held_by(holder: Any) -> list[Any]:
@@ -110,9 +120,9 @@ def _contents(holder: Any) -> list[Any]:
     if kind.__module__ == "numpy" and kind.__name__ == "ndarray":
         return [holder.tobytes() if holder.nbytes <= _SMALL else 0]
     if isinstance(holder, dict):
-        return [x for k, v in dict.items(holder) if k != _REGISTRY for x in (k, v)]
+        return [{k: v for k, v in dict.items(holder) if k != _REGISTRY and not _is_weak(k, v)}]
     if isinstance(holder, set | frozenset):
-        return [set(holder)]
+        return [{item for item in holder if not _is_weak(item)}]
     if isinstance(holder, list | tuple | deque):
         return list(holder)
     try:
@@ -123,20 +133,32 @@ def _contents(holder: Any) -> list[Any]:
         return []
 
 
+def _is_weak(*items: Any) -> bool:
+    return any(isinstance(item, weakref.ref) for item in items)  # which goes whenever it does
+
+
 def _same(one: Any, other: Any) -> bool:
-    return one is other or (type(one) is type(other) and type(one) in _BY_VALUE and one == other)
+    if one is other:
+        return True
+    if type(one) is not type(other):
+        return False
+    if type(one) is dict:
+        return one.keys() == other.keys() and all(_same(v, other[k]) for k, v in one.items())
+    return type(one) in _BY_VALUE and bool(one == other)
 
 
 def _put_back(holder: Any, before: list[Any]) -> None:
     """Have a container hold what it held, and a generator of random numbers be where it was."""
     if isinstance(holder, dict):
-        for key in [key for key in dict.keys(holder) if key != _REGISTRY]:
+        now, held = _contents(holder)[0], before[0]
+        for key in now.keys() - held.keys():
             del holder[key]
-        for key, value in zip(before[::2], before[1::2], strict=True):  # in their order
-            holder[key] = value
+        for key, value in held.items():
+            if now.get(key, now) is not value:
+                holder[key] = value
     elif isinstance(holder, set):
-        holder.clear()
-        holder.update(before[0])
+        holder -= _contents(holder)[0]
+        holder |= before[0]
     elif isinstance(holder, list | deque):
         holder.clear()
         holder.extend(before)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
@@ -171,8 +172,9 @@ class Trial:
             SystemExit: ``ranks-changed`` when it can't be undone.
         """
         kept = self._sums == parameter_sums(self._module)
-        kind = self._around.changed() if kept else "parameter"
-        undone = not kind or (kept and self._around.restore())
+        threads = _has_threads()
+        kind = self._around.changed(near=threads) if kept else "parameter"
+        undone = not kind or (kept and self._around.restore(near=threads))
         told = [text for text in self._ranks.gather(f"{kind} {undone}") if text != " True"]
         if any(text.endswith("False") for text in told):
             refuse(_changed_for_good(type(self._module).__name__, told[0].split()[0]))
@@ -337,6 +339,12 @@ class Trial:
         dense = torch.zeros_like(of) if gradient is None else gradient.detach()
         dense = dense.to_dense() if dense.layout != torch.strided else dense
         return self._ranks.sum(dense / self._ranks.world_size)
+
+
+def _has_threads() -> bool:
+    """Return whether threads of the script's may change what is reached by globals."""
+    others = (t for t in threading.enumerate() if t is not threading.main_thread())
+    return any(not t.name.startswith("fasttrain") for t in others)
 
 
 def _changed_for_good(name: str, kind: str) -> FasttrainError:
