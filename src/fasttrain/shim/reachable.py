@@ -34,7 +34,8 @@ Put = Callable[[Any], None]
 Child = tuple[Any, Put | None]  # and what puts another object in its place
 
 
-def _is_scripts(path: str) -> bool:
+def is_scripts(path: str) -> bool:
+    """Return whether a file of code is not installed."""
     return not path.startswith((*_INSTALLED, "<"))
 
 
@@ -61,7 +62,7 @@ def children_of(holder: Any, kind: type) -> list[Child]:
         return [(value, None) for value in gc.get_referents(holder)]
     if issubclass(kind, type):
         module = sys.modules.get(holder.__module__)
-        scripts = _is_scripts(getattr(module, "__file__", None) or "<")
+        scripts = is_scripts(getattr(module, "__file__", None) or "<")
         return _attributes(holder, list(vars(holder))) if scripts else []
     return [] if kind.__module__.startswith("fasttrain.") else _inside(holder)
 
@@ -70,7 +71,7 @@ def _of_function(function: FunctionType) -> list[Child]:
     if is_shim_code(function.__code__):  # it stands for torch's own
         return []
     found: list[Child] = [(part, None) for part in (function.__closure__, vars(function))]
-    scripts = _is_scripts(function.__code__.co_filename)
+    scripts = is_scripts(function.__code__.co_filename)
     return [*found, (function.__globals__, None)] if scripts else found
 
 

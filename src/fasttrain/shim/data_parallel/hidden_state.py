@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import array
-import functools
 import io
 import random
 from typing import Any
@@ -14,7 +13,6 @@ _DEPTH = 4  # of iterators over iterators
 _SMALL = 1 << 16  # items of an array that is looked at
 _BYTES = (bytearray, array.array)
 _IN_MEMORY = (io.StringIO, io.BytesIO)
-_CACHED = type(functools.lru_cache(repr))
 _ITERATORS = ("itertools", "builtins")
 
 
@@ -57,8 +55,6 @@ def hidden_state(holder: Any) -> list[Any]:
         return [bytes(holder) if len(holder) <= _SMALL else 0]
     if kind in _IN_MEMORY:
         return [holder.tell()]
-    if kind is _CACHED:
-        return [holder.cache_info().currsize]
     if kind.__module__ not in _ITERATORS or not hasattr(kind, "__next__"):
         return []
     return _parts(holder, _DEPTH)

@@ -7,11 +7,13 @@ rank's rows: it isn't split.
 
 from __future__ import annotations
 
+import functools
+import sys
 import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from types import FunctionType
+from types import CellType, FunctionType, MethodType
 from typing import Any
 
 from torch import Tensor
@@ -23,14 +25,21 @@ from fasttrain.shim.data_parallel.hidden_state import (
     put_generator_state,
 )
 from fasttrain.shim.data_parallel.tensor_sums import sums_of
-from fasttrain.shim.reachable import CLOSED, children_of
+from fasttrain.shim.reachable import CLOSED, children_of, is_scripts
 
 MOST = 20_000  # objects of a search; 0.5 us each
 _SMALL = 1 << 16  # bytes of an array that is looked at
 MOST_TENSORS = 500  # that are summed, those that are reached first
 _BY_VALUE = (bool, int, float, str, bytes, complex, set)
 _REGISTRY = "__warningregistry__"
-_Holder = tuple[Any, list[Any], bool]  # an object, what it held, and whether it was reached nearby
+_Holder = tuple[Any, list[Any], int]  # an object, what it held, and how far off it is
+# How an object is reached: from modules and arguments alone; by globals, which threads may change;
+# or by objects of libraries, whose caches are their own affair.
+NEAR, GLOBAL, LIBRARYS = range(3)
+_HOLDING = (
+    Module, Tensor, dict, list, tuple, set, frozenset, deque, CellType, MethodType,
+    functools.partial,
+)  # fmt: skip
 
 
 class Surroundings:
@@ -53,49 +62,59 @@ class Surroundings:
         self._search([module, *starts])
         self._sums = sums_of(self._tensors)
 
-    def changed(self, *, near: bool = False) -> str:
+    def changed(self, *, within: int = LIBRARYS) -> str:
         """Return the kind of the first object that holds something else now; empty for none.
 
         Args:
-            near: Whether to leave out what is reached by globals, which threads may change.
+            within: How far to look: `NEAR`, `GLOBAL` or `LIBRARYS`.
         """
-        for holder, _ in self._others(near=near):
+        for holder, _ in self._others(within):
             return type(holder).__name__
         return "Tensor" if sums_of(self._tensors) != self._sums else ""
 
-    def restore(self, *, near: bool) -> bool:
+    def restore(self, *, within: int) -> bool:
         """Put back what containers held and where generators were; return whether that is all."""
-        for holder, before in list(self._others(near=near)):
+        for holder, before in list(self._others(within)):
             with suppress(Exception):  # of classes of any kind
                 _put_back(holder, before)
-        return not self.changed(near=near)
+        return not self.changed(within=within)
 
-    def _others(self, *, near: bool) -> Iterator[tuple[Any, list[Any]]]:
-        for holder, before, is_near in self._holders:
-            if near and not is_near:
+    def _others(self, within: int) -> Iterator[tuple[Any, list[Any]]]:
+        for holder, before, distance in self._holders:
+            if distance > within:
                 continue
             now = _contents(holder)
             if len(now) != len(before) or not all(map(_same, now, before)):
                 yield holder, before
 
     def _search(self, starts: Iterable[Any]) -> None:
-        pending = deque((start, True) for start in starts)
+        pending = deque((start, NEAR) for start in starts)
         seen = {id(start) for start, _ in pending}
         while pending and len(seen) < MOST:
-            holder, near = pending.popleft()
+            holder, distance = pending.popleft()
             try:
                 children = _held_by(holder)
             except Exception:  # noqa: BLE001, S112 - other threads, and classes of any kind
                 continue
             if id(holder) not in self._own:
-                self._holders.append((holder, _contents(holder), near))
+                self._holders.append((holder, _contents(holder), distance))
                 if _is_summed(holder) and len(self._tensors) < MOST_TENSORS:
                     self._tensors.append(holder)
-            near = near and not isinstance(holder, FunctionType | type)
+            distance = max(distance, _distance(holder))
             for child in children:
                 if id(child) not in seen and _is_open(child):
                     seen.add(id(child))
-                    pending.append((child, near))
+                    pending.append((child, distance))
+
+
+def _distance(holder: Any) -> int:
+    """Return how far off is what an object holds."""
+    if isinstance(holder, FunctionType | type):
+        return GLOBAL
+    if isinstance(holder, _HOLDING):
+        return NEAR
+    module = sys.modules.get(type(holder).__module__)
+    return NEAR if is_scripts(getattr(module, "__file__", None) or "<") else LIBRARYS
 
 
 def _held_by(holder: Any) -> list[Any]:

@@ -27,7 +27,7 @@ from fasttrain.shim.data_parallel.module_state import ModuleState, Place, parame
 from fasttrain.shim.data_parallel.neutral import Neutral
 from fasttrain.shim.data_parallel.parting import meet_inside
 from fasttrain.shim.data_parallel.rows import CROSSINGS, Rows
-from fasttrain.shim.data_parallel.surroundings import Surroundings
+from fasttrain.shim.data_parallel.surroundings import GLOBAL, NEAR, Surroundings
 from fasttrain.shim.data_parallel.watch import (
     READS,
     Silence,
@@ -172,9 +172,9 @@ class Trial:
             SystemExit: ``ranks-changed`` when it can't be undone.
         """
         kept = self._sums == parameter_sums(self._module)
-        threads = _has_threads()
-        kind = self._around.changed(near=threads) if kept else "parameter"
-        undone = not kind or (kept and self._around.restore(near=threads))
+        within = NEAR if _has_threads() else GLOBAL
+        kind = self._around.changed(within=within) if kept else "parameter"
+        undone = not kind or (kept and self._around.restore(within=within))
         told = [text for text in self._ranks.gather(f"{kind} {undone}") if text != " True"]
         if any(text.endswith("False") for text in told):
             refuse(_changed_for_good(type(self._module).__name__, told[0].split()[0]))

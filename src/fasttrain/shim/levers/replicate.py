@@ -129,7 +129,8 @@ class Replicate:
 
         def is_initialized(original: Any) -> Any:
             caller = sys._getframe(1).f_code.co_filename
-            ours = self._ranks.joined and self.ledger.live and not _is_torchs(caller)
+            ours = self._splits_batches and self._ranks.joined and self.ledger.live
+            ours = ours and not _is_torchs(caller)
             return False if ours else original()
 
         # A script and its libraries would add up over ranks what each has of the whole batch.
