@@ -8,6 +8,8 @@ import glob
 import os
 import runpy
 import shutil
+import signal
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -325,6 +327,26 @@ def test_commands_run_once_and_all_ranks_hear_of_them(tmp_path: Path) -> None:
         [["sleep", "9"], 0.1], "/no/such/program",
     ]  # fmt: skip
     assert left(tmp_path)["log"] == "x\nx\n"
+
+
+def test_all_ranks_are_one_process_to_the_script(tmp_path: Path) -> None:
+    def act(rank: int) -> Any:
+        got: list[int] = []
+        signal.signal(signal.SIGUSR1, lambda *_: got.append(rank))
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert got == [rank]
+        Path(f"state.{os.getpid()}.part").write_text("whole")
+        os.replace(f"state.{os.getpid()}.part", f"state.{socket.gethostname()}")
+        child = os.fork()
+        if not child:
+            os._exit(os.getpid() == os.getppid())
+        assert os.waitpid(child, 0)[1] == 0
+        return [os.getpid(), os.listdir()]
+
+    pid, files = on_both(tmp_path, act)
+    assert pid > 1
+    assert files == [f"state.{socket.gethostname()}"]
+    assert left(tmp_path) == {files[0]: "whole"}
 
 
 def test_a_command_changes_what_a_rank_has_a_copy_of(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ import torch
 from fasttrain.shim.data_parallel.answers import Answers
 from fasttrain.shim.data_parallel.commands import Commands
 from fasttrain.shim.data_parallel.files import Files
+from fasttrain.shim.data_parallel.identity import Identity
 from fasttrain.shim.data_parallel.lazy_rows import gather_in
 from fasttrain.shim.data_parallel.own_copies import OwnCopies, path_of
 from fasttrain.shim.data_parallel.places import outside_of_torch
@@ -47,6 +48,7 @@ class SideEffects:
         self._copies = OwnCopies(ranks.rank, scratch)
         self._files = Files(answers, self._copies, ledger)
         self._commands = Commands(answers, self._files)
+        self._identity = Identity(answers)
         self._elsewhere: Counter[tuple[str, str]] = Counter()  # saves by thread and path
 
     def install(self, undo: ExitStack) -> None:
@@ -59,6 +61,7 @@ class SideEffects:
         self._copies.install(undo)
         self._files.install(undo)
         self._commands.install(undo)
+        self._identity.install(undo)
         if self._ranks.rank == 0:
             return
         undo.callback(after_import("torch.utils.tensorboard.writer", self._quieten_tensorboard))

@@ -1,0 +1,76 @@
+"""Shows the script one process: rank 0's number and host, on all ranks.
+
+Runs are named by them, temporary files and seeds too. What the script sends to its own process by
+that number is sent to the rank that sends it.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import socket
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from types import FrameType
+from typing import Any
+
+from fasttrain.shim.data_parallel.answers import Answers
+from fasttrain.shim.data_parallel.clocks import replace_in_users_modules
+from fasttrain.shim.data_parallel.places import is_users
+
+_KILLING = ("kill", "killpg", "getpgid", "getsid", "waitpid", "sched_getaffinity")
+
+
+class Identity:
+    """Takes the place of what tells a process its number and its host.
+
+    Args:
+        answers: Rank 0's; they are installed already.
+    """
+
+    def __init__(self, answers: Answers) -> None:
+        self._answers = answers
+        self._pid = os.getpid()
+        self._shown: list[Any] = []
+
+    def install(self, undo: ExitStack) -> None:
+        """Ask rank 0 once; every rank must call this alike."""
+        answers = self._answers
+        if not answers.live:
+            return
+        place = answers.places.number(sys._getframe(), "begin")
+        self._shown = answers.ask(place, lambda: [self._pid, socket.gethostname()])
+        replaced: dict[int, Any] = {}
+        for number, (owner, name) in enumerate(((os, "getpid"), (socket, "gethostname"))):
+            show = functools.partial(self._show, number)
+            self._replace(owner, name, show, replaced, undo)
+        for name in _KILLING:
+            if answers.rank:
+                self._replace(os, name, self._to_itself, replaced, undo)
+        replace_in_users_modules(replaced, undo)
+
+    def _replace(
+        self, owner: Any, name: str, act: Callable[..., Any], replaced: Any, undo: ExitStack
+    ) -> None:
+        original = getattr(owner, name)
+        answers = self._answers
+
+        @functools.wraps(original)
+        def own(*args: Any, **kwargs: Any) -> Any:
+            if not answers.live:
+                return original(*args, **kwargs)
+            return act(sys._getframe(1), original, *args, **kwargs)
+
+        undo.callback(setattr, owner, name, original)
+        setattr(owner, name, own)
+        replaced[id(original)] = own
+
+    def _show(self, number: int, frame: FrameType, original: Callable[[], Any]) -> Any:
+        return self._shown[number] if is_users(frame.f_code.co_filename) else original()
+
+    def _to_itself(
+        self, frame: FrameType, original: Callable[..., Any], pid: int, *args: Any
+    ) -> Any:
+        shown = pid == self._shown[0] and is_users(frame.f_code.co_filename)
+        return original(self._pid if shown else pid, *args)
