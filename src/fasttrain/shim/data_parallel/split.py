@@ -264,9 +264,12 @@ class SplitCalls:
             return False
         if torch._C._functorch.peek_interpreter_stack() is not None:
             return False  # of torch.func
-        if torch._C._len_torch_dispatch_stack():
-            self._ledger.note("calls inside of a dispatch mode, which sees operators, are whole")
-            return False  # such as one that counts them
+        if torch._C._len_torch_dispatch_stack() or _saving_hook():
+            self._ledger.note(
+                "calls inside of a dispatch mode or of hooks on saved tensors, which see what is"
+                " computed, are whole"
+            )
+            return False  # such as what counts operations
         forward_ad: Any = torch.autograd.forward_ad
         levels = forward_ad._current_level >= 0
         return not levels and threading.current_thread() is threading.main_thread()
@@ -377,6 +380,12 @@ def shared_parameters(module: Module, ranks: Ranks) -> Iterator[None]:
     finally:
         for slot, name, tensor in replaced:
             slot[name] = tensor
+
+
+def _saving_hook() -> bool:
+    """Return whether hooks of the script's, and not torch's own, see the tensors that are saved."""
+    hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks(True)  # noqa: FBT003
+    return hooks is not None and not str(hooks[0].__module__).startswith("torch")
 
 
 def _used_in_thread(name: str) -> FasttrainError:
