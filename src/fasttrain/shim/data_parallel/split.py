@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import Module, Parameter
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from fasttrain.shim.casting import map_tensors
 from fasttrain.shim.data_parallel import inner_gradients
@@ -264,7 +265,7 @@ class SplitCalls:
             return False
         if torch._C._functorch.peek_interpreter_stack() is not None:
             return False  # of torch.func
-        if torch._C._len_torch_dispatch_stack() or _saving_hook():
+        if _dispatch_mode() or _saving_hook():
             self._ledger.note(
                 "calls inside of a dispatch mode or of hooks on saved tensors, which see what is"
                 " computed, are whole"
@@ -380,6 +381,14 @@ def shared_parameters(module: Module, ranks: Ranks) -> Iterator[None]:
     finally:
         for slot, name, tensor in replaced:
             slot[name] = tensor
+
+
+def _dispatch_mode() -> bool:
+    """Return whether a mode that isn't fasttrain's own sees operators."""
+    if not torch._C._len_torch_dispatch_stack():
+        return False
+    modes = _get_current_dispatch_mode_stack()
+    return any(not type(mode).__module__.startswith("fasttrain.") for mode in modes)
 
 
 def _saving_hook() -> bool:
