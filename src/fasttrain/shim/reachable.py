@@ -70,7 +70,8 @@ def children_of(holder: Any, kind: type) -> list[Child]:
 def _of_function(function: FunctionType) -> list[Child]:
     if is_shim_code(function.__code__):  # it stands for torch's own
         return []
-    found: list[Child] = [(part, None) for part in (function.__closure__, vars(function))]
+    own = (function.__closure__, function.__defaults__, function.__kwdefaults__, vars(function))
+    found: list[Child] = [(part, None) for part in own if part is not None]
     scripts = is_scripts(function.__code__.co_filename)
     return [*found, (function.__globals__, None)] if scripts else found
 

@@ -154,6 +154,8 @@ HIDDEN: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "count": (lambda: itertools.count(), next),
     "items": (lambda: iter([1, 2, 3]), next),
     "enumerated": (lambda: enumerate(iter("abc")), next),
+    "generator": (lambda: (n for n in range(9)), next),
+    "over a generator": (lambda: enumerate(n for n in range(9)), next),
     "bytes": (lambda: bytearray(3), lambda held: held.__setitem__(0, 1)),
     "array": (lambda: array.array("i", [1, 2]), lambda held: held.__setitem__(0, 5)),
     "text": (io.StringIO, lambda held: held.write("x")),
@@ -251,3 +253,14 @@ def test_weak_references_are_nobodys() -> None:
     del kept
     gc.collect()
     assert around.changed() == ""
+
+
+def test_a_default_argument_is_seen() -> None:
+    def remember(value: int, seen: list[int] = []) -> int:  # noqa: B006 - as scripts have them
+        seen.append(value)
+        return len(seen)
+
+    module = Holding(remember)
+    around = Surroundings(module)
+    module.held(1)
+    assert around.changed() == "list"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import array
 import io
 import random
+from types import GeneratorType
 from typing import Any
 
 import torch
@@ -55,9 +56,13 @@ def hidden_state(holder: Any) -> list[Any]:
         return [bytes(holder) if len(holder) <= _SMALL else 0]
     if kind in _IN_MEMORY:
         return [holder.tell()]
-    if kind.__module__ not in _ITERATORS or not hasattr(kind, "__next__"):
-        return []
-    return _parts(holder, _DEPTH)
+    return _parts(holder, _DEPTH) if _is_iterator(kind) else []
+
+
+def _is_iterator(kind: type) -> bool:
+    # What a generator holds are its variables, which a search finds by itself.
+    pythons = kind.__module__ in _ITERATORS and hasattr(kind, "__next__")
+    return pythons and kind is not GeneratorType
 
 
 def _parts(value: Any, depth: int) -> list[Any]:
@@ -66,6 +71,6 @@ def _parts(value: Any, depth: int) -> list[Any]:
         return [value]
     if isinstance(value, tuple):
         return [part for item in value for part in _parts(item, depth)]
-    if depth and kind.__module__ in _ITERATORS and hasattr(kind, "__next__"):
+    if depth and _is_iterator(kind):
         return [kind.__name__, *_parts(value.__reduce__(), depth - 1)]
     return [len(value)] if isinstance(value, list) else []
