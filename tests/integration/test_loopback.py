@@ -11,8 +11,9 @@ import pytest
 
 TWO = ("--nproc-per-node", "2", "--device", "cpu")
 HOLD = """
-# Past Python: rank 0 alone makes the files of a split run.
-ctypes.CDLL(None).creat(f"met-{os.getpid()}".encode(), 0o600)
+# Past Python: in a split run rank 0 alone makes the files, and its number is shown to all.
+libc = ctypes.CDLL(None)
+libc.creat(f"met-{libc.getpid()}".encode(), 0o600)
 while not os.path.exists("go"):
     time.sleep(0.02)
 """

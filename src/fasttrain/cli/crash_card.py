@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from textwrap import wrap
 
@@ -15,6 +16,7 @@ WIDTH = 80
 # Most lines of one entry; together with the head, six where the screen holds the traceback.
 ENTRY_LINES, ERROR_LINES = 2, 5
 SHOWN_FRAMES = 1
+_SLUG = re.compile(r"\[([a-z0-9-]+)\]\s*$")
 SAYS_IT_ALL = {"exit", "interrupted", "stopped"}  # ends that are nobody's mistake
 
 
@@ -45,15 +47,16 @@ def _one_line(crash: Crash, width: int) -> list[Text]:
 
 
 def _lines(crash: Crash, run_dir: str, width: int, *, brief: bool) -> Iterator[Text]:
-    yield Text(f"fasttrain: {_head(crash)}        [{crash.cause}]", style="bold red")
+    own = crash.cause == "refused" and not crash.shown
+    what, slug = _own_error(crash.error) if own else ("", "")
+    yield Text(f"fasttrain: {_head(crash)}        [{slug or crash.cause}]", style="bold red")
     if not brief and (not crash.shown or crash.signal):  # a signal leaves nothing on the screen
         frames = crash.frames[-SHOWN_FRAMES:] if crash.shown else crash.frames
         yield from (Text(_cut(f"  {_call(frame)}", width)) for frame in frames)
-    if not brief and not crash.shown:
-        yield from map(Text, _fitted("  ", crash.error, width, ERROR_LINES))
-    elif crash.cause == "refused" and not crash.shown:  # the why alone doesn't say what
-        what, *_ = crash.error.rpartition("error: ")[2].splitlines() or [""]
+    if own:  # the why and the fix of such an error are those of the card
         yield Text(f"  {what}")
+    elif not brief and not crash.shown:
+        yield from map(Text, _fitted("  ", crash.error, width, ERROR_LINES))
     most = 1 if brief else ENTRY_LINES
     yield from _entry("why", crash.why, width, most)
     yield from _entry("fix", crash.fix, width, most)
@@ -65,6 +68,13 @@ def _lines(crash: Crash, run_dir: str, width: int, *, brief: bool) -> Iterator[T
     if crash.log_file and not crash.shown:
         yield from _entry("log", f"{near(run_dir)}/{crash.log_file}", width, most)
         yield from (Text(_cut(f"    | {line}", width), style="dim") for line in crash.log)
+
+
+def _own_error(error: str) -> tuple[str, str]:
+    """Return what a FasttrainError says first, and its slug."""
+    what, *more = error.partition("error: ")[2].splitlines() or [""]
+    slug = _SLUG.search("\n".join([what, *more]))
+    return what, slug[1] if slug else ""
 
 
 def _head(crash: Crash) -> str:

@@ -105,8 +105,13 @@ def test_it_fits_into_eighty_columns_and_is_short(shown: Callable[..., list[str]
     assert len(alone) <= 6
 
 
-def test_a_refusal_on_a_hidden_rank_says_what_it_is(shown: Callable[..., list[str]]) -> None:
+@pytest.mark.parametrize("brief", [False, True])
+def test_a_refusal_on_a_hidden_rank_says_what_it_is(
+    shown: Callable[..., list[str]], brief: bool
+) -> None:
     what = f"the ranks parted: rank 0 is to call Net at train.py:7, {LONG}rank 1 at train.py:9"
-    error = f"fasttrain.FasttrainError: error: {what}\n  why: it is so\n  fix: do that"
-    lines = shown(brief=True, cause="refused", shown=False, error=error)
-    assert lines[1].strip() == what
+    error = f"FasttrainError: error: {what}\n  why: it is so\n  fix: do that        [ranks-apart]"
+    lines = shown(brief=brief, cause="refused", shown=False, error=error, frames=FRAMES[:1])
+    head, *rest = [line for line in lines if "part0.py" not in line]
+    assert head.endswith("        [ranks-apart]")
+    assert [line.strip() for line in rest[:3]] == [what, "why: it is so", "fix: do that"]

@@ -31,6 +31,7 @@ class Identity:
 
     def __init__(self, answers: Answers) -> None:
         self._answers = answers
+        self._true_pid = os.getpid
         self._pid = os.getpid()
         self._shown: list[Any] = []
 
@@ -58,7 +59,7 @@ class Identity:
 
         @functools.wraps(original)
         def own(*args: Any, **kwargs: Any) -> Any:
-            if not answers.live:
+            if not answers.live or self._true_pid() != self._pid:  # children have their own
                 return original(*args, **kwargs)
             return act(sys._getframe(1), original, *args, **kwargs)
 

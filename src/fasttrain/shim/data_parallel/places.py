@@ -45,8 +45,6 @@ class _Kind(Enum):
 def _kind(path: str) -> _Kind:
     if is_own_file(path):
         return _Kind.PASSING if path.endswith(_LEFT_FILES) else _Kind.NOT_ASKING
-    if path == tempfile.__file__:
-        return _Kind.NOT_ASKING  # each rank has temporary files of its own
     if path.startswith("<"):
         return _Kind.NOT_ASKING if "importlib" in path else _Kind.PASSING
     if path.startswith(_STDLIB) and path.endswith(_PASSING):
@@ -86,14 +84,17 @@ def asking(frame: FrameType | None, *, for_libraries: bool = False) -> FrameType
     """
     library = ""
     while frame is not None:
-        kind = _kind(frame.f_code.co_filename)
+        path = frame.f_code.co_filename
+        if path == tempfile.__file__:
+            return None  # each rank has temporary files of its own
+        kind = _kind(path)
         if kind is _Kind.USERS:
             return frame if for_libraries or _is_for_caller(library) else None
         if kind is _Kind.NOT_ASKING:
             return None
         if kind is _Kind.LIBRARY:
             library = frame.f_code.co_name
-            if frame.f_code.co_filename.endswith(_MAPPING):
+            if path.endswith(_MAPPING):
                 library = "open_memmap"
         frame = frame.f_back
     return None

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.autograd import grad as gradients_of  # before a lever takes its place
 from torch.nn import Module
 
+from fasttrain.shim.callsite import call_site
 from fasttrain.shim.casting import map_tensors
 from fasttrain.shim.data_parallel.agreement import (
     DisagreementError,
@@ -172,18 +173,23 @@ class Trial:
             SystemExit: ``ranks-changed`` when it can't be undone.
         """
         kept = self._sums == parameter_sums(self._module)
-        within = NEAR if _has_threads() else GLOBAL
+        threads = _has_threads()
+        within = NEAR if threads else GLOBAL
+        if threads and not kept:
+            kept = True
+            self._why_not = "its parameters change while it is called, in another thread"
         kind = self._around.changed(within=within) if kept else "parameter"
         undone = not kind or (kept and self._around.restore(within=within))
         told = [text for text in self._ranks.gather(f"{kind} {undone}") if text != " True"]
         if any(text.endswith("False") for text in told):
-            refuse(_changed_for_good(type(self._module).__name__, told[0].split()[0]))
+            refuse(_changed_for_good(type(self._module).__name__, told[0].split()[0], call_site()))
         if told:
             what = f"in a {told[0].split()[0]}"
             raise RefusalError(
                 f"with a part of the batch it changes something outside of its modules, {what}",
                 final=True,
             )
+        self._check(self._why_not, final=True)
 
     def _search(
         self,
@@ -347,9 +353,9 @@ def _has_threads() -> bool:
     return any(not t.name.startswith("fasttrain") for t in others)
 
 
-def _changed_for_good(name: str, kind: str) -> FasttrainError:
+def _changed_for_good(name: str, kind: str, where: str) -> FasttrainError:
     return FasttrainError(
-        f"{name} changes a {kind} when it is called with a part of the batch",
+        f"{name} changes a {kind} when it is called with a part of the batch at {where}",
         why="the call was tried with the rows of each rank, and what that has changed can't be put"
         " back to what one process has",
         fix="use one process, or change it outside of the model's forward",
