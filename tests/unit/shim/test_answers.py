@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import runpy
+import threading
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -205,3 +206,24 @@ def test_forked_children_and_blocks_apart_find_their_own_answers(tmp_path: Path)
         return [os.read(reader, 3).decode(), inside, answers.answers()]
 
     assert [end.good for end in on_ranks(tmp_path, act)] == [["own", False, True]] * 2
+
+
+def test_a_block_apart_in_another_thread_changes_nothing_here(tmp_path: Path) -> None:
+    def act(ranks: Ranks) -> Any:
+        answers, inside, go_on = installed(ranks), threading.Event(), threading.Event()
+
+        def stay() -> None:
+            with answers.apart():
+                inside.set()
+                go_on.wait()
+
+        thread = threading.Thread(target=stay)
+        thread.start()
+        inside.wait()
+        meanwhile = answers.answers()
+        with answers.apart():
+            go_on.set()
+            thread.join()
+        return [meanwhile, answers.answers()]
+
+    assert [end.good for end in on_ranks(tmp_path, act)] == [[True, True]] * 2

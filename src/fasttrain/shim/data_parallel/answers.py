@@ -90,6 +90,11 @@ class Answers:
             self._closed.set()
             self.channel.end()
 
+    @property
+    def ended(self) -> bool:
+        """Whether the run is over for them; processes that the script forks are a part of it."""
+        return self._closed.is_set()
+
     def answers(self) -> bool:
         """Return whether rank 0 answers this thread."""
         return self.live and threading.get_ident() == self.thread
@@ -143,6 +148,9 @@ class Answers:
     @contextmanager
     def apart(self) -> Iterator[None]:
         """Have this rank find its own answers inside of a block that others may not run."""
+        if threading.get_ident() != self.thread:
+            yield  # it does so there anyway, and the other thread goes on asking meanwhile
+            return
         before, self.live = self.live, False
         try:
             yield

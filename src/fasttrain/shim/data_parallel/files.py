@@ -185,6 +185,8 @@ class Files:
         if name in _KEEPING:
             return
         self._copies.forget(target)
+        if name == "mkfifo":
+            self._copies.make_fifo(target)
         if name in _MOVING:
             self._copies.forget(source)
             self._copies.remove_own(source)

@@ -12,7 +12,6 @@ import socket
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
-from types import FrameType
 from typing import Any
 
 from fasttrain.shim.data_parallel.answers import Answers
@@ -31,7 +30,6 @@ class Identity:
 
     def __init__(self, answers: Answers) -> None:
         self._answers = answers
-        self._true_pid = os.getpid
         self._pid = os.getpid()
         self._shown: list[Any] = []
 
@@ -42,13 +40,14 @@ class Identity:
             return
         place = answers.places.number(sys._getframe(), "begin")
         self._shown = answers.ask(place, lambda: [self._pid, socket.gethostname()])
+        if not answers.rank:
+            return
         replaced: dict[int, Any] = {}
-        for number, (owner, name) in enumerate(((os, "getpid"), (socket, "gethostname"))):
-            show = functools.partial(self._show, number)
-            self._replace(owner, name, show, replaced, undo)
+        for name in ("getpid", "getppid"):
+            self._replace(os, name, self._number, replaced, undo)
+        self._replace(socket, "gethostname", self._host, replaced, undo)
         for name in _KILLING:
-            if answers.rank:
-                self._replace(os, name, self._to_itself, replaced, undo)
+            self._replace(os, name, self._to_itself, replaced, undo)
         replace_in_users_modules(replaced, undo)
 
     def _replace(
@@ -59,19 +58,21 @@ class Identity:
 
         @functools.wraps(original)
         def own(*args: Any, **kwargs: Any) -> Any:
-            if not answers.live or self._true_pid() != self._pid:  # children have their own
+            if answers.ended or not is_users(sys._getframe(1).f_code.co_filename):
                 return original(*args, **kwargs)
-            return act(sys._getframe(1), original, *args, **kwargs)
+            return act(original, *args, **kwargs)
 
         undo.callback(setattr, owner, name, original)
         setattr(owner, name, own)
         replaced[id(original)] = own
 
-    def _show(self, number: int, frame: FrameType, original: Callable[[], Any]) -> Any:
-        return self._shown[number] if is_users(frame.f_code.co_filename) else original()
+    def _number(self, original: Callable[[], int]) -> int:
+        """Return rank 0's number for this rank's: in its forked children that is their parent's."""
+        true = original()
+        return self._shown[0] if true == self._pid else true
 
-    def _to_itself(
-        self, frame: FrameType, original: Callable[..., Any], pid: int, *args: Any
-    ) -> Any:
-        shown = pid == self._shown[0] and is_users(frame.f_code.co_filename)
-        return original(self._pid if shown else pid, *args)
+    def _host(self, _: Callable[[], str]) -> str:
+        return str(self._shown[1])
+
+    def _to_itself(self, original: Callable[..., Any], pid: int, *args: Any) -> Any:
+        return original(self._pid if pid == self._shown[0] else pid, *args)

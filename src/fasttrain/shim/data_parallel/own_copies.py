@@ -128,6 +128,10 @@ class OwnCopies:
             self._copied.add(path)  # only now: what is copied would be read from there
         return copy
 
+    def make_fifo(self, path: str) -> None:
+        """Have a pipe of this rank's own beside rank 0's: both ends are in one process."""
+        os.mkfifo(self.to_write(path))
+
     def forget(self, path: str) -> None:
         """Read what rank 0 has at a path, and beneath it, from now on."""
         for copied in [p for p in self._copied if p == path or p.startswith(path + os.sep)]:

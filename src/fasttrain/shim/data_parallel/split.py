@@ -29,6 +29,7 @@ from fasttrain.shim.data_parallel.agreement import signature_of, tensors_in
 from fasttrain.shim.data_parallel.candidates import row_count
 from fasttrain.shim.data_parallel.decisions import Decisions
 from fasttrain.shim.data_parallel.foreign_hooks import HookCount
+from fasttrain.shim.data_parallel.held_signals import held_signals
 from fasttrain.shim.data_parallel.lazy_rows import LazyRows, gather_lazily, linked
 from fasttrain.shim.data_parallel.moves import Moves
 from fasttrain.shim.data_parallel.parting import Parting, meet_inside
@@ -154,7 +155,8 @@ class SplitCalls:
             args, kwargs = map_tensors(args, linked), map_tensors(kwargs, linked)
             inputs = tensors_in((args, kwargs))
         if due:
-            return self._verified(site, module, args, kwargs, inputs)
+            with held_signals():
+                return self._verified(site, module, args, kwargs, inputs)
         if rows is None:
             return self._whole(site, root, call, args, kwargs)
         self._parting.check(f"call {type(module).__name__}")

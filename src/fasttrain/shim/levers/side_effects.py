@@ -24,6 +24,7 @@ from fasttrain.shim.data_parallel.files import Files
 from fasttrain.shim.data_parallel.identity import Identity
 from fasttrain.shim.data_parallel.lazy_rows import gather_in
 from fasttrain.shim.data_parallel.own_copies import OwnCopies, path_of
+from fasttrain.shim.data_parallel.own_names import OwnNames
 from fasttrain.shim.data_parallel.places import outside_of_torch
 from fasttrain.shim.import_hook import after_import
 from fasttrain.shim.ledger import Ledger
@@ -49,6 +50,7 @@ class SideEffects:
         self._files = Files(answers, self._copies, ledger)
         self._commands = Commands(answers, self._files)
         self._identity = Identity(answers)
+        self._names = OwnNames(answers, self._copies)
         self._elsewhere: Counter[tuple[str, str]] = Counter()  # saves by thread and path
 
     def install(self, undo: ExitStack) -> None:
@@ -62,6 +64,7 @@ class SideEffects:
         self._files.install(undo)
         self._commands.install(undo)
         self._identity.install(undo)
+        self._names.install(undo)
         if self._ranks.rank == 0:
             return
         undo.callback(after_import("torch.utils.tensorboard.writer", self._quieten_tensorboard))
