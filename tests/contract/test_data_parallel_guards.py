@@ -91,7 +91,8 @@ def test_ranks_that_go_different_ways_are_an_error(
     run = run_until_wrong(fasttrain, tmp_path, rank, how)
     assert run.returncode == 78, said(run)
     lines = said(run).splitlines()
-    last = next(i for i, line in enumerate(lines) if line.endswith(f"[{slug}]"))
+    fixes = (i for i, line in enumerate(lines) if line.strip().startswith("fix: "))
+    last = next(i for i in fixes if lines[i].endswith(f"[{slug}]"))
     starts = [line.strip().split(": ")[0] for line in lines[last - 2 : last + 1]]
     assert starts == ["error", "why", "fix"]
     assert "Traceback" not in said(run)
