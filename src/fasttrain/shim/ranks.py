@@ -18,6 +18,7 @@ from torch import distributed as dist
 
 from fasttrain.shim import rank_variables
 from fasttrain.shim.board import Board
+from fasttrain.shim.data_parallel.tensor_sums import strided_parts
 from fasttrain.shim.shared_memory import on_one_node
 
 MEET_TIMEOUT = timedelta(minutes=30)  # for a rank that reads its data before it imports torch
@@ -213,10 +214,11 @@ class Ranks:
         """Give every rank the values that rank 0 has."""
         with torch.no_grad(), self.waits():
             for tensor in tensors:
-                whole = tensor.detach().contiguous()
-                dist.broadcast(whole, 0)
-                if whole.data_ptr() != tensor.data_ptr():
-                    tensor.detach().copy_(whole)
+                for part in strided_parts(tensor.detach()):
+                    whole = part.contiguous()
+                    dist.broadcast(whole, 0)
+                    if whole.data_ptr() != part.data_ptr():
+                        part.copy_(whole)
 
     def gather(self, text: str) -> list[str]:
         """Give the text that each rank has, by rank; every rank must call this alike."""

@@ -79,3 +79,32 @@ def test_a_loop_that_waits_for_another_number_ends(monkeypatch: pytest.MonkeyPat
 
     with Neutral(), pytest.raises(NotNeutralError, match="more than 50"):
         wait()
+
+
+@pytest.mark.parametrize("name", sorted(CHANCES.keys() - {"lstm", "attention", "scaled attention"}))
+def test_other_constants_show_what_follows_from_draws(name: str) -> None:
+    x = torch.linspace(-1, 1, 72).view(6, 3, 4)
+    found = []
+    for otherwise in (False, True):
+        with Neutral(otherwise=otherwise):
+            found.append(CHANCES[name](x))
+    assert found[0].shape == found[1].shape
+    assert not torch.equal(*found)
+
+
+@pytest.mark.parametrize(
+    ("act", "expected"),
+    [
+        (lambda x: x[x[:, 0] > 0], True),
+        (lambda x: (x[:, 0] > 0).nonzero(), True),
+        (lambda x: x.masked_select(x > 0), True),
+        (lambda x: x[torch.tensor([1, 0])], False),
+        (lambda x: x[:, 1:].relu() * (x[:, :1] > 0), False),
+    ],
+)
+def test_shapes_that_depend_on_values_are_seen(
+    act: Callable[[Tensor], Tensor], expected: bool
+) -> None:
+    with Neutral() as mode:
+        act(torch.linspace(-1, 1, 12).view(4, 3))
+    assert mode.by_values == expected

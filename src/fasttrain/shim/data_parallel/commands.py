@@ -41,14 +41,21 @@ class Commands:
         self._files.replace(os, "system", functools.partial(self._run, "system"), undo)
         self._files.replace(builtins, "input", self._input, undo)
 
-    def _input(self, frame: FrameType, original: Callable[..., str], prompt: object = "") -> str:
+    def _input(
+        self, frame: FrameType | None, original: Callable[..., str], prompt: object = ""
+    ) -> str:
         place = self._files.place_of(frame, "read a line of input")
         if not place:
             return original(prompt)
         return str(self._answers.do(place, lambda: original(prompt), _itself))
 
     def _run(
-        self, name: str, frame: FrameType, original: Callable[..., Any], *args: Any, **kwargs: Any
+        self,
+        name: str,
+        frame: FrameType | None,
+        original: Callable[..., Any],
+        *args: Any,
+        **kwargs: Any,
     ) -> Any:
         place = self._files.place_of(frame, f"run a command by {name}")
         if not place:

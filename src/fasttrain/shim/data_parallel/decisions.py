@@ -14,7 +14,8 @@ from typing import Any
 from torch.nn import Module
 
 _INSTALLED = tuple({sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib")})
-_SIMPLE = (bool, int, str, type(None))
+_SIMPLE = (bool, int, float, str, type(None))
+_FACTOR = "\0a factor"  # in the place of any other number
 MOST = 64  # values that are looked at before each call
 Place = tuple[dict[str, Any], str, Any]  # a dictionary, a name in it, and a class that may have it
 
@@ -39,7 +40,12 @@ class Decisions:
             slot[name] if name in slot else getattr(kind, name, None)
             for slot, name, kind in self._places
         ]
-        return tuple(value for value in values if isinstance(value, _SIMPLE))
+        return tuple(map(_told, (value for value in values if isinstance(value, _SIMPLE))))
+
+
+def _told(value: Any) -> Any:
+    """Return a value as far as a forward may decide by it: of a factor, whether it is 0 or 1."""
+    return value if type(value) is not float or value in (0.0, 1.0) else _FACTOR
 
 
 def may_print(module: Module) -> str:

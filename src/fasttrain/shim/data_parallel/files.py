@@ -93,7 +93,11 @@ class Files:
         def replaced(*args: Any, **kwargs: Any) -> Any:
             if not ledger.live:
                 return original(*args, **kwargs)
-            return act(sys._getframe(1), original, *args, **kwargs)
+            try:
+                frame: FrameType | None = sys._getframe(1)
+            except ValueError:
+                frame = None  # the interpreter itself has called it, as at its end
+            return act(frame, original, *args, **kwargs)
 
         undo.callback(setattr, owner, name, original)
         setattr(owner, name, replaced)
@@ -106,15 +110,20 @@ class Files:
     def _replacing(self, name: str, act: Call, undo: ExitStack) -> Callable[[Any], None]:
         return lambda module: self.replace(module, name, act, undo)
 
-    def _place(self, frame: FrameType, target: Any, doing: str, *, libraries: bool = False) -> int:
+    def _place(
+        self, frame: FrameType | None, target: Any, doing: str, *, libraries: bool = False
+    ) -> int:
         """Return the number of a place for rank 0 to answer at, `_LOCAL` or `_LOOSE`."""
         ordered = self._answers.live and get_ident() == self._answers.thread
         if not ordered and not self._others:
             return _LOCAL
         users = asking(frame, for_libraries=libraries)
         # The path comes last: it costs the most, and libraries ask the most often.
-        if users is None or not (path := path_of(target)) or self._copies.is_own(path):
+        by_nobody = users is None and frame is not None
+        if by_nobody or not (path := path_of(target)) or self._copies.is_own(path):
             return _LOCAL
+        if users is None:  # what the script has left to the interpreter
+            return _LOOSE if self._others else _LOCAL
         return self._answers.places.number(users, doing) if ordered else _LOOSE
 
     # --- questions
@@ -122,7 +131,7 @@ class Files:
     def _ask(
         self,
         name: str,
-        frame: FrameType,
+        frame: FrameType | None,
         original: Call,
         path: Any = ".",
         *args: Any,
@@ -136,7 +145,7 @@ class Files:
             return self._answers.ask(place, lambda: original(path, *args, **kwargs))
         return original(path, *args, **kwargs)
 
-    def _scandir(self, frame: FrameType, original: Call, path: Any = ".") -> Any:
+    def _scandir(self, frame: FrameType | None, original: Call, path: Any = ".") -> Any:
         place = self._place(frame, path, "call os.scandir")
         if place <= 0 or isinstance(path, bytes):
             return original(path)
@@ -160,7 +169,7 @@ class Files:
         self,
         name: str,
         names: tuple[str, ...],
-        frame: FrameType,
+        frame: FrameType | None,
         original: Call,
         *args: Any,
         **kwargs: Any,
@@ -198,7 +207,7 @@ class Files:
         elif name not in _KEEPING:
             self._copies.forget(target)
 
-    def place_of(self, frame: FrameType, doing: str) -> int:
+    def place_of(self, frame: FrameType | None, doing: str) -> int:
         """Return the number of a place of the script's for rank 0 to answer at; 0 for none."""
         users = asking(frame) if self._answers.answers() else None
         return 0 if users is None else self._answers.places.number(users, doing)
@@ -207,11 +216,11 @@ class Files:
         """Read what rank 0 has of each file from now on."""
         self._copies.forget_all()
 
-    def leave(self, frame: FrameType, doing: str, path: str, act: Callable[[], Any]) -> bool:
+    def leave(self, frame: FrameType | None, doing: str, path: str, act: Callable[[], Any]) -> bool:
         """Have rank 0 alone write a file when all have come here; whoever has called this.
 
         Args:
-            frame: The nearest one outside of torch.
+            frame: The nearest one outside of torch, if there is one.
             doing: What is done, in words.
             path: The file.
             act: Writes it on rank 0.
@@ -219,7 +228,7 @@ class Files:
         Returns:
             False in a thread, or a process, whose calls are in no order with other ranks' calls.
         """
-        if not self._answers.answers():
+        if frame is None or not self._answers.answers():
             return False
         self._answers.do(self._answers.places.number(frame, doing), act)
         if self._others:
@@ -230,7 +239,7 @@ class Files:
 
     def _open(
         self,
-        frame: FrameType,
+        frame: FrameType | None,
         original: Call,
         file: Any,
         mode: str = "r",
@@ -248,7 +257,7 @@ class Files:
 
     def _os_open(
         self,
-        frame: FrameType,
+        frame: FrameType | None,
         original: Call,
         path: Any,
         flags: int,
@@ -269,7 +278,7 @@ class Files:
         return int(self._write(place, name, path, opening, in_place=in_place))
 
     def _connect(
-        self, frame: FrameType, original: Call, database: Any, *args: Any, **kwargs: Any
+        self, frame: FrameType | None, original: Call, database: Any, *args: Any, **kwargs: Any
     ) -> Any:
         """Have this rank's own copy of a database, which SQLite opens by itself."""
         by_path = database != ":memory:" and not kwargs.get("uri")

@@ -16,6 +16,9 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+_MASKS = (torch.bool, torch.uint8)
+_ORDERS = ("randperm", "multinomial")
+_INTEGERS = ("randint", "randint_like", "random_")
 _MODE: Any = TorchDispatchMode  # without annotations
 _READING: Any = torch.ops.aten._local_scalar_dense.default
 MOST_DRAWS = 100_000  # a loop that waits for another number would not end
@@ -30,16 +33,20 @@ class Neutral(_MODE):  # type: ignore[misc]
 
     Args:
         known: Tensors that may be read, having nothing to do with the rows.
+        otherwise: Whether to give other constants, to see what follows from them.
 
     Attributes:
         reads: Whether Python has read the number of another tensor, such as for a decision.
+        by_values: Whether a shape depended on values: a part may get no row at all.
+        draws: Operators that drew random numbers.
     """
 
-    def __init__(self, known: Iterable[Tensor] = ()) -> None:
+    def __init__(self, known: Iterable[Tensor] = (), *, otherwise: bool = False) -> None:
         super().__init__()
-        self.reads = False
+        self.reads = self.by_values = False
+        self.draws = 0
         self._known = {id(tensor) for tensor in known}
-        self._draws = 0
+        self._otherwise = otherwise
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -48,23 +55,48 @@ class Neutral(_MODE):  # type: ignore[misc]
         kwargs = kwargs or {}
         if func is _READING and id(args[0]) not in self._known:
             self.reads = True
+        if torch.Tag.dynamic_output_shape in func.tags and _by_values(func, args):
+            self.by_values = True
         if torch.Tag.nondeterministic_seeded not in func.tags:
             return func(*args, **kwargs)
-        self._draws += 1
+        self.draws += 1
         name = func._schema.name.removeprefix("aten::")
-        if self._draws > MOST_DRAWS:
+        if self.draws > MOST_DRAWS:
             raise NotNeutralError(f"{name} was called more than {MOST_DRAWS:,} times")
         if any(argument.name == "dropout_p" for argument in func._schema.arguments):
             return func(**_named(func, args, kwargs) | {"dropout_p": 0.0})
         constant = _CONSTANTS.get(name)
         if constant is None:
             raise NotNeutralError(f"{name} draws random numbers")
-        return constant(func, _named(func, args, kwargs))
+        named = _named(func, args, kwargs)
+        given = constant(func, named)
+        return _other(name, given, named) if self._otherwise else given
 
 
 def _named(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     names = [argument.name for argument in func._schema.arguments]
     return {**dict(zip(names, args, strict=False)), **kwargs}
+
+
+def _by_values(func: Any, args: tuple[Any, ...]) -> bool:
+    """Return whether the shape of what an operator gives depends on values of its arguments."""
+    if func._schema.name != "aten::index":
+        return True
+    return any(index is not None and index.dtype in _MASKS for index in args[1])
+
+
+def _other(name: str, given: Any, named: dict[str, Any]) -> Any:
+    """Return other numbers of the same kind than the constant ones."""
+    if isinstance(given, tuple):
+        return (_other(name, given[0], named), *given[1:])
+    if name in _ORDERS:
+        return given.copy_(given.flip(-1))
+    if name in _INTEGERS:
+        return given.fill_((named.get("high") or named.get("to") or 2) - 1)
+    if not given.is_floating_point():
+        return given.logical_not_()
+    every_other = torch.arange(given.numel(), device=given.device).view(given.shape) % 2
+    return given.mul_(0.5 + 0.25 * every_other)  # not all alike, which a softmax wouldn't show
 
 
 def _filled(value: float) -> Callable[[Any, dict[str, Any]], Any]:

@@ -63,7 +63,7 @@ def saved(site: Site) -> dict[str, Any]:
     split = site.split
     return {
         "calls": site.calls,
-        "split": split and [split.inputs, split.outputs, split.kept, split.inner],
+        "split": split and [split.inputs, split.outputs, split.kept, split.inner, split.same],
         "why_not": site.why_not,
         "final": site.final,
         "verified": site.verified,

@@ -36,6 +36,7 @@ from fasttrain.shim.data_parallel.parting import Parting, meet_inside
 from fasttrain.shim.data_parallel.reduction import reduced_by
 from fasttrain.shim.data_parallel.rows import Gather, Rows, share
 from fasttrain.shim.data_parallel.sites import RETRIES, Site, fill, saved
+from fasttrain.shim.data_parallel.tensor_sums import can_be_cut, strided_parts
 from fasttrain.shim.data_parallel.trial import RefusalError, Trial
 from fasttrain.shim.ledger import Ledger
 from fasttrain.shim.parallel_context import ParallelContext
@@ -156,14 +157,14 @@ class SplitCalls:
             inputs = tensors_in((args, kwargs))
         if due:
             with held_signals():
-                return self._verified(site, module, args, kwargs, inputs)
+                return self._verified(site, root, module, args, kwargs, inputs)
         if rows is None:
             return self._whole(site, root, call, args, kwargs)
         self._parting.check(f"call {type(module).__name__}")
         self._ledger.apply(type(module).__name__, root.where)
         self._ledger.counts["split calls"] += 1
         streams = self._streams.for_forward(_device_of(root))
-        return self._split(site, rows, module, call, streams, args, kwargs)
+        return self._split(site, rows, module, call, streams, args, kwargs, inputs)
 
     def _split(
         self,
@@ -174,6 +175,7 @@ class SplitCalls:
         streams: AbstractContextManager[None],
         args: Any,
         kwargs: Any,
+        inputs: Sequence[Tensor],
     ) -> Any:
         """Make one call with this rank's rows, and put together what it gives."""
         split = site.split
@@ -197,7 +199,7 @@ class SplitCalls:
         if not self._compiled.functions:
             meet = functools.partial(self._meet_at_use, f"what {site.name} gives")
             gather = functools.partial(gather_lazily, rows=rows, meet=meet)
-        whole = split.put_together(module, output, rows, gather)
+        whole = split.put_together(module, output, rows, gather, inputs)
         inner_gradients.mark(split.with_rows(whole), lambda: refuse(_asked_late(site.name)))
         return whole
 
@@ -265,6 +267,9 @@ class SplitCalls:
     def _may_split(self, inputs: Sequence[Tensor]) -> bool:
         if not self._ranks.joined or self.whole_only or not any(t.dim() for t in inputs):
             return False
+        if not all(map(can_be_cut, inputs)):
+            self._ledger.note("calls with tensors of which no rows can be had are whole")
+            return False
         if torch._C._functorch.peek_interpreter_stack() is not None:
             return False  # of torch.func
         if _dispatch_mode() or _saving_hook():
@@ -316,6 +321,7 @@ class SplitCalls:
     def _verified(
         self,
         site: Site,
+        root: Root,
         module: Module,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
@@ -324,7 +330,8 @@ class SplitCalls:
         """Make a whole call, and see beside it how it can be split."""
         # Of inputs that differ the ranks would compute rows that don't belong together.
         with torch.no_grad():
-            sums = [t.sum(dtype=torch.float64).cpu() for t in inputs if not t.is_complex()]
+            parts = [part for tensor in inputs for part in strided_parts(tensor)]
+            sums = [t.sum(dtype=torch.float64).cpu() for t in parts if not t.is_complex()]
         self._parting.check(f"call {type(module).__name__}", sums)
         site.hooks = self._hooks.registered
         if self._ledger.state is State.ARMED:
@@ -344,6 +351,9 @@ class SplitCalls:
             self._ledger.counts["verified"] += 1
             asked = functools.partial(self._refuse, site, ASKED, final=True)
             inner_gradients.mark(site.split.with_rows(output), asked)
+        if trial.by_values and root.replica is not None:
+            # The object would wait for gradients of a part that gets no row on this rank alone.
+            root.replica.leave_ddp()
         self._verifying_s += time.perf_counter() - begun_s
         self._ledger.counts["ms of verifying"] = round(1000 * self._verifying_s)
         return output

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -29,6 +31,7 @@ from fasttrain.shim.data_parallel.neutral import Neutral
 from fasttrain.shim.data_parallel.parting import meet_inside
 from fasttrain.shim.data_parallel.rows import CROSSINGS, Rows
 from fasttrain.shim.data_parallel.surroundings import GLOBAL, NEAR, Surroundings
+from fasttrain.shim.data_parallel.tensor_sums import sums_of
 from fasttrain.shim.data_parallel.watch import (
     READS,
     Silence,
@@ -70,6 +73,10 @@ class Trial:
         module: The root.
         ranks: All ranks, which make the same call.
         splitting: Marks a block as the inside of a split call.
+
+    Attributes:
+        by_values: Whether the whole call made shapes that depend on values, so that a part of the
+            root may be used on some ranks and not on others.
     """
 
     def __init__(
@@ -85,7 +92,10 @@ class Trial:
         self._before: ModuleState
         self._around: Surroundings
         self._sums: list[float] = []
+        self._same: tuple[int | None, ...] = ()
+        self._draws = 0
         self._why_not = ""
+        self.by_values = False
 
     def make_whole_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Make the call that the script has asked for, and see what else it does."""
@@ -103,10 +113,11 @@ class Trial:
         watched = Watch()
         with watched:
             output = self._plainly(*args, **kwargs)
+        self._same = _same_tensors(tensors_in(output), inputs)
         if versions != [t._version for t in inputs if not t.is_inference()]:
             self._why_not = "it changes its arguments in place"
-        elif watched.seen:
-            self._why_not = watched.seen
+        elif watched.seen or _gives_views(tensors_in(output), inputs):
+            self._why_not = watched.seen or "it gives a view of an argument"
         elif name := may_print(self._module):
             self._why_not = f"{name} may print"
         elif kind := around.changed():
@@ -228,15 +239,24 @@ class Trial:
             for put, state in states:
                 put(state)
 
-    def _call(self, args: Any, kwargs: Any, *, splitting: bool) -> Value | str:
-        """Make one call without chance, from the state before; return the error that it raises."""
+    def _call(
+        self, args: Any, kwargs: Any, *, splitting: bool, otherwise: bool = False
+    ) -> Value | str:
+        """Make one call without chance, from the state before; return the error that it raises.
+
+        Args:
+            args: Positional arguments.
+            kwargs: Others.
+            splitting: Whether it is the inside of a split call.
+            otherwise: Whether what it draws is other constants.
+        """
         self._before.begin()
         with ExitStack() as stack:
             stack.enter_context(Silence())
             if splitting:
                 stack.enter_context(self._splitting())
             known = [b for part in self._before.parts for b in part._buffers.values()]
-            neutral = Neutral(buffer for buffer in known if buffer is not None)
+            neutral = Neutral((b for b in known if b is not None), otherwise=otherwise)
             try:
                 with neutral:
                     output = self._plainly(*args, **kwargs)
@@ -246,6 +266,8 @@ class Trial:
                 if type(error).__name__ != "Parted":
                     raise
                 return "another number of losses than other ranks"
+        self._draws = neutral.draws
+        self.by_values |= neutral.by_values and not splitting
         if neutral.reads:
             return READS
         return output, self._before.left()
@@ -282,7 +304,27 @@ class Trial:
                 kept.append((number, name, tuple(of_value)))
         behind, _ = _behind(tensors_in(inner), begun)
         made = any(t.grad_fn in behind for t in tensors_in(inner[0]))
-        return Split(guess, tuple(dims[: len(tensors_in(inner[0]))]), tuple(kept), made)
+        if self._draws and None in dims:
+            self._check_draws(Split(guess).cut(args, kwargs, rows), dims)
+        outputs = tuple(dims[: len(tensors_in(inner[0]))])
+        return Split(guess, outputs, tuple(kept), made, self._same)
+
+    def _check_draws(self, arguments: Any, dims: Sequence[int | None]) -> None:
+        """See that what has no rows doesn't follow from numbers that each rank draws.
+
+        Raises:
+            DisagreementError: It does: one process draws them once, for all rows.
+        """
+        left = self._call(*arguments, splitting=True, otherwise=self._ranks.rank % 2 == 1)
+        while not meet_inside(self._ranks, _TOGETHER):
+            pass
+        sums: list[float] = []
+        if not isinstance(left, str) and len(tensors := tensors_in(left)) == len(dims):
+            sums = sums_of(t for t, dim in zip(tensors, dims, strict=True) if dim is None)
+        first, *others = map(json.loads, self._ranks.gather(json.dumps(sums)))
+        if any(len(first) != len(other) or not all(map(_close, first, other)) for other in others):
+            raise DisagreementError("it draws numbers for all rows together, and gives or keeps"
+                                    " what follows from them")  # fmt: skip
 
     def _dimensions(
         self, outer: Value | str, inner: Value | str, rows: Rows, begun: int
@@ -345,6 +387,28 @@ class Trial:
         dense = torch.zeros_like(of) if gradient is None else gradient.detach()
         dense = dense.to_dense() if dense.layout != torch.strided else dense
         return self._ranks.sum(dense / self._ranks.world_size)
+
+
+def _same_tensors(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> tuple[int | None, ...]:
+    """Return for each tensor that a call gives which argument it is; None for one of its own."""
+    places = {id(tensor): at for at, tensor in enumerate(inputs)}
+    return tuple(places.get(id(tensor)) for tensor in outputs)
+
+
+def _gives_views(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> bool:
+    """Return whether a call gives what changes with an argument, without being that argument."""
+    of_inputs = {id(tensor) for tensor in inputs}
+    held = {_memory_of(tensor) for tensor in inputs} - {0}
+    return any(_memory_of(t) in held for t in outputs if id(t) not in of_inputs)
+
+
+def _memory_of(tensor: Tensor) -> int:
+    plain = tensor.layout is torch.strided and not tensor.is_nested
+    return tensor.untyped_storage().data_ptr() if plain else 0
+
+
+def _close(one: float, other: float) -> bool:
+    return math.isclose(one, other, rel_tol=1e-3, abs_tol=1e-6)
 
 
 def _has_threads() -> bool:

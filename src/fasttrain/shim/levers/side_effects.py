@@ -86,7 +86,7 @@ class SideEffects:
 
     def _save(
         self,
-        frame: FrameType,
+        frame: FrameType | None,
         original: Callable[..., Any],
         *args: Any,
         **kwargs: Any,
