@@ -39,20 +39,20 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fasttrain.shim import ranks as ranks_module
-from fasttrain.shim import replica
-from fasttrain.shim.data_parallel import trial
-from fasttrain.shim.data_parallel.agreement import tensors_in
+from fasttrain.model.plan import Strategy
+from fasttrain.shim.data_parallel import ranks as ranks_module
+from fasttrain.shim.data_parallel import replica
+from fasttrain.shim.data_parallel.context import ParallelContext
+from fasttrain.shim.data_parallel.levers.replicate import Replicate
 from fasttrain.shim.data_parallel.parting import Parting
-from fasttrain.shim.ledger import Ledger
-from fasttrain.shim.levers.replicate import Replicate
-from fasttrain.shim.own_compile import OwnCompile
-from fasttrain.shim.parallel_context import ParallelContext
-from fasttrain.shim.random_streams import RandomStreams
-from fasttrain.shim.ranks import Ranks
-from fasttrain.shim.roots import RootCalls
-from fasttrain.shim.training_state import TrainingState
-from fasttrain.spec.plan import Strategy
+from fasttrain.shim.data_parallel.random_streams import RandomStreams
+from fasttrain.shim.data_parallel.ranks import Ranks
+from fasttrain.shim.data_parallel.split import trial
+from fasttrain.shim.data_parallel.split.agreement import tensors_in
+from fasttrain.shim.hooks.outcome_recorder import Ledger
+from fasttrain.shim.hooks.roots import RootCalls
+from fasttrain.shim.hooks.training_mode import TrainingState
+from fasttrain.shim.hooks.user_compile import OwnCompile
 
 ROWS = 64  # of a batch at least: a row for each rank
 TOKENS = 512  # of a batch with a large vocabulary

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from fasttrain.config.resolve import resolve
 from fasttrain.hardware.machine_file import read_machine
+from fasttrain.model.plan import Invocation, LaunchPlan, Target
 from fasttrain.planning.plan import make_plan
-from fasttrain.spec.plan import Invocation, LaunchPlan, Target
 
 HERE = Path(__file__).parent
 MACHINES = HERE.parent / "data" / "machines"

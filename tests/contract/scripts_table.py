@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fasttrain.spec.outcome import State
+from fasttrain.model.outcome import State
 
 APPLIED, CEDED, SKIPPED, FAILED = State.APPLIED, State.CEDED, State.SKIPPED, State.FAILED
 NO_KERNEL = "torch has no fused kernel for it"

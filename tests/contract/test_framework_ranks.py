@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from fasttrain.spec.outcome import State
+from fasttrain.model.outcome import State
 
 SCRIPTS = Path(__file__).parent / "frameworks"
 LEVERS_OFF = ("--amp", "off", "--optimizer", "keep", "--device", "cpu", "--quiet")

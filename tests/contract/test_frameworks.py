@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 import torch
 
-from fasttrain.spec.codec import loads
-from fasttrain.spec.outcome import Outcome, RankReport, State
+from fasttrain.model.codec import loads
+from fasttrain.model.outcome import Outcome, RankReport, State
 
 SCRIPTS = Path(__file__).parent / "frameworks"
 PACKAGES = Path(str(importlib.util.find_spec("accelerate").origin)).parents[1]  # type: ignore[union-attr]

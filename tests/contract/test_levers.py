@@ -17,11 +17,11 @@ import torch._functorch.config
 from torch import nn
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
-from fasttrain.shim.levers.amp import AmpLever
-from fasttrain.shim.levers.compile import CompileLever
+from fasttrain.model.outcome import State
+from fasttrain.shim.levers.amp.lever import AmpLever
+from fasttrain.shim.levers.compile.lever import CompileLever
 from fasttrain.shim.levers.matmul import MatmulLever
 from fasttrain.shim.levers.optimizer import OptimizerLever
-from fasttrain.spec.outcome import State
 
 RIG = runpy.run_path(str(Path(__file__).parents[1] / "unit/shim/rig.py"))
 rig, backend = RIG["rig"], RIG["backend"]

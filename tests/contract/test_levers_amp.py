@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from fasttrain.launch.receipts import read_receipt
-from fasttrain.spec.outcome import State
+from fasttrain.launch.report.receipts import read_receipt
+from fasttrain.model.outcome import State
 
 SCRIPT = """
 import torch

@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import nn
 
-from fasttrain.spec.outcome import State
+from fasttrain.model.outcome import State
 
 RIG = runpy.run_path(str(Path(__file__).parents[1] / "unit/shim/rig.py"))
 rig, backend = RIG["rig"], RIG["backend"]

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 from torch.func import functional_call, grad
 
-from fasttrain.spec.outcome import State
+from fasttrain.model.outcome import State
 
 RIG = runpy.run_path(str(Path(__file__).parents[1] / "unit/shim/rig.py"))
 X, network, train = RIG["X"], RIG["network"], RIG["train"]
@@ -205,7 +205,7 @@ def test_a_copy_for_each_task_is_compiled_no_more(compiled: Any) -> None:
 def test_no_root_is_compiled_after_many_graphs(
     compiled: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fasttrain.shim.levers.compile.MOST_GRAPHS", 2)
+    monkeypatch.setattr("fasttrain.shim.levers.compile.lever.MOST_GRAPHS", 2)
     models = [network() for _ in range(4)]
     for model in models:
         model(X)

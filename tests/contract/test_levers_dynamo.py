@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import nn
 
-from fasttrain.spec.outcome import State
+from fasttrain.model.outcome import State
 
 RIG = runpy.run_path(str(Path(__file__).parents[1] / "unit/shim/rig.py"))
 rig, backend = RIG["rig"], RIG["backend"]
@@ -287,7 +287,9 @@ def test_a_frozen_model_is_not_compiled(compiled: Any) -> None:
 def test_second_derivatives_are_seen_before_they_fail(
     compiled: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fasttrain.shim.levers.compile.second_derivatives", lambda: "physics.py:7")
+    monkeypatch.setattr(
+        "fasttrain.shim.levers.compile.lever.second_derivatives", lambda: "physics.py:7"
+    )
     model, x = network(), X.clone().requires_grad_()
     slope = torch.autograd.grad(model(x).sum(), x, create_graph=bool(1))[0]
     slope.square().sum().backward()

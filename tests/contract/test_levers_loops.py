@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from fasttrain.spec.outcome import State
+from fasttrain.model.outcome import State
 
 RIG = runpy.run_path(str(Path(__file__).parents[1] / "unit/shim/rig.py"))
 rig, backend = RIG["rig"], RIG["backend"]

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from fasttrain.spec.codec import loads
-from fasttrain.spec.outcome import RankReport, State
+from fasttrain.model.codec import loads
+from fasttrain.model.outcome import RankReport, State
 
 RIG = runpy.run_path(str(Path(__file__).parents[1] / "unit/shim/rig.py"))
 LEVERS = ("--device", "cpu", "--amp", "bf16", "--optimizer", "fused")

@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 import torch
 
-from fasttrain.spec.codec import dumps
-from fasttrain.spec.outcome import State
+from fasttrain.model.codec import dumps
+from fasttrain.model.outcome import State
 
 HERE = Path(__file__).parent
 SCRIPTS_DIR = HERE.parent / "scripts"

@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from fasttrain.spec.codec import dumps
-from fasttrain.spec.plan import LaunchPlan
+from fasttrain.model.codec import dumps
+from fasttrain.model.plan import LaunchPlan
 
 HERE = Path(__file__).parent
 SCRIPTS = sorted((HERE.parent / "scripts" / "styles").glob("*.py"))

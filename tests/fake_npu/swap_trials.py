@@ -19,8 +19,8 @@ import simulated_npu
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from fasttrain.shim.ledger import Ledger
-from fasttrain.shim.levers.npu_optimizer import NpuOptimizerLever
+from fasttrain.shim.hooks.outcome_recorder import Ledger
+from fasttrain.shim.levers.npu_optimizer.lever import NpuOptimizerLever
 
 ABSOLUTE, RELATIVE = 1e-6, 1e-5  # what float32 loses in 20 steps of another order of operations
 

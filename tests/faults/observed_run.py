@@ -18,7 +18,7 @@ import psutil
 PATIENCE_S = 60.0
 GONE_S = 8.0  # for what is left of a run to be gone: its guardian has to be told by the kernel
 # As fasttrain's files say what they are: a worker, and torchrun's agent.
-PROGRAMS = {"agent": "shim/agent.py", "worker": "shim/__main__.py"}
+PROGRAMS = {"agent": "agent/agent.py", "worker": "shim/__main__.py"}
 KEPT_APART = ("tmp", "shm")  # what lies in $TMPDIR and /dev/shm
 # As under plain python: torch's cache, and what multiprocessing made in a worker of a DataLoader.
 NOT_OURS = re.compile("/(torchinductor_|pymp-)")

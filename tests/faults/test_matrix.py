@@ -17,10 +17,10 @@ from typing import Any
 
 import pytest
 
-from fasttrain.spec.codec import loads
-from fasttrain.spec.crash import CRASH_FILE, Crash
-from fasttrain.spec.hang import HANG_FILE, Hang
-from fasttrain.spec.outcome import RankReport, Receipt, State
+from fasttrain.model.codec import loads
+from fasttrain.model.crash import CRASH_FILE, Crash
+from fasttrain.model.hang import HANG_FILE, Hang
+from fasttrain.model.outcome import RankReport, Receipt, State
 
 pytestmark = pytest.mark.faults
 

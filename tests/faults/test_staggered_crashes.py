@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from fasttrain.launch.crash import Scene, investigate
-from fasttrain.spec.codec import loads
-from fasttrain.spec.crash import Surroundings
-from fasttrain.spec.plan import LaunchPlan
+from fasttrain.launch.crash.gather import Scene, investigate
+from fasttrain.model.codec import loads
+from fasttrain.model.crash import Surroundings
+from fasttrain.model.plan import LaunchPlan
 
 pytestmark = pytest.mark.faults
 

@@ -8,10 +8,10 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
-from fasttrain.spec.errors import ExitCode
-from fasttrain.spec.job import JOB_FILE, SUBMITTED_FILE
-from fasttrain.spec.places import RUNS_FOLDER
-from fasttrain.spec.plan import PLAN_FILE
+from fasttrain.model.errors import ExitCode
+from fasttrain.model.job import JOB_FILE, SUBMITTED_FILE
+from fasttrain.model.places import RUNS_FOLDER
+from fasttrain.model.plan import PLAN_FILE
 
 # What makes a folder a run directory, or what `fasttrain init` has made.
 OWNED = (PLAN_FILE, JOB_FILE, SUBMITTED_FILE, "char_lm.py")

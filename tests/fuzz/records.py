@@ -9,17 +9,17 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from fasttrain.spec.codec import to_data
-from fasttrain.spec.crash import Crash, End, Ends, Failure, Frame, Raised
-from fasttrain.spec.hang import Frame as HangFrame
-from fasttrain.spec.hang import Hang, StuckProcess, StuckRank
-from fasttrain.spec.job import JobRequest, SubmittedJob, TaskEnd
-from fasttrain.spec.outcome import Outcome, RankReport, Receipt, Site, State, StepStats
-from fasttrain.spec.plan import Target
-from fasttrain.spec.pulse import PulseAddress
-from fasttrain.spec.script import ScriptFacts
-from fasttrain.spec.settings import Settings
-from fasttrain.spec.slurm import SlurmSettings
+from fasttrain.model.codec import to_data
+from fasttrain.model.crash import Crash, End, Ends, Failure, Frame, Raised
+from fasttrain.model.hang import Frame as HangFrame
+from fasttrain.model.hang import Hang, StuckProcess, StuckRank
+from fasttrain.model.job import JobRequest, SubmittedJob, TaskEnd
+from fasttrain.model.outcome import Outcome, RankReport, Receipt, Site, State, StepStats
+from fasttrain.model.plan import Target
+from fasttrain.model.pulse import PulseAddress
+from fasttrain.model.script import ScriptFacts
+from fasttrain.model.settings import Settings
+from fasttrain.model.slurm import SlurmSettings
 
 DATA = Path(__file__).parents[1] / "data"
 OUTCOME = Outcome(

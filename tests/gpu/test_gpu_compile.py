@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from fasttrain.spec.outcome import Outcome, State
+from fasttrain.model.outcome import Outcome, State
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from fasttrain.spec.outcome import State
+from fasttrain.model.outcome import State
 
 pytestmark = pytest.mark.gpu
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from fasttrain.spec.outcome import RankReport, State
+from fasttrain.model.outcome import RankReport, State
 
 pytestmark = pytest.mark.gpu
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from fasttrain.spec.codec import loads
-from fasttrain.spec.outcome import Receipt
+from fasttrain.model.codec import loads
+from fasttrain.model.outcome import Receipt
 
 IS_SET = """
 import time, torch

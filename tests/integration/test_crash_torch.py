@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from fasttrain.launch.crash import Scene, investigate
+from fasttrain.launch.crash.gather import Scene, investigate
+from fasttrain.model.codec import loads
+from fasttrain.model.crash import Crash, Surroundings
+from fasttrain.model.machine import Cpu, Machine, Torch
+from fasttrain.model.plan import Invocation, LaunchPlan, Target
+from fasttrain.model.settings import Settings
 from fasttrain.planning.plan import make_plan
-from fasttrain.spec.codec import loads
-from fasttrain.spec.crash import Crash, Surroundings
-from fasttrain.spec.machine import Cpu, Machine, Torch
-from fasttrain.spec.plan import Invocation, LaunchPlan, Target
-from fasttrain.spec.settings import Settings
 
 PROGRAM = Path(__file__).parent / "crashes" / "torch_causes.py"
 NAMES = re.findall(r'^    "([a-z0-9-]+)":', PROGRAM.read_text(), re.MULTILINE)

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from fasttrain.spec.codec import loads
-from fasttrain.spec.outcome import RankReport, Receipt
+from fasttrain.model.codec import loads
+from fasttrain.model.outcome import RankReport, Receipt
 
 # Both ranks print and train while rank 0 has filled the disk, to the end or until it makes room.
 FILLS = """

@@ -11,9 +11,9 @@ from typing import Any
 import psutil
 import pytest
 
-from fasttrain.spec.codec import loads
-from fasttrain.spec.errors import ExitCode
-from fasttrain.spec.hang import Hang
+from fasttrain.model.codec import loads
+from fasttrain.model.errors import ExitCode
+from fasttrain.model.hang import Hang
 
 MODEL = """
 import ctypes, os, sys, time, torch

@@ -22,11 +22,11 @@ from typing import Any
 import psutil
 import pytest
 
-from fasttrain.spec.codec import loads
-from fasttrain.spec.crash import Crash, Ends, Failure
-from fasttrain.spec.outcome import RankReport, Receipt
-from fasttrain.spec.plan import LaunchPlan
-from fasttrain.spec.pulse import PulseAddress
+from fasttrain.model.codec import loads
+from fasttrain.model.crash import Crash, Ends, Failure
+from fasttrain.model.outcome import RankReport, Receipt
+from fasttrain.model.plan import LaunchPlan
+from fasttrain.model.pulse import PulseAddress
 
 pytestmark = pytest.mark.faults
 
@@ -40,7 +40,7 @@ WRITES = """
 import os, sys
 from pathlib import Path
 from fasttrain.shim.reporter import Reporter
-from fasttrain.spec.outcome import RankReport, StepStats
+from fasttrain.model.outcome import RankReport, StepStats
 
 run_dir = Path(sys.argv[1])
 reporter = Reporter(run_dir, 0, os.getpid())

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from fasttrain.spec.codec import loads
-from fasttrain.spec.outcome import Receipt
+from fasttrain.model.codec import loads
+from fasttrain.model.outcome import Receipt
 
 WAITS = """
 import os, time

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from fasttrain.spec.codec import loads
-from fasttrain.spec.errors import ExitCode
-from fasttrain.spec.hang import Hang
+from fasttrain.model.codec import loads
+from fasttrain.model.errors import ExitCode
+from fasttrain.model.hang import Hang
 
 FOUR_RANKS = (
     "--nodes", "2", "--gpus-per-node", "8", "--device", "cpu", "--time", "10", "--nproc-per-node",

@@ -9,12 +9,12 @@ from typing import Annotated, cast
 import typer
 
 from fasttrain import __version__
-from fasttrain.cli import doctor, init, job, kill, ps, report, run, slurm
+from fasttrain.cli.commands import doctor, init, job, kill, ps, report, run, slurm
 from fasttrain.cli.streams import mend_streams
 from fasttrain.cli.usage import translate
 from fasttrain.config.environ import read_environ
-from fasttrain.spec.errors import ExitCode, FasttrainError
-from fasttrain.spec.secrets import hide, secret_values
+from fasttrain.model.errors import ExitCode, FasttrainError
+from fasttrain.model.secrets import hide, secret_values
 
 COMMANDS = (run, slurm, job, ps, kill, doctor, init, report)
 USAGE_ERROR = cast("type[Exception]", typer.BadParameter.__base__)  # typer exports no name for it

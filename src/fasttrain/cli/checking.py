@@ -7,14 +7,14 @@ from dataclasses import replace
 
 from rich.text import Text
 
+from fasttrain.cli.cards.findings import below, counted_findings, told
 from fasttrain.cli.console import stdout_console
 from fasttrain.cli.envelope import envelope
-from fasttrain.cli.findings import below, counted_findings, told
 from fasttrain.doctor.registry import worst_first
-from fasttrain.slurm.check import Checked, check
-from fasttrain.slurm.check_facts import look
+from fasttrain.model.errors import ExitCode
+from fasttrain.slurm.check.all import Checked, check
+from fasttrain.slurm.check.facts import look
 from fasttrain.slurm.submission import Draft
-from fasttrain.spec.errors import ExitCode
 
 
 def perform_check(job: Draft, environ: Mapping[str, str], *, as_json: bool) -> int:

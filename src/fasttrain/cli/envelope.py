@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from fasttrain import __version__
-from fasttrain.spec.codec import to_data
+from fasttrain.model.codec import to_data
 
 ENVELOPE_SCHEMA = 1
 

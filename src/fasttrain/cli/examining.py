@@ -26,15 +26,15 @@ from fasttrain.hardware.machine_file import read_examination
 from fasttrain.hardware.torch_trial import try_torch
 from fasttrain.launch.invocation import read_invocation, working_directory
 from fasttrain.launch.preflight import check_target
+from fasttrain.model.errors import ExitCode, FasttrainError
+from fasttrain.model.examination import Examination
+from fasttrain.model.finding import Finding
+from fasttrain.model.places import RUNS_FOLDER
+from fasttrain.model.plan import Target
+from fasttrain.model.settings import Settings
 from fasttrain.planning.interpreter import Chosen
 from fasttrain.planning.plan import make_plan
 from fasttrain.source.read import read_program
-from fasttrain.spec.errors import ExitCode, FasttrainError
-from fasttrain.spec.examination import Examination
-from fasttrain.spec.finding import Finding
-from fasttrain.spec.places import RUNS_FOLDER
-from fasttrain.spec.plan import Target
-from fasttrain.spec.settings import Settings
 
 Form = Literal["screen", "json", "markdown"]
 
@@ -196,11 +196,11 @@ def _print(diagnosis: Diagnosis, form: Form) -> None:
     if form == "json":
         text = envelope("doctor", diagnosis) + "\n"
     elif form == "markdown":
-        from fasttrain.cli.diagnosis_markdown import markdown
+        from fasttrain.cli.cards.markdown import markdown
 
         text = markdown(diagnosis)
     else:
-        from fasttrain.cli.diagnosis_card import print_diagnosis
+        from fasttrain.cli.cards.diagnosis import print_diagnosis
 
         print_diagnosis(diagnosis)
         return

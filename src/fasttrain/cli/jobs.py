@@ -7,28 +7,28 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from fasttrain.cli.cards.progress import choose_display
 from fasttrain.cli.envelope import envelope
-from fasttrain.cli.progress import choose_display
 from fasttrain.config.environ import read_environ
 from fasttrain.hardware.host import Host
 from fasttrain.hardware.tool import ToolError, run_tool
-from fasttrain.launch.display import write_all
-from fasttrain.launch.follow import Tail
 from fasttrain.launch.invocation import working_directory
+from fasttrain.launch.output.display import write_all
+from fasttrain.launch.output.follow import Tail
+from fasttrain.model.errors import ExitCode, FasttrainError
+from fasttrain.model.job import SubmittedJob
 from fasttrain.slurm.ending import Ending, last_words, others, read_ending
 from fasttrain.slurm.follow import follow
 from fasttrain.slurm.jobs import check_id, find_job, submitted_jobs
 from fasttrain.slurm.refusals import down, no_slurm
 from fasttrain.slurm.state import JobState, ask
-from fasttrain.spec.errors import ExitCode, FasttrainError
-from fasttrain.spec.job import SubmittedJob
 
 CANCEL_TIMEOUT_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class JobRequest:
-    """The command line, parsed; see `fasttrain.cli.job`."""
+    """The command line, parsed; see `fasttrain.cli.commands.job`."""
 
     action: str
     job_id: str | None
@@ -80,7 +80,7 @@ def stay(
 
 
 def _tell(ending: Ending, *, shown: bool, as_json: bool) -> int:
-    from fasttrain.cli.jobs_card import print_ending
+    from fasttrain.cli.cards.jobs import print_ending
 
     if as_json:
         print(envelope("job-ending", ending))  # noqa: T201
@@ -93,7 +93,7 @@ def _tell(ending: Ending, *, shown: bool, as_json: bool) -> int:
 
 
 def _list(request: JobRequest, environ: Mapping[str, str]) -> int:
-    from fasttrain.cli.jobs_card import job_rows, print_jobs
+    from fasttrain.cli.cards.jobs import job_rows, print_jobs
 
     sent = submitted_jobs(working_directory())
     rows = job_rows(sent, _states([job.job_id for job in sent], environ) if sent else {})
@@ -105,7 +105,7 @@ def _list(request: JobRequest, environ: Mapping[str, str]) -> int:
 
 
 def _show(request: JobRequest, environ: Mapping[str, str]) -> int:
-    from fasttrain.cli.jobs_card import print_job
+    from fasttrain.cli.cards.jobs import print_job
 
     job = find_job(request.job_id, working_directory(), environ)
     ending = read_ending(job, _states([job.job_id], environ))

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from fasttrain.hardware.interpreter import ask_interpreter
 from fasttrain.launch.invocation import active_elsewhere
+from fasttrain.model.interpreter import Interpreter
+from fasttrain.model.plan import Target
+from fasttrain.model.settings import Settings
 from fasttrain.planning.interpreter import Chosen, decide_python
-from fasttrain.spec.interpreter import Interpreter
-from fasttrain.spec.plan import Target
-from fasttrain.spec.settings import Settings
 
 
 def choose_python(target: Target, settings: Settings, environ: Mapping[str, str]) -> Chosen:

@@ -21,17 +21,17 @@ from fasttrain.hardware.probe import probe_machine
 from fasttrain.hardware.surroundings import look_around
 from fasttrain.launch.invocation import read_invocation, working_directory
 from fasttrain.launch.preflight import check_target
+from fasttrain.model.errors import ExitCode, FasttrainError
+from fasttrain.model.hang import Hang
+from fasttrain.model.plan import Invocation, LaunchPlan, Target
+from fasttrain.model.script import ScriptFacts
+from fasttrain.model.settings import Settings
 from fasttrain.planning.dry_run import shell_script
 from fasttrain.planning.explain import decisions
 from fasttrain.planning.interpreter import Chosen
 from fasttrain.planning.plan import make_plan
 from fasttrain.planning.secrets import mask_plan
 from fasttrain.source.read import read_script
-from fasttrain.spec.errors import ExitCode, FasttrainError
-from fasttrain.spec.hang import Hang
-from fasttrain.spec.plan import Invocation, LaunchPlan, Target
-from fasttrain.spec.script import ScriptFacts
-from fasttrain.spec.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ def _print_plan(plan: LaunchPlan, invocation: Invocation, *, explain: bool, as_j
         kind, value = ("decisions", decisions(masked)) if explain else ("plan", masked)
         text = envelope(kind, value) + "\n"
     elif explain:
-        from fasttrain.cli.table import decision_table
+        from fasttrain.cli.cards.table import decision_table
 
         decision_table(decisions(mask_plan(plan, invocation.environ)))
         return
@@ -117,11 +117,11 @@ def _print_plan(plan: LaunchPlan, invocation: Invocation, *, explain: bool, as_j
 
 
 def _start(plan: LaunchPlan, invocation: Invocation, *, quiet: bool, as_json: bool) -> int:
-    from fasttrain.cli.card import print_receipt
-    from fasttrain.cli.crash_card import print_crash
-    from fasttrain.cli.hang_card import print_hang
-    from fasttrain.cli.progress import choose_display
-    from fasttrain.launch.part import Around
+    from fasttrain.cli.cards.crash import print_crash
+    from fasttrain.cli.cards.hang import print_hang
+    from fasttrain.cli.cards.progress import choose_display
+    from fasttrain.cli.cards.receipt import print_receipt
+    from fasttrain.launch.node_run import Around
     from fasttrain.launch.start import start
 
     for warning in () if quiet else plan.warnings:

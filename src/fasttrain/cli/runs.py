@@ -6,18 +6,18 @@ import os
 
 from rich.text import Text
 
-from fasttrain.cli.card import near, size
+from fasttrain.cli.cards.receipt import near, size
 from fasttrain.cli.console import stdout_console
-from fasttrain.hardware.holders import held_bytes
 from fasttrain.hardware.runs import find_runs
+from fasttrain.hardware.vendors.holders import held_bytes
 from fasttrain.launch.invocation import working_directory
-from fasttrain.launch.run_dir import matching
+from fasttrain.launch.run_dir.paths import matching
+from fasttrain.model.errors import ExitCode, FasttrainError
+from fasttrain.model.local_run import LocalRun
+from fasttrain.model.outcome import RECEIPT_FILE
+from fasttrain.model.places import RUNS_FOLDER
 from fasttrain.processes import launchers
 from fasttrain.processes.ending import named
-from fasttrain.spec.errors import ExitCode, FasttrainError
-from fasttrain.spec.local_run import LocalRun
-from fasttrain.spec.outcome import RECEIPT_FILE
-from fasttrain.spec.places import RUNS_FOLDER
 
 TITLES = ("run", "state", "processes", "GPU memory")  # its name begins with when it started
 

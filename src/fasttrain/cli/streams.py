@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from fasttrain.spec.errors import ExitCode, FasttrainError
+from fasttrain.model.errors import ExitCode, FasttrainError
 
 ERRORS = "backslashreplace"  # for a file name that is no text, or a locale without our letters
 

@@ -13,9 +13,9 @@ from fasttrain.hardware.host import Host
 from fasttrain.hardware.slurm_nodes import node_shape
 from fasttrain.launch.invocation import working_directory
 from fasttrain.launch.preflight import check_target
+from fasttrain.model.job import SubmittedJob
 from fasttrain.slurm.submission import Draft, batch_script, draft, send
 from fasttrain.source.read import read_script
-from fasttrain.spec.job import SubmittedJob
 
 MOST_NODES = 10**6  # more than fasttrain takes for --nodes
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fasttrain.config.resolve import Resolved
-from fasttrain.spec.errors import ExitCode, FasttrainError
-from fasttrain.spec.plan import Target, TargetKind
+from fasttrain.model.errors import ExitCode, FasttrainError
+from fasttrain.model.plan import Target, TargetKind
 
 
 @dataclass(frozen=True, slots=True)

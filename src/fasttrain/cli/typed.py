@@ -15,9 +15,9 @@ from fasttrain.config.environ import CONFIG_VARIABLE
 from fasttrain.config.options import OPTIONS, SLURM_OPTIONS, OptionSpec
 from fasttrain.config.resolve import Resolved, resolve
 from fasttrain.launch.invocation import working_directory
-from fasttrain.spec.errors import FasttrainError
-from fasttrain.spec.plan import Target, TargetKind
-from fasttrain.spec.secrets import mask_args
+from fasttrain.model.errors import FasttrainError
+from fasttrain.model.plan import Target, TargetKind
+from fasttrain.model.secrets import mask_args
 
 _WITH_VALUE = {
     "run": ("-m", "--config", "--preset", "--machine"),

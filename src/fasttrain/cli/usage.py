@@ -7,8 +7,8 @@ import shlex
 from fasttrain.cli.typed import as_ours, split, takes
 from fasttrain.config.environ import read_environ
 from fasttrain.config.nearest import nearest
-from fasttrain.spec.errors import ExitCode, FasttrainError
-from fasttrain.spec.secrets import mask_args
+from fasttrain.model.errors import ExitCode, FasttrainError
+from fasttrain.model.secrets import mask_args
 
 
 def translate(error: Exception, argv: list[str], commands: set[str]) -> FasttrainError:

@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from fasttrain.config.nearest import nearest
 from fasttrain.config.options import OPTIONS, SLURM_OPTIONS, OptionValue
 from fasttrain.config.values import parse_setting
-from fasttrain.spec.attempts import RESTART_COUNT
-from fasttrain.spec.decision import Setting, Source, SourceKind
-from fasttrain.spec.errors import FasttrainError
-from fasttrain.spec.places import RUN_MARK
-from fasttrain.spec.pulse import PULSES_VARIABLE
-from fasttrain.spec.settings import OPTION_NAMES
+from fasttrain.model.attempts import RESTART_COUNT
+from fasttrain.model.decision import Setting, Source, SourceKind
+from fasttrain.model.errors import FasttrainError
+from fasttrain.model.places import RUN_MARK
+from fasttrain.model.pulse import PULSES_VARIABLE
+from fasttrain.model.settings import OPTION_NAMES
 
 PREFIX = "FASTTRAIN_"
 CONFIG_VARIABLE = "FASTTRAIN_CONFIG"

@@ -6,8 +6,8 @@ import types
 from dataclasses import dataclass, fields
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from fasttrain.spec.settings import OPTION_NAMES, Settings
-from fasttrain.spec.slurm import SlurmSettings
+from fasttrain.model.settings import OPTION_NAMES, Settings
+from fasttrain.model.slurm import SlurmSettings
 
 OptionKind = Literal["bool", "int", "str", "list"]
 OptionValue = bool | int | str | tuple[str, ...] | None

@@ -9,7 +9,7 @@ import stat
 import time
 from pathlib import Path
 
-from fasttrain.spec.reading import without_waiting
+from fasttrain.model.reading import without_waiting
 
 WRITER_S = 1.0  # for whoever writes to a named pipe to open it; a shell's own is open already
 LOOK_S = 0.01

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from fasttrain.config.nearest import suggest
 from fasttrain.config.options import BY_NAME, OptionValue
 from fasttrain.config.values import exit_code, parse_setting, place
-from fasttrain.spec.decision import Setting, Source, SourceKind
-from fasttrain.spec.errors import FasttrainError
+from fasttrain.model.decision import Setting, Source, SourceKind
+from fasttrain.model.errors import FasttrainError
 
 
 @dataclass(frozen=True, slots=True)

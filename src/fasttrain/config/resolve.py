@@ -13,10 +13,10 @@ from fasttrain.config.options import BY_NAME, OPTIONS, SLURM_OPTIONS, OptionSpec
 from fasttrain.config.presets import preset_values
 from fasttrain.config.values import exit_code, parse_setting, place, variable_name
 from fasttrain.config.yaml_file import Entries, YamlFile, file_source, read_yaml
-from fasttrain.spec.decision import Setting, Source, SourceKind
-from fasttrain.spec.errors import FasttrainError
-from fasttrain.spec.settings import Settings
-from fasttrain.spec.slurm import SlurmSettings
+from fasttrain.model.decision import Setting, Source, SourceKind
+from fasttrain.model.errors import FasttrainError
+from fasttrain.model.settings import Settings
+from fasttrain.model.slurm import SlurmSettings
 
 FILE_NAMES = ("fasttrain.yaml", "fasttrain.yml")
 

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 
 from fasttrain.config.nearest import suggest
 from fasttrain.config.options import OptionSpec, OptionValue
-from fasttrain.spec.decision import Setting, Source, SourceKind
-from fasttrain.spec.errors import ExitCode, FasttrainError
+from fasttrain.model.decision import Setting, Source, SourceKind
+from fasttrain.model.errors import ExitCode, FasttrainError
 
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off"})

@@ -13,8 +13,8 @@ from fasttrain.config.options import BY_NAME
 from fasttrain.config.pipe import read_bounded
 from fasttrain.config.values import bad_value, shown
 from fasttrain.config.yaml_text import compose, syntax_error
-from fasttrain.spec.decision import Source, SourceKind
-from fasttrain.spec.errors import FasttrainError
+from fasttrain.model.decision import Source, SourceKind
+from fasttrain.model.errors import FasttrainError
 
 MAX_BYTES = 1 << 20
 OTHER_KEYS = ("script", "args", "preset")

@@ -8,7 +8,7 @@ import yaml
 from yaml.error import MarkedYAMLError
 from yaml.reader import ReaderError
 
-from fasttrain.spec.errors import FasttrainError
+from fasttrain.model.errors import FasttrainError
 
 _MAX_DEPTH = 8
 _MAX_NODES = 20_000

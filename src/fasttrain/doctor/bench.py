@@ -8,11 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from fasttrain.hardware.datasheet import data_sheet
-from fasttrain.hardware.torch_trial import MARKER, SHIM, Talk
+from fasttrain.hardware.torch_trial import MARKER, Talk
+from fasttrain.hardware.vendors.datasheet import data_sheet
+from fasttrain.model.codec import CodecError, from_data
+from fasttrain.model.machine import Device
+from fasttrain.model.places import BENCH_PROGRAM, program
 from fasttrain.planning.vendors import VENDORS
-from fasttrain.spec.codec import CodecError, from_data
-from fasttrain.spec.machine import Device
 
 LIMIT_S = 60.0
 MEASURING_S = 45.0  # after which no further measurement is begun
@@ -71,7 +72,7 @@ def measure(
     # Source: NVIDIA MIG User Guide, "CUDA Device Enumeration".
     whole = [device for device in devices if not device.parent_uuid] or list(devices[:1])
     names = {_torch_type(device.kind, i): device for i, device in enumerate(whole)}
-    argv = [python, str(SHIM / "bench.py"), MARKER, json.dumps(_request(names, folder))]
+    argv = [python, program(BENCH_PROGRAM), MARKER, json.dumps(_request(names, folder))]
     try:
         talk = Talk(argv, {**environ, **_visibility(whole)}, LIMIT_S)
     except (OSError, ValueError) as error:

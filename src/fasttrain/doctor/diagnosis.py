@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from fasttrain.doctor.bench import Measurement, Verdict
 from fasttrain.doctor.checks.words import alike, present, visible
 from fasttrain.doctor.script import LeverLine
+from fasttrain.model.examination import Examination
+from fasttrain.model.finding import Finding
+from fasttrain.model.machine import Device
 from fasttrain.planning.describe import counted
 from fasttrain.planning.vendors import VENDORS
-from fasttrain.spec.examination import Examination
-from fasttrain.spec.finding import Finding
-from fasttrain.spec.machine import Device
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,10 @@ from pathlib import Path
 import psutil
 
 from fasttrain.hardware.orphans import find_run_processes, run_of
+from fasttrain.model.examination import Examination
 from fasttrain.planning.describe import counted
 from fasttrain.processes.ending import end, named
 from fasttrain.processes.table import alive, look_up
-from fasttrain.spec.examination import Examination
 
 GRACE_S = 5.0  # between being asked to end and being ended
 

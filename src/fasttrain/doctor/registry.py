@@ -19,9 +19,9 @@ from fasttrain.doctor.checks import (
     trials,
     visibility,
 )
-from fasttrain.spec.errors import ExitCode, FasttrainError
-from fasttrain.spec.examination import Examination
-from fasttrain.spec.finding import Finding, Severity
+from fasttrain.model.errors import ExitCode, FasttrainError
+from fasttrain.model.examination import Examination
+from fasttrain.model.finding import Finding, Severity
 
 CHECKS: tuple[Check, ...] = (
     *torch_install.CHECKS,

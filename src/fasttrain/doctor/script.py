@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from fasttrain.doctor import script_levers
 from fasttrain.doctor.script_habits import judge_habits
 from fasttrain.doctor.script_levers import Verdict
+from fasttrain.model.finding import Finding, Severity
+from fasttrain.model.machine import Machine
+from fasttrain.model.outcome import State
+from fasttrain.model.plan import LaunchPlan
+from fasttrain.model.script import ScriptFacts
 from fasttrain.planning.describe import and_join, counted
 from fasttrain.planning.explain import lever_rows
-from fasttrain.source.habit import Habits
-from fasttrain.spec.finding import Finding, Severity
-from fasttrain.spec.machine import Machine
-from fasttrain.spec.outcome import State
-from fasttrain.spec.plan import LaunchPlan
-from fasttrain.spec.script import ScriptFacts
+from fasttrain.source.habits import Habits
 
 _LEVERS: dict[str, Callable[[LaunchPlan, Habits], Verdict]] = {
     "amp": script_levers.amp,

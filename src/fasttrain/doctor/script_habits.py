@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from fasttrain.model.finding import Finding
+from fasttrain.model.machine import Machine
+from fasttrain.model.plan import LaunchPlan
+from fasttrain.model.script import Evidence
 from fasttrain.planning.describe import counted
 from fasttrain.planning.vendors import VENDORS
-from fasttrain.source.habit import Habit, Habits
-from fasttrain.spec.finding import Finding
-from fasttrain.spec.machine import Machine
-from fasttrain.spec.plan import LaunchPlan
-from fasttrain.spec.script import Evidence
+from fasttrain.source.habits import Habit, Habits
 
 _CUDA = ("cuda", "rocm")  # ROCm answers to CUDA's names
 

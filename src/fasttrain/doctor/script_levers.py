@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from fasttrain.source.habit import Habit, Habits
-from fasttrain.spec.decision import Decision
-from fasttrain.spec.outcome import State
-from fasttrain.spec.plan import LaunchPlan
-from fasttrain.spec.script import Evidence
+from fasttrain.model.decision import Decision
+from fasttrain.model.outcome import State
+from fasttrain.model.plan import LaunchPlan
+from fasttrain.model.script import Evidence
+from fasttrain.source.habits import Habit, Habits
 
 # Those that torch has fused kernels for, as in ``fasttrain/shim/levers/optimizer.py``.
 FUSIBLE = ("Adam", "AdamW", "SGD", "Adagrad")

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from fasttrain.hardware.host import Host
 from fasttrain.hardware.tool import ToolError, run_tool
-from fasttrain.spec.examination import Cluster, Partition
+from fasttrain.model.examination import Cluster, Partition
 
 SINFO_TIMEOUT_S = 2.0
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fasttrain.hardware.cgroup import memory_limit_bytes, quota_cores
 from fasttrain.hardware.host import Host
-from fasttrain.spec.machine import Cpu
+from fasttrain.model.machine import Cpu
 
 # Flags of /proc/cpuinfo that matter to torch's kernels, and the names they go by here.
 FEATURES = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from fasttrain.spec.machine import Machine
+from fasttrain.model.machine import Machine
 
 
 def describe(machine: Machine) -> str:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from fasttrain.hardware.host import Host
 from fasttrain.hardware.patience import within
-from fasttrain.spec.examination import Disk, Purpose
-from fasttrain.spec.places import COMPILED_FOLDER, cache_folder
+from fasttrain.model.examination import Disk, Purpose
+from fasttrain.model.places import COMPILED_FOLDER, cache_folder
 
 # A network file system whose server is gone blocks every call for as long as it is gone.
 DISK_TIMEOUT_S = 2.0

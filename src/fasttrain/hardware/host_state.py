@@ -13,8 +13,8 @@ from fasttrain.hardware.disks import find_disks
 from fasttrain.hardware.host import Host
 from fasttrain.hardware.orphans import RunProcess, orphans
 from fasttrain.hardware.patience import within
-from fasttrain.hardware.rdma import rdma_ports
-from fasttrain.spec.examination import HostState
+from fasttrain.hardware.vendors.rdma import rdma_ports
+from fasttrain.model.examination import HostState
 
 RESOLVE_TIMEOUT_S = 0.5
 

@@ -7,10 +7,10 @@ import re
 from pathlib import Path
 from typing import Any
 
-from fasttrain.spec.codec import CodecError, from_data
-from fasttrain.spec.errors import FasttrainError
-from fasttrain.spec.examination import Examination
-from fasttrain.spec.machine import MACHINE_SCHEMA, Device, Machine
+from fasttrain.model.codec import CodecError, from_data
+from fasttrain.model.errors import FasttrainError
+from fasttrain.model.examination import Examination
+from fasttrain.model.machine import MACHINE_SCHEMA, Device, Machine
 
 
 def read_machine(path: Path) -> Machine:

@@ -12,17 +12,21 @@ from pathlib import Path, PurePath
 
 import psutil
 
+from fasttrain.model.examination import DeviceProcess
+from fasttrain.model.places import (
+    AGENT_PROGRAM,
+    LAUNCHER_PROGRAM,
+    RUN_MARK,
+    SPAWN_MODULE,
+    TASK_MODULE,
+    WORKER_PROGRAM,
+)
+from fasttrain.model.plan import PLAN_FILE
 from fasttrain.processes.table import mark_of
-from fasttrain.spec.examination import DeviceProcess
-from fasttrain.spec.places import RUN_MARK
-from fasttrain.spec.plan import PLAN_FILE
 
-# Ends of paths on the command lines of workers and agents.
-_SHIM = "fasttrain/shim/__main__.py"
-_AGENT = "fasttrain/shim/agent.py"
-# The line that a spawned child of a worker begins with; see fasttrain.shim.children.
-_SPAWNED = re.compile(r"fasttrain\.shim\.children.*prepare\('([^']+)', ")
-_LAUNCHERS = ("fasttrain", "fasttrain.slurm.node_start")
+# The line that a spawned child of a worker begins with.
+_SPAWNED = re.compile(re.escape(SPAWN_MODULE) + r".*prepare\('([^']+)', ")
+_LAUNCHERS = ("fasttrain", TASK_MODULE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +63,7 @@ def find_run_processes(run_root: Path) -> dict[int, RunProcess]:
 def run_of(argv: Sequence[str], environ: Mapping[str, str], run_root: Path) -> str:
     """Give the run directory, or at least the name, of a process's run; empty if it is of none."""
     for word, following in pairwise(argv):
-        if word.endswith(_SHIM) and PurePath(following).name == PLAN_FILE:
+        if word.endswith(WORKER_PROGRAM) and PurePath(following).name == PLAN_FILE:
             return str(PurePath(following).parent)
         if word == "-c" and (spawned := _SPAWNED.search(following)):
             return str(PurePath(spawned[1]).parent)
@@ -71,7 +75,7 @@ def is_launcher(argv: Sequence[str]) -> bool:
     """Whether a command line is one of fasttrain's own, on a SLURM node too."""
     program = _program(argv)
     return PurePath(program).name in _LAUNCHERS or program.endswith(
-        (_AGENT, "fasttrain/__main__.py")
+        (AGENT_PROGRAM, LAUNCHER_PROGRAM)
     )
 
 

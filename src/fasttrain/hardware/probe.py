@@ -9,16 +9,16 @@ from typing import TypeVar
 
 from fasttrain.hardware.compiler import find_cxx_compiler
 from fasttrain.hardware.cpu import probe_cpu
-from fasttrain.hardware.cuda import Cuda
 from fasttrain.hardware.host import Host, Vendor, VendorReport
 from fasttrain.hardware.interpreter import Locate, torch_of
-from fasttrain.hardware.mps import Mps
-from fasttrain.hardware.npu import Npu
-from fasttrain.hardware.rocm import Rocm
 from fasttrain.hardware.torch_install import find_torch
-from fasttrain.hardware.xpu import Xpu
-from fasttrain.spec.interpreter import Interpreter
-from fasttrain.spec.machine import Cpu, Machine, Torch
+from fasttrain.hardware.vendors.cuda import Cuda
+from fasttrain.hardware.vendors.mps import Mps
+from fasttrain.hardware.vendors.npu import Npu
+from fasttrain.hardware.vendors.rocm import Rocm
+from fasttrain.hardware.vendors.xpu import Xpu
+from fasttrain.model.interpreter import Interpreter
+from fasttrain.model.machine import Cpu, Machine, Torch
 
 T = TypeVar("T")
 

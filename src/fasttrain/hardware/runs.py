@@ -9,9 +9,9 @@ from pathlib import Path
 import psutil
 
 from fasttrain.hardware.orphans import RunProcess, as_device_process, find_run_processes
+from fasttrain.model.local_run import LocalRun, RunState
 from fasttrain.processes.launchers import Launcher, launchers
 from fasttrain.processes.table import mark_of, of_run
-from fasttrain.spec.local_run import LocalRun, RunState
 
 
 def find_runs(run_root: Path, held_bytes: Mapping[int, int], receipt: str) -> tuple[LocalRun, ...]:

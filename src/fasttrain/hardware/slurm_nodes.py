@@ -7,7 +7,7 @@ from dataclasses import replace
 from fasttrain.hardware.cluster import gpus_of
 from fasttrain.hardware.host import Host
 from fasttrain.hardware.tool import ToolError, run_tool
-from fasttrain.spec.job import NodeShape
+from fasttrain.model.job import NodeShape
 
 TIMEOUT_S = 5.0
 

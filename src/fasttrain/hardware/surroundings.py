@@ -5,7 +5,7 @@ from __future__ import annotations
 from fasttrain.hardware.cgroup import memory_limit_bytes, oom_kills
 from fasttrain.hardware.host import Host
 from fasttrain.hardware.host_state import shared_memory
-from fasttrain.spec.crash import Surroundings
+from fasttrain.model.crash import Surroundings
 
 
 def look_around(host: Host) -> Surroundings:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 
-from fasttrain.spec.machine import Torch
+from fasttrain.model.machine import Torch
 
 
 def _version_of(package: str) -> str:

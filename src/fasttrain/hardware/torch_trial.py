@@ -13,16 +13,14 @@ import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-import fasttrain
 from fasttrain.hardware.tool import KILL_S, TICK_S, end_group
-from fasttrain.spec.codec import CodecError, from_data
-from fasttrain.spec.examination import TorchTrial, Trial
+from fasttrain.model.codec import CodecError, from_data
+from fasttrain.model.examination import TorchTrial, Trial
+from fasttrain.model.places import TRIAL_PROGRAM, program
 
 MARKER = "fasttrain-answer "
-SHIM = Path(fasttrain.__file__).parent / "shim"  # reached by path: the launcher never imports it
 AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 LINE_BYTES = 65536
 LINE_LENGTH = 300
@@ -199,7 +197,7 @@ def _ask(
     python: str, environ: Mapping[str, str], timeout_s: float, groups: list[list[str]]
 ) -> list[Said]:
     """Ask groups of questions, each of a process of its own, all at the same time."""
-    argv = [python, str(SHIM / "trial.py"), MARKER]
+    argv = [python, program(TRIAL_PROGRAM), MARKER]
     talks: list[Talk] = []
     try:
         # All from this thread, which outlives them: they die with the thread that started them.

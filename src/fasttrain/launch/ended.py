@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from fasttrain.spec.attempts import Attempt
-from fasttrain.spec.crash import Crash
+from fasttrain.model.attempts import Attempt
+from fasttrain.model.crash import Crash
 
 
 @dataclass(frozen=True, slots=True)

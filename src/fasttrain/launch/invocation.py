@@ -8,14 +8,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import fasttrain
-from fasttrain.launch.cache import choose_cache
-from fasttrain.launch.run_dir import default_run_dir, new_run_id
-from fasttrain.spec.errors import ExitCode, FasttrainError
-from fasttrain.spec.plan import Invocation, Target
-from fasttrain.spec.script import ScriptFacts
-from fasttrain.spec.settings import Settings
-
-PACKAGE = Path(fasttrain.__file__).parent
+from fasttrain.launch.run_dir.cache import choose_cache
+from fasttrain.launch.run_dir.paths import default_run_dir, new_run_id
+from fasttrain.model.errors import ExitCode, FasttrainError
+from fasttrain.model.places import AGENT_PROGRAM, WORKER_PROGRAM, program
+from fasttrain.model.plan import Invocation, Target
+from fasttrain.model.script import ScriptFacts
+from fasttrain.model.settings import Settings
 
 
 def working_directory() -> Path:
@@ -66,8 +65,8 @@ def read_invocation(
         cwd=cwd,
         python=sys.executable,
         # By path, because the launcher never imports the shim.
-        shim=str(PACKAGE / "shim" / "__main__.py"),
-        agent=str(PACKAGE / "shim" / "agent.py"),
+        shim=program(WORKER_PROGRAM),
+        agent=program(AGENT_PROGRAM),
         environ=dict(environ),
         run_id=run_id,
         run_dir=run_dir,

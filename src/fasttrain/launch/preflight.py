@@ -8,8 +8,8 @@ import warnings
 from collections.abc import Mapping
 from pathlib import Path
 
-from fasttrain.spec.errors import ExitCode, FasttrainError
-from fasttrain.spec.plan import LaunchPlan, Processes, Target
+from fasttrain.model.errors import ExitCode, FasttrainError
+from fasttrain.model.plan import LaunchPlan, Processes, Target
 
 
 def check_target(target: Target, cwd: str, *, parsed: bool = True) -> None:

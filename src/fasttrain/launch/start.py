@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from fasttrain.launch.attend import attend, compose
-from fasttrain.launch.cache import secure_cache
-from fasttrain.launch.claim import begin, claim
-from fasttrain.launch.part import Around, Part
+from fasttrain.launch.node_run import Around, Part
 from fasttrain.launch.preflight import check_port, find_program
-from fasttrain.launch.receipts import gather
-from fasttrain.spec.codec import dumps
-from fasttrain.spec.outcome import Receipt
-from fasttrain.spec.plan import PLAN_FILE, LaunchPlan
+from fasttrain.launch.report.receipts import gather
+from fasttrain.launch.run_dir.cache import secure_cache
+from fasttrain.launch.run_dir.lock import begin, claim
+from fasttrain.launch.run_node import attend, compose
+from fasttrain.model.codec import dumps
+from fasttrain.model.outcome import Receipt
+from fasttrain.model.plan import PLAN_FILE, LaunchPlan
 
 
 def start(

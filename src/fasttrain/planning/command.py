@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from fasttrain.model.plan import PLAN_FILE, Invocation, Processes
 from fasttrain.planning.draft import Draft
-from fasttrain.spec.plan import PLAN_FILE, Invocation, Processes
 
 
 def plan_path(invocation: Invocation) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
+from fasttrain.model.machine import Device, DeviceKind, Machine
 from fasttrain.planning.vendors import VENDORS
-from fasttrain.spec.machine import Device, DeviceKind, Machine
 
 
 def counted(number: int, noun: str) -> str:

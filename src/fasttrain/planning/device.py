@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from fasttrain.model.decision import Decision
+from fasttrain.model.errors import ExitCode, FasttrainError
+from fasttrain.model.machine import DeviceKind, Machine
+from fasttrain.model.settings import Settings
 from fasttrain.planning.describe import device_names, kind_noun, machine_phrase
 from fasttrain.planning.sources import DEVICES
 from fasttrain.planning.vendors import ACCELERATORS, VENDORS
 from fasttrain.planning.visible import visible_slots
-from fasttrain.spec.decision import Decision
-from fasttrain.spec.errors import ExitCode, FasttrainError
-from fasttrain.spec.machine import DeviceKind, Machine
-from fasttrain.spec.settings import Settings
 
 
 def decide_device(

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fasttrain.model.decision import Decision
+from fasttrain.model.guards import Guards
+from fasttrain.model.machine import DeviceKind, Machine
+from fasttrain.model.plan import Invocation, Levers, Processes
+from fasttrain.model.settings import Settings
 from fasttrain.planning.gpus import Chosen
-from fasttrain.spec.decision import Decision
-from fasttrain.spec.guards import Guards
-from fasttrain.spec.machine import DeviceKind, Machine
-from fasttrain.spec.plan import Invocation, Levers, Processes
-from fasttrain.spec.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from shlex import quote
 
+from fasttrain.model.codec import dumps
+from fasttrain.model.plan import PLAN_FILE, EnvVar, LaunchPlan
+from fasttrain.model.printable import printable
+from fasttrain.model.secrets import MASK, hide, is_secret_name, secrets_of
 from fasttrain.planning.explain import lever_rows
 from fasttrain.planning.secrets import mask_plan
-from fasttrain.spec.codec import dumps
-from fasttrain.spec.plan import PLAN_FILE, EnvVar, LaunchPlan
-from fasttrain.spec.printable import printable
-from fasttrain.spec.secrets import MASK, hide, is_secret_name, secrets_of
 
 _END = "FASTTRAIN_PLAN"
 

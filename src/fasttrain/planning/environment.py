@@ -6,14 +6,14 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from fasttrain.model.attempts import RESTART_COUNT
+from fasttrain.model.decision import Setting, Source, SourceKind
+from fasttrain.model.errors import ExitCode, FasttrainError
+from fasttrain.model.places import COMPILED_FOLDER, COMPILED_VARIABLE, RUN_MARK
+from fasttrain.model.plan import EnvVar
 from fasttrain.planning.draft import Draft
 from fasttrain.planning.sources import BUILT_IN, CPU_CORES
 from fasttrain.planning.vendors import VENDORS
-from fasttrain.spec.attempts import RESTART_COUNT
-from fasttrain.spec.decision import Setting, Source, SourceKind
-from fasttrain.spec.errors import ExitCode, FasttrainError
-from fasttrain.spec.places import COMPILED_FOLDER, COMPILED_VARIABLE, RUN_MARK
-from fasttrain.spec.plan import EnvVar
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # torch sizes its thread pool by the CPU affinity; these limits it does not see.

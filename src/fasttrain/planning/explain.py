@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from fasttrain.model.decision import Decision
+from fasttrain.model.guards import HangWatch, Preempt, Restarts
+from fasttrain.model.plan import Compile, EnvVar, LaunchPlan, Processes, Strategy
 from fasttrain.planning.secrets import mask_plan
-from fasttrain.spec.decision import Decision
-from fasttrain.spec.guards import HangWatch, Preempt, Restarts
-from fasttrain.spec.plan import Compile, EnvVar, LaunchPlan, Processes, Strategy
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,13 +6,13 @@ import re
 from dataclasses import dataclass
 from typing import NoReturn
 
+from fasttrain.model.decision import Decision, Setting, Source
+from fasttrain.model.errors import ExitCode, FasttrainError
+from fasttrain.model.machine import Device, DeviceKind, Machine
 from fasttrain.planning.describe import counted, kind_noun, machine_phrase
 from fasttrain.planning.sources import DEVICES
 from fasttrain.planning.vendors import VENDORS
 from fasttrain.planning.visible import Slot, with_uuid
-from fasttrain.spec.decision import Decision, Setting, Source
-from fasttrain.spec.errors import ExitCode, FasttrainError
-from fasttrain.spec.machine import Device, DeviceKind, Machine
 
 # Seven digits are more devices than a node can have, and few enough to read as an int.
 _INDEX = re.compile(r"[0-9]{1,7}")

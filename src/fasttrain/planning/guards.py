@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 
+from fasttrain.model.decision import Decision, Setting, Source, SourceKind
+from fasttrain.model.errors import ExitCode, FasttrainError
+from fasttrain.model.guards import Guards, HangWatch
+from fasttrain.model.machine import Machine
+from fasttrain.model.settings import Settings
 from fasttrain.planning.sources import BUILT_IN, asked
-from fasttrain.spec.decision import Decision, Setting, Source, SourceKind
-from fasttrain.spec.errors import ExitCode, FasttrainError
-from fasttrain.spec.guards import Guards, HangWatch
-from fasttrain.spec.machine import Machine
-from fasttrain.spec.settings import Settings
 
 _SECONDS = re.compile(r"[1-9][0-9]{0,6}")
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fasttrain.spec.decision import Decision, Setting, Source, SourceKind
-from fasttrain.spec.errors import ExitCode, FasttrainError
-from fasttrain.spec.interpreter import Interpreter
+from fasttrain.model.decision import Decision, Setting, Source, SourceKind
+from fasttrain.model.errors import ExitCode, FasttrainError
+from fasttrain.model.interpreter import Interpreter
 
 # The shim's own syntax and library: except*'s groups, sys.flags.safe_path.
 OLDEST = (3, 11)

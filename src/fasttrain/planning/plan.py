@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from fasttrain.model.machine import Machine
+from fasttrain.model.plan import Invocation, LaunchPlan
+from fasttrain.model.settings import Settings
 from fasttrain.planning.advice import hints, warnings
 from fasttrain.planning.command import command
 from fasttrain.planning.device import decide_device
@@ -9,15 +12,12 @@ from fasttrain.planning.draft import Draft
 from fasttrain.planning.environment import compose, parse_env
 from fasttrain.planning.gpus import decide_gpus
 from fasttrain.planning.guards import decide_guards, no_guards
-from fasttrain.planning.levers import decide_levers, no_levers
+from fasttrain.planning.levers.all import decide_levers, no_levers
 from fasttrain.planning.preempt import decide_preempt
 from fasttrain.planning.processes import decide_processes
 from fasttrain.planning.ranks import decide_show_ranks
 from fasttrain.planning.restarts import decide_restarts
 from fasttrain.planning.visible import visible_slots
-from fasttrain.spec.machine import Machine
-from fasttrain.spec.plan import Invocation, LaunchPlan
-from fasttrain.spec.settings import Settings
 
 
 def make_plan(settings: Settings, machine: Machine, invocation: Invocation) -> LaunchPlan:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from fasttrain.model.attempts import restart_count
+from fasttrain.model.decision import Decision
+from fasttrain.model.errors import FasttrainError
+from fasttrain.model.guards import Preempt, ResumeMode, left_to_the_script
+from fasttrain.model.plan import Invocation, Levers, Processes
+from fasttrain.model.settings import Settings
 from fasttrain.planning.sources import asked
-from fasttrain.spec.attempts import restart_count
-from fasttrain.spec.decision import Decision
-from fasttrain.spec.errors import FasttrainError
-from fasttrain.spec.guards import Preempt, ResumeMode, left_to_the_script
-from fasttrain.spec.plan import Invocation, Levers, Processes
-from fasttrain.spec.settings import Settings
 
 
 def decide_preempt(

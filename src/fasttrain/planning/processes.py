@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
+from fasttrain.model.decision import Decision, Source
+from fasttrain.model.errors import ExitCode, FasttrainError
+from fasttrain.model.plan import Backend, Processes
+from fasttrain.model.settings import Settings
 from fasttrain.planning.describe import counted, kind_noun
 from fasttrain.planning.gpus import Chosen
 from fasttrain.planning.sources import BUILT_IN
-from fasttrain.spec.decision import Decision, Source
-from fasttrain.spec.errors import ExitCode, FasttrainError
-from fasttrain.spec.plan import Backend, Processes
-from fasttrain.spec.settings import Settings
 
 MASTER_PORT = 29500
 """Port of a static multi-node run. Source: ``--master-port`` of torchrun, torch 2.13."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-from fasttrain.spec.decision import Setting
-from fasttrain.spec.errors import ExitCode, FasttrainError
-from fasttrain.spec.plan import Processes
+from fasttrain.model.decision import Setting
+from fasttrain.model.errors import ExitCode, FasttrainError
+from fasttrain.model.plan import Processes
 
 _LIST = re.compile(r"[0-9]{1,7}(,[0-9]{1,7})*")
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from fasttrain.model.decision import Decision
+from fasttrain.model.guards import Restarts
+from fasttrain.model.plan import Processes
+from fasttrain.model.settings import Settings
 from fasttrain.planning.sources import asked
-from fasttrain.spec.decision import Decision
-from fasttrain.spec.guards import Restarts
-from fasttrain.spec.plan import Processes
-from fasttrain.spec.settings import Settings
 
 
 def decide_restarts(settings: Settings, processes: Processes) -> Decision[Restarts]:

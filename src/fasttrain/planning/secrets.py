@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from fasttrain.spec.plan import EnvVar, LaunchPlan
-from fasttrain.spec.secrets import hide, mask_args, mask_value, secrets_of
+from fasttrain.model.plan import EnvVar, LaunchPlan
+from fasttrain.model.secrets import hide, mask_args, mask_value, secrets_of
 
 
 def mask_plan(plan: LaunchPlan, environ: Mapping[str, str] | None = None) -> LaunchPlan:

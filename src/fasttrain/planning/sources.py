@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fasttrain.spec.decision import Setting, Source, SourceKind
+from fasttrain.model.decision import Setting, Source, SourceKind
 
 BUILT_IN = Source(SourceKind.DEFAULT, "default")
 CPU_CORES = Source(SourceKind.MACHINE, "CPU cores")

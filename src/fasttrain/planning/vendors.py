@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fasttrain.spec.machine import DeviceKind
+from fasttrain.model.machine import DeviceKind
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from fasttrain.model.codec import CodecError
+from fasttrain.model.places import LOCK_FILE
+from fasttrain.model.plan import PLAN_FILE, LaunchPlan
+from fasttrain.model.reading import load
 from fasttrain.processes.ending import DEATH_S, Ended, end
 from fasttrain.processes.table import (
     Process,
@@ -19,10 +23,6 @@ from fasttrain.processes.table import (
     send,
     table,
 )
-from fasttrain.spec.codec import CodecError
-from fasttrain.spec.places import LOCK_FILE
-from fasttrain.spec.plan import PLAN_FILE, LaunchPlan
-from fasttrain.spec.reading import load
 
 RECEIPT_S = DEATH_S  # for a launcher whose run has ended to write the receipt
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from fasttrain.spec.places import RUN_MARK
+from fasttrain.model.places import RUN_MARK
 
 _DEAD = ("Z", "X")
 

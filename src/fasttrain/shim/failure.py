@@ -14,10 +14,8 @@ from itertools import islice
 from pathlib import Path
 
 from fasttrain.files.writing import give_back, open_log, reserve, write_private
-from fasttrain.shim import ending
-from fasttrain.shim.script import without_shim
-from fasttrain.spec.codec import dumps
-from fasttrain.spec.crash import (
+from fasttrain.model.codec import dumps
+from fasttrain.model.crash import (
     MESSAGE_LENGTH,
     Failure,
     Frame,
@@ -25,7 +23,9 @@ from fasttrain.spec.crash import (
     failure_file,
     stack_file,
 )
-from fasttrain.spec.secrets import hide, secret_values
+from fasttrain.model.secrets import hide, secret_values
+from fasttrain.shim.process import ending
+from fasttrain.shim.script import without_shim
 
 OUTER_FRAMES, INNER_FRAMES = 10, 40  # a RecursionError has a thousand
 MOST_RAISED = 50  # a group may hold any number of exceptions

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from fasttrain.files.writing import Lines, write_private
-from fasttrain.spec.codec import dumps
-from fasttrain.spec.outcome import RankReport
-from fasttrain.spec.secrets import secret_values, without_secrets
+from fasttrain.model.codec import dumps
+from fasttrain.model.outcome import RankReport
+from fasttrain.model.secrets import secret_values, without_secrets
 
 
 class Reporter:

@@ -14,29 +14,30 @@ from typing import Any
 
 import torch
 
-from fasttrain.shim import children, rank_variables
+from fasttrain.model.decision import Decision, Source, SourceKind
+from fasttrain.model.outcome import Outcome, RankReport, State, StepStats
+from fasttrain.model.plan import PLAN_FILE, LaunchPlan
+from fasttrain.shim import multiprocessing_hooks
 from fasttrain.shim.clock import Clock
-from fasttrain.shim.ledger import Ledger, Lever
-from fasttrain.shim.levers.amp import AmpLever
-from fasttrain.shim.levers.compile import CompileLever
-from fasttrain.shim.levers.loss_scaling import LossScaling
+from fasttrain.shim.data_parallel.lever_state import Kept
+from fasttrain.shim.data_parallel.ranks import Ranks
+from fasttrain.shim.data_parallel.strays import refuse_unrelated_copies
+from fasttrain.shim.hooks.outcome_recorder import Ledger, Lever
+from fasttrain.shim.hooks.roots import RootCalls
+from fasttrain.shim.hooks.steps import StepMeter
+from fasttrain.shim.hooks.user_compile import OwnCompile
+from fasttrain.shim.hooks.warning_places import name_users_lines
+from fasttrain.shim.levers.amp.lever import AmpLever
+from fasttrain.shim.levers.compile.lever import CompileLever
+from fasttrain.shim.levers.loss_scaling.lever import LossScaling
 from fasttrain.shim.levers.matmul import MatmulLever
-from fasttrain.shim.levers.npu_optimizer import NpuOptimizerLever
+from fasttrain.shim.levers.npu_optimizer.lever import NpuOptimizerLever
 from fasttrain.shim.levers.optimizer import OptimizerLever
-from fasttrain.shim.nan_guard import NanGuard
-from fasttrain.shim.own_compile import OwnCompile
-from fasttrain.shim.pulse import Pulse
-from fasttrain.shim.ranks import Ranks
+from fasttrain.shim.process import rank_variables
 from fasttrain.shim.reporter import Reporter
-from fasttrain.shim.roots import RootCalls
-from fasttrain.shim.save_guard import SaveGuard
-from fasttrain.shim.snapshots.kept import Kept
-from fasttrain.shim.steps import StepMeter
-from fasttrain.shim.strays import refuse_unrelated_copies
-from fasttrain.shim.warning_places import name_users_lines
-from fasttrain.spec.decision import Decision, Source, SourceKind
-from fasttrain.spec.outcome import Outcome, RankReport, State, StepStats
-from fasttrain.spec.plan import PLAN_FILE, LaunchPlan
+from fasttrain.shim.watch.heartbeat import Pulse
+from fasttrain.shim.watch.nan_guard import NanGuard
+from fasttrain.shim.watch.save_guard import SaveGuard
 
 _NOBODY = Source(SourceKind.DEFAULT, "default")
 REPORT_EVERY_S = 5.0  # a killed worker leaves a report that is at most this old
@@ -109,8 +110,8 @@ class Runtime:
         if any(lever.ledger.live for lever in self._levers):
             self._own_compile.install(self._undo)
             name_users_lines(self._undo)
-            children.follow_spawned(self._run_dir / PLAN_FILE, self._rank, self._undo)
-            children.follow_forked(self._begin_anew)
+            multiprocessing_hooks.follow_spawned(self._run_dir / PLAN_FILE, self._rank, self._undo)
+            multiprocessing_hooks.follow_forked(self._begin_anew)
         # Registered before any of the script's own handlers, so that it runs behind them all.
         atexit.register(self.finish)
         self._undo.callback(atexit.unregister, self.finish)
@@ -154,7 +155,7 @@ class Runtime:
         return build
 
     def _snapshots(self) -> Lever:
-        from fasttrain.shim.levers.snapshot import SnapshotLever
+        from fasttrain.shim.snapshots.lever import SnapshotLever
 
         ledger = self._ledger("preempt", "snapshot", self._plan.preempt)
         lever = SnapshotLever(ledger, self._plan, self._rank, self._roots, self._meter, self._kept)
@@ -171,7 +172,7 @@ class Runtime:
             if strategy.value.mode == "script":
                 ledger.cede(strategy.reason)
             return []
-        from fasttrain.shim.parallel import parallel_levers
+        from fasttrain.shim.data_parallel.strategy import parallel_levers
 
         if strategy.value.batch != "per-rank":
             self._meter.throughput.part = 1 / _world_size()
@@ -233,7 +234,7 @@ class Runtime:
         self._roots.last = None
         for ledger in self._ledgers:
             ledger.begin_anew()
-        children.at_exit(self.finish)
+        multiprocessing_hooks.at_exit(self.finish)
 
     def _on_call(self, *_: Any) -> None:
         # Scripts without an optimizer make no steps, and the first step may be an epoch away.

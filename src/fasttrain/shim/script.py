@@ -15,7 +15,7 @@ from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
 
-from fasttrain.shim.callsite import is_shim_code
+from fasttrain.shim.process.callsite import is_shim_code
 
 
 def run_target(

@@ -6,8 +6,8 @@ import os
 import sys
 
 from fasttrain.files.writing import open_log
-from fasttrain.shim.log_stream import log_stream
-from fasttrain.spec.plan import LaunchPlan
+from fasttrain.model.plan import LaunchPlan
+from fasttrain.shim.process.log_stream import log_stream
 
 
 def redirect_hidden_rank(plan: LaunchPlan, rank: int) -> None:

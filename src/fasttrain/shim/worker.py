@@ -5,16 +5,17 @@ from __future__ import annotations
 import os
 import time
 
-from fasttrain.shim import ending, parent, rank_variables, streams
-from fasttrain.shim.entry import Entry, read_entry
+from fasttrain.model.attempts import RESTART_COUNT
+from fasttrain.model.errors import FasttrainError
+from fasttrain.model.plan import LaunchPlan
+from fasttrain.shim import streams
 from fasttrain.shim.failure import recorder, watch_faults
-from fasttrain.shim.import_hook import after_torch
-from fasttrain.shim.refusal import refuse
+from fasttrain.shim.process import ending, parent_death, rank_variables
+from fasttrain.shim.process.entry import Entry, read_entry
+from fasttrain.shim.process.import_hook import after_torch
+from fasttrain.shim.process.refusal import refuse
 from fasttrain.shim.script import run_target
-from fasttrain.shim.snapshots.asked import ASKED
-from fasttrain.spec.attempts import RESTART_COUNT
-from fasttrain.spec.errors import FasttrainError
-from fasttrain.spec.plan import LaunchPlan
+from fasttrain.shim.snapshots.preempt_signal import ASKED
 
 
 def main(argv: list[str]) -> None:
@@ -29,7 +30,7 @@ def main(argv: list[str]) -> None:
     except FasttrainError as error:
         refuse(error)
     plan, rank = entry.plan, entry.rank
-    parent.die_with_launcher()
+    parent_death.die_with_launcher()
     if plan.preempt.value.mode == "snapshot":
         ASKED.listen(plan.preempt.value.signals)
     if entry.restarts is not None:

@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fasttrain.launch.ended import Ended
-from fasttrain.launch.receipts import gather, read_receipt
+from fasttrain.launch.report.receipts import gather, read_receipt
+from fasttrain.model.codec import CodecError
+from fasttrain.model.errors import ExitCode, FasttrainError
+from fasttrain.model.job import SUBMITIT_FOLDER, TASKS_FOLDER, SubmittedJob, TaskEnd
+from fasttrain.model.outcome import Receipt
+from fasttrain.model.plan import PLAN_FILE, LaunchPlan
+from fasttrain.model.reading import load
 from fasttrain.slurm.meeting import run_code
 from fasttrain.slurm.state import UNKNOWN, JobState
-from fasttrain.spec.codec import CodecError
-from fasttrain.spec.errors import ExitCode, FasttrainError
-from fasttrain.spec.job import SUBMITIT_FOLDER, TASKS_FOLDER, SubmittedJob, TaskEnd
-from fasttrain.spec.outcome import Receipt
-from fasttrain.spec.plan import PLAN_FILE, LaunchPlan
-from fasttrain.spec.reading import load
 
 LAST_LINES = 20
 # Ends that SLURM brought about, so that no exit code of the script tells of them.

@@ -15,7 +15,7 @@ from typing import Any
 from submitit.core import core, utils
 from submitit.slurm.slurm import SlurmExecutor, SlurmJob, _make_sbatch_string
 
-from fasttrain.spec.job import JobParameters
+from fasttrain.model.job import JobParameters
 
 SBATCH_TIMEOUT_S = 60
 

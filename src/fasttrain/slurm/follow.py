@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from fasttrain.hardware.tool import ToolError
-from fasttrain.launch.display import Display
-from fasttrain.launch.follow import EventTail, Tail
+from fasttrain.launch.output.display import Display
+from fasttrain.launch.output.follow import EventTail, Tail
+from fasttrain.model.job import SubmittedJob
 from fasttrain.slurm.ending import Ending, read_ending
 from fasttrain.slurm.state import UNKNOWN, JobState, ask
-from fasttrain.spec.job import SubmittedJob
 
 LOOK_S = 0.5  # at files
 # At the controller, which serves everybody: seldom, and at once where the files tell of an end.

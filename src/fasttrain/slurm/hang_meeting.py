@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from fasttrain.files.writing import write_private
-from fasttrain.spec.codec import CodecError, dumps
-from fasttrain.spec.hang import Hang
-from fasttrain.spec.job import Allocation
-from fasttrain.spec.reading import load
+from fasttrain.model.codec import CodecError, dumps
+from fasttrain.model.hang import Hang
+from fasttrain.model.job import Allocation
+from fasttrain.model.reading import load
 
 
 class HangMeeting:

@@ -9,12 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from fasttrain.hardware.tool import ToolError
+from fasttrain.model.codec import CodecError, loads
+from fasttrain.model.errors import ExitCode, FasttrainError
+from fasttrain.model.job import SUBMITIT_FOLDER, SUBMITTED_FILE, SubmittedJob
+from fasttrain.model.places import RUNS_FOLDER
+from fasttrain.model.reading import open_regular
 from fasttrain.slurm.state import ask
-from fasttrain.spec.codec import CodecError, loads
-from fasttrain.spec.errors import ExitCode, FasttrainError
-from fasttrain.spec.job import SUBMITIT_FOLDER, SUBMITTED_FILE, SubmittedJob
-from fasttrain.spec.places import RUNS_FOLDER
-from fasttrain.spec.reading import open_regular
 
 _JOB_ID = re.compile(r"([1-9][0-9]{0,17})(?:_([0-9]{1,9}))?")
 

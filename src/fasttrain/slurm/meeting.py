@@ -11,11 +11,11 @@ import time
 from pathlib import Path
 
 from fasttrain.files.writing import write_private
+from fasttrain.model.codec import CodecError, dumps
+from fasttrain.model.errors import ExitCode, FasttrainError
+from fasttrain.model.job import TASKS_FOLDER, Allocation, TaskEnd, TaskStart
+from fasttrain.model.reading import load
 from fasttrain.slurm.hang_meeting import HangMeeting
-from fasttrain.spec.codec import CodecError, dumps
-from fasttrain.spec.errors import ExitCode, FasttrainError
-from fasttrain.spec.job import TASKS_FOLDER, Allocation, TaskEnd, TaskStart
-from fasttrain.spec.reading import load
 
 MEET_S = 300.0  # srun starts all tasks at once; a slow file system is what takes time
 LOOK_S = 0.2

@@ -11,23 +11,23 @@ from pathlib import Path
 
 from fasttrain.files.writing import write_private
 from fasttrain.hardware.probe import probe_machine
-from fasttrain.launch.attend import compose
-from fasttrain.launch.cache import secure_cache
-from fasttrain.launch.claim import renew
 from fasttrain.launch.invocation import read_invocation
-from fasttrain.launch.part import Part
+from fasttrain.launch.node_run import Part
 from fasttrain.launch.preflight import find_program
+from fasttrain.launch.run_dir.cache import secure_cache
+from fasttrain.launch.run_dir.lock import renew
+from fasttrain.launch.run_node import compose
+from fasttrain.model.codec import dumps
+from fasttrain.model.errors import ExitCode, FasttrainError
+from fasttrain.model.job import Allocation, JobRequest, TaskStart
+from fasttrain.model.machine import Machine
+from fasttrain.model.plan import PLAN_FILE, LaunchPlan
 from fasttrain.planning.plan import make_plan
 from fasttrain.planning.secrets import mask_plan
-from fasttrain.planning.slurm_node import node_settings
-from fasttrain.planning.slurm_values import signal_and_lead
+from fasttrain.planning.slurm.node import node_settings
+from fasttrain.planning.slurm.values import signal_and_lead
 from fasttrain.slurm.allocation import rank_variables
 from fasttrain.slurm.meeting import Meeting, choose_port
-from fasttrain.spec.codec import dumps
-from fasttrain.spec.errors import ExitCode, FasttrainError
-from fasttrain.spec.job import Allocation, JobRequest, TaskStart
-from fasttrain.spec.machine import Machine
-from fasttrain.spec.plan import PLAN_FILE, LaunchPlan
 
 
 def task_dir(run_dir: Path, task: int) -> Path:

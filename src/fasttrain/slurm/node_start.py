@@ -11,8 +11,8 @@ from pathlib import Path
 
 from submitit.core.submission import submitit_main
 
-from fasttrain.launch.claim import check_private
-from fasttrain.spec.errors import FasttrainError
+from fasttrain.launch.run_dir.lock import check_private
+from fasttrain.model.errors import FasttrainError
 
 if __name__ == "__main__":
     try:

@@ -17,26 +17,26 @@ from submitit.helpers import DelayedSubmission
 from fasttrain.config.environ import read_environ
 from fasttrain.hardware.host import Host
 from fasttrain.hardware.surroundings import look_around
-from fasttrain.launch.attend import attend
-from fasttrain.launch.cause import Heals
-from fasttrain.launch.causes import heals
-from fasttrain.launch.display import PlainDisplay
+from fasttrain.launch.crash.cause import Heals
+from fasttrain.launch.crash.causes import heals
 from fasttrain.launch.ended import Ended
-from fasttrain.launch.part import Around, Part
-from fasttrain.launch.receipts import gather
-from fasttrain.planning.slurm_values import signal_and_lead
+from fasttrain.launch.node_run import Around, Part
+from fasttrain.launch.output.display import PlainDisplay
+from fasttrain.launch.report.receipts import gather
+from fasttrain.launch.run_node import attend
+from fasttrain.model.codec import CodecError
+from fasttrain.model.crash import CRASH_FILE, Crash
+from fasttrain.model.errors import FasttrainError
+from fasttrain.model.hang import Hang
+from fasttrain.model.job import JOB_FILE, Allocation, JobRequest, TaskEnd
+from fasttrain.model.plan import LaunchPlan
+from fasttrain.model.reading import load
+from fasttrain.planning.slurm.values import signal_and_lead
 from fasttrain.slurm.allocation import clean, read_allocation
 from fasttrain.slurm.end_watch import EndWatch
 from fasttrain.slurm.meeting import Meeting, first_to_fail, run_code
 from fasttrain.slurm.node_part import check_restarts, prepare, task_dir
 from fasttrain.slurm.secrets import unmasked
-from fasttrain.spec.codec import CodecError
-from fasttrain.spec.crash import CRASH_FILE, Crash
-from fasttrain.spec.errors import FasttrainError
-from fasttrain.spec.hang import Hang
-from fasttrain.spec.job import JOB_FILE, Allocation, JobRequest, TaskEnd
-from fasttrain.spec.plan import LaunchPlan
-from fasttrain.spec.reading import load
 
 
 class TaskFailedError(Exception):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from fasttrain.spec.errors import ExitCode, FasttrainError
+from fasttrain.model.errors import ExitCode, FasttrainError
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,10 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from fasttrain.spec.decision import Setting
-from fasttrain.spec.job import SECRETS_VARIABLE, JobRequest
-from fasttrain.spec.secrets import MASK, is_secret_name, mask_args, mask_value
-from fasttrain.spec.settings import Settings
+from fasttrain.model.decision import Setting
+from fasttrain.model.job import SECRETS_VARIABLE, JobRequest
+from fasttrain.model.secrets import MASK, is_secret_name, mask_args, mask_value
+from fasttrain.model.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,18 +15,10 @@ from submitit.core.utils import FailedJobError, FailedSubmissionError
 import fasttrain
 from fasttrain.config.resolve import Resolved
 from fasttrain.files.writing import write_private
-from fasttrain.launch.claim import make_run_dir
-from fasttrain.launch.run_dir import default_run_dir, new_run_id
-from fasttrain.planning.slurm import job_parameters
-from fasttrain.planning.slurm_environment import contradicting, left_out
-from fasttrain.planning.slurm_values import check_folder
-from fasttrain.slurm.executor import SBATCH_TIMEOUT_S, Executor, submit
-from fasttrain.slurm.node_task import NodeTask
-from fasttrain.slurm.refusals import no_slurm, refused
-from fasttrain.slurm.secrets import masked
-from fasttrain.slurm.sweep import cells
-from fasttrain.spec.codec import dumps
-from fasttrain.spec.job import (
+from fasttrain.launch.run_dir.lock import make_run_dir
+from fasttrain.launch.run_dir.paths import default_run_dir, new_run_id
+from fasttrain.model.codec import dumps
+from fasttrain.model.job import (
     JOB_FILE,
     SUBMITIT_FOLDER,
     SUBMITTED_FILE,
@@ -35,10 +27,18 @@ from fasttrain.spec.job import (
     NodeShape,
     SubmittedJob,
 )
-from fasttrain.spec.places import LOCK_FILE
-from fasttrain.spec.plan import Target
-from fasttrain.spec.script import ScriptFacts
-from fasttrain.spec.secrets import mask_args, secret_values
+from fasttrain.model.places import LOCK_FILE
+from fasttrain.model.plan import Target
+from fasttrain.model.script import ScriptFacts
+from fasttrain.model.secrets import mask_args, secret_values
+from fasttrain.planning.slurm.environment import contradicting, left_out
+from fasttrain.planning.slurm.job import job_parameters
+from fasttrain.planning.slurm.values import check_folder
+from fasttrain.slurm.executor import SBATCH_TIMEOUT_S, Executor, submit
+from fasttrain.slurm.node_task import NodeTask
+from fasttrain.slurm.refusals import no_slurm, refused
+from fasttrain.slurm.secrets import masked
+from fasttrain.slurm.sweep import cells
 
 
 @dataclass(frozen=True, slots=True)

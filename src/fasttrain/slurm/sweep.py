@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from fasttrain.planning.slurm_values import MOST_CELLS
-from fasttrain.spec.decision import Setting
-from fasttrain.spec.errors import ExitCode, FasttrainError
-from fasttrain.spec.job import JobRequest
+from fasttrain.model.decision import Setting
+from fasttrain.model.errors import ExitCode, FasttrainError
+from fasttrain.model.job import JobRequest
+from fasttrain.planning.slurm.values import MOST_CELLS
 
 _RANGE = re.compile(r"(-?\d{1,9}):(-?\d{1,9})(?::(\d{1,9}))?", re.ASCII)
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 
+from fasttrain.model.plan import Target
 from fasttrain.source.local_modules import Place, true_path
-from fasttrain.spec.plan import Target
 
 _FASTTRAIN = str(Path(__file__).resolve().parents[1])
 _INSTALLED = {"site-packages", "dist-packages"}

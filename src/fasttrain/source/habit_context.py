@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Sequence
 
-from fasttrain.source.habit import Habit
+from fasttrain.source.habits import Habit
 from fasttrain.source.names import Names
 
 Sign = tuple[Habit, str, bool]  # what it is a sign of, what is used there, and whether it is sure

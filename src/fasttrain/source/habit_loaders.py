@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from fasttrain.source.habit import Habit
 from fasttrain.source.habit_context import Context, Sign, is_literal
+from fasttrain.source.habits import Habit
 from fasttrain.source.names import part_of
 
 _NUM_WORKERS = 5  # its position, after dataset, batch_size, shuffle, sampler and batch_sampler

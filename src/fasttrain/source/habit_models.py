@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from fasttrain.source.habit import Habit
 from fasttrain.source.habit_context import Context, Sign, is_literal, literal, subject
+from fasttrain.source.habits import Habit
 from fasttrain.source.names import chain, part_of
 
 # What a script can ask of an optimizer's implementation, and for which of them False is a choice.

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Mapping
 
-from fasttrain.source.habit import Habit
 from fasttrain.source.habit_context import Context, Sign, is_literal, literal
+from fasttrain.source.habits import Habit
 from fasttrain.source.names import part_of
 from fasttrain.source.ranks import FRAMEWORKS
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterator
 
-from fasttrain.source.habit import Habit, Habits
+from fasttrain.model.script import Evidence
 from fasttrain.source.habit_context import Context, Sign
 from fasttrain.source.habit_loaders import loaders
 from fasttrain.source.habit_models import models, optimizers
 from fasttrain.source.habit_rules import arguments, assigned, devices, frameworks, named
 from fasttrain.source.habit_syncs import syncs
+from fasttrain.source.habits import Habit, Habits
 from fasttrain.source.local_modules import Module
 from fasttrain.source.names import Names
 from fasttrain.source.scopes import scoped
-from fasttrain.spec.script import Evidence
 
 _RULES: tuple[Callable[[Context, ast.Call], Iterator[Sign]], ...] = (
     *(named, frameworks, arguments, devices, optimizers, models, loaders),

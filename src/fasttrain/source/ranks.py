@@ -6,9 +6,9 @@ import ast
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from fasttrain.model.script import Evidence
 from fasttrain.source.local_modules import Module
 from fasttrain.source.names import Chain, Names, chain, part_of
-from fasttrain.spec.script import Evidence
 
 # What to call, or to derive from, is to be one of several processes: the names' patterns below
 # each package. Not there: torch.nn.DataParallel, which is one process.

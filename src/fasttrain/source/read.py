@@ -8,15 +8,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from fasttrain.model.plan import Target
+from fasttrain.model.script import Evidence, ScriptFacts
 from fasttrain.source.finder import Finder, Locate
-from fasttrain.source.habit import Habits
 from fasttrain.source.habit_signs import Signs
+from fasttrain.source.habits import Habits
 from fasttrain.source.local_modules import Module, Walk
 from fasttrain.source.names import Names
 from fasttrain.source.options import options_of
 from fasttrain.source.ranks import RankSigns
-from fasttrain.spec.plan import Target
-from fasttrain.spec.script import Evidence, ScriptFacts
 
 # Of source whose syntax trees are held at the same time; each byte takes 25 to 50 bytes of memory.
 KEPT_BYTES = 1_000_000

@@ -11,7 +11,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from fasttrain.spec.outcome import Outcome, State
+from fasttrain.model.outcome import Outcome, State
 
 HERE = Path(__file__).parent
 RIG = runpy.run_path(str(HERE.parents[1] / "unit/shim/rig.py"))

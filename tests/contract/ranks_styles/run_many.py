@@ -42,7 +42,7 @@ def main() -> None:
     scripts = sys.argv[1:]
     if scripts[0] == "--lazily":
         del scripts[0]
-        sys.modules["fasttrain.shim.data_parallel.row_operators"].LARGE = 1  # type: ignore[attr-defined]
+        sys.modules["fasttrain.shim.data_parallel.split.row_operators"].LARGE = 1  # type: ignore[attr-defined]
     for argument in scripts:
         path = Path(argument)
         sys.stdout.write(f"=== {path.stem}\n")

@@ -10,7 +10,7 @@ import os
 import sys
 from pathlib import Path
 
-from fasttrain.shim import agent
+from fasttrain.agent import agent
 
 
 def run(argv: list[str]) -> int:

@@ -13,11 +13,11 @@ import sys
 import threading
 from pathlib import Path
 
-from fasttrain.launch.attend import Around
-from fasttrain.launch.display import QuietDisplay
+from fasttrain.launch.output.display import QuietDisplay
+from fasttrain.launch.run_node import Around
 from fasttrain.launch.start import start
-from fasttrain.spec.codec import loads
-from fasttrain.spec.plan import LaunchPlan
+from fasttrain.model.codec import loads
+from fasttrain.model.plan import LaunchPlan
 
 
 def entries(folder):

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fasttrain.cli.app import main
-from fasttrain.spec.outcome import Outcome, RankReport, Receipt, Site, State, StepStats
+from fasttrain.model.outcome import Outcome, RankReport, Receipt, Site, State, StepStats
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fasttrain import __version__
-from fasttrain.cli.card import counted, print_receipt, seconds, size, speed
+from fasttrain.cli.cards.receipt import counted, print_receipt, seconds, size, speed
 from fasttrain.cli.envelope import envelope
-from fasttrain.spec.attempts import Attempt
-from fasttrain.spec.codec import dumps, from_data
-from fasttrain.spec.crash import Crash
-from fasttrain.spec.outcome import Outcome, RankReport, Receipt, State, StepStats
+from fasttrain.model.attempts import Attempt
+from fasttrain.model.codec import dumps, from_data
+from fasttrain.model.crash import Crash
+from fasttrain.model.outcome import Outcome, RankReport, Receipt, State, StepStats
 
 
 @pytest.mark.parametrize(

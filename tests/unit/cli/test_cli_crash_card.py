@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from fasttrain.cli.crash_card import print_crash
-from fasttrain.spec.crash import Crash, Frame
+from fasttrain.cli.cards.crash import print_crash
+from fasttrain.model.crash import Crash, Frame
 
 FRAMES = tuple(Frame(f"/home/me/part{i}.py", i, "step", "x = 1  # [bold]") for i in range(8))
 LONG = "word " * 60

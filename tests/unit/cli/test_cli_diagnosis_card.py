@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from fasttrain.cli.diagnosis_card import device_rows
-from fasttrain.spec.examination import DeviceProcess, DeviceState, Examination
-from fasttrain.spec.machine import Cpu, Device, Machine, Torch
+from fasttrain.cli.cards.diagnosis import device_rows
+from fasttrain.model.examination import DeviceProcess, DeviceState, Examination
+from fasttrain.model.machine import Cpu, Device, Machine, Torch
 
 PYTHON = DeviceProcess(7, 2**30, "python")
 XORG = DeviceProcess(8, 2**20, "Xorg", display=True)

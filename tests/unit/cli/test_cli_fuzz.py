@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from fasttrain.cli.app import main
 from fasttrain.config.options import OPTIONS, OptionSpec
-from fasttrain.spec.errors import ExitCode
+from fasttrain.model.errors import ExitCode
 
 MACHINES = Path(__file__).parents[2] / "data" / "machines"
 FLAGS = [spec.flag for spec in OPTIONS]

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from fasttrain.cli.hang_card import print_hang
-from fasttrain.spec.hang import Frame, Hang, StuckProcess, StuckRank
+from fasttrain.cli.cards.hang import print_hang
+from fasttrain.model.hang import Frame, Hang, StuckProcess, StuckRank
 
 MAIN = Frame("train.py", 40, "<module>", "main()", user=True)
 SLEEPS = (Frame("train.py", 28, "main", "time.sleep(600)", user=True), MAIN)

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from fasttrain.cli import progress
-from fasttrain.cli.progress import CLEAR_LINE, ProgressDisplay, choose_display
-from fasttrain.launch.display import PlainDisplay, QuietDisplay
+from fasttrain.cli.cards import progress
+from fasttrain.cli.cards.progress import CLEAR_LINE, ProgressDisplay, choose_display
+from fasttrain.launch.output.display import PlainDisplay, QuietDisplay
 
 EVENT = {"step": 1200, "step_s": 0.0123, "samples_per_s": 3456.4, "memory_bytes": 1 << 30}
 LINE = b"fasttrain: step 1,200, 12.3 ms/step, 3,456 samples/s, 1 GiB"
@@ -99,7 +99,7 @@ def test_long_compiling_is_told_once_where_there_is_no_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now_s, told = [100.0], []
-    monkeypatch.setattr("fasttrain.launch.display.time.monotonic", lambda: now_s[0])
+    monkeypatch.setattr("fasttrain.launch.output.display.time.monotonic", lambda: now_s[0])
     monkeypatch.setattr(PlainDisplay, "tell", lambda _, text: told.append(text))
     display = PlainDisplay()
 
@@ -168,7 +168,7 @@ def test_a_terminal_that_is_gone_ends_the_line_alone(
 )
 def test_choice(monkeypatch: pytest.MonkeyPatch, terminal: bool, quiet: bool, kind: type) -> None:
     monkeypatch.setattr("sys.stderr.isatty", lambda: terminal)
-    monkeypatch.setattr("fasttrain.cli.progress._may_reach_the_terminal", lambda _: False)
+    monkeypatch.setattr("fasttrain.cli.cards.progress._may_reach_the_terminal", lambda _: False)
     assert type(choose_display(quiet=quiet)) is kind
 
 

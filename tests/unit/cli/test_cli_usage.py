@@ -13,7 +13,7 @@ import pytest
 
 from fasttrain import __version__
 from fasttrain.cli.usage import unknown_option
-from fasttrain.spec.codec import dumps
+from fasttrain.model.codec import dumps
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ def test_version_and_help(fasttrain_main: Any) -> None:
 
 
 def test_a_bug_is_told_as_one(fasttrain_main: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fasttrain.launch.run_dir.latest_run_dir", lambda _: 1 / 0)
+    monkeypatch.setattr("fasttrain.launch.run_dir.paths.latest_run_dir", lambda _: 1 / 0)
     said = fasttrain_main("report")
     assert said.code == 70
     assert "ZeroDivisionError" in said.err
@@ -221,7 +221,7 @@ def test_an_interrupt_has_its_own_code(
     def interrupt(_: Path) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fasttrain.launch.run_dir.latest_run_dir", interrupt)
+    monkeypatch.setattr("fasttrain.launch.run_dir.paths.latest_run_dir", interrupt)
     assert fasttrain_main("report").code == 130
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from fasttrain.config.yaml_file import YamlFile, read_yaml
-from fasttrain.spec.errors import FasttrainError
+from fasttrain.model.errors import FasttrainError
 
 Refused = Callable[..., AbstractContextManager[None]]
 

@@ -5,7 +5,7 @@ import pytest
 
 from fasttrain.config.nearest import nearest, suggest
 from fasttrain.config.options import BY_NAME, OPTIONS
-from fasttrain.spec.settings import OPTION_NAMES, AmpChoice, Settings
+from fasttrain.model.settings import OPTION_NAMES, AmpChoice, Settings
 
 
 def test_every_field_of_settings_is_an_option_in_order():

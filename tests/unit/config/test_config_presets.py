@@ -3,8 +3,8 @@ from typing import get_args
 import pytest
 
 from fasttrain.config.presets import PRESETS, preset_values
-from fasttrain.spec.decision import Source, SourceKind
-from fasttrain.spec.settings import PresetName
+from fasttrain.model.decision import Source, SourceKind
+from fasttrain.model.settings import PresetName
 
 FLAG = Source(SourceKind.FLAG, "--preset")
 FILE = Source(SourceKind.FILE, "fasttrain.yaml:4")

@@ -3,8 +3,8 @@ from pathlib import Path
 import pytest
 
 from fasttrain.config.resolve import resolve
-from fasttrain.spec.decision import SourceKind
-from fasttrain.spec.settings import Settings
+from fasttrain.model.decision import SourceKind
+from fasttrain.model.settings import Settings
 
 
 def told(setting) -> tuple[object, str]:

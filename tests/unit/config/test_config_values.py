@@ -2,7 +2,7 @@ import pytest
 
 from fasttrain.config.options import BY_NAME
 from fasttrain.config.values import parse_setting, parse_value
-from fasttrain.spec.decision import Source, SourceKind
+from fasttrain.model.decision import Source, SourceKind
 
 FLAG = Source(SourceKind.FLAG, "--x")
 ENV = Source(SourceKind.ENV, "FASTTRAIN_X")

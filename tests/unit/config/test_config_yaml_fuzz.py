@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from fasttrain.config.options import BY_NAME
 from fasttrain.config.resolve import Resolved, resolve
 from fasttrain.config.yaml_file import read_yaml
-from fasttrain.spec.errors import ExitCode, FasttrainError
+from fasttrain.model.errors import ExitCode, FasttrainError
 
 PIECES = [
     *"-?:,[]{}#&*!|>'\"%@`\\ \n\t~=<\x00\x85\u2028\ufeff\ud7ff0aé",

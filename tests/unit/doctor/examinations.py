@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fasttrain.doctor.registry import diagnose
-from fasttrain.spec.examination import (
+from fasttrain.model.examination import (
     Cluster,
     DeviceState,
     Disk,
@@ -20,8 +20,8 @@ from fasttrain.spec.examination import (
     TorchTrial,
     Trial,
 )
-from fasttrain.spec.finding import Finding
-from fasttrain.spec.machine import Cpu, Device, Machine, Torch
+from fasttrain.model.finding import Finding
+from fasttrain.model.machine import Cpu, Device, Machine, Torch
 
 GIB, MIB = 2**30, 2**20
 OK = Trial("ok", 2.0)

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from fasttrain.doctor.bench import Measurement, expected, measure, verdicts
-from fasttrain.hardware.datasheet import data_sheet
 from fasttrain.hardware.torch_trial import MARKER
-from fasttrain.spec.machine import Device
+from fasttrain.hardware.vendors.datasheet import data_sheet
+from fasttrain.model.machine import Device
 
 H100 = Device("cuda", 3, "NVIDIA H100 80GB HBM3", "GPU-3", bf16=True, fp16=True, tf32=True)
 T4 = Device("cuda", 0, "Tesla T4", "GPU-0", fp16=True)

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from fasttrain.doctor.registry import diagnose
-from fasttrain.spec.examination import Disk, Partition
-from fasttrain.spec.machine import Cpu
+from fasttrain.model.examination import Disk, Partition
+from fasttrain.model.machine import Cpu
 
 _HELP = runpy.run_path(str(Path(__file__).with_name("examinations.py")))
 fires, quiet, verify = _HELP["fires"], _HELP["quiet"], _HELP["verify"]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fasttrain.doctor.registry import diagnose
-from fasttrain.spec.examination import RdmaPort
+from fasttrain.model.examination import RdmaPort
 
 _HELP = runpy.run_path(str(Path(__file__).with_name("examinations.py")))
 fires, quiet, verify = _HELP["fires"], _HELP["quiet"], _HELP["verify"]

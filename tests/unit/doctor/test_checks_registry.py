@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from fasttrain.doctor.registry import CHECKS, diagnose, worst_first
-from fasttrain.spec.errors import ExitCode, FasttrainError
-from fasttrain.spec.examination import Examination, TorchTrial
-from fasttrain.spec.finding import Finding
-from fasttrain.spec.machine import Cpu, Machine, Torch
+from fasttrain.model.errors import ExitCode, FasttrainError
+from fasttrain.model.examination import Examination, TorchTrial
+from fasttrain.model.finding import Finding
+from fasttrain.model.machine import Cpu, Machine, Torch
 
 HERE = Path(__file__).parent
 _HELP = runpy.run_path(str(HERE / "examinations.py"))

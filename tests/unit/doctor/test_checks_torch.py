@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from fasttrain.doctor.registry import diagnose
-from fasttrain.spec.examination import Trial
-from fasttrain.spec.machine import Torch
+from fasttrain.model.examination import Trial
+from fasttrain.model.machine import Torch
 
 _HELP = runpy.run_path(str(Path(__file__).with_name("examinations.py")))
 fires, quiet, verify = _HELP["fires"], _HELP["quiet"], _HELP["verify"]

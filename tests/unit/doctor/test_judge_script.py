@@ -11,17 +11,17 @@ import pytest
 import fasttrain
 from fasttrain.doctor.script import LeverLine, judge_script, lever_lines
 from fasttrain.doctor.script_levers import FUSIBLE
+from fasttrain.model.codec import loads
+from fasttrain.model.decision import Setting, Source, SourceKind
+from fasttrain.model.finding import Finding
+from fasttrain.model.machine import Machine
+from fasttrain.model.outcome import State
+from fasttrain.model.plan import Invocation, LaunchPlan, Target
+from fasttrain.model.script import Evidence, ScriptFacts
+from fasttrain.model.settings import Settings
 from fasttrain.planning.plan import make_plan
-from fasttrain.source.habit import Habits
+from fasttrain.source.habits import Habits
 from fasttrain.source.read import read_program
-from fasttrain.spec.codec import loads
-from fasttrain.spec.decision import Setting, Source, SourceKind
-from fasttrain.spec.finding import Finding
-from fasttrain.spec.machine import Machine
-from fasttrain.spec.outcome import State
-from fasttrain.spec.plan import Invocation, LaunchPlan, Target
-from fasttrain.spec.script import Evidence, ScriptFacts
-from fasttrain.spec.settings import Settings
 
 TESTS = Path(__file__).parents[2]
 APPLIED, CEDED, SKIPPED = State.APPLIED, State.CEDED, State.SKIPPED

@@ -13,8 +13,8 @@ import pytest
 
 from fasttrain.doctor import mend
 from fasttrain.hardware.orphans import RunProcess
-from fasttrain.spec.examination import Examination
-from fasttrain.spec.machine import Cpu, Machine, Torch
+from fasttrain.model.examination import Examination
+from fasttrain.model.machine import Cpu, Machine, Torch
 
 SEEN = Examination(Machine("node", "Linux", "3.11.9", Torch(), Cpu("x", 1, "all")))
 WORKER = ("-c", "import time; time.sleep(60)", "/x/fasttrain/shim/__main__.py", "/runs/a/plan.json")

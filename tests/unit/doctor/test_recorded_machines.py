@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fasttrain.cli.diagnosis_card import device_rows
+from fasttrain.cli.cards.diagnosis import device_rows
 from fasttrain.doctor.diagnosis import best_command
 from fasttrain.doctor.registry import diagnose
 from fasttrain.hardware.machine_file import read_examination

@@ -10,8 +10,8 @@ from typing import Any
 
 import pynvml
 
-from fasttrain.hardware.cuda_state import cuda_states
-from fasttrain.spec.machine import Device
+from fasttrain.hardware.vendors.cuda_state import cuda_states
+from fasttrain.model.machine import Device
 
 
 @dataclass(eq=False)

@@ -9,7 +9,7 @@ from typing import Any
 import pynvml
 import pytest
 
-from fasttrain.hardware.cuda import Cuda
+from fasttrain.hardware.vendors.cuda import Cuda
 
 DRIVER = {
     "proc/driver/nvidia/version": "NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.133.20"

@@ -12,10 +12,10 @@ from typing import Any
 import pynvml
 import pytest
 
-from fasttrain.hardware.cuda_state import cuda_states
 from fasttrain.hardware.orphans import RunProcess
-from fasttrain.spec.examination import DeviceProcess, DeviceState
-from fasttrain.spec.machine import Device
+from fasttrain.hardware.vendors.cuda_state import cuda_states
+from fasttrain.model.examination import DeviceProcess, DeviceState
+from fasttrain.model.machine import Device
 
 _FAKE = runpy.run_path(str(Path(__file__).with_name("fake_nvml.py")))
 Board, FakeNvml, pci = _FAKE["Board"], _FAKE["FakeNvml"], _FAKE["pci"]

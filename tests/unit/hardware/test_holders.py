@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from fasttrain.hardware import holders
-from fasttrain.hardware.holders import held_bytes
+from fasttrain.hardware.vendors import holders
+from fasttrain.hardware.vendors.holders import held_bytes
 
 
 class Nvml:

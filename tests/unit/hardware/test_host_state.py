@@ -16,7 +16,7 @@ from fasttrain.hardware import disks, host_state
 from fasttrain.hardware.disks import compiled_folder, find_disks, temporary_folder
 from fasttrain.hardware.host_state import container, hostname_resolves, memory_available_bytes
 from fasttrain.hardware.orphans import RunProcess
-from fasttrain.spec.examination import Disk, HostState
+from fasttrain.model.examination import Disk, HostState
 
 GIB = 2**30
 

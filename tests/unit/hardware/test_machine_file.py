@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from fasttrain.hardware.describe import describe
 from fasttrain.hardware.machine_file import read_machine
-from fasttrain.spec.codec import to_data
-from fasttrain.spec.errors import ExitCode, FasttrainError
+from fasttrain.model.codec import to_data
+from fasttrain.model.errors import ExitCode, FasttrainError
 
 MACHINES = Path(__file__).parents[2] / "data" / "machines"
 

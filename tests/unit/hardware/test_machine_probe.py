@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 from fasttrain.hardware.describe import describe
 from fasttrain.hardware.host import VendorReport
 from fasttrain.hardware.probe import probe_host, probe_machine, vendors
-from fasttrain.spec.codec import dumps, loads
-from fasttrain.spec.machine import Cpu, Device, DeviceKind, Machine, Torch
+from fasttrain.model.codec import dumps, loads
+from fasttrain.model.machine import Cpu, Device, DeviceKind, Machine, Torch
 
 
 class Found:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from fasttrain.hardware.npu import Npu
-from fasttrain.hardware.npu_smi import NpuSmi, parse_npu_smi
+from fasttrain.hardware.vendors.npu import Npu
+from fasttrain.hardware.vendors.npu_smi import NpuSmi, parse_npu_smi
 
 RECORDED = Path(__file__).parents[2] / "data" / "npu_smi"
 MIB = 2**20

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from fasttrain.hardware.npu_smi import NpuSmi
-from fasttrain.hardware.npu_state import npu_states, parse_states
 from fasttrain.hardware.orphans import RunProcess
-from fasttrain.spec.machine import Device
+from fasttrain.hardware.vendors.npu_smi import NpuSmi
+from fasttrain.hardware.vendors.npu_state import npu_states, parse_states
+from fasttrain.model.machine import Device
 
 RECORDED = Path(__file__).parents[2] / "data" / "npu_smi"
 MIB = 2**20

@@ -22,7 +22,7 @@ from fasttrain.hardware.orphans import (
     orphans,
     run_of,
 )
-from fasttrain.shim.children import _PREPARE
+from fasttrain.shim.multiprocessing_hooks import _PREPARE
 
 SHIM = "/site-packages/fasttrain/shim/__main__.py"
 AGENT = "/site-packages/fasttrain/shim/agent.py"
@@ -55,8 +55,8 @@ def test_a_plan_on_the_command_line_tells_the_run_directory(argv: list[str]) -> 
         ["python", "train.py", PLAN],
         ["python", SHIM],
         ["python", SHIM, "--help"],
-        ["vi", "fasttrain/shim/agent.py"],
-        ["python", "-c", "print('fasttrain.shim.children')"],
+        ["vi", "fasttrain/agent/agent.py"],
+        ["python", "-c", "print('fasttrain.shim.multiprocessing_hooks')"],
     ],
 )
 def test_other_command_lines_are_of_no_run(argv: list[str]) -> None:

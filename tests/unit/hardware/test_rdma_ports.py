@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from fasttrain.hardware.rdma import rdma_ports
-from fasttrain.spec.examination import RdmaPort
+from fasttrain.hardware.vendors.rdma import rdma_ports
+from fasttrain.model.examination import RdmaPort
 
 FOLDER = "sys/class/infiniband"
 

@@ -6,10 +6,10 @@ import os
 from typing import Any
 
 from fasttrain.hardware.orphans import RunProcess
-from fasttrain.hardware.rocm import Rocm
-from fasttrain.hardware.rocm_state import rocm_states
-from fasttrain.spec.examination import DeviceState
-from fasttrain.spec.machine import Device
+from fasttrain.hardware.vendors.rocm import Rocm
+from fasttrain.hardware.vendors.rocm_state import rocm_states
+from fasttrain.model.examination import DeviceState
+from fasttrain.model.machine import Device
 
 NODES = "sys/class/kfd/kfd/topology/nodes"
 GIB = 2**30

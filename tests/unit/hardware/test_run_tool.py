@@ -9,8 +9,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from fasttrain.hardware.npu_smi import NpuSmi
 from fasttrain.hardware.tool import ToolError, run_tool
+from fasttrain.hardware.vendors.npu_smi import NpuSmi
 
 Write = Callable[[str], str]
 

@@ -8,7 +8,7 @@ import pytest
 
 from fasttrain.hardware.host import Host
 from fasttrain.hardware.slurm_nodes import node_shape, parse_shape
-from fasttrain.spec.job import NodeShape
+from fasttrain.model.job import NodeShape
 
 TEXT = """\
 main*|2|64|gpu:8

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from fasttrain.hardware.host import Host
 from fasttrain.hardware.surroundings import look_around
-from fasttrain.spec.crash import Surroundings
+from fasttrain.model.crash import Surroundings
 
 MEMORY = {"proc/meminfo": "MemTotal:       2097152 kB\nMemFree: 5 kB\n",
           "proc/vmstat": "pgfault 7\noom_kill 3\n"}  # fmt: skip

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from fasttrain.hardware.mps import Mps
-from fasttrain.hardware.rocm import Rocm, gfx_name
-from fasttrain.hardware.xpu import Xpu
+from fasttrain.hardware.vendors.mps import Mps
+from fasttrain.hardware.vendors.rocm import Rocm, gfx_name
+from fasttrain.hardware.vendors.xpu import Xpu
 
 NODES = "sys/class/kfd/kfd/topology/nodes"
 GIB = 2**30

@@ -12,7 +12,7 @@ import pytest
 
 from fasttrain.hardware.compiler import find_cxx_compiler
 from fasttrain.hardware.torch_install import find_torch
-from fasttrain.spec.machine import Torch
+from fasttrain.model.machine import Torch
 
 TORCH_20 = (
     "__version__ = '2.0.1+cu117'\ndebug = False\ncuda = '11.7'\ngit_version = 'e9eb'\nhip = None\n"

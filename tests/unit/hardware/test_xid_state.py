@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from fasttrain.hardware import xid
-from fasttrain.hardware.xid import parse_xids, read_xids
+from fasttrain.hardware.vendors import xid
+from fasttrain.hardware.vendors.xid import parse_xids, read_xids
 
 LOG = """\
 [    1.0] nvidia 0000:c1:00.0: enabling device

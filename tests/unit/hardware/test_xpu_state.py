@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from fasttrain.hardware.orphans import RunProcess
-from fasttrain.hardware.xpu import Xpu
-from fasttrain.hardware.xpu_state import xpu_states
-from fasttrain.spec.examination import DeviceProcess, DeviceState
-from fasttrain.spec.machine import Device
+from fasttrain.hardware.vendors.xpu import Xpu
+from fasttrain.hardware.vendors.xpu_state import xpu_states
+from fasttrain.model.examination import DeviceProcess, DeviceState
+from fasttrain.model.machine import Device
 
 MIB = 2**20
 CARD = "sys/class/drm/card1"

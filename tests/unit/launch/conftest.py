@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
+from fasttrain.model.codec import dumps
+from fasttrain.model.machine import Cpu, Machine, Torch
+from fasttrain.model.outcome import Outcome, RankReport, State, StepStats
+from fasttrain.model.plan import Invocation, LaunchPlan, Target
+from fasttrain.model.settings import Settings
 from fasttrain.planning.plan import make_plan
-from fasttrain.spec.codec import dumps
-from fasttrain.spec.machine import Cpu, Machine, Torch
-from fasttrain.spec.outcome import Outcome, RankReport, State, StepStats
-from fasttrain.spec.plan import Invocation, LaunchPlan, Target
-from fasttrain.spec.settings import Settings
 
 MACHINE = Machine(
     "node", "Linux", "3.11.9", Torch("2.13.0", "cpu"), Cpu("a CPU", 8, "8 CPUs granted")
@@ -71,7 +71,7 @@ def report(plan: LaunchPlan) -> Callable[..., RankReport]:
 @pytest.fixture
 def slug() -> Callable[..., Any]:
     """Give slug and exit code of the error that a call ends in."""
-    from fasttrain.spec.errors import FasttrainError
+    from fasttrain.model.errors import FasttrainError
 
     def of(call: Callable[..., object], *args: object) -> tuple[str, int]:
         with pytest.raises(FasttrainError) as caught:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from fasttrain.launch.crash import Scene, investigate
-from fasttrain.spec.codec import dumps
-from fasttrain.spec.crash import ENDS_FILE, End, Ends, Surroundings
-from fasttrain.spec.plan import LaunchPlan
+from fasttrain.launch.crash.gather import Scene, investigate
+from fasttrain.model.codec import dumps
+from fasttrain.model.crash import ENDS_FILE, End, Ends, Surroundings
+from fasttrain.model.plan import LaunchPlan
 
 
 @pytest.fixture

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from fasttrain.launch.cause import Cause, Heals
-from fasttrain.launch.first_failure import fall, in_order, told_of_others
-from fasttrain.spec.crash import End, Failure, Raised
+from fasttrain.launch.crash.cause import Cause, Heals
+from fasttrain.launch.crash.first_failure import fall, in_order, told_of_others
+from fasttrain.model.crash import End, Failure, Raised
 
 OWN = Cause("own", Heals.ONCE, lambda _: {}, "", "")
 PEER = Cause("peer", Heals.ALWAYS, lambda _: {}, "", "", of_a_peer=True)

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from fasttrain.launch.case import Case
-from fasttrain.launch.cause_facts import size
-from fasttrain.launch.causes import CAUSES, ENDS, find_cause
-from fasttrain.spec.crash import Frame, Raised, Surroundings
-from fasttrain.spec.decision import Source, SourceKind
-from fasttrain.spec.plan import EnvVar, LaunchPlan
+from fasttrain.launch.crash.cause_facts import size
+from fasttrain.launch.crash.causes import CAUSES, ENDS, find_cause
+from fasttrain.launch.crash.evidence import Case
+from fasttrain.model.crash import Frame, Raised, Surroundings
+from fasttrain.model.decision import Source, SourceKind
+from fasttrain.model.plan import EnvVar, LaunchPlan
 
 ERROR = ("builtins.RuntimeError", "builtins.Exception")
 # Source: pytorch/pytorch#16417 (comment of 2024-03-13), OPIXray-author/OPIXray#5
@@ -201,7 +201,7 @@ def test_a_failed_download_is_no_lost_rank() -> None:
 
 def test_an_error_of_fasttrains_own_keeps_its_words() -> None:
     message = "error: no\n  why: it is so\n  fix: do that        [the-slug]"
-    own = Raised(("fasttrain.spec.errors.FasttrainError", "builtins.Exception"), message)
+    own = Raised(("fasttrain.model.errors.FasttrainError", "builtins.Exception"), message)
     case = Case(78, (Raised(("builtins.SystemExit",), "78"), own))
     assert told(case) == ("refused", "it is so", "do that")
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from fasttrain.launch.attempt_files import behind_divider, divide_logs, put_aside
-from fasttrain.launch.attempt_words import earlier, told
-from fasttrain.launch.last_words import tail
-from fasttrain.spec.attempts import NODE_CAME, NODE_LEFT, Attempt, Decided
-from fasttrain.spec.crash import Crash
+from fasttrain.launch.crash.log_tail import tail
+from fasttrain.launch.restarts.attempt_files import behind_divider, divide_logs, put_aside
+from fasttrain.launch.restarts.attempt_words import earlier, told
+from fasttrain.model.attempts import NODE_CAME, NODE_LEFT, Attempt, Decided
+from fasttrain.model.crash import Crash
 
 CRASH = Crash(3, 4, 1, "", 0, "network", "no answer", "", step=12)
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from fasttrain.launch.cache import choose_cache, secure_cache
-from fasttrain.spec.decision import Source, SourceKind
-from fasttrain.spec.plan import EnvVar, LaunchPlan
+from fasttrain.launch.run_dir.cache import choose_cache, secure_cache
+from fasttrain.model.decision import Source, SourceKind
+from fasttrain.model.plan import EnvVar, LaunchPlan
 
 VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 SOMEBODY = 54321

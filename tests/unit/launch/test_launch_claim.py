@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from fasttrain.launch.claim import begin, check_private, claim, make_run_dir, renew
 from fasttrain.launch.ended import Ended
-from fasttrain.launch.receipts import gather
-from fasttrain.spec.codec import dumps, loads
-from fasttrain.spec.plan import PLAN_FILE, LaunchPlan
+from fasttrain.launch.report.receipts import gather
+from fasttrain.launch.run_dir.lock import begin, check_private, claim, make_run_dir, renew
+from fasttrain.model.codec import dumps, loads
+from fasttrain.model.plan import PLAN_FILE, LaunchPlan
 
 SOMEBODY = 54321
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give files away")

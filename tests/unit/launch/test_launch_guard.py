@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from fasttrain.launch.attend import Around
-from fasttrain.launch.display import PlainDisplay
-from fasttrain.launch.guard import STARTS, Guardian, guarded
+from fasttrain.launch.output.display import PlainDisplay
+from fasttrain.launch.process.guard import STARTS, Guardian, guarded
+from fasttrain.launch.run_node import Around
 from fasttrain.launch.start import start
-from fasttrain.spec.plan import LaunchPlan
+from fasttrain.model.plan import LaunchPlan
 
 
 def test_a_guardian_that_does_not_live_is_given_up() -> None:

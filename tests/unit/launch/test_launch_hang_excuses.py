@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from fasttrain.launch.hang_activity import Doing
-from fasttrain.launch.hang_excuses import excuse, on_network
-from fasttrain.launch.procfs import Call
-from fasttrain.spec.hang import Frame, StuckProcess, StuckRank
+from fasttrain.launch.hang.excuses import excuse, on_network
+from fasttrain.launch.hang.hang_activity import Doing
+from fasttrain.launch.process.procfs import Call
+from fasttrain.model.hang import Frame, StuckProcess, StuckRank
 
 Stack = tuple[Frame, ...]
 

@@ -12,17 +12,18 @@ from typing import Any
 
 import pytest
 
-from fasttrain.launch import hang_watch, procfs
-from fasttrain.launch.hang_nodes import Nodes, OneNode, together
-from fasttrain.launch.hang_watch import BUSY_S, IDLE_S, HangWatch
-from fasttrain.launch.pulses import Pulses
-from fasttrain.spec.codec import dumps, loads
-from fasttrain.spec.decision import Decision
-from fasttrain.spec.guards import Guards
-from fasttrain.spec.guards import HangWatch as Watched
-from fasttrain.spec.hang import HANG_FILE, Frame, Hang, StuckProcess, StuckRank
-from fasttrain.spec.plan import LaunchPlan
-from fasttrain.spec.pulse import MEMORY_BYTES, MEMORY_NAME, PulseAddress, Slot
+from fasttrain.launch.hang import watch
+from fasttrain.launch.hang.hang_nodes import Nodes, OneNode, together
+from fasttrain.launch.hang.heartbeats import Pulses
+from fasttrain.launch.hang.watch import BUSY_S, IDLE_S, HangWatch
+from fasttrain.launch.process import procfs
+from fasttrain.model.codec import dumps, loads
+from fasttrain.model.decision import Decision
+from fasttrain.model.guards import Guards
+from fasttrain.model.guards import HangWatch as Watched
+from fasttrain.model.hang import HANG_FILE, Frame, Hang, StuckProcess, StuckRank
+from fasttrain.model.plan import LaunchPlan
+from fasttrain.model.pulse import MEMORY_BYTES, MEMORY_NAME, PulseAddress, Slot
 
 SECRET = "s3cr3t-of-env"
 STUCK = (StuckRank(0, 1, (StuckProcess(1, "rank", ((Frame("t.py", 2, "f", user=True),),)),)),)
@@ -89,9 +90,7 @@ def scene(
         plan = replace(plan, processes=replace(plan.processes, value=processes))
         decided = Decision(Watched(on=True, **watched), "", plan.guards.hang.source)
         found = Scene(replace(plan, guards=Guards(decided, plan.guards.nan)), nodes)
-        monkeypatch.setattr(
-            hang_watch, "examine", lambda running, _: found.stuck if running else ()
-        )
+        monkeypatch.setattr(watch, "examine", lambda running, _: found.stuck if running else ())
         monkeypatch.setattr(procfs, "cpu_s", lambda _: found.cpu_s)
         monkeypatch.setattr(procfs, "family", lambda pid: [pid])  # others of the tests' own run too
         monkeypatch.setattr(procfs, "transferred_bytes", lambda _: 0)
@@ -135,7 +134,7 @@ def test_a_hang_that_cannot_be_kept_is_told_all_the_same(
 
     rank, run = ranks(0), scene(timeout_s=10)
     rank.show(Slot.STEPS, 5)
-    monkeypatch.setattr(hang_watch, "write_private", full)
+    monkeypatch.setattr(watch, "write_private", full)
     assert run.wait(11) == [True]
     assert len(run.told) == 1
     assert run.watch.problems == ["hang.json can't be written: No space left on device"]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from fasttrain.launch.hang_words import rank_list, role_of, since_fork, verdict
-from fasttrain.spec.hang import Frame, StuckProcess, StuckRank
+from fasttrain.launch.hang.verdict import rank_list, role_of, since_fork, verdict
+from fasttrain.model.hang import Frame, StuckProcess, StuckRank
 
 DIST = "torch/distributed/distributed_c10d.py"
 WRAPPER = Frame("torch/distributed/c10d_logger.py", 83, "wrapper")
@@ -61,7 +61,7 @@ def test_the_collective_that_the_user_called_is_told() -> None:
 @pytest.mark.parametrize(
     ("stack", "words"),
     [
-        ((Frame("fasttrain/shim/board.py", 97, "_read"), user(4)),
+        ((Frame("fasttrain/shim/data_parallel/board.py", 97, "_read"), user(4)),
          "rank 0 waits for what they add up (train.py:4)"),
         ((Frame("torch/autograd/graph.py", 9, "_engine_run_backward"), user(4)),
          "rank 0 is in backward (train.py:4)"),

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from fasttrain.launch.cause import Heals
-from fasttrain.launch.causes import CAUSES, ENDS, heals
-from fasttrain.launch.healing import Failed, can_heal, failed_by
-from fasttrain.spec.crash import Crash, Frame
-from fasttrain.spec.decision import Source, SourceKind
+from fasttrain.launch.crash.cause import Heals
+from fasttrain.launch.crash.causes import CAUSES, ENDS, heals
+from fasttrain.launch.restarts.restart_policy import Failed, can_heal, failed_by
+from fasttrain.model.crash import Crash, Frame
+from fasttrain.model.decision import Source, SourceKind
 
 SOURCE = Source(SourceKind.FLAG, "--max-restarts")
 

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
+from fasttrain.model.codec import dumps
+from fasttrain.model.plan import LaunchPlan
 from fasttrain.processes import launchers as found_by
 from fasttrain.processes.launchers import launchers
 from fasttrain.processes.table import look_up
-from fasttrain.spec.codec import dumps
-from fasttrain.spec.plan import LaunchPlan
 
 HOLDS = """
 import sys
-from fasttrain.launch.claim import begin, claim
+from fasttrain.launch.run_dir.lock import begin, claim
 with claim(sys.argv[1]) as claimed:
     begin(claimed, "plan.json", sys.stdin.readline())
     print(flush=True)

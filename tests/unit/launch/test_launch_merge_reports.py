@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fasttrain.launch.merge_reports import merged
-from fasttrain.spec.outcome import Outcome, RankReport, Site, State, StepStats
+from fasttrain.launch.report.merge_reports import merged
+from fasttrain.model.outcome import Outcome, RankReport, Site, State, StepStats
 
 
 def report(amp: Outcome, **stats: float) -> RankReport:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fasttrain.launch.preflight import check_port, check_target, find_program
-from fasttrain.spec.plan import LaunchPlan, Processes, Target
+from fasttrain.model.plan import LaunchPlan, Processes, Target
 
 UNUSABLE, SYNTAX = ("script-unusable", 71), ("script-syntax", 78)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fasttrain.launch import procfs
+from fasttrain.launch.process import procfs
 
 
 def test_a_family() -> None:

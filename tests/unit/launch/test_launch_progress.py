@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from fasttrain.launch import progress
-from fasttrain.launch.progress import Progress
-from fasttrain.spec.codec import dumps
-from fasttrain.spec.outcome import State, StepStats
-from fasttrain.spec.plan import LaunchPlan
-from fasttrain.spec.pulse import MEMORY_BYTES, MEMORY_NAME, PulseAddress
+from fasttrain.launch.hang import progress
+from fasttrain.launch.hang.progress import Progress
+from fasttrain.model.codec import dumps
+from fasttrain.model.outcome import State, StepStats
+from fasttrain.model.plan import LaunchPlan
+from fasttrain.model.pulse import MEMORY_BYTES, MEMORY_NAME, PulseAddress
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="it takes Linux's memfd")
 
@@ -46,7 +46,7 @@ def test_a_rank_is_remembered_that_came_and_went_between_two_looks(tmp_path: Pat
         import os, signal
         from contextlib import ExitStack
         from pathlib import Path
-        from fasttrain.shim.pulse import Pulse
+        from fasttrain.shim.watch.heartbeat import Pulse
 
         pulse = Pulse(Path("."), 5, child=False)
         pulse.install(ExitStack())

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from fasttrain.launch.ended import Ended
-from fasttrain.launch.receipts import gather, read_hang, read_receipt, unmet, was_preempted
-from fasttrain.spec.codec import dumps
-from fasttrain.spec.errors import ExitCode
-from fasttrain.spec.hang import Hang
-from fasttrain.spec.outcome import PREEMPTED, State, StepStats
-from fasttrain.spec.plan import LaunchPlan, Target
+from fasttrain.launch.report.receipts import gather, read_hang, read_receipt, unmet, was_preempted
+from fasttrain.model.codec import dumps
+from fasttrain.model.errors import ExitCode
+from fasttrain.model.hang import Hang
+from fasttrain.model.outcome import PREEMPTED, State, StepStats
+from fasttrain.model.plan import LaunchPlan, Target
 
 
 def test_reports_of_all_ranks_in_order(plan: LaunchPlan, report: Any) -> None:

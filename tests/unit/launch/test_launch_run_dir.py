@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from fasttrain.launch.run_dir import latest_run_dir, new_run_id
+from fasttrain.launch.run_dir.paths import latest_run_dir, new_run_id
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ from typing import Any
 import psutil
 import pytest
 
-from fasttrain.launch import procfs
-from fasttrain.launch.stacks import by_py_spy, by_signal, parse
+from fasttrain.launch.hang.stacks import by_py_spy, by_signal, parse
+from fasttrain.launch.process import procfs
 
 SIGNUM = int(signal.SIGRTMAX)
 # Two threads; the main one holds the interpreter's lock.

@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 
 from fasttrain.config.environ import read_environ
-from fasttrain.launch.attend import Around, Part, attend, compose
-from fasttrain.launch.display import PlainDisplay, write_all
 from fasttrain.launch.invocation import active_elsewhere, read_invocation
+from fasttrain.launch.output.display import PlainDisplay, write_all
+from fasttrain.launch.run_node import Around, Part, attend, compose
 from fasttrain.launch.start import start
-from fasttrain.spec.decision import Decision, Setting, Source, SourceKind
-from fasttrain.spec.guards import Preempt, Restarts
-from fasttrain.spec.plan import EnvVar, LaunchPlan, Target
-from fasttrain.spec.script import ScriptFacts
-from fasttrain.spec.settings import Settings
+from fasttrain.model.decision import Decision, Setting, Source, SourceKind
+from fasttrain.model.guards import Preempt, Restarts
+from fasttrain.model.plan import EnvVar, LaunchPlan, Target
+from fasttrain.model.script import ScriptFacts
+from fasttrain.model.settings import Settings
 
 FLAG = Source(SourceKind.FLAG, "--env")
 
@@ -126,8 +126,8 @@ def test_circumstances_of_a_call(
 # Makes room, as its report says, and then ends in some way of its own.
 MADE_ROOM = """
 import os, sys
-from fasttrain.spec.codec import dumps
-from fasttrain.spec.outcome import PREEMPTED, Outcome, RankReport, State, StepStats
+from fasttrain.model.codec import dumps
+from fasttrain.model.outcome import PREEMPTED, Outcome, RankReport, State, StepStats
 outcome = Outcome("preempt", "snapshot", State.APPLIED, "", True, counts={PREEMPTED: 1})
 made = RankReport(0, "cpu", "2.13.0", (outcome,), StepStats(steps=3), finished=True)
 open(sys.argv[1] + "/rank-0.json", "w").write(dumps(made))

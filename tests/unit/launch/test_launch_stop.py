@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from fasttrain.launch import stop as stops
-from fasttrain.launch.stop import Stop
+from fasttrain.launch.process import stop as stops
+from fasttrain.launch.process.stop import Stop
 
 INT, TERM, HUP, USR1 = signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1
 

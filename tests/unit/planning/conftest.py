@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
+from fasttrain.model.decision import Setting, Source, SourceKind
+from fasttrain.model.errors import FasttrainError
+from fasttrain.model.machine import Cpu, Device, Machine, Torch
+from fasttrain.model.plan import EnvVar, Invocation, LaunchPlan, Target
+from fasttrain.model.script import ScriptFacts
+from fasttrain.model.settings import Settings
 from fasttrain.planning.plan import make_plan
-from fasttrain.spec.decision import Setting, Source, SourceKind
-from fasttrain.spec.errors import FasttrainError
-from fasttrain.spec.machine import Cpu, Device, Machine, Torch
-from fasttrain.spec.plan import EnvVar, Invocation, LaunchPlan, Target
-from fasttrain.spec.script import ScriptFacts
-from fasttrain.spec.settings import Settings
 
 H100 = Device("cuda", 0, "NVIDIA H100", capability="9.0", bf16=True, fp16=True, tf32=True)
 T4 = Device("cuda", 0, "Tesla T4", capability="7.5", fp16=True)

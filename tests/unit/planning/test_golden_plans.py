@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from fasttrain.spec.codec import dumps, from_data, loads, to_data
-from fasttrain.spec.machine import Machine
-from fasttrain.spec.plan import LaunchPlan
+from fasttrain.model.codec import dumps, from_data, loads, to_data
+from fasttrain.model.machine import Machine
+from fasttrain.model.plan import LaunchPlan
 
 DATA = Path(__file__).parents[2] / "data"
 CASES = sorted((DATA / "plans").glob("*.json"))

@@ -8,14 +8,11 @@ from typing import get_args
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fasttrain.planning.dry_run import shell_script
-from fasttrain.planning.explain import decisions
-from fasttrain.planning.secrets import mask_plan
-from fasttrain.spec.codec import dumps, loads
-from fasttrain.spec.errors import ExitCode, FasttrainError
-from fasttrain.spec.machine import Torch
-from fasttrain.spec.plan import LaunchPlan, Target, TargetKind
-from fasttrain.spec.settings import (
+from fasttrain.model.codec import dumps, loads
+from fasttrain.model.errors import ExitCode, FasttrainError
+from fasttrain.model.machine import Torch
+from fasttrain.model.plan import LaunchPlan, Target, TargetKind
+from fasttrain.model.settings import (
     AmpChoice,
     CompileMode,
     CompileScope,
@@ -25,6 +22,9 @@ from fasttrain.spec.settings import (
     RestartOn,
     StrategyChoice,
 )
+from fasttrain.planning.dry_run import shell_script
+from fasttrain.planning.explain import decisions
+from fasttrain.planning.secrets import mask_plan
 
 
 def _one_of(choice):

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from fasttrain.spec.plan import Target
+from fasttrain.model.plan import Target
 
 PYTHON = "/usr/bin/python3"
 AGENT = (PYTHON, "/lib/shim/agent.py", "/home/me/runs/r1/plan.json")

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from fasttrain.spec.errors import FasttrainError
-from fasttrain.spec.machine import Device, Torch
+from fasttrain.model.errors import FasttrainError
+from fasttrain.model.machine import Device, Torch
 
 CPU_TORCH = Torch("2.13.0+cpu", "cpu")
 

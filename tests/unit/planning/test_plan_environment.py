@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from fasttrain.spec.machine import Cpu
-from fasttrain.spec.script import Evidence, ScriptFacts
+from fasttrain.model.machine import Cpu
+from fasttrain.model.script import Evidence, ScriptFacts
 
 
 def _names(plan):

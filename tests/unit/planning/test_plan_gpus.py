@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fasttrain.spec.decision import SourceKind
-from fasttrain.spec.errors import FasttrainError
-from fasttrain.spec.machine import Device
+from fasttrain.model.decision import SourceKind
+from fasttrain.model.errors import FasttrainError
+from fasttrain.model.machine import Device
 
 
 def _visible(make, plan):

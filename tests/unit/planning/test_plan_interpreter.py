@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
+from fasttrain.model.decision import Decision, Setting, Source, SourceKind
+from fasttrain.model.errors import FasttrainError
+from fasttrain.model.interpreter import Interpreter
 from fasttrain.planning.explain import Row, decisions
 from fasttrain.planning.interpreter import Chosen, decide_python
 from fasttrain.planning.plan import make_plan
-from fasttrain.spec.decision import Decision, Setting, Source, SourceKind
-from fasttrain.spec.errors import FasttrainError
-from fasttrain.spec.interpreter import Interpreter
 
 OTHER = Interpreter("/env/bin/python", "", "3.12.1", "/env", "/env/lib/torch")
 UNNAMED: Setting[str | None] = Setting(None, Source(SourceKind.DEFAULT, "default"))

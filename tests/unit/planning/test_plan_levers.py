@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from fasttrain.spec.errors import FasttrainError
-from fasttrain.spec.machine import Cpu, Device, Torch
-from fasttrain.spec.plan import Amp, Compile, Strategy
-from fasttrain.spec.script import Evidence, ScriptFacts
+from fasttrain.model.errors import FasttrainError
+from fasttrain.model.machine import Cpu, Device, Torch
+from fasttrain.model.plan import Amp, Compile, Strategy
+from fasttrain.model.script import Evidence, ScriptFacts
 
 AMX = Cpu("Xeon", 8, "8 CPUs in the affinity mask", features=("amx_bf16",))
 

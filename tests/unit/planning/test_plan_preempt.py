@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from fasttrain.model.errors import FasttrainError
+from fasttrain.model.guards import Preempt
 from fasttrain.planning.plan import make_plan
-from fasttrain.spec.errors import FasttrainError
-from fasttrain.spec.guards import Preempt
 
 
 def _slug(make, machine, **options):

@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import pytest
 
+from fasttrain.model.codec import dumps
+from fasttrain.model.plan import Target
 from fasttrain.planning.dry_run import shell_script
 from fasttrain.planning.explain import decisions
 from fasttrain.planning.secrets import mask_plan
-from fasttrain.spec.codec import dumps
-from fasttrain.spec.plan import Target
 
 SECRET = "s3cr3t"
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from fasttrain.planning.slurm import job_parameters
-from fasttrain.planning.slurm_node import node_settings
-from fasttrain.spec.decision import Setting, Source, SourceKind
-from fasttrain.spec.errors import FasttrainError
-from fasttrain.spec.job import Allocation, JobParameters, NodeShape
-from fasttrain.spec.settings import Settings
-from fasttrain.spec.slurm import SlurmSettings
+from fasttrain.model.decision import Setting, Source, SourceKind
+from fasttrain.model.errors import FasttrainError
+from fasttrain.model.job import Allocation, JobParameters, NodeShape
+from fasttrain.model.settings import Settings
+from fasttrain.model.slurm import SlurmSettings
+from fasttrain.planning.slurm.job import job_parameters
+from fasttrain.planning.slurm.node import node_settings
 
 SHAPE = NodeShape(cpus=40, gpus=8, nodes=4)
 

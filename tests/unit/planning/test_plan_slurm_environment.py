@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from fasttrain.planning.slurm import job_parameters
-from fasttrain.planning.slurm_environment import contradicting, in_force, left_out
-from fasttrain.spec.decision import Setting, Source, SourceKind
-from fasttrain.spec.job import JobParameters
-from fasttrain.spec.settings import Settings
-from fasttrain.spec.slurm import SlurmSettings
+from fasttrain.model.decision import Setting, Source, SourceKind
+from fasttrain.model.job import JobParameters
+from fasttrain.model.settings import Settings
+from fasttrain.model.slurm import SlurmSettings
+from fasttrain.planning.slurm.environment import contradicting, in_force, left_out
+from fasttrain.planning.slurm.job import job_parameters
 
 
 def parameters(kind: SourceKind = SourceKind.FLAG, **slurm: Any) -> JobParameters:

@@ -22,7 +22,7 @@ class _Meeting:
 
 
 class FakeRanks:
-    """One thread among the others; what `fasttrain.shim.ranks.Ranks` is to the code under test."""
+    """One thread among the others; it stands in for `data_parallel.ranks.Ranks`."""
 
     def __init__(self, rank: int, meeting: _Meeting) -> None:
         self.rank = rank

@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import distributed as dist
 
-from fasttrain.shim.ranks import Ranks
+from fasttrain.shim.data_parallel.ranks import Ranks
 
 WAIT_S = 20.0  # for a process that another one has left alone
 

@@ -20,15 +20,15 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from fasttrain.shim import ending
-from fasttrain.shim.callsite import own_prefixes
-from fasttrain.shim.ledger import Ledger
-from fasttrain.shim.levers import snapshot
-from fasttrain.shim.roots import RootCalls
-from fasttrain.shim.snapshots import asked, carried, finding
-from fasttrain.shim.snapshots.kept import Kept
-from fasttrain.shim.steps import StepMeter
-from fasttrain.spec.guards import Preempt
+from fasttrain.model.guards import Preempt
+from fasttrain.shim.data_parallel.lever_state import Kept
+from fasttrain.shim.hooks.outcome_recorder import Ledger
+from fasttrain.shim.hooks.roots import RootCalls
+from fasttrain.shim.hooks.steps import StepMeter
+from fasttrain.shim.process import ending
+from fasttrain.shim.process.callsite import own_prefixes
+from fasttrain.shim.snapshots import lever as snapshot_lever
+from fasttrain.shim.snapshots import preempt_signal, resume, script_tensors
 
 Loop = Callable[[Callable[[], None]], Any]
 # A script's frames have none of a test's beneath them.
@@ -60,7 +60,7 @@ class Loops:
 
         def tick() -> None:
             if next(ticks) == stop_at:
-                asked.ASKED.flag = True
+                preempt_signal.ASKED.flag = True
 
         gc.freeze()  # or each snapshot would look through all that pytest holds
         with _lever(replace(self._plan, preempt=preempt)):
@@ -82,14 +82,14 @@ def _lever(plan: Any) -> Iterator[None]:
     roots, meter, undo = RootCalls(), StepMeter(time.perf_counter()), contextlib.ExitStack()
     generators = torch.get_rng_state(), random.getstate(), np.random.get_state()
     beneath = own_prefixes() + NOT_THE_SCRIPTS
-    frames = mock.patch.object(carried, "own_prefixes", return_value=beneath)
-    alike = mock.patch.object(snapshot, "identity_of", return_value={})
-    found = mock.patch.object(finding, "identity_of", return_value={})
-    heard = mock.patch.object(asked.Asked, "heard", True)
-    with undo, frames, alike, found, heard, mock.patch.object(asked.ASKED, "flag", False):
+    frames = mock.patch.object(script_tensors, "own_prefixes", return_value=beneath)
+    alike = mock.patch.object(snapshot_lever, "identity_of", return_value={})
+    found = mock.patch.object(resume, "identity_of", return_value={})
+    heard = mock.patch.object(preempt_signal.Asked, "heard", True)
+    with undo, frames, alike, found, heard, mock.patch.object(preempt_signal.ASKED, "flag", False):
         os.environ.pop("FASTTRAIN_RESTART_COUNT", None)
         ledger = Ledger("preempt", "snapshot", explicit=True)
-        lever = snapshot.SnapshotLever(ledger, plan, 0, roots, meter, Kept())
+        lever = snapshot_lever.SnapshotLever(ledger, plan, 0, roots, meter, Kept())
         roots.install(undo)
         meter.install(undo)
         lever.prepare(undo)

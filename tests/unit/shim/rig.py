@@ -14,12 +14,12 @@ from unittest import mock
 import torch
 from torch import nn
 
+from fasttrain.model.codec import loads
+from fasttrain.model.decision import Decision, Source, SourceKind
+from fasttrain.model.guards import Guards, HangWatch, Restarts  # fmt: skip
+from fasttrain.model.outcome import RankReport
+from fasttrain.model.plan import Amp, Compile, LaunchPlan, Levers, Processes, Strategy, Target
 from fasttrain.shim.runtime import Runtime
-from fasttrain.spec.codec import loads
-from fasttrain.spec.decision import Decision, Source, SourceKind
-from fasttrain.spec.guards import Guards, HangWatch, Restarts  # fmt: skip
-from fasttrain.spec.outcome import RankReport
-from fasttrain.spec.plan import Amp, Compile, LaunchPlan, Levers, Processes, Strategy, Target
 
 torch.set_num_threads(1)  # two cores are shared: spinning threads cost more than they bring
 

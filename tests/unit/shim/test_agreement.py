@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fasttrain.shim.data_parallel.agreement import (
+from fasttrain.shim.data_parallel.split.agreement import (
     DisagreementError,
     check_equal,
     row_dimensions,
@@ -19,7 +19,7 @@ from fasttrain.shim.data_parallel.agreement import (
     structure_of,
     tensors_in,
 )
-from fasttrain.shim.data_parallel.rows import Rows
+from fasttrain.shim.data_parallel.split.rows import Rows
 
 ROWS = Rows(SimpleNamespace(rank=0, world_size=2), 8)  # type: ignore[arg-type]
 Pair = namedtuple("Pair", "a b")

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from fasttrain.spec.outcome import State
+from fasttrain.model.outcome import State
 
 RIG = runpy.run_path(str(Path(__file__).with_name("rig.py")))
 Probe = RIG["Probe"]

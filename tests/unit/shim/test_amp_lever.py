@@ -13,7 +13,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from fasttrain.spec.outcome import State
+from fasttrain.model.outcome import State
 
 RIG = runpy.run_path(str(Path(__file__).with_name("rig.py")))
 Probe = RIG["Probe"]

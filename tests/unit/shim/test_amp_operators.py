@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from fasttrain.shim.levers.amp_operators import OPERATORS
+from fasttrain.shim.levers.amp.operators import OPERATORS
 
 X = torch.linspace(-1, 1, 24).reshape(6, 4)
 MATRIX = torch.eye(6).to_sparse_coo()

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.utils import parametrize
 from torch.utils.checkpoint import checkpoint
 
-from fasttrain.spec.outcome import State
+from fasttrain.model.outcome import State
 
 X = torch.linspace(-1, 1, 12).reshape(3, 4)
 

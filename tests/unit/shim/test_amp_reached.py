@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fasttrain.shim.levers.amp_reached import Reach
-from fasttrain.spec.outcome import State
+from fasttrain.model.outcome import State
+from fasttrain.shim.levers.amp.reached import Reach
 
 X = torch.tensor([[1.0, -2.0], [3.0, 1.0]])
 CALLS = 5  # more than are watched

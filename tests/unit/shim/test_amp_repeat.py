@@ -14,10 +14,10 @@ import pytest
 import torch
 from torch import nn
 
-from fasttrain.launch.receipts import unmet
-from fasttrain.shim import ending
-from fasttrain.shim.levers.amp_rules import LEAST_FLOPS
-from fasttrain.spec.outcome import RankReport, State, StepStats
+from fasttrain.launch.report.receipts import unmet
+from fasttrain.model.outcome import RankReport, State, StepStats
+from fasttrain.shim.levers.amp.rules import LEAST_FLOPS
+from fasttrain.shim.process import ending
 
 X = torch.linspace(-1, 1, 12).reshape(3, 4)
 

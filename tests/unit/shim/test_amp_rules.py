@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from fasttrain.shim.levers.amp_rules import LEAST_FLOPS, Products
-from fasttrain.spec.outcome import State
+from fasttrain.model.outcome import State
+from fasttrain.shim.levers.amp.rules import LEAST_FLOPS, Products
 
 X = torch.linspace(-1, 1, 64 * 8).reshape(64, 8)
 LARGE = torch.linspace(-1, 1, 64 * 256).reshape(64, 256)

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 import torch
 
-from fasttrain.shim import rank_variables, shared_memory
-from fasttrain.shim.board import Board
+from fasttrain.shim.data_parallel import shared_memory
+from fasttrain.shim.data_parallel.board import Board
+from fasttrain.shim.process import rank_variables
 
 WIDTH = 4
 

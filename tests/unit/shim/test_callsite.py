@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fasttrain.shim.callsite import location
+from fasttrain.shim.process.callsite import location
 
 
 def test_a_place_is_told_from_the_working_directory(

@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 import torch
 
-from fasttrain.shim.data_parallel.answers import Answers
-from fasttrain.shim.data_parallel.clocks import Clocks
-from fasttrain.shim.ranks import Ranks
+from fasttrain.shim.data_parallel.answers.answers import Answers
+from fasttrain.shim.data_parallel.answers.clocks import Clocks
+from fasttrain.shim.data_parallel.ranks import Ranks
 
 on_ranks = runpy.run_path(str(Path(__file__).with_name("forked_ranks.py")))["on_ranks"]
 NODES = pytest.mark.parametrize("nodes", [1, 2])

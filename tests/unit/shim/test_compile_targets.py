@@ -11,11 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from fasttrain.shim.blocks import repeated_blocks
-from fasttrain.shim.levers.compile_targets import (
-    second_derivatives,
-    uncompilable,
-)
+from fasttrain.shim.hooks.blocks import repeated_blocks
+from fasttrain.shim.levers.compile.targets import second_derivatives, uncompilable
 
 
 def block() -> nn.Sequential:

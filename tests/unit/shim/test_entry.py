@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from fasttrain.shim.entry import Entry, read_entry
-from fasttrain.spec.codec import dumps, from_data
-from fasttrain.spec.errors import FasttrainError
-from fasttrain.spec.plan import LaunchPlan
+from fasttrain.model.codec import dumps, from_data
+from fasttrain.model.errors import FasttrainError
+from fasttrain.model.plan import LaunchPlan
+from fasttrain.shim.process.entry import Entry, read_entry
 
 PLANS = Path(__file__).parents[2] / "data" / "plans"
 RANKS = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4"}

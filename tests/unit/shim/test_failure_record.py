@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from fasttrain.model.codec import loads
+from fasttrain.model.crash import Failure
 from fasttrain.shim.failure import recorder
-from fasttrain.spec.codec import loads
-from fasttrain.spec.crash import Failure
 
 
 def recorded(folder: Path, raise_it: Any) -> Failure:

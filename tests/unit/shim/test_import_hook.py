@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 
-from fasttrain.shim.import_hook import after_import
+from fasttrain.shim.process.import_hook import after_import
 
 Write = Callable[[str, str], None]
 

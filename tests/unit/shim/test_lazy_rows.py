@@ -17,9 +17,9 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - its usual name
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fasttrain.shim.data_parallel import row_operators
-from fasttrain.shim.data_parallel.lazy_rows import LazyRows, gather_in, gather_lazily, linked
-from fasttrain.shim.data_parallel.rows import Rows
+from fasttrain.shim.data_parallel.split import row_operators
+from fasttrain.shim.data_parallel.split.lazy_rows import LazyRows, gather_in, gather_lazily, linked
+from fasttrain.shim.data_parallel.split.rows import Rows
 
 on_ranks = runpy.run_path(str(Path(__file__).with_name("fake_ranks.py")))["on_ranks"]
 TOKENS, WORDS, FEATURES = 4, 7, 5
@@ -258,7 +258,7 @@ def test_gradients_of_gradients_are_those_of_the_whole(name: str) -> None:
     expected.backward()
 
     def act(rank: Any) -> Any:
-        from fasttrain.shim.data_parallel.rows import mean_gradient
+        from fasttrain.shim.data_parallel.split.rows import mean_gradient
 
         own = weight.clone().requires_grad_()
         found = penalty(own, logits_of(rank, own, x), lambda g: mean_gradient(g, rank))

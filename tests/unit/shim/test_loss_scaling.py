@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from fasttrain.spec.outcome import State
+from fasttrain.model.outcome import State
 
 STEPS = 20
 # Not written as a keyword: the compile lever looks for that in all modules of the process.

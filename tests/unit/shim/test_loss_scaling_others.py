@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 from torch.utils.checkpoint import checkpoint
 
-from fasttrain.spec.outcome import State
+from fasttrain.model.outcome import State
 
 AGAIN = True  # not as a literal keyword, by which compilation is left off for a whole process
 Model = Callable[[Tensor], Tensor]

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from fasttrain.shim.finite_ring import IN_A_ROW
-from fasttrain.shim.loss_watch import LossWatch
-from fasttrain.shim.nan_guard import NanGuard
+from fasttrain.shim.watch.finite_ring import IN_A_ROW
+from fasttrain.shim.watch.loss_watch import LossWatch
+from fasttrain.shim.watch.nan_guard import NanGuard
 
 NAN, INF = math.nan, math.inf
 HERE = Path(__file__)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from fasttrain.spec.outcome import State
+from fasttrain.model.outcome import State
 
 # What torch starts with; reading it is not left to torch, which mixes two generations of names.
 BEFORE = torch.get_float32_matmul_precision()

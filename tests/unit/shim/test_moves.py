@@ -13,11 +13,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from fasttrain.shim.data_parallel import moves, row_operators
-from fasttrain.shim.data_parallel.lazy_rows import LazyRows, linked
-from fasttrain.shim.data_parallel.moves import PATIENCE, Moves
-from fasttrain.shim.data_parallel.rows import Rows
-from fasttrain.shim.own_compile import OwnCompile
+from fasttrain.shim.data_parallel.split import moves, row_operators
+from fasttrain.shim.data_parallel.split.lazy_rows import LazyRows, linked
+from fasttrain.shim.data_parallel.split.moves import PATIENCE, Moves
+from fasttrain.shim.data_parallel.split.rows import Rows
+from fasttrain.shim.hooks.user_compile import OwnCompile
 
 on_ranks = runpy.run_path(str(Path(__file__).with_name("fake_ranks.py")))["on_ranks"]
 RANKS = 2

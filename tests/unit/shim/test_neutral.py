@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fasttrain.shim.data_parallel import neutral
-from fasttrain.shim.data_parallel.neutral import Neutral, NotNeutralError
+from fasttrain.shim.data_parallel.split import neutral
+from fasttrain.shim.data_parallel.split.neutral import Neutral, NotNeutralError
 
 LSTM = nn.LSTM(4, 4, num_layers=2, dropout=0.5, batch_first=True)
 ATTENTION = nn.MultiheadAttention(4, 2, dropout=0.5, batch_first=True)

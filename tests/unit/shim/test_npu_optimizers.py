@@ -13,16 +13,16 @@ import torch
 from torch import nn
 from torch.optim import SGD, Adadelta, Adam, AdamW, Optimizer, RMSprop
 
-from fasttrain.shim.ledger import Ledger
-from fasttrain.shim.levers.npu_optimizer import NpuOptimizerLever
-from fasttrain.shim.npu_optimizers import (
+from fasttrain.model.outcome import State
+from fasttrain.shim.hooks.outcome_recorder import Ledger
+from fasttrain.shim.levers.npu_optimizer.counterparts import (
     COUNTERPARTS,
     _tensor_reasons,
     counterpart_of,
     why_not,
     why_not_now,
 )
-from fasttrain.spec.outcome import State
+from fasttrain.shim.levers.npu_optimizer.lever import NpuOptimizerLever
 
 # What torch_npu's constructors take. Source: torch_npu/optim/*.py, torch_npu 2.13.0
 ADAM = ("lr", "betas", "eps", "weight_decay")

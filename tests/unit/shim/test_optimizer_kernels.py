@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adagrad, Adam, AdamW
 
-from fasttrain.spec.outcome import Outcome, State
+from fasttrain.model.outcome import Outcome, State
 
 Train = Callable[[], list[Tensor]]
 

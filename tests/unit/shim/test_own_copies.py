@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fasttrain.shim.data_parallel.own_copies import OwnCopies, path_of
+from fasttrain.shim.data_parallel.answers.own_copies import OwnCopies, path_of
 
 
 @pytest.mark.parametrize("target", ["", 3, None, b""])

@@ -16,12 +16,12 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from fasttrain.launch import procfs
-from fasttrain.launch.pulses import Pulse as Seen
-from fasttrain.launch.pulses import Pulses, RankMemory
-from fasttrain.launch.stacks import by_signal
-from fasttrain.shim.pulse import Pulse
-from fasttrain.spec.pulse import PULSES_VARIABLE
+from fasttrain.launch.hang.heartbeats import Pulse as Seen
+from fasttrain.launch.hang.heartbeats import Pulses, RankMemory
+from fasttrain.launch.hang.stacks import by_signal
+from fasttrain.launch.process import procfs
+from fasttrain.model.pulse import PULSES_VARIABLE
+from fasttrain.shim.watch.heartbeat import Pulse
 
 
 @pytest.fixture

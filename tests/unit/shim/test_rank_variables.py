@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from fasttrain.shim import rank_variables
+from fasttrain.shim.process import rank_variables
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
-from fasttrain.shim.replica import PROBES, Replica
+from fasttrain.shim.data_parallel.replica import PROBES, Replica
 
 _RANKS = runpy.run_path(str(Path(__file__).with_name("fake_ranks.py")))
 X = torch.linspace(-1, 1, 8).reshape(2, 4)

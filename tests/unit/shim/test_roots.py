@@ -14,8 +14,8 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from fasttrain.shim import roots as roots_module
-from fasttrain.shim.roots import Root, RootCalls, first_parameter, parameters_of
+from fasttrain.shim.hooks import roots as roots_module
+from fasttrain.shim.hooks.roots import Root, RootCalls, first_parameter, parameters_of
 
 
 class Watch:

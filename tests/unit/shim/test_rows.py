@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fasttrain.shim.data_parallel.rows import Rows, mean_gradient, share
+from fasttrain.shim.data_parallel.split.rows import Rows, mean_gradient, share
 
 _RANKS = runpy.run_path(str(Path(__file__).with_name("fake_ranks.py")))
 SIZES = [(8, 2), (9, 2), (7, 3), (3, 3)]

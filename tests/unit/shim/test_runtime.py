@@ -16,11 +16,11 @@ import pytest
 import torch
 from torch import nn
 
-from fasttrain.launch.pulses import Pulses
+from fasttrain.launch.hang.heartbeats import Pulses
+from fasttrain.model.codec import loads
+from fasttrain.model.outcome import RankReport, State
 from fasttrain.shim import runtime as runtime_module
 from fasttrain.shim.runtime import Runtime
-from fasttrain.spec.codec import loads
-from fasttrain.spec.outcome import RankReport, State
 
 
 @pytest.fixture

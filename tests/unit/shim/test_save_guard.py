@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from fasttrain.shim.save_guard import SaveGuard
+from fasttrain.shim.watch.save_guard import SaveGuard
 
 SMALL, LARGE = torch.zeros(16), torch.zeros(100_000)
 

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from fasttrain.shim.data_parallel.seeds import Seeds
-from fasttrain.shim.ranks import Ranks
+from fasttrain.shim.data_parallel.answers.seeds import Seeds
+from fasttrain.shim.data_parallel.ranks import Ranks
 
 on_ranks = runpy.run_path(str(Path(__file__).with_name("forked_ranks.py")))["on_ranks"]
 

@@ -19,13 +19,13 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, random_split
 
-from fasttrain.shim.data_parallel.answers import Answers
-from fasttrain.shim.ledger import Ledger
-from fasttrain.shim.levers.loading import SharedLoaders
-from fasttrain.shim.ranks import Ranks
-from fasttrain.shim.shared_loading import lines
-from fasttrain.shim.shared_loading.indexed import fetches_by_index
-from fasttrain.shim.shared_loading.own_memory import shared_memory_of
+from fasttrain.shim.data_parallel.answers.answers import Answers
+from fasttrain.shim.data_parallel.levers.shared_loading import SharedLoaders
+from fasttrain.shim.data_parallel.loading import lines
+from fasttrain.shim.data_parallel.loading.datasets import shared_memory_of
+from fasttrain.shim.data_parallel.loading.indexed import fetches_by_index
+from fasttrain.shim.data_parallel.ranks import Ranks
+from fasttrain.shim.hooks.outcome_recorder import Ledger
 
 on_ranks = runpy.run_path(str(Path(__file__).with_name("forked_ranks.py")))["on_ranks"]
 pytestmark = pytest.mark.skipif(not lines.can_be_had(), reason="memory files of Linux are missing")

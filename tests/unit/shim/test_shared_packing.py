@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fasttrain.shim.shared_loading import packing
-from fasttrain.shim.shared_loading.packing import packed, unpacked
+from fasttrain.shim.data_parallel.loading import packing
+from fasttrain.shim.data_parallel.loading.packing import packed, unpacked
 
 Pair = namedtuple("Pair", "x y")
 

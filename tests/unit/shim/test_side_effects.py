@@ -25,11 +25,11 @@ from typing import Any
 import pytest
 import torch
 
-from fasttrain.shim.data_parallel.answers import Answers
-from fasttrain.shim.ledger import Ledger
-from fasttrain.shim.levers.side_effects import SideEffects
-from fasttrain.shim.ranks import Ranks
-from fasttrain.spec.outcome import State
+from fasttrain.model.outcome import State
+from fasttrain.shim.data_parallel.answers.answers import Answers
+from fasttrain.shim.data_parallel.levers.side_effects import SideEffects
+from fasttrain.shim.data_parallel.ranks import Ranks
+from fasttrain.shim.hooks.outcome_recorder import Ledger
 
 on_ranks = runpy.run_path(str(Path(__file__).with_name("forked_ranks.py")))["on_ranks"]
 NODES = pytest.mark.parametrize("nodes", [1, 2])

@@ -11,7 +11,7 @@ import pytest
 # Says what a forked child dies of; its parent takes the signals.
 FORKS = """
 import os, signal, sys, time
-from fasttrain.shim.snapshots.asked import ASKED
+from fasttrain.shim.snapshots.preempt_signal import ASKED
 ASKED.listen(sys.argv[1].split(","))
 if "own" in sys.argv:
     signal.signal(signal.SIGTERM, lambda *_: os._exit(3))

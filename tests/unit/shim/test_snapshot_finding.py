@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from fasttrain.shim.snapshots import finding
+from fasttrain.model.guards import Preempt
+from fasttrain.shim.snapshots import resume
 from fasttrain.shim.snapshots.files import Manifest, Snapshots
-from fasttrain.shim.snapshots.finding import find, shared_folder
 from fasttrain.shim.snapshots.identity import compare
-from fasttrain.spec.guards import Preempt
+from fasttrain.shim.snapshots.resume import find, shared_folder
 
 LIKE = {"script": "abc", "--amp": "off"}
 
@@ -36,7 +36,7 @@ def ranks() -> list[Any]:
 
 @pytest.fixture(autouse=True)
 def _identity(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(finding, "identity_of", lambda _: LIKE)
+    monkeypatch.setattr(resume, "identity_of", lambda _: LIKE)
     return
 
 

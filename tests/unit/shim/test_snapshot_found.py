@@ -14,8 +14,8 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from fasttrain.shim.snapshots import carried
-from fasttrain.shim.snapshots.carried import Carried
+from fasttrain.shim.snapshots import script_tensors
+from fasttrain.shim.snapshots.script_tensors import Carried
 
 T = torch.ones(2)
 MANY = 10_001  # more items than one looks into
@@ -75,7 +75,7 @@ def ring() -> list[Any]:
 @pytest.fixture
 def holds(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Look into one value and nothing else."""
-    monkeypatch.setattr(carried, "_variables", list)
+    monkeypatch.setattr(script_tensors, "_variables", list)
 
     def look(value: Any) -> Carried:
         return Carried(lambda: [("x", value)])

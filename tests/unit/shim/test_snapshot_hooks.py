@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from fasttrain.shim.levers.compile_hooks import watch_hooks
-from fasttrain.shim.levers.loss_scaling_hooks import GradientHooks as ScaledHooks
+from fasttrain.shim.levers.compile.compile_hooks import watch_hooks
+from fasttrain.shim.levers.loss_scaling.script_hooks import GradientHooks as ScaledHooks
 from fasttrain.shim.snapshots.gradient_hooks import REGISTRATIONS, GradientHooks
 
 _HELP = runpy.run_path(str(Path(__file__).with_name("preempted.py")))

@@ -10,8 +10,8 @@ from zipfile import ZipFile
 
 import pytest
 
+from fasttrain.model.plan import Target
 from fasttrain.shim.snapshots.identity import identity_of
-from fasttrain.spec.plan import Target
 
 
 @pytest.fixture

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from fasttrain.shim import ending
-from fasttrain.shim.ending import LEAVING
-from fasttrain.shim.refusal import refuse
-from fasttrain.spec.errors import FasttrainError
+from fasttrain.model.errors import FasttrainError
+from fasttrain.shim.process import ending
+from fasttrain.shim.process.ending import LEAVING
+from fasttrain.shim.process.refusal import refuse
 
 REFUSED = FasttrainError("no", why="because", fix="another way", slug="a-test")
 

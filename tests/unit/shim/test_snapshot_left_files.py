@@ -20,7 +20,7 @@ import pytest
 import torch
 from torch import nn
 
-from fasttrain.shim.snapshots.left_files import Buffers, LeftFiles
+from fasttrain.shim.snapshots.replayed_files import Buffers, LeftFiles
 
 GOOD = b"of the run before"
 

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, Sampler, WeightedRandomSampler
 
-from fasttrain.shim.snapshots.loader_passes import LoaderPasses
+from fasttrain.shim.snapshots.loader_epochs import LoaderPasses
 from fasttrain.shim.snapshots.random_states import RandomStates
 
 _HELP = runpy.run_path(str(Path(__file__).with_name("preempted.py")))

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fasttrain.shim.snapshots.gradient_hooks import GradientHooks
 from fasttrain.shim.snapshots.plain import packed, unpacked
-from fasttrain.shim.snapshots.reads import ARRAYS, READS, Reads
+from fasttrain.shim.snapshots.scalar_reads import ARRAYS, READS, Reads
 
 
 @pytest.fixture

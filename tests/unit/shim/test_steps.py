@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from fasttrain.shim import steps as steps_module
-from fasttrain.shim.steps import StepMeter
+from fasttrain.shim.hooks import steps as steps_module
+from fasttrain.shim.hooks.steps import StepMeter
 
 
 @pytest.fixture

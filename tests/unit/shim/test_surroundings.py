@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fasttrain.shim.data_parallel.surroundings import GLOBAL, NEAR, Surroundings
+from fasttrain.shim.data_parallel.split.surroundings import GLOBAL, NEAR, Surroundings
 
 calls = 0
 HISTORY: list[float] = []

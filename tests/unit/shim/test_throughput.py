@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from fasttrain.shim.roots import RootCalls
-from fasttrain.shim.steps import StepMeter
+from fasttrain.shim.hooks.roots import RootCalls
+from fasttrain.shim.hooks.steps import StepMeter
 
 TEN = TensorDataset(torch.ones(10, 3))
 

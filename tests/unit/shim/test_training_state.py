@@ -11,8 +11,8 @@ import torch
 from torch import nn
 from torch.optim import SGD, Adam, Optimizer
 
-from fasttrain.shim.roots import RootCalls
-from fasttrain.shim.training_state import TrainingState
+from fasttrain.shim.hooks.roots import RootCalls
+from fasttrain.shim.hooks.training_mode import TrainingState
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from fasttrain.shim import trial
-from fasttrain.shim.forked import RankError, run_ranks, told
-from fasttrain.shim.trial import cudnn_name
+from fasttrain.probes import trial
+from fasttrain.probes.forked import RankError, run_ranks, told
+from fasttrain.probes.trial import cudnn_name
 
 # As inductor reports a compiler that fails (torch 2.13), shortened.
 NO_HEADER = """CppCompileError: C++ compile error

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from fasttrain.config.resolve import Resolved
+from fasttrain.model.decision import Setting, Source, SourceKind
+from fasttrain.model.job import SubmittedJob
+from fasttrain.model.plan import Target
+from fasttrain.model.script import ScriptFacts
+from fasttrain.model.settings import Settings
+from fasttrain.model.slurm import SlurmSettings
 from fasttrain.slurm.submission import Draft, draft
-from fasttrain.spec.decision import Setting, Source, SourceKind
-from fasttrain.spec.job import SubmittedJob
-from fasttrain.spec.plan import Target
-from fasttrain.spec.script import ScriptFacts
-from fasttrain.spec.settings import Settings
-from fasttrain.spec.slurm import SlurmSettings
 
 MakeDraft = Callable[..., Draft]
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from fasttrain.slurm.check import check
-from fasttrain.slurm.check_facts import Seen, Trial
-from fasttrain.spec.finding import Finding
-from fasttrain.spec.slurm_facts import Association, ClusterFacts, NodeKind, PartitionLimits
+from fasttrain.model.finding import Finding
+from fasttrain.model.slurm_facts import Association, ClusterFacts, NodeKind, PartitionLimits
+from fasttrain.slurm.check.all import check
+from fasttrain.slurm.check.facts import Seen, Trial
 
 MAIN = PartitionLimits("main", "UP", default=True, time_limit_min=600, nodes=12, max_nodes=8)
 LONG = PartitionLimits("long", "UP", time_limit_min=6000, nodes=4)

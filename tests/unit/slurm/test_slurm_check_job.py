@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 import fasttrain
-from fasttrain.slurm.check import Checked, check
-from fasttrain.slurm.check_facts import Place, Seen, Trial, look
-from fasttrain.spec.errors import FasttrainError
-from fasttrain.spec.script import Evidence
-from fasttrain.spec.slurm_facts import ClusterFacts
+from fasttrain.model.errors import FasttrainError
+from fasttrain.model.script import Evidence
+from fasttrain.model.slurm_facts import ClusterFacts
+from fasttrain.slurm.check.all import Checked, check
+from fasttrain.slurm.check.facts import Place, Seen, Trial, look
 
 Judge = Callable[..., Checked]
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from fasttrain.model.codec import dumps
+from fasttrain.model.errors import ExitCode
+from fasttrain.model.job import TaskEnd
 from fasttrain.slurm.ending import last_ends, last_words, read_ending
 from fasttrain.slurm.state import JobState
-from fasttrain.spec.codec import dumps
-from fasttrain.spec.errors import ExitCode
-from fasttrain.spec.job import TaskEnd
 
 
 def leave(run_dir: str, *codes: int, attempt: int = 0) -> None:

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from fasttrain.model.job import JobParameters
 from fasttrain.slurm.executor import Executor, submit
 from fasttrain.slurm.submission import batch_script
-from fasttrain.spec.job import JobParameters
 
 WITH_TIME = """\
 #!/bin/bash

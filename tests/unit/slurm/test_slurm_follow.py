@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from fasttrain.hardware.tool import ToolError
+from fasttrain.model.errors import FasttrainError
+from fasttrain.model.job import SubmittedJob
 from fasttrain.slurm import follow as following
 from fasttrain.slurm.follow import follow
 from fasttrain.slurm.state import JobState
-from fasttrain.spec.errors import FasttrainError
-from fasttrain.spec.job import SubmittedJob
 
 Answer = Mapping[str, JobState] | ToolError
 

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from fasttrain.hardware.tool import ToolError
+from fasttrain.model.codec import dumps
+from fasttrain.model.errors import FasttrainError
+from fasttrain.model.job import SUBMITTED_FILE, SubmittedJob
 from fasttrain.slurm import jobs
 from fasttrain.slurm.jobs import check_id, find_job, submitted_jobs
 from fasttrain.slurm.state import JobState
-from fasttrain.spec.codec import dumps
-from fasttrain.spec.errors import FasttrainError
-from fasttrain.spec.job import SUBMITTED_FILE, SubmittedJob
 
 
 @pytest.fixture

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from fasttrain.model.errors import FasttrainError
+from fasttrain.model.job import Allocation, TaskEnd, TaskStart
 from fasttrain.slurm.meeting import FIRST_PORT, PORTS, Meeting, choose_port, run_code
-from fasttrain.spec.errors import FasttrainError
-from fasttrain.spec.job import Allocation, TaskEnd, TaskStart
 
 
 def place(task: int, restarts: int = 0) -> Allocation:

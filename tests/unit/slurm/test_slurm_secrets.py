@@ -5,14 +5,14 @@ from dataclasses import replace
 
 import pytest
 
+from fasttrain.model.codec import dumps, loads
+from fasttrain.model.decision import Setting, Source, SourceKind
+from fasttrain.model.job import SECRETS_VARIABLE, JobRequest
+from fasttrain.model.plan import Target
+from fasttrain.model.script import ScriptFacts
+from fasttrain.model.settings import Settings
+from fasttrain.model.slurm import SlurmSettings
 from fasttrain.slurm.secrets import masked, unmasked
-from fasttrain.spec.codec import dumps, loads
-from fasttrain.spec.decision import Setting, Source, SourceKind
-from fasttrain.spec.job import SECRETS_VARIABLE, JobRequest
-from fasttrain.spec.plan import Target
-from fasttrain.spec.script import ScriptFacts
-from fasttrain.spec.settings import Settings
-from fasttrain.spec.slurm import SlurmSettings
 
 FLAG = Source(SourceKind.FLAG, "--env")
 REQUEST = JobRequest(

@@ -4,14 +4,14 @@ from typing import Any
 
 import pytest
 
+from fasttrain.model.decision import Setting, Source, SourceKind
+from fasttrain.model.errors import FasttrainError
+from fasttrain.model.job import JobRequest
+from fasttrain.model.plan import Target
+from fasttrain.model.script import ScriptFacts
+from fasttrain.model.settings import Settings
+from fasttrain.model.slurm import SlurmSettings
 from fasttrain.slurm.sweep import cells
-from fasttrain.spec.decision import Setting, Source, SourceKind
-from fasttrain.spec.errors import FasttrainError
-from fasttrain.spec.job import JobRequest
-from fasttrain.spec.plan import Target
-from fasttrain.spec.script import ScriptFacts
-from fasttrain.spec.settings import Settings
-from fasttrain.spec.slurm import SlurmSettings
 
 
 def request(*sweep: str) -> JobRequest:

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from fasttrain.model.plan import Target, TargetKind
+from fasttrain.model.script import ScriptFacts
 from fasttrain.source.read import read_script
-from fasttrain.spec.plan import Target, TargetKind
-from fasttrain.spec.script import ScriptFacts
 
 Lay = Callable[[Mapping[str, str | bytes]], None]
 Read = Callable[..., ScriptFacts]

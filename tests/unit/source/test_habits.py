@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from fasttrain.model.codec import from_data, to_data
+from fasttrain.model.plan import Target
 from fasttrain.source import local_modules, read
-from fasttrain.source.habit import Habit, Habits
+from fasttrain.source.habits import Habit, Habits
 from fasttrain.source.local_modules import parse
 from fasttrain.source.read import read_program
-from fasttrain.spec.codec import from_data, to_data
-from fasttrain.spec.plan import Target
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 Found = Callable[..., set[tuple[Habit, str, int]]]

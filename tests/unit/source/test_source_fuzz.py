@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fasttrain.model.plan import Target
+from fasttrain.model.script import ScriptFacts
 from fasttrain.source.ranks import FRAMEWORKS, OPTIONS, VARIABLES
 from fasttrain.source.read import read_script
-from fasttrain.spec.plan import Target
-from fasttrain.spec.script import ScriptFacts
 
 PIECES = [
     *("import ", "from ", " import ", " as ", ".", "..", "*", ", ", "\n", "\n  ", "\n    ", ": "),

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from fasttrain.model.plan import Target
 from fasttrain.source.read import read_options
-from fasttrain.spec.plan import Target
 
 CONFIGURATOR = "device = 'cuda'\nexec(open('configurator.py').read())"
 STYLES = {

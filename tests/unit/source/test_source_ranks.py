@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
+from fasttrain.model.plan import Target
+from fasttrain.model.script import Evidence
 from fasttrain.source.read import find_local_rank
-from fasttrain.spec.plan import Target
-from fasttrain.spec.script import Evidence
 
 FRAMEWORKS = {
     # torch, by each way to name a thing

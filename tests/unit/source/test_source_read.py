@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 import fasttrain
+from fasttrain.model.plan import Target
+from fasttrain.model.script import ScriptFacts
 from fasttrain.source import finder
 from fasttrain.source.read import read_script
-from fasttrain.spec.plan import Target
-from fasttrain.spec.script import ScriptFacts
 
 USE = "import accelerate\naccelerate.Accelerator()\n"
 SITE = "venv/lib/site-packages"

@@ -13,7 +13,7 @@ import pytest
 from fasttrain.config.presets import PRESETS
 from fasttrain.config.resolve import resolve
 from fasttrain.config.yaml_file import read_yaml
-from fasttrain.spec.settings import OPTION_NAMES, Settings
+from fasttrain.model.settings import OPTION_NAMES, Settings
 
 TEMPLATES = Path(__file__).parents[3] / "templates"
 SCRIPTS = sorted(TEMPLATES.rglob("*.py"))

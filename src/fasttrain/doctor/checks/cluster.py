@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from fasttrain.doctor.checks.declare import check
 from fasttrain.doctor.checks.words import one_line
+from fasttrain.model.examination import Examination, Partition
+from fasttrain.model.finding import Finding
 from fasttrain.planning.describe import counted
-from fasttrain.spec.examination import Examination, Partition
-from fasttrain.spec.finding import Finding
 
 
 @check("slurm", "the partitions of a SLURM cluster")

@@ -8,10 +8,10 @@ from typing import Generic, TypeVar
 
 from fasttrain.doctor.checks.declare import check
 from fasttrain.doctor.checks.words import named
+from fasttrain.model.examination import DeviceState, Examination
+from fasttrain.model.finding import Finding
+from fasttrain.model.machine import DeviceKind
 from fasttrain.planning.describe import counted
-from fasttrain.spec.examination import DeviceState, Examination
-from fasttrain.spec.finding import Finding
-from fasttrain.spec.machine import DeviceKind
 
 T = TypeVar("T")
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from fasttrain.doctor.checks.declare import check
 from fasttrain.doctor.checks.words import named, size
 from fasttrain.doctor.mend import end_orphans
-from fasttrain.spec.examination import DeviceProcess, DeviceState, Examination
-from fasttrain.spec.finding import Finding
+from fasttrain.model.examination import DeviceProcess, DeviceState, Examination
+from fasttrain.model.finding import Finding
 
 # Of a device's memory, held by nobody that can be seen or for a display; below it a batch changes
 # little, and so much the driver keeps for itself.

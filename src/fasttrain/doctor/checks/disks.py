@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from fasttrain.doctor.checks.declare import check
 from fasttrain.doctor.checks.words import size
 from fasttrain.files.room import FEW_BYTES
+from fasttrain.model.examination import Disk, Examination
+from fasttrain.model.finding import Finding
 from fasttrain.planning.describe import and_join
-from fasttrain.spec.examination import Disk, Examination
-from fasttrain.spec.finding import Finding
 
 _NETWORKS = frozenset({"nfs", "nfs3", "nfs4", "cifs", "smb3", "fuse.sshfs"})
 

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 from fasttrain.doctor.checks.declare import check
 from fasttrain.doctor.checks.words import is_on, most_visible, present, visible
+from fasttrain.model.examination import Examination
+from fasttrain.model.finding import Finding
+from fasttrain.model.places import RUN_MARK
 from fasttrain.planning.describe import and_join, counted
 from fasttrain.planning.vendors import VENDORS
-from fasttrain.spec.examination import Examination
-from fasttrain.spec.finding import Finding
-from fasttrain.spec.places import RUN_MARK
 
 # Source: torch 2.13.0, torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp; pytorch#114077, in 2.2.
 _RENAMED_SINCE = (2, 2)

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from fasttrain.doctor.checks.declare import check
 from fasttrain.doctor.checks.words import GIB, MIB, most_visible, size, visible
+from fasttrain.model.examination import Examination
+from fasttrain.model.finding import Finding
 from fasttrain.planning.describe import counted
-from fasttrain.spec.examination import Examination
-from fasttrain.spec.finding import Finding
 
 _SHM = "/dev/shm"  # noqa: S108 - only named
 # Docker gives 64 MiB. Source: docs.nvidia.com/deeplearning/nccl/user-guide, "Troubleshooting",

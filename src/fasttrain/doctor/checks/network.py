@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from fasttrain.doctor.checks.declare import check
 from fasttrain.doctor.checks.words import is_on, present
+from fasttrain.model.examination import Examination, RdmaPort
+from fasttrain.model.finding import Finding
 from fasttrain.planning.describe import and_join, counted
-from fasttrain.spec.examination import Examination, RdmaPort
-from fasttrain.spec.finding import Finding
 
 
 def _ports(seen: Examination) -> tuple[RdmaPort, ...]:

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 from fasttrain.doctor.checks.declare import check
 from fasttrain.doctor.checks.words import alike, named, present, visible
+from fasttrain.model.examination import DeviceState, Examination
+from fasttrain.model.finding import Finding
+from fasttrain.model.machine import DeviceKind
 from fasttrain.planning.describe import and_join, device_names, kind_noun
 from fasttrain.planning.visible import visible_slots
-from fasttrain.spec.examination import DeviceState, Examination
-from fasttrain.spec.finding import Finding
-from fasttrain.spec.machine import DeviceKind
 
 
 @check("mixed-devices", "whether the devices of one job are of one model")

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Iterator
 
 from fasttrain.doctor.checks.declare import check
 from fasttrain.doctor.checks.words import is_on, named, one_line, present, visible
+from fasttrain.model.examination import Examination, TorchTrial
+from fasttrain.model.finding import Finding, Severity
+from fasttrain.model.machine import Device, DeviceKind
 from fasttrain.planning.describe import device_names, kind_noun
 from fasttrain.planning.device import build_fix, unusable_kinds, wrong_build
 from fasttrain.planning.vendors import VENDORS
-from fasttrain.spec.examination import Examination, TorchTrial
-from fasttrain.spec.finding import Finding, Severity
-from fasttrain.spec.machine import Device, DeviceKind
 
 # Kinds of which torch counts every device; integrated Intel GPUs and Macs are left out of this.
 _COUNTED: tuple[DeviceKind, ...] = ("cuda", "npu", "rocm")

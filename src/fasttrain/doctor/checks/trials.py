@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from fasttrain.doctor.checks.declare import check
 from fasttrain.doctor.checks.torch_install import answered
 from fasttrain.doctor.checks.words import most_visible, named, one_line, present, visible
+from fasttrain.model.examination import Examination, Trial
+from fasttrain.model.finding import Finding
 from fasttrain.planning.device import wrong_build
-from fasttrain.spec.examination import Examination, Trial
-from fasttrain.spec.finding import Finding
 
 _Fixes = tuple[tuple[str, str], ...]
 

@@ -8,12 +8,12 @@ from itertools import pairwise
 
 from fasttrain.doctor.checks.declare import check
 from fasttrain.doctor.checks.words import present
+from fasttrain.model.examination import Examination
+from fasttrain.model.finding import Finding
+from fasttrain.model.machine import DeviceKind
 from fasttrain.planning.describe import kind_noun
 from fasttrain.planning.vendors import VENDORS
 from fasttrain.planning.visible import visible_slots
-from fasttrain.spec.examination import Examination
-from fasttrain.spec.finding import Finding
-from fasttrain.spec.machine import DeviceKind
 
 # What people write to hide every device on purpose; CUDA stops at any word that names none.
 _NOTHING = frozenset({"", "-1", "NoDevFiles", "none"})

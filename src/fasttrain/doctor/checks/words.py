@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from textwrap import shorten
 
+from fasttrain.model.examination import DeviceState, Examination
+from fasttrain.model.machine import Device, DeviceKind
 from fasttrain.planning.describe import and_join
 from fasttrain.planning.vendors import ACCELERATORS, VENDORS
 from fasttrain.planning.visible import Slot, visible_slots
-from fasttrain.spec.examination import DeviceState, Examination
-from fasttrain.spec.machine import Device, DeviceKind
 
 MIB, GIB = 2**20, 2**30
 

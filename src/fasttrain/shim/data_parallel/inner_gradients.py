@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fasttrain.shim.hook_wrappers import put_method
+from fasttrain.shim.hooks.hook_wrappers import put_method
 
 _ASKED = "fasttrain: given beside what was made of it"  # in the metadata of a tensor's node
 

@@ -15,10 +15,10 @@ from types import CodeType, FrameType
 
 from torch import Tensor
 
-from fasttrain.shim.callsite import call_site, own_prefixes
-from fasttrain.shim.ranks import Ranks
-from fasttrain.shim.refusal import refuse
-from fasttrain.spec.errors import ExitCode, FasttrainError
+from fasttrain.model.errors import ExitCode, FasttrainError
+from fasttrain.shim.data_parallel.ranks import Ranks
+from fasttrain.shim.process.callsite import call_site, own_prefixes
+from fasttrain.shim.process.refusal import refuse
 
 _CLOSE = 1e-9  # relative, of squares: what machines of several kinds may round differently
 

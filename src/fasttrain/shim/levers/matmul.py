@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from fasttrain.shim.callsite import call_site
-from fasttrain.shim.ledger import Ledger
-from fasttrain.spec.decision import Decision
-from fasttrain.spec.outcome import State
+from fasttrain.model.decision import Decision
+from fasttrain.model.outcome import State
+from fasttrain.shim.hooks.outcome_recorder import Ledger
+from fasttrain.shim.process.callsite import call_site
 
 # The script's ways to choose: attributes of these, and the function.
 OWN_CHOICES = ("allow_tf32", "fp32_precision")

@@ -21,10 +21,10 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from fasttrain.shim.callsite import call_site
-from fasttrain.shim.closures import Arguments, closure_of, followed
-from fasttrain.shim.ledger import Ledger
-from fasttrain.spec.outcome import State
+from fasttrain.model.outcome import State
+from fasttrain.shim.hooks.outcome_recorder import Ledger
+from fasttrain.shim.hooks.step_closures import Arguments, closure_of, followed
+from fasttrain.shim.process.callsite import call_site
 
 FUSIBLE: tuple[type[Optimizer], ...] = (Adam, AdamW, SGD, Adagrad)
 # What a script can ask of an implementation; any of them means that it chose for itself.

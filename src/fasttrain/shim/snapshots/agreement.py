@@ -8,7 +8,7 @@ the last of those that were named.
 
 from __future__ import annotations
 
-from fasttrain.shim.ranks import Ranks
+from fasttrain.shim.data_parallel.ranks import Ranks
 
 END = "end"
 _GO_ON = "go on"

@@ -16,11 +16,11 @@ from typing import Any
 import torch
 
 from fasttrain.files.trust import refused_folder
-from fasttrain.shim.snapshots.diverged import tell
+from fasttrain.model.codec import CodecError, dumps
+from fasttrain.model.places import SNAPSHOTS_FOLDER
+from fasttrain.model.reading import load
+from fasttrain.shim.snapshots.errors import tell
 from fasttrain.shim.snapshots.plain import packed, unpacked
-from fasttrain.spec.codec import CodecError, dumps
-from fasttrain.spec.places import SNAPSHOTS_FOLDER
-from fasttrain.spec.reading import load
 
 KEPT = 2
 _MANIFEST, _DRAFT = "manifest.json", "draft-"

@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.nn import Module
 from torch.nn.modules import module as modules
 
-from fasttrain.shim import hook_wrappers, lifted
-from fasttrain.shim.callsite import own_prefixes
+from fasttrain.shim.hooks import hook_wrappers, lifted
+from fasttrain.shim.process.callsite import own_prefixes
 
 # What registers them: each name where it is looked up.
 REGISTRATIONS: tuple[tuple[Any, str], ...] = (
@@ -34,7 +34,12 @@ REGISTRATIONS: tuple[tuple[Any, str], ...] = (
     (torch.autograd.graph, "register_multi_grad_hook"),
 )
 # What passes a registration of the script's on: levers register none themselves.
-_PASSING = (os.path.join("shim", "levers", ""), hook_wrappers.__file__, lifted.__file__)  # noqa: PTH118
+_PASSING = (
+    os.path.join("shim", "levers", ""),  # noqa: PTH118
+    os.path.join("shim", "data_parallel", ""),  # noqa: PTH118
+    hook_wrappers.__file__,
+    lifted.__file__,
+)
 
 
 class GradientHooks:

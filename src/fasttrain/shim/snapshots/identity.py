@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from fasttrain.shim import rank_variables
-from fasttrain.shim.snapshots.diverged import refuse_other
-from fasttrain.spec.plan import LaunchPlan, Target
+from fasttrain.model.plan import LaunchPlan, Target
+from fasttrain.shim.process import rank_variables
+from fasttrain.shim.snapshots.errors import refuse_other
 
 
 def identity_of(plan: LaunchPlan) -> dict[str, str]:

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from fasttrain.shim.refusal import refuse
-from fasttrain.spec.errors import FasttrainError
+from fasttrain.model.errors import FasttrainError
+from fasttrain.shim.process.refusal import refuse
 
 _LOAD = "load"  # of torch; the script calls it, and nothing here does
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from fasttrain.shim.import_hook import after_import
-from fasttrain.shim.random_streams import RandomStreams
+from fasttrain.shim.data_parallel.random_streams import RandomStreams
+from fasttrain.shim.process.import_hook import after_import
 
 
 class RandomStates:

@@ -21,11 +21,11 @@ from torch.utils.data import (
     SequentialSampler,
 )
 
-from fasttrain.shim.refusal import refuse
+from fasttrain.model.errors import FasttrainError
+from fasttrain.shim.process.refusal import refuse
 from fasttrain.shim.snapshots.contents import merged
 from fasttrain.shim.snapshots.plain import UnplainError, packed
 from fasttrain.shim.snapshots.random_states import of_python, to_python
-from fasttrain.spec.errors import FasttrainError
 
 OwnStates = dict[str, dict[str, tuple[str, Any]]]  # kinds and values by name, by their owner
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import gc
 from typing import Any
 
-from fasttrain.spec.errors import FasttrainError
+from fasttrain.model.errors import FasttrainError
 
 _KEEPING = {"cycle": "itertools.cycle", "_tee_dataobject": "itertools.tee"}
 

@@ -1,0 +1,1 @@
+"""torchrun's agent process, which starts the workers of one node."""

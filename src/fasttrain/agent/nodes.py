@@ -1,0 +1,125 @@
+"""The nodes of a run, as its agents meet at the store of their rendezvous."""
+
+from __future__ import annotations
+
+import socket
+import time
+from contextlib import suppress
+from typing import Any
+
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.distributed.elastic.agent.server.api import WorkerGroup
+
+from fasttrain.model.attempts import Verdict
+from fasttrain.model.codec import dumps, loads
+
+LOOK_S = 0.05
+ENDED_WELL = "a node had ended well already, and can't train again"
+# What torchrun's agent gives its workers between SIGTERM and SIGKILL, and a little.
+# Source: torch 2.13, LocalElasticAgent._shutdown
+STATIC_S = 35.0
+ELASTIC_S = 10.0  # a node that is silent most likely left; one that comes later is taken in
+FINAL_S = 5.0  # where nothing is left to decide but what to tell
+
+
+class Nodes:
+    """The nodes of one attempt.
+
+    Attributes:
+        host: Name of this one.
+        count: How many there are.
+        store_is_gone: Whether the node that holds the store is, and the others can't meet again.
+    """
+
+    def __init__(self, group: WorkerGroup) -> None:
+        self.host = socket.gethostname()
+        self.count = int(group.group_world_size or 1)
+        self._rank = int(group.group_rank or 0)
+        self._store: Any = group.store
+        self.store_is_gone = self._one_ended_well = False
+
+    def highest(self, *counts: int) -> tuple[int, ...]:
+        """Give the highest of each count over all nodes."""
+        self._store.set(f"fasttrain/counts/{self._rank}", " ".join(map(str, counts)))
+        all_counts = [
+            map(int, self._store.get(f"fasttrain/counts/{rank}").decode().split())
+            for rank in range(self.count)
+        ]
+        return tuple(map(max, zip(*all_counts, strict=True)))
+
+    def renew_store(self, group: WorkerGroup, attempt: int) -> Any:
+        """Have the workers share a new store, and give it on the node that holds it.
+
+        torch keeps one for all attempts, and the backends find in it where the ranks of the
+        attempt before were. Source: torch 2.13, rendezvous.py, "no need to add prefix for each
+        attempt", and DynamicRendezvousHandler.next_rendezvous, which makes one store.
+        """
+        if not getattr(group.spec.rdzv_handler, "use_agent_store", False):
+            return None  # the first rank opens one
+        workers: Any = group
+        key, made = f"{_key(attempt)}/store", None
+        if self._rank == 0:
+            made = TCPStore(workers.master_addr, 0, is_master=True, wait_for_workers=False)
+            self._store.set(key, f"{workers.master_addr} {made.port}")
+        workers.master_addr, port = self._store.get(key).decode().split()
+        workers.master_port = int(port)
+        return made
+
+    def failed(self, attempt: int) -> bool:
+        """Say whether a node has said that the attempt failed, or the store is gone with one.
+
+        One that ended well leaves with the store when it has waited for the others long enough.
+        """
+        try:
+            if not self._one_ended_well:
+                self._one_ended_well = self._store.add(f"{_key(attempt)}/ended", 0) > 0
+            return bool(self._store.add(f"{_key(attempt)}/failed", 0) > 0)
+        except RuntimeError:
+            return not self._one_ended_well
+
+    def ended_well(self, attempt: int) -> None:
+        """Tell the others that this node's workers have ended well."""
+        verdict = Verdict(self.host, again=False, reason=ENDED_WELL)
+        with suppress(RuntimeError):  # the store is gone with those that ended before
+            self.say(attempt, verdict)
+            self._store.add(f"{_key(attempt)}/ended", 1)
+
+    def say(self, attempt: int, verdict: Verdict) -> None:
+        """Tell the others a verdict."""
+        self._store.set(f"{_key(attempt)}/verdict/{self._rank}", dumps(verdict))
+        self._store.add(f"{_key(attempt)}/said/{self._rank}", 1)
+
+    def exchange(
+        self, attempt: int, verdict: Verdict, *, elastic: bool, final: bool
+    ) -> tuple[list[Verdict], int]:
+        """Give the verdicts of all nodes in their order, and how many gave none in time.
+
+        Args:
+            attempt: The attempt that failed.
+            verdict: That of this node.
+            elastic: Whether the run can go on without a node.
+            final: Whether this one alone ends the run.
+        """
+        found = {self._rank: verdict}
+        try:
+            self.say(attempt, verdict)
+            self._store.add(f"{_key(attempt)}/failed", 1)
+            wait_s = FINAL_S if final else ELASTIC_S if elastic else STATIC_S
+            due_s = time.monotonic() + wait_s
+            while len(found) < self.count and time.monotonic() < due_s:
+                found |= self._heard(attempt, found)
+                time.sleep(LOOK_S)
+        except RuntimeError:
+            self.store_is_gone = True
+        return [found[rank] for rank in sorted(found)], self.count - len(found)
+
+    def _heard(self, attempt: int, found: dict[int, Verdict]) -> dict[int, Verdict]:
+        return {
+            rank: loads(Verdict, self._store.get(f"{_key(attempt)}/verdict/{rank}"))
+            for rank in range(self.count)
+            if rank not in found and self._store.add(f"{_key(attempt)}/said/{rank}", 0) > 0
+        }
+
+
+def _key(attempt: int) -> str:
+    return f"fasttrain/attempt/{attempt}"

@@ -1,0 +1,1 @@
+"""What is printed for a person: one card per topic."""

@@ -1,0 +1,112 @@
+"""Why a run failed, as a person reads it: between the script's own words and the receipt."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from textwrap import wrap
+
+from rich.text import Text
+
+from fasttrain.cli.cards.receipt import near
+from fasttrain.cli.console import stderr_console
+from fasttrain.model.crash import Crash, Frame
+
+WIDTH = 80
+# Most lines of one entry; together with the head, six where the screen holds the traceback.
+ENTRY_LINES, ERROR_LINES = 2, 5
+SHOWN_FRAMES = 1
+_SLUG = re.compile(r"\[([a-z0-9-]+)\]\s*$")
+SAYS_IT_ALL = {"exit", "interrupted", "stopped"}  # ends that are nobody's mistake
+
+
+def print_crash(crash: Crash, run_dir: str, *, brief: bool = False) -> None:
+    """Print a crash to stderr; what was on the screen isn't repeated.
+
+    Args:
+        crash: The crash.
+        run_dir: The run directory.
+        brief: Whether it is told in three lines, and not at all where the screen holds the output
+            of a single process: under --quiet, that prints what python would print.
+    """
+    if crash.shown and (crash.cause == "refused" or (brief and crash.ranks == 1)):
+        return
+    console = stderr_console()
+    width = min(console.width, WIDTH)
+    for line in _one_line(crash, width) or _lines(crash, run_dir, width, brief=brief):
+        console.print(line, soft_wrap=True)
+
+
+def _one_line(crash: Crash, width: int) -> list[Text]:
+    """Give the one line that is enough for one process that has said all itself, or none."""
+    all_said = crash.cause in SAYS_IT_ALL or not (crash.fix or crash.signal)
+    if crash.ranks > 1 or not crash.shown or not all_said or crash.earlier or crash.final:
+        return []
+    told = crash.why if crash.cause in SAYS_IT_ALL else f"{_head(crash)}: {crash.why}"
+    return [Text(_cut(f"fasttrain: {told}", width), style="bold")]
+
+
+def _lines(crash: Crash, run_dir: str, width: int, *, brief: bool) -> Iterator[Text]:
+    own = crash.cause == "refused" and not crash.shown
+    what, slug = _own_error(crash.error) if own else ("", "")
+    yield Text(f"fasttrain: {_head(crash)}        [{slug or crash.cause}]", style="bold red")
+    if not brief and (not crash.shown or crash.signal):  # a signal leaves nothing on the screen
+        frames = crash.frames[-SHOWN_FRAMES:] if crash.shown else crash.frames
+        yield from (Text(_cut(f"  {_call(frame)}", width)) for frame in frames)
+    if own:  # the why and the fix of such an error are those of the card
+        yield Text(f"  {what}")
+    elif not brief and not crash.shown:
+        yield from map(Text, _fitted("  ", crash.error, width, ERROR_LINES))
+    most = 1 if brief else ENTRY_LINES
+    yield from _entry("why", crash.why, width, most)
+    yield from _entry("fix", crash.fix, width, most)
+    if brief:
+        return
+    yield from _entry("also", crash.others, width, most)
+    yield from _entry("tried", crash.earlier, width, most)
+    yield from _entry("again", f"no: {crash.final}" if crash.final else "", width, most)
+    if crash.log_file and not crash.shown:
+        yield from _entry("log", f"{near(run_dir)}/{crash.log_file}", width, most)
+        yield from (Text(_cut(f"    | {line}", width), style="dim") for line in crash.log)
+
+
+def _own_error(error: str) -> tuple[str, str]:
+    """Return what a FasttrainError says first, and its slug."""
+    what, *more = error.partition("error: ")[2].splitlines() or [""]
+    slug = _SLUG.search("\n".join([what, *more]))
+    return what, slug[1] if slug else ""
+
+
+def _head(crash: Crash) -> str:
+    ended = crash.signal or f"exit code {crash.exit_code}"
+    if crash.node:
+        return f"rank {crash.rank} on {crash.node} failed first, with {ended}"
+    if crash.ranks > 1:
+        return f"rank {crash.rank} failed first, with {ended}"
+    return f"the script died of {ended}" if crash.signal else f"the script failed with {ended}"
+
+
+def _call(frame: Frame) -> str:
+    where = f"{near(frame.file)}:{frame.line} in {frame.function}"
+    return f"{where}: {frame.source}" if frame.source else where
+
+
+def _entry(label: str, text: str, width: int, most: int) -> Iterator[Text]:
+    for index, line in enumerate(_fitted("       ", text, width, most)):
+        told = Text(f"  {label}: " if not index else "       ", style="bold")
+        yield told.append(line.lstrip(), style="")
+
+
+def _fitted(indent: str, text: str, width: int, most: int) -> list[str]:
+    lines = [
+        part
+        for line in text.splitlines()
+        for part in wrap(line, width, initial_indent=indent, subsequent_indent=indent)
+    ]
+    if len(lines) > most:
+        lines = [*lines[: most - 1], f"{lines[most - 1][: width - 3]}..."]
+    return lines
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else f"{text[: width - 3]}..."

@@ -1,0 +1,1 @@
+"""Probes of devices, one vendor per file."""

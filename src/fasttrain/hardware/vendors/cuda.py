@@ -1,0 +1,129 @@
+"""NVIDIA GPUs and their MIG instances, by NVML."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeVar
+
+from fasttrain.hardware.host import Host, VendorReport
+from fasttrain.model.machine import Device, DeviceKind
+
+T = TypeVar("T")
+
+# Any of these means that an NVIDIA driver is here; without one, importing NVML's binding is
+# wasted time. In order: desktop and server, containers, Jetson, WSL.
+DRIVER_TRACES = (
+    "proc/driver/nvidia/version",
+    "dev/nvidiactl",
+    "dev/nvmap",
+    "usr/lib/wsl/lib/libnvidia-ml.so.1",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Cuda:
+    """NVIDIA's probe; `nvml` stands in for the ``pynvml`` module in tests."""
+
+    host: Host
+    nvml: Any = None
+    kind: ClassVar[DeviceKind] = "cuda"
+
+    def probe(self) -> VendorReport:
+        """Give GPUs in NVML's order, which is CUDA's with ``CUDA_DEVICE_ORDER=PCI_BUS_ID``.
+
+        A GPU in MIG mode is replaced by its instances, which carry its index: CUDA can't run on
+        the whole of it.
+        """
+        if not any(self.host.exists(trace) for trace in DRIVER_TRACES):
+            return VendorReport()
+        nvml = self.nvml or _import_nvml()
+        try:
+            nvml.nvmlInit()
+        except nvml.NVMLError as error:
+            return VendorReport(
+                notes=(
+                    f"an NVIDIA driver is on this machine, but NVML can't use it ({error}), so no "
+                    "NVIDIA GPU is seen; a container needs its GPUs passed in, a new driver a "
+                    "restart of the machine",
+                )
+            )
+        try:
+            return _report(nvml)
+        finally:
+            nvml.nvmlShutdown()
+
+
+def _import_nvml() -> Any:
+    import pynvml
+
+    return pynvml
+
+
+def _report(nvml: Any) -> VendorReport:
+    devices: list[Device] = []
+    notes: list[str] = []
+    for index in range(nvml.nvmlDeviceGetCount()):
+        # One lost GPU must not hide the other seven.
+        try:
+            gpu, instances = _gpu(nvml, index)
+        except nvml.NVMLError as error:
+            notes.append(f"GPU {index} can't be used: {error}")
+            continue
+        if instances == ():
+            notes.append(f"GPU {index} ({gpu.name}) is in MIG mode but has no instance to run on")
+        devices += [gpu] if instances is None else instances
+    driver = _unless_unsupported(nvml, nvml.nvmlSystemGetDriverVersion, "")
+    return VendorReport(tuple(devices), driver, tuple(notes))
+
+
+def _gpu(nvml: Any, index: int) -> tuple[Device, tuple[Device, ...] | None]:
+    """Give a GPU, and its MIG instances; None for those when MIG is off."""
+    handle = nvml.nvmlDeviceGetHandleByIndex(index)
+    capability = nvml.nvmlDeviceGetCudaComputeCapability(handle)
+    gpu = _device(nvml, handle, index, capability, "")
+    mode = _unless_unsupported(nvml, lambda: nvml.nvmlDeviceGetMigMode(handle)[0], 0)
+    if not mode:
+        return gpu, None
+    slices = _mig_handles(nvml, handle)
+    return gpu, tuple(_device(nvml, item, index, capability, gpu.uuid) for item in slices)
+
+
+def _mig_handles(nvml: Any, handle: Any) -> Iterator[Any]:
+    for slot in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
+        try:
+            yield nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, slot)
+        except nvml.NVMLError_NotFound:
+            continue  # slots are sparse: a 7-slot GPU may hold two instances
+
+
+def _device(
+    nvml: Any, handle: Any, index: int, capability: tuple[int, int], parent_uuid: str
+) -> Device:
+    """Give one GPU or instance.
+
+    Source: CUDA C++ Programming Guide 12.8, "Arithmetic Instructions": half from 5.3; bf16 and
+    TF32 from 8.0.
+    """
+    # Boards that share the host's memory (GB10, Jetson) don't report a total of their own.
+    memory = _unless_unsupported(nvml, lambda: nvml.nvmlDeviceGetMemoryInfo(handle).total, 0)
+    return Device(
+        kind="cuda",
+        index=index,
+        name=nvml.nvmlDeviceGetName(handle),
+        uuid=nvml.nvmlDeviceGetUUID(handle),
+        memory_bytes=int(memory),
+        capability=f"{capability[0]}.{capability[1]}",
+        bf16=capability >= (8, 0),
+        fp16=capability >= (5, 3),
+        tf32=capability >= (8, 0),
+        parent_uuid=parent_uuid,
+    )
+
+
+def _unless_unsupported(nvml: Any, ask: Callable[[], T], fallback: T) -> T:
+    """Give the answer, or `fallback` where this board or driver doesn't know the question."""
+    try:
+        return ask()
+    except (nvml.NVMLError_NotSupported, nvml.NVMLError_FunctionNotFound):
+        return fallback

@@ -1,0 +1,37 @@
+"""The GPU of Apple silicon, by the kernel's own variables."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fasttrain.hardware.host import Host, VendorReport
+from fasttrain.model.machine import Device, DeviceKind
+
+# Metal emulates bf16 in fp32 on these. Source: huggingface/transformers pull request 40458.
+_EMULATES_BF16 = re.compile(r"Apple M[12]\b")
+
+
+@dataclass(frozen=True, slots=True)
+class Mps:
+    """Apple's probe."""
+
+    host: Host
+    kind: ClassVar[DeviceKind] = "mps"
+
+    def probe(self) -> VendorReport:
+        """Give the one GPU; its memory is the machine's, which the processor shares."""
+        if (self.host.system, self.host.architecture) != ("Darwin", "arm64"):
+            return VendorReport()
+        values = self.host.sysctl("machdep.cpu.brand_string", "hw.memsize")
+        chip = values.get("machdep.cpu.brand_string", "Apple GPU")
+        device = Device(
+            kind="mps",
+            index=0,
+            name=chip,
+            memory_bytes=int(values.get("hw.memsize", 0)),
+            bf16=chip.startswith("Apple M") and not _EMULATES_BF16.match(chip),
+            fp16=True,
+        )
+        return VendorReport((device,))

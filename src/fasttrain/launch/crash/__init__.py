@@ -1,0 +1,1 @@
+"""Why a run failed: evidence from each rank, and a table of causes."""

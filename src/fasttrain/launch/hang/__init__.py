@@ -1,0 +1,1 @@
+"""Whether a run hangs, and where its ranks stand."""

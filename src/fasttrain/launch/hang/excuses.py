@@ -1,0 +1,133 @@
+"""Says what only looks like a hang.
+
+What counts only with a time that fasttrain chose itself, and not with one of the user's, takes a
+flag: there, a good run that is stopped is worse than a hang that is never told.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
+
+from fasttrain.launch.hang.hang_activity import Doing
+from fasttrain.launch.hang.verdict import waits_for_ranks
+from fasttrain.model.hang import Frame, StuckProcess, StuckRank
+
+# Rows of files, functions (empty for any) and what a main thread does there. A compiled function
+# that merely runs has none of the first ones.
+Rows = tuple[tuple[str, frozenset[str], str], ...]
+_BY_RIGHT: Rows = (
+    ("torch/_dynamo/convert_frame.py", frozenset(), "compiles"),
+    ("torch/_inductor/compile_fx.py", frozenset({"compile_fx", "compile_fx_inner",
+     "compile_fx_backward", "fx_codegen_and_compile"}), "compiles"),
+    ("torch/_inductor/select_algorithm.py", frozenset(), "compiles"),
+    ("torch/utils/cpp_extension.py", frozenset(), "compiles"),
+    ("triton/compiler/compiler.py", frozenset(), "compiles"),
+    ("triton/runtime/autotuner.py", frozenset(), "compiles"),
+    ("bdb.py", frozenset(), "is in a debugger"),
+    ("pdb.py", frozenset(), "is in a debugger"),
+    ("IPython/terminal/embed.py", frozenset(), "is at a prompt"),
+)  # fmt: skip
+# input() where readline is loaded, which waits for more than standard input.
+_PROMPT = re.compile(r"(?<![\w.])input\(")
+
+_FOR_A_CHILD: Rows = (
+    ("subprocess.py", frozenset(), "waits for a process"),
+    ("multiprocessing/popen_fork.py", frozenset(), "waits for a process"),
+    # wandb uploads from a process of its own. Source: wandb 0.31.0, Run._on_finish
+    ("wandb/sdk/wandb_run.py", frozenset({"_on_finish"}), "waits for wandb"),
+)  # fmt: skip
+# Where Python waits for the network, by the innermost frame.
+_NETWORK = ("selectors.py", "socket.py", "ssl.py", "asyncio/runners.py", "asyncio/base_events.py")
+# A server whose main thread only sleeps. Source: gradio 6.31.0, Blocks.block_thread
+_SERVERS: Rows = (("gradio/blocks.py", frozenset({"block_thread"}), "serves"),)
+# What waits in the same functions, but for processes of the run.
+_NOT_NETWORK = ("subprocess.py", "multiprocessing/connection.py")
+_NOT_NETWORK_BELOW = ("torch/distributed/", "torch/utils/data/", "torch/autograd/")
+_REQUEST = "http/client.py"
+
+
+def excuse(ranks: Iterable[StuckRank], doing: Mapping[int, Doing], *, automatic: bool) -> str:
+    """Give why it is right that nothing goes on, such as ``rank 0 compiles``; empty if it isn't.
+
+    Args:
+        ranks: Where they stand.
+        doing: What their workers do, by process.
+        automatic: Whether fasttrain chose the time.
+    """
+    for rank in ranks:
+        for what in _excuses(rank, doing.get(rank.processes[0].pid), automatic):
+            return f"rank {rank.rank} {what}"
+    return ""
+
+
+def _excuses(rank: StuckRank, doing: Doing | None, automatic: bool) -> Iterator[str]:
+    for frame in chain.from_iterable(map(_main, rank.processes)):
+        yield from _named(frame, _BY_RIGHT)
+    worker = rank.processes[0]
+    if _asks(worker, doing):
+        yield "waits for its input"
+    if automatic and doing and _awaits_work(rank, doing):
+        yield "waits for a process that does something"
+
+
+def on_network(rank: StuckRank, doing: Mapping[int, Doing], *, alone: bool) -> bool:
+    """Whether a rank sends, receives or serves, and is none of those that wait for other ranks.
+
+    Args:
+        rank: Where it stands.
+        doing: What workers do, by process.
+        alone: Whether no other rank is there, whom a socket could lead to.
+    """
+    worker = rank.processes[0]
+    stack = _main(worker)
+    if waits_for_ranks(worker) or any(map(_is_of_run, stack)):
+        return False
+    if alone and (found := doing.get(worker.pid)) and found.call.name == "network":
+        return True
+    if stack and _is_in(stack[0], _NETWORK):
+        return True
+    if any(_named(frame, _SERVERS) for frame in stack):
+        return True
+    # Libraries that upload by threads of their own, while the main thread waits for these.
+    return any(_is_in(frame, (_REQUEST,)) for frame in chain.from_iterable(worker.threads[1:]))
+
+
+def _main(process: StuckProcess) -> tuple[Frame, ...]:
+    return process.threads[0] if process.threads else ()
+
+
+def _asks(worker: StuckProcess, doing: Doing | None) -> bool:
+    """Whether the main thread waits for what a person types."""
+    if doing and doing.call.name == "read" and doing.call.argument == 0:
+        return True
+    stack = _main(worker)
+    return bool(stack) and bool(_PROMPT.search(stack[0].source))
+
+
+def _awaits_work(rank: StuckRank, doing: Doing) -> bool:
+    """Whether the main thread waits for a child that does something."""
+    worker = rank.processes[0]
+    named = any(_named(frame, _FOR_A_CHILD) for frame in _main(worker))
+    if doing.call.name != "wait" and not named:
+        return False
+    loaders = {process.pid for process in rank.processes if process.role == "loader worker"}
+    return bool((doing.children & doing.active) - loaders)
+
+
+def _named(frame: Frame, rows: Rows) -> list[str]:
+    return [
+        what
+        for file, functions, what in rows
+        if _is_in(frame, (file,)) and (not functions or frame.function in functions)
+    ]
+
+
+def _is_in(frame: Frame, files: tuple[str, ...]) -> bool:
+    # A library that was built where it stands has its whole path.
+    return any(frame.file == file or frame.file.endswith(f"/{file}") for file in files)
+
+
+def _is_of_run(frame: Frame) -> bool:
+    return _is_in(frame, _NOT_NETWORK) or any(part in frame.file for part in _NOT_NETWORK_BELOW)

@@ -1,0 +1,158 @@
+"""Reads how far the ranks of this node are, from the memory that they write."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from fasttrain.model.codec import CodecError
+from fasttrain.model.pulse import (
+    MEMORY_BYTES,
+    MEMORY_NAME,
+    MOST_RANKS,
+    PULSES_VARIABLE,
+    RECORD_BYTES,
+    PulseAddress,
+    Slot,
+)
+from fasttrain.model.reading import load
+
+
+@dataclass(frozen=True, slots=True)
+class Pulse:
+    """What one process of a rank shows.
+
+    Attributes:
+        address: The process.
+        steps: Its optimizer steps.
+        beats: Its other signs of life.
+        p95_s: 95th percentile of its steps; 0 where unknown.
+        ended: Whether its script has come to its end.
+    """
+
+    address: PulseAddress
+    steps: int
+    beats: int
+    p95_s: float
+    ended: bool
+
+
+class RankMemory:
+    """The memory that the ranks of this node write into, held by this process: it outlives them.
+
+    Where there is none to be had, the ranks hold their own.
+    """
+
+    def __init__(self) -> None:
+        self._descriptor = -1
+        self._memory: mmap.mmap | None = None
+        with contextlib.suppress(AttributeError, OSError):  # not Linux, or no descriptor left
+            self._descriptor = os.memfd_create(MEMORY_NAME)
+            os.ftruncate(self._descriptor, MEMORY_BYTES)
+            self._memory = mmap.mmap(self._descriptor, MEMORY_BYTES)
+
+    def tell(self, environ: Mapping[str, str]) -> dict[str, str]:
+        """Give the environment of the ranks, who look for the memory there."""
+        others = {name: value for name, value in environ.items() if name != PULSES_VARIABLE}
+        if self._memory is None:
+            return others
+        return {**others, PULSES_VARIABLE: f"{os.getpid()}:{self._descriptor}"}
+
+    def steps(self) -> dict[int, int]:
+        """Give the optimizer steps by global rank, of those that have come."""
+        if self._memory is None:
+            return {}
+        records = (_words(self._memory, record) for record in range(MOST_RANKS))
+        return {words[Slot.RANK] - 1: words[Slot.STEPS] for words in records if words[Slot.RANK]}
+
+    def clear(self) -> None:
+        """Forget the ranks, all of which have ended."""
+        if self._memory is not None:
+            self._memory[:] = bytes(MEMORY_BYTES)
+
+    def close(self) -> None:
+        """Let go of it."""
+        if self._memory is not None:
+            self._memory.close()
+            self._memory = None
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+class Pulses:
+    """The records of all processes that have left their address in a run directory."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._run_dir = run_dir
+        self._memories: dict[PulseAddress, mmap.mmap] = {}
+
+    def find(self) -> None:
+        """Look for new processes, and forget those that are gone."""
+        alive = {address for address in self._addresses() if _is_alive(address)}
+        for address in self._memories.keys() - alive:
+            self._memories.pop(address).close()
+        for address in alive - self._memories.keys():
+            if (memory := _mapped(address)) is not None:
+                self._memories[address] = memory
+
+    def read(self) -> tuple[Pulse, ...]:
+        """Give what each process shows at the moment."""
+        return tuple(_pulse(address, memory) for address, memory in self._memories.items())
+
+    def close(self) -> None:
+        """Let go of all of them."""
+        for memory in self._memories.values():
+            memory.close()
+        self._memories = {}
+
+    def _addresses(self) -> Iterator[PulseAddress]:
+        for path in self._run_dir.glob("pulse-*.json"):
+            # Renamed into place, so never half of one; an older worker's is replaced.
+            with contextlib.suppress(OSError, CodecError):
+                address = load(PulseAddress, path)
+                if 0 <= address.record < MOST_RANKS:
+                    yield address
+
+
+def _link(address: PulseAddress) -> str:
+    return f"/proc/{address.pid}/fd/{address.descriptor}"
+
+
+def _is_alive(address: PulseAddress) -> bool:
+    try:
+        # Another process may have got the number since.
+        return str(Path(_link(address)).readlink()).startswith(f"/memfd:{MEMORY_NAME}")
+    except OSError:
+        return False
+
+
+def _mapped(address: PulseAddress) -> mmap.mmap | None:
+    try:
+        descriptor = os.open(_link(address), os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:  # it has ended just now
+        return None
+    try:
+        return mmap.mmap(descriptor, MEMORY_BYTES, prot=mmap.PROT_READ)
+    finally:
+        os.close(descriptor)
+
+
+def _pulse(address: PulseAddress, memory: mmap.mmap) -> Pulse:
+    words = _words(memory, address.record)
+    return Pulse(
+        address=address,
+        steps=words[Slot.STEPS],
+        beats=words[Slot.BEATS],
+        p95_s=words[Slot.P95_NS] / 1e9,
+        ended=bool(words[Slot.ENDED]),
+    )
+
+
+def _words(memory: mmap.mmap, record: int) -> tuple[int, ...]:
+    return struct.unpack_from(f"{len(Slot)}Q", memory, record * RECORD_BYTES)

@@ -1,0 +1,158 @@
+"""Gets the Python stacks of processes that may be stuck, from faulthandler or from py-spy."""
+
+from __future__ import annotations
+
+import json
+import linecache
+import os
+import re
+import shutil
+import subprocess
+import sysconfig
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from fasttrain.launch.hang import faulthandler_text
+from fasttrain.launch.process import procfs
+from fasttrain.model.hang import Frame
+from fasttrain.model.places import PACKAGE, WORKER_FOLDER
+
+Stack = tuple[Frame, ...]
+
+ANSWER_S = 5.0  # a handler begins at once, unless the process can't run at all
+WRITE_S = 20.0
+LOOK_S = 0.01
+PY_SPY_S = 20.0
+
+# Source: CPython 3.11 Python/traceback.c, dump_frame and write_thread_id.
+_HEAD = re.compile(r"(Current thread|Thread) 0x[0-9a-f]+.*\(most recent call first\):")
+_FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
+_LIBRARIES = ("/site-packages/", "/dist-packages/")
+_STDLIB = sysconfig.get_path("stdlib")
+
+
+def by_signal(pid: int, signum: int, answers: Path) -> tuple[Stack, ...]:
+    """Give the stacks that a process writes to ``answers`` at a signal, the main thread's first.
+
+    Nothing where it has no handler, or does not answer. Only one process may be asked at a time.
+    """
+    if not signum or not procfs.catches(pid, signum):
+        return ()  # the signal would end it
+    before = _size(answers)
+    try:
+        _await_answer(pid, signum, answers, before)
+        with answers.open("rb") as file:
+            file.seek(before)
+            return parse(file.read().decode(errors="replace"))
+    except OSError:  # it has ended meanwhile, or lost its file
+        return ()
+
+
+def by_py_spy(pid: int) -> tuple[tuple[Stack, ...], str]:
+    """Give the stacks that py-spy sees, the main thread's first, or why there are none."""
+    program = shutil.which("py-spy")
+    if program is None:
+        return (), "it has no signal handler of fasttrain's, and py-spy is not installed"
+    command = [program, "dump", "--json", "--pid", str(pid)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PY_SPY_S)
+        threads = json.loads(done.stdout) if done.returncode == 0 else []
+    except (OSError, ValueError, subprocess.TimeoutExpired) as error:
+        return (), f"py-spy failed: {error}"
+    if not threads:
+        return (), f"py-spy failed: {' '.join(done.stderr.split())[:200]}"
+    threads.sort(key=lambda thread: thread["os_thread_id"] != pid)
+    return tuple(_without_start(list(map(_spied, thread["frames"]))) for thread in threads), ""
+
+
+def parse(text: str) -> tuple[Stack, ...]:
+    """Read what faulthandler wrote, and give the thread first that it wrote in: the main thread.
+
+    The kernel gives a process' signal to its main thread, unless that blocks it.
+    """
+    current: list[Stack] = []
+    others: list[Stack] = []
+    for head, frames in _threads(text):
+        (current if head == "Current thread" else others).append(frames)
+    # Threads are listed from the newest to the oldest.
+    return (*current, *reversed(others))
+
+
+def _threads(text: str) -> Iterator[tuple[str, Stack]]:
+    head = ""
+    frames: list[Frame] = []
+    for line in text.splitlines():
+        if match := _HEAD.match(line):
+            if head:
+                yield head, _without_start(frames)
+            head, frames = match[1], []
+        elif match := _FRAME.fullmatch(line):
+            frames.append(
+                frame(
+                    faulthandler_text.path(match[1]),
+                    int(match[2]),
+                    faulthandler_text.name(match[3]),
+                )
+            )
+    if head:
+        yield head, _without_start(frames)
+
+
+def _without_start(frames: list[Frame]) -> Stack:
+    """Leave out how fasttrain came to the script."""
+    end = len(frames)
+    while end and frames[end - 1].file.startswith((WORKER_FOLDER, "<")):
+        end -= 1
+    return tuple(frames[:end])
+
+
+def frame(file: str, line: int, function: str) -> Frame:
+    """Give a frame with its line of source and whose code it is."""
+    source = linecache.getline(file, line).strip()
+    return Frame(_near(file), line, function, source, user=_is_users(file))
+
+
+def _is_users(file: str) -> bool:
+    of_library = any(folder in file for folder in _LIBRARIES)
+    return not of_library and not file.startswith(("<", f"{_STDLIB}/", f"{PACKAGE}/"))
+
+
+def _near(file: str) -> str:
+    """Give a path as short as it can still be opened from the working directory."""
+    if file.startswith("<"):
+        return file
+    for folder in (*_LIBRARIES, f"{_STDLIB}/", f"{PACKAGE.parent}/"):
+        _, found, inside = file.rpartition(folder)
+        if found:
+            return inside
+    try:
+        relative = os.path.relpath(file)
+    except OSError:  # the working directory is gone
+        return file
+    return file if relative.startswith("..") else relative
+
+
+def _spied(data: dict[str, Any]) -> Frame:
+    return frame(data["filename"], data["line"], data["name"])
+
+
+def _await_answer(pid: int, signum: int, answers: Path, before: int) -> None:
+    """Wait until the handler has begun to write and has returned."""
+    blocked = procfs.blocking(pid, signum)  # for good, by threads that leave signals to others
+    os.kill(pid, signum)
+    started = time.monotonic()
+    begun = False
+    while not begun or procfs.blocking(pid, signum) - blocked:
+        time.sleep(LOOK_S)
+        begun = begun or _size(answers) > before
+        if time.monotonic() - started > (WRITE_S if begun else ANSWER_S):
+            return
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0

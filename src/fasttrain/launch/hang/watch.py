@@ -1,0 +1,246 @@
+"""Notices that no rank goes on, and what is to be done about it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from fasttrain.files.writing import write_private
+from fasttrain.launch.hang.excuses import excuse, on_network
+from fasttrain.launch.hang.hang_activity import (
+    Activity,
+    Doing,
+    are_stopped,
+    doing,
+    have_begun,
+    signs,
+)
+from fasttrain.launch.hang.hang_nodes import Nodes, together
+from fasttrain.launch.hang.hang_scene import examine
+from fasttrain.launch.hang.heartbeats import Pulse, Pulses
+from fasttrain.launch.hang.verdict import waits_for_ranks
+from fasttrain.launch.process import procfs
+from fasttrain.model.codec import dumps
+from fasttrain.model.hang import HANG_FILE, Hang, StuckRank
+from fasttrain.model.plan import LaunchPlan
+from fasttrain.model.secrets import without_secrets
+
+LOOK_FOR_PROCESSES_S = 1.0
+MOST_OF_A_TICK_S = 1.0  # a longer one means that this process was stopped, and the others too
+QUIET_S = 5.0  # from which on it matters whether something computes
+SLOW_STEPS = 20
+IDLE_S = 60.0
+# Half of NCCL's own limit, behind which its watchdog ends the process and the stacks are lost.
+# Source: https://docs.pytorch.org/docs/2.9/distributed.html, init_process_group, timeout
+BUSY_S = 300.0
+BUSY_SHARE = 0.5  # of one core: what a thread that computes takes, and one that waits does not
+
+
+class HangWatch:
+    """Looks at the ranks of this node at each tick.
+
+    A hang is counted in ticks and not by the clock, so that a run that was stopped by its terminal
+    or its cluster, together with its launcher, has not hung.
+
+    Attributes:
+        hangs: What was found.
+        problems: What could not be kept of it, one sentence each.
+        stopped: Whether it has asked for the end of the run.
+    """
+
+    def __init__(
+        self,
+        plan: LaunchPlan,
+        tell: Callable[[Hang], None],
+        nodes: Nodes,
+        secrets: tuple[str, ...] = (),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.hangs: list[Hang] = []
+        self.problems: list[str] = []
+        self._plan = plan
+        self._watch = plan.guards.hang.value
+        self._tell = tell
+        self._nodes = nodes
+        self._unseen = plan.processes.value.max_nodes > 1 and not nodes.see_each_other
+        self._said = False
+        self._clock = clock
+        self._secrets = secrets  # which a line of source may hold
+        self._pulses = Pulses(Path(plan.run_dir))
+        self._ranks: set[int] = set()
+        self._seen: object = None
+        self._told = False
+        self.stopped = False
+        self._quiet_s = self._running_s = 0.0
+        self._before: Activity | None = None
+        self._spared = self._patient = False
+        self._ticked_s = clock()
+        self._looked_s = -LOOK_FOR_PROCESSES_S
+
+    def tick(self, *, held: bool = False) -> bool:
+        """Look once, and say whether the run is to be stopped now.
+
+        Args:
+            held: Whether the run's output waits for its reader, and the run perhaps for that.
+        """
+        now = self._clock()
+        passed_s, self._ticked_s = min(now - self._ticked_s, MOST_OF_A_TICK_S), now
+        if self.stopped or not self._watch.on:
+            return False
+        # First: where all nodes have said so, the end of the others' ranks is no sign of life.
+        if self._said and not self._told and self._judge():
+            return True
+        pulses = self._look(now)
+        if self._goes_on(pulses):
+            return False
+        if not held and not self._is_on_disk(pulses):
+            self._quiet_s += passed_s
+            if any(procfs.runs(pulse.address.pid) for pulse in pulses if not pulse.ended):
+                self._running_s += passed_s
+        # To walk through all threads of all processes at every step would cost more than the rest.
+        if self._before is None and self._quiet_s >= QUIET_S:
+            self._before = self._activity(pulses)
+        if self._said:
+            return False
+        self._say(pulses)
+        return self._said and self._judge()
+
+    def begin_again(self) -> None:
+        """Watch another attempt."""
+        self._pulses.close()
+        self._ranks, self.stopped = set(), False
+        self._begin_anew(None)
+
+    def close(self) -> None:
+        """Let go of what the ranks share, and hear the other nodes out."""
+        if self._said and not self._told:
+            self._judge()  # its ranks were ended by those of a node that heard it first
+        self._pulses.close()
+
+    def _look(self, now: float) -> tuple[Pulse, ...]:
+        if now - self._looked_s >= LOOK_FOR_PROCESSES_S:
+            self._looked_s = now
+            self._pulses.find()
+        pulses = self._pulses.read()
+        self._ranks |= {pulse.address.rank for pulse in pulses}
+        return pulses
+
+    def _goes_on(self, pulses: tuple[Pulse, ...]) -> bool:
+        """Whether anything has changed since the last look, or nothing can be said."""
+        running = [pulse for pulse in pulses if not pulse.ended]
+        seen = signs(running)
+        begun = have_begun(running) if running else bool(self._ranks)
+        if seen == self._seen and begun and not are_stopped(running):
+            return False
+        self._begin_anew(seen)
+        return True
+
+    def _begin_anew(self, seen: object) -> None:
+        self._seen, self._told, self._spared = seen, False, False
+        self._excuse()
+        if self._said:
+            self._said = False
+            self._nodes.say(None)
+
+    def _excuse(self) -> None:
+        """Count the time anew."""
+        self._quiet_s = self._running_s = 0.0
+        self._before, self._patient = None, False
+
+    @property
+    def _automatic(self) -> bool:
+        return self._watch.timeout_s is None
+
+    def _is_on_disk(self, pulses: tuple[Pulse, ...]) -> bool:
+        """Whether a rank waits for a disk, which may take any time."""
+        running = (pulse.address.pid for pulse in pulses if not pulse.ended)
+        return self._automatic and any(map(procfs.waits_for_disk, running))
+
+    def _activity(self, pulses: tuple[Pulse, ...]) -> Activity:
+        return Activity.at(self._quiet_s, (pulse.address.pid for pulse in pulses))
+
+    def _limit_s(self, pulses: tuple[Pulse, ...]) -> float:
+        if self._watch.timeout_s is not None:
+            return float(self._watch.timeout_s)
+        if self._unseen:
+            return BUSY_S  # a rank of another node may compute, while those of this one wait
+        steps_s = SLOW_STEPS * max(pulse.p95_s for pulse in pulses)
+        if self._quiet_s < IDLE_S or self._quiet_s < steps_s or self._before is None:
+            return max(IDLE_S, steps_s)
+        busy = self._patient or self._computes(self._activity(pulses))
+        return max(BUSY_S if busy else IDLE_S, steps_s)
+
+    def _computes(self, now: Activity) -> bool:
+        """Whether something has computed, or a main thread would have on a less busy machine."""
+        if self._running_s >= BUSY_SHARE * self._quiet_s:
+            return True
+        return self._before is not None and now.cores_since(self._before) >= BUSY_SHARE
+
+    def _say(self, pulses: tuple[Pulse, ...]) -> None:
+        """Say to the other nodes that nothing goes on here, once that is so."""
+        running = [pulse for pulse in pulses if not pulse.ended]
+        limit_s = self._limit_s(pulses) if running else 0.0
+        if self._quiet_s < limit_s:
+            return
+        quiet_s, now = self._quiet_s, self._activity(pulses)
+        active = now.active_since(self._before) if self._before else frozenset()
+        # Before they are asked: to answer is work too, and is written.
+        seen = {pulse.address.pid: doing(pulse.address.pid, active) for pulse in running}
+        ranks = examine(running, Path(self._plan.run_dir))
+        self._seen = signs(running)
+        alone = len(running) == 1 and self._plan.processes.value.max_nodes == 1
+        if excuse(ranks, seen, automatic=self._automatic):
+            self._excuse()  # asked again when as much time has passed
+            return
+        if self._automatic and self._is_on_network(ranks, seen, alone=alone):
+            return
+        spared = alone and self._automatic and self._watch.action == "stop" and self._computes(now)
+        action, run_id = "spare" if spared else self._watch.action, self._plan.run_id
+        ended = tuple(sorted(self._ranks - {rank.rank for rank in ranks}))
+        hang = Hang(run_id, quiet_s, limit_s, action, (), ranks, ended)
+        self._found(without_secrets(Hang, hang, self._secrets))
+
+    def _is_on_network(
+        self, ranks: tuple[StuckRank, ...], seen: dict[int, Doing], *, alone: bool
+    ) -> bool:
+        """Whether it is right, or may be for a while, that ranks send, receive or serve."""
+        if not any(on_network(rank, seen, alone=alone) for rank in ranks):
+            return False
+        several_nodes = self._plan.processes.value.max_nodes > 1
+        if several_nodes or any(waits_for_ranks(rank.processes[0]) for rank in ranks):
+            self._patient = self._quiet_s < BUSY_S
+            return self._patient
+        self._excuse()
+        return True
+
+    def _found(self, hang: Hang) -> None:
+        if hang.action != "spare":
+            self._nodes.say(hang)
+            self._said = True
+            return
+        self._excuse()  # it may hang later, and is stopped then
+        if not self._spared and (told := together([hang])):
+            self._spared = True
+            self._tell_of(told)
+
+    def _judge(self) -> bool:
+        """Say whether the run is to be stopped, once all nodes have said that they don't go on."""
+        hang = together(self._nodes.said())
+        if hang is None:
+            return False
+        self._told = True
+        self._tell_of(hang)
+        self.stopped = hang.action == "stop"
+        return self.stopped
+
+    def _tell_of(self, hang: Hang) -> None:
+        self.hangs.append(hang)
+        self._keep(hang)
+        self._tell(hang)
+
+    def _keep(self, hang: Hang) -> None:
+        try:
+            write_private(Path(self._plan.run_dir, HANG_FILE), dumps(hang))
+        except OSError as error:  # a full disk is no reason to leave the run as it stands
+            self.problems.append(f"{HANG_FILE} can't be written: {error.strerror}")

@@ -1,0 +1,63 @@
+"""What one node runs, and who follows it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from fasttrain.launch.hang.hang_nodes import Nodes, OneNode
+from fasttrain.launch.output.display import Display
+from fasttrain.model.crash import Surroundings
+from fasttrain.model.hang import Hang
+from fasttrain.model.plan import LaunchPlan
+
+
+class Watch(Protocol):
+    """Follows a run from the outside while it is supervised."""
+
+    def heard(self, signum: int) -> None:
+        """Take note of a signal to the launcher."""
+
+    def tick(self) -> None:
+        """Do what is due, a few times a second."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one node runs.
+
+    Attributes:
+        plan: The plan; its run directory is there already.
+        masked: The same without secrets.
+        program: Path of the program.
+        environ: The environment as the user has it.
+        environment: The environment of the program.
+        rank: Rank of the only worker, where there is no agent.
+    """
+
+    plan: LaunchPlan
+    masked: LaunchPlan
+    program: str
+    environ: Mapping[str, str]
+    environment: Mapping[str, str]
+    rank: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Around:
+    """Who follows the run.
+
+    Attributes:
+        display: Shows the output of the script and the progress.
+        look_around: Looks at the machine's memory, before the run and behind it.
+        on_hang: Called when no rank goes on any more, before the run is stopped.
+        watches: Hear of signals, and are asked a few times a second.
+        nodes: Where launchers of several nodes agree on a hang.
+    """
+
+    display: Display
+    look_around: Callable[[], Surroundings] = Surroundings
+    on_hang: Callable[[Hang], None] = lambda _: None
+    watches: Sequence[Watch] = field(default=())
+    nodes: Nodes = field(default_factory=OneNode)

@@ -1,0 +1,1 @@
+"""The output of a run, from its workers to the terminal and the logs."""

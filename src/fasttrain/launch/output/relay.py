@@ -1,0 +1,168 @@
+"""Carries the output of rank 0 to the terminal and into its log, byte for byte.
+
+A stream that is a terminal for fasttrain is a terminal (a pty) for the script, any other is a
+pipe, so that ``isatty`` and buffering are what they would be without fasttrain.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import selectors
+import struct
+import sys
+import termios
+import threading
+from pathlib import Path
+
+from fasttrain.launch.output.display import Display, write_all
+
+CHUNK_BYTES = 65536
+DRAIN_S = 0.3  # for what is left in the pipes when the script has ended
+
+
+class Relay:
+    """Streams of one child process.
+
+    Attributes:
+        child_ends: For stdout (1) and stderr (2), the descriptor that the child is to get.
+        log_error: Why the log lacks some of the output; empty when it is whole.
+        held: Whether output is being passed on at the moment, as it is all the time while nobody
+            reads it.
+    """
+
+    def __init__(self, log: Path, display: Display, *, again: bool = False) -> None:
+        """Open the streams.
+
+        Args:
+            log: Where all of it is kept.
+            display: Who shows it.
+            again: Whether further children may get the same streams.
+        """
+        self._again = again
+        self.child_ends: dict[int, int] = {}
+        self.log_error = ""
+        self.held = False
+        self._display = display
+        self._log = self._open_log(log)
+        self._selector = selectors.DefaultSelector()
+        self._terminals: list[int] = []
+        self._wake_read, self._wake_write = os.pipe()
+        self._selector.register(self._wake_read, selectors.EVENT_READ, None)
+        self._thread = threading.Thread(target=self._run, name="fasttrain-relay", daemon=True)
+        self._open_streams()
+
+    def _open_log(self, log: Path) -> int:
+        try:
+            # Not waiting: a pipe that lies there would block until somebody reads it.
+            return os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK, 0o600)
+        except OSError as error:  # a full disk must not stop the script before it has begun
+            self.log_error = error.strerror or str(error)
+            return os.open(os.devnull, os.O_WRONLY)
+
+    def _open_streams(self) -> None:
+        opened: dict[tuple[int, int], int] = {}
+        for descriptor in (1, 2):
+            if (sys.__stdout__, sys.__stderr__)[descriptor - 1] is None:
+                # Closed by the caller: the script finds it closed too. That its number is taken
+                # now means nothing, since any file of ours may have got it.
+                continue
+            identity = os.fstat(descriptor)
+            key = (identity.st_dev, identity.st_ino)
+            if key not in opened:
+                opened[key] = self._open(descriptor)
+            # `2>&1` and a terminal for both: one stream, so that their order is kept.
+            self.child_ends[descriptor] = opened[key]
+
+    def _open(self, descriptor: int) -> int:
+        if os.isatty(descriptor):
+            ours, theirs = os.openpty()
+            _pass_bytes_through(theirs)
+            self._terminals.append(ours)
+            copy_window_size(descriptor, ours)
+        else:
+            ours, theirs = os.pipe()
+        self._selector.register(ours, selectors.EVENT_READ, descriptor)
+        return theirs
+
+    def start(self) -> None:
+        """Begin to carry, once the child has its ends."""
+        if not self._again:
+            self._close_child_ends()
+        self._thread.start()
+
+    def _close_child_ends(self) -> None:
+        for end in set(self.child_ends.values()):
+            os.close(end)
+
+    def resize(self) -> None:
+        """Give the script's terminal the size of ours."""
+        for terminal in self._terminals:
+            for descriptor in (1, 2):
+                copy_window_size(descriptor, terminal)
+
+    def finish(self) -> None:
+        """Carry what is left and stop; a grandchild that holds a stream open doesn't hold us."""
+        if self._thread.ident is None:  # nothing could be started
+            self._close_child_ends()
+        else:
+            if self._again:
+                self._close_child_ends()
+            os.write(self._wake_write, b"x")
+            self._thread.join()
+        for key in list(self._selector.get_map().values()):
+            self._close(key.fd)
+        for descriptor in (self._log, self._wake_write):
+            os.close(descriptor)
+        self._selector.close()
+
+    def _run(self) -> None:
+        ending = False
+        while len(self._selector.get_map()) > 1:
+            ready = self._selector.select(DRAIN_S if ending else None)
+            if ending and not ready:
+                return
+            for key, _ in ready:
+                if key.fd == self._wake_read:
+                    os.read(self._wake_read, 1)
+                    ending = True
+                else:
+                    self.held = True
+                    self._carry(key.fd, key.data)
+                    self.held = False
+
+    def _carry(self, ours: int, descriptor: int) -> None:
+        try:
+            data = os.read(ours, CHUNK_BYTES)
+        except OSError:  # EIO: the last holder of a pty's other end is gone
+            data = b""
+        if not data:
+            self._close(ours)
+            return
+        try:
+            write_all(self._log, data)
+        except OSError as error:  # a full disk must not stop the script's output
+            self.log_error = error.strerror or str(error)
+        try:
+            self._display.write(descriptor, data)
+        except OSError:
+            self._close(ours)  # our reader went away; the script gets SIGPIPE, as it would alone
+
+    def _close(self, descriptor: int) -> None:
+        self._selector.unregister(descriptor)
+        os.close(descriptor)
+
+
+def _pass_bytes_through(terminal: int) -> None:
+    """Switch output processing off: our own terminal does it once already."""
+    attributes = termios.tcgetattr(terminal)
+    attributes[1] &= ~termios.OPOST
+    termios.tcsetattr(terminal, termios.TCSANOW, attributes)
+
+
+def copy_window_size(source: int, target: int) -> None:
+    """Give one terminal the rows and columns of another; no-op where either has none."""
+    with contextlib.suppress(OSError):
+        size = fcntl.ioctl(source, termios.TIOCGWINSZ, struct.pack("HHHH", 0, 0, 0, 0))
+        fcntl.ioctl(target, termios.TIOCSWINSZ, size)

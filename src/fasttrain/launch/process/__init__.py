@@ -1,0 +1,1 @@
+"""The processes of a run: started, signalled, stopped, and left without orphans."""

@@ -1,0 +1,253 @@
+"""Starts the child of each attempt, passes signals on, waits for it, and leaves no orphan."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from fasttrain.launch.output.relay import Relay
+from fasttrain.launch.process.descendants import Family, adopting
+from fasttrain.launch.process.guard import Guardian, guarded
+from fasttrain.launch.process.job_control import next_signal, reached_the_script, signals_held
+from fasttrain.launch.process.standstill import stand_still
+from fasttrain.launch.process.stop import Stop
+from fasttrain.model.errors import ExitCode, FasttrainError
+from fasttrain.processes.ending import Ended, end, named
+
+TICK_S = 0.25
+# Helpers of multiprocessing and torch end, and clean up, when the script's end of a pipe closes.
+SETTLE_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """The end of a run.
+
+    Attributes:
+        exit_code: Exit code of the child, or 128 + signal; of a run that was made to end, 128 +
+            the signal that asked for it.
+        warnings: What was not as it should be, one sentence each.
+    """
+
+    exit_code: int
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    """What is started.
+
+    Attributes:
+        program: Path of the program.
+        argv: Its arguments, its own name first.
+        environ: Its environment.
+        relay: What carries its output.
+        apart: Whether it starts the script in sessions of their own, which no terminal stops.
+        held: Signals that wait until it takes them, instead of ending it while it starts.
+    """
+
+    program: str
+    argv: tuple[str, ...]
+    environ: Mapping[str, str]
+    relay: Relay
+    apart: bool = False
+    held: frozenset[int] = frozenset()
+
+
+class Again(Protocol):
+    """Decides about further attempts."""
+
+    def failed(self, exit_code: int) -> float | None:
+        """Give the seconds after which to start the child again, or None for the end."""
+
+    def asks(self) -> bool:
+        """Say whether the child starts again what it runs, and waits for the way to be cleared."""
+
+    def clear(self) -> bool:
+        """Put aside what is left of the attempt, whose processes have ended; False if it can't."""
+
+    def environ(self) -> Mapping[str, str]:
+        """Give the environment of the child's next attempt."""
+
+
+def supervise(child: Child, tick: Callable[[], None], stop: Stop, again: Again) -> End:
+    """Run a program to its end, and end what it leaves behind if it failed or was stopped.
+
+    Signals are taken by waiting for them, because only then the kernel tells who sent one: a
+    ctrl-C reaches the script from the terminal itself and must not arrive twice.
+
+    Raises:
+        FasttrainError: The command can't be started.
+    """
+    family = Family()
+    environ = child.environ
+    with signals_held() as blocked, adopting(), guarded(environ, family.before) as guardian:
+        pid = _spawn(child, environ, blocked)
+        child.relay.start()
+        watch = _Watch(pid, child, tick, stop, guardian, family)
+        return watch.to_the_end(again, lambda: _spawn(child, again.environ(), blocked))
+
+
+def _spawn(child: Child, environ: Mapping[str, str], mask: set[Any]) -> int:
+    # Started from the main thread: the worker's parent-death signal is tied to that thread.
+    try:
+        return os.posix_spawn(
+            child.program,
+            child.argv,
+            environ,
+            file_actions=[
+                (os.POSIX_SPAWN_DUP2, end, descriptor)
+                for descriptor, end in child.relay.child_ends.items()
+            ],
+            setsigmask=mask | child.held,
+            setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],  # Python ignores them; a child must not
+        )
+    except (OSError, ValueError) as error:
+        raise FasttrainError(
+            f"{child.program} can't be started",
+            why=getattr(error, "strerror", None) or str(error),
+            fix="check that it is a program for this machine; a script needs a #! line",
+            slug="cannot-start",
+            exit_code=ExitCode.CANNOT_START,
+        ) from error
+
+
+class _Watch:
+    """Stays with the child of a run, and with those of further attempts."""
+
+    def __init__(
+        self,
+        pid: int,
+        child: Child,
+        tick: Callable[[], None],
+        stop: Stop,
+        guardian: Guardian,
+        family: Family,
+    ) -> None:
+        self._child = pid
+        self._status: int | None = None
+        self._relay, self._apart = child.relay, child.apart
+        self._tick = tick
+        self._stop = stop
+        self._guardian, self._family = guardian, family
+        self._told: list[str] = []
+
+    def to_the_end(self, again: Again, start: Callable[[], int]) -> End:
+        """Wait for the child, end what it leaves behind unless that is meant to stay."""
+        while True:
+            code = self._wait(again)
+            if code == 0 and not self._stop.signum:
+                break  # what it left running is meant to run on
+            going = self._status is not None and not self._stop.signum
+            delay_s = again.failed(code) if going else None
+            self._end_rest()
+            if delay_s is None or not again.clear():
+                break
+            if not self._back_off(delay_s):
+                code = self._stop.exit_code
+                break
+            self._child, self._status = start(), None
+        return End(code, (*self._unguarded(), *self._told))
+
+    def _wait(self, again: Again) -> int:
+        """Wait for the child's end, clear the way where it starts again itself; its exit code."""
+        cleared = True
+        while self._status is None and not self._stop.due():
+            self._listen(TICK_S)
+            if self._status is None and cleared and again.asks():
+                self._end_rest(self._child)
+                cleared = again.clear()
+                if not cleared:
+                    os.kill(self._child, signal.SIGTERM)  # it would wait for ever
+        return 128 + self._stop.signum if self._status is None else _exit_code(self._status)
+
+    def _end_rest(self, *spared: int) -> None:
+        """End what is left of an attempt; of the child's own, too, where it is to be killed."""
+        killed = self._status is None and not spared
+        ended = end(
+            lambda: self._family.find(self._guardian.pid, *spared),
+            0 if killed else self._stop.grace_s,
+            settle_s=0 if killed else SETTLE_S,
+            pause=self._pause,
+        )
+        if killed and self._status is None:
+            os.kill(self._child, signal.SIGKILL)  # where there is no /proc to find it in
+        self._told += _told(ended, killed, self._stop)
+
+    def _back_off(self, delay_s: float) -> bool:
+        """Wait so long; False as soon as somebody wants the run to end."""
+        due_s, stop = time.monotonic() + delay_s, self._stop
+        while not (stop.signum or stop.makes_room) and (left_s := due_s - time.monotonic()) > 0:
+            self._listen(min(left_s, TICK_S))
+        return not (stop.signum or stop.makes_room)
+
+    def _listen(self, limit_s: float) -> None:
+        """Wait so long for a signal at most, and do what it asks for."""
+        self._reap()
+        info = next_signal(limit_s)
+        if info is None:
+            self._tick()
+        elif info.si_signo == signal.SIGWINCH:
+            self._relay.resize()
+        elif info.si_signo == signal.SIGTSTP:
+            self._stand_still(info)
+        elif info.si_signo != signal.SIGCHLD:
+            self._stop.hear(info.si_signo)
+            if not reached_the_script(info) and self._status is None:
+                os.kill(self._child, self._stop.passed_on(info.si_signo, info.si_pid))
+        self._reap()
+
+    def _stand_still(self, info: signal.struct_siginfo) -> None:
+        """Stop with all ranks; a single script was stopped by the terminal, as it would alone."""
+        if self._apart:
+            stand_still(lambda: self._family.find(self._guardian.pid))
+            return
+        if not reached_the_script(info) and self._status is None:
+            os.kill(self._child, signal.SIGTSTP)
+        stand_still(dict)
+
+    def _pause(self, limit_s: float) -> bool:
+        self._listen(limit_s)
+        return self._stop.now
+
+    def _reap(self) -> None:
+        """Take all that ended off the kernel's list, those that were adopted included."""
+        with suppress(ChildProcessError):
+            while True:
+                ended, status = os.waitpid(-1, os.WNOHANG)
+                if not ended:
+                    return
+                if ended == self._child:
+                    self._status = status
+                elif ended == self._guardian.pid:
+                    self._guardian.start()
+
+    def _unguarded(self) -> Iterator[str]:
+        if self._guardian.failure:
+            yield (
+                "nothing would have ended this run if its launcher had been killed: "
+                f"{self._guardian.failure}"
+            )
+
+
+def _exit_code(status: int) -> int:
+    code = os.waitstatus_to_exitcode(status)
+    return code if code >= 0 else 128 - code
+
+
+def _told(ended: Ended, killed: bool, stop: Stop) -> Iterator[str]:
+    if killed:
+        name = signal.Signals(stop.signum).name
+        when = "at the second ctrl-C" if stop.now else f"{stop.grace_s:g} s after {name}"
+        # None where the terminal's second SIGINT ended torchrun's agent, and it its workers, first.
+        hard = f", and killed: {named(ended.killed)}" if ended.killed else ""
+        yield f"still running {when}{hard}"
+    elif ended.ended:
+        yield f"ended what the script left running: {named(ended.ended)}"
+    if ended.left:
+        yield f"could not end {named(ended.left)}"

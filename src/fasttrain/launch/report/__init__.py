@@ -1,0 +1,1 @@
+"""The receipt of a run, from the reports of its ranks."""

@@ -1,0 +1,177 @@
+"""Gathers the reports of the ranks into the receipt of the run."""
+
+from __future__ import annotations
+
+import shlex
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
+
+from fasttrain.files.writing import write_private
+from fasttrain.launch.ended import Ended
+from fasttrain.launch.hang.verdict import rank_list
+from fasttrain.launch.report.merge_reports import merged
+from fasttrain.model.codec import CodecError, dumps
+from fasttrain.model.errors import ExitCode, FasttrainError
+from fasttrain.model.hang import HANG_FILE, Hang
+from fasttrain.model.outcome import PREEMPTED, RECEIPT_FILE, Outcome, RankReport, Receipt, State
+from fasttrain.model.places import RUNS_FOLDER, SNAPSHOTS_FOLDER
+from fasttrain.model.plan import LaunchPlan
+from fasttrain.model.reading import load
+
+T = TypeVar("T", Receipt, Hang)
+
+
+def gather(plan: LaunchPlan, ended: Ended, run_dirs: Iterable[Path] = ()) -> Receipt:
+    """Read every rank's report and write receipt.json.
+
+    Args:
+        plan: The plan with its secrets masked.
+        ended: How it ended, as the launcher saw it.
+        run_dirs: Where the reports lie; in the run directory unless several nodes have their own.
+    """
+    run_dirs = tuple(run_dirs) or (Path(plan.run_dir),)
+    reports, problems = _read_reports(run_dirs)
+    reports = tuple(_with_steps(report, ended.steps.get(report.rank, 0)) for report in reports)
+    # A script that failed may not have come to its model; its own error is what there is to tell.
+    missed = tuple(unmet(reports, strict=plan.strict)) if ended.exit_code == 0 else ()
+    receipt = Receipt(
+        run_id=plan.run_id,
+        run_dir=str(run_dirs[0]),
+        command=shlex.join((plan.target.name, *plan.target.args)),
+        exit_code=int(ended.exit_code),
+        wall_s=ended.wall_s,
+        ranks=reports,
+        unmet=missed,
+        warnings=(*plan.warnings, *ended.warnings, *_told_by_ranks(reports), *problems),
+        hints=(*plan.hints, *_ways_on(plan, ended.exit_code)),
+        crash=ended.crash,
+        attempts=ended.attempts,
+    )
+    return _kept(receipt, run_dirs[0] / RECEIPT_FILE)
+
+
+def _kept(receipt: Receipt, path: Path) -> Receipt:
+    """Write the receipt; where that can't be, it is told at least."""
+    try:
+        write_private(path, dumps(receipt))
+    except OSError as error:
+        problem = f"{path.name} can't be written, and this is all that is left: {error.strerror}"
+        return replace(receipt, warnings=(*receipt.warnings, problem))
+    return receipt
+
+
+def _told_by_ranks(reports: tuple[RankReport, ...]) -> list[str]:
+    """Return the ranks' own warnings, each once with the ranks that have it."""
+    return _once((report.rank, warning) for report in reports for warning in report.warnings)
+
+
+def _once(told: Iterable[tuple[int, str]]) -> list[str]:
+    """Return each sentence once, behind the ranks of which it holds."""
+    ranks: defaultdict[str, list[int]] = defaultdict(list)
+    for rank, sentence in told:
+        ranks[sentence].append(rank)
+    return [f"{rank_list(having)}: {sentence}" for sentence, having in ranks.items()]
+
+
+def read_receipt(run_dir: Path) -> Receipt:
+    """Read the receipt of an earlier run.
+
+    Raises:
+        FasttrainError: There is none, or it can't be read.
+    """
+    return _read(Receipt, run_dir / RECEIPT_FILE)
+
+
+def read_hang(run_dir: Path) -> Hang | None:
+    """Read the last hang of an earlier run; None without one.
+
+    Raises:
+        FasttrainError: It can't be read.
+    """
+    path = run_dir / HANG_FILE
+    return _read(Hang, path) if path.exists() else None
+
+
+def _read(kind: type[T], path: Path) -> T:
+    try:
+        return load(kind, path)
+    except (OSError, CodecError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        raise FasttrainError(
+            f"{path} can't be read",
+            why=why,
+            fix=f"name the directory of a run that has ended, such as one in {RUNS_FOLDER}/",
+            slug="receipt",
+            exit_code=ExitCode.UNAVAILABLE,
+        ) from error
+
+
+def _read_reports(run_dirs: Iterable[Path]) -> tuple[tuple[RankReport, ...], list[str]]:
+    workers: list[RankReport] = []
+    children: defaultdict[int, list[RankReport]] = defaultdict(list)
+    problems = []
+    for path in (path for run_dir in run_dirs for path in sorted(run_dir.glob("rank-*.json"))):
+        try:
+            report = load(RankReport, path)
+        except (OSError, CodecError) as error:
+            problems.append(f"{path.name} can't be read: {error}")
+            continue
+        (children[report.rank] if ".child-" in path.name else workers).append(report)
+    reports = [merged(worker, children[worker.rank]) for worker in workers]
+    return tuple(sorted(reports, key=lambda report: report.rank)), problems
+
+
+def _with_steps(report: RankReport, steps: int) -> RankReport:
+    """Give the report of a rank that was ended with the steps that it has made since."""
+    if report.finished or steps <= report.stats.steps:
+        return report
+    known = replace(report.stats, steps=steps, reported_until=report.stats.steps)
+    return replace(report, stats=known)
+
+
+def was_preempted(run_dir: Path) -> bool:
+    """Whether the ranks that report in a directory ended behind a snapshot, to go on later."""
+    reports, _ = _read_reports((run_dir,))
+    return any(outcome.counts.get(PREEMPTED) for r in reports for outcome in r.outcomes)
+
+
+def _ways_on(plan: LaunchPlan, exit_code: int) -> tuple[str, ...]:
+    if exit_code != ExitCode.PREEMPTED:
+        return ()
+    directory = shlex.quote(plan.run_dir)
+    alone = plan.processes.value.backend == "direct"  # or rank 0 may have them elsewhere
+    if alone and not any(Path(plan.run_dir, SNAPSHOTS_FOLDER).glob("step-*")):
+        return ("no snapshot was taken yet: the same command begins anew, in a new --run-dir",)
+    return (f"the same command with --resume {directory} goes on from the snapshot",)
+
+
+def unmet(reports: tuple[RankReport, ...], *, strict: bool = False) -> list[str]:
+    """Return one sentence for each lever that was armed or named by the user, but not applied.
+
+    Where nothing was trained, as by ``train.py --help``, a default that was armed had nothing to
+    do, and is left out unless `strict`.
+    """
+    idle = all(report.idle for report in reports) and not strict
+    return _once(
+        (report.rank, f"{outcome.lever} {outcome.asked} was not applied{what}")
+        for report in reports
+        for outcome in report.outcomes
+        for what in _unmet_parts(outcome, idle=idle)
+    )
+
+
+def _is_unmet(outcome: Outcome, *, idle: bool) -> bool:
+    if outcome.state is State.ARMED and not outcome.explicit:
+        return not idle
+    if outcome.state in (State.ARMED, State.FAILED):
+        return True
+    return outcome.explicit and outcome.state is State.SKIPPED
+
+
+def _unmet_parts(outcome: Outcome, *, idle: bool) -> list[str]:
+    if _is_unmet(outcome, idle=idle):
+        return [f": {outcome.reason}"]
+    return [f" to {missed}" for missed in outcome.missed] if outcome.explicit else []

@@ -1,0 +1,1 @@
+"""The attempts of a run that is restarted after a failure."""

@@ -1,0 +1,1 @@
+"""The run directory: where it is, and who holds it."""

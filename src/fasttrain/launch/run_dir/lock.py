@@ -1,0 +1,274 @@
+"""Takes a run directory for one run: private to the user, held as long as the launcher lives."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import re
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from fasttrain.files.trust import Danger, doubts, refused, refused_folder, refused_way
+from fasttrain.files.writing import write_private
+from fasttrain.launch.restarts.attempt_files import put_aside
+from fasttrain.model.codec import CodecError
+from fasttrain.model.crash import CRASH_FILE, ENDS_FILE
+from fasttrain.model.errors import ExitCode, FasttrainError
+from fasttrain.model.guards import ResumeMode
+from fasttrain.model.hang import HANG_FILE
+from fasttrain.model.job import JOB_FILE
+from fasttrain.model.outcome import RECEIPT_FILE, Receipt
+from fasttrain.model.places import LOCK_FILE, RUNS_FOLDER
+from fasttrain.model.plan import PLAN_FILE
+from fasttrain.model.reading import load
+
+PARENTS_MODE = 0o775  # cut down by the umask; never open to everybody
+OF_A_RUN = {PLAN_FILE, JOB_FILE, RECEIPT_FILE, CRASH_FILE, ENDS_FILE, HANG_FILE}
+_OF_A_RANK = re.compile(r"(rank|events|failure|fault|pulse|stacks)-\d+\..+")
+# A file system without locks, or an NFS server whose lock service doesn't run.
+# Source: flock(2), fcntl(2), nfs(5)
+_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EIO)
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A run directory that is this run's own.
+
+    Attributes:
+        path: Where it is.
+        warnings: What is not as it should be, one sentence each.
+    """
+
+    path: Path
+    warnings: tuple[str, ...] = ()
+
+
+@contextmanager
+def claim(named: str, resume: ResumeMode = "no") -> Iterator[Claim]:
+    """Make a run directory and hold it against other launchers.
+
+    Of a run that goes on, what the attempt before has told is put aside first.
+
+    Args:
+        named: The directory.
+        resume: Whether a run that is in it goes on.
+
+    Raises:
+        FasttrainError: ``run-dir`` where it can't be made, ``run-dir-unsafe`` where others could
+            write to it, ``run-dir-busy`` and ``run-dir-used`` where it is another run's,
+            ``resume-missing`` where none began in it that could go on.
+    """
+    path = Path(named)
+    with ExitStack() as held:
+        try:
+            begun = resume != "no" and (path / PLAN_FILE).exists()
+            if resume == "required" and not begun:
+                raise _nothing_begun(path)
+            # Whoever can change the script gains nothing; what goes on is read, and must be sure.
+            folder = open_private(path, beside=Path.cwd() if resume == "no" else None)
+            held.callback(os.close, folder)
+            if not begun and not (path / LOCK_FILE).exists():
+                _check_unused(path, folder)  # nothing is left in what isn't ours
+            lock, problems = _locked(path)
+            held.callback(os.close, lock)
+            ended = _ended_well(path) if resume == "required" else ()
+            if begun:
+                put_aside(path, 1)
+            else:
+                _check_unused(path, folder)
+            doubted = _doubted(path)
+            _hide_from_git(path.parent)
+        except (OSError, ValueError) as error:  # ValueError: a NUL byte, which YAML can hold
+            raise _impossible(path, error) from error
+        yield Claim(path, (*doubted, *problems, *ended))
+
+
+def make_run_dir(named: str, first_file: str, text: str) -> Path:
+    """Make a run directory for a job, whose files are read when its turn comes.
+
+    Raises:
+        FasttrainError: As `claim` and `check_private`, or the first file can't be written.
+    """
+    check_private(Path(named))
+    with claim(named) as claimed:
+        begin(claimed, first_file, text)
+    return claimed.path
+
+
+def begin(claimed: Claim, first_file: str, text: str) -> None:
+    """Write the file that makes a run directory one run's own.
+
+    Raises:
+        FasttrainError: ``run-dir`` where it can't be written.
+    """
+    try:
+        write_private(claimed.path / first_file, text)
+    except OSError as error:
+        raise _impossible(claimed.path, error) from error
+
+
+def open_private(path: Path, *, beside: Path | None = None) -> int:
+    """Make a folder unless it is there, and give a descriptor of it once it is private.
+
+    What is judged is the folder that was opened, whatever its name leads to a moment later.
+
+    Args:
+        path: The folder.
+        beside: See `refused_way`.
+
+    Raises:
+        FasttrainError: ``run-dir-unsafe`` where somebody else can write to it.
+        OSError: It can't be made or opened.
+    """
+    if danger := refused_way(path, beside):
+        raise _unsafe(path, danger)
+    for parent in reversed(path.parents):
+        if not parent.is_dir():
+            parent.mkdir(PARENTS_MODE, exist_ok=True)
+    with suppress(FileExistsError):
+        path.mkdir(0o700)
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    folder = os.open(os.path.realpath(path), flags)
+    try:
+        if danger := refused_folder(path, os.fstat(folder)):
+            raise _unsafe(path, danger)
+        os.fchmod(folder, 0o700)  # one that was there may be open to others' eyes
+    except BaseException:
+        os.close(folder)
+        raise
+    return folder
+
+
+def check_private(path: Path) -> None:
+    """See that a run directory that was made before is still the user's alone.
+
+    Raises:
+        FasttrainError: ``run-dir-unsafe`` where somebody else can write to it, ``run-dir`` where
+            it can't be looked at.
+    """
+    try:
+        danger = refused(path)
+    except (OSError, ValueError) as error:  # ValueError: a NUL byte
+        raise _impossible(path, error) from error
+    if danger:
+        raise _unsafe(path, danger)
+
+
+def renew(path: Path, attempt: int) -> str:
+    """Make the directory of a part of a run anew, and put aside what the attempt before has told.
+
+    The logs of all attempts stay together.
+
+    Args:
+        path: The directory.
+        attempt: How often the run was started before.
+
+    Returns:
+        The name of the folder in it that has what was put aside; empty where there was nothing.
+
+    Raises:
+        FasttrainError: As `claim`, but for what is another run's.
+    """
+    try:
+        os.close(open_private(path))
+        aside = put_aside(path, attempt) if attempt else ""
+        if aside and (path / PLAN_FILE).exists():  # the nodes may be others now
+            (path / PLAN_FILE).replace(path / aside / PLAN_FILE)
+        return aside
+    except OSError as error:
+        raise _impossible(path, error) from error
+
+
+def _hide_from_git(folder: Path) -> None:
+    """Write a .gitignore into the folder of runs, unless one is there, be it empty."""
+    if folder.name == RUNS_FOLDER:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        with suppress(OSError):  # one is there, or there is no room
+            file = os.open(folder / ".gitignore", flags, 0o644)
+            os.write(file, b"*\n")
+            os.close(file)
+
+
+def _doubted(path: Path) -> list[str]:
+    return [
+        f"{why}, and could put another directory in the place of the run's: name one elsewhere"
+        " with --run-dir"
+        for why in doubts(path, Path.cwd())
+    ]
+
+
+def _ended_well(path: Path) -> tuple[str, ...]:
+    """Tell of a run that has nothing left to do but what is behind its last snapshot."""
+    try:
+        receipt = load(Receipt, path / RECEIPT_FILE)
+    except (OSError, CodecError):  # it didn't come to its receipt
+        return ()
+    if receipt.exit_code:
+        return ()
+    return ("the run had ended well: what it trained behind its last snapshot is trained again",)
+
+
+def _check_unused(path: Path, folder: int) -> None:
+    names = sorted(os.listdir(folder))
+    used = next((name for name in names if name in OF_A_RUN or _OF_A_RANK.fullmatch(name)), "")
+    if used:
+        why = f"another run's {used} is in it"
+        raise _refusal(path, why, "name a new directory", "run-dir-used")
+
+
+def _locked(path: Path) -> tuple[int, tuple[str, ...]]:
+    """Give what holds the lock for as long as it is open, and what can't be made sure.
+
+    The kernel lets go of it when the launcher dies, however that happens.
+    """
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    lock = os.open(path / LOCK_FILE, flags, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.read(lock, 1000).decode(errors="replace").strip()
+        os.close(lock)
+        why = f"a run goes on in it{f', of {holder}' if holder else ''}"
+        raise _refusal(path, why, "wait for its end, or name another", "run-dir-busy") from None
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            os.close(lock)
+            raise
+        return lock, (f"no other launcher is kept out of {path}: {error.strerror}",)
+    os.ftruncate(lock, 0)
+    os.write(lock, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+    return lock, ()
+
+
+def _nothing_begun(path: Path) -> FasttrainError:
+    return FasttrainError(
+        f"there is no run to go on with in {path}",
+        why=f"it holds no {PLAN_FILE}",
+        fix=f"name the directory of the run that was preempted, such as one in {RUNS_FOLDER}/",
+        slug="resume-missing",
+        exit_code=ExitCode.CANNOT_START,
+    )
+
+
+def _unsafe(path: Path, danger: Danger) -> FasttrainError:
+    fix = f"{danger.mend} if all that is there is yours, or name another directory"
+    return _refusal(path, danger.why, fix if danger.mend else "name another", "run-dir-unsafe")
+
+
+def _impossible(path: Path, error: OSError | ValueError) -> FasttrainError:
+    why = getattr(error, "strerror", None) or str(error)
+    return _refusal(path, why, "name a directory that can be written", "run-dir")
+
+
+def _refusal(path: Path, why: str, fix: str, slug: str) -> FasttrainError:
+    return FasttrainError(
+        f"the run directory {path} can't be used",
+        why=why,
+        fix=f"{fix} with --run-dir",
+        slug=slug,
+        exit_code=ExitCode.CANNOT_START,
+    )

@@ -1,0 +1,74 @@
+"""Where run directories lie, and what they are called."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable
+from datetime import datetime
+from pathlib import Path
+
+from fasttrain.model.errors import ExitCode, FasttrainError
+from fasttrain.model.places import RUNS_FOLDER
+from fasttrain.model.plan import PLAN_FILE
+
+
+def new_run_id(target: str) -> str:
+    """Give a name for a run that sorts by time: ``2026-11-21_14-30-05_train_1f9c02b7``.
+
+    Many may be made in one second, by the launchers of a sweep on several machines.
+    """
+    stem = Path(target).stem or "run"
+    safe = "".join(c if c.isascii() and (c.isalnum() or c in "-_") else "_" for c in stem)[:40]
+    return f"{datetime.now():%Y-%m-%d_%H-%M-%S}_{safe}_{secrets.token_hex(4)}"
+
+
+def default_run_dir(cwd: str, run_id: str) -> str:
+    """Give the absolute directory of a run for which none was named."""
+    return str(Path(cwd, RUNS_FOLDER, run_id))
+
+
+def matching(part: str, names: Iterable[str]) -> list[str]:
+    """Return the run of that name alone, or else all whose names contain it."""
+    known = list(names)
+    return [part] if part in known else [name for name in known if part and part in name]
+
+
+def find_run_dir(named: str, cwd: Path) -> Path:
+    """Return a run's directory by its path, its name, or a part of the name that only it has.
+
+    Raises:
+        FasttrainError: ``receipt`` for a part of several names.
+    """
+    if Path(named, PLAN_FILE).is_file():
+        return Path(named)
+    names = matching(named, (path.parent.name for path in _plans(cwd)))
+    if len(names) > 1:
+        raise FasttrainError(
+            f"several runs are called {named!r}",
+            why=f"it is part of {', '.join(names)}",
+            fix="name one of them in full",
+            slug="receipt",
+            exit_code=ExitCode.UNAVAILABLE,
+        )
+    return cwd / RUNS_FOLDER / names[0] if names else Path(named)
+
+
+def _plans(cwd: Path) -> list[Path]:
+    return sorted((cwd / RUNS_FOLDER).glob(f"*/{PLAN_FILE}"))
+
+
+def latest_run_dir(cwd: Path) -> Path:
+    """Give the run directory that was begun last below ``cwd``.
+
+    Raises:
+        FasttrainError: There is none.
+    """
+    if plans := _plans(cwd):
+        return plans[-1].parent
+    raise FasttrainError(
+        "there is no run to report on",
+        why=f"{cwd / RUNS_FOLDER} holds no run directory",
+        fix="name one: fasttrain report RUN_DIR",
+        slug="receipt",
+        exit_code=ExitCode.UNAVAILABLE,
+    )

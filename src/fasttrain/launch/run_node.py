@@ -1,0 +1,155 @@
+"""Starts the processes of one node and stays with them to their end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from fasttrain.launch.ended import Ended
+from fasttrain.launch.hang.watch import HangWatch
+from fasttrain.launch.node_run import Around, Part
+from fasttrain.launch.output.follow import EventTail, RankTails
+from fasttrain.launch.output.relay import Relay
+from fasttrain.launch.output.shown import first_rank, follows, log_name
+from fasttrain.launch.process.stop import Stop
+from fasttrain.launch.process.supervise import Child, supervise
+from fasttrain.launch.report.receipts import was_preempted
+from fasttrain.launch.restarts.attempt_files import give_all_back
+from fasttrain.launch.restarts.attempts import Attempts
+from fasttrain.launch.run_dir.disk_watch import DiskWatch
+from fasttrain.model.crash import CRASH_FILE
+from fasttrain.model.errors import ExitCode
+from fasttrain.model.hang import HANG_FILE
+from fasttrain.model.plan import EnvVar, LaunchPlan
+from fasttrain.model.secrets import secrets_of
+
+# Those that workers and torchrun's agent take up once they have started.
+HELD_BACK = {int(signal.SIGUSR1), int(signal.SIGUSR2)}
+
+
+def attend(part: Part, around: Around) -> Ended:
+    """Start this node's processes and stay with them to their end.
+
+    Raises:
+        FasttrainError: The program can't be started.
+    """
+    plan, run_dir = part.plan, Path(part.plan.run_dir)
+    disk = DiskWatch(run_dir, plan.processes.value.nproc_per_node, around.display.tell)
+    disk.tick()  # before there is anything to lose
+    around = replace(around, watches=(*around.watches, disk))
+    secrets = secrets_of(plan, part.environ)
+    hang = HangWatch(part.masked, around.on_hang, around.nodes, secrets)
+    follower = _Follower(part, around, hang)
+    save = _save(plan)
+    stop = Stop(plan.shutdown_timeout_s, around.display.tell, follower.heard, save)
+    attempts = Attempts(part, around, stop, follower.begin_again)
+    relay = Relay(run_dir / log_name(plan), around.display, again=attempts.restartable)
+    started_s = time.monotonic()
+    apart = plan.processes.value.backend == "torchrun"
+    held = frozenset({save} & HELD_BACK)
+    child = Child(part.program, plan.argv, part.environment, relay, apart, held)
+    try:
+        end = supervise(child, partial(follower.tick, attempts, relay), stop, attempts)
+    finally:
+        relay.finish()
+        follower.close()
+        give_all_back(run_dir)  # which leaves room for what is told of the end
+    wall_s = time.monotonic() - started_s
+    seen = (*disk.warnings, *_seen(hang, relay, run_dir))
+    if hang.stopped:
+        warnings = (*end.warnings, *seen)
+        done = tuple(attempts.done)
+        return Ended(ExitCode.HUNG, wall_s, warnings, None, done, attempts.steps())
+    crash = attempts.conclude(end.exit_code)
+    code = crash.exit_code if crash else end.exit_code
+    # To torchrun's agent, which would start a worker with another exit code anew, it ended well.
+    if plan.preempt.value.mode == "snapshot" and was_preempted(run_dir):
+        code, crash = ExitCode.PREEMPTED, None
+        (run_dir / CRASH_FILE).unlink(missing_ok=True)  # what the script made of its end
+    warnings = (*end.warnings, *seen, *dict.fromkeys(attempts.problems))  # each is judged twice
+    # torchrun tells the first to fail by whole seconds; here, the ranks' own clocks do.
+    return Ended(code, wall_s, warnings, crash, tuple(attempts.done), attempts.steps())
+
+
+def _save(plan: LaunchPlan) -> int:
+    """Give the signal behind which the workers end with a snapshot; 0 where they take none."""
+    preempt = plan.preempt.value
+    return signal.Signals[preempt.signals[0]] if preempt.mode == "snapshot" else 0
+
+
+class _Follower:
+    """Shows what the ranks write to their files, and has the watches do theirs."""
+
+    def __init__(self, part: Part, around: Around, hang: HangWatch) -> None:
+        self._run_dir = Path(part.plan.run_dir)
+        self._hang = hang
+        self._display, self._watches = around.display, around.watches
+        self._first = first_rank(part.plan)
+        self._shows = True
+        self._others = RankTails(self._run_dir, partial(follows, part.plan))
+        self._events = EventTail(self._run_dir / f"events-{self._first}.jsonl")
+
+    def heard(self, signum: int) -> None:
+        for watch in self._watches:
+            watch.heard(signum)
+
+    def tick(self, attempts: Attempts, relay: Relay) -> None:
+        self._show(self._others.lines())
+        if event := self._events.latest():
+            self._display.progress(event)
+        self._display.tick()
+        for watch in self._watches:
+            watch.tick()
+        attempts.tick()
+        if self._hang.tick(held=relay.held) and not attempts.hung(self._hang.hangs[-1]):
+            os.kill(os.getpid(), signal.SIGTERM)  # as whoever would stop the run from outside
+
+    def begin_again(self) -> None:
+        """Follow another attempt."""
+        self._show(self._others.lines(rest=True))
+        self._events = EventTail(self._run_dir / f"events-{self._first}.jsonl")
+        self._hang.begin_again()
+
+    def close(self) -> None:
+        self._hang.close()
+        self._show(self._others.lines(rest=True))
+        self._display.close()
+
+    def _show(self, lines: Iterator[bytes]) -> None:
+        """Show lines of ranks whose output is in their logs, whoever reads it here or not."""
+        if not self._shows:
+            return
+        try:
+            for line in lines:
+                self._display.write(1, line)
+        except OSError as error:
+            self._shows = False
+            self._display.tell(
+                f"stdout can't be written ({error.strerror or error}): what other ranks print "
+                f"is in {self._run_dir} only"
+            )
+
+
+def _seen(hang: HangWatch, relay: Relay, run_dir: Path) -> Iterator[str]:
+    """Tell what the launcher saw go wrong."""
+    for found in hang.hangs:
+        yield f"no rank went on for {found.quiet_s:.0f} s: see {HANG_FILE}"
+    yield from hang.problems
+    if relay.log_error:
+        yield f"the log in {run_dir} is not whole: {relay.log_error}"
+
+
+def compose(environ: Mapping[str, str], changes: tuple[EnvVar, ...]) -> dict[str, str]:
+    """Give the environment of the processes."""
+    result = dict(environ)
+    for change in changes:
+        if change.value is None:
+            result.pop(change.name, None)
+        else:
+            result[change.name] = change.value
+    return result

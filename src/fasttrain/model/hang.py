@@ -1,0 +1,92 @@
+"""A run in which no rank goes on: who is where, as hang.json and the card tell it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from fasttrain.model.errors import demand
+
+HANG_SCHEMA = 1
+HANG_FILE = "hang.json"  # in the run directory
+
+Role = Literal["rank", "loader worker", "child"]
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One line of a stack.
+
+    Attributes:
+        file: Path as Python knows it.
+        line: Number of the line.
+        function: Name of the function.
+        source: The line itself; empty where its file can't be read.
+        user: Whether it is the user's own code.
+    """
+
+    file: str
+    line: int
+    function: str
+    source: str = ""
+    user: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StuckProcess:
+    """One process of a rank.
+
+    Attributes:
+        pid: Its number.
+        role: ``rank`` for the worker itself.
+        threads: Its stacks, the main thread's first, each from the innermost frame outwards.
+        missing: Why there are none; empty when there are.
+    """
+
+    pid: int
+    role: Role
+    threads: tuple[tuple[Frame, ...], ...] = ()
+    missing: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StuckRank:
+    """One rank.
+
+    Attributes:
+        rank: Global rank.
+        steps: Its optimizer steps.
+        processes: The worker and what it has started, those that are Python.
+    """
+
+    rank: int
+    steps: int
+    processes: tuple[StuckProcess, ...]
+
+    def __post_init__(self) -> None:
+        demand(bool(self.processes), "a rank has a process")
+
+
+@dataclass(frozen=True, slots=True)
+class Hang:
+    """What was found when no rank had gone on for a time.
+
+    Attributes:
+        run_id: Name of the run.
+        quiet_s: Seconds without progress.
+        limit_s: Seconds after which that counts as a hang.
+        action: Whether the run is stopped; goes on, as was asked for; or is spared, since its only
+            process computes.
+        verdict: Who waits for whom, one sentence each.
+        ranks: The ranks of this node that run.
+        ended: Ranks of this node that have ended.
+    """
+
+    run_id: str
+    quiet_s: float
+    limit_s: float
+    action: Literal["stop", "report", "spare"]
+    verdict: tuple[str, ...]
+    ranks: tuple[StuckRank, ...]
+    ended: tuple[int, ...] = ()
+    schema: int = HANG_SCHEMA

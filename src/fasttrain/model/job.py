@@ -1,0 +1,185 @@
+"""A run that SLURM is to make: what is sent, and what its nodes tell each other and the sender."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from fasttrain.model.decision import Source
+from fasttrain.model.errors import demand, demand_exit_code
+from fasttrain.model.plan import Target
+from fasttrain.model.script import ScriptFacts
+from fasttrain.model.settings import Settings
+from fasttrain.model.slurm import SlurmSettings
+
+JOB_SCHEMA = 1
+JOB_FILE = "job.json"  # in the run directory: a `JobRequest`
+SUBMITTED_FILE = "submitted.json"  # a `SubmittedJob`
+SUBMITIT_FOLDER = "slurm"  # submitit's own files, and SLURM's logs
+TASKS_FOLDER = "tasks"  # `TaskStart` and `TaskEnd` of each task, by attempt
+YEAR_9999_S = 253_370_764_800  # since the epoch; Python has no later dates
+SECRETS_VARIABLE = "FASTTRAIN_JOB_SECRETS"
+
+
+@dataclass(frozen=True, slots=True)
+class JobRequest:
+    """One run as it is sent to the cluster; its plan is completed on the nodes.
+
+    Attributes:
+        run_id: Unique name of the run.
+        run_dir: Absolute run directory, on a file system that the nodes share.
+        target: What to start; its secret arguments masked.
+        cwd: Working directory.
+        settings: What the user wants of the run; secret values of ``env`` masked.
+        slurm: What the user wants of SLURM.
+        facts: What the source of the script says about it.
+        version: Version of fasttrain that sent it.
+        cell: For a cell of a sweep, the script's options that are its own.
+    """
+
+    run_id: str
+    run_dir: str
+    target: Target
+    cwd: str
+    settings: Settings
+    slurm: SlurmSettings
+    facts: ScriptFacts
+    version: str
+    cell: dict[str, str] = field(default_factory=dict)
+    schema: int = JOB_SCHEMA
+
+
+@dataclass(frozen=True, slots=True)
+class NodeShape:
+    """CPUs and GPUs of a node of the partition, the smallest where they differ, and how many fit.
+
+    Attributes:
+        cpus: CPUs of a node.
+        gpus: Its GPUs.
+        nodes: Nodes of the partition that have as many GPUs as were asked for.
+    """
+
+    cpus: int
+    gpus: int
+    nodes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One parameter of a job as ``--dry-run`` tells it: name, value, why, and who said so."""
+
+    name: str
+    value: str
+    reason: str
+    source: Source
+
+
+@dataclass(frozen=True, slots=True)
+class JobParameters:
+    """What is handed to submitit.
+
+    Attributes:
+        submitit: Parameters of its `SlurmExecutor`, by its own names.
+        nodes: Number of nodes.
+        time_min: Time limit; None for the partition's own.
+        requeue: How often the job may be queued again after its warning signal.
+        python: Interpreter on the nodes, as a shell word; None for this one.
+        rows: The same, to be shown.
+        warnings: What the user should know before it is sent, one sentence each.
+    """
+
+    submitit: dict[str, Any]
+    nodes: int
+    time_min: int | None
+    requeue: int
+    python: str | None
+    rows: tuple[Row, ...]
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SubmittedJob:
+    """What SLURM took.
+
+    Attributes:
+        job_id: Its number; that of the array for a sweep.
+        run_id: Name of the run.
+        run_dir: Its directory.
+        command: The command line that it stands for, secrets masked.
+        submitted_s: When, in seconds since the epoch.
+        nodes: Number of nodes.
+        cells: Run directories of the cells of a sweep, in the order of the array; empty without.
+    """
+
+    job_id: str
+    run_id: str
+    run_dir: str
+    command: str
+    submitted_s: float
+    nodes: int
+    cells: tuple[str, ...] = ()
+    schema: int = JOB_SCHEMA
+
+    def __post_init__(self) -> None:
+        demand(self.job_id.isdecimal(), "a job has a number")
+        demand(0 <= self.submitted_s < YEAR_9999_S, f"{self.submitted_s} is no time")
+        demand(not any("\0" in cell for cell in self.cells), "no file can have NUL in its name")
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """The place of this task in its job, as SLURM tells it.
+
+    Attributes:
+        job_id: Number of the job; of the element, in an array.
+        hosts: Names of the nodes, in the order of their ranks.
+        node_rank: Rank of this node.
+        task: Rank of this task among all.
+        local_task: Rank of this task on its node.
+        tasks: Number of tasks.
+        gpus: GPUs that SLURM granted on this node; 0 where it says nothing of any.
+        restarts: How often the job was queued again.
+    """
+
+    job_id: str
+    hosts: tuple[str, ...]
+    node_rank: int
+    task: int
+    local_task: int
+    tasks: int
+    gpus: int
+    restarts: int
+
+
+@dataclass(frozen=True, slots=True)
+class TaskStart:
+    """What a task tells the others before anything starts; all must be equal but for the place.
+
+    Attributes:
+        host: Name of the node.
+        port: On the first task, the port at which the ranks meet; 0 on others.
+        facts: What must be equal on all nodes, in words, by topic.
+    """
+
+    host: str
+    port: int
+    facts: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class TaskEnd:
+    """How a task ended.
+
+    Attributes:
+        task: Rank of the task among all.
+        exit_code: Of the script, or 128 + signal.
+        ended_ns: When it ended or, where a rank has recorded that, when it failed; nanoseconds
+            since the epoch by the node's clock.
+    """
+
+    task: int
+    exit_code: int
+    ended_ns: int
+
+    def __post_init__(self) -> None:
+        demand_exit_code(self.exit_code)

@@ -1,0 +1,51 @@
+"""Where runs and caches lie, and what the processes of a run are known by."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import fasttrain
+
+RUN_MARK = "FASTTRAIN_RUN_ID"  # every process of a run has the run's name there
+RUNS_FOLDER = "fasttrain_runs"  # of the working directory, for runs for which no other was named
+LOCK_FILE = "launcher.lock"  # in a run directory: held as long as its launcher lives
+SNAPSHOTS_FOLDER = "snapshots"  # in the run directory
+COMPILED_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
+COMPILED_FOLDER = "inductor"  # of the cache; triton's kernels lie below inductor's
+
+# Files of fasttrain that other processes know by name: programs that are started by path, and files
+# whose frames mean something in a stack or a traceback. Each is relative to the package's parent.
+# When a file moves and its name here does not, hang verdicts and the search for orphans break
+# without an error; a test compares every name with the tree.
+PACKAGE = Path(fasttrain.__file__).parent
+WORKER_PROGRAM = "fasttrain/shim/__main__.py"
+AGENT_PROGRAM = "fasttrain/agent/agent.py"
+LAUNCHER_PROGRAM = "fasttrain/__main__.py"
+TASK_MODULE = "fasttrain.slurm.node_start"
+GUARDIAN_PROGRAM = "fasttrain/processes/guardian.py"
+BENCH_PROGRAM = "fasttrain/probes/bench.py"
+TRIAL_PROGRAM = "fasttrain/probes/trial.py"
+SPAWN_MODULE = "fasttrain.shim.multiprocessing_hooks"  # in the command line of a spawned child
+WORKER_FOLDER = "fasttrain/shim/"
+RANKS_WAIT_IN = (
+    "fasttrain/shim/data_parallel/ranks.py",
+    "fasttrain/shim/data_parallel/board.py",
+    "fasttrain/shim/data_parallel/answers/answers.py",
+)
+REPLAYED_FILES = "fasttrain/shim/snapshots/left_files.py"
+
+
+def cache_folder(environ: Mapping[str, str]) -> Path:
+    """Give fasttrain's folder in the user's cache.
+
+    Source: XDG Base Directory Specification 0.8: a relative XDG_CACHE_HOME is ignored.
+    """
+    base = Path(environ.get("XDG_CACHE_HOME", ""))
+    home = Path(environ.get("HOME") or Path.home())
+    return (base if base.is_absolute() else home / ".cache") / "fasttrain"
+
+
+def program(name: str) -> str:
+    """Return the path of one of fasttrain's own files, such as `WORKER_PROGRAM`."""
+    return str(PACKAGE.parent / name)

@@ -1,0 +1,131 @@
+"""What counts as a secret, for the launcher and the workers alike."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, TypeVar
+from urllib.parse import quote, quote_plus, unquote
+
+from fasttrain.model.codec import from_data, to_data
+from fasttrain.model.plan import LaunchPlan
+
+T = TypeVar("T")
+
+MASK = "***"
+# Shorter values are words such as the `false` of TOKENIZERS_PARALLELISM, which a text may hold.
+SHORTEST_VALUE = 6
+
+# JWT: SLURM_JWT is how SLURM knows its users.
+_SECRET_NAME = re.compile(r"TOKEN|KEY|SECRET|PASSWORD|PASSWD|PASSPHRASE|JWT", re.IGNORECASE)
+_SECRET_WORDS = frozenset(
+    {"token", "key", "apikey", "secret", "password", "passwd", "passphrase", "jwt"}
+)
+# The password in a URL; all in front of the host in one for the web, where a token may have the
+# place of the user. Source: RFC 3986, section 3.2.1, userinfo, which may hold : and '
+# No scheme is as long as 40 characters; a pattern without an end takes minutes for 100 KB of `a.a.`
+_URL = re.compile(
+    r"(?P<before>\bhttps?://)(?P<web>[^\s/@\"]+)(?=@)"
+    r"|(?P<user>\b[a-z][a-z0-9+.-]{0,40}://[^\s/:@\"']*:)(?P<password>[^\s/@\"]+)(?=@)",
+    re.IGNORECASE,
+)
+# What stands for the password where the user is a token.
+# Source: https://docs.github.com/en/rest/authentication (2021), https://docs.stripe.com/api
+_NO_PASSWORD = {"", "x-oauth-basic"}
+# apiKey counts as two words, as api-key and api_key do.
+_WORD_ENDS = re.compile(r"[-_.]|(?<=[a-z])(?=[A-Z])")
+
+
+def is_secret_name(name: str) -> bool:
+    """Say whether a variable's name tells of a secret, such as ``HF_TOKEN``."""
+    return bool(_SECRET_NAME.search(name))
+
+
+def mask_value(name: str, value: str, values: Iterable[str] = ()) -> str:
+    """Give the value of a variable as it may be shown.
+
+    Args:
+        name: The variable.
+        value: Its value.
+        values: Secrets that are known, as `secret_values` gives them.
+    """
+    return MASK if is_secret_name(name) else hide(value, values)
+
+
+def mask_args(args: Iterable[str], values: Iterable[str] = ()) -> tuple[str, ...]:
+    """Give the arguments with the values of secret options masked.
+
+    Both ``--api-key X`` and ``--api-key=X`` are known, and ``wandb.api_key=X``; by its last word,
+    so that ``--tokenizer``, ``--key-dim`` and ``--num-tokens`` keep theirs. In all others,
+    passwords in URLs are masked, and secrets that are known.
+    """
+    return tuple(_masked(args, tuple(values)))
+
+
+def _masked(args: Iterable[str], values: tuple[str, ...]) -> Iterator[str]:
+    expect_secret = False
+    for arg in args:
+        if expect_secret and not arg.startswith("--"):
+            yield MASK
+            expect_secret = False
+            continue
+        name, equals, _value = arg.partition("=")
+        secret = _WORD_ENDS.split(name)[-1].lower() in _SECRET_WORDS
+        expect_secret = secret and not equals and arg.startswith("-")
+        yield f"{name}={MASK}" if secret and equals else hide(arg, values)
+
+
+def secret_values(environ: Mapping[str, str], args: Iterable[str]) -> tuple[str, ...]:
+    """Give the values of secret variables and arguments, and passwords in URLs; longest first."""
+    args = tuple(args)
+    values = {value for name, value in environ.items() if is_secret_name(name)}
+    for arg, masked in zip(args, mask_args(args), strict=True):
+        if arg != masked and masked.endswith(MASK):
+            values.add(arg if masked == MASK else arg.partition("=")[2])
+    for text in (*environ.values(), *args):
+        values.update(_of_url(found) for found in _URL.finditer(text))
+    values |= {unquote(value) for value in values}
+    values |= {form for value in values for form in _forms(value)}
+    return tuple(sorted((v for v in values if len(v) >= SHORTEST_VALUE), key=len, reverse=True))
+
+
+def secrets_of(plan: LaunchPlan, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Give the secrets that a run knows: of the user's environment, of --env and its arguments."""
+    named = {v.name: v.value for v in plan.environment if v.value is not None}
+    return secret_values({**environ, **named}, plan.target.args)
+
+
+def hide(text: str, values: Iterable[str]) -> str:
+    """Give a text with these values masked, and with any password in a URL."""
+    for value in values:
+        text = text.replace(value, MASK)
+    return _URL.sub(lambda found: (found["before"] or found["user"]) + MASK, text)
+
+
+def _of_url(found: re.Match[str]) -> str:
+    if found["web"] is None:
+        return found["password"]
+    user, _, password = found["web"].partition(":")
+    return user if password in _NO_PASSWORD else password
+
+
+def _forms(value: str) -> set[str]:
+    """Give how a text may stand in a URL, and in a message that quotes it."""
+    quoted = {quote(value), quote(value, safe=""), quote_plus(value)}
+    return quoted | {repr(value)[1:-1], json.dumps(value)[1:-1]}
+
+
+def without_secrets(kind: type[T], value: T, values: Iterable[str]) -> T:
+    """Give a dataclass with these values masked in every text of it."""
+    return from_data(kind, _hidden(to_data(value), tuple(values)))
+
+
+def _hidden(data: Any, values: tuple[str, ...]) -> Any:
+    if isinstance(data, str):
+        return hide(data, values)
+    if isinstance(data, list):
+        return [_hidden(item, values) for item in data]
+    if isinstance(data, dict):
+        return {name: _hidden(item, values) for name, item in data.items()}
+    return data

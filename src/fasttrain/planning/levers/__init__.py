@@ -1,0 +1,1 @@
+"""One decider per lever."""

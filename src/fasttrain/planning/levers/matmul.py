@@ -1,0 +1,36 @@
+"""Decides the precision of fp32 matrix products."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from fasttrain.model.decision import Decision, Setting
+from fasttrain.model.plan import Amp
+from fasttrain.model.settings import MatmulChoice
+from fasttrain.planning.describe import device_names
+from fasttrain.planning.gpus import Chosen
+from fasttrain.planning.sources import DEVICES, asked
+
+
+def decide_matmul(
+    setting: Setting[MatmulChoice], chosen: Chosen, amp: Amp
+) -> Decision[MatmulChoice | Literal["keep"]]:
+    """Give ``high`` (TF32) only where the run accepts lower precision already, else no change."""
+    if setting.value != "auto":
+        return Decision(
+            setting.value, asked(setting) + _cpu_note(setting.value, chosen), setting.source
+        )
+    if not chosen.devices:
+        return Decision("keep", "TF32 is a format of GPUs; the run is on the CPU", DEVICES)
+    if not all(device.tf32 for device in chosen.devices):
+        return Decision("keep", "not every device has TF32", DEVICES)
+    if amp.precision == "off":
+        return Decision("keep", "amp is off, so full fp32 precision is kept", DEVICES)
+    reason = f"TF32 on {device_names(chosen.devices)}; bf16 accepts lower precision already"
+    return Decision("high", reason, DEVICES)
+
+
+def _cpu_note(value: MatmulChoice, chosen: Chosen) -> str:
+    if chosen.kind != "cpu" or value == "highest":
+        return ""
+    return "; torch decides whether this CPU uses it"

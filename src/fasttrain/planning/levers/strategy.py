@@ -1,0 +1,74 @@
+"""Decides what makes several processes one training run."""
+
+from __future__ import annotations
+
+from fasttrain.model.decision import Decision, Source, SourceKind
+from fasttrain.model.errors import FasttrainError
+from fasttrain.model.machine import DeviceKind, Machine
+from fasttrain.model.plan import Processes, Strategy, StrategyMode
+from fasttrain.model.script import ScriptFacts
+from fasttrain.model.settings import Settings
+from fasttrain.planning.describe import release, torch_phrase
+from fasttrain.planning.sources import BUILT_IN, asked
+from fasttrain.planning.vendors import VENDORS
+
+_SHARDS_SINCE = (2, 6)  # as a public function
+SCRIPT = Source(SourceKind.MACHINE, "the script")
+
+
+def decide_strategy(
+    settings: Settings,
+    machine: Machine,
+    processes: Processes,
+    kind: DeviceKind,
+    facts: ScriptFacts,
+) -> Decision[Strategy]:
+    """Give who makes the ranks one run: the script, or the shim, or nobody.
+
+    Raises:
+        FasttrainError: ``strategy-device`` where ranks can't add up their gradients,
+            ``strategy-torch`` where torch can't shard.
+    """
+    mode, reason, source = _mode(settings, processes, facts)
+    vendor = VENDORS[kind]
+    if mode in ("ddp", "fsdp") and not vendor.collectives:
+        raise FasttrainError(
+            f"{processes.world_size} processes can't train one model on {kind}",
+            why=f"torch.distributed has no collectives for it, and {reason}",
+            fix="use one process, or --strategy none for copies that have nothing to do with"
+            " each other",
+            slug="strategy-device",
+        )
+    if mode == "fsdp" and machine.torch.release < _SHARDS_SINCE:
+        raise FasttrainError(
+            "--strategy fsdp was asked for, but this torch can't shard in place",
+            why=f"fully_shard came with {release(_SHARDS_SINCE)}, and there is"
+            f" {torch_phrase(machine)}",
+            fix="upgrade torch, or use --strategy ddp",
+            slug="strategy-torch",
+        )
+    strategy = Strategy(
+        mode,
+        settings.batch.value,
+        collectives=vendor.collectives,
+        visibility=vendor.visibility,
+    )
+    return Decision(strategy, reason, source)
+
+
+def _mode(
+    settings: Settings, processes: Processes, facts: ScriptFacts
+) -> tuple[StrategyMode, str, Source]:
+    setting = settings.strategy
+    if setting.value == "none":
+        return "none", asked(setting), setting.source
+    if processes.world_size == 1:
+        return "none", "one process needs none", setting.source
+    if setting.value in ("ddp", "fsdp"):
+        return setting.value, asked(setting), setting.source
+    if facts.handles_ranks:
+        found = facts.handles_ranks
+        reason = f"the script handles its ranks itself: {found.what} at {found.where}"
+        return "script", reason, SCRIPT
+    reason = "nothing in the script handles ranks, so it is made data-parallel"
+    return "ddp", reason, BUILT_IN if facts == ScriptFacts() else SCRIPT

@@ -1,0 +1,123 @@
+"""Values of SLURM's options, checked: what sbatch would garble or refuse after a long wait."""
+
+from __future__ import annotations
+
+import re
+
+from fasttrain.model.decision import Setting, SourceKind
+from fasttrain.model.errors import ExitCode, FasttrainError
+
+# Source: sbatch(1), SLURM 22.05, --time: "minutes", "minutes:seconds", "hours:minutes:seconds",
+# "days-hours", "days-hours:minutes" and "days-hours:minutes:seconds".
+_MINUTES = re.compile(r"(\d{1,9})(?::(\d{1,9}))?", re.ASCII)
+_HOURS = re.compile(r"(\d{1,9}):(\d{1,9}):(\d{1,9})", re.ASCII)
+_DAYS = re.compile(r"(\d{1,9})-(\d{1,9})(?::(\d{1,9}))?(?::(\d{1,9}))?", re.ASCII)
+_UNLIMITED = frozenset({"infinite", "unlimited", "-1"})
+
+_SIGNAL = re.compile(r"(?:SIG)?(USR1|USR2)(?:@(\d{1,5}))?", re.ASCII)
+LEAD_S = 90
+# Source: sbatch(1), SLURM 22.05, --signal: "sig_time ... must have an integer value between 0 and
+# 65535"; the signal may come up to 60 seconds earlier.
+MOST_LEAD_S = 65535
+
+# Of a sweep. Source: slurm.conf(5), SLURM 22.05, MaxArraySize: 1001 by default, one more than the
+# elements of an array.
+MOST_CELLS = 1000
+
+# sbatch drops a backslash, and expands these in the names of its logs.
+# Source: sbatch(1), SLURM 22.05, "filename pattern".
+_PATTERN = re.compile(r"\\|%(?:%|[0-9]*[AaJjNnstuxb])")
+
+
+def time_min(setting: Setting[str | None]) -> int | None:
+    """Give a time limit in minutes, rounded up; None for the partition's own.
+
+    Raises:
+        FasttrainError: ``slurm-time`` for a text in none of SLURM's forms.
+    """
+    text = setting.value
+    if text is None:
+        return None
+    if text.lower() in _UNLIMITED:
+        raise _time_error(setting, "SLURM would wait until a partition without a limit is free")
+    if found := _HOURS.fullmatch(text):
+        days, (hours, minutes, seconds) = 0, map(int, found.groups())
+    elif found := _DAYS.fullmatch(text):
+        days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
+    elif found := _MINUTES.fullmatch(text):
+        days, hours, minutes, seconds = 0, 0, int(found[1]), int(found[2] or 0)
+    else:
+        raise _time_error(setting, "it is in none of SLURM's forms")
+    total = days * 24 * 60 + hours * 60 + minutes + (seconds + 59) // 60
+    if total == 0:
+        raise _time_error(setting, "SLURM takes 0 for no limit at all")
+    return total
+
+
+def _time_error(setting: Setting[str | None], why: str) -> FasttrainError:
+    return FasttrainError(
+        f"{setting.source} can't be {setting.value!r}",
+        why=why,
+        fix="write it as minutes, HH:MM:SS or DAYS-HH:MM:SS, such as --time 4:00:00",
+        slug="slurm-time",
+        exit_code=ExitCode.USAGE if setting.source.kind is SourceKind.FLAG else _CONTRADICTION,
+    )
+
+
+_CONTRADICTION = ExitCode.CONTRADICTION
+
+
+def signal_and_lead(setting: Setting[str]) -> tuple[str, int]:
+    """Give the name of the warning signal and how many seconds before the end it comes.
+
+    Raises:
+        FasttrainError: ``slurm-signal`` for another signal or form.
+    """
+    found = _SIGNAL.fullmatch(setting.value)
+    lead_s = int(found[2] or LEAD_S) if found else 0
+    if found is None or lead_s > MOST_LEAD_S:
+        raise FasttrainError(
+            f"{setting.source} can't be {setting.value!r}",
+            why=f"it takes USR1 or USR2, and how many seconds before the end, up to {MOST_LEAD_S}",
+            fix="write it like --signal USR2@120",
+            slug="slurm-signal",
+            exit_code=ExitCode.USAGE if setting.source.kind is SourceKind.FLAG else _CONTRADICTION,
+        )
+    return found[1], lead_s
+
+
+def plain(name: str, value: str) -> str:
+    """Give a value that stands in a line of the batch script.
+
+    Raises:
+        FasttrainError: ``slurm-value`` where sbatch would not get it as it is.
+    """
+    if value.isprintable() and "\\" not in value and value.strip():
+        return value
+    why = "it has a line break or another control character, on which sbatch fails"
+    if "\\" in value:
+        why = "sbatch drops a backslash"
+    raise FasttrainError(
+        f"{name} can't be {value!r}",
+        why=why if value.strip() else "it is empty",
+        fix="write it with letters, digits, spaces and signs on one line",
+        slug="slurm-value",
+    )
+
+
+def check_folder(path: str) -> None:
+    """See that SLURM takes the path of a log as it is.
+
+    Raises:
+        FasttrainError: ``slurm-folder`` where the job would fail without a word.
+    """
+    found = _PATTERN.search(path)
+    if found is None and path.isprintable():
+        return
+    part = found[0] if found else "a control character"
+    raise FasttrainError(
+        f"the run directory {path!r} can't hold SLURM's logs",
+        why=f"sbatch doesn't take {part} in a path as it is, and the job would fail with no output",
+        fix="name another with --run-dir, or start from another folder",
+        slug="slurm-folder",
+    )

@@ -1,0 +1,1 @@
+"""Programs that `doctor` starts in the user's interpreter."""

@@ -1,0 +1,338 @@
+"""Leaves files to rank 0: it makes, changes and removes them, and says what there is.
+
+The other ranks come to the same call, wait until rank 0 has made it, and get its result or its
+error. Of a file that the script writes by itself they have copies of their own.
+"""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import io
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from threading import get_ident
+from types import FrameType
+from typing import Any
+
+from fasttrain.shim.data_parallel.answers.answers import Answers
+from fasttrain.shim.data_parallel.answers.clocks import replace_in_users_modules
+from fasttrain.shim.data_parallel.answers.entries import Entries, entries_heard, entries_told
+from fasttrain.shim.data_parallel.answers.own_copies import OwnCopies, path_of
+from fasttrain.shim.data_parallel.answers.places import asking
+from fasttrain.shim.hooks.outcome_recorder import Ledger
+from fasttrain.shim.process.import_hook import after_import
+
+Call = Callable[..., Any]
+_QUESTIONS = ("stat", "lstat", "listdir", "access", "readlink", "statvfs")
+# What changes files: the names of its arguments up to the one that is changed.
+_OS_ACTS = {
+    "mkdir": ("path",), "rmdir": ("path",), "remove": ("path",), "unlink": ("path",),
+    "truncate": ("path",), "utime": ("path",), "chmod": ("path",), "chown": ("path",),
+    "mkfifo": ("path",), "mknod": ("path",), "symlink": ("src", "dst"), "link": ("src", "dst"),
+    "rename": ("src", "dst"), "replace": ("src", "dst"),
+}  # fmt: skip
+_SHUTIL_ACTS = {
+    "rmtree": ("path",), "copyfile": ("src", "dst"), "copy": ("src", "dst"),
+    "copy2": ("src", "dst"), "copytree": ("src", "dst"), "move": ("src", "dst"),
+    "copymode": ("src", "dst"), "copystat": ("src", "dst"), "chown": ("path",),
+    "make_archive": ("base_name",), "unpack_archive": ("filename", "extract_dir"),
+}  # fmt: skip
+# What modules of Python's have as `open`, by a name of their own.
+_HOLDING_OPEN = {"bz2": "_builtin_open", "tarfile": "bltn_open"}
+_MOVING = ("rename", "replace", "move")
+_KEEPING = ("mkdir", "utime", "chmod", "chown", "copymode", "copystat")
+_LOCAL, _LOOSE = 0, -1  # in the place of a place: this rank's own; the script's, but not in order
+_WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
+
+
+class Files:
+    """Takes the place of what asks for files and changes them, in `os`, `shutil` and `open`.
+
+    Args:
+        answers: Rank 0's.
+        copies: What this rank has of its own.
+        ledger: Whether it is live, and what the receipt tells.
+    """
+
+    def __init__(self, answers: Answers, copies: OwnCopies, ledger: Ledger) -> None:
+        self._answers = answers
+        self._copies = copies
+        self._ledger = ledger
+        self._others = answers.rank > 0
+        self._replaced: dict[int, Any] = {}
+
+    def install(self, undo: ExitStack) -> None:
+        """Replace them."""
+        for name in _QUESTIONS:
+            self.replace(os, name, functools.partial(self._ask, name), undo)
+        self.replace(os, "scandir", self._scandir, undo)
+        for owner, acts in ((os, _OS_ACTS), (shutil, _SHUTIL_ACTS)):
+            for name, names in acts.items():
+                self.replace(owner, name, functools.partial(self._act, name, names), undo)
+        self.replace(os, "open", self._os_open, undo)
+        for module in (builtins, io):
+            self.replace(module, "open", self._open, undo)
+        for name, held in _HOLDING_OPEN.items():
+            undo.callback(after_import(name, self._replacing(held, self._open, undo)))
+        for name in ("sqlite3", "sqlite3.dbapi2"):
+            undo.callback(after_import(name, self._replacing("connect", self._connect, undo)))
+        replace_in_users_modules(self._replaced, undo)
+
+    def replace(self, owner: Any, name: str, act: Call, undo: ExitStack) -> None:
+        """Replace a function by one that gets the calling frame and the original first."""
+        original = getattr(owner, name, None)
+        if original is None:
+            return
+        ledger = self._ledger
+
+        @functools.wraps(original)
+        def replaced(*args: Any, **kwargs: Any) -> Any:
+            if not ledger.live:
+                return original(*args, **kwargs)
+            try:
+                frame: FrameType | None = sys._getframe(1)
+            except ValueError:
+                frame = None  # the interpreter itself has called it, as at its end
+            return act(frame, original, *args, **kwargs)
+
+        undo.callback(setattr, owner, name, original)
+        setattr(owner, name, replaced)
+        self._replaced[id(original)] = replaced
+        for able in (os.supports_dir_fd, os.supports_fd, os.supports_follow_symlinks):
+            if owner is os and original in able:
+                able.add(replaced)
+                undo.callback(able.discard, replaced)
+
+    def _replacing(self, name: str, act: Call, undo: ExitStack) -> Callable[[Any], None]:
+        return lambda module: self.replace(module, name, act, undo)
+
+    def _place(
+        self, frame: FrameType | None, target: Any, doing: str, *, libraries: bool = False
+    ) -> int:
+        """Return the number of a place for rank 0 to answer at, `_LOCAL` or `_LOOSE`."""
+        ordered = self._answers.live and get_ident() == self._answers.thread
+        if not ordered and not self._others:
+            return _LOCAL
+        users = asking(frame, for_libraries=libraries)
+        # The path comes last: it costs the most, and libraries ask the most often.
+        by_nobody = users is None and frame is not None
+        if by_nobody or not (path := path_of(target)) or self._copies.is_own(path):
+            return _LOCAL
+        if users is None:  # what the script has left to the interpreter
+            return _LOOSE if self._others else _LOCAL
+        return self._answers.places.number(users, doing) if ordered else _LOOSE
+
+    # --- questions
+
+    def _ask(
+        self,
+        name: str,
+        frame: FrameType | None,
+        original: Call,
+        path: Any = ".",
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        by_name = kwargs.get("dir_fd") is None
+        place = self._place(frame, path, f"call os.{name}") if by_name else _LOCAL
+        if place > 0 and name == "listdir":
+            return self._answers.ask(place, lambda: self._without_ours(path, original(path)))
+        if place > 0:
+            return self._answers.ask(place, lambda: original(path, *args, **kwargs))
+        return original(path, *args, **kwargs)
+
+    def _scandir(self, frame: FrameType | None, original: Call, path: Any = ".") -> Any:
+        place = self._place(frame, path, "call os.scandir")
+        if place <= 0 or isinstance(path, bytes):
+            return original(path)
+
+        def find() -> list[Any]:
+            entries = list(original(path))
+            left = self._without_ours(path, [entry.name for entry in entries])
+            return [entry for entry in entries if entry.name in left]
+
+        found = self._answers.ask(place, find, entries_told)
+        return Entries(entries_heard(path, found) if self._others else found)
+
+    def _without_ours(self, folder: Any, names: list[Any]) -> list[Any]:
+        """Leave out what fasttrain has made for ranks, which changes while it is walked through."""
+        at = path_of(folder)
+        return [n for n in names if not self._copies.is_scratch(f"{at}/{os.fsdecode(n)}")]
+
+    # --- changes
+
+    def _act(
+        self,
+        name: str,
+        names: tuple[str, ...],
+        frame: FrameType | None,
+        original: Call,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        given = [*args[: len(names)], *[kwargs.get(one) for one in names[len(args) :]]]
+        by_name = not any(isinstance(value, int) and key.endswith("dir_fd")
+                          for key, value in kwargs.items())  # fmt: skip
+        target = path_of("." if given[-1] is None else given[-1]) if by_name else ""
+        place = self._place(frame, target, f"call {name}")
+        if place == _LOCAL:
+            return original(*args, **kwargs)
+        if place == _LOOSE:
+            self._follow_loosely(name, path_of(given[0]), target)
+            return given[-1] if name in _SHUTIL_ACTS else None  # as most of these return it
+        result = self._answers.do(place, lambda: original(*args, **kwargs), _itself)
+        if self._others:
+            self._follow(name, path_of(given[0]), target)
+        return result
+
+    def _follow(self, name: str, source: str, target: str) -> None:
+        """Forget what this rank has of its own where rank 0 has changed a file."""
+        if name in _KEEPING:
+            return
+        self._copies.forget(target)
+        if name == "mkfifo":
+            self._copies.make_fifo(target)
+        if name in _MOVING:
+            self._copies.forget(source)
+            self._copies.remove_own(source)
+
+    def _follow_loosely(self, name: str, source: str, target: str) -> None:
+        """Do to this rank's copies what rank 0's thread does to the files, whenever that is."""
+        if name in _MOVING:
+            self._copies.move(source, target)
+        elif name not in _KEEPING:
+            self._copies.forget(target)
+
+    def place_of(self, frame: FrameType | None, doing: str) -> int:
+        """Return the number of a place of the script's for rank 0 to answer at; 0 for none."""
+        users = asking(frame) if self._answers.answers() else None
+        return 0 if users is None else self._answers.places.number(users, doing)
+
+    def forget_copies(self) -> None:
+        """Read what rank 0 has of each file from now on."""
+        self._copies.forget_all()
+
+    def leave(self, frame: FrameType | None, doing: str, path: str, act: Callable[[], Any]) -> bool:
+        """Have rank 0 alone write a file when all have come here; whoever has called this.
+
+        Args:
+            frame: The nearest one outside of torch, if there is one.
+            doing: What is done, in words.
+            path: The file.
+            act: Writes it on rank 0.
+
+        Returns:
+            False in a thread, or a process, whose calls are in no order with other ranks' calls.
+        """
+        if frame is None or not self._answers.answers():
+            return False
+        self._answers.do(self._answers.places.number(frame, doing), act)
+        if self._others:
+            self._copies.forget(path)
+        return True
+
+    # --- files that the script itself opens
+
+    def _open(
+        self,
+        frame: FrameType | None,
+        original: Call,
+        file: Any,
+        mode: str = "r",
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        path = path_of(file) if not isinstance(file, int) else ""
+        flags = set(mode) if isinstance(mode, str) else set()
+        writes, kept = bool(flags & set("wax+")), not flags & set("wx")
+        place = self._place(frame, path, "open a file to write" if writes else "open a file")
+        opening = functools.partial(self._opened, original, path, kept, (mode, *args), kwargs)
+        if not writes:
+            return self._read(place, path, file, opening)
+        return self._write(place, path, file, opening, in_place=kept and "a" not in flags)
+
+    def _os_open(
+        self,
+        frame: FrameType | None,
+        original: Call,
+        path: Any,
+        flags: int,
+        mode: int = 0o777,
+        *,
+        dir_fd: int | None = None,
+    ) -> int:
+        if dir_fd is not None or flags & os.O_DIRECTORY:
+            return int(original(path, flags, mode, dir_fd=dir_fd))
+        name, writes, kept = path_of(path), bool(flags & _WRITES), not flags & os.O_TRUNC
+        place = self._place(frame, name, "open a file to write" if writes else "open a file")
+        if writes and place and self._others:
+            flags = (flags | os.O_CREAT) & ~os.O_EXCL
+        opening = functools.partial(self._opened, original, name, kept, (flags, mode), {})
+        if not writes:
+            return int(self._read(place, name, path, opening))
+        in_place = kept and not flags & os.O_APPEND
+        return int(self._write(place, name, path, opening, in_place=in_place))
+
+    def _connect(
+        self, frame: FrameType | None, original: Call, database: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Have this rank's own copy of a database, which SQLite opens by itself."""
+        by_path = database != ":memory:" and not kwargs.get("uri")
+        path, kept = path_of(database) if by_path else "", True
+        place = self._place(frame, path, "open a database", libraries=True)
+        opening = functools.partial(self._opened, original, path, kept, args, kwargs)
+        self._copies.keep(path)
+        return self._write(place, path, database, opening, in_place=True)
+
+    def _opened(
+        self, original: Call, path: str, kept: bool, args: Any, kwargs: Any, file: Any
+    ) -> tuple[Any, int]:
+        """Open a file, and return with it how many bytes of it stay."""
+        try:
+            size = os.stat(path).st_size if kept and path else 0  # noqa: PTH116
+        except OSError:
+            size = 0
+        return original(file, *args, **kwargs), size
+
+    def _read(self, place: int, path: str, file: Any, opening: Call) -> Any:
+        if place > 0:
+            opened = self._answers.ask(place, lambda: opening(file), _nothing)
+            if not self._others:
+                return opened[0]
+        copy = self._copies.to_read(path) if self._others else None
+        with self._answers.apart():  # what opens it may be the user's
+            return opening(file if copy is None else copy)[0]
+
+    def _write(self, place: int, path: str, file: Any, opening: Call, *, in_place: bool) -> Any:
+        if place == _LOCAL:
+            return opening(file)[0]
+        size = 0
+        if place > 0:
+            found = self._answers.do(place, lambda: opening(file), _size)
+            if not self._others:
+                if in_place:  # the others copy what is to be changed
+                    self._answers.do(place, _nothing)
+                return found[0]
+            size = int(found)
+        copy = self._copies.to_write(path, size=size)
+        if place > 0 and in_place:
+            self._answers.do(place, _nothing)
+        self._ledger.note(f"{path} is rank 0's: this rank writes a copy of its own")
+        with self._answers.apart():
+            return opening(copy)[0]
+
+
+def _itself(value: Any) -> Any:
+    return value
+
+
+def _nothing(*_: Any) -> None:
+    return None
+
+
+def _size(opened: tuple[Any, int]) -> int:
+    return opened[1]

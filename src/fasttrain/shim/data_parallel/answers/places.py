@@ -1,0 +1,162 @@
+"""Which line of the user's code has asked for something, as a number that all ranks know."""
+
+from __future__ import annotations
+
+import re
+import sys
+import sysconfig
+import tempfile
+import zlib
+from enum import Enum, auto
+from functools import cache
+from types import CodeType, FrameType
+from typing import Any
+
+from fasttrain.model.places import REPLAYED_FILES
+from fasttrain.shim.process.callsite import is_own_file, location, own_prefixes
+
+MOST = 4096  # places that are remembered at once; scripts that compile code have ever new ones
+_STDLIB = sysconfig.get_path("stdlib")
+_INSTALLED = tuple(f"{sysconfig.get_path(name)}/" for name in ("stdlib", "purelib", "platlib"))
+_PACKAGES = re.compile(r"/(site|dist)-packages/")  # there are more, such as those of one user
+# What hands on to the operating system what it is asked for itself.
+_PASSING = (
+    "/pathlib.py", "/pathlib/__init__.py", "/pathlib/_local.py", "/pathlib/_abc.py",
+    "/pathlib/_os.py", "/os.py", "/genericpath.py", "/posixpath.py", "/glob.py", "/shutil.py",
+    "/contextlib.py", "/logging/__init__.py", "/logging/handlers.py", "/logging/config.py",
+    "/zipfile.py", "/zipfile/__init__.py", "/tarfile.py", "/gzip.py", "/bz2.py", "/lzma.py",
+    "/configparser.py", "/fileinput.py", "/filecmp.py", "/xml/etree/ElementTree.py", "/wave.py",
+    "/random.py", "/secrets.py", "/uuid.py", "/functools.py", "/shelve.py", "/dbm/__init__.py",
+    "/dbm/dumb.py", "/sqlite3/__init__.py", "/sqlite3/dbapi2.py",
+)  # fmt: skip
+# Functions of libraries that leave files where their caller has said, as np.save, to_csv, imwrite.
+_SAVING = re.compile(r"_*(save|to_|dump|write|imwrite|imsave|export|open_memmap)")
+_MAPPING = "/memmap.py"  # NumPy's, which maps a file that its caller changes by assignments
+
+
+class _Kind(Enum):
+    USERS = auto()
+    PASSING = auto()
+    LIBRARY = auto()
+    NOT_ASKING = auto()  # an import, or fasttrain's own
+
+
+@cache
+def _kind(path: str) -> _Kind:
+    if is_own_file(path):
+        return _Kind.PASSING if path.endswith(REPLAYED_FILES) else _Kind.NOT_ASKING
+    if path.startswith("<"):
+        return _Kind.NOT_ASKING if "importlib" in path else _Kind.PASSING
+    if path.startswith(_STDLIB) and path.endswith(_PASSING):
+        return _Kind.PASSING
+    if path.startswith(_program()):
+        return _Kind.USERS
+    if path.startswith(own_prefixes()):
+        return _Kind.NOT_ASKING  # torch's: what it saves for the script is looked at by itself
+    installed = path.startswith(_INSTALLED) or _PACKAGES.search(path)
+    return _Kind.LIBRARY if installed else _Kind.USERS
+
+
+@cache
+def _program() -> tuple[str, ...]:
+    """Return the folder of the package that runs as ``-m``, which may be installed."""
+    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
+    package = sys.modules.get(spec.name.partition(".")[0]) if spec is not None else None
+    return tuple(f"{folder}/" for folder in getattr(package, "__path__", ()))
+
+
+def is_users(path: str) -> bool:
+    """Return whether a file of code is neither installed nor fasttrain's."""
+    return _kind(path) is _Kind.USERS
+
+
+def is_handing_on(path: str) -> bool:
+    """Return whether a file of code is fasttrain's, or asks only for its caller."""
+    return _kind(path) in (_Kind.PASSING, _Kind.NOT_ASKING)
+
+
+def asking(frame: FrameType | None, *, for_libraries: bool = False) -> FrameType | None:
+    """Return the frame of the user's code that has asked; None where a library asks for itself.
+
+    Args:
+        frame: What has called the function that is patched.
+        for_libraries: Whether what the user's code has called may be a library that asks.
+    """
+    library = ""
+    while frame is not None:
+        path = frame.f_code.co_filename
+        if path == tempfile.__file__:
+            return None  # each rank has temporary files of its own
+        kind = _kind(path)
+        if kind is _Kind.USERS:
+            return frame if for_libraries or _is_for_caller(library) else None
+        if kind is _Kind.NOT_ASKING:
+            return None
+        if kind is _Kind.LIBRARY:
+            library = frame.f_code.co_name
+            if path.endswith(_MAPPING):
+                library = "open_memmap"
+        frame = frame.f_back
+    return None
+
+
+def _is_for_caller(library: str) -> bool:
+    return not library or _SAVING.match(library) is not None
+
+
+def outside_of_torch(frame: FrameType | None) -> FrameType | None:
+    """Return the nearest frame that is neither torch's nor fasttrain's."""
+    prefixes = own_prefixes()
+    while frame is not None and frame.f_code.co_filename.startswith(prefixes):
+        frame = frame.f_back
+    return frame
+
+
+def users_place(thread: int) -> str:
+    """Return where in the user's code a thread is."""
+    frame = sys._current_frames().get(thread)
+    while frame is not None and not is_users(frame.f_code.co_filename):
+        frame = frame.f_back
+    return location(frame.f_code.co_filename, frame.f_lineno) if frame else "unknown"
+
+
+class Places:
+    """Numbers places, and publishes what they are in words.
+
+    Args:
+        store: Key-value store of all ranks.
+    """
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+        self._known: dict[tuple[int, int, str], int] = {}
+        self._codes: list[CodeType] = []  # whose ids must not be given to others
+
+    def number(self, frame: FrameType, doing: str) -> int:
+        """Return the number of what a frame is doing, below 2**31 and never 0.
+
+        Args:
+            frame: Of the user's code.
+            doing: What it does, as words behind "is to".
+        """
+        key = (id(frame.f_code), frame.f_lasti, doing)
+        number = self._known.get(key)
+        if number is None:
+            number = self._new(frame, doing)
+            if len(self._known) >= MOST:
+                self._known.clear()
+                self._codes.clear()
+            self._codes.append(frame.f_code)
+            self._known[key] = number
+        return number
+
+    def _new(self, frame: FrameType, doing: str) -> int:
+        path, line = frame.f_code.co_filename, frame.f_lineno
+        number = zlib.crc32(f"{doing} {path}:{line}".encode()) & 0x7FFFFFFF or 1
+        self._store.set(f"place/{number}", f"{doing} at {location(path, line)}")
+        return number
+
+    def told(self, number: int) -> str:
+        """Return in words what a rank is doing that has come to a place by this number."""
+        key = f"place/{number}"
+        return str(self._store.get(key).decode()) if self._store.check([key]) else "end"

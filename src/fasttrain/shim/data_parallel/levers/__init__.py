@@ -1,0 +1,1 @@
+"""Levers of the data-parallel strategy."""

@@ -1,0 +1,218 @@
+"""Has one rank of a node read for all: the workers of a DataLoader are started once.
+
+Every rank runs the script on the whole batch, and so all need the same batches. The first rank of a
+node has the workers, as one process has them; what they give goes to the other ranks as well,
+whose iterators are torch's own without workers (`shim.shared_loading`).
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import weakref
+from contextlib import ExitStack, contextmanager, nullcontext
+from importlib.machinery import PathFinder
+from threading import current_thread, main_thread
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.data import IterDataPipe, MapDataPipe, get_worker_info
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter, _SingleProcessDataLoaderIter
+
+from fasttrain.model.outcome import State
+from fasttrain.shim.data_parallel.answers.answers import Answers
+from fasttrain.shim.data_parallel.answers.places import outside_of_torch
+from fasttrain.shim.data_parallel.loading import lines
+from fasttrain.shim.data_parallel.loading.datasets import shared_memory_of
+from fasttrain.shim.data_parallel.loading.giving import GivenResults, GivingContext
+from fasttrain.shim.data_parallel.loading.indexed import fetches_by_index
+from fasttrain.shim.data_parallel.loading.node import Node, met
+from fasttrain.shim.data_parallel.loading.taking import TakingContext
+from fasttrain.shim.data_parallel.ranks import Ranks
+from fasttrain.shim.hooks.loaders import on_batch
+from fasttrain.shim.hooks.outcome_recorder import Ledger
+from fasttrain.shim.process.callsite import call_site
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+# Where a loader keeps its context. Source: torch 2.13, DataLoader.multiprocessing_context
+_CONTEXT = "_DataLoader__multiprocessing_context"
+
+
+class SharedLoaders:
+    """Takes part where an iterator with workers is made.
+
+    Args:
+        ledger: Of what became of this.
+        ranks: All ranks.
+        answers: Rank 0's; they are installed already.
+    """
+
+    def __init__(self, ledger: Ledger, ranks: Ranks, answers: Answers) -> None:
+        self.ledger = ledger
+        self._ranks = ranks
+        self._answers = answers
+        self._number = 0
+        self._has_met = False
+        self._node: Node | None = None
+        self._shared: weakref.WeakSet[Any] = weakref.WeakSet()  # iterators
+        self._indexed: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._given: list[tuple[weakref.ref[GivenResults], int]] = []  # and the places of loops
+        self._why_not: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+
+    def install(self, undo: ExitStack) -> None:
+        """Stand around the making of iterators, and count their batches."""
+        kind: Any = _MultiProcessingDataLoaderIter
+        original = kind.__init__
+
+        @functools.wraps(original)
+        def __init__(iterator: Any, loader: Any) -> None:  # noqa: N807
+            if self._is_alike(loader):
+                self._make(original, iterator, loader)
+            else:
+                original(iterator, loader)
+
+        undo.callback(setattr, kind, "__init__", original)
+        kind.__init__ = __init__
+        self._by_index(undo)
+        on_batch(self._count, undo)
+        self._answers.waiting_elsewhere.append(self._awaited)
+        undo.callback(self._answers.waiting_elsewhere.remove, self._awaited)
+        self.ledger.settle(State.ARMED, "no DataLoader with workers was read")
+        self.ledger.excuse(State.SKIPPED, "the script reads without workers of a DataLoader")
+
+    def _by_index(self, undo: ExitStack) -> None:
+        """Read without workers in less time, as every rank does it."""
+        kind: Any = _SingleProcessDataLoaderIter
+        original = kind.__init__
+
+        @functools.wraps(original)
+        def __init__(iterator: Any, loader: Any) -> None:  # noqa: N807
+            original(iterator, loader)
+            fetcher = iterator._dataset_fetcher
+            if self.ledger.live and (fetch := fetches_by_index(loader, fetcher.fetch)):
+                fetcher.fetch = fetch
+                self._indexed.add(iterator)
+
+        undo.callback(setattr, kind, "__init__", original)
+        kind.__init__ = __init__
+
+    def refresh(self) -> None:
+        """Nothing is pending: every batch is counted as it is handed out."""
+
+    def _count(self, iterator: Any, _: Any) -> None:
+        if iterator in self._shared:
+            self.ledger.counts["shared batches"] += 1
+        elif iterator in self._indexed:
+            self.ledger.counts["batches by index"] += 1
+
+    # --- whether
+
+    def _is_alike(self, loader: Any) -> bool:
+        """Whether all ranks make this iterator, as far as one can know."""
+        alike = self.ledger.live and self._answers.answers() and get_worker_info() is None
+        return alike and _CONTEXT in vars(loader)
+
+    def _reason(self, loader: Any) -> str:
+        """Return why a loader is read by each rank itself; empty if it isn't."""
+        if loader not in self._why_not:
+            self._why_not[loader] = _why_not(loader)
+        return self._why_not[loader]
+
+    def _make(self, original: Any, iterator: Any, loader: Any) -> None:
+        frame = outside_of_torch(sys._getframe(1))
+        if frame is None:
+            original(iterator, loader)
+            return
+        where = call_site()
+        place = self._answers.places.number(frame, "begin to read a DataLoader")
+        why_not = self._answers.ask(place, functools.partial(self._reason, loader))
+        if not why_not and self._met() is None:
+            why_not = "the ranks of a node can't share memory here"
+        if why_not:
+            self.ledger.pass_over(f"DataLoader ({where})", f"each rank reads it itself: {why_not}")
+            original(iterator, loader)
+            return
+        going_on = self._answers.places.number(frame, "read on in a DataLoader")
+        self._share(original, iterator, loader, going_on)
+        self.ledger.apply("DataLoader", where)
+
+    def _met(self) -> Node | None:
+        if not self._has_met:
+            self._has_met = True
+            self._node = met(self._ranks)
+        return self._node
+
+    # --- how
+
+    def _share(self, original: Any, iterator: Any, loader: Any, place: int) -> None:
+        node = self._node
+        assert node is not None
+        self._number += 1
+        with self._waits():
+            sockets = node.begin(self._number)
+        self._shared.add(iterator)
+        if not node.is_first:
+            taking = TakingContext(sockets[0], self._waits)
+            weakref.finalize(iterator, taking.results.close)
+            with _context(loader, taking):
+                original(iterator, loader)
+            return
+        giving = GivingContext(loader.multiprocessing_context or torch.multiprocessing, sockets)
+        try:
+            with _context(loader, giving):
+                original(iterator, loader)
+        except BaseException:
+            lines.close(*sockets)
+            raise
+        results = giving.results
+        assert results is not None
+        results.announce()
+        self._given = [(ref, at) for ref, at in self._given if ref() is not None]
+        self._given.append((weakref.ref(results), place))
+        weakref.finalize(iterator, results.end)
+
+    def _waits(self) -> Any:
+        """Mark a wait for rank 0; that for the first rank of another node is none for it."""
+        waits_for_rank_0 = self._node is not None and self._node.first == 0 != self._ranks.rank
+        in_main = current_thread() is main_thread()
+        return self._ranks.waits() if waits_for_rank_0 and in_main else nullcontext()
+
+    def _awaited(self) -> tuple[int, int, int] | None:
+        """Return a rank that waits for this one to read on, its place and how much it has had."""
+        for ref, place in self._given:
+            results = ref()
+            waiting = results.awaits_more() if results is not None else None
+            if results is not None and waiting is not None and self._node is not None:
+                return self._node.first + 1 + waiting, place, results.given
+        return None
+
+
+@contextmanager
+def _context(loader: Any, context: Any) -> Iterator[None]:
+    """Have an iterator find another context of multiprocessing than the loader's own."""
+    before = vars(loader)[_CONTEXT]
+    vars(loader)[_CONTEXT] = context
+    try:
+        yield
+    finally:
+        vars(loader)[_CONTEXT] = before
+
+
+def _why_not(loader: Any) -> str:
+    if not lines.can_be_had():
+        return "this system has no memory files"
+    if isinstance(loader.dataset, IterDataPipe | MapDataPipe):
+        return "data pipes count the ranks themselves"
+    if loader.timeout and loader.pin_memory and torch.accelerator.is_available():
+        return "it has a timeout and pins memory"
+    method = (loader.multiprocessing_context or torch.multiprocessing).get_start_method()
+    if method == "forkserver" and PathFinder.find_spec("fasttrain", sys.path) is None:
+        return "fasttrain isn't installed where a forkserver's processes look for it"
+    shared = shared_memory_of(loader)
+    return (
+        f"its dataset holds {shared}, by which the workers may tell the script more"
+        if shared
+        else ""
+    )

@@ -1,0 +1,149 @@
+"""Has rank 0 alone leave something behind: checkpoints, TensorBoard's and wandb's runs.
+
+What the script does with files by itself is in `data_parallel.files`. What is printed comes from
+rank 0 already.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+from collections import Counter
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+
+from fasttrain.model.outcome import State
+from fasttrain.shim.data_parallel.answers.answers import Answers
+from fasttrain.shim.data_parallel.answers.commands import Commands
+from fasttrain.shim.data_parallel.answers.files import Files
+from fasttrain.shim.data_parallel.answers.own_copies import OwnCopies, path_of
+from fasttrain.shim.data_parallel.answers.own_names import OwnNames
+from fasttrain.shim.data_parallel.answers.places import outside_of_torch
+from fasttrain.shim.data_parallel.answers.process_identity import Identity
+from fasttrain.shim.data_parallel.ranks import Ranks
+from fasttrain.shim.data_parallel.split.lazy_rows import gather_in
+from fasttrain.shim.hooks.outcome_recorder import Ledger
+from fasttrain.shim.process.import_hook import after_import
+
+
+class SideEffects:
+    """Takes the place of what writes files.
+
+    Args:
+        ledger: Of what became of this.
+        ranks: All ranks.
+        answers: Rank 0's; they are installed already.
+        scratch: A folder of this rank's alone.
+    """
+
+    def __init__(self, ledger: Ledger, ranks: Ranks, answers: Answers, scratch: Path) -> None:
+        self.ledger = ledger
+        self._ranks = ranks
+        self._scratch = scratch
+        self._copies = OwnCopies(ranks.rank, scratch)
+        self._files = Files(answers, self._copies, ledger)
+        self._commands = Commands(answers, self._files)
+        self._identity = Identity(answers)
+        self._names = OwnNames(answers, self._copies)
+        self._elsewhere: Counter[tuple[str, str]] = Counter()  # saves by thread and path
+
+    def install(self, undo: ExitStack) -> None:
+        """Replace what writes files, and what asks for them."""
+        self.ledger.settle(State.ARMED, "nothing was saved")
+        self.ledger.excuse(State.SKIPPED, "the script saved nothing")
+        self._files.replace(torch, "save", self._save, undo)
+        self._files.replace(torch.jit, "save", self._save, undo)
+        self._safetensors(undo)
+        self._copies.install(undo)
+        self._files.install(undo)
+        self._commands.install(undo)
+        self._identity.install(undo)
+        self._names.install(undo)
+        if self._ranks.rank == 0:
+            return
+        undo.callback(after_import("torch.utils.tensorboard.writer", self._quieten_tensorboard))
+        # Whatever mode the user chose, rank 0's run is the only one.
+        os.environ["WANDB_MODE"] = "disabled"
+        undo.callback(after_import("wandb", self._disable_wandb))
+
+    def refresh(self) -> None:
+        """Nothing is pending: every file is counted as it is saved."""
+
+    def _safetensors(self, undo: ExitStack) -> None:
+        def replace(module: Any) -> None:
+            self._files.replace(module, "save_file", self._save, undo)
+
+        for name in ("safetensors.torch", "safetensors.numpy"):
+            undo.callback(after_import(name, replace))
+
+    # --- checkpoints
+
+    def _save(
+        self,
+        frame: FrameType | None,
+        original: Callable[..., Any],
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        save = functools.partial(original, *args, **kwargs)
+        target = args[1] if len(args) > 1 else kwargs.get("f", kwargs.get("filename"))
+        path = path_of(target) if isinstance(target, str | os.PathLike) else ""
+        if not path:  # into memory, or a file that was opened, of which other ranks have a copy
+            return save()
+        if self._copies.is_own(path):
+            return save()
+        if threading.current_thread() is threading.main_thread():
+            gather_in(args)
+        outside = outside_of_torch(frame) or frame
+        if not self._files.leave(outside, "save a checkpoint", path, save):
+            self._save_elsewhere(path, save)
+        if self._ranks.rank:
+            self.ledger.apply("left to rank 0", "")
+        else:
+            self.ledger.apply("saved", "")
+            self.ledger.counts["files"] += 1
+        return None
+
+    def _save_elsewhere(self, path: str, save: Callable[[], Any]) -> None:
+        """Save in a thread of the script's: other ranks' threads wait until rank 0's has saved."""
+        thread = threading.current_thread().name
+        self._elsewhere[thread, path] += 1
+        key = f"saved/{thread}/{path}/{self._elsewhere[thread, path]}"
+        store = self._ranks.store
+        if self._ranks.rank == 0:
+            try:
+                save()
+            finally:
+                store.set(key, "")
+        elif threading.current_thread() is not threading.main_thread():
+            store.wait([key])
+            self._copies.forget(path)
+
+    # --- trackers
+
+    def _disable_wandb(self, module: Any) -> None:
+        """Disable runs whose mode the script itself chooses, which counts before WANDB_MODE."""
+        original = module.init
+
+        @functools.wraps(original)
+        def init(*args: Any, **kwargs: Any) -> Any:
+            return original(*args, **{**kwargs, "mode": "disabled"})
+
+        module.init = init
+
+    def _quieten_tensorboard(self, module: Any) -> None:
+        """Send the other ranks' events to where they disturb nobody."""
+        original = module.SummaryWriter.__init__
+        scratch = str(self._scratch / "tensorboard")
+
+        @functools.wraps(original)
+        def __init__(writer: Any, log_dir: Any = None, *args: Any, **kwargs: Any) -> None:  # noqa: N807, ARG001
+            original(writer, scratch, *args, **kwargs)
+
+        module.SummaryWriter.__init__ = __init__

@@ -1,0 +1,88 @@
+"""Whether a dataset and its workers have more to do with the script than by batches.
+
+A dataset may hold a queue, a shared value or shared tensors, by which the script hears of its
+workers. Only the rank whose workers they are would.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import inspect
+import mmap
+from collections import deque
+from collections.abc import Iterator
+from types import CodeType, FunctionType
+from typing import Any
+
+from torch import Tensor
+from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from fasttrain.shim.hooks.reachable import CLOSED, children_of
+from fasttrain.shim.process.callsite import own_prefixes
+
+MOST = 5_000  # objects of a search
+_MODULES = tuple(
+    f"multiprocessing.{name}"
+    for name in ("queues", "sharedctypes", "managers", "connection", "shared_memory", "pool")
+)
+_EVENTS = ("Event", "Condition", "Semaphore", "BoundedSemaphore", "Barrier")
+_CTYPES = (ctypes.Array, ctypes._SimpleCData, ctypes.Structure)
+_SKIPPED = (*(kind for kind in CLOSED if kind is not Tensor), DataLoader, _BaseDataLoaderIter)
+
+
+def shared_memory_of(loader: Any) -> str:
+    """Return the kind of something that the workers of a loader share with the script."""
+    pending = deque([loader.dataset, loader.collate_fn, loader.worker_init_fn])
+    seen = {id(start) for start in pending}
+    while pending and len(seen) < MOST:
+        holder = pending.popleft()
+        if kind := _shared(holder):
+            return kind
+        try:
+            children = list(_children(holder))
+        except Exception:  # noqa: BLE001, S112 - objects of any kind
+            continue
+        for child in children:
+            if id(child) not in seen and not issubclass(type(child), _SKIPPED):
+                seen.add(id(child))
+                pending.append(child)
+    return ""
+
+
+def _shared(holder: Any) -> str:
+    kind = type(holder)
+    if issubclass(kind, Tensor):
+        return "a shared tensor" if holder.is_cpu and holder.is_shared() else ""
+    named = f"{kind.__module__.removeprefix('multiprocessing.')}.{kind.__qualname__}"
+    if any(base.__module__ in _MODULES for base in kind.__mro__) or issubclass(kind, _CTYPES):
+        return named
+    if kind.__module__ == "multiprocessing.synchronize" and kind.__name__ in _EVENTS:
+        return named
+    writable = issubclass(kind, mmap.mmap) and not memoryview(holder).readonly
+    return "mmap.mmap" if writable else ""
+
+
+def _children(holder: Any) -> Iterator[Any]:
+    kind = type(holder)
+    if kind is FunctionType:
+        yield from holder.__defaults__ or ()
+        yield from holder.__closure__ or ()
+        if not holder.__code__.co_filename.startswith(own_prefixes()):
+            names = set(_names(holder.__code__))
+            yield from (v for k, v in holder.__globals__.items() if k in names)
+    elif kind.__module__ == "numpy":
+        if kind.__name__ != "memmap":  # of a file, which all ranks can read
+            yield getattr(holder, "base", None)
+    elif kind is memoryview:
+        yield holder.obj
+    elif kind is not Tensor:
+        yield from (child for child, _ in children_of(holder, kind))
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    """Yield the global names that a function uses, and the functions inside of it."""
+    yield from code.co_names
+    for inner in code.co_consts:
+        if inspect.iscode(inner):
+            yield from _names(inner)

@@ -1,0 +1,165 @@
+"""The rank that reads: its workers' results go on to the other ranks of its node.
+
+It runs torch's own iterator with torch's own workers. What its queue of results gives it, batch or
+error or nothing in time, the other ranks get in the same order.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+from contextlib import suppress
+from typing import Any
+
+from fasttrain.shim.data_parallel.loading import lines
+from fasttrain.shim.data_parallel.loading.packing import packed
+
+MESSAGE, NOTHING, FAILED, WORKERS = b"M", b"N", b"F", b"W"  # kinds of packets to other ranks
+WAITING = struct.Struct("<q")  # how many results a rank has had that waits for the next
+WORKER = struct.Struct("<q?")  # process, and whether it is alive
+_TICKET = struct.Struct("<qq")  # worker process and its count
+LONGEST = 1000  # characters of an error
+LATE_S = 30.0  # for what a worker has sent before its result
+
+
+class GivenResults:
+    """Stands in front of torch's queue of results, in the workers and in their rank.
+
+    Args:
+        results: torch's queue.
+        readers: A socket to each other rank of the node.
+    """
+
+    def __init__(self, results: Any, readers: list[socket.socket]) -> None:
+        self.workers: list[Any] = []  # processes
+        self.given = 0
+        self._results = results
+        self._all_readers, self._readers = tuple(readers), readers
+        self._had: dict[int, int] = {}  # results, by the place of a reader that waits for the next
+        inside, outside = lines.pair()
+        outside.settimeout(LATE_S)
+        self._inside, self._outside = inside, lines.own(outside)
+        self._here: dict[
+            bytes, tuple[bytes, list[int]]
+        ] = {}  # by ticket, what came before its turn
+        self._owner, self._count = os.getpid(), 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a spawned worker gets."""
+        return {name: vars(self)[name] for name in ("_results", "_inside", "_owner", "_count")}
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_results":  # of one that isn't unpickled yet
+            raise AttributeError(name)
+        return getattr(self._results, name)
+
+    # --- in a worker
+
+    def put(self, message: Any) -> None:
+        """Send a result to the rank, and beside it what the other ranks get of it."""
+        if os.getpid() == self._owner:  # wakes its own thread
+            self._results.put((b"", message))
+            return
+        self._count += 1
+        ticket = _TICKET.pack(os.getpid(), self._count)
+        with suppress(BrokenPipeError, ConnectionResetError):  # the rank reads no more
+            try:
+                descriptor = packed(message)
+            except Exception as error:  # noqa: BLE001 - of objects of any kind
+                text = f"{type(error).__name__}: {error}"[:LONGEST]
+                lines.send(self._inside, ticket + text.encode())
+            else:
+                try:
+                    lines.send(self._inside, ticket, descriptor)
+                finally:
+                    os.close(descriptor)
+        self._results.put((ticket, message))
+
+    # --- in the rank
+
+    def get(self, *args: Any, **kwargs: Any) -> Any:
+        """Return a result, as torch's queue does, when the other ranks have been sent it."""
+        try:
+            ticket, message = self._results.get(*args, **kwargs)
+        except Exception:
+            self._tell(NOTHING + self._alive())
+            raise
+        if ticket:
+            self._give(ticket)
+        return message
+
+    def announce(self) -> None:
+        """Tell the other ranks the workers' processes."""
+        self._tell(WORKERS + self._alive())
+
+    def _give(self, ticket: bytes) -> None:
+        while ticket not in self._here:
+            packet, descriptors = lines.receive(self._outside)
+            self._here[packet[: _TICKET.size]] = packet[_TICKET.size :], descriptors
+        text, descriptors = self._here.pop(ticket)
+        self._tell(MESSAGE if descriptors else FAILED + text, *descriptors)
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+    def _alive(self) -> bytes:
+        return b"".join(WORKER.pack(w.pid or 0, w.is_alive()) for w in self.workers)
+
+    def _tell(self, packet: bytes, *descriptors: int) -> None:
+        self.given += not packet.startswith(WORKERS)
+        for reader in list(self._readers):
+            try:
+                lines.send(reader, packet, *descriptors)
+            except OSError:  # it reads no more, as behind a break; ranks that part are found so
+                self._readers.remove(reader)
+                lines.close(reader)
+
+    def awaits_more(self) -> int | None:
+        """Return which of the other ranks waits for what isn't given yet, by place; None for none.
+
+        Called by another thread than the one that gives.
+        """
+        for place, reader in enumerate(self._all_readers):
+            with suppress(OSError):  # no more of them at the moment
+                while packet := lines.receive(reader, socket.MSG_DONTWAIT)[0]:
+                    (self._had[place],) = WAITING.unpack(packet)
+            if reader in self._readers and self._had.get(place, -1) >= self.given:
+                return place
+        return None
+
+    def end(self) -> None:
+        """Give no more; ``close`` is that of torch's queue, which a worker calls as well."""
+        lines.close(self._inside, self._outside, *self._all_readers)
+        for _, descriptors in self._here.values():
+            for descriptor in descriptors:
+                os.close(descriptor)
+        self._here.clear()
+
+
+class GivingContext:
+    """A context of multiprocessing whose first queue gives its results to other ranks, too.
+
+    Source: torch 2.13, ``_MultiProcessingDataLoaderIter.__init__``, where that is the results'.
+    """
+
+    def __init__(self, context: Any, readers: list[socket.socket]) -> None:
+        self.results: GivenResults | None = None
+        self._context = context
+        self._readers = readers
+
+    def Queue(self, *args: Any, **kwargs: Any) -> Any:  # noqa: N802
+        """Return a queue."""
+        made = self._context.Queue(*args, **kwargs)
+        if self.results is None:
+            made = self.results = GivenResults(made, self._readers)
+        return made
+
+    def Process(self, *args: Any, **kwargs: Any) -> Any:  # noqa: N802
+        """Return a worker that is not started."""
+        worker = self._context.Process(*args, **kwargs)
+        if self.results is not None:
+            self.results.workers.append(worker)
+        return worker
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._context, name)

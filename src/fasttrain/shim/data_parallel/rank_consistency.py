@@ -1,0 +1,153 @@
+"""Sees that the ranks stay together: same models, same steps, same weights, same end."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from contextlib import ExitStack
+
+import torch
+from torch import distributed as dist
+from torch.optim import Optimizer
+
+from fasttrain.model.errors import ExitCode, FasttrainError
+from fasttrain.shim.data_parallel.ranks import Ranks
+from fasttrain.shim.process import ending
+from fasttrain.shim.process.refusal import refuse
+
+WAIT_S = 3.0  # in one backward pass before asking whether another rank has ended
+POLL_S = 0.5
+
+
+class Lockstep:
+    """Compares this rank with the others, and notices when it waits for one that has ended."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+        self._steps = 0
+        self._models = 0
+        self._compared: set[int] = set()
+        self._closed = threading.Event()
+        self._watcher = threading.Thread(target=self._watch, name="fasttrain-lockstep", daemon=True)
+
+    def install(self, undo: ExitStack) -> None:
+        """Watch for the end of this rank, and from a thread for that of others."""
+        self._ranks.on_join.append(self._watcher.start)
+        undo.callback(self._closed.set)
+        ending.at_clean_end.append(self._end)
+        undo.callback(ending.at_clean_end.remove, self._end)
+
+    def compare_models(self, name: str, where: str, parameters: list[str]) -> None:
+        """See that every rank meets the same module.
+
+        Raises:
+            SystemExit: ``ranks-models`` when they differ.
+        """
+        text = "\n".join([f"{name} ({where})", *parameters])
+        for rank, other in enumerate(self._ranks.gather(text)):
+            if other != text:
+                refuse(_models_differ(rank, other, self._ranks.rank, text))
+
+    def after_step(self, steps: int, optimizer: Optimizer | None) -> None:
+        """Compare the weights behind steps 1, 2, 4, 8 and so on.
+
+        Args:
+            steps: Steps so far.
+            optimizer: What made the last one; None where each rank has other weights by design.
+
+        Raises:
+            SystemExit: ``ranks-diverged`` when they differ.
+        """
+        self._steps = steps
+        if steps & (steps - 1) or optimizer is None:
+            return
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        with torch.no_grad():
+            sums = torch.stack([p.detach().double().sum().cpu() for p in parameters]).sum()
+        sums = torch.nan_to_num(sums)  # all ranks go on to compare, also where one has no number
+        spread = torch.stack([sums, -sums])
+        with self._ranks.waits():
+            dist.all_reduce(spread, dist.ReduceOp.MAX)
+        if spread[0] != -spread[1]:
+            refuse(_diverged(steps, type(optimizer).__name__))
+
+    def _end(self) -> None:
+        """Stay until all ranks are through, so that none waits for one that has left."""
+        if not self._ranks.joined:
+            return
+        store = self._ranks.store
+        store.set(f"ended/{self._ranks.rank}", str(self._steps))
+        keys = [f"ended/{rank}" for rank in range(self._ranks.world_size)]
+        while not store.check(keys):
+            self._compare_ends()
+            time.sleep(0.05)
+        self._compare_ends()
+        self._closed.set()
+        # An interpreter that ends while the thread is inside of the store's C++ aborts.
+        self._watcher.join(POLL_S)
+        # Rank 0's node may keep the store: leave only when all have read it.
+        self._ranks.leave()
+
+    def _watch(self) -> None:
+        while not self._closed.wait(POLL_S):
+            since_s = self._ranks.waiting_since_s
+            if since_s and time.monotonic() - since_s > WAIT_S:
+                try:
+                    self._compare_ends(waiting=True)
+                except (RuntimeError, OSError):  # the store is gone, and with it the run
+                    return
+
+    def _compare_ends(self, *, waiting: bool = False) -> None:
+        """Leave with an error when another rank has ended behind another step than this one."""
+        for rank in range(self._ranks.world_size):
+            key = f"ended/{rank}"
+            if rank == self._ranks.rank or not self._ranks.store.check([key]):
+                continue
+            steps = int(self._ranks.store.get(key))
+            if waiting or steps != self._steps:
+                error = _steps_differ(rank, steps, self._ranks.rank, self._steps, waiting)
+                print(error, file=sys.stderr, flush=True)  # noqa: T201
+                ending.ended_by_us(error)
+                sys.stdout.flush()
+                # From a thread, and with the main thread inside of a collective.
+                os._exit(int(error.exit_code))
+
+
+def _steps_differ(
+    rank: int, steps: int, own_rank: int, own_steps: int, waiting: bool
+) -> FasttrainError:
+    own = f"rank {own_rank} is in step {own_steps + 1}" if waiting else (
+        f"rank {own_rank} made {own_steps}"
+    )  # fmt: skip
+    return FasttrainError(
+        f"the ranks made different numbers of steps: rank {rank} ended after {steps}, and {own}",
+        why="data-parallel ranks must make the same steps, and something in the script decided"
+        " differently on each",
+        fix="let what ends the loop follow from the loss that is printed, or from counts that all"
+        " ranks share; --strategy none leaves the ranks to the script",
+        slug="ranks-steps",
+        exit_code=ExitCode.CONTRADICTION,
+    )
+
+
+def _models_differ(rank: int, other: str, own_rank: int, own: str) -> FasttrainError:
+    pairs = zip(other.splitlines(), own.splitlines(), strict=False)
+    first = next(((a, b) for a, b in pairs if a != b), ("more parameters", "fewer"))
+    return FasttrainError(
+        f"the ranks have different models: rank {rank} has {first[0]}, rank {own_rank} {first[1]}",
+        why="data-parallel ranks must train the same model",
+        fix="seed what the model's shape depends on, or use --strategy none",
+        slug="ranks-models",
+    )
+
+
+def _diverged(steps: int, optimizer: str) -> FasttrainError:
+    return FasttrainError(
+        f"the ranks' weights differ behind step {steps} of {optimizer}",
+        why="gradients were changed on one rank and not on the others, or a checkpoint was loaded"
+        " that not all of them can read",
+        fix="use one process, or --strategy none with a script that handles its ranks",
+        slug="ranks-diverged",
+    )

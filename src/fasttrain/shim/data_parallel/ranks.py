@@ -1,0 +1,235 @@
+"""This worker among the others of its run: where they meet, and what they agree on.
+
+The ranks first know each other by torchrun's store, which takes no part in the script's own
+affairs; the process group is only made when there is something to average, so that a script that
+turns out to make one itself can do so.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+
+from fasttrain.shim.data_parallel.board import Board
+from fasttrain.shim.data_parallel.shared_memory import on_one_node
+from fasttrain.shim.data_parallel.tensor_sums import strided_parts
+from fasttrain.shim.process import rank_variables
+
+MEET_TIMEOUT = timedelta(minutes=30)  # for a rank that reads its data before it imports torch
+NUMBERS = 128  # that can be added up at once
+BOARD_BYTES = 1 << 24  # of the memory that the ranks of a node share
+GATHERED = 1 << 26  # bytes of each rank that are gathered by it; more goes by collectives
+_AS_BYTES = (torch.int16, torch.uint16, torch.uint32, torch.uint64)  # gloo has no such types
+_all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # 2.13
+
+
+class _Wait:
+    """Marks the time inside of a block as one in which a rank may wait for others."""
+
+    __slots__ = ("_outermost", "_ranks")
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+        self._outermost = False
+
+    def __enter__(self) -> None:
+        self._outermost = not self._ranks.waiting_since_s
+        if self._outermost:
+            self._ranks.waiting_since_s = time.monotonic()
+
+    def __exit__(self, *_: object) -> None:
+        if self._outermost:
+            self._ranks.waiting_since_s = 0.0
+
+
+class Ranks:
+    """All ranks, seen from one of them.
+
+    Attributes:
+        rank: Global rank of this worker.
+        world_size: Number of ranks.
+        store: Key-value store that all ranks of this attempt share.
+        joined: Whether this made the process group.
+        joining: Whether this is making it at the moment.
+        boardless: Whether the ranks are on one node and could not have a table in its memory.
+        waiting_since_s: Since when this rank may be waiting for others, by `time.monotonic`; 0
+            while it does not.
+        spread: The relative variance of the numbers of the last meeting.
+        told: What ranks were doing that came to one meeting with different numbers.
+    """
+
+    def __init__(self, rank: int, world_size: int, store: Any, collectives: str) -> None:
+        self.rank = rank
+        self.world_size = world_size
+        self.store = store
+        self.joined = self.joining = self.boardless = False
+        self.waiting_since_s = self.spread = 0.0
+        self.on_join: list[Callable[[], None]] = []
+        self.told: list[str] = []
+        self._collectives = collectives
+        self._gathered = 0
+        self._board: Board | None = None
+
+    @classmethod
+    def at_store(cls, collectives: str, *, agent: bool) -> Ranks:
+        """Meet the other ranks at the store that torchrun's agent keeps, or else rank 0.
+
+        Args:
+            collectives: Backend for the devices of the run, such as ``nccl``.
+            agent: Whether there is an agent.
+        """
+        get = rank_variables.get
+        world_size = int(get("WORLD_SIZE"))
+        torchs: Any = dist
+        store = torchs.TCPStore(
+            get("MASTER_ADDR"),
+            int(get("MASTER_PORT")),
+            is_master=not agent and int(get("RANK")) == 0,
+            wait_for_workers=False,
+            timeout=MEET_TIMEOUT,
+        )
+        if not agent:
+            # A script that asks for its ranks after all must not open the store a second time.
+            rank_variables.put("TORCHELASTIC_USE_AGENT_STORE", "True")
+        # A group that was restarted, or that an elastic run formed anew, must not meet what the
+        # one before it has left.
+        attempt = f"{get('TORCHELASTIC_RESTART_COUNT', '0')}/{world_size}"
+        prefix = torchs.PrefixStore(f"/fasttrain/{attempt}", store)
+        return cls(int(get("RANK")), world_size, prefix, collectives)
+
+    def join(self) -> None:
+        """Make the process group, unless it is there."""
+        if self.joined:
+            return
+        for listen in self.on_join:
+            listen()
+        backend = {
+            "nccl": "cpu:gloo,cuda:nccl",
+            "hccl": "cpu:gloo,npu:hccl",
+        }.get(self._collectives, self._collectives)
+        torchs: Any = dist
+        group = torchs.PrefixStore("group", self.store)
+        self.joining = True
+        try:
+            dist.init_process_group(
+                backend, store=group, rank=self.rank, world_size=self.world_size
+            )
+        finally:
+            self.joining = False
+        self.joined = True
+        width = max(NUMBERS, BOARD_BYTES // (16 * self.world_size) - 1)
+        self._board = Board.of_node(self.store, self.rank, self.world_size, width)
+        self.boardless = self._board is None and on_one_node(self.world_size)
+
+    def leave(self) -> None:
+        """Give the process group up."""
+        if self.joined and dist.is_initialized():
+            dist.destroy_process_group()
+        self.joined = False
+
+    def waits(self) -> _Wait:
+        """Mark a time in which this rank may wait for others, as a context."""
+        return _Wait(self)
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """Add up a tensor over all ranks, in place."""
+        board = self._board
+        with self.waits():
+            if board is not None and _fits(tensor, board.width):
+                tensor.copy_(board.sum(tensor))
+            else:
+                dist.all_reduce(tensor)
+        return tensor
+
+    def all_gather(self, tensor: Tensor) -> Tensor:
+        """Return the tensors of all ranks, one behind the other in the first dimension.
+
+        Args:
+            tensor: Contiguous, of one shape on all ranks, with at least one dimension.
+        """
+        whole = tensor.new_empty(self.world_size * tensor.size(0), *tensor.shape[1:])
+        with self.waits():
+            if self._board is not None and tensor.is_cpu and tensor.nbytes <= GATHERED:
+                self._board.all_gather(tensor, whole)
+            elif tensor.device.type not in ("cpu", "cuda"):  # what all backends have
+                dist.all_gather(list(whole.chunk(self.world_size)), tensor)
+            elif tensor.dtype in _AS_BYTES:
+                _all_gather(whole.view(torch.uint8), tensor.view(torch.uint8))
+            else:
+                _all_gather(whole, tensor)
+        return whole
+
+    def meet(self, tag: int, doing: Callable[[], str], values: Sequence[float] = ()) -> bool:
+        """Wait for all ranks, and return whether all have come with the same number.
+
+        Args:
+            tag: Stands for what the rank is doing; below 2**20, so that sums of squares are exact.
+            doing: Gives that in words, which all ranks get by `told` where the numbers differ.
+            values: At most 32 finite numbers; `spread` tells then how far they differ.
+        """
+        pairs = [number for value in values[:32] for number in (value, value * value)]
+        with self.waits():
+            total, squares, *others = self.begin_sum((float(tag), float(tag * tag), *pairs))()
+        n = self.world_size
+        spreads = [
+            (n * of_squares - of_values * of_values) / (n * of_squares)
+            for of_values, of_squares in zip(others[::2], others[1::2], strict=True)
+            if of_squares
+        ]
+        self.spread = max(spreads, default=0.0)
+        if squares * n == total * total:  # no variance
+            return True
+        self.told = self.gather(doing())
+        return False
+
+    def begin_sum(self, numbers: Sequence[float]) -> Callable[[], list[float]]:
+        """Begin to add up numbers over all ranks, and give what waits for the sums.
+
+        The caller marks the wait, which is mostly inside of one that is marked already.
+
+        Args:
+            numbers: At most `NUMBERS`; a rank that has fewer than another one adds zeros.
+        """
+        if self._board is not None:
+            return self._board.begin_sum(numbers)
+        # Of one size, so that ranks that have more or fewer numbers don't wait for ever.
+        padded = [*numbers, *[0.0] * (NUMBERS - len(numbers))]
+        tensor = torch.tensor(padded, dtype=torch.float64)
+        work: Any = dist.all_reduce(tensor, async_op=True)
+
+        def wait() -> list[float]:
+            work.wait()
+            sums: list[float] = tensor[: len(numbers)].tolist()
+            return sums
+
+        return wait
+
+    def broadcast(self, tensors: list[Tensor]) -> None:
+        """Give every rank the values that rank 0 has."""
+        with torch.no_grad(), self.waits():
+            for tensor in tensors:
+                for part in strided_parts(tensor.detach()):
+                    whole = part.contiguous()
+                    dist.broadcast(whole, 0)
+                    if whole.data_ptr() != part.data_ptr():
+                        part.copy_(whole)
+
+    def gather(self, text: str) -> list[str]:
+        """Give the text that each rank has, by rank; every rank must call this alike."""
+        self._gathered += 1
+        key = f"gather/{self._gathered}"
+        self.store.set(f"{key}/{self.rank}", text)
+        with self.waits():
+            return [self.store.get(f"{key}/{rank}").decode() for rank in range(self.world_size)]
+
+
+def _fits(tensor: Tensor, width: int) -> bool:
+    """Whether a tensor can be added up in shared memory."""
+    plain = tensor.is_cpu and tensor.layout is torch.strided and not tensor.is_complex()
+    return plain and tensor.is_floating_point() and tensor.numel() <= width

@@ -1,0 +1,224 @@
+"""One root whose parameters, gradients and optimizer states are cut among the ranks.
+
+torch's ``fully_shard`` does it in place. The script's optimizers were made with the whole
+parameters, and get their shards in the same places; what ``state_dict()`` gives and
+``load_state_dict()`` takes stays whole, with the script's own keys.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable, Iterable
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import stateless
+from torch.optim import Optimizer
+
+from fasttrain.model.errors import FasttrainError
+from fasttrain.shim.data_parallel.ranks import Ranks
+from fasttrain.shim.hooks.blocks import repeated_blocks
+from fasttrain.shim.hooks.roots import Root, parameters_of
+from fasttrain.shim.process.refusal import refuse
+
+_SWAPPING = {stateless._functional_call.__code__}  # of torch.func.functional_call and others
+# What torch says of a DTensor where it can't have one, in 2.6 to 2.13
+_OF_SHARDS = ("mixed torch.Tensor and DTensor", "does not have a sharding strategy")
+
+
+class ShardedReplica:
+    """The sharded side of one root; see `Replica`, whose place it takes.
+
+    Attributes:
+        parameters: Its shards.
+        uneven: Whether it was trained since all ranks had the same buffers.
+        registered: Of `Replica`; not used.
+        gathers: Of `Replica`.
+        calls_together: Of `Replica`; nothing precedes the model.
+        blocks: Blocks that are gathered one after the other.
+    """
+
+    gathers = True
+    calls_together = False
+
+    def __init__(self, module: nn.Module, ranks: Ranks, optimizers: Iterable[Optimizer]) -> None:
+        self.uneven = False
+        self.registered = 0
+        whole = dict(module.named_parameters(remove_duplicate=False))
+        self.blocks = repeated_blocks(module)
+        self._mesh = _mesh(module, ranks)
+        _fully_shard([*self.blocks, module], self._mesh)
+        shards = dict(module.named_parameters(remove_duplicate=False))
+        places = {id(whole[name]): shards[name] for name in whole}
+        for optimizer in optimizers:
+            _exchange(optimizer, places)
+            _keep_states_whole(optimizer)
+        parts: list[Any] = [part for part in module.modules() if part._parameters]
+        for part in parts:
+            part.register_state_dict_post_hook(_gather_parameters)
+            part.register_load_state_dict_pre_hook(_cut_parameters)
+        self.parameters = list(parameters_of(module))
+
+    def begin_pass(self) -> None:
+        """Nothing is to be seen before a pass."""
+
+    def watch(self) -> None:
+        """Nothing is to be watched: no pass goes past the shards."""
+
+    def call(self, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Run the module, which gathers its parameters block by block."""
+        return run(*args, **kwargs)
+
+    def look(self) -> None:
+        """Nothing is to be looked at again."""
+
+    def leave_ddp(self) -> None:
+        """There is no such object."""
+
+    def after_backward(self) -> None:
+        """Nothing is left to average: each shard's gradient is the mean over the ranks."""
+
+
+def check_unsharded(root: Root, module: nn.Module) -> None:
+    """See that no part of a module has been sharded with another root, or alone.
+
+    Raises:
+        SystemExit: ``fsdp-parts``.
+    """
+    if any(hasattr(parameter, "placements") for parameter in parameters_of(module)):
+        refuse(_parts_are_sharded(root))
+
+
+def check_own_parameters(root: Root) -> None:
+    """See that a module is called with its own parameters, which are what is sharded.
+
+    Raises:
+        SystemExit: ``fsdp-functional``.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code in _SWAPPING:
+            refuse(_is_functional(root))
+        frame = frame.f_back
+
+
+def explain(error: BaseException) -> None:
+    """Add a note to an error that comes of shards beside whole tensors."""
+    if any(words in str(error) for words in _OF_SHARDS):
+        error.add_note(
+            "--strategy fsdp has made shards of the model's parameters, and the script uses them"
+            " beside whole tensors, such as a copy of the model: use --strategy ddp"
+        )
+
+
+def _is_functional(root: Root) -> FasttrainError:
+    return FasttrainError(
+        f"--strategy fsdp can't shard {root.name}, called at {root.where}",
+        why="the script calls it with other tensors in the places of its parameters"
+        " (functional_call), and only parameters are sharded",
+        fix="use --strategy ddp",
+        slug="fsdp-functional",
+    )
+
+
+def _parts_are_sharded(root: Root) -> FasttrainError:
+    return FasttrainError(
+        f"--strategy fsdp can't shard {root.name}, called at {root.where}",
+        why="the script calls parts of one model by themselves, and a part is sharded with its"
+        " model or without it",
+        fix="use --strategy ddp",
+        slug="fsdp-parts",
+    )
+
+
+def _mesh(module: nn.Module, ranks: Ranks) -> Any:
+    from torch.distributed.device_mesh import init_device_mesh
+
+    device = next(parameters_of(module)).device.type
+    return init_device_mesh(device, (ranks.world_size,))
+
+
+def _fully_shard(modules: list[nn.Module], mesh: Any) -> None:
+    from torch.distributed.fsdp import fully_shard
+
+    for module in modules:
+        fully_shard(module, mesh=mesh)
+
+
+def _exchange(optimizer: Optimizer, places: dict[int, Any]) -> None:
+    """Put shards where an optimizer has whole parameters, and cut their states alike."""
+    for group in optimizer.param_groups:
+        for at, parameter in enumerate(group["params"]):
+            shard = places.get(id(parameter))
+            if shard is None:
+                continue
+            group["params"][at] = shard
+            state = optimizer.state.pop(parameter, None)
+            if state is not None:
+                optimizer.state[shard] = {k: _cut(v, shard) for k, v in state.items()}
+
+
+def _keep_states_whole(optimizer: Optimizer) -> None:
+    """Have an optimizer's checkpoint hold what it would hold in one process."""
+    ref = weakref.ref(optimizer)
+
+    def gather(_: Optimizer, checkpoint: dict[str, Any]) -> dict[str, Any]:
+        states = {
+            key: {name: _whole(value) for name, value in state.items()}
+            for key, state in checkpoint["state"].items()
+        }
+        return {**checkpoint, "state": states}
+
+    def cut(_: Optimizer, checkpoint: dict[str, Any]) -> dict[str, Any]:
+        owner: Any = ref()
+        ours = [p for group in owner.param_groups for p in group["params"]]
+        theirs = [p for group in checkpoint["param_groups"] for p in group["params"]]
+        shards = dict(zip(theirs, ours, strict=False))
+        states = {
+            key: {name: _cut(value, shards[key]) for name, value in state.items()}
+            if key in shards
+            else state
+            for key, state in checkpoint["state"].items()
+        }
+        return {**checkpoint, "state": states}
+
+    optimizer.register_state_dict_post_hook(gather)
+    optimizer.register_load_state_dict_pre_hook(cut)
+
+
+def _gather_parameters(module: nn.Module, checkpoint: dict[str, Any], prefix: str, _: Any) -> None:
+    for name in module._parameters:
+        if prefix + name in checkpoint:
+            checkpoint[prefix + name] = _whole(checkpoint[prefix + name])
+
+
+def _cut_parameters(module: nn.Module, checkpoint: dict[str, Any], prefix: str, *_: Any) -> None:
+    for name, shard in module._parameters.items():
+        if prefix + name in checkpoint and shard is not None:
+            checkpoint[prefix + name] = _cut(checkpoint[prefix + name], shard)
+
+
+def _whole(value: Any) -> Any:
+    """Give a sharded tensor whole; every rank must ask."""
+    gather = getattr(value, "full_tensor", None)
+    return value if gather is None else gather()
+
+
+def whole_number(value: Any) -> Any:
+    """Give a number over all shards, such as a norm, as the plain tensor that it is elsewhere."""
+    return _whole(value)
+
+
+def _cut(value: Any, like: Any) -> Any:
+    """Give a rank's part of a tensor of the shape of a parameter; other values as they are."""
+    if not isinstance(value, Tensor) or hasattr(value, "placements"):
+        return value
+    if value.shape != like.shape or not hasattr(like, "placements"):
+        return value
+    from torch.distributed.tensor import distribute_tensor
+
+    with torch.no_grad():
+        return distribute_tensor(value.detach().to(like.device), like.device_mesh, like.placements)

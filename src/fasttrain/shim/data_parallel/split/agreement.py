@@ -1,0 +1,192 @@
+"""Whether a split call gives what the whole call gives, and which of its tensors have rows."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import is_dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributions import Distribution
+
+from fasttrain.shim.data_parallel.split.rows import Rows
+from fasttrain.shim.hooks.casting import map_tensors
+
+# What two sums of the same numbers in another order may differ by, relative to their size: some
+# thousand roundings, as in a deep model; a single number was reduced, and has hardly any.
+_TOLERANCE = {
+    torch.float64: 1e-9,
+    torch.float32: 1e-4,
+    torch.float16: 2e-2,
+    torch.bfloat16: 1e-1,
+}
+_OF_NUMBERS = 0.1
+_PLAIN = (
+    bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, slice, range,
+)  # fmt: skip
+
+
+class DisagreementError(Exception):
+    """The split call gives something else; the message says what."""
+
+
+def tensors_in(value: Any) -> list[Tensor]:
+    """Return the tensors inside of containers, in a fixed order, each as often as it is there."""
+    found: list[Tensor] = []
+
+    def note(tensor: Tensor) -> Tensor:
+        found.append(tensor)
+        return tensor
+
+    map_tensors(value, note)
+    return found
+
+
+def structure_of(value: Any) -> Any:
+    """Return what can be compared of a value: its containers, and all in it but the tensors."""
+    kind = type(value)
+    if isinstance(value, Tensor):
+        return Tensor
+    if isinstance(value, _PLAIN):
+        return kind, value
+    if isinstance(value, tuple | list | deque):
+        return kind, [structure_of(item) for item in value]
+    if isinstance(value, Mapping):
+        return kind, [(key, structure_of(item)) for key, item in value.items()]
+    if isinstance(value, Distribution | SimpleNamespace) or (
+        is_dataclass(value) and not isinstance(value, type)
+    ):
+        fields: Any = getattr(value, "__dataclass_fields__", ())
+        names = vars(value) if hasattr(value, "__dict__") else fields
+        return kind, [(n, structure_of(getattr(value, n))) for n in names if hasattr(value, n)]
+    return _Same(value)
+
+
+def signature_of(value: Any) -> Any:
+    """Return what kind of call some arguments make: hashable, without tensors and numbers."""
+    kind = type(value)
+    if isinstance(value, Tensor):
+        return value.dim(), value.dtype, value.requires_grad
+    if isinstance(value, bool | str | None):
+        return value
+    if isinstance(value, tuple | list | deque):
+        return kind, *map(signature_of, value)
+    if isinstance(value, Mapping):
+        return kind, *((str(key), signature_of(item)) for key, item in value.items())
+    return kind
+
+
+class _Same:
+    """Something that is compared by what it is."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self.value is other.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+    def __repr__(self) -> str:
+        return f"a {type(self.value).__name__}"
+
+
+def row_dimensions(whole: Sequence[Tensor], part: Sequence[Tensor], rows: Rows) -> list[int | None]:
+    """Return the dimension of each tensor of a split call that has rows; None for one without.
+
+    Raises:
+        DisagreementError: A tensor has neither the shape of the whole nor that of the rank's rows.
+    """
+    return [_row_dimension(*pair, rows) for pair in zip(whole, part, strict=True)]
+
+
+def _row_dimension(whole: Tensor, part: Tensor, rows: Rows) -> int | None:
+    if whole.dtype != part.dtype or whole.dim() != part.dim() or whole.layout != part.layout:
+        raise DisagreementError(f"a tensor of another kind: {_told(part)} and not {_told(whole)}")
+    pairs = list(zip(whole.shape, part.shape, strict=True))
+    others = [dim for dim, (a, b) in enumerate(pairs) if a != b]
+    if not others:
+        return None
+    dim = others[0]
+    a, b = pairs[dim]
+    if len(others) > 1 or a % rows.count or a // rows.count * rows.own != b:
+        raise DisagreementError(f"a tensor of shape {tuple(part.shape)} for {tuple(whole.shape)}")
+    return dim
+
+
+def check_equal(
+    whole: Sequence[Tensor | None], given: Sequence[Tensor | None], what: str, floor: float = 0.0
+) -> None:
+    """See that tensors are equal within what is rounded.
+
+    Args:
+        whole: Of the whole call.
+        given: Of the split one, put together.
+        what: What they are, for the message.
+        floor: An absolute difference that is none.
+
+    Raises:
+        DisagreementError: Some tensor isn't.
+    """
+    for one, other in zip(whole, given, strict=True):
+        if one is None or other is None:
+            if one is not other and _largest(one if other is None else other) > floor:
+                raise DisagreementError(f"{what} where the whole call has none, or none")
+        elif (off := _difference(one, other, floor)) > 1:
+            far = f"{off:.2g} times as far off as rounding"
+            raise DisagreementError(f"other {what} (shape {tuple(one.shape)}, {far})")
+
+
+def _difference(whole: Tensor, given: Tensor, floor: float) -> float:
+    """Return how far a tensor is off, in multiples of what it may be."""
+    whole, given = whole.detach(), given.detach()
+    if whole.layout != torch.strided:
+        whole, given = whole.to_dense(), given.to_dense()
+    if not whole.numel():
+        return 0.0
+    if not (whole.is_floating_point() or whole.is_complex()):
+        return 0.0 if torch.equal(whole, given) else float("inf")
+    tolerance = _TOLERANCE.get(whole.dtype, _TOLERANCE[torch.float32])
+    if whole.numel() == 1:
+        tolerance *= _OF_NUMBERS
+    wide = _wide(whole.dtype)
+    off = _largest_of(whole.to(wide), given.to(wide), tolerance, floor)
+    if math.isfinite(off):
+        return off
+    # Infinite numbers, or too large ones for sums of their squares
+    finite = torch.isfinite(whole)
+    if not torch.allclose(whole[~finite], given[~finite], equal_nan=True):
+        return float("inf")
+    wide = torch.complex128 if whole.is_complex() else torch.float64
+    a, b = (torch.where(finite, tensor, 0).to(wide) for tensor in (whole, given))
+    off = _largest_of(a, b, tolerance, floor)
+    return off if math.isfinite(off) else float("inf")
+
+
+def _largest_of(a: Tensor, b: Tensor, tolerance: float, floor: float) -> float:
+    """Return the largest difference in multiples of what it may be; not finite where one isn't."""
+    size = a.abs()
+    typical = float(size.norm()) / math.sqrt(size.numel())
+    if not math.isfinite(typical):
+        return math.nan
+    allowed = size.mul_(tolerance).add_(tolerance * typical + floor).clamp_(min=1e-30)
+    return float((a - b).abs().div_(allowed).max())
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return dtype if dtype.is_complex or dtype is torch.float64 else torch.float32
+
+
+def _largest(tensor: Tensor | None) -> float:
+    if tensor is None or not tensor.numel():
+        return 0.0
+    return float(tensor.detach().abs().max())
+
+
+def _told(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"

@@ -1,0 +1,101 @@
+"""What a call leaves in the modules of a root: attributes, buffers and values of parameters."""
+
+from __future__ import annotations
+
+from operator import is_not
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+from torch.nn.parameter import is_lazy
+
+from fasttrain.shim.data_parallel.tensor_sums import strided_parts, sums_of
+from fasttrain.shim.hooks.roots import parameters_of
+
+# Of the module itself; what is in them is looked at by itself
+_SLOTS = frozenset({"_parameters", "_buffers", "_modules"})
+Place = tuple[int, str]  # the number of a module in the order of `Module.modules`, and a name
+
+
+class ModuleState:
+    """Attributes and buffers of a root's modules at one moment.
+
+    Attributes:
+        parts: The modules.
+    """
+
+    def __init__(self, module: Module) -> None:
+        self.parts = list(Module.modules(module))
+        self._attributes = [dict(vars(part)) for part in self.parts]
+        self._parameters = [dict(part._parameters) for part in self.parts]
+        self._slots = [dict(part._buffers) for part in self.parts]
+        with torch.no_grad():
+            self._values = [{k: _clone(b) for k, b in slot.items()} for slot in self._slots]
+
+    def left(self) -> dict[Place, Any]:
+        """Return the attributes that are others now, and buffers that are others or changed."""
+        found: dict[Place, Any] = {}
+        for number, part in enumerate(self.parts):
+            before = self._attributes[number]
+            for name, value in vars(part).items():
+                if name not in _SLOTS and before.get(name, _SLOTS) is not value:
+                    found[number, name] = value
+            values = self._values[number]
+            for name, buffer in part._buffers.items():
+                if not _alike(buffer, values.get(name)):
+                    found[number, name] = buffer
+        return found
+
+    def has_grown(self, module: Module) -> bool:
+        """Return whether the root has other modules or parameters now."""
+        parts = list(Module.modules(module))
+        if len(parts) != len(self.parts) or any(map(is_not, parts, self.parts)):
+            return True
+        held = zip(self.parts, self._parameters, strict=True)
+        return any(part._parameters.keys() != before.keys() for part, before in held)
+
+    def begin(self) -> None:
+        """Put the attributes back, and copies of the buffers in their places.
+
+        The buffers themselves are left as they are: autograd graphs may need them.
+        """
+        for part, attributes, values in zip(
+            self.parts, self._attributes, self._values, strict=True
+        ):
+            _set(vars(part), attributes)
+            with torch.no_grad():
+                _set(part._buffers, {name: _clone(value) for name, value in values.items()})
+
+    def put(self) -> None:
+        """Put attributes and buffers in their places as they were, for good."""
+        for part, attributes, slot in zip(self.parts, self._attributes, self._slots, strict=True):
+            _set(vars(part), attributes)
+            _set(part._buffers, slot)
+
+
+def parameter_sums(module: Module) -> list[float]:
+    """Return numbers by which a change of any parameter shows.
+
+    A copy of all parameters would need their memory once more.
+    """
+    return sums_of([p for p in parameters_of(module) if not is_lazy(p)])
+
+
+def _set(slot: dict[str, Any], values: dict[str, Any]) -> None:
+    for name in slot.keys() - values.keys():
+        del slot[name]
+    slot.update(values)
+
+
+def _clone(buffer: Tensor | None) -> Tensor | None:
+    return buffer if buffer is None or is_lazy(buffer) else buffer.detach().clone()
+
+
+def _alike(buffer: Tensor | None, before: Tensor | None) -> bool:
+    if buffer is None or before is None or is_lazy(buffer):
+        return buffer is before
+    if buffer.layout != before.layout or buffer.dtype != before.dtype:
+        return False
+    now, then = strided_parts(buffer), strided_parts(before)
+    return all(map(torch.equal, now, then))

@@ -1,0 +1,137 @@
+"""Moves a large batch to a device by the rows of each rank, until something needs the whole of it.
+
+Every rank has the whole batch on its host and needs its own rows of it on its device. What the
+script gets from ``batch.to(device)`` stands for the whole (`LazyRows`); a split call takes the rows
+that are there, and anything else has the ranks put the rows together. Places of the script at which
+that happens more often than not move their tensors whole from then on.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fasttrain.shim.data_parallel.ranks import Ranks
+from fasttrain.shim.data_parallel.split import row_operators
+from fasttrain.shim.data_parallel.split.lazy_rows import LazyRows, Placement
+from fasttrain.shim.data_parallel.split.rows import Rows
+from fasttrain.shim.hooks.hook_wrappers import put_method
+from fasttrain.shim.hooks.user_compile import OwnCompile
+
+PATIENCE = 4  # tensors of a place that are put together before it is given up
+
+
+class _Place:
+    """A place of the script that moves tensors of one kind.
+
+    Attributes:
+        moved: Tensors that were moved by rows.
+        whole: Those of them that were put together after all.
+    """
+
+    moved = whole = 0
+
+    @property
+    def pays(self) -> bool:
+        """Whether most tensors are only used by their rows."""
+        return self.whole < PATIENCE or 2 * self.whole <= self.moved
+
+
+class Moves:
+    """Sees tensors that the script moves to a device.
+
+    Args:
+        ranks: All ranks.
+        compiled: What the script compiles itself, which can't be given a part of a tensor.
+        meet: Sees that all ranks put a tensor together at the same place.
+        counts: Of the receipt.
+    """
+
+    def __init__(
+        self,
+        ranks: Ranks,
+        compiled: OwnCompile,
+        meet: Callable[[], None],
+        counts: Counter[str],
+    ) -> None:
+        self._ranks, self._compiled, self._meet, self._counts = ranks, compiled, meet, counts
+        self._places: dict[Any, _Place] = {}
+        self._moving = False
+
+    def install(self, undo: ExitStack) -> None:
+        """Replace the methods that move a tensor."""
+        for name in ("to", "cuda", "npu", "xpu"):
+            if hasattr(Tensor, name):
+                put_method(name, self._by_rows(getattr(Tensor, name)), undo)
+
+    def _by_rows(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def method(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+            small = type(tensor) is not Tensor or tensor.numel() < row_operators.LARGE
+            if small or self._moving:  # as npu(), which calls to()
+                return original(tensor, *args, **kwargs)
+            frame = sys._getframe(1)
+            move = functools.partial(_call, original, args, kwargs)
+            self._moving = True
+            try:
+                return self.move(tensor, move, (frame.f_code, frame.f_lasti))
+            finally:
+                self._moving = False
+
+        return method
+
+    def move(self, tensor: Tensor, move: Callable[[Tensor], Tensor], where: Any) -> Tensor:
+        """Return what a function that moves tensors makes of one, or what stands for that.
+
+        Args:
+            tensor: Large.
+            move: Moves it, or a part of it.
+            where: The place of the script.
+        """
+        if not self._may_move(tensor):
+            return move(tensor)
+        nothing = move(tensor.narrow(0, 0, 0))
+        place = self._places.setdefault((where, tensor.shape[1:], nothing.dtype), _Place())
+        if not leaves_host(nothing) or not place.pays:
+            return move(tensor)
+        rows = Rows(self._ranks, tensor.size(0))
+        part = move(rows.cut(tensor, 0))
+        if not part.is_contiguous():
+            return move(tensor)
+        place.moved += 1
+        self._counts["moved by rows"] += 1
+        like = torch.empty(tensor.shape, device="meta")
+        return LazyRows(part, like, Placement(rows, 0, functools.partial(self._use, place)))
+
+    def _may_move(self, tensor: Tensor) -> bool:
+        if not tensor.dim() or not tensor.is_cpu:
+            return False
+        plain = tensor.layout is torch.strided and not tensor.is_quantized
+        if not plain or not tensor.is_contiguous() or tensor.is_complex() or tensor.requires_grad:
+            return False
+        ranks = self._ranks
+        if not ranks.joined or tensor.size(0) < ranks.world_size or self._compiled.functions:
+            return False
+        functional = torch._C._functorch.peek_interpreter_stack() is not None
+        return not functional and threading.current_thread() is threading.main_thread()
+
+    def _use(self, place: _Place) -> None:
+        place.whole += 1
+        self._meet()
+
+
+def _call(function: Any, args: Any, kwargs: Any, tensor: Tensor) -> Any:
+    return function(tensor, *args, **kwargs)
+
+
+def leaves_host(moved: Tensor) -> bool:
+    """Return whether a tensor that was on the host is on a device."""
+    return not moved.is_cpu

@@ -1,0 +1,185 @@
+"""Whether a call changes anything outside of the modules that it is made of.
+
+A forward may count its calls in a global, append to a list, or write into a tensor that a closure
+holds. Such a call can't be made a second time for a comparison, and what it keeps would be of one
+rank's rows: it isn't split.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import weakref
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from types import CellType, FunctionType, MethodType
+from typing import Any
+
+from torch import Tensor
+from torch.nn import Module, Parameter
+
+from fasttrain.shim.data_parallel.split.hidden_state import (
+    generator_state,
+    hidden_state,
+    put_generator_state,
+)
+from fasttrain.shim.data_parallel.tensor_sums import sums_of
+from fasttrain.shim.hooks.reachable import CLOSED, children_of, is_scripts
+
+MOST = 20_000  # objects of a search; 0.5 us each
+_SMALL = 1 << 16  # bytes of an array that is looked at
+MOST_TENSORS = 500  # that are summed, those that are reached first
+_BY_VALUE = (bool, int, float, str, bytes, complex, set)
+_REGISTRY = "__warningregistry__"
+_Holder = tuple[Any, list[Any], int]  # an object, what it held, and how far off it is
+# How an object is reached: from modules and arguments alone; by globals, which threads may change;
+# or by objects of libraries, whose caches are their own affair.
+NEAR, GLOBAL, LIBRARYS = range(3)
+_HOLDING = (
+    Module, Tensor, dict, list, tuple, set, frozenset, deque, CellType, MethodType,
+    functools.partial,
+)  # fmt: skip
+
+
+class Surroundings:
+    """What can be reached from a call, at one moment.
+
+    Args:
+        module: The root.
+        starts: Its arguments.
+    """
+
+    def __init__(self, module: Module, *starts: Any) -> None:
+        # Attributes of the modules are looked at by themselves.
+        own = list(Module.modules(module))
+        self._own = {id(vars(part)) for part in own}
+        for part in own:
+            self._own |= {id(part._buffers), id(part._parameters), id(part._modules)}
+            self._own |= {id(buffer) for buffer in part._buffers.values()}
+        self._holders: list[_Holder] = []
+        self._tensors: list[Tensor] = []
+        self._search([module, *starts])
+        self._sums = sums_of(self._tensors)
+
+    def changed(self, *, within: int = LIBRARYS) -> str:
+        """Return the kind of the first object that holds something else now; empty for none.
+
+        Args:
+            within: How far to look: `NEAR`, `GLOBAL` or `LIBRARYS`.
+        """
+        for holder, _ in self._others(within):
+            return type(holder).__name__
+        return "Tensor" if sums_of(self._tensors) != self._sums else ""
+
+    def restore(self, *, within: int) -> bool:
+        """Put back what containers held and where generators were; return whether that is all."""
+        for holder, before in list(self._others(within)):
+            with suppress(Exception):  # of classes of any kind
+                _put_back(holder, before)
+        return not self.changed(within=within)
+
+    def _others(self, within: int) -> Iterator[tuple[Any, list[Any]]]:
+        for holder, before, distance in self._holders:
+            if distance > within:
+                continue
+            now = _contents(holder)
+            if len(now) != len(before) or not all(map(_same, now, before)):
+                yield holder, before
+
+    def _search(self, starts: Iterable[Any]) -> None:
+        pending = deque((start, NEAR) for start in starts)
+        seen = {id(start) for start, _ in pending}
+        while pending and len(seen) < MOST:
+            holder, distance = pending.popleft()
+            try:
+                children = _held_by(holder)
+            except Exception:  # noqa: BLE001, S112 - other threads, and classes of any kind
+                continue
+            if id(holder) not in self._own:
+                self._holders.append((holder, _contents(holder), distance))
+                if _is_summed(holder) and len(self._tensors) < MOST_TENSORS:
+                    self._tensors.append(holder)
+            distance = max(distance, _distance(holder))
+            for child in children:
+                if id(child) not in seen and _is_open(child):
+                    seen.add(id(child))
+                    pending.append((child, distance))
+
+
+def _distance(holder: Any) -> int:
+    """Return how far off is what an object holds."""
+    if isinstance(holder, FunctionType | type):
+        return GLOBAL
+    if isinstance(holder, _HOLDING):
+        return NEAR
+    module = sys.modules.get(type(holder).__module__)
+    return NEAR if is_scripts(getattr(module, "__file__", None) or "<") else LIBRARYS
+
+
+def _held_by(holder: Any) -> list[Any]:
+    return [child for child, _ in children_of(holder, type(holder))]
+
+
+def _is_open(child: Any) -> bool:
+    kind = type(child)  # whatever it says that it is
+    return issubclass(kind, Tensor) or not issubclass(kind, CLOSED)
+
+
+def _is_summed(holder: Any) -> bool:
+    # A parameter is summed with the root's; what is of no size, or of no device, has no sum.
+    kinds = isinstance(holder, Tensor) and type(holder) in (Tensor, Parameter)
+    return kinds and holder.numel() <= _SMALL and holder.device.type != "meta"
+
+
+def _contents(holder: Any) -> list[Any]:
+    if isinstance(holder, Tensor):
+        return [0 if holder.is_inference() else holder._version]
+    kind = type(holder)
+    if kind.__module__ == "numpy" and kind.__name__ == "ndarray":
+        return [holder.tobytes() if holder.nbytes <= _SMALL else 0]
+    if isinstance(holder, dict):
+        return [{k: v for k, v in dict.items(holder) if k != _REGISTRY and not _is_weak(k, v)}]
+    if isinstance(holder, set | frozenset):
+        return [{item for item in holder if not _is_weak(item)}]
+    if isinstance(holder, list | tuple | deque):
+        return list(holder)
+    try:
+        if state_of := generator_state(holder):
+            return [state_of]
+        return hidden_state(holder) or _held_by(holder)
+    except Exception:  # noqa: BLE001 - as above
+        return []
+
+
+def _is_weak(*items: Any) -> bool:
+    return any(isinstance(item, weakref.ref) for item in items)  # which goes whenever it does
+
+
+def _same(one: Any, other: Any) -> bool:
+    if one is other:
+        return True
+    if type(one) is not type(other):
+        return False
+    if type(one) is dict:
+        return one.keys() == other.keys() and all(_same(v, other[k]) for k, v in one.items())
+    return type(one) in _BY_VALUE and bool(one == other)
+
+
+def _put_back(holder: Any, before: list[Any]) -> None:
+    """Have a container hold what it held, and a generator of random numbers be where it was."""
+    if isinstance(holder, dict):
+        now, held = _contents(holder)[0], before[0]
+        for key in now.keys() - held.keys():
+            del holder[key]
+        for key, value in held.items():
+            if now.get(key, now) is not value:
+                holder[key] = value
+    elif isinstance(holder, set):
+        holder -= _contents(holder)[0]
+        holder |= before[0]
+    elif isinstance(holder, list | deque):
+        holder.clear()
+        holder.extend(before)
+    elif before:
+        put_generator_state(holder, before[0])

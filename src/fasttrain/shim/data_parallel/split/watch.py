@@ -1,0 +1,121 @@
+"""What a call does that can't be seen in tensors: it prints, draws, or reads numbers in Python."""
+
+from __future__ import annotations
+
+import random
+import sys
+from contextlib import ExitStack
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from fasttrain.shim.hooks.hook_wrappers import put_method
+from fasttrain.shim.process.callsite import called_by_user
+
+READS = "it reads numbers of its tensors in Python, and may decide by them for all rows"
+
+
+class Watch:
+    """Notices what a call does that can't be seen in tensors.
+
+    Attributes:
+        seen: What it was; empty for nothing.
+    """
+
+    def __init__(self) -> None:
+        self.seen = ""
+        self._undo = ExitStack()
+
+    def __enter__(self) -> None:
+        original: Any = Tensor.register_hook
+        watch = self
+
+        def register_hook(tensor: Tensor, hook: Any) -> Any:
+            if called_by_user(through=()):
+                watch.seen = "it registers hooks on gradients"
+            return original(tensor, hook)
+
+        self._undo.callback(setattr, Tensor, "register_hook", original)
+        Tensor.register_hook = register_hook  # type: ignore[method-assign]
+        for name in ("tolist", "numpy"):
+            self._listen(name)
+        for name in ("stdout", "stderr"):
+            self._undo.callback(setattr, sys, name, getattr(sys, name))
+            setattr(sys, name, _Listening(getattr(sys, name), self))
+
+    def _listen(self, name: str) -> None:
+        original: Any = getattr(Tensor, name)
+
+        def method(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+            self.seen = READS
+            return original(tensor, *args, **kwargs)
+
+        put_method(name, method, self._undo)
+
+    def __exit__(self, *_: object) -> None:
+        self._undo.close()
+
+
+class _Listening:
+    """A stream that is written to."""
+
+    def __init__(self, stream: Any, watch: Watch) -> None:
+        self._stream, self._watch = stream, watch
+
+    def write(self, text: str) -> Any:
+        self._watch.seen = "it prints"
+        return self._stream.write(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+class Silence:
+    """Drops what is printed."""
+
+    def __enter__(self) -> None:
+        self._streams = sys.stdout, sys.stderr
+        sys.stdout = sys.stderr = cast("Any", self)
+
+    def __exit__(self, *_: object) -> None:
+        sys.stdout, sys.stderr = self._streams
+
+    def write(self, text: str) -> int:
+        """Drop it."""
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._streams[0], name)
+
+
+def other_random_states() -> list[tuple[Any, Any]]:
+    """Return the states of Python's and NumPy's generators, each with what sets it."""
+    states: list[tuple[Any, Any]] = [(random.setstate, random.getstate())]
+    numpy = sys.modules.get("numpy.random")
+    if numpy is not None:
+        states.append((numpy.set_state, numpy.get_state()))
+    return states
+
+
+def all_random_states() -> list[tuple[Any, Any]]:
+    """Return the states of all generators, torch's as well, each with what sets it."""
+    generators: list[Any] = [torch.default_generator]
+    cuda: Any = torch.cuda
+    if cuda.is_initialized():
+        generators += cuda.default_generators
+    states = [(generator.set_state, generator.get_state()) for generator in generators]
+    return [*states, *other_random_states()]
+
+
+def same_states(one: list[tuple[Any, Any]], other: list[tuple[Any, Any]]) -> bool:
+    """Whether nobody has drawn between two looks."""
+    if len(one) != len(other):
+        return True  # NumPy was imported on the way
+    return all(_equal(a, b) for (_, a), (_, b) in zip(one, other, strict=True))
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if isinstance(one, tuple):
+        return all(map(_equal, one, other))
+    return bool((one == other).all()) if hasattr(one, "all") else bool(one == other)

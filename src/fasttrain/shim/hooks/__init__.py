@@ -1,0 +1,1 @@
+"""Seams of torch, each patched in one place, and what listens there."""

@@ -1,0 +1,57 @@
+"""Notices when the script calls ``backward()`` on a tensor.
+
+It is noticed when the script looks ``backward`` up: what it then calls is torch's own, so that no
+traceback gets a frame.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from types import CodeType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fasttrain.shim.hooks.dynamo_skip import pass_over
+
+See = Callable[[Tensor, CodeType, int], None]
+
+
+def on_backward(see: See, undo: ExitStack) -> None:
+    """Call ``see`` before each call of ``backward`` with the tensor and the caller's instruction.
+
+    The lookup stands for the call. Nothing is seen inside a function that torch.compile traces.
+    """
+    backward = vars(Tensor)["backward"]
+    if not isinstance(backward, _Backward):
+        pass_over(_Backward.__get__, all_it_calls=True)
+        backward = _Backward(backward)
+        setattr(Tensor, "backward", backward)  # noqa: B010 - mypy takes it for a method
+        undo.callback(_put_back, backward)
+    backward.listeners.append(see)
+    undo.callback(backward.listeners.remove, see)
+
+
+class _Backward:
+    """Stands for ``Tensor.backward``, and returns it to whoever asks."""
+
+    def __init__(self, torchs: Any) -> None:
+        self.torchs = torchs
+        self.listeners: list[See] = []
+
+    def __get__(self, tensor: Tensor | None, owner: type[Tensor]) -> Any:
+        if tensor is None:
+            return self.torchs
+        if not torch.compiler.is_compiling():
+            caller = sys._getframe(1)
+            for see in self.listeners:
+                see(tensor, caller.f_code, caller.f_lasti)
+        return self.torchs.__get__(tensor, owner)
+
+
+def _put_back(own: _Backward) -> None:
+    if vars(Tensor)["backward"] is own:  # the script may have put its own there
+        setattr(Tensor, "backward", own.torchs)  # noqa: B010

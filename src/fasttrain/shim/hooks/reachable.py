@@ -1,0 +1,102 @@
+"""What objects hold: attributes, items, closures, globals, so that a search can go through them."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import sys
+import sysconfig
+from collections import deque
+from collections.abc import Callable
+from itertools import islice
+from operator import setitem
+from types import (
+    BuiltinFunctionType,
+    CellType,
+    CodeType,
+    FrameType,
+    FunctionType,
+    GeneratorType,
+    MethodType,
+    ModuleType,
+)
+from typing import Any
+
+from torch import Tensor
+
+from fasttrain.shim.process.callsite import is_shim_code
+
+LONG = 1_000  # of a longer container the end is looked at
+_INSTALLED = tuple({sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib")})
+# Kinds whose objects hold nothing that a search is for
+CLOSED = (Tensor, ModuleType, CodeType, FrameType, BuiltinFunctionType, str, bytes, int, float)
+Put = Callable[[Any], None]
+Child = tuple[Any, Put | None]  # and what puts another object in its place
+
+
+def is_scripts(path: str) -> bool:
+    """Return whether a file of code is not installed."""
+    return not path.startswith((*_INSTALLED, "<"))
+
+
+def children_of(holder: Any, kind: type) -> list[Child]:
+    """Return what an object holds, each with what replaces it there."""
+    if issubclass(kind, dict):
+        pairs = reversed(dict.items(holder)) if len(holder) > LONG else dict.items(holder)
+        return [(v, functools.partial(setitem, holder, k)) for k, v in islice(pairs, LONG)]
+    if issubclass(kind, list | deque):
+        begin = max(0, len(holder) - LONG)
+        items = list(islice(holder, begin, None))
+        return [(v, functools.partial(setitem, holder, i)) for i, v in enumerate(items, begin)]
+    if issubclass(kind, tuple | set | frozenset):
+        return [(value, None) for value in islice(holder, LONG)]
+    if kind is CellType:
+        return _attributes(holder, ["cell_contents"])
+    if kind is FunctionType:
+        return _of_function(holder)
+    if kind is MethodType:
+        return [(part, None) for part in (holder.__self__, holder.__func__)]
+    if kind is functools.partial:
+        return [(part, None) for part in (holder.func, holder.args, holder.keywords)]
+    if kind is GeneratorType:
+        return [(value, None) for value in gc.get_referents(holder)]
+    if issubclass(kind, type):
+        module = sys.modules.get(holder.__module__)
+        scripts = is_scripts(getattr(module, "__file__", None) or "<")
+        return _attributes(holder, list(vars(holder))) if scripts else []
+    return [] if kind.__module__.startswith("fasttrain.") else _inside(holder)
+
+
+def _of_function(function: FunctionType) -> list[Child]:
+    if is_shim_code(function.__code__):  # it stands for torch's own
+        return []
+    own = (function.__closure__, function.__defaults__, function.__kwdefaults__, vars(function))
+    found: list[Child] = [(part, None) for part in own if part is not None]
+    scripts = is_scripts(function.__code__.co_filename)
+    return [*found, (function.__globals__, None)] if scripts else found
+
+
+def _inside(holder: Any) -> list[Child]:
+    """Return the attributes of an object, and its class."""
+    try:
+        found: list[Child] = [(object.__getattribute__(holder, "__dict__"), None)]
+    except AttributeError:
+        found = []
+    slots = [name for kind in type(holder).__mro__ for name in _slots(kind)]
+    return [*found, *_attributes(holder, slots), (type(holder), None)]
+
+
+def _slots(kind: type) -> list[str]:
+    slots = vars(kind).get("__slots__", ())
+    return [slots] if isinstance(slots, str) else list(slots)
+
+
+def _attributes(holder: Any, names: list[str]) -> list[Child]:
+    found: list[Child] = []
+    for name in names:
+        try:
+            value = vars(holder)[name] if isinstance(holder, type) else getattr(holder, name)
+        except (AttributeError, KeyError, ValueError):  # not set
+            continue
+        found.append((value, functools.partial(setattr, holder, name)))
+    return found

@@ -1,0 +1,191 @@
+"""Counts training steps and times them; the clock of the whole receipt."""
+
+from __future__ import annotations
+
+import functools
+import math
+import resource
+import statistics
+import sys
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from fasttrain.model.outcome import StepStats
+from fasttrain.shim.hooks.backward import on_backward
+from fasttrain.shim.hooks.loaders import on_batch
+from fasttrain.shim.hooks.throughput import Throughput
+
+KEPT_INTERVALS = 10_000  # enough for a p95, and bounded however long the run
+_MADE = "_patch_step_function"  # of Optimizer from torch 2.0 on: called when one is made
+
+
+class StepMeter:
+    """Counts iterations: in each of them an optimizer steps once.
+
+    An optimizer that steps again begins the next one, and so does one that was made since the
+    present one began, such as that of the next fold. A GAN's two optimizers make one step
+    together. Where the script has made no optimizer, each backward pass is a step.
+
+    Attributes:
+        steps: Steps so far; never fewer than before.
+        device: Where the first parameter of the first optimizer is, such as ``cuda:0``; empty
+            before its first step.
+        throughput: What training goes through; told of model calls by the runtime.
+        on_step: Called after each step with its number.
+        on_pass: Called, where backward passes are counted, with the number of those that are
+            complete, before the next one begins.
+    """
+
+    def __init__(self, started_s: float) -> None:
+        self.throughput = Throughput()
+        self.on_step: list[Callable[[int], None]] = []
+        self.before_next: list[Callable[[int], None]] = []  # before an optimizer begins a step
+        self.on_pass: list[Callable[[int], None]] = []
+        self._clear(started_s)
+
+    def begin_anew(self) -> None:
+        """Count from zero, in a process that takes over from its parent."""
+        self._clear(time.perf_counter())
+
+    def _clear(self, started_s: float) -> None:
+        self.steps = 0
+        self.device = ""
+        self._started_s = started_s
+        self._first_step_s = 0.0
+        self._last_s = 0.0
+        self._intervals_s: deque[float] = deque(maxlen=KEPT_INTERVALS)
+        self._stepped: set[int] = set()  # ids of the optimizers, in the present iteration
+        # How many steps had been made when each optimizer was
+        self._made: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
+        self._by_passes = True
+        self.throughput.clear()
+
+    def time_anew(self) -> None:
+        """Forget what was timed so far; the steps still count."""
+        self._intervals_s.clear()
+        self._last_s = time.perf_counter()
+        self.throughput.clear()
+        self.throughput.step(self._last_s)
+
+    def install(self, undo: ExitStack) -> None:
+        """Hook the making of optimizers, the end of their steps, backward passes, and batches."""
+        undo.callback(register_optimizer_step_pre_hook(self._before_step).remove)
+        undo.callback(register_optimizer_step_post_hook(self._after_step).remove)
+        on_backward(self._before_pass, undo)
+        on_batch(self.throughput.handed_out, undo)
+        made: Any = getattr(Optimizer, _MADE, None)
+        if made is None:
+            return  # an optimizer's first step is then in the iteration of another's last one
+
+        # Not around __init__: what raises there would have a frame of ours in its traceback.
+        @functools.wraps(made)
+        def note(optimizer: Optimizer) -> None:
+            made(optimizer)
+            self._by_passes = False
+            self._made[optimizer] = self.steps
+
+        undo.callback(setattr, Optimizer, _MADE, made)
+        setattr(Optimizer, _MADE, note)
+
+    @property
+    def several(self) -> bool:
+        """Whether there may be more than one optimizer in an iteration."""
+        return len(self._made) > 1
+
+    def _before_step(self, optimizer: Optimizer, *_: Any) -> None:
+        if self.steps and not torch.compiler.is_compiling() and self._begins_step(optimizer):
+            for listen in self.before_next:
+                listen(self.steps)
+        self.throughput.in_step = True
+
+    def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
+        if torch.compiler.is_compiling():
+            return  # a step that the script compiles is traced once and then not seen
+        self._by_passes = False
+        self.throughput.optimizer_step()
+        if not self._begins_step(optimizer):
+            self._stepped.add(id(optimizer))
+            return
+        self._stepped = {id(optimizer)}
+        if not self.device:
+            held = (p for group in optimizer.param_groups for p in group["params"])
+            self.device = next((str(p.device) for p in held), "")
+        self._count()
+        for listen in self.on_step:
+            listen(self.steps)
+
+    def _begins_step(self, optimizer: Optimizer) -> bool:
+        # One that has taken the id of another that is gone was made since.
+        return (
+            not self._stepped
+            or id(optimizer) in self._stepped
+            or self._made.get(optimizer, 0) >= self.steps
+        )
+
+    def _before_pass(self, *_: Any) -> None:
+        if not self._by_passes:
+            self.throughput.backward()
+            return
+        self.throughput.optimizer_step()
+        if self.steps:
+            for listen in self.on_pass:
+                listen(self.steps)
+        self._count()
+
+    def _count(self) -> None:
+        now = time.perf_counter()
+        if self.steps:
+            self._intervals_s.append(now - self._last_s)
+        else:
+            self._first_step_s = now - self._started_s
+        self.throughput.step(now)
+        self.steps += 1
+        self._last_s = now
+
+    def stats(self, compile_s: float) -> StepStats:
+        """Return speed and memory so far; see `StepStats` for units."""
+        intervals = sorted(self._intervals_s)
+        median_s = statistics.median(intervals) if intervals else 0.0
+        samples_per_s, tokens_per_s = self.throughput.rates()
+        return StepStats(
+            steps=self.steps,
+            are_passes=self._by_passes and self.steps > 0,
+            median_step_s=median_s,
+            p95_step_s=_p95(intervals),
+            samples_per_s=samples_per_s,
+            tokens_per_s=tokens_per_s,
+            first_step_s=self._first_step_s,
+            compile_s=compile_s,
+            peak_memory_bytes=peak_memory_bytes(),
+            wall_s=time.perf_counter() - self._started_s,
+        )
+
+    def recent_step_s(self) -> float:
+        """Give the time of the last step, in seconds; 0 before the second one."""
+        return self._intervals_s[-1] if self._intervals_s else 0.0
+
+
+def _p95(ascending: Sequence[float]) -> float:
+    """Return the 95th percentile by the nearest rank, never below the median; 0 of nothing."""
+    return ascending[math.ceil(0.95 * len(ascending)) - 1] if ascending else 0.0
+
+
+def peak_memory_bytes() -> int:
+    """Give the peak of the accelerator's allocator, or of resident memory on a CPU."""
+    for device in (torch.cuda, getattr(torch, "npu", None)):  # torch_npu brings torch.npu
+        module: Any = device
+        if module is not None and module.is_initialized() and module.is_available():
+            return int(module.max_memory_allocated())
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return int(peak) if sys.platform == "darwin" else int(peak) * 1024

@@ -1,0 +1,68 @@
+"""Notices what the script compiles itself: from inside of it, no lever can see or change a call."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch.nn import Module
+
+from fasttrain.shim.process.callsite import call_site
+
+
+class OwnCompile:
+    """Watches torch.compile.
+
+    Attributes:
+        where: The first place where the script compiles something.
+        what: What it compiles there.
+        functions: Whether it compiles anything but modules with parameters.
+        sites: Where each module was compiled.
+        on_module: Called with each module that the script compiles, before it does.
+        behind: Called when torch.compile returns.
+    """
+
+    def __init__(self) -> None:
+        self.what = self.where = ""
+        self.functions = False
+        self.sites: weakref.WeakKeyDictionary[Module, str] = weakref.WeakKeyDictionary()
+        self.on_module: list[Callable[[Module, str], None]] = []
+        self.behind: list[Callable[[], None]] = []
+
+    def install(self, undo: ExitStack) -> None:
+        """Replace torch.compile by a function that looks and passes on."""
+        original = torch.compile
+
+        @functools.wraps(original)
+        def compile(*args: Any, **kwargs: Any) -> Any:  # noqa: A001 - torch's name
+            subject = args[0] if args else kwargs.get("model")
+            if subject is None:  # called with options only, to decorate: it comes back
+                return original(*args, **kwargs)
+            module = getattr(subject, "__self__", subject)  # model.forward, or the model
+            site = call_site(past=torch.compile)
+            self._remember(module, site)
+            self.functions |= (
+                not isinstance(module, Module) or next(module.parameters(), None) is None
+            )
+            if isinstance(module, Module):
+                self.sites[module] = site
+                for listen in self.on_module:
+                    listen(module, site)
+            result = original(*args, **kwargs)
+            if isinstance(module, Module) and isinstance(result, Module):
+                self.sites[result] = site
+            for call in self.behind:
+                call()
+            return result
+
+        torch.compile = compile
+        undo.callback(setattr, torch, "compile", original)
+
+    def _remember(self, subject: Any, site: str) -> None:
+        if not self.where:
+            name = getattr(subject, "__name__", type(subject).__name__)
+            self.what, self.where = name, site

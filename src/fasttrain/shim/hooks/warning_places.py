@@ -1,0 +1,49 @@
+"""Has warnings that fall on a wrapper of the shim's name the user's line instead.
+
+``warnings.warn(..., stacklevel=3)`` in a module blames whoever calls its caller. Under python that
+is torch's ``Module.__call__``; here it may be a function of the shim's, and a warning of torch's or
+of the script's would look like one of fasttrain's.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from contextlib import ExitStack
+from types import FrameType
+
+from fasttrain.shim.process.callsite import is_shim_file, own_prefixes
+
+
+def name_users_lines(undo: ExitStack) -> None:
+    """Format such warnings with the place in the user's code; no-op where the script formats."""
+    original = warnings.formatwarning
+
+    def formatwarning(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        line: str | None = None,
+    ) -> str:
+        if is_shim_file(filename) and (frame := _user_of(filename, lineno)) is not None:
+            filename, lineno, line = frame.f_code.co_filename, frame.f_lineno, None
+        return original(message, category, filename, lineno, line)
+
+    def put_back() -> None:
+        if warnings.formatwarning is formatwarning:  # not one that the script has put there since
+            warnings.formatwarning = original
+
+    warnings.formatwarning = formatwarning
+    undo.callback(put_back)
+
+
+def _user_of(filename: str, line: int) -> FrameType | None:
+    """Return the user's frame that led to a line of the shim's, which is being blamed."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and (frame.f_code.co_filename, frame.f_lineno) != (filename, line):
+        frame = frame.f_back
+    prefixes = own_prefixes()
+    while frame is not None and frame.f_code.co_filename.startswith(prefixes):
+        frame = frame.f_back
+    return frame

@@ -1,0 +1,133 @@
+"""Lets binary_cross_entropy run on what a low-precision root gives.
+
+It is the one operator that raises inside autocast; it runs in fp32 there instead. And it takes the
+logarithm of p and of 1 - p: bf16 has no number between 0.996 and 1, so that a wrong answer given
+with confidence has the probability 1 there, a loss of 100 and no gradient. Such probabilities, and
+they alone, are computed from their logits in fp32; all others are those of an autocast by hand.
+
+Source: ``torch/csrc/autocast_mode.h`` of torch 2.13: "banned" is binary_cross_entropy alone.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.amp import autocast
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from fasttrain.shim.hooks.casting import to_float32
+from fasttrain.shim.hooks.lifted import lift
+from fasttrain.shim.levers.amp.operators import replace_builtin
+
+
+class _Newest(threading.local):
+    """The last low-precision sigmoid of the root call that a thread is in."""
+
+    output: Tensor | None = None
+    logits: Tensor | None = None
+
+
+class BinaryCrossEntropy:
+    """Follows sigmoids from their logits out of the root and into the loss.
+
+    Args:
+        dtype: The low precision.
+    """
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._dtype = dtype
+        self._newest = _Newest()
+        self._logits: Any = WeakTensorKeyDictionary()  # by the root's output in fp32
+
+    def install(self, undo: ExitStack) -> None:
+        """Watch sigmoid as function and method, and replace the operator."""
+        sigmoid = self._watched(torch.sigmoid)
+        # A script may pickle it, as the activation that its model was built with.
+        sigmoid.__module__, sigmoid.__qualname__ = "torch", "sigmoid"
+        replace_builtin(torch, sigmoid, "sigmoid", undo)
+        setattr(Tensor, "sigmoid", self._watched(Tensor.sigmoid))  # noqa: B010
+        undo.callback(delattr, Tensor, "sigmoid")  # torch's own is inherited
+        # The innermost name, not torch.nn.functional's: that one is a Python function, which
+        # scripts pass around and torch.jit.script reads the source of.
+        loss = self._loss(torch._C._nn.binary_cross_entropy)
+        replace_builtin(torch._C._nn, loss, "binary_cross_entropy", undo)
+
+    def to_float32(self, output: Tensor) -> Tensor:
+        """Give a tensor that leaves a root in fp32, with its logits remembered."""
+        result = lift(output)
+        logits = self._logits_inside(output)
+        if logits is not None:
+            self._logits[result] = logits
+        return result
+
+    def forget(self) -> None:
+        """Let go of the newest sigmoid when the root's call ends."""
+        self._newest.output = self._newest.logits = None
+
+    def _watched(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def sigmoid(input: Any, *args: Any, **kwargs: Any) -> Any:
+            output = original(input, *args, **kwargs)
+            # Compiled code does not round what leaves the root: see `RootCalls.finish`.
+            if (
+                not torch.compiler.is_compiling()
+                and output.dtype is self._dtype
+                and torch.is_autocast_enabled(output.device.type)
+            ):
+                self._newest.output, self._newest.logits = output, input
+            return output
+
+        return sigmoid
+
+    def _loss(self, original: Any) -> Any:
+        def binary_cross_entropy(
+            input: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = 1
+        ) -> Any:
+            precise = self._precise(input, target)
+            device = input.device.type
+            if not torch.is_autocast_enabled(device):
+                return original(precise, target, weight, reduction)
+            tensors = to_float32((precise, target, weight), torch.get_autocast_dtype(device))
+            with autocast(device, enabled=False):
+                return original(*tensors, reduction)
+
+        return binary_cross_entropy
+
+    def _precise(self, probabilities: Tensor, target: Tensor) -> Tensor:
+        """Give the probabilities with those computed anew whose logarithm would be infinite."""
+        if torch.compiler.is_compiling() or target.shape != probabilities.shape:
+            return probabilities
+        logits = self._logits_inside(probabilities)
+        if logits is None:
+            logits = self._logits_outside(probabilities)
+        if logits is None:
+            return probabilities
+        wrongly_0 = (probabilities == 0) & (target > 0)
+        wrongly_1 = (probabilities == 1) & (target < 1)
+        return torch.where(wrongly_0 | wrongly_1, logits.float().sigmoid(), probabilities.float())
+
+    def _logits_inside(self, probabilities: Tensor) -> Tensor | None:
+        output, logits = self._newest.output, self._newest.logits
+        if output is None or logits is None:
+            return None
+        return _like(probabilities, output, logits)
+
+    def _logits_outside(self, probabilities: Tensor) -> Tensor | None:
+        for base in (probabilities, probabilities._base):
+            if base is not None and base in self._logits:
+                return _like(probabilities, base, self._logits[base])
+        return None
+
+
+def _like(view: Tensor, base: Tensor, logits: Tensor) -> Tensor | None:
+    """Give the logits of ``base`` in the shape of a view of all its elements in their order."""
+    if view is base:
+        return logits
+    same = view._base is base and view.numel() == base.numel()
+    in_order = view.is_contiguous() and base.is_contiguous()
+    return logits.reshape(view.shape) if same and in_order else None

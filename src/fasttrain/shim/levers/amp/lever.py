@@ -1,0 +1,289 @@
+"""Mixed precision: autocast around each call of a root, floating outputs back in fp32.
+
+Autocast is never entered for the whole process: its cache of cast weights empties only when the
+outermost autocast is left, so that training would go on with the first step's weights.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
+from types import FrameType
+from typing import Any
+
+import torch
+from torch.amp import GradScaler, autocast
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from fasttrain.model.decision import Decision
+from fasttrain.model.outcome import State
+from fasttrain.model.plan import Amp
+from fasttrain.shim.hooks import lifted
+from fasttrain.shim.hooks.casting import to_float32
+from fasttrain.shim.hooks.outcome_recorder import Ledger
+from fasttrain.shim.hooks.roots import Call, Root, RootCalls
+from fasttrain.shim.levers.amp.amp_failure import may_explain, names_types, told
+from fasttrain.shim.levers.amp.bce import BinaryCrossEntropy
+from fasttrain.shim.levers.amp.functions import CustomFunctions
+from fasttrain.shim.levers.amp.kept import KeptTensors, allow_numpy
+from fasttrain.shim.levers.amp.operators import run_in_float32
+from fasttrain.shim.levers.amp.reached import Reach
+from fasttrain.shim.levers.amp.repeat import Backup
+from fasttrain.shim.levers.amp.rules import Course, Rules
+from fasttrain.shim.levers.amp.script_hooks import Hooks
+from fasttrain.shim.process import ending
+from fasttrain.shim.process.callsite import call_site, called_by_user, location, own_prefixes
+
+JUDGING = (
+    "the model runs in fp32 until an optimizer step has shown how it is called, and there was no"
+    " call after one"
+)
+BY_HAND = "its forward() is called directly, which lowers its layers and not what is between them"
+
+
+class Side:
+    """What the lever knows of one root.
+
+    Attributes:
+        backup: Its state before its last call in low precision.
+        kept: What its modules keep of a call.
+        course: How it has been called, where a rule looks at that.
+        left: Why it runs in the script's own precision from now on; empty while it doesn't.
+    """
+
+    def __init__(self, root: Root, dtype: torch.dtype) -> None:
+        module = root.ref()
+        assert module is not None
+        self.backup = Backup(module)
+        self.kept = KeptTensors(self.backup, dtype)
+        self.left = ""
+        self.course = Course(low=True)
+
+
+class AmpLever:
+    """Enters autocast around each root, unless the script manages precision itself."""
+
+    def __init__(self, decision: Decision[Amp], ledger: Ledger, roots: RootCalls) -> None:
+        self.ledger = ledger
+        self._dtype: torch.dtype = getattr(torch, decision.value.precision)
+        self._planned_device = "cuda" if decision.value.device == "rocm" else decision.value.device
+        self._explicit = decision.source.explicit
+        self._roots = roots
+        self._bce = BinaryCrossEntropy(self._dtype)
+        self._functions = CustomFunctions(self._dtype, self._autocast)
+        self._reach = Reach(self._dtype)
+        self._rules = None if self._explicit else Rules(self._leave_for_good)
+        self._sides: list[weakref.ref[Side]] = []
+        self._enter: Callable[..., Any] = autocast.__enter__
+        self._exit: Callable[..., Any] = autocast.__exit__
+
+    def install(self, undo: ExitStack) -> None:
+        """Take the roots' region, watch for the script's own precision, mend what refuses it."""
+        self._watch_autocast(undo)
+        self._watch_scaler(undo)
+        self._bce.install(undo)
+        self._functions.install(undo)
+        run_in_float32(self._dtype, self._functions.region, undo)
+        lifted.install(undo)
+        Hooks(self._dtype, self._functions.region, self.ledger.note).install(undo)
+        ending.at_failure.append(self._explain)
+        undo.callback(ending.at_failure.remove, self._explain)
+        allow_numpy(lambda: self.ledger.live, undo)
+        if self._rules is not None:
+            undo.callback(register_optimizer_step_post_hook(self._rules.after_step).remove)
+        self._roots.region, self._roots.low_dtype = self._region, self._dtype
+        undo.callback(self._roots.leave_plain)
+        self.ledger.settle(State.ARMED, "no module with fp32 parameters was called")
+
+    def refresh(self) -> None:
+        """Nothing is pending: every call is counted as it happens."""
+
+    def _region(self, root: Root, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        device = self._device_of(root)
+        if device is not None and self._rules is not None:
+            call = self._rules.count(root, root.precision.course, device, call)
+            if root.precision.left or not root.precision.course.low:
+                device = None
+                self.ledger.excuse(State.SKIPPED, JUDGING)
+        if device is None:
+            return call(*args, **kwargs)
+        root.precision.backup.take(args, kwargs)
+        root.precision.kept.note()
+        searched = root.precision.backup.watched and torch.is_grad_enabled()
+        if searched:
+            self._reach.note(args, kwargs, root.ref())
+        try:
+            output = self._lowered_or_repeated(root, device, call, args, kwargs)
+            if searched and (where := self._reach.lift(args, kwargs, root.ref())):
+                self._leave_for_good(
+                    root, f"its forward keeps tensors outside of its modules, in {where}"
+                )
+        finally:
+            root.precision.backup.release()
+        return output
+
+    def _lowered_or_repeated(
+        self, root: Root, device: str, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        side = root.precision
+        try:
+            return self._lowered(root, device, call, args, kwargs)
+        except Exception as error:
+            if not (may_explain(error, self._dtype) and side.backup.holds_all()):
+                raise
+            failure = told(error)
+        # Outside of the handler: an error of the repeat is what the script alone would raise, and
+        # what the failed call has computed is freed by now.
+        side.backup.put_back()
+        output = call(*args, **kwargs)
+        self._leave_for_good(root, f"failed in {_name(self._dtype)} and not in fp32: {failure}")
+        return output
+
+    def _explain(self, error: BaseException) -> None:
+        """Add a note to the error that ends the script, if precision may have caused it."""
+        if self.ledger.live and self._functions.lowered_on and names_types(error, self._dtype):
+            error.add_note(f"fasttrain ran the model in {_name(self._dtype)}: try --amp off")
+
+    def _lowered(
+        self, root: Root, device: str, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        region = self._functions.region
+        with self._autocast(device):
+            region.device = self._functions.lowered_on = device
+            try:
+                output = call(*args, **kwargs)
+            finally:
+                region.device = ""
+        root.precision.kept.lift()
+        cached: dict[Any, Any] = torch.nn.utils.parametrize._cache
+        for key in [k for k, t in cached.items() if getattr(t, "dtype", None) is self._dtype]:
+            del cached[key]  # the script may read the parameter next
+        if self.ledger.live:
+            self._roots.lowered = True
+            self.ledger.apply(root.name, root.where)
+            self.ledger.counts["forwards"] += 1
+        else:
+            self.ledger.note(f"the call of {root.name} that showed it had begun in {self._dtype}")
+        output = to_float32(output, self._dtype, self._bce.to_float32)
+        self._bce.forget()
+        return output
+
+    @contextmanager
+    def _autocast(self, device: str) -> Iterator[None]:
+        context = autocast(device, dtype=self._dtype)
+        self._enter(context)
+        try:
+            yield
+        finally:
+            self._exit(context, None, None, None)
+
+    def _device_of(self, root: Root) -> str | None:
+        """Give the device type to autocast on, or None where this call is to be left alone."""
+        if root.precision is None:
+            self._meet(root)
+        if root.precision.left:
+            self._leave(root, root.precision.left, missed=True)
+            return None
+        parameter = root.parameter()
+        if parameter is None:
+            return None
+        if parameter.dtype is not torch.float32:
+            self._leave(root, f"its parameters are {_name(parameter.dtype)}")
+            return None
+        device = parameter.device.type
+        if device != self._planned_device and not self._follows_to(device):
+            self._leave(root, f"it is on {device}, and {self._planned_device} was decided for")
+            return None
+        # The script's own, or activation checkpointing that repeats a forward.
+        return None if torch.is_autocast_enabled(device) else device
+
+    def _meet(self, root: Root) -> None:
+        side = root.precision = Side(root, self._dtype)
+        self._sides.append(weakref.ref(side))
+        if root.outer:
+            self.ledger.pass_over(root.outer, BY_HAND, missed=True)
+        if self._rules is not None:
+            side.course = self._rules.course(root, root.device.partition(":")[0])
+
+    def state(self) -> dict[str, Any]:
+        """Return why roots were left and how they have been called, in the order of their calls."""
+        sides = [ref() for ref in self._sides]
+        return {"roots": [(s.left, asdict(s.course)) if s is not None else None for s in sides]}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from what `state` returned."""
+        for ref, saved in zip(self._sides, state["roots"], strict=False):
+            side = ref()
+            if side is not None and saved is not None:
+                side.left, side.course = saved[0], Course(**saved[1])
+
+    def _follows_to(self, device: str) -> bool:
+        """Whether precision that was asked for goes to a device that it wasn't decided for."""
+        return self._explicit and torch.amp.is_autocast_available(device)
+
+    def _leave_for_good(self, root: Root, why: str) -> None:
+        root.precision.left = why
+        self._leave(root, why, missed=True)
+
+    def _leave(self, root: Root, why: str, *, missed: bool = False) -> None:
+        self.ledger.pass_over(f"{root.name} ({root.where})", why, missed=missed)
+
+    def _cede(self, what: str, where: str = "") -> None:
+        self.ledger.cede("the script manages precision itself", what, where or call_site())
+        self._functions.lowered_on = ""
+        self._roots.leave_plain()
+
+    def _watch_autocast(self, undo: ExitStack) -> None:
+        original: Any = autocast.__enter__
+
+        @functools.wraps(original)
+        def __enter__(context: autocast) -> Any:  # noqa: N807
+            # torch enters it too, such as a checkpoint that repeats a forward.
+            passing = ("autocast_mode.py", "contextlib.py")
+            if self.ledger.live and context._enabled:
+                if called_by_user(through=passing):
+                    self._cede("autocast")
+                elif where := _traced_at():
+                    self._cede("autocast", where)
+            return original(context)
+
+        _replace(autocast, "__enter__", __enter__, undo)
+
+    def _watch_scaler(self, undo: ExitStack) -> None:
+        original = GradScaler.__init__
+
+        @functools.wraps(original)
+        def __init__(scaler: GradScaler, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+            original(scaler, *args, **kwargs)
+            if scaler.is_enabled() and self.ledger.live:
+                self._cede(type(scaler).__name__)
+
+        _replace(GradScaler, "__init__", __init__, undo)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _replace(owner: Any, name: str, value: Any, undo: ExitStack) -> None:
+    undo.callback(setattr, owner, name, getattr(owner, name))
+    setattr(owner, name, value)
+
+
+def _traced_at() -> str:
+    """Give where in the script dynamo meets autocast while it traces; empty if it does not.
+
+    Dynamo enters autocast when it traces it, and never again when the graph runs.
+    """
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and frame.f_code.co_filename.endswith("amp/autocast_mode.py"):
+        frame = frame.f_back
+    if frame is None or not frame.f_code.co_filename.endswith("_dynamo/variables/ctx_manager.py"):
+        return ""
+    stack = torch._guards.TracingContext.extract_stack()
+    own = [f for f in stack if not f.filename.startswith(own_prefixes())]
+    return location(own[-1].filename, own[-1].lineno or 0) if own else ""

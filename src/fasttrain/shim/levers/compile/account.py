@@ -1,0 +1,116 @@
+"""What dynamo did since the first root was compiled: graphs, breaks, recompiles, failures.
+
+Source: ``torch/_dynamo/utils.py`` of torch 2.13: ``counters``, ``graph_break_reasons`` and
+``CompilationMetrics``.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from contextlib import ExitStack
+from typing import Any
+
+from fasttrain.model.outcome import State
+from fasttrain.shim.hooks.outcome_recorder import Ledger
+from fasttrain.shim.process.callsite import location
+
+KEPT_METRICS = 1000  # dynamo keeps 64, about 20 compilations
+LIMIT = "recompile limit"
+NUMPY_DRAWS = "NumPy draws random numbers there, from its own stream"
+
+
+class Account:
+    """Reads dynamo's books, which are the process's, from the moment it was made."""
+
+    def __init__(self, undo: ExitStack) -> None:
+        from torch._dynamo import utils
+
+        self._utils = utils
+        self._before = utils.get_compilation_metrics()  # kept, so that no new one is one of them
+        self._graphs = utils.counters["stats"]["unique_graphs"]
+        self._breaks = len(utils.graph_break_reasons)
+        self._compile_s = self._total_s()
+        utils.set_compilation_metrics_limit(KEPT_METRICS)
+        undo.callback(utils.set_compilation_metrics_limit, utils.DEFAULT_COMPILATION_METRICS_LIMIT)
+        _hush(undo)
+
+    @property
+    def compile_s(self) -> float:
+        """Seconds that dynamo and inductor took."""
+        return self._total_s() - self._compile_s
+
+    @property
+    def graphs(self) -> int:
+        """Graphs that dynamo made."""
+        return max(0, self._utils.counters["stats"]["unique_graphs"] - self._graphs)
+
+    def _total_s(self) -> float:
+        return float(self._utils.calculate_time_spent().get("total_wall_time", 0.0))
+
+    def read(self, ledger: Ledger) -> None:
+        """Fill counts and notes of the ledger, what failed first."""
+        known = set(map(id, self._before))
+        metrics = [m for m in self._utils.get_compilation_metrics() if id(m) not in known]
+        ledger.counts["graphs"] = self.graphs
+        _read_failures(ledger, metrics)
+        if ledger.counts["long loops"] and not ledger.counts["graphs"] and ledger.live:
+            ledger.excuse(State.FAILED, "ran eagerly: its loops unroll into hundreds of rounds")
+        self._read_breaks(ledger)
+        recompiles = [m.recompile_reason for m in metrics if m.recompile_reason]
+        ledger.counts["recompiles"] = len(recompiles)
+        for reason in recompiles:
+            ledger.note(f"recompile: {_brief(reason)}")
+
+    def _read_breaks(self, ledger: Ledger) -> None:
+        """Count the places: dynamo meets one again in every frame that it inlined it into."""
+        places: dict[str, None] = {}
+        for found in self._utils.graph_break_reasons[self._breaks :]:
+            frame = found.user_stack[-1] if found.user_stack else None
+            where = f" at {location(frame.filename, frame.lineno or 0)}" if frame else ""
+            why = NUMPY_DRAWS if "torch._numpy.random" in found.reason else _brief(found.reason)
+            places[f"graph break{where}: {why}"] = None
+        ledger.counts["breaks"] = len(places)
+        for text in places:
+            ledger.note(text)
+
+
+def _hush(undo: ExitStack) -> None:
+    """Keep dynamo's warnings out of the script's stderr: the receipt tells the same, in lines.
+
+    Breaks and failures are logged with whole stacks. TORCH_LOGS brings them back.
+    """
+    logger = logging.getLogger("torch._dynamo")
+    if "TORCH_LOGS" not in os.environ and logger.level == logging.NOTSET:
+        undo.callback(logger.setLevel, logger.level)
+        logger.setLevel(logging.ERROR)
+
+
+def _read_failures(ledger: Ledger, metrics: list[Any]) -> None:
+    failed = [m for m in metrics if m.fail_reason and LIMIT not in m.fail_reason]
+    limited = [m for m in metrics if m.fail_reason and LIMIT in m.fail_reason]
+    ledger.counts["failures"] = len(failed)
+    ledger.counts["limits"] = len(limited)
+    for m in failed:
+        where = ""
+        if m.fail_user_frame_filename:
+            line = m.fail_user_frame_lineno or 0
+            where = f" at {location(m.fail_user_frame_filename, line)}"
+        ledger.note(f"ran eagerly{where}: {m.fail_type}: {_brief(m.fail_reason)}")
+    for m in limited:
+        ledger.note(
+            f"{LIMIT} reached: what fits none of its graphs runs eagerly;"
+            f" last reason: {_brief(m.recompile_reason or m.fail_reason)}"
+        )
+    if failed and not ledger.counts["graphs"] and ledger.live:
+        # Not settled: another model of the script's may still be compiled.
+        ledger.excuse(State.FAILED, f"ran eagerly: {_brief(failed[0].fail_reason)}")
+
+
+def _brief(text: str) -> str:
+    """Give the first line that says something, at most 160 characters."""
+    lines = [" ".join(line.split()) for line in text.splitlines() if line.strip()]
+    brief = lines[0] if lines else ""
+    if brief.endswith(":") and len(lines) > 1:  # "backend='inductor' raised:"
+        brief = f"{brief} {lines[1]}"
+    return brief if len(brief) <= 160 else brief[:157] + "..."

@@ -1,0 +1,126 @@
+"""Says which calls of a compiled root may be replayed as CUDA graphs.
+
+A graph writes its outputs and gradients to the same memory at every replay. What is still in use
+then is overwritten: gradients that accumulate, a second call before the backward pass, outputs
+that are kept (pytorch#169545, #148439, #158551, with DistributedDataParallel #140395). So graphs
+are taken only once the loop has shown that it does none of it, and given up at the first sign that
+it begins to. Outputs are copied; gradients aren't, and a script that keeps some, or has hooks that
+could, gets no graphs. Until then, and behind that, the root runs compiled without them.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from fasttrain.shim.hooks.casting import map_tensors
+from fasttrain.shim.hooks.outcome_recorder import Ledger
+from fasttrain.shim.hooks.roots import parameters_of
+
+Call = Callable[..., Any]
+Shapes = tuple[Any, ...]
+# Steps that a loop is watched for: past a warm-up's odd first one, and soon enough to pay.
+PROBATION_STEPS = 3
+
+
+class GraphGuard:
+    """Watches the one trained root of a loop.
+
+    Args:
+        graphed: The root's function, compiled with CUDA graphs.
+        ledger: The compile lever's; it is told what was decided and why.
+    """
+
+    def __init__(self, graphed: Call, ledger: Ledger) -> None:
+        self._graphed = graphed
+        self._ledger = ledger
+        self._steps = 0  # the optimizers'
+        self._called_at = -1
+        self._safe_steps = 0
+        self._shapes: Shapes | None = None
+        self._gradients: list[weakref.ref[Tensor]] = []  # of the last step
+        self._refused = False
+
+    def install(self, undo: ExitStack) -> None:
+        """Count the optimizers' steps."""
+        undo.callback(register_optimizer_step_post_hook(self._after_step).remove)
+
+    def refuse(self, reason: str) -> None:
+        """Do without CUDA graphs from now on."""
+        if not self._refused:
+            self._refused = True
+            self._ledger.note(f"without CUDA graphs: {reason}")
+
+    def admits(self, module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether this very call may be a replay."""
+        if self._refused or not (torch.is_grad_enabled() and module.training):
+            return False  # validation has no steps to be watched between
+        if reason := self._danger(module) or _leak(module, args, kwargs):
+            self.refuse(reason)
+            return False
+        self._called_at = self._steps
+        shapes = _shapes(args, kwargs)
+        if self._shapes is None:
+            self._shapes = shapes
+        if shapes != self._shapes:
+            self._ledger.note("calls with other input shapes are made without CUDA graphs")
+            return False
+        self._safe_steps += 1
+        return self._safe_steps > PROBATION_STEPS
+
+    def replay(self, module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Make the call with CUDA graphs, and copy what it gives out of their memory."""
+        self._ledger.counts["CUDA graph calls"] += 1
+        torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
+        return map_tensors(self._graphed(module, *args, **kwargs), Tensor.clone)
+
+    def _danger(self, module: Module) -> str:
+        name = type(module).__name__
+        if self._called_at == self._steps:
+            return f"{name} is called more than once per optimizer step"
+        if any(p.grad is not None for p in parameters_of(module)):
+            return f"{name} is called while gradients of an earlier backward pass are there"
+        if any(gradient() is not None for gradient in self._gradients):
+            return "gradients are kept beyond their step"
+        return ""
+
+    def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
+        if torch.compiler.is_compiling() or self._refused:
+            return
+        self._steps += 1
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        self._gradients = [weakref.ref(p.grad) for p in parameters if p.grad is not None]
+
+
+def _leak(module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """Tell how gradients in a graph's memory could get to where nobody sees them kept."""
+    if any(p._backward_hooks or _accumulated_hooks(p) for p in parameters_of(module)):
+        return "its parameters have gradient hooks"
+    if any(isinstance(v, Tensor) and v.requires_grad for v in (*args, *kwargs.values())):
+        return "an input takes a gradient"
+    return ""
+
+
+def _accumulated_hooks(parameter: Any) -> Any:
+    return getattr(parameter, "_post_accumulate_grad_hooks", None)  # torch 2.1
+
+
+def _shapes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Shapes:
+    """Give shapes of tensors and values of numbers, which are part of a graph."""
+    found: list[Any] = []
+
+    def see(value: Any) -> Any:
+        found.append((value.shape, value.dtype))
+        return value
+
+    map_tensors((args, kwargs), see)
+    numbers = [v for v in (*args, *kwargs.values()) if isinstance(v, bool | int | float | str)]
+    return (*found, *numbers)

@@ -1,0 +1,289 @@
+"""torch.compile in place: the root keeps its type, keys, hooks, pickling and deep copies."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch.nn import Module
+
+from fasttrain.model.decision import Decision
+from fasttrain.model.outcome import State
+from fasttrain.model.plan import Compile
+from fasttrain.shim.hooks.blocks import repeated_blocks
+from fasttrain.shim.hooks.outcome_recorder import Ledger
+from fasttrain.shim.hooks.roots import Root, RootCalls
+from fasttrain.shim.hooks.user_compile import OwnCompile
+from fasttrain.shim.levers.compile.account import Account
+from fasttrain.shim.levers.compile.cache_files import keep_whole
+from fasttrain.shim.levers.compile.compile_hooks import watch_hooks
+from fasttrain.shim.levers.compile.compile_loops import refuse_long_loops
+from fasttrain.shim.levers.compile.compile_notice import announce
+from fasttrain.shim.levers.compile.cuda_graphs import GraphGuard
+from fasttrain.shim.levers.compile.repairs import repair
+from fasttrain.shim.levers.compile.second_derivatives import Asked, differentiate_twice
+from fasttrain.shim.levers.compile.short_lived import ShortLived
+from fasttrain.shim.levers.compile.slots import Filling, Slots, separate_function
+from fasttrain.shim.levers.compile.targets import (
+    is_lazy,
+    second_derivatives,
+    uncompilable,
+    unwrapped,
+)
+from fasttrain.shim.process.callsite import call_site
+
+# What torch sets for speed and a script that never heard of torch.compile would trip over.
+SAFE_SETTINGS = (
+    # backward(retain_graph=True) would raise.
+    ("torch._functorch.config", "donated_buffer", False),
+    # A backward pass that can't be compiled would raise in the script's backward(); compiled
+    # together with the forward pass, it lets both run eagerly.
+    ("torch._functorch.config", "force_non_lazy_backward_lowering", True),
+    # np.random inside a forward pass would draw from torch's generator: other numbers, and NumPy's
+    # stream would stand still. With this the graph breaks there, and NumPy draws.
+    ("torch._dynamo.config", "use_numpy_random_stream", True),
+)
+# A seeded script draws the same dropout masks as without compilation. Not on GPUs, where kernels
+# that draw their own numbers are part of the speed that was asked for.
+CPU_SETTINGS = (("torch._inductor.config", "fallback_random", True),)
+UNUSED = "no trainable module was called"
+BY_HAND = "its forward() is called directly: its layers are compiled one by one"
+# What is called first after so many graphs isn't compiled: each takes seconds to minutes.
+MOST_GRAPHS = 64
+NO_GRAPH = "no graph was made of what it was to compile"
+FALL_BACK = ("torch._dynamo.config", "suppress_errors", True)
+
+
+class CompileLever:
+    """Compiles each trainable root, or its repeated blocks, when the script first calls it.
+
+    Attributes:
+        on_compiling: Called with the name of a root when compiling begins in it, and with an empty
+            one when that has ended.
+    """
+
+    def __init__(
+        self,
+        decision: Decision[Compile],
+        ledger: Ledger,
+        roots: RootCalls,
+        own: OwnCompile,
+        *,
+        strict: bool,
+    ) -> None:
+        self.ledger = ledger
+        self._own = own
+        self._plan = decision.value
+        self._roots = roots
+        self._strict = strict
+        self._settings = SAFE_SETTINGS if strict else (*SAFE_SETTINGS, FALL_BACK)
+        self._compile = torch.compile
+        self._later = ExitStack()  # what is changed once the script runs
+        self.on_compiling: list[Callable[[str], None]] = []
+        self._cache_kept = False  # whether what is compiled is written whole
+        self._account: Account | None = None
+        self._slots = Slots(torch.compile, decision.value.mode, ledger)
+        self._guard: GraphGuard | None = None  # of the only root that is trained
+        self._short_lived = ShortLived()
+        self._waiting: list[Root | None] = []  # lazy ones; None for those that were called
+        self._forwards: dict[type, Callable[..., Any]] = {}
+
+    def install(self, undo: ExitStack) -> None:
+        """Listen for new roots, and for the script's own torch.compile."""
+        undo.callback(self._later.close)
+        self._own.on_module.append(self._give_up)
+        undo.callback(self._own.on_module.remove, self._give_up)
+        self._own.behind.append(self._keep_cache)
+        undo.callback(self._own.behind.remove, self._keep_cache)
+        self._roots.on_discover.append(self._on_root)
+        undo.callback(self._roots.on_discover.remove, self._on_root)
+        self.ledger.settle(State.ARMED, UNUSED)
+
+    def refresh(self) -> None:
+        """Read dynamo's own counters."""
+        if self._account is not None:
+            self._account.read(self.ledger)
+        if self.ledger.state is State.ARMED and self.ledger.counts["targets"]:
+            if self.ledger.counts["graphs"]:
+                self.ledger.settle(State.APPLIED)
+            else:
+                self.ledger.settle(State.ARMED, self._slots.passed_by or NO_GRAPH)
+
+    @property
+    def compile_s(self) -> float:
+        """Seconds that dynamo and inductor took so far."""
+        return self._account.compile_s if self._account is not None else 0.0
+
+    def _on_root(self, root: Root, module: Module) -> None:
+        if not root.trainable or not self.ledger.live:
+            return
+        if not is_lazy(module):
+            self._decide_on(root, module)
+            return
+        if not self._waiting:
+            self._roots.on_call.append(self._see_lazy)
+            self._later.callback(self._roots.on_call.remove, self._see_lazy)
+        self._waiting.append(root)
+
+    def _see_lazy(self, root: Root, *_: Any) -> None:
+        """Decide on a root once its first call has drawn its parameters."""
+        module = root.ref() if root in self._waiting else None
+        if module is not None and not is_lazy(module) and self.ledger.live:
+            self._waiting[self._waiting.index(root)] = None
+            self._decide_on(root, module)
+
+    def _decide_on(self, root: Root, module: Module) -> None:
+        if (own := self._compiled_by_script(module)) is not None:
+            self._leave_to_script(own)
+        elif reason := uncompilable(module) or self._short_lived.reason(root) or self._spent():
+            self.ledger.pass_over(f"{root.name} ({root.where})", reason)
+        else:
+            if root.outer:
+                self.ledger.pass_over(root.outer, BY_HAND)
+            self._compile_root(root, unwrapped(module))
+
+    def _spent(self) -> str:
+        """Return that enough was compiled, if it was."""
+        graphs = self._account.graphs if self._account is not None else 0
+        return f"{graphs} graphs were compiled before it" if graphs >= MOST_GRAPHS else ""
+
+    def _compile_root(self, root: Root, module: Module) -> None:
+        try:
+            if self._account is None and not self._prepare(root):
+                return
+            if self._plan.scope == "blocks" and self._fill_blocks(root, module):
+                return
+            filling = Filling(self._roots.finish, self._guard_for(root, module))
+            forward = separate_function(root.name, self._roots.finish)
+            self._slots.fill(module, forward, filling, self._later)
+            self._short_lived.add(root, filling)
+            self.ledger.touch(type(module).__name__, root.where)
+        except Exception as error:  # noqa: BLE001 - the script's call must go on, eagerly
+            self.ledger.settle(State.FAILED, f"{type(error).__name__}: {error}")
+
+    def _prepare(self, root: Root) -> bool:
+        """Set dynamo up before the first root; False where the script can't be compiled at all."""
+        if where := second_derivatives():
+            reason = f"second derivatives (create_graph=True at {where}) can't be compiled"
+            self.ledger.settle(State.SKIPPED, reason)
+            return False
+        parameter = root.parameter()
+        on_cpu = parameter is not None and parameter.device.type == "cpu"
+        for module_name, name, value in (*self._settings, *(CPU_SETTINGS if on_cpu else ())):
+            config = importlib.import_module(module_name)
+            if hasattr(config, name):  # not every torch has them all
+                self._later.callback(setattr, config, name, getattr(config, name))
+                setattr(config, name, value)
+        repair(self._later)
+        self._keep_cache(ours=True)
+        if not self._strict:
+            refuse_long_loops(self._account_for_loop, self._later)
+        differentiate_twice(self._begin_graph, self._later)
+        watch_hooks(self._slots.on_hook, self._later)
+        announce(self._begins, functools.partial(self._tell, ""), self._later)
+        self._account = Account(self._later)
+        return True
+
+    def _begin_graph(self) -> Asked:
+        """Return what ends the compilation of the root that a graph is compiled for."""
+        root = self._roots.last
+        return functools.partial(self._end_compilation, root) if root else lambda: None
+
+    def _end_compilation(self, root: Root) -> None:
+        """Have a root run eagerly after its first second derivatives."""
+        module: Any = root.ref()
+        parts = Module.modules(module) if module is not None else ()
+        ours = [part for part in parts if part in self._slots]
+        for part in ours:
+            self._slots.release(part)
+        if not ours:
+            return
+        why = f"second derivatives (create_graph=True at {call_site()}) can't be compiled"
+        self.ledger.pass_over(f"{root.name} ({root.where})", why)
+        if not len(self._slots) and self.ledger.live:
+            self.ledger.counts["targets"] = 0
+            self.ledger.settle(State.ARMED, UNUSED)
+
+    def _begins(self) -> None:
+        root = self._roots.last
+        self._tell(root.name if root else "")
+
+    def _tell(self, name: str) -> None:
+        for listen in self.on_compiling:
+            listen(name)
+
+    def _keep_cache(self, *, ours: bool = False) -> None:
+        """Keep the cache whole, which what the script compiles itself goes into as well."""
+        used = ours or "torch._inductor.cpp_builder" in sys.modules  # not by every backend
+        if used and not self._cache_kept:
+            self._cache_kept = True
+            keep_whole(self.ledger.note, self._later)
+
+    def _account_for_loop(self, line: str) -> None:
+        self.ledger.note(f"ran eagerly: the loop at {line} unrolls into hundreds of rounds")
+        self.ledger.counts["long loops"] += 1
+
+    def _fill_blocks(self, root: Root, module: Module) -> bool:
+        blocks = repeated_blocks(module)
+        if not blocks:
+            self.ledger.note(f"{root.name} has no repeated blocks: compiled whole")
+        for block in blocks:
+            self._slots.fill(block, self._forward_of(type(block)), Filling(), self._later)
+            self.ledger.touch(type(block).__name__, f"a block of {root.name}")
+        return bool(blocks)
+
+    def _forward_of(self, kind: type) -> Callable[..., Any]:
+        """Give the one function that all blocks of a class share, and with it their graphs."""
+        return self._forwards.setdefault(kind, separate_function(kind.__name__))
+
+    def _guard_for(self, root: Root, module: Module) -> GraphGuard | None:
+        """Give what takes CUDA graphs where they are safe, in a loop that trains one root."""
+        if not self._plan.graphs:
+            return None
+        if self._guard is not None or len(self._slots):
+            if self._guard is not None:
+                self._guard.refuse("the script calls several models that can train")
+            return None
+        function = separate_function(root.name, self._roots.finish)
+        self._guard = GraphGuard(self._compile(function, mode=self._plan.graphs), self.ledger)
+        self._guard.install(self._later)
+        if module is not root.ref():
+            self._guard.refuse("they fail under DistributedDataParallel (pytorch#140395)")
+        return self._guard
+
+    def _compiled_by_script(self, module: Module) -> Module | None:
+        """Give the module inside that the script compiled itself."""
+        for part in Module.modules(module):
+            by_slot = part._compiled_call_impl is not None and part not in self._slots
+            if by_slot or part in self._own.sites or _own_forward(part):
+                return part
+        return None
+
+    def _leave_to_script(self, module: Module) -> None:
+        name = type(getattr(module, "_orig_mod", module)).__name__
+        if self.ledger.state is State.ARMED and not self.ledger.counts["targets"]:
+            where = self._own.sites.get(module, "")
+            self.ledger.cede(f"the script compiles {name} itself", name, where)
+        else:
+            self.ledger.note(f"{name} is compiled by the script itself")
+
+    def _give_up(self, module: Module, site: str) -> None:
+        """Hand a module over that the script compiles, even after it was called and compiled."""
+        ours = [part for part in Module.modules(module) if part in self._slots]
+        for part in ours:
+            self._slots.release(part)
+        if ours and self.ledger.live:
+            name = type(module).__name__
+            self.ledger.cede(f"the script compiles {name} itself", name, site)
+
+
+def _own_forward(module: Module) -> bool:
+    """Whether the forward is what torch.compile made of it, by decorator or assignment."""
+    forward = module.forward
+    disabled = getattr(forward, "_torchdynamo_disable", False)  # torch._dynamo.disable
+    return hasattr(forward, "_torchdynamo_orig_callable") and not disabled

@@ -1,0 +1,168 @@
+"""The compiled callables in ``Module._compiled_call_impl``, torch's own slot for them.
+
+The slot is what ``Module.compile()`` fills; ``__getstate__`` drops it, so that deep copies and
+pickles know nothing of it. ``Module.compile()`` itself compiles nothing when the outermost forward
+lives in torch.nn (pytorch#132923, #150915), because dynamo skips frames of torch's own files; a
+function defined here is not skipped.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+from torch.nn import Module
+
+from fasttrain.shim.hooks.outcome_recorder import Ledger
+from fasttrain.shim.levers.compile.compile_hooks import concerns
+from fasttrain.shim.levers.compile.cuda_graphs import GraphGuard
+from fasttrain.shim.levers.compile.targets import uncompilable
+
+Call = Callable[..., Any]
+UNDER_FUNC = "called under torch.func's transforms, where torch.compile can't run"
+# A script that changes its hooks more often than this would compile for ever.
+MOST_RENEWALS = 3
+
+
+@dataclass(slots=True, eq=False)
+class Filling:
+    """How a module was compiled.
+
+    Attributes:
+        finish: What its graph does with its output; None for a block.
+        guard: Says which of its calls may be replayed as CUDA graphs; None where none may.
+        renewals: How often it was compiled anew because its hooks had changed.
+        calls: How often it was called.
+    """
+
+    finish: Callable[[Any], Any] | None = None
+    guard: GraphGuard | None = None
+    renewals: int = 0
+    calls: int = 0
+
+
+class _Slot(functools.partial[Any]):
+    """What a module's slot holds: a copy or a pickle of the module has None in its place.
+
+    Of the same class as a partial function, so that a call has no frame more.
+    """
+
+    def __reduce__(self) -> Any:
+        """Return how a copy is made."""
+        return type(None), ()
+
+
+class Slots:
+    """Fills and empties the slots of modules.
+
+    Attributes:
+        passed_by: Why a call ran eagerly though its module was compiled; empty if none did.
+
+    Args:
+        compile: torch.compile.
+        mode: Its mode without CUDA graphs.
+        ledger: The compile lever's.
+    """
+
+    def __init__(self, compile: Call, mode: str, ledger: Ledger) -> None:
+        self._compile = functools.partial(compile, mode=None if mode == "default" else mode)
+        self._ledger = ledger
+        self.passed_by = ""
+        self._filled: weakref.WeakKeyDictionary[Module, Filling] = weakref.WeakKeyDictionary()
+
+    def __contains__(self, module: Module) -> bool:
+        return module in self._filled
+
+    def __len__(self) -> int:
+        return len(self._filled)
+
+    def fill(self, module: Module, forward: Call, filling: Filling, undo: ExitStack) -> None:
+        """Compile a module by a function of `separate_function`."""
+        self._filled[module] = filling
+        self._put(module, forward, filling)
+        undo.callback(_empty, weakref.ref(module))
+        self._ledger.counts["targets"] += 1
+
+    def release(self, module: Module) -> None:
+        """Have a module run eagerly from now on."""
+        _empty(weakref.ref(module))
+        self._filled.pop(module, None)
+
+    def _put(self, module: Module, forward: Call, filling: Filling) -> None:
+        call = self._slot(module, self._compile(forward), filling)
+        vars(module)["_compiled_call_impl"] = call
+
+    def _slot(self, module: Module, compiled: Call, filling: Filling) -> Call:
+        """Return what takes a module's calls; the module holds it, and it holds that weakly."""
+        ref, guard = weakref.ref(module), filling.guard
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            module: Any = ref()
+            filling.calls += 1
+            # Dynamo refuses to run under torch.jit.trace and inside torch.func's transforms.
+            transformed = torch._C._functorch.peek_interpreter_stack()
+            if transformed or forward_ad._current_level >= 0 or torch._C._get_tracing_state():
+                self.passed_by = UNDER_FUNC if transformed else self.passed_by
+                return module._call_impl(*args, **kwargs)
+            if guard is not None and guard.admits(module, args, kwargs):
+                return guard.replay(module, args, kwargs)
+            return compiled(module, *args, **kwargs)
+
+        return _Slot(call)
+
+    def on_hook(self, module: Module | None, hooks: Any) -> None:
+        """Have the next call compile anew what was traced with other hooks than it has now."""
+        for target in [t for t in self._filled if concerns(t, module, hooks)]:
+            renew: Any = _Slot(self._renew, weakref.ref(target))
+            vars(target)["_compiled_call_impl"] = renew
+
+    def _renew(self, ref: weakref.ref[Module], *args: Any, **kwargs: Any) -> Any:
+        target: Any = ref()
+        name = type(target).__name__
+        filling = self._filled[target]
+        filling.renewals += 1
+        reason = uncompilable(target)
+        if filling.renewals > MOST_RENEWALS:
+            reason = "its hooks change all the time"
+        if reason:
+            self.release(target)
+            self._ledger.note(f"{name} runs eagerly: {reason}")
+            return target._call_impl(*args, **kwargs)
+        if filling.guard is not None:
+            filling.guard.refuse("its hooks change")
+        self._put(target, separate_function(name, filling.finish), filling)
+        return target._compiled_call_impl(*args, **kwargs)
+
+
+def separate_function(name: str, finish: Callable[[Any], Any] | None = None) -> Call:
+    """Give a new function with a code object of its own, named for dynamo's messages.
+
+    Dynamo counts recompiles by code object: roots that shared one would share its limit of eight.
+
+    Args:
+        name: The module's class.
+        finish: What is done with the output inside the graph.
+    """
+
+    def block(module: Any, *args: Any, **kwargs: Any) -> Any:
+        return module._call_impl(*args, **kwargs)
+
+    def root(module: Any, *args: Any, **kwargs: Any) -> Any:
+        assert finish is not None
+        return finish(module._call_impl(*args, **kwargs))
+
+    function = root if finish else block
+    function.__code__ = function.__code__.replace(co_name=name)
+    return function
+
+
+def _empty(ref: weakref.ref[Module]) -> None:
+    module = ref()
+    if module is not None:
+        vars(module).pop("_compiled_call_impl", None)

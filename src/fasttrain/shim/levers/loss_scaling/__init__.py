@@ -1,0 +1,1 @@
+"""Dynamic loss scaling for fp16."""

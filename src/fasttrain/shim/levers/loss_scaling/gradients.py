@@ -1,0 +1,222 @@
+"""The gradients that loss scaling multiplies, divides and checks, grouped by their optimizers."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.amp import GradScaler
+from torch.nn import Module
+from torch.optim import Optimizer
+
+from fasttrain.shim.hooks.roots import Root, parameters_of
+from fasttrain.shim.levers.loss_scaling.leaves import OtherTensors
+from fasttrain.shim.levers.loss_scaling.refusals import complex_refused
+from fasttrain.shim.process.refusal import refuse
+
+
+class _Group:
+    """Parameters that are trained by the same optimizers, in the shape GradScaler reads.
+
+    Attributes:
+        param_groups: One group, as of an optimizer.
+        owners: The optimizers, by id; none for parameters that no optimizer has.
+        found: Per device, a tensor that is above 0 if the last pass left an inf or nan.
+        zeroed: Whether the script has set the gradients to zero since that pass.
+    """
+
+    def __init__(self, owners: frozenset[int]) -> None:
+        self.parameters: list[Tensor] = []
+        self.param_groups = [{"params": self.parameters}]
+        self.owners = owners
+        self.found: dict[torch.device, Tensor] = {}
+        self.zeroed = False
+
+    def drop_overflow(self) -> None:
+        """Zero the gradients if one overflowed: no step of an optimizer is there to be skipped."""
+        for gradient in self.gradients():
+            gradient.masked_fill_(self.found[gradient.device] > 0, 0.0)
+
+    def gradients(self) -> list[Tensor]:
+        """Give the gradients there are, the values of sparse ones."""
+        return [gradient for _, gradient in self.pairs()]
+
+    def pairs(self) -> list[tuple[Tensor, Tensor]]:
+        """Return the parameters that have a gradient, each with it."""
+        present = [(p, p.grad) for p in self.parameters if p.grad is not None]
+        return [(p, grad._values() if grad.is_sparse else grad) for p, grad in present]
+
+
+class Gradients:
+    """All gradients that a backward pass may leave: of optimizers, of roots, and all others."""
+
+    def __init__(self) -> None:
+        self._optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self._roots: weakref.WeakSet[Module] = weakref.WeakSet()
+        self._others = OtherTensors()
+        self._groups: list[_Group] = []
+        self._grouped: frozenset[int] = frozenset()  # the ids of their parameters
+        self._known = (-1, -1)
+
+    @property
+    def optimized(self) -> bool:
+        """Whether the script has an optimizer; some update their parameters by hand."""
+        return bool(self._optimizers)
+
+    def add_optimizer(self, optimizer: Optimizer) -> None:
+        """Follow an optimizer's parameters."""
+        self._optimizers.add(optimizer)
+        self._known = (-1, -1)
+
+    def add_root(self, _: Root, module: Module) -> None:
+        """Follow a module's parameters, which an optimizer need not have."""
+        self._roots.add(module)
+        self._known = (-1, -1)
+
+    def install(self, undo: ExitStack) -> None:
+        """Watch for tensors that keep their gradient."""
+        self._others.install(undo)
+
+    def begin(self, outputs: Sequence[Any], scale: Tensor) -> None:
+        """Prepare what a pass from `outputs` will add to.
+
+        Args:
+            outputs: Where it begins.
+            scale: By which gradients of earlier passes are multiplied, as its own are.
+        """
+        seen: set[int] = set()  # a gradient may be of two parameters
+        for group in self._current():
+            by_device: dict[torch.device, list[Tensor]] = {}
+            for parameter, gradient in group.pairs():
+                if id(parameter.grad) in seen:
+                    continue
+                seen.add(id(parameter.grad))
+                by_device.setdefault(gradient.device, []).append(gradient)
+            with torch.no_grad():
+                for device, gradients in by_device.items():
+                    torch._foreach_mul_(gradients, scale.to(device))
+        self._others.reach(outputs, self._grouped)
+
+    def begin_inside(self, outputs: Sequence[Any]) -> None:
+        """Prepare for a pass inside of the one that is running, of a re-entrant checkpoint."""
+        self._others.reach(outputs, self._grouped)
+
+    def begin_slopes(self, outputs: Sequence[Any]) -> None:
+        """Prepare for gradients that the script takes at once, and that none is added to."""
+        self._others.reach(outputs, self._grouped, leaves=False)
+
+    def finish_slopes(self, scaler: GradScaler, scale: Tensor, *, drop: bool) -> None:
+        """Divide what was left all the same; `drop` it, if the pass is made again."""
+        if not drop:
+            self._unscale_others(scaler, scale)
+        self._others.finish(drop=drop)
+
+    def unscale(self, scaler: GradScaler, scale: Tensor) -> None:
+        """Divide all gradients by the scale and remember which optimizers have an inf or nan."""
+        inverse = scale.double().reciprocal().float()
+        seen: set[int] = set()
+        for group in sorted(self._current(), key=lambda g: not g.owners):
+            found = torch.zeros((), dtype=torch.float32, device=scale.device)
+            like_optimizer: Any = _Group(group.owners)
+            again: Any = _Group(group.owners)
+            for parameter, _ in group.pairs():
+                known = id(parameter.grad) in seen
+                (again if known else like_optimizer).parameters.append(parameter)
+                seen.add(id(parameter.grad))
+            # Of all gradients that are there now: what an earlier pass left is among them.
+            group.zeroed = False
+            group.found = scaler._unscale_grads_(like_optimizer, inverse, found, allow_fp16=True)
+            if again.parameters:  # divided already: looked at only
+                one = torch.ones_like(inverse)
+                group.found |= scaler._unscale_grads_(again, one, found, allow_fp16=True)
+            if not group.owners:
+                group.drop_overflow()
+        self._unscale_others(scaler, scale)
+        self._others.finish()
+
+    def _unscale_others(self, scaler: GradScaler, scale: Tensor) -> None:
+        others = _Group(frozenset())
+        others.parameters += self._others.present()
+        if others.parameters:
+            inverse = scale.double().reciprocal().float()
+            found = torch.zeros((), dtype=torch.float32, device=scale.device)
+            like_optimizer: Any = others
+            others.found = scaler._unscale_grads_(like_optimizer, inverse, found, allow_fp16=True)
+            others.drop_overflow()
+
+    def overflowed(self, optimizer: Optimizer) -> bool:
+        """Whether an optimizer's gradients hold an inf or nan; waits for the device."""
+        key = id(optimizer)
+        found = [f for g in self._current() if key in g.owners for f in g.found.values()]
+        return any(bool(value.item()) for value in found)
+
+    def update(self, scaler: GradScaler, stepped: set[int]) -> None:
+        """Let the scale grow or back off by what was found since the last update.
+
+        Args:
+            scaler: Does it.
+            stepped: The optimizers that made a step since, by id. Without any, what counts are
+                gradients that the script dropped, as it does when it finds them infinite itself;
+                those that it goes on accumulating wait for their step.
+        """
+        counted = {
+            key: group.found
+            for key, group in enumerate(self._groups)
+            if group.found and (group.owners & stepped or (not stepped and self._dropped(group)))
+        }
+        if not counted:
+            return
+        for key, found in counted.items():
+            state: Any = scaler._per_optimizer_states[key]
+            state["found_inf_per_device"] = {d: value.clone() for d, value in found.items()}
+        scaler.update()
+        self.forget()
+
+    def forget(self) -> None:
+        """Have nothing left to count."""
+        for group in self._groups:
+            group.found = {}
+            group.zeroed = False
+
+    def _dropped(self, group: _Group) -> bool:
+        if not group.owners:
+            return not self.optimized  # a loop that updates by hand: each of its passes counts
+        return group.zeroed or all(p.grad is None for p in group.parameters)
+
+    def on_zero_grad(self, optimizer: Optimizer | None) -> None:
+        """Note that gradients were set to zero; None for those of a module."""
+        for group in self._groups:
+            if optimizer is None or id(optimizer) in group.owners:
+                group.zeroed = True
+
+    def _current(self) -> list[_Group]:
+        """Give the groups, formed anew when an optimizer, a root or a parameter came in."""
+        trained = sum(len(g["params"]) for o in self._optimizers for g in o.param_groups)
+        if (trained, len(self._roots)) != self._known:
+            self._known = (trained, len(self._roots))
+            self._groups = self._form()
+        return self._groups
+
+    def _form(self) -> list[_Group]:
+        owners: dict[int, set[int]] = {}
+        parameters: dict[int, Tensor] = {}
+        for optimizer in self._optimizers:
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    parameters[id(parameter)] = parameter
+                    owners.setdefault(id(parameter), set()).add(id(optimizer))
+        for root in self._roots:
+            for parameter in parameters_of(root):
+                parameters.setdefault(id(parameter), parameter)
+        if any(p.is_complex() and p.requires_grad for p in parameters.values()):
+            refuse(complex_refused())
+        self._grouped = frozenset(parameters)
+        formed: dict[frozenset[int], _Group] = {}
+        for key, parameter in parameters.items():
+            owned = frozenset(owners.get(key, ()))
+            formed.setdefault(owned, _Group(owned)).parameters.append(parameter)
+        return list(formed.values())

@@ -1,0 +1,308 @@
+"""fp16's dynamic loss scaling, out of the script's sight.
+
+Each backward pass starts from gradients times the scale, and whatever it left in ``.grad`` is
+divided again before it returns: losses, ``.grad``, clipping and accumulation are what they are
+without it. The scale is a power of two, so that multiplying and dividing lose nothing. A step with
+inf or nan gradients is made without any gradient, which every optimizer takes as nothing to do.
+
+`torch.amp.GradScaler` does the arithmetic: its tensors, its unscaling kernel, its growth and
+back-off. Its ``step`` is not used, because the script calls the optimizer's own.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.amp import GradScaler
+from torch.nn import Module
+from torch.optim import Optimizer
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from fasttrain.model.decision import Decision
+from fasttrain.model.outcome import State
+from fasttrain.model.plan import Amp
+from fasttrain.shim.hooks.outcome_recorder import Ledger
+from fasttrain.shim.hooks.roots import Root, RootCalls
+from fasttrain.shim.hooks.step_closures import Arguments, begins_with_closure, closure_of, followed
+from fasttrain.shim.levers.loss_scaling.gradients import Gradients
+from fasttrain.shim.levers.loss_scaling.refusals import (
+    closure_refused,
+    inputs_refused,
+    require_infinity,
+    step_refused,
+)
+from fasttrain.shim.levers.loss_scaling.script_hooks import GradientHooks
+from fasttrain.shim.process.refusal import refuse
+
+# autograd.grad hands its result to the script at once, so that an overflow can't be skipped later:
+# it starts lower than GradScaler's 2**16 and backs off until the result is finite.
+FIRST_SLOPE_SCALE = 2.0**10
+SLOPE_BACKOFF = 2.0**-5
+
+
+class LossScaling:
+    """Scales backward passes and skips steps that overflowed."""
+
+    def __init__(self, decision: Decision[Amp], ledger: Ledger, roots: RootCalls) -> None:
+        self.ledger = ledger
+        self._roots = roots
+        # Made before the precision lever watches for GradScalers of the script's.
+        kind = decision.value.device
+        self._scaler = GradScaler("cuda" if kind == "rocm" else kind)
+        self._gradients = Gradients()
+        self._hooks = GradientHooks()
+        self._stepped: set[int] = set()  # optimizers, by id, since the last backward pass
+        self._closure_of = ""  # the optimizer whose step runs a closure right now
+        self._slope_scale = FIRST_SLOPE_SCALE
+        self._withheld: weakref.WeakKeyDictionary[Optimizer, list[tuple[Tensor, Tensor]]] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    def install(self, undo: ExitStack) -> None:
+        """Take over the two ways into autograd, and hook the optimizers."""
+        self._roots.on_discover.append(self._gradients.add_root)
+        undo.callback(self._roots.on_discover.remove, self._gradients.add_root)
+        self._gradients.install(undo)
+        self._watch_optimizers(undo)
+        self._hooks.install(undo)
+        self._wrap("backward", self._backward, undo)
+        self._wrap("grad", self._grad, undo)
+        undo.callback(register_optimizer_step_pre_hook(self._before_step).remove)
+        undo.callback(register_optimizer_step_post_hook(self._after_step).remove)
+        self.ledger.settle(State.ARMED, "no backward pass went through a module in fp16")
+
+    def refresh(self) -> None:
+        """Tell the scale as it stands, and whether the script manages precision itself."""
+        if self._roots.region is None and self.ledger.state is State.ARMED:
+            self.ledger.cede("the script manages precision itself")
+        if self._scaler._scale is not None:
+            self.ledger.counts["scale"] = int(self.scale)
+
+    def state(self) -> dict[str, Any]:
+        """Give what a later process needs to go on, once the last steps count."""
+        self._gradients.update(self._scaler, self._stepped)
+        self._stepped = set()
+        return {"scaler": self._scaler.state_dict(), "slope": self._slope_scale}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from what `state` gave."""
+        self._scaler.load_state_dict(state["scaler"])
+        self._slope_scale = state["slope"]
+        self._stepped = set()
+        self._gradients.forget()
+
+    @property
+    def scale(self) -> float:
+        """The current scale."""
+        return float(self._scaler.get_scale())
+
+    def _wrap(self, name: str, wrapper: Callable[..., Any], undo: ExitStack) -> None:
+        original: Any = getattr(torch.autograd, name)
+        wrapped = functools.wraps(original)(functools.partial(wrapper, original))
+        undo.callback(setattr, torch.autograd, name, original)
+        setattr(torch.autograd, name, wrapped)
+
+    def _watch_optimizers(self, undo: ExitStack) -> None:
+        original: Any = Optimizer.__init__
+        gradients = self._gradients
+
+        @functools.wraps(original)
+        def __init__(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+            original(optimizer, *args, **kwargs)
+            gradients.add_optimizer(optimizer)
+
+        undo.callback(setattr, Optimizer, "__init__", original)
+        setattr(Optimizer, "__init__", __init__)  # noqa: B010
+        self._watch_zero_grad(Optimizer, gradients.on_zero_grad, undo)
+        self._watch_zero_grad(Module, lambda _: gradients.on_zero_grad(None), undo)
+
+    def _watch_zero_grad(self, owner: Any, told: Callable[[Any], None], undo: ExitStack) -> None:
+        original = owner.zero_grad
+
+        @functools.wraps(original)
+        def zero_grad(holder: Any, *args: Any, **kwargs: Any) -> None:
+            original(holder, *args, **kwargs)
+            if not torch.compiler.is_compiling():
+                told(holder)
+
+        undo.callback(setattr, owner, "zero_grad", original)
+        owner.zero_grad = zero_grad
+
+    def _backward(
+        self,
+        original: Callable[..., Any],
+        tensors: Any,
+        grad_tensors: Any = None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
+        outputs = _sequence(tensors)
+        if not self._scales(outputs):
+            if self._hooks.scale is not None:
+                self._gradients.begin_inside(outputs)
+            original(tensors, grad_tensors, *args, **kwargs)
+            return
+        # Source: torch/autograd/__init__.py, torch 2.13: the sixth argument of backward
+        if _any_inner(kwargs.get("inputs") or args[3:4]):
+            refuse(inputs_refused())
+        scale = self._begin(outputs[0])
+        if kwargs.get("create_graph", args[1] if len(args) > 1 else False):
+            # What it leaves can be differentiated again, and dividing it would not be.
+            scale = torch.ones_like(scale)
+        seeds = _scaled(outputs, _sequence(grad_tensors), scale)
+        self._gradients.begin(outputs, scale)
+        self._hooks.scale = scale
+        try:
+            original(outputs, seeds, *args, **kwargs)
+        finally:
+            self._hooks.scale = None
+            self._gradients.unscale(self._scaler, scale)
+        self.ledger.apply("backward pass", self._where())
+        self.ledger.counts["backward passes"] += 1
+
+    def _grad(
+        self,
+        original: Callable[..., Any],
+        outputs: Any,
+        inputs: Any,
+        grad_outputs: Any = None,
+        retain_graph: bool | None = None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        ends = _sequence(outputs)
+        if not self._scales(ends):
+            return original(outputs, inputs, grad_outputs, retain_graph, *args, **kwargs)
+        self.ledger.apply("autograd.grad", self._where())
+        while True:
+            scale = torch.tensor(self._slope_scale, device=ends[0].device)
+            seeds = _scaled(ends, _sequence(grad_outputs), scale)
+            retained = True  # for another try; without a further use it goes with the outputs
+            self._gradients.begin_slopes(ends)
+            self._hooks.scale, done = scale, False
+            try:
+                slopes = original(ends, inputs, seeds, retained, *args, **kwargs)
+                done = self._slope_scale <= 1.0 or _finite(slopes)
+            finally:
+                self._hooks.scale = None
+                self._gradients.finish_slopes(self._scaler, scale, drop=not done)
+            if done:
+                return tuple(None if g is None else g / self._slope_scale for g in slopes)
+            self._slope_scale = max(1.0, self._slope_scale * SLOPE_BACKOFF)
+
+    def _scales(self, outputs: Sequence[Any]) -> bool:
+        """Whether this pass is one to scale."""
+        roots = self._roots
+        if roots.region is None or not roots.lowered or not self._scaler.is_enabled():
+            return False  # the script manages precision itself, or nothing ran in fp16
+        if torch._C._current_graph_task_id() != -1:
+            return False  # a pass inside another, which started from scaled gradients already
+        if self._closure_of:
+            refuse(closure_refused(self._closure_of))
+        if _batched():
+            self.ledger.note(f"gradients inside torch.func.vmap aren't scaled ({self._where()})")
+            return False  # whether they are finite, and with it the scale, can't be read there
+        return bool(outputs) and all(isinstance(output, Tensor) for output in outputs)
+
+    def _begin(self, output: Tensor) -> Tensor:
+        """Bring the scale up to date with the steps since the last pass, and give it."""
+        scaler: Any = self._scaler
+        if scaler._scale is None:
+            require_infinity(output.device.type)
+            scaler._lazy_init_scale_growth_tracker(output.device)
+        else:
+            self._gradients.update(scaler, self._stepped)
+        self._stepped = set()
+        scale: Tensor = scaler._scale
+        return scale
+
+    def _where(self) -> str:
+        root: Root | None = self._roots.last
+        return root.where if root is not None else ""
+
+    def _before_step(
+        self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: Any
+    ) -> Arguments | None:
+        if torch.compiler.is_compiling() or self._roots.region is None:
+            return None
+        if closure_of(args, kwargs) is not None:
+            if begins_with_closure(optimizer):
+                return followed(args, kwargs, lambda: self._check(optimizer))
+            self._closure_of = type(optimizer).__name__
+        self._check(optimizer)
+        return None
+
+    def _check(self, optimizer: Optimizer) -> None:
+        """Withhold the gradients from a step if one of them overflowed."""
+        if self._scaler._scale is None:
+            return
+        if self._hooks.scale is not None:
+            refuse(step_refused(type(optimizer).__name__))
+        self._stepped.add(id(optimizer))
+        if not self._gradients.overflowed(optimizer):
+            self.ledger.counts["steps"] += 1
+            return
+        self.ledger.counts["skipped steps"] += 1
+        self._withheld[optimizer] = _withhold(optimizer)
+
+    def _after_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: Any) -> None:
+        if closure_of(args, kwargs) is not None:  # and not of a step inside of that one
+            self._closure_of = ""
+        for parameter, gradient in self._withheld.pop(optimizer, ()):
+            parameter.grad = gradient
+
+
+def _sequence(value: Any) -> tuple[Any, ...]:
+    if value is None:
+        return ()
+    return tuple(value) if isinstance(value, Sequence) else (value,)
+
+
+def _any_inner(tensors: Any) -> bool:
+    """Whether one of the tensors that a pass is for is no leaf."""
+    return any(isinstance(t, Tensor) and not t.is_leaf for t in _sequence(tensors))
+
+
+def _scaled(outputs: tuple[Any, ...], seeds: tuple[Any, ...], scale: Tensor) -> list[Any]:
+    """Give the gradients to start from, times the scale."""
+    seeds = seeds or (None,) * len(outputs)
+    return [_scaled_seed(o, seed, scale) for o, seed in zip(outputs, seeds, strict=True)]
+
+
+def _scaled_seed(output: Tensor, seed: Tensor | None, scale: Tensor) -> Tensor | None:
+    if seed is None:
+        if output.numel() != 1 or not output.requires_grad:
+            return None  # torch tells what is wrong with it
+        seed = torch.ones_like(output)
+    return seed * scale.to(seed.device, seed.dtype)
+
+
+def _finite(slopes: Sequence[Tensor | None]) -> bool:
+    return all(slope is None or bool(slope.isfinite().all()) for slope in slopes)
+
+
+def _withhold(optimizer: Optimizer) -> list[tuple[Tensor, Tensor]]:
+    """Take the gradients away and give them, to be put back behind the step."""
+    withheld = []
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.grad is not None:
+                withheld.append((parameter, parameter.grad))
+                parameter.grad = None
+    return withheld
+
+
+def _batched() -> bool:
+    """Whether a transform of torch.func's runs a function for many inputs at once."""
+    functorch: Any = torch._C._functorch
+    stack = functorch.get_interpreter_stack() or ()
+    return any(level.key() == functorch.TransformType.Vmap for level in stack)

@@ -1,0 +1,213 @@
+"""A fused optimizer of torch_npu, kept true to torch.optim's contract.
+
+torch_npu's fused optimizers move all parameters, gradients and state into flat buffers at their
+first step, and from then on look at nothing else: gradients that were dropped, parameters that
+moved and checkpoints that were loaded pass them by in silence. Here one works beside the script's
+optimizer. It has gradients of its own, which the script's are copied into; it shares the memory of
+the parameters and the state; and before each step it is asked whether that is still so.
+"""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.optim import Optimizer
+
+from fasttrain.shim.levers.npu_optimizer.counterparts import Counterpart
+from fasttrain.shim.levers.npu_optimizer.npu_links import Counters, Links
+
+# Flat buffers, each with the storages that are windows of it.
+_kept: list[tuple[list[Tensor], list[Any]]] = []
+
+
+class Shadow:
+    """What the fused optimizer has for one parameter.
+
+    Attributes:
+        parameter: The script's.
+        tensor: The same memory as the fused optimizer knows it, with a gradient of its own; None
+            for a parameter without a gradient, which is in no flat buffer.
+        state: What the script's optimizer keeps for it.
+    """
+
+    __slots__ = ("parameter", "state", "tensor")
+
+    def __init__(self, parameter: Tensor) -> None:
+        self.parameter = parameter
+        self.tensor: Tensor | None = None
+        self.state: dict[str, Any] = {}
+        if parameter.grad is not None:
+            self.tensor = parameter.detach()
+            self.tensor.grad = torch.zeros_like(self.tensor)
+
+    def link(self, state: dict[str, Any], fused_state: dict[str, Any], names: Any) -> None:
+        """Let the script's optimizer keep its state in the windows of the flat buffers."""
+        self.state = state
+        state.update((key, fused_state[name]) for key, name in names if name in fused_state)
+
+
+class Twin:
+    """The fused optimizer beside the script's own, sharing its parameters and state.
+
+    Args:
+        optimizer: The script's, between two steps; `unready` must have nothing against it.
+        counterpart: What stands in for it.
+        kind: The fused class.
+    """
+
+    def __init__(self, optimizer: Optimizer, counterpart: Counterpart, kind: Any) -> None:
+        self.steps = 0
+        self._counterpart = counterpart
+        self._groups = [[Shadow(p) for p in group["params"]] for group in optimizer.param_groups]
+        self._shadows = [s for shadows in self._groups for s in shadows if s.tensor is not None]
+        self._shape = self._shape_of_state(optimizer)
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")  # torch_npu still uses calls that torch deprecates
+            self._fused = self._make(optimizer, kind)
+            self._combine()
+        self._fused_step = _unhooked(kind.step)
+        self._slots: list[Any] = [s.tensor.grad for s in self._shadows if s.tensor is not None]
+        self._link(optimizer)
+
+    def _make(self, optimizer: Optimizer, kind: Any) -> Any:
+        groups = []
+        for group, shadows in zip(optimizer.param_groups, self._groups, strict=True):
+            tensors = [s.tensor for s in shadows if s.tensor is not None]
+            settings = {name: group[name] for name in self._counterpart.arguments}
+            groups.append({**settings, "params": tensors})
+        fused = kind(groups, lr=0.0, **self._counterpart.constants)
+        for shadow in self._shadows:
+            if state := optimizer.state.get(shadow.parameter):
+                fused.state[shadow.tensor] = self._as_fused(state)
+        return fused
+
+    def _as_fused(self, state: dict[str, Any]) -> dict[str, Any]:
+        """Give a parameter's state as the fused one takes it: a step that is a tensor is wrong."""
+        names = self._counterpart.buffers.items()
+        found = {name: state[key] for key, name in names if state.get(key) is not None}
+        return {"step": int(state["step"]), **found} if "step" in state else found
+
+    def _combine(self) -> None:
+        fused = self._fused
+        try:
+            fused._maybe_init_combined_params_and_grads()
+            fused._maybe_init_combined_states()
+        finally:
+            self._keep_alive()
+
+    def _keep_alive(self) -> None:
+        """Keep the flat buffers as long as anybody holds a window of one.
+
+        On a card a window is a bare pointer. The parameters and the state, and what else shares
+        their memory, outlive this object. The gradients are its own and end with it.
+        """
+        fused = self._fused
+        flats = [*fused.params_all_group_combined]
+        windows = [s.tensor for s in self._shadows]
+        for states in fused.combined_param_states_indexed_by_group or ():
+            flats += [value for state in states or () for value in state.values()]
+        for state in fused.state.values():
+            windows += [value for value in state.values() if isinstance(value, Tensor)]
+        _keep([flat for flat in flats if isinstance(flat, Tensor)], windows)
+
+    def _link(self, optimizer: Optimizer) -> None:
+        names = list(self._counterpart.buffers.items())
+        states = optimizer.state
+        for shadow in self._shadows:
+            state = states.get(shadow.parameter, {})  # without momentum SGD has none
+            shadow.link(state, self._fused.state.get(shadow.tensor, {}), names)
+        self._counters = Counters([shadow.state for shadow in self._shadows])
+        self._links = Links(optimizer, [shadow.parameter for shadow in self._shadows])
+
+    def _settings(self, group: dict[str, Any], shadows: list[Shadow]) -> dict[str, Any]:
+        """Give the hyperparameters of one group as they are now."""
+        settings = {name: group[name] for name in self._counterpart.arguments}
+        schedule = self._counterpart.schedule
+        if schedule and (shadow := next((s for s in shadows if s.tensor is not None), None)):
+            settings["lr"] *= group[schedule].get_lr(shadow.state["step"])
+        return settings
+
+    def _shape_of_state(self, optimizer: Optimizer) -> list[Any]:
+        return [self._counterpart.present(group) for group in optimizer.param_groups]
+
+    def misfit(self, optimizer: Optimizer) -> str:
+        """Tell why it no longer stands for the script's optimizer; empty if it still does."""
+        if self._shape_of_state(optimizer) != self._shape:
+            return "its parameter groups were changed"
+        return self._links.misfit(optimizer) or self._counters.misfit()
+
+    @torch.no_grad()
+    def step(self, optimizer: Optimizer) -> None:
+        """Make one step with the script's gradients and its hyperparameters of this moment."""
+        torch._foreach_copy_(self._slots, self._links.gradients())
+        groups = zip(optimizer.param_groups, self._groups, strict=True)
+        for fused, (group, shadows) in zip(self._fused.param_groups, groups, strict=True):
+            fused.update(self._settings(group, shadows))
+        self._fused_step(self._fused)
+        written = self._counters.advance()
+        if self._counterpart.records:
+            self._record()
+            written = True
+        if written:
+            self._links.hold()
+        self.steps += 1
+
+    def _record(self) -> None:
+        """Write the norms of the step, as the script's Lamb does, from torch_npu's squares."""
+        fused, states = self._fused, {id(s.tensor): s.state for s in self._shadows}
+        for group, by_dtype in enumerate(fused.params_lists_indexed_by_group):
+            for dtype, tensors in enumerate(by_dtype):
+                weights = fused.param_pow_lists_indexed_by_group[group][dtype]
+                steps = fused.adam_step_pow_lists_indexed_by_group[group][dtype]
+                ratios = fused.trust_ratio_lists_indexed_by_group[group][dtype]
+                for tensor, weight, step, ratio in zip(
+                    tensors, weights, steps, ratios, strict=True
+                ):
+                    norms = weight.sum().sqrt().clamp(0, 10), step.sum().sqrt()
+                    written = (*norms, ratio.flatten()[0].clone())
+                    names = self._counterpart.records
+                    states[id(tensor)].update(zip(names, written, strict=True))
+
+
+def unready(optimizer: Optimizer, counterpart: Counterpart) -> bool:
+    """Whether the script's optimizer has to make a step of its own first, which makes its state."""
+    for group in optimizer.param_groups:
+        keys = counterpart.present(group)
+        for parameter in group["params"]:
+            state = optimizer.state.get(parameter) or {}
+            if parameter.grad is not None and any(state.get(key) is None for key in keys):
+                return True
+    return False
+
+
+def uneven(optimizer: Optimizer, counterpart: Counterpart) -> str:
+    """Give what in the optimizer's state the fused one has no place for; empty if nothing."""
+    for group in optimizer.param_groups:
+        steps = set()
+        for parameter in group["params"]:
+            if parameter.grad is None or not (state := optimizer.state.get(parameter)):
+                continue
+            for key in state:
+                if key not in ("step", *counterpart.buffers, *counterpart.records):
+                    return f"{counterpart.fused} does not keep its {key}, which checkpoints hold"
+            steps.add(int(state.get("step", 0)))
+        if len(steps) > 1:
+            return "its parameters have made different numbers of steps"
+    return ""
+
+
+def _unhooked(step: Any) -> Any:
+    """Give a class's step without torch's hooks: to the script there is one optimizer."""
+    return inspect.unwrap(step, stop=lambda f: not getattr(f, "hooked", False))
+
+
+def _keep(flats: list[Tensor], windows: list[Any]) -> None:
+    _kept[:] = [(f, refs) for f, refs in _kept if not all(ref.expired() for ref in refs)]
+    reference: Any = StorageWeakRef
+    refs = [reference(window.untyped_storage()) for window in windows]
+    _kept.append((flats, refs))

@@ -1,0 +1,1 @@
+"""What each process of ours begins with; none of it imports torch."""

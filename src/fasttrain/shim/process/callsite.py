@@ -1,0 +1,81 @@
+"""Where in the user's code something happens, as ``file:line``."""
+
+from __future__ import annotations
+
+import os
+import sys
+from types import CodeType, FrameType
+
+_PACKAGE = os.path.abspath(f"{__file__}/../../..") + os.sep  # noqa: PTH100 - files/ and model/ too
+_SHIM = os.path.join(_PACKAGE, "shim", "")  # noqa: PTH118
+
+
+def own_prefixes() -> tuple[str, ...]:
+    """Give what the file names of torch's and fasttrain's own code begin with."""
+    torch = sys.modules.get("torch")
+    root = getattr(torch, "__file__", None)
+    prefixes = (_PACKAGE, "<", os.path.dirname(os.__file__) + os.sep + "contextlib")  # noqa: PTH120
+    return (*prefixes, os.path.dirname(root) + os.sep) if root else prefixes  # noqa: PTH120
+
+
+def call_site(past: object = None) -> str:
+    """Give ``file:line`` of the nearest calling frame that is neither torch's nor fasttrain's.
+
+    Args:
+        past: A function of torch's; what others wrapped around it, as Lightning does around
+            torch.compile, merely passes the call on.
+    """
+    wrappers = set()
+    while past is not None:
+        wrappers.add(getattr(past, "__code__", None))
+        past = getattr(past, "__wrapped__", None)
+    frame: FrameType | None = sys._getframe(1)
+    prefixes = own_prefixes()
+    while frame is not None and (
+        frame.f_code in wrappers or frame.f_code.co_filename.startswith(prefixes)
+    ):
+        frame = frame.f_back
+    return location(frame.f_code.co_filename, frame.f_lineno) if frame else "unknown"
+
+
+def called_by_user(*, through: tuple[str, ...], past: tuple[str, ...] = ()) -> bool:
+    """Whether the shim's function was called by the user's code and not by torch's.
+
+    Args:
+        through: Endings of file names that merely pass the call on.
+        past: What the names of other files begin with that are not the user's.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        frame = frame.f_back
+    while frame is not None and frame.f_code.co_filename.endswith(through):
+        frame = frame.f_back
+    others = (*own_prefixes(), *past)
+    return frame is not None and not frame.f_code.co_filename.startswith(others)
+
+
+def location(path: str, line: int) -> str:
+    """Give a path and line as short as a person can still open it from the working directory."""
+    try:
+        relative = os.path.relpath(path)
+    except OSError:  # the working directory is gone
+        relative = os.pardir
+    if not relative.startswith(os.pardir):
+        return f"{relative}:{line}"
+    _, found, inside = path.rpartition("site-packages" + os.sep)
+    return f"{inside if found else path}:{line}"
+
+
+def is_shim_code(code: CodeType) -> bool:
+    """Whether a frame's code belongs to the shim."""
+    return is_shim_file(code.co_filename)
+
+
+def is_own_file(path: str) -> bool:
+    """Whether a file is fasttrain's."""
+    return path.startswith(_PACKAGE)
+
+
+def is_shim_file(path: str) -> bool:
+    """Whether a file is one of the shim's."""
+    return path.startswith(_SHIM)

@@ -1,0 +1,177 @@
+"""The state of a training loop's objects: taken as it is, and put back where it was.
+
+Everything goes back into the objects that the script made; none is replaced. What does not fit is
+refused: a snapshot is that of one script, and never half of another's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+from torch.optim import Optimizer
+
+from fasttrain.shim.snapshots.attributes import (
+    other_attributes,
+    plain_attributes,
+    set_attributes,
+)
+from fasttrain.shim.snapshots.errors import refuse_other
+from fasttrain.shim.snapshots.registry import Registry
+
+
+def shared_state(registry: Registry) -> dict[str, Any]:
+    """Give what all ranks have alike: weights, optimizers, schedulers, scalers."""
+    modules = registry.outermost()
+    known = {id(p) for module in modules for p in _parameters(module).values()}
+    return {
+        "modules": [_weights(module) for module in modules],
+        "optimizers": [_optimizer(one, known) for one in registry.of("optimizers")],
+        "schedulers": [_by_state_dict(one) for one in registry.of("schedulers")],
+        "scalers": [_by_state_dict(one) for one in registry.of("scalers")],
+    }
+
+
+def own_state(registry: Registry) -> list[dict[str, Any]]:
+    """Give what each rank has for itself: buffers, and what modules keep in attributes."""
+    return [
+        {
+            "buffers": _buffers(module),
+            "attributes": [plain_attributes(part) for part in Module.modules(module)],
+        }
+        for module in registry.outermost()
+    ]
+
+
+def other_objects(registry: Registry) -> Iterator[tuple[str, Any]]:
+    """Give what modules and optimizers hold beside that, with names for it."""
+    parts = [part for module in registry.outermost() for part in Module.modules(module)]
+    for number, owner in enumerate([*parts, *registry.of("optimizers")]):
+        for name, value in other_attributes(owner):
+            yield f"{_kind(owner)} {number}.{name}", value
+
+
+def restore(registry: Registry, shared: dict[str, Any], own: list[dict[str, Any]]) -> None:
+    """Put all of it back.
+
+    Raises:
+        SystemExit: ``snapshot-mismatch`` when the script has made other objects.
+    """
+    modules = registry.outermost()
+    _compare("modules", [_kind(m) for m in modules], [m["kind"] for m in shared["modules"]])
+    for kind in ("optimizers", "schedulers", "scalers"):
+        there = [_kind(one) for one in registry.of(kind)]
+        _compare(kind, there, [one["kind"] for one in shared[kind]])
+    with torch.no_grad():
+        for module, saved, mine in zip(modules, shared["modules"], own, strict=True):
+            _fill(_kind(module), _parameters(module), saved["parameters"])
+            _fill(_kind(module), _buffers(module), mine["buffers"])
+            _set_gradients(_parameters(module), saved["gradients"])
+            for part, attributes in zip(Module.modules(module), mine["attributes"], strict=True):
+                set_attributes(part, attributes)
+        for one, saved in zip(registry.of("optimizers"), shared["optimizers"], strict=True):
+            _set_optimizer(one, saved)
+    for kind in ("schedulers", "scalers"):
+        for one, saved in zip(registry.of(kind), shared[kind], strict=True):
+            if saved["state"]:  # a scaler that is switched off has none
+                one.load_state_dict(saved["state"])
+
+
+def _kind(one: Any) -> str:
+    return f"{type(one).__module__}.{type(one).__qualname__}"
+
+
+def _compare(what: str, there: list[str], then: list[str]) -> None:
+    if there != then:
+        pairs = zip([*there, "none"], [*then, "none"], strict=False)
+        here, before = next(pair for pair in pairs if pair[0] != pair[1])
+        refuse_other(f"among its {what} there is {here} where the snapshot has {before}")
+
+
+def _by_state_dict(one: Any) -> dict[str, Any]:
+    return {"kind": _kind(one), "state": one.state_dict()}
+
+
+# --- modules
+
+
+def _parameters(module: Module) -> dict[str, Tensor]:
+    # Past whatever the script's own class makes of these names.
+    return dict(Module.named_parameters(module, remove_duplicate=False))
+
+
+def _buffers(module: Module) -> dict[str, Tensor]:
+    return dict(Module.named_buffers(module, remove_duplicate=False))
+
+
+def _weights(module: Module) -> dict[str, Any]:
+    parameters = _parameters(module)
+    return {
+        "kind": _kind(module),
+        "parameters": {name: p.detach() for name, p in parameters.items()},
+        "gradients": {name: p.grad for name, p in parameters.items() if p.grad is not None},
+    }
+
+
+def _fill(what: str, tensors: dict[str, Tensor], saved: dict[str, Tensor]) -> None:
+    there = [f"{name} {tuple(t.shape)} {t.dtype}" for name, t in tensors.items()]
+    then = [f"{name} {tuple(t.shape)} {t.dtype}" for name, t in saved.items()]
+    _compare(f"tensors of {what}", there, then)
+    for name, tensor in tensors.items():
+        tensor.copy_(saved[name])
+
+
+def _set_gradients(parameters: dict[str, Tensor], saved: dict[str, Tensor]) -> None:
+    for name, parameter in parameters.items():
+        parameter.grad = saved.get(name)
+
+
+# --- optimizers
+
+
+def _of_groups(optimizer: Optimizer) -> list[Tensor]:
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+def _optimizer(optimizer: Optimizer, known: set[int]) -> dict[str, Any]:
+    parameters = _of_groups(optimizer)
+    numbers = {id(p): number for number, p in enumerate(parameters)}
+    groups = [
+        {name: value for name, value in group.items() if name != "params"}
+        for group in optimizer.param_groups
+    ]
+    strays = {n: p.detach() for n, p in enumerate(parameters) if id(p) not in known}
+    return {
+        "kind": _kind(optimizer),
+        "shapes": [str(tuple(p.shape)) for p in parameters],
+        "groups": groups,
+        # By number: state_dict() is for other runs, and load_state_dict() changes dtypes.
+        "state": {numbers[id(p)]: dict(s) for p, s in optimizer.state.items() if id(p) in numbers},
+        "attributes": plain_attributes(optimizer),
+        "beside": {key: s for key, s in optimizer.state.items() if id(key) not in numbers},
+        "strays": strays,
+        "stray gradients": {n: parameters[n].grad for n in strays},
+    }
+
+
+def _set_optimizer(optimizer: Optimizer, saved: dict[str, Any]) -> None:
+    parameters = _of_groups(optimizer)
+    shapes = [str(tuple(p.shape)) for p in parameters]
+    _compare(f"parameters of {_kind(optimizer)}", shapes, saved["shapes"])
+    for group, fields in zip(optimizer.param_groups, saved["groups"], strict=True):
+        for name, value in fields.items():
+            if isinstance(group.get(name), Tensor) and isinstance(value, Tensor):
+                group[name].copy_(value)  # a scheduler may hold on to a learning rate like this
+            else:
+                group[name] = value
+    optimizer.state.clear()
+    for number, state in saved["state"].items():
+        optimizer.state[parameters[number]] = state
+    optimizer.state.update(saved["beside"])
+    set_attributes(optimizer, saved["attributes"])
+    for number, value in saved["strays"].items():
+        parameters[number].copy_(value)
+        parameters[number].grad = saved["stray gradients"][number]

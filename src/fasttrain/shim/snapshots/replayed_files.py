@@ -1,0 +1,238 @@
+"""Files that a replay leaves as the run before has left them, and buffers that it saved into.
+
+What a replayed loop would write is made of weights that were never trained. So what is there stays:
+it is not written again, not removed and not renamed. Where a file is gone, its name is used, or
+what the script then does with it would fail; once the replay has ended, such a file is emptied, so
+that nobody takes it for what it was.
+"""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import io
+import os
+import shutil
+import sys
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fasttrain.model.errors import FasttrainError
+from fasttrain.shim.process.refusal import refuse
+from fasttrain.shim.snapshots.errors import refuse_diverged
+
+Call = Callable[..., Any]
+_SAFETENSORS = ("safetensors.torch", "safetensors.numpy")  # their save_file ends there
+
+
+class LeftFiles:
+    """Stands in for what writes, removes and renames files.
+
+    Attributes:
+        left: How many times something was left as it was.
+    """
+
+    def __init__(self) -> None:
+        self.left = 0
+        self._since_s = time.time()
+        self._new: set[str] = set()  # names that were free
+        self._saved: set[str] = set()  # those under which weights were saved
+        self._nowhere: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+
+    def begin(self, undo: ExitStack) -> None:
+        """Leave files alone until ``undo`` is closed."""
+        scripted: Any = torch.jit
+        saving = [(sys.modules[name], "serialize_file") for name in _SAFETENSORS if _there(name)]
+        acts: list[tuple[Any, str, Call]] = [
+            *((owner, name, self._save) for owner, name in saving),
+            (torch, "save", self._save),
+            (torch.jit, "save", self._save),
+            (scripted.RecursiveScriptModule, "save", self._save),
+            *((owner, "open", self._open) for owner in (builtins, io)),
+            *((os, name, self._rename) for name in ("replace", "rename")),
+            *((os, name, self._remove) for name in ("remove", "unlink")),
+            (shutil, "rmtree", self._remove_tree),
+        ]
+        for owner, name, act in acts:
+            original = getattr(owner, name)
+            undo.callback(setattr, owner, name, original)
+            setattr(owner, name, _instead(original, act))
+
+    def end(self) -> list[str]:
+        """Empty the files that hold what a replay has saved, and give their names.
+
+        Raises:
+            SystemExit: ``snapshot-open-file`` where one is open of which nothing was written.
+        """
+        for file, path in self._nowhere.items():
+            if not file.closed:
+                refuse(_open_file(path))
+        saved = sorted(path for path in self._saved if Path(path).is_file())
+        for path in saved:
+            os.truncate(path, 0)
+        return saved
+
+    # --- what the script calls
+
+    def _save(self, original: Call, *args: Any, **kwargs: Any) -> Any:
+        target = _target(args, kwargs)
+        if isinstance(target, str | os.PathLike):
+            if self._is_kept(path := _absolute(target)):
+                return None
+            self._saved.add(path)
+        return original(*args, **kwargs)
+
+    def _open(self, original: Call, file: Any, mode: Any = "r", *args: Any, **kwargs: Any) -> Any:
+        """Open a file; what is written as bytes to one that is there goes nowhere.
+
+        What is written as text are numbers, which are right in a replay, too.
+        """
+        writes = isinstance(mode, str) and "b" in mode and set(mode) & set("wxa")
+        if not writes or isinstance(file, int) or _is_special(path := _absolute(file)):
+            return original(file, mode, *args, **kwargs)
+        if self._is_kept(path):
+            opened = original(os.devnull, mode.replace("x", "w"), *args, **kwargs)
+            self._nowhere[opened] = path
+            return opened
+        return original(file, mode, *args, **kwargs)
+
+    def _rename(self, original: Call, src: Any, dst: Any, **kwargs: Any) -> None:
+        before, after = _absolute(src), _absolute(dst)
+        if self._is_of_before(before):
+            self.left += 1
+        elif self._made(before) and Path(after).exists() and not self._made(after):
+            self.left += 1
+            shutil.rmtree(before) if Path(before).is_dir() else Path(before).unlink()
+        else:
+            original(src, dst, **kwargs)
+            for names in (self._new, self._saved):
+                names |= {after + name.removeprefix(before) for name in _beneath(before, names)}
+
+    def _remove(self, original: Call, path: Any, **kwargs: Any) -> None:
+        if not kwargs and self._is_of_before(_absolute(path)):
+            self.left += 1
+        else:
+            original(path, **kwargs)
+
+    def _remove_tree(self, original: Call, path: Any, *args: Any, **kwargs: Any) -> None:
+        if self._is_of_before(_absolute(path)):
+            self.left += 1
+        else:
+            original(path, *args, **kwargs)
+
+    # --- what is there
+
+    def _is_kept(self, path: str) -> bool:
+        """Whether a file is there, and not by this replay; else its name is taken."""
+        if path not in self._new and Path(path).exists():
+            self.left += 1
+            return True
+        self._new.add(path)
+        return False
+
+    def _is_of_before(self, path: str) -> bool:
+        """Whether a file is older than this process, or one of those that a folder holds."""
+        try:
+            files = _files_in(path) if os.path.isdir(path) else [path]  # noqa: PTH112
+            return any(
+                file not in self._new and os.stat(file).st_mtime < self._since_s  # noqa: PTH116
+                for file in files
+            )
+        except OSError:
+            return False
+
+    def _made(self, path: str) -> bool:
+        return any(_beneath(path, self._new))
+
+
+class Buffers:
+    """Memory that the script saved into, and keeps: its best model, perhaps."""
+
+    def __init__(self) -> None:
+        self._kept: list[weakref.ref[io.BytesIO]] = []
+
+    def install(self, undo: ExitStack) -> None:
+        """Follow what is saved."""
+
+        def save(original: Call, *args: Any, **kwargs: Any) -> None:
+            original(*args, **kwargs)
+            target = _target(args, kwargs)
+            if isinstance(target, io.BytesIO) and target not in self._living():
+                self._kept.append(weakref.ref(target, self._kept.remove))
+
+        undo.callback(setattr, torch, "save", torch.save)
+        setattr(torch, "save", _instead(torch.save, save))  # noqa: B010
+
+    def state(self) -> list[tuple[bytes, int]]:
+        """Give what is in those that are there, and where each stands."""
+        return [(buffer.getvalue(), buffer.tell()) for buffer in self._living()]
+
+    def restore(self, saved: list[tuple[bytes, int]]) -> None:
+        """Put it into those that are there now.
+
+        Raises:
+            SystemExit: ``snapshot-diverged`` when there are others.
+        """
+        living = list(self._living())
+        if len(living) != len(saved):
+            refuse_diverged(f"it keeps {len(living)} buffers that it saved into, not {len(saved)}")
+        for buffer, (content, place) in zip(living, saved, strict=True):
+            buffer.seek(0)
+            buffer.truncate()
+            buffer.write(content)
+            buffer.seek(place)
+
+    def _living(self) -> Iterator[io.BytesIO]:
+        for ref in list(self._kept):
+            buffer = ref()
+            if buffer is not None and not buffer.closed:
+                yield buffer
+
+
+def _open_file(path: str) -> FasttrainError:
+    return FasttrainError(
+        "the run can't go on from its snapshot",
+        why=f"it writes bytes to {path}, which it has opened before the snapshot, and goes on with",
+        fix="open such a file anew for each epoch, or use --preempt signal and checkpoints of the"
+        " script's own",
+        slug="snapshot-open-file",
+    )
+
+
+def _instead(original: Call, act: Call) -> Call:
+    @functools.wraps(original)
+    def stand_in(*args: Any, **kwargs: Any) -> Any:
+        return act(original, *args, **kwargs)
+
+    return stand_in
+
+
+def _target(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Give where `torch.save`, `torch.jit.save` or safetensors is to write."""
+    return kwargs.get("f", kwargs.get("filename", args[1] if len(args) > 1 else None))
+
+
+def _there(module: str) -> bool:
+    return hasattr(sys.modules.get(module), "serialize_file")
+
+
+def _absolute(path: Any) -> str:
+    return os.path.abspath(os.fsdecode(path))  # noqa: PTH100 - a link stays one
+
+
+def _files_in(folder: str) -> list[str]:
+    return [str(Path(at, name)) for at, _, names in os.walk(folder) for name in names]
+
+
+def _is_special(path: str) -> bool:
+    return Path(path).exists() and not Path(path).is_file()
+
+
+def _beneath(path: str, names: set[str]) -> list[str]:
+    return [name for name in names if name == path or name.startswith(path + os.sep)]

@@ -1,0 +1,1 @@
+"""What is watched while the script trains: progress, NaN/Inf, checkpoints."""

@@ -1,0 +1,155 @@
+"""Shows the launcher that this worker goes on, and lets it ask for the Python stacks.
+
+A step writes one number into memory that the launcher sees: no call into the system, no thread.
+The stacks are written by faulthandler from a signal handler in C, so that they come while the main
+thread is inside of a C call too, whether it holds the interpreter's lock or not. Processes that
+are forked from this one, such as DataLoader workers, inherit the handler and its file.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import mmap
+import os
+import signal
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fasttrain.files.writing import open_log, write_private
+from fasttrain.model.codec import dumps
+from fasttrain.model.pulse import (
+    MEMORY_BYTES,
+    MEMORY_NAME,
+    MOST_RANKS,
+    PULSES_VARIABLE,
+    RECORD_BYTES,
+    PulseAddress,
+    Slot,
+    stacks_file,
+)
+from fasttrain.shim.hooks.dynamo_skip import pass_over
+from fasttrain.shim.hooks.loaders import on_batch
+from fasttrain.shim.process import rank_variables
+
+_STEPS, _BEATS = int(Slot.STEPS), int(Slot.BEATS)
+
+
+class Pulse:
+    """The record of one process.
+
+    Args:
+        run_dir: The run directory.
+        rank: Global rank.
+        child: Whether the script started this process, and not the launcher.
+    """
+
+    def __init__(self, run_dir: Path, rank: int, *, child: bool) -> None:
+        self._run_dir = run_dir
+        self._rank = rank
+        self._pid = os.getpid()
+        name = f"pulse-{rank}.child-{self._pid}.json" if child else f"pulse-{rank}.json"
+        self._address_path = run_dir / name
+        self._child = child
+        # Numbers that nobody reads, where there is no memory to be had.
+        self._words: Any = memoryview(bytearray(MEMORY_BYTES)).cast("Q")
+
+    def install(self, undo: ExitStack) -> None:
+        """Make the record, be ready for the signal, and tell the launcher where both are."""
+        try:
+            self._share(undo)
+        except OSError as error:  # no descriptor left, or a lost directory
+            told = f"fasttrain: this process is not watched for hangs: {error}"
+            print(told, file=sys.stderr)  # noqa: T201 - a worker has no other way to say it
+            return
+        on_batch(self.beat, undo)
+        _count_collectives(self.beat, undo)
+
+    def step(self, steps: int) -> None:
+        """Show one more optimizer step."""
+        self._words[_STEPS] = steps
+        self._words[_BEATS] += 1  # of a forked child, the number may be the parent's
+
+    def beat(self, *_: Any) -> None:
+        """Show that something else went on."""
+        self._words[_BEATS] += 1
+
+    def slow_step(self, p95_s: float) -> None:
+        """Show how long a slow step takes, in seconds."""
+        self._words[Slot.P95_NS] = int(p95_s * 1e9)
+
+    def end(self) -> None:
+        """Show that the script has come to its end; its children only come to theirs."""
+        if os.getpid() == self._pid:
+            self._words[Slot.ENDED] = 1
+
+    def _share(self, undo: ExitStack) -> None:
+        record = 0 if self._child else _number(rank_variables.get("LOCAL_RANK"))
+        descriptor = -1 if self._child else _launchers_memory()
+        if descriptor < 0 or record >= MOST_RANKS:
+            descriptor, record = os.memfd_create(MEMORY_NAME), 0
+            os.ftruncate(descriptor, MEMORY_BYTES)
+        undo.callback(os.close, descriptor)
+        memory = memoryview(mmap.mmap(descriptor, MEMORY_BYTES)).cast("Q")
+        first = record * RECORD_BYTES // memory.itemsize
+        self._words = memory[first : first + len(Slot)]
+        self._words[Slot.RANK] = self._rank + 1
+        signum = _free_signal()
+        if signum:
+            path = self._run_dir / stacks_file(self._rank)
+            stacks = open_log(path)
+            undo.callback(os.close, stacks)
+            faulthandler.register(signum, stacks, all_threads=True, chain=False)
+            undo.callback(faulthandler.unregister, signum)
+        address = PulseAddress(self._rank, self._pid, descriptor, record, signum)
+        write_private(self._address_path, dumps(address), durable=False)
+
+
+def _launchers_memory() -> int:
+    """Open the memory that the launcher holds for its ranks; -1 where there is none."""
+    pid, _, number = os.environ.get(PULSES_VARIABLE, "").partition(":")
+    if not (pid.isdecimal() and number.isdecimal()):
+        return -1
+    link = Path(f"/proc/{pid}/fd/{number}")
+    try:
+        # The launcher may have ended, and its number be another process's by now.
+        if not str(link.readlink()).startswith(f"/memfd:{MEMORY_NAME}"):
+            return -1
+        return os.open(link, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return -1
+
+
+def _number(word: str) -> int:
+    return int(word) if word.isdecimal() else 0
+
+
+def _free_signal() -> int:
+    """Give the highest real-time signal that nobody handles; 0 when all are taken."""
+    for signum in range(int(signal.SIGRTMAX), int(signal.SIGRTMIN) - 1, -1):
+        if signal.getsignal(signum) is signal.SIG_DFL:
+            return signum
+    return 0
+
+
+def _count_collectives(beat: Any, undo: ExitStack) -> None:
+    """Call ``beat`` for each collective that Python waits for; those of DDP are part of a step.
+
+    By a property: it returns the method and is gone when that is called, so that a collective that
+    fails has no frame of fasttrain's in its traceback.
+    """
+    if not torch.distributed.is_available():
+        return
+    work: Any = torch.distributed.Work
+    wait = vars(work)["wait"]
+
+    def read(handle: Any) -> Any:
+        beat()
+        return wait.__get__(handle)
+
+    pass_over(read, all_it_calls=True)
+    work.wait = property(read)
+    undo.callback(setattr, work, "wait", wait)

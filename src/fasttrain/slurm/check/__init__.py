@@ -1,0 +1,1 @@
+"""What would fail in a job, found before it is sent."""

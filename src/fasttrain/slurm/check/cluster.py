@@ -1,0 +1,218 @@
+"""What a job asks for, against what the cluster has and what it lets the user have."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+
+from fasttrain.model.finding import Finding, Severity
+from fasttrain.model.slurm_facts import NodeKind, PartitionLimits
+from fasttrain.slurm.check.facts import Seen
+
+# States of nodes that take no job until somebody mends them; those that are asleep do.
+# Source: sinfo(1), SLURM 22.05, "NODE STATE CODES".
+AWAY = frozenset(
+    {"down", "drained", "draining", "fail", "failing", "error", "unknown", "inval", "future"}
+)
+# With any of them an account must be the user's.
+# Source: slurm.conf(5), SLURM 22.05, AccountingStorageEnforce: each of the others sets the first.
+ASSOCIATIONS = frozenset({"associations", "limits", "qos", "safe", "wckeys"})
+# Source: sbatch(1), SLURM 22.05, --mem: "Default units are megabytes"; [K|M|G|T].
+_MEMORY = re.compile(r"(\d{1,12})([KMGT]?)B?", re.ASCII | re.IGNORECASE)
+_MIB = {"K": 1 / 1024, "": 1, "M": 1, "G": 1024, "T": 1024 * 1024}
+# What a node has, in the order of `_has` and `_needs`.
+_RESOURCES = (
+    ("GPUs", "--gpus-per-node"),
+    ("CPUs", "--cpus-per-task"),
+    ("MiB of memory", "--mem"),
+)
+
+
+def judge_unread(seen: Seen) -> Iterator[Finding]:
+    """Tell what of the cluster couldn't be asked, and so isn't checked."""
+    for what, why in seen.cluster.unread:
+        yield Finding(
+            "slurm-unread",
+            "warning",
+            f"the cluster's {what} can't be checked",
+            why,
+            "see whether scontrol ping says UP, or ask those who run the cluster",
+        )
+
+
+def judge_partition(seen: Seen) -> Iterator[Finding]:
+    """Tell of partitions that don't exist or take no jobs."""
+    known = {partition.name: partition for partition in seen.cluster.partitions}
+    for name in _named(seen) if known else ():
+        if name not in known:
+            yield _partition(f"there is no partition {name}", f"there are {', '.join(known)}")
+        elif known[name].state != "UP":
+            why = "SLURM refuses jobs for it, or lets them wait until it is up again"
+            yield _partition(f"partition {name} is {known[name].state}", why)
+    if known and not _named(seen) and not _partitions(seen):
+        why = f"the cluster has no default one; there are {', '.join(known)}"
+        yield _partition("no partition was named", why)
+
+
+def judge_time(seen: Seen) -> Iterator[Finding]:
+    """Tell of a time limit that no partition of the job allows."""
+    asked, partitions = seen.job.parameters.time_min, _partitions(seen)
+    limits = [p.time_limit_min for p in partitions if p.time_limit_min is not None]
+    if asked is None or not limits or len(limits) < len(partitions) or asked <= max(limits):
+        return
+    # Source: sacctmgr(1), SLURM 22.05, QOS flag PartitionTimeLimit: it may lift the limit.
+    severity: Severity = "warning" if _asked(seen, "qos") else "error"
+    yield Finding(
+        "slurm-limit",
+        severity,
+        f"a time limit of {asked} min is over the {max(limits)} min of {_words(partitions)}",
+        "SLURM refuses such a job, or lets it wait for ever (PartitionTimeLimit)",
+        f"use --time {max(limits)} or less, or another --partition",
+    )
+
+
+def judge_nodes(seen: Seen) -> Iterator[Finding]:
+    """Tell of more nodes than a job may have, or than there are of the kind that is needed."""
+    asked, partitions = seen.job.parameters.nodes, _partitions(seen)
+    if not partitions:
+        return
+    where, most = _words(partitions), max(map(_most_nodes, partitions))
+    fitting = [kind for kind in _kinds(seen) if _fits(seen, kind)]
+    there = _count(fitting)
+    up = _count(kind for kind in fitting if kind.state not in AWAY)
+    if asked > most:
+        yield _too_many(asked, f"a job in {where} gets {most} at the most", most)
+    elif fitting and asked > there:
+        yield _too_many(asked, f"{where} has {there} with the GPUs, CPUs and memory needed", there)
+    elif fitting and asked > up:
+        yield Finding(
+            "slurm-nodes",
+            "warning",
+            f"of the {there} nodes that fit in {where}, {up} are up, and the job needs {asked}",
+            "it waits until the others are mended; sinfo -R tells what they have",
+            f"use --nodes {up} or fewer, or wait" if up else "wait, or use another --partition",
+        )
+
+
+def judge_resources(seen: Seen) -> Iterator[Finding]:
+    """Tell of GPUs, CPUs or memory that no node of the partition has."""
+    kinds, needs = _kinds(seen), _needs(seen)
+    if not kinds:
+        return
+    where = _words(_partitions(seen))
+    most = [max(column) for column in zip(*map(_has, kinds), strict=True)]
+    short = False
+    for (what, option), need, has in zip(_RESOURCES, needs, most, strict=True):
+        if need > has:
+            short = True
+            yield _resources(f"no node of {where} has {need} {what}", f"{has} is the most", option)
+    if not short and not any(_fits(seen, kind) for kind in kinds):
+        wanted = [f"{need} {what}" for (what, _), need in zip(_RESOURCES, needs, strict=True)]
+        why = f"each is there, but not all on one node: {', '.join(wanted)}"
+        yield _resources(f"no node of {where} fits", why, "one of them")
+
+
+def judge_account(seen: Seen) -> Iterator[Finding]:
+    """Tell of an account or a QOS that isn't the user's."""
+    account, qos, cluster = _asked(seen, "account"), _asked(seen, "qos"), seen.cluster
+    if cluster.associations is None:
+        if (account or qos) and cluster.accounting is False:
+            why = "this cluster has no accounting, and takes any"
+            fix = "leave out --account and --qos"
+            yield Finding("slurm-account", "hint", "account and QOS aren't checked", why, fix)
+        return
+    mine = [each for each in cluster.associations if account in ("", each.account)]
+    if not mine and (account or cluster.enforced & ASSOCIATIONS):
+        names = {each.account for each in cluster.associations}
+        yield _not_mine("account", account, names, strict=bool(cluster.enforced & ASSOCIATIONS))
+    elif qos and not any(qos in each.qos for each in mine):
+        names = {name for each in mine for name in each.qos}
+        yield _not_mine("QOS", qos, names, strict="qos" in cluster.enforced)
+
+
+def _named(seen: Seen) -> tuple[str, ...]:
+    return tuple(name for name in _asked(seen, "partition").split(",") if name)
+
+
+def _asked(seen: Seen, option: str) -> str:
+    """Give what holds for an option: what is written in the script, or sbatch's own variable."""
+    written: str | None = seen.job.parameters.submitit.get(option)
+    return written or seen.environ.get(f"SBATCH_{option.upper()}", "")
+
+
+def _partitions(seen: Seen) -> tuple[PartitionLimits, ...]:
+    """Give the partitions that the job may run in, as far as they exist."""
+    named = _named(seen)
+    return tuple(p for p in seen.cluster.partitions if (p.name in named if named else p.default))
+
+
+def _kinds(seen: Seen) -> list[NodeKind]:
+    names = {partition.name for partition in _partitions(seen)}
+    return [kind for kind in seen.cluster.nodes if kind.partition in names]
+
+
+def _needs(seen: Seen) -> tuple[int, ...]:
+    """Give what each node must have."""
+    wanted = seen.job.parameters.submitit
+    cpus = wanted.get("ntasks_per_node", 1) * wanted.get("cpus_per_task", 1)
+    return (wanted.get("gpus_per_node", 0), cpus, _memory_mb(wanted.get("mem", "0")))
+
+
+def _memory_mb(text: str) -> int:
+    found = _MEMORY.fullmatch(text)  # what is no size, sbatch itself refuses
+    return int(int(found[1]) * _MIB[found[2].upper()]) if found else 0
+
+
+def _has(kind: NodeKind) -> tuple[int, ...]:
+    return (kind.gpus, kind.cpus, kind.memory_mb)
+
+
+def _fits(seen: Seen, kind: NodeKind) -> bool:
+    return all(has >= need for has, need in zip(_has(kind), _needs(seen), strict=True))
+
+
+def _count(kinds: Iterable[NodeKind]) -> int:
+    """Give the number of nodes in the partition that has most; a node may be in several."""
+    counts: dict[str, int] = {}
+    for kind in kinds:
+        counts[kind.partition] = counts.get(kind.partition, 0) + kind.count
+    return max(counts.values(), default=0)
+
+
+def _most_nodes(partition: PartitionLimits) -> int:
+    limit = partition.max_nodes
+    return partition.nodes if limit is None else min(limit, partition.nodes)
+
+
+def _words(partitions: Iterable[PartitionLimits]) -> str:
+    return "partition " + ",".join(partition.name for partition in partitions)
+
+
+def _partition(what: str, why: str) -> Finding:
+    return Finding("slurm-partition", "error", what, why, "use another --partition")
+
+
+def _too_many(asked: int, why: str, most: int) -> Finding:
+    return Finding(
+        "slurm-nodes",
+        "error",
+        f"{asked} nodes are more than the job can get",
+        f"{why}; SLURM refuses it, or lets it wait for ever",
+        f"use --nodes {most} or fewer, or another --partition",
+    )
+
+
+def _resources(what: str, why: str, option: str) -> Finding:
+    fix = f"ask for less of {option}, or use another --partition"
+    return Finding("slurm-resources", "error", what, why, fix)
+
+
+def _not_mine(what: str, name: str, names: set[str], *, strict: bool) -> Finding:
+    listed = f"sacctmgr lists {', '.join(sorted(names))}" if names else "sacctmgr lists none"
+    return Finding(
+        "slurm-account",
+        "error" if strict else "hint",
+        f"{what} {name} isn't yours" if name else f"you have no {what}",
+        listed if strict else f"{listed}; this cluster takes any",
+        f"use one of them with --{what.lower()}" if names else "ask those who run the cluster",
+    )
