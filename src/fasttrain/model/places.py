@@ -33,7 +33,7 @@ RANKS_WAIT_IN = (
     "fasttrain/shim/data_parallel/board.py",
     "fasttrain/shim/data_parallel/answers/answers.py",
 )
-REPLAYED_FILES = "fasttrain/shim/snapshots/left_files.py"
+REPLAYED_FILES = "fasttrain/shim/snapshots/replayed_files.py"
 
 
 def cache_folder(environ: Mapping[str, str]) -> Path:

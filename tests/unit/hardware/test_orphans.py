@@ -25,7 +25,7 @@ from fasttrain.hardware.orphans import (
 from fasttrain.shim.multiprocessing_hooks import _PREPARE
 
 SHIM = "/site-packages/fasttrain/shim/__main__.py"
-AGENT = "/site-packages/fasttrain/shim/agent.py"
+AGENT = "/site-packages/fasttrain/agent/agent.py"
 PLAN = "/runs/r1/plan.json"
 
 
