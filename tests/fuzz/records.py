@@ -12,12 +12,10 @@ from hypothesis import strategies as st
 from fasttrain.model.codec import to_data
 from fasttrain.model.crash import Crash, End, Ends, Failure, Frame, Raised
 from fasttrain.model.hang import Frame as HangFrame
-from fasttrain.model.hang import Hang, StuckProcess, StuckRank
+from fasttrain.model.hang import Hang, PulseAddress, StuckProcess, StuckRank
 from fasttrain.model.job import JobRequest, SubmittedJob, TaskEnd
 from fasttrain.model.outcome import Outcome, RankReport, Receipt, Site, State, StepStats
-from fasttrain.model.plan import Target
-from fasttrain.model.pulse import PulseAddress
-from fasttrain.model.script import ScriptFacts
+from fasttrain.model.plan import ScriptFacts, Target
 from fasttrain.model.settings import Settings
 from fasttrain.model.slurm import SlurmSettings
 

@@ -24,9 +24,9 @@ import pytest
 
 from fasttrain.model.codec import loads
 from fasttrain.model.crash import Crash, Ends, Failure
+from fasttrain.model.hang import PulseAddress
 from fasttrain.model.outcome import RankReport, Receipt
 from fasttrain.model.plan import LaunchPlan
-from fasttrain.model.pulse import PulseAddress
 
 pytestmark = pytest.mark.faults
 

@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from fasttrain.hardware.orphans import find_run_processes
+from fasttrain.hardware.runs import find_run_processes
 
 QUIETLY = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
 SAVES = """

@@ -11,12 +11,12 @@ import fasttrain
 PACKAGE = Path(fasttrain.__file__).parent
 # Each gives a time of day to people, beside a monotonic one where an order follows from it.
 ON_RECORD = {
-    "shim/clock.py", "agent/worker_exits.py", "shim/failure.py", "launch/crash/gather.py",
+    "shim/reporter.py", "agent/worker_exits.py", "shim/failure.py", "launch/crash/gather.py",
     "launch/run_dir/paths.py",
     "slurm/node_task.py",  # machines share no other clock
     "slurm/submission.py",
     # Compared with the times of files, which have no other clock.
-    "shim/snapshots/replayed_files.py", "shim/snapshots/own_checkpoints.py",
+    "shim/snapshots/replayed_files.py",
 }  # fmt: skip
 
 

@@ -10,7 +10,7 @@ import typer
 
 from fasttrain import __version__
 from fasttrain.cli.commands import doctor, init, job, kill, ps, report, run, slurm
-from fasttrain.cli.streams import mend_streams
+from fasttrain.cli.console import mend_streams
 from fasttrain.cli.usage import translate
 from fasttrain.config.environ import read_environ
 from fasttrain.model.errors import ExitCode, FasttrainError

@@ -8,8 +8,7 @@ from dataclasses import replace
 from rich.text import Text
 
 from fasttrain.cli.cards.findings import below, counted_findings, told
-from fasttrain.cli.console import stdout_console
-from fasttrain.cli.envelope import envelope
+from fasttrain.cli.console import envelope, stdout_console
 from fasttrain.doctor.registry import worst_first
 from fasttrain.model.errors import ExitCode
 from fasttrain.slurm.check.all import Checked, check

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
-from fasttrain.cli.envelope import envelope
+from fasttrain.cli.console import envelope
 from fasttrain.cli.python import choose_python, same_syntax
 from fasttrain.cli.target import Starts, script_folder
 from fasttrain.config.environ import read_environ
@@ -24,8 +24,8 @@ from fasttrain.hardware.examine import examine
 from fasttrain.hardware.interpreter import Locate
 from fasttrain.hardware.machine_file import read_examination
 from fasttrain.hardware.torch_trial import try_torch
-from fasttrain.launch.invocation import read_invocation, working_directory
 from fasttrain.launch.preflight import check_target
+from fasttrain.launch.start import read_invocation, working_directory
 from fasttrain.model.errors import ExitCode, FasttrainError
 from fasttrain.model.examination import Examination
 from fasttrain.model.finding import Finding

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fasttrain.cli.cards.progress import choose_display
-from fasttrain.cli.envelope import envelope
+from fasttrain.cli.console import envelope
 from fasttrain.config.environ import read_environ
 from fasttrain.hardware.host import Host
 from fasttrain.hardware.tool import ToolError, run_tool
-from fasttrain.launch.invocation import working_directory
 from fasttrain.launch.output.display import write_all
 from fasttrain.launch.output.follow import Tail
+from fasttrain.launch.start import working_directory
 from fasttrain.model.errors import ExitCode, FasttrainError
 from fasttrain.model.job import SubmittedJob
 from fasttrain.slurm.ending import Ending, last_words, others, read_ending

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from fasttrain.hardware.interpreter import ask_interpreter
-from fasttrain.launch.invocation import active_elsewhere
-from fasttrain.model.interpreter import Interpreter
+from fasttrain.launch.start import active_elsewhere
+from fasttrain.model.machine import Interpreter
 from fasttrain.model.plan import Target
 from fasttrain.model.settings import Settings
 from fasttrain.planning.interpreter import Chosen, decide_python

@@ -9,22 +9,21 @@ from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
-from fasttrain.cli.envelope import envelope
+from fasttrain.cli.console import envelope
 from fasttrain.cli.python import choose_python, same_syntax
 from fasttrain.cli.target import choose_target
 from fasttrain.cli.typed import CommandLine, resolve_told
 from fasttrain.config.environ import read_environ
 from fasttrain.hardware.host import Host
+from fasttrain.hardware.host_state import look_around
 from fasttrain.hardware.interpreter import Locate
 from fasttrain.hardware.machine_file import read_machine
 from fasttrain.hardware.probe import probe_machine
-from fasttrain.hardware.surroundings import look_around
-from fasttrain.launch.invocation import read_invocation, working_directory
 from fasttrain.launch.preflight import check_target
+from fasttrain.launch.start import read_invocation, working_directory
 from fasttrain.model.errors import ExitCode, FasttrainError
 from fasttrain.model.hang import Hang
-from fasttrain.model.plan import Invocation, LaunchPlan, Target
-from fasttrain.model.script import ScriptFacts
+from fasttrain.model.plan import Invocation, LaunchPlan, ScriptFacts, Target
 from fasttrain.model.settings import Settings
 from fasttrain.planning.dry_run import shell_script
 from fasttrain.planning.explain import decisions
@@ -106,7 +105,7 @@ def _print_plan(plan: LaunchPlan, invocation: Invocation, *, explain: bool, as_j
         kind, value = ("decisions", decisions(masked)) if explain else ("plan", masked)
         text = envelope(kind, value) + "\n"
     elif explain:
-        from fasttrain.cli.cards.table import decision_table
+        from fasttrain.cli.cards.findings import decision_table
 
         decision_table(decisions(mask_plan(plan, invocation.environ)))
         return

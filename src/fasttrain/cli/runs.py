@@ -9,11 +9,11 @@ from rich.text import Text
 from fasttrain.cli.cards.receipt import near, size
 from fasttrain.cli.console import stdout_console
 from fasttrain.hardware.runs import find_runs
-from fasttrain.hardware.vendors.holders import held_bytes
-from fasttrain.launch.invocation import working_directory
+from fasttrain.hardware.vendors.cuda import held_bytes
 from fasttrain.launch.run_dir.paths import matching
+from fasttrain.launch.start import working_directory
 from fasttrain.model.errors import ExitCode, FasttrainError
-from fasttrain.model.local_run import LocalRun
+from fasttrain.model.job import LocalRun
 from fasttrain.model.outcome import RECEIPT_FILE
 from fasttrain.model.places import RUNS_FOLDER
 from fasttrain.processes import launchers

@@ -5,14 +5,14 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass, replace
 
-from fasttrain.cli.envelope import envelope
+from fasttrain.cli.console import envelope
 from fasttrain.cli.target import choose_target
 from fasttrain.cli.typed import CommandLine, resolve_told
 from fasttrain.config.environ import read_environ
+from fasttrain.hardware.cluster import node_shape
 from fasttrain.hardware.host import Host
-from fasttrain.hardware.slurm_nodes import node_shape
-from fasttrain.launch.invocation import working_directory
 from fasttrain.launch.preflight import check_target
+from fasttrain.launch.start import working_directory
 from fasttrain.model.job import SubmittedJob
 from fasttrain.slurm.submission import Draft, batch_script, draft, send
 from fasttrain.source.read import read_script

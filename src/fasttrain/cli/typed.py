@@ -14,7 +14,7 @@ from fasttrain.cli.target import Starts, script_folder
 from fasttrain.config.environ import CONFIG_VARIABLE
 from fasttrain.config.options import OPTIONS, SLURM_OPTIONS, OptionSpec
 from fasttrain.config.resolve import Resolved, resolve
-from fasttrain.launch.invocation import working_directory
+from fasttrain.launch.start import working_directory
 from fasttrain.model.errors import FasttrainError
 from fasttrain.model.plan import Target, TargetKind
 from fasttrain.model.secrets import mask_args

@@ -6,7 +6,7 @@ import shlex
 
 from fasttrain.cli.typed import as_ours, split, takes
 from fasttrain.config.environ import read_environ
-from fasttrain.config.nearest import nearest
+from fasttrain.config.values import nearest
 from fasttrain.model.errors import ExitCode, FasttrainError
 from fasttrain.model.secrets import mask_args
 

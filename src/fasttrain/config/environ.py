@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from fasttrain.config.nearest import nearest
 from fasttrain.config.options import OPTIONS, SLURM_OPTIONS, OptionValue
-from fasttrain.config.values import parse_setting
+from fasttrain.config.values import nearest, parse_setting
 from fasttrain.model.attempts import RESTART_COUNT
 from fasttrain.model.decision import Setting, Source, SourceKind
 from fasttrain.model.errors import FasttrainError
+from fasttrain.model.hang import PULSES_VARIABLE
 from fasttrain.model.places import RUN_MARK
-from fasttrain.model.pulse import PULSES_VARIABLE
 from fasttrain.model.settings import OPTION_NAMES
 
 PREFIX = "FASTTRAIN_"

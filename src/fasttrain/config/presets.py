@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fasttrain.config.nearest import suggest
 from fasttrain.config.options import BY_NAME, OptionValue
-from fasttrain.config.values import exit_code, parse_setting, place
+from fasttrain.config.values import exit_code, parse_setting, place, suggest
 from fasttrain.model.decision import Setting, Source, SourceKind
 from fasttrain.model.errors import FasttrainError
 

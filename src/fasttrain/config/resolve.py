@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from fasttrain.config.environ import CONFIG_VARIABLE, PRESET_VARIABLE, option_values
-from fasttrain.config.nearest import suggest
 from fasttrain.config.options import BY_NAME, OPTIONS, SLURM_OPTIONS, OptionSpec, OptionValue
 from fasttrain.config.presets import preset_values
-from fasttrain.config.values import exit_code, parse_setting, place, variable_name
+from fasttrain.config.values import exit_code, parse_setting, place, suggest, variable_name
 from fasttrain.config.yaml_file import Entries, YamlFile, file_source, read_yaml
 from fasttrain.model.decision import Setting, Source, SourceKind
 from fasttrain.model.errors import FasttrainError

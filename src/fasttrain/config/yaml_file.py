@@ -8,11 +8,9 @@ from pathlib import Path
 
 import yaml
 
-from fasttrain.config.nearest import suggest
 from fasttrain.config.options import BY_NAME
-from fasttrain.config.pipe import read_bounded
-from fasttrain.config.values import bad_value, shown
-from fasttrain.config.yaml_text import compose, syntax_error
+from fasttrain.config.values import bad_value, shown, suggest
+from fasttrain.config.yaml_text import compose, read_bounded, syntax_error
 from fasttrain.model.decision import Source, SourceKind
 from fasttrain.model.errors import FasttrainError
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import psutil
 
-from fasttrain.hardware.orphans import find_run_processes, run_of
+from fasttrain.hardware.runs import find_run_processes, run_of
 from fasttrain.model.examination import Examination
 from fasttrain.planning.describe import counted
 from fasttrain.processes.ending import end, named

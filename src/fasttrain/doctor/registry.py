@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from fasttrain.config.nearest import suggest
+from fasttrain.config.values import suggest
 from fasttrain.doctor.check import Check
 from fasttrain.doctor.checks import (
     cluster,

@@ -11,8 +11,7 @@ from fasttrain.doctor.script_levers import Verdict
 from fasttrain.model.finding import Finding, Severity
 from fasttrain.model.machine import Machine
 from fasttrain.model.outcome import State
-from fasttrain.model.plan import LaunchPlan
-from fasttrain.model.script import ScriptFacts
+from fasttrain.model.plan import LaunchPlan, ScriptFacts
 from fasttrain.planning.describe import and_join, counted
 from fasttrain.planning.explain import lever_rows
 from fasttrain.source.habits import Habits

@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterator
 
 from fasttrain.model.finding import Finding
 from fasttrain.model.machine import Machine
-from fasttrain.model.plan import LaunchPlan
-from fasttrain.model.script import Evidence
+from fasttrain.model.plan import Evidence, LaunchPlan
 from fasttrain.planning.describe import counted
 from fasttrain.planning.vendors import VENDORS
 from fasttrain.source.habits import Habit, Habits

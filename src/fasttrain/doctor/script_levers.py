@@ -11,8 +11,7 @@ from typing import Any
 
 from fasttrain.model.decision import Decision
 from fasttrain.model.outcome import State
-from fasttrain.model.plan import LaunchPlan
-from fasttrain.model.script import Evidence
+from fasttrain.model.plan import Evidence, LaunchPlan
 from fasttrain.source.habits import Habit, Habits
 
 # Those that torch has fused kernels for, as in ``fasttrain/shim/levers/optimizer.py``.

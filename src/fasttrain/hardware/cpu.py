@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import platform
+import shutil
+from collections.abc import Mapping
+
 from fasttrain.hardware.cgroup import memory_limit_bytes, quota_cores
 from fasttrain.hardware.host import Host
 from fasttrain.model.machine import Cpu
@@ -82,3 +87,19 @@ def _apple(host: Host) -> tuple[str, tuple[str, ...], int]:
         features,
         int(values.get("hw.memsize", 0)),
     )
+
+
+# The C++ compiler that torch.compile's CPU code would be built with.
+
+
+def find_cxx_compiler(environ: Mapping[str, str], *, system: str = "") -> str:
+    """Give the path of the compiler that inductor would call; empty if it would find none.
+
+    Inductor calls ``$CXX``, or else ``g++`` (``clang++`` on macOS), and looks no further: with
+    clang++ alone on Linux it fails, as it does with ``CXX="ccache g++"``, two words.
+
+    Source: torch 2.13.0, torch/_inductor/config.py, ``cpp.cxx``.
+    """
+    usual = "clang++" if (system or platform.system()) == "Darwin" else "g++"
+    name = environ.get("CXX", usual)
+    return shutil.which(name, path=environ.get("PATH", os.defpath)) or ""

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from fasttrain.hardware.host import Host
-from fasttrain.hardware.patience import within
+from fasttrain.hardware.tool import within
 from fasttrain.model.examination import Disk, Purpose
 from fasttrain.model.places import COMPILED_FOLDER, cache_folder
 

@@ -11,19 +11,18 @@ from typing import Any, ClassVar
 from fasttrain.hardware.cluster import find_cluster
 from fasttrain.hardware.host import Host, Vendor, VendorReport
 from fasttrain.hardware.host_state import host_state
-from fasttrain.hardware.orphans import RunProcess, find_run_processes
-from fasttrain.hardware.patience import attempt, within
 from fasttrain.hardware.probe import finds, probe_host, vendors
+from fasttrain.hardware.runs import RunProcess, find_run_processes
+from fasttrain.hardware.tool import attempt, within
 from fasttrain.hardware.vendors.cuda import Cuda
 from fasttrain.hardware.vendors.cuda_state import cuda_states
 from fasttrain.hardware.vendors.npu import Npu
 from fasttrain.hardware.vendors.npu_smi import NpuSmi
 from fasttrain.hardware.vendors.npu_state import npu_states
-from fasttrain.hardware.vendors.rocm_state import rocm_states
-from fasttrain.hardware.vendors.xpu_state import xpu_states
+from fasttrain.hardware.vendors.rocm import rocm_states
+from fasttrain.hardware.vendors.xpu import xpu_states
 from fasttrain.model.examination import Cluster, DeviceState, Examination, HostState
-from fasttrain.model.interpreter import Interpreter
-from fasttrain.model.machine import DeviceKind, Machine
+from fasttrain.model.machine import DeviceKind, Interpreter, Machine
 from fasttrain.model.secrets import MASK, mask_value
 
 # Without persistence mode the driver starts every board anew, which takes seconds each.

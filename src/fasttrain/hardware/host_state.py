@@ -8,12 +8,13 @@ import socket
 from collections.abc import Mapping
 from pathlib import Path
 
-from fasttrain.hardware.cgroup import memory_limit_bytes, quota_cores
+from fasttrain.hardware.cgroup import memory_limit_bytes, oom_kills, quota_cores
 from fasttrain.hardware.disks import find_disks
 from fasttrain.hardware.host import Host
-from fasttrain.hardware.orphans import RunProcess, orphans
-from fasttrain.hardware.patience import within
-from fasttrain.hardware.vendors.rdma import rdma_ports
+from fasttrain.hardware.runs import RunProcess, orphans
+from fasttrain.hardware.tool import within
+from fasttrain.hardware.vendors.kernel_files import rdma_ports
+from fasttrain.model.crash import Surroundings
 from fasttrain.model.examination import HostState
 
 RESOLVE_TIMEOUT_S = 0.5
@@ -134,3 +135,36 @@ def _numa_nodes(host: Host) -> int | None:
 def _ports(host: Host) -> tuple[int, ...] | None:
     words = host.read("proc/sys/net/ipv4/ip_local_port_range").split()
     return tuple(map(int, words)) if len(words) == 2 and all(map(str.isdecimal, words)) else None
+
+
+# What of this machine explains the failure of a run: memory that ran out.
+
+
+def look_around(host: Host) -> Surroundings:
+    """Give the machine's memory, and how many processes the lack of it has cost so far."""
+    return Surroundings(
+        group_oom_kills=oom_kills(host),
+        machine_oom_kills=_counted(host, "proc/vmstat", "oom_kill"),
+        memory_limit_bytes=_limit(host),
+        memory_bytes=_memory_bytes(host),
+        shm_bytes=shared_memory(host)[0],
+    )
+
+
+def _limit(host: Host) -> int | None:
+    """Give the limit; version 1 says "none" by a number that no machine has."""
+    limit, total = memory_limit_bytes(host), _memory_bytes(host)
+    return None if limit is None or (total and limit > total) else limit
+
+
+def _memory_bytes(host: Host) -> int | None:
+    kib = _counted(host, "proc/meminfo", "MemTotal:")
+    return None if kib is None else kib * 1024
+
+
+def _counted(host: Host, path: str, name: str) -> int | None:
+    for line in host.read(path).splitlines():
+        words = line.split()
+        if words[:1] == [name] and words[1:] and words[1].isdecimal():
+            return int(words[1])
+    return None

@@ -9,8 +9,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 
 from fasttrain.hardware.tool import ToolError, run_tool
 from fasttrain.hardware.torch_install import find_torch
-from fasttrain.model.interpreter import Interpreter
-from fasttrain.model.machine import Torch
+from fasttrain.model.machine import Interpreter, Torch
 
 TIMEOUT_S = 10.0
 # For any Python 3, or 2: an old one is to be told by its version. With -c the working directory

@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from typing import TypeVar
 
-from fasttrain.hardware.compiler import find_cxx_compiler
-from fasttrain.hardware.cpu import probe_cpu
+from fasttrain.hardware.cpu import find_cxx_compiler, probe_cpu
 from fasttrain.hardware.host import Host, Vendor, VendorReport
 from fasttrain.hardware.interpreter import Locate, torch_of
 from fasttrain.hardware.torch_install import find_torch
@@ -17,8 +16,7 @@ from fasttrain.hardware.vendors.mps import Mps
 from fasttrain.hardware.vendors.npu import Npu
 from fasttrain.hardware.vendors.rocm import Rocm
 from fasttrain.hardware.vendors.xpu import Xpu
-from fasttrain.model.interpreter import Interpreter
-from fasttrain.model.machine import Cpu, Machine, Torch
+from fasttrain.model.machine import Cpu, Interpreter, Machine, Torch
 
 T = TypeVar("T")
 

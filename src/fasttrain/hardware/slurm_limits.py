@@ -11,7 +11,7 @@ from typing import TypeVar
 from fasttrain.hardware.cluster import gpus_of, time_limit_min
 from fasttrain.hardware.host import Host
 from fasttrain.hardware.tool import ToolError, first_line, run_tool
-from fasttrain.model.slurm_facts import Association, ClusterFacts, NodeKind, PartitionLimits
+from fasttrain.model.slurm import Association, ClusterFacts, NodeKind, PartitionLimits
 
 T = TypeVar("T")
 

@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from fasttrain.launch.hang.hang_nodes import Nodes, OneNode
+from fasttrain.launch.hang.watch import Nodes, OneNode
 from fasttrain.launch.output.display import Display
-from fasttrain.model.crash import Surroundings
+from fasttrain.model.attempts import Attempt
+from fasttrain.model.crash import Crash, Surroundings
 from fasttrain.model.hang import Hang
 from fasttrain.model.plan import LaunchPlan
 
@@ -61,3 +62,27 @@ class Around:
     on_hang: Callable[[Hang], None] = lambda _: None
     watches: Sequence[Watch] = field(default=())
     nodes: Nodes = field(default_factory=OneNode)
+
+
+# The end of what one node ran.
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The end of this node's processes.
+
+    Attributes:
+        exit_code: Of the script, or 128 + signal, or one of `ExitCode`.
+        wall_s: Seconds from start to end.
+        warnings: What went wrong beside it, one sentence each.
+        crash: Why it failed; None where nothing did.
+        attempts: The attempts before the last, which failed.
+        steps: The optimizer steps of the last one, by rank, as far as this node has seen them.
+    """
+
+    exit_code: int
+    wall_s: float
+    warnings: tuple[str, ...] = ()
+    crash: Crash | None = None
+    attempts: tuple[Attempt, ...] = ()
+    steps: Mapping[int, int] = field(default_factory=dict)

@@ -10,17 +10,16 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from fasttrain.launch.ended import Ended
 from fasttrain.launch.hang.watch import HangWatch
-from fasttrain.launch.node_run import Around, Part
+from fasttrain.launch.node_run import Around, Ended, Part
+from fasttrain.launch.output.display import first_rank, follows, log_name
 from fasttrain.launch.output.follow import EventTail, RankTails
 from fasttrain.launch.output.relay import Relay
-from fasttrain.launch.output.shown import first_rank, follows, log_name
 from fasttrain.launch.process.stop import Stop
 from fasttrain.launch.process.supervise import Child, supervise
 from fasttrain.launch.report.receipts import was_preempted
-from fasttrain.launch.restarts.attempt_files import give_all_back
 from fasttrain.launch.restarts.attempts import Attempts
+from fasttrain.launch.run_dir.attempt_files import give_all_back
 from fasttrain.launch.run_dir.disk_watch import DiskWatch
 from fasttrain.model.crash import CRASH_FILE
 from fasttrain.model.errors import ExitCode

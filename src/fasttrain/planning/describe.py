@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from typing import Any
 
+from fasttrain.model.decision import Setting, Source, SourceKind
 from fasttrain.model.machine import Device, DeviceKind, Machine
 from fasttrain.planning.vendors import VENDORS
 
@@ -45,3 +47,18 @@ def release(version: tuple[int, int]) -> str:
 def kind_noun(kind: DeviceKind, number: int) -> str:
     """Give ``1 GPU`` or ``8 NPUs`` for a kind of device."""
     return counted(number, VENDORS[kind].noun)
+
+
+# Who decided, where it was not a person.
+
+
+BUILT_IN = Source(SourceKind.DEFAULT, "default")
+CPU_CORES = Source(SourceKind.MACHINE, "CPU cores")
+DEVICES = Source(SourceKind.MACHINE, "devices")
+SLURM = Source(SourceKind.MACHINE, "SLURM")
+TORCH = Source(SourceKind.MACHINE, "torch")
+
+
+def asked(setting: Setting[Any]) -> str:
+    """Give the reason of a value that a person named, or that nobody did."""
+    return f"asked for by {setting.source}" if setting.source.explicit else "the default"

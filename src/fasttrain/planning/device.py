@@ -8,8 +8,7 @@ from fasttrain.model.decision import Decision
 from fasttrain.model.errors import ExitCode, FasttrainError
 from fasttrain.model.machine import DeviceKind, Machine
 from fasttrain.model.settings import Settings
-from fasttrain.planning.describe import device_names, kind_noun, machine_phrase
-from fasttrain.planning.sources import DEVICES
+from fasttrain.planning.describe import DEVICES, device_names, kind_noun, machine_phrase
 from fasttrain.planning.vendors import ACCELERATORS, VENDORS
 from fasttrain.planning.visible import visible_slots
 

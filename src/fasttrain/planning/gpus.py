@@ -9,8 +9,7 @@ from typing import NoReturn
 from fasttrain.model.decision import Decision, Setting, Source
 from fasttrain.model.errors import ExitCode, FasttrainError
 from fasttrain.model.machine import Device, DeviceKind, Machine
-from fasttrain.planning.describe import counted, kind_noun, machine_phrase
-from fasttrain.planning.sources import DEVICES
+from fasttrain.planning.describe import DEVICES, counted, kind_noun, machine_phrase
 from fasttrain.planning.vendors import VENDORS
 from fasttrain.planning.visible import Slot, with_uuid
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from fasttrain.model.decision import Decision, Setting, Source, SourceKind
 from fasttrain.model.errors import ExitCode, FasttrainError
-from fasttrain.model.interpreter import Interpreter
+from fasttrain.model.machine import Interpreter
 
 # The shim's own syntax and library: except*'s groups, sys.flags.safe_path.
 OLDEST = (3, 11)

@@ -11,12 +11,9 @@ from fasttrain.planning.device import decide_device
 from fasttrain.planning.draft import Draft
 from fasttrain.planning.environment import compose, parse_env
 from fasttrain.planning.gpus import decide_gpus
-from fasttrain.planning.guards import decide_guards, no_guards
+from fasttrain.planning.guards import decide_guards, decide_preempt, decide_restarts, no_guards
 from fasttrain.planning.levers.all import decide_levers, no_levers
-from fasttrain.planning.preempt import decide_preempt
-from fasttrain.planning.processes import decide_processes
-from fasttrain.planning.ranks import decide_show_ranks
-from fasttrain.planning.restarts import decide_restarts
+from fasttrain.planning.processes import decide_processes, decide_show_ranks
 from fasttrain.planning.visible import visible_slots
 
 

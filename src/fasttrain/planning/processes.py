@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from fasttrain.model.decision import Decision, Source
+from fasttrain.model.decision import Decision, Setting, Source
 from fasttrain.model.errors import ExitCode, FasttrainError
 from fasttrain.model.plan import Backend, Processes
 from fasttrain.model.settings import Settings
-from fasttrain.planning.describe import counted, kind_noun
+from fasttrain.planning.describe import BUILT_IN, counted, kind_noun
 from fasttrain.planning.gpus import Chosen
-from fasttrain.planning.sources import BUILT_IN
 
 MASTER_PORT = 29500
 """Port of a static multi-node run. Source: ``--master-port`` of torchrun, torch 2.13."""
@@ -138,3 +137,37 @@ def _static_reason(settings: Settings, processes: Processes) -> str:
         return "by torchrun, which takes a free port on loopback"
     port = "asked for" if settings.master_port.value else "torchrun's default"
     return f"node 0 at {processes.master_addr}, port {processes.master_port} ({port})"
+
+
+# Decides which ranks' output is shown live.
+
+
+_LIST = re.compile(r"[0-9]{1,7}(,[0-9]{1,7})*")
+
+
+def decide_show_ranks(setting: Setting[str], processes: Processes) -> tuple[int, ...] | None:
+    """Give the global ranks in the order asked, each once; None for all.
+
+    Raises:
+        FasttrainError: ``show-ranks``.
+    """
+    text = setting.value.replace(" ", "")
+    if text == "all":
+        return None
+    if not _LIST.fullmatch(text):
+        raise FasttrainError(
+            f"--show-ranks {setting.value!r} is not a list of ranks",
+            why="it takes all, or ranks such as 0,3",
+            fix="write it like --show-ranks 0,3",
+            slug="show-ranks",
+            exit_code=ExitCode.USAGE,
+        )
+    ranks = tuple(dict.fromkeys(int(word) for word in text.split(",")))
+    if max(ranks) >= processes.world_size:
+        raise FasttrainError(
+            f"--show-ranks {setting.value}: rank {max(ranks)} does not exist",
+            why=f"the run has {processes.world_size} ranks, from 0",
+            fix="use --show-ranks all, or smaller ranks",
+            slug="show-ranks",
+        )
+    return ranks

@@ -24,7 +24,7 @@ from fasttrain.model.crash import (
     stack_file,
 )
 from fasttrain.model.secrets import hide, secret_values
-from fasttrain.shim.process import ending
+from fasttrain.shim.process import refusal
 from fasttrain.shim.script import without_shim
 
 OUTER_FRAMES, INNER_FRAMES = 10, 40  # a RecursionError has a thousand
@@ -59,7 +59,7 @@ def _reserve(path: Path) -> None:
         print(f"fasttrain: no room is kept to record a failure: {error}", file=sys.stderr)  # noqa: T201
         return
     pid = os.getpid()
-    ending.at_clean_end.append(lambda: give_back(path) if os.getpid() == pid else None)
+    refusal.at_clean_end.append(lambda: give_back(path) if os.getpid() == pid else None)
 
 
 def watch_faults(run_dir: str, rank: int) -> None:

@@ -18,10 +18,9 @@ from fasttrain.model.decision import Decision, Source, SourceKind
 from fasttrain.model.outcome import Outcome, RankReport, State, StepStats
 from fasttrain.model.plan import PLAN_FILE, LaunchPlan
 from fasttrain.shim import multiprocessing_hooks
-from fasttrain.shim.clock import Clock
 from fasttrain.shim.data_parallel.lever_state import Kept
+from fasttrain.shim.data_parallel.rank_consistency import refuse_unrelated_copies
 from fasttrain.shim.data_parallel.ranks import Ranks
-from fasttrain.shim.data_parallel.strays import refuse_unrelated_copies
 from fasttrain.shim.hooks.outcome_recorder import Ledger, Lever
 from fasttrain.shim.hooks.roots import RootCalls
 from fasttrain.shim.hooks.steps import StepMeter
@@ -34,7 +33,7 @@ from fasttrain.shim.levers.matmul import MatmulLever
 from fasttrain.shim.levers.npu_optimizer.lever import NpuOptimizerLever
 from fasttrain.shim.levers.optimizer import OptimizerLever
 from fasttrain.shim.process import rank_variables
-from fasttrain.shim.reporter import Reporter
+from fasttrain.shim.reporter import Clock, Reporter
 from fasttrain.shim.watch.heartbeat import Pulse
 from fasttrain.shim.watch.nan_guard import NanGuard
 from fasttrain.shim.watch.save_guard import SaveGuard

@@ -10,7 +10,7 @@ from fasttrain.model.errors import FasttrainError
 from fasttrain.model.plan import LaunchPlan
 from fasttrain.shim import streams
 from fasttrain.shim.failure import recorder, watch_faults
-from fasttrain.shim.process import ending, parent_death, rank_variables
+from fasttrain.shim.process import parent_death, rank_variables, refusal
 from fasttrain.shim.process.entry import Entry, read_entry
 from fasttrain.shim.process.import_hook import after_torch
 from fasttrain.shim.process.refusal import refuse
@@ -37,11 +37,11 @@ def main(argv: list[str]) -> None:
         os.environ[RESTART_COUNT] = str(entry.restarts)
     streams.redirect_hidden_rank(plan, rank)
     watch_faults(plan.run_dir, rank)
-    ending.at_failure.append(recorder(plan.run_dir, rank))
+    refusal.at_failure.append(recorder(plan.run_dir, rank))
     pid = os.getpid()
     _be_alone(entry)
     after_torch(lambda: _install(plan, rank, started_s, pid))
-    run_target(entry.kind, entry.name, list(entry.args), ending.ended_well, ending.failed)
+    run_target(entry.kind, entry.name, list(entry.args), refusal.ended_well, refusal.failed)
 
 
 def _be_alone(entry: Entry) -> None:

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from submitit.slurm.slurm import SlurmJobEnvironment
 
+from fasttrain.model.hang import PULSES_VARIABLE
 from fasttrain.model.job import SECRETS_VARIABLE, Allocation
-from fasttrain.model.pulse import PULSES_VARIABLE
 
 # sbatch passes the submitting shell's environment on. What is left there of another launcher
 # would tell the script a rank that it doesn't have.

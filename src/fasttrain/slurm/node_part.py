@@ -11,12 +11,12 @@ from pathlib import Path
 
 from fasttrain.files.writing import write_private
 from fasttrain.hardware.probe import probe_machine
-from fasttrain.launch.invocation import read_invocation
 from fasttrain.launch.node_run import Part
 from fasttrain.launch.preflight import find_program
-from fasttrain.launch.run_dir.cache import secure_cache
 from fasttrain.launch.run_dir.lock import renew
+from fasttrain.launch.run_dir.paths import secure_cache
 from fasttrain.launch.run_node import compose
+from fasttrain.launch.start import read_invocation
 from fasttrain.model.codec import dumps
 from fasttrain.model.errors import ExitCode, FasttrainError
 from fasttrain.model.job import Allocation, JobRequest, TaskStart

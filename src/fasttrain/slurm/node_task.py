@@ -16,11 +16,10 @@ from submitit.helpers import DelayedSubmission
 
 from fasttrain.config.environ import read_environ
 from fasttrain.hardware.host import Host
-from fasttrain.hardware.surroundings import look_around
-from fasttrain.launch.crash.cause import Heals
+from fasttrain.hardware.host_state import look_around
+from fasttrain.launch.crash.cause_rules import Heals
 from fasttrain.launch.crash.causes import heals
-from fasttrain.launch.ended import Ended
-from fasttrain.launch.node_run import Around, Part
+from fasttrain.launch.node_run import Around, Ended, Part
 from fasttrain.launch.output.display import PlainDisplay
 from fasttrain.launch.report.receipts import gather
 from fasttrain.launch.run_node import attend
@@ -33,7 +32,7 @@ from fasttrain.model.plan import LaunchPlan
 from fasttrain.model.reading import load
 from fasttrain.planning.slurm.values import signal_and_lead
 from fasttrain.slurm.allocation import clean, read_allocation
-from fasttrain.slurm.end_watch import EndWatch
+from fasttrain.slurm.ending import EndWatch
 from fasttrain.slurm.meeting import Meeting, first_to_fail, run_code
 from fasttrain.slurm.node_part import check_restarts, prepare, task_dir
 from fasttrain.slurm.secrets import unmasked

@@ -28,8 +28,7 @@ from fasttrain.model.job import (
     SubmittedJob,
 )
 from fasttrain.model.places import LOCK_FILE
-from fasttrain.model.plan import Target
-from fasttrain.model.script import ScriptFacts
+from fasttrain.model.plan import ScriptFacts, Target
 from fasttrain.model.secrets import mask_args, secret_values
 from fasttrain.planning.slurm.environment import contradicting, left_out
 from fasttrain.planning.slurm.job import job_parameters

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from fasttrain.source.habit_context import Context, Sign, is_literal, literal
-from fasttrain.source.habits import Habit
-from fasttrain.source.names import part_of
+from fasttrain.model.plan import Evidence
+from fasttrain.source.habits import Context, Habit, Habits, Sign, is_literal, literal, subject
+from fasttrain.source.local_modules import Module
+from fasttrain.source.names import Names, Scope, chain, part_of, scoped
 from fasttrain.source.ranks import FRAMEWORKS
 
 # What is told by its name alone: the patterns of the names' parts below a package.
@@ -123,3 +124,240 @@ def assigned(here: Context, target: ast.expr, value: ast.expr) -> Iterator[Sign]
         case ast.Subscript(mapping, ast.Constant("CUDA_VISIBLE_DEVICES")):
             if "os.environ" in here.of(mapping):
                 yield Habit.VISIBLE, f"CUDA_VISIBLE_DEVICES = {shown}", True
+
+
+# Signs of what a script does with its models and optimizers.
+
+
+# What a script can ask of an optimizer's implementation, and for which of them False is a choice.
+_CHOICES = {"fused": True, "foreach": True, "capturable": False, "differentiable": False}
+_DTYPES = {"double": "float64", "half": "float16", "bfloat16": "bfloat16"}
+
+
+def optimizers(here: Context, call: ast.Call) -> Iterator[Sign]:
+    """Give optimizers by their class, and what the script asks of their implementation."""
+    kinds = [name for name in here.kinds(call.func) if _is_optimizer(name)]
+    if not kinds:
+        return
+    known = kinds[0].rpartition(".")[2]
+    own = kinds[0] not in here.of(call.func)  # a class of the user's that derives from torch's
+    yield Habit.OPTIMIZER, f"{chain(call.func)[-1]}({known})" if own else known, True
+    for keyword in call.keywords:
+        shown = ast.unparse(keyword.value)
+        if keyword.arg is None:
+            yield Habit.IMPLEMENTATION, f"**{shown}", False
+        elif keyword.arg in _CHOICES:
+            value = literal(keyword.value)
+            chosen = value is True or (value is False and _CHOICES[keyword.arg])
+            if chosen or not is_literal(keyword.value):
+                yield Habit.IMPLEMENTATION, f"{keyword.arg}={shown}", chosen
+
+
+def _is_optimizer(name: str) -> bool:
+    """Whether a full name is that of a class of torch's optimizers."""
+    module, _, last = name.rpartition(".")
+    others = ("torch.optim.lr_scheduler", "torch.optim.swa_utils")
+    return f"{module}.".startswith("torch.optim.") and module not in others and last[:1].isupper()
+
+
+def models(here: Context, call: ast.Call) -> Iterator[Sign]:
+    """Give what is done with a whole model."""
+    names, what = here.of(call.func), subject(call)
+    if what is not None:
+        is_model, shown = here.is_model(what), ast.unparse(what)
+        if "torch.compile" in names:
+            yield Habit.COMPILE, shown, is_model
+        elif "torch.save" in names and is_model:
+            yield Habit.WHOLE_MODEL, shown, True
+        elif "copy.deepcopy" in names and is_model:
+            yield Habit.DEEPCOPY, shown, True
+        elif "torch.set_default_dtype" in names and _dtype(here, what) == "float64":
+            yield Habit.DTYPE, "float64", True
+    if isinstance(call.func, ast.Attribute) and here.changes_model(call):
+        yield from _methods(here, call, call.func)
+
+
+def _methods(here: Context, call: ast.Call, method: ast.Attribute) -> Iterator[Sign]:
+    if method.attr in _DTYPES and not call.args:
+        yield Habit.DTYPE, _DTYPES[method.attr], True
+    elif method.attr == "to":
+        for argument in (*call.args, *(k.value for k in call.keywords)):
+            if dtype := _dtype(here, argument):
+                yield Habit.DTYPE, dtype, True
+    elif method.attr == "compile" and here.is_model(method.value):
+        yield Habit.COMPILE, ast.unparse(method.value), True
+
+
+def _dtype(here: Context, node: ast.expr) -> str:
+    """Give a floating dtype other than float32 that is named; empty for anything else."""
+    named = part_of(here.of(node), "torch", (*_DTYPES, *_DTYPES.values()))
+    return _DTYPES.get(named, named)
+
+
+# How a DataLoader reads.
+
+
+_NUM_WORKERS = 5  # its position, after dataset, batch_size, shuffle, sampler and batch_sampler
+# Samples that lie in memory gain nothing by workers, and a stream is read once by each of them.
+_UNSUITED = ("TensorDataset", "IterableDataset")
+
+
+def loaders(here: Context, call: ast.Call) -> Iterator[Sign]:
+    """Give DataLoaders, and how they read."""
+    if not part_of(here.kinds(call.func), "torch.utils.data", ("DataLoader",)):
+        return
+    given = {keyword.arg: keyword.value for keyword in call.keywords}
+    yield Habit.LOADER, "DataLoader", True
+    own = not part_of(here.of(call.func), "torch.utils.data", ("DataLoader",))
+    if own or None in given or any(isinstance(a, ast.Starred) for a in call.args):
+        return  # a class of the user's own, or **options: anything may be among them
+    workers = given.get("num_workers", next(iter(call.args[_NUM_WORKERS:]), None))
+    if _is(workers, 0):
+        if _gains(here, call):
+            yield Habit.NO_WORKERS, "DataLoader", True
+    elif len(call.args) <= _NUM_WORKERS + 1 and _is(given.get("pin_memory"), 0):
+        yield Habit.NO_PINNING, "DataLoader", is_literal(workers)
+    persistent = given.get("persistent_workers")
+    if not _is(persistent, 0):
+        yield Habit.PERSISTENT, "DataLoader", is_literal(persistent)
+
+
+def _is(node: ast.expr | None, default: int) -> bool:
+    """Whether an argument is its default, given or not; False is 0."""
+    return node is None or (isinstance(node, ast.Constant) and node.value == default)
+
+
+def _gains(here: Context, call: ast.Call) -> bool:
+    """Whether workers may help: never where it is unknown and the module has other datasets."""
+    if kinds := here.kinds(_maker(here, call)):
+        return not part_of(kinds, "torch", _UNSUITED)
+    made = (node.func for node in here.nodes if isinstance(node, ast.Call))
+    based = (base for node in here.nodes if isinstance(node, ast.ClassDef) for base in node.bases)
+    return not any(part_of(here.of(name), "torch", _UNSUITED) for name in (*made, *based))
+
+
+def _maker(here: Context, call: ast.Call) -> ast.expr | None:
+    """Give what made a loader's dataset, by its call there or assigned to its name once."""
+    dataset = call.args[0] if call.args else None
+    dataset = next((k.value for k in call.keywords if k.arg == "dataset"), dataset)
+    if isinstance(dataset, ast.Name):
+        values = [v for name, v in _assignments(here) if name == dataset.id]
+        dataset = values[0] if len(values) == 1 else None
+    return dataset.func if isinstance(dataset, ast.Call) else None
+
+
+def _assignments(here: Context) -> Iterator[tuple[str, ast.expr]]:
+    for node in here.nodes:
+        match node:
+            case ast.Assign([ast.Name(name)], value):
+                yield name, value
+
+
+# Where a training step waits for the device.
+
+
+def syncs(nodes: Sequence[tuple[ast.AST, Scope]]) -> Iterator[tuple[str, int]]:
+    """Give what brings a value to the host in each round that calls backward, and its line.
+
+    Only what stands in the very same loop or function, under no condition. ``.numpy()`` is not
+    among it: it takes what is on the host already.
+    """
+    calls = [(node, scope) for node, scope in nodes if isinstance(node, ast.Call)]
+    steps: dict[int, set[str]] = {}  # by loop or function, its losses in the source's words
+    for call, scope in calls:
+        if (losses := _losses(call)) is not None and scope.unit is not None:
+            steps.setdefault(id(scope.unit), set()).update(losses)
+    told: set[int] = set()
+    for call, scope in calls:
+        known = steps.get(id(scope.unit))
+        if known is None or scope.sometimes or call.lineno in told:
+            continue
+        if what := _waits(call, known):
+            told.add(call.lineno)
+            yield what, call.lineno
+
+
+def _losses(call: ast.Call) -> set[str] | None:
+    """Give what a backward pass begins from, None for other calls."""
+    if not (isinstance(call.func, ast.Attribute) and call.func.attr == "backward"):
+        return None
+    begins = [call.func.value, *call.args[:1]]
+    if isinstance(begins[0], ast.Call):  # scaler.scale(loss).backward()
+        begins += begins[0].args
+    return {ast.unparse(part) for part in begins if isinstance(part, ast.Name | ast.Attribute)}
+
+
+def _waits(call: ast.Call, losses: set[str]) -> str:
+    match call:
+        case ast.Call(ast.Attribute(attr="item" | "cpu" as method), [], []):
+            return f".{method}()"
+        case ast.Call(ast.Name("float"), [argument]) if ast.unparse(argument) in losses:
+            return f"float({ast.unparse(argument)})"
+        case ast.Call(ast.Name("print"), arguments):
+            printed = [ast.unparse(part) for a in arguments for part in _printed(a)]
+            return next((f"print of {part}" for part in printed if part in losses), "")
+    return ""
+
+
+def _printed(argument: ast.expr) -> Iterator[ast.expr]:
+    yield argument
+    for part in argument.values if isinstance(argument, ast.JoinedStr) else ():
+        if isinstance(part, ast.FormattedValue):
+            yield part.value
+
+
+# Gathers the signs of habits, module by module.
+
+
+_RULES: tuple[Callable[[Context, ast.Call], Iterator[Sign]], ...] = (
+    *(named, frameworks, arguments, devices, optimizers, models, loaders),
+)
+
+
+class Signs:
+    """What was found so far."""
+
+    def __init__(self, names: Names) -> None:
+        """Begin without any; all names must be in."""
+        self._names = names
+        self._found: dict[Habit, list[Evidence]] = {}
+        self._open: list[Evidence] = []
+
+    def add(self, module: Module) -> None:
+        """Take in what a module does."""
+        module = module.parsed()
+        assert module.tree
+        live = {id(node): node for node in module.nodes}
+        nodes = [(live[id(node)], scope) for node, scope in scoped(module.tree) if id(node) in live]
+        here = Context(self._names, module.name, [node for node, _ in nodes])
+        for node, scope in nodes:
+            for habit, what, sure in _signs_at(here, node):
+                evidence = Evidence(what, f"{module.path}:{node.lineno}")
+                self._take(habit, evidence, sure=sure and not scope.open)
+        for what, line in syncs(nodes):
+            self._take(Habit.SYNC, Evidence(what, f"{module.path}:{line}"), sure=True)
+
+    def habits(self) -> Habits:
+        """Give all that was gathered."""
+        return Habits({h: tuple(places) for h, places in self._found.items()}, tuple(self._open))
+
+    def _take(self, habit: Habit, evidence: Evidence, *, sure: bool) -> None:
+        places = self._found.setdefault(habit, [])
+        if evidence not in places:
+            places.append(evidence)
+            if not sure:
+                self._open.append(evidence)
+
+
+def _signs_at(here: Context, node: ast.AST) -> Iterator[Sign]:
+    """Give the signs at one node itself."""
+    if isinstance(node, ast.Call):
+        for rule in _RULES:
+            yield from rule(here, node)
+    elif isinstance(node, ast.Assign):
+        for target in node.targets:
+            yield from assigned(here, target, node.value)
+    elif isinstance(node, ast.FunctionDef) and node.name == "forward":
+        decorators = [name for decorator in node.decorator_list for name in here.of(decorator)]
+        if "torch.compile" in decorators:
+            yield Habit.COMPILE, "forward", True

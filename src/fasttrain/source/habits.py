@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from fasttrain.model.script import Evidence
+from fasttrain.model.plan import Evidence
+from fasttrain.source.names import Names
 
 
 class Habit(StrEnum):
@@ -64,3 +67,75 @@ class Habits:
     def any(self, *habits: Habit) -> Evidence | None:
         """Give the first place of some habits, one that is sure before those that aren't."""
         return self.sure(*habits) or next((e for h in habits for e in self.of(h)), None)
+
+
+# What the rules for signs know of the module that they look at.
+
+
+Sign = tuple[Habit, str, bool]  # what it is a sign of, what is used there, and whether it is sure
+
+
+class Context:
+    """A module.
+
+    Attributes:
+        nodes: All that may run in it.
+        models: What `.parameters()` is asked of, in the source's words: it is a model, whatever it
+            is called.
+    """
+
+    def __init__(self, names: Names, module: str, nodes: Sequence[ast.AST]) -> None:
+        self.nodes = nodes
+        self._names = names
+        self._module = module
+        self.models = {
+            ast.unparse(node.func.value)
+            for node in nodes
+            if isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr in ("parameters", "named_parameters")
+        }
+        self._making = {id(call) for node in nodes for call in self._makes(node)}
+
+    def of(self, node: ast.expr | None) -> tuple[str, ...]:
+        """Give the full names that ``a.b.c`` may stand for."""
+        return self._names.of(self._module, node)
+
+    def kinds(self, node: ast.expr | None) -> tuple[str, ...]:
+        """Give the same, and for a class of the user's own what it derives from."""
+        return self._names.kinds(self._module, node)
+
+    def changes_model(self, call: ast.Call) -> bool:
+        """Whether a method is called on a model, or on what becomes one."""
+        if id(call) in self._making:
+            return True
+        return isinstance(call.func, ast.Attribute) and self.is_model(call.func.value)
+
+    def is_model(self, node: ast.expr) -> bool:
+        """Whether something is known to be a model."""
+        return ast.unparse(node) in self.models
+
+    def _makes(self, node: ast.AST) -> Iterator[ast.AST]:
+        """Give the calls in ``model = Net().double()`` whose result is the model."""
+        match node:
+            case ast.Assign([target], ast.Call() as value) if self.is_model(target):
+                call: ast.expr = value
+                while isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute):
+                    yield call
+                    call = call.func.value
+
+
+def literal(node: ast.expr) -> object:
+    """Give a literal's value; None for what is none."""
+    return node.value if isinstance(node, ast.Constant) else None
+
+
+def is_literal(node: ast.expr | None) -> bool:
+    """Whether a value stands in the source itself."""
+    return isinstance(node, ast.Constant)
+
+
+def subject(call: ast.Call) -> ast.expr | None:
+    """Give what a function is called with first."""
+    named = [k.value for k in call.keywords if k.arg in ("model", "obj", "x", "d")]
+    return next(iter((*call.args, *named)), None)

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from fasttrain.model.script import Evidence
+from fasttrain.model.plan import Evidence
 from fasttrain.source.local_modules import Module
 from fasttrain.source.names import Chain, Names, chain, part_of
 

@@ -8,10 +8,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from fasttrain.model.plan import Target
-from fasttrain.model.script import Evidence, ScriptFacts
+from fasttrain.model.plan import Evidence, ScriptFacts, Target
 from fasttrain.source.finder import Finder, Locate
-from fasttrain.source.habit_signs import Signs
+from fasttrain.source.habit_rules import Signs
 from fasttrain.source.habits import Habits
 from fasttrain.source.local_modules import Module, Walk
 from fasttrain.source.names import Names

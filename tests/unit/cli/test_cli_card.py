@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from fasttrain import __version__
 from fasttrain.cli.cards.receipt import counted, print_receipt, seconds, size, speed
-from fasttrain.cli.envelope import envelope
+from fasttrain.cli.console import envelope
 from fasttrain.model.attempts import Attempt
 from fasttrain.model.codec import dumps, from_data
 from fasttrain.model.crash import Crash

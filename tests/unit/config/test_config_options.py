@@ -3,8 +3,8 @@ from typing import get_args
 
 import pytest
 
-from fasttrain.config.nearest import nearest, suggest
 from fasttrain.config.options import BY_NAME, OPTIONS
+from fasttrain.config.values import nearest, suggest
 from fasttrain.model.settings import OPTION_NAMES, AmpChoice, Settings
 
 

@@ -16,8 +16,7 @@ from fasttrain.model.decision import Setting, Source, SourceKind
 from fasttrain.model.finding import Finding
 from fasttrain.model.machine import Machine
 from fasttrain.model.outcome import State
-from fasttrain.model.plan import Invocation, LaunchPlan, Target
-from fasttrain.model.script import Evidence, ScriptFacts
+from fasttrain.model.plan import Evidence, Invocation, LaunchPlan, ScriptFacts, Target
 from fasttrain.model.settings import Settings
 from fasttrain.planning.plan import make_plan
 from fasttrain.source.habits import Habits

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from fasttrain.doctor import mend
-from fasttrain.hardware.orphans import RunProcess
+from fasttrain.hardware.runs import RunProcess
 from fasttrain.model.examination import Examination
 from fasttrain.model.machine import Cpu, Machine, Torch
 

@@ -12,7 +12,7 @@ from typing import Any
 import pynvml
 import pytest
 
-from fasttrain.hardware.orphans import RunProcess
+from fasttrain.hardware.runs import RunProcess
 from fasttrain.hardware.vendors.cuda_state import cuda_states
 from fasttrain.model.examination import DeviceProcess, DeviceState
 from fasttrain.model.machine import Device

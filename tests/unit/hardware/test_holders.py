@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from fasttrain.hardware.vendors import holders
-from fasttrain.hardware.vendors.holders import held_bytes
+from fasttrain.hardware.vendors import cuda
+from fasttrain.hardware.vendors.cuda import held_bytes
 
 
 class Nvml:
@@ -54,6 +54,6 @@ def test_a_driver_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) 
     released = threading.Event()
     nvml = Nvml()
     monkeypatch.setattr(nvml, "nvmlInit", released.wait)
-    monkeypatch.setattr(holders, "TIMEOUT_S", 0.05)
+    monkeypatch.setattr(cuda, "TIMEOUT_S", 0.05)
     assert held_bytes(nvml) == {}
     released.set()

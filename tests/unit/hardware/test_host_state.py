@@ -15,7 +15,7 @@ import pytest
 from fasttrain.hardware import disks, host_state
 from fasttrain.hardware.disks import compiled_folder, find_disks, temporary_folder
 from fasttrain.hardware.host_state import container, hostname_resolves, memory_available_bytes
-from fasttrain.hardware.orphans import RunProcess
+from fasttrain.hardware.runs import RunProcess
 from fasttrain.model.examination import Disk, HostState
 
 GIB = 2**30

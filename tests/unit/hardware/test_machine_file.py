@@ -12,8 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fasttrain.hardware.describe import describe
-from fasttrain.hardware.machine_file import read_machine
+from fasttrain.hardware.machine_file import describe, read_machine
 from fasttrain.model.codec import to_data
 from fasttrain.model.errors import ExitCode, FasttrainError
 

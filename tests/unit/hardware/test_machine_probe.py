@@ -7,8 +7,8 @@ import subprocess
 import sys
 from typing import Any, ClassVar
 
-from fasttrain.hardware.describe import describe
 from fasttrain.hardware.host import VendorReport
+from fasttrain.hardware.machine_file import describe
 from fasttrain.hardware.probe import probe_host, probe_machine, vendors
 from fasttrain.model.codec import dumps, loads
 from fasttrain.model.machine import Cpu, Device, DeviceKind, Machine, Torch

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fasttrain.hardware.orphans import RunProcess
+from fasttrain.hardware.runs import RunProcess
 from fasttrain.hardware.vendors.npu_smi import NpuSmi
 from fasttrain.hardware.vendors.npu_state import npu_states, parse_states
 from fasttrain.model.machine import Device

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from fasttrain.hardware.orphans import (
+from fasttrain.hardware.runs import (
     RunProcess,
     as_device_process,
     find_run_processes,
@@ -162,7 +162,7 @@ def test_a_command_is_found_by_its_environment(folder: Path) -> None:
 def test_who_asks_from_within_a_run_is_no_leftover_of_it(tmp_path: Path) -> None:
     code = (
         "import os; from pathlib import Path\n"
-        "from fasttrain.hardware.orphans import find_run_processes\n"
+        "from fasttrain.hardware.runs import find_run_processes\n"
         "print(os.getpid() in find_run_processes(Path('/nowhere')))\n"
     )
     environ = {**os.environ, "FASTTRAIN_RUN_ID": "r1"}

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from fasttrain.hardware.patience import attempt, within
+from fasttrain.hardware.tool import attempt, within
 
 
 def test_an_answer_in_time_is_given_and_so_is_an_error() -> None:
@@ -28,7 +28,7 @@ def test_a_call_that_hangs_is_left_behind() -> None:
 
 def test_what_is_left_behind_does_not_keep_the_process_alive() -> None:
     code = (
-        "import threading; from fasttrain.hardware.patience import within\n"
+        "import threading; from fasttrain.hardware.tool import within\n"
         "try: within(0.01, threading.Event().wait)\n"
         "except TimeoutError: print('told', flush=True)\n"
     )

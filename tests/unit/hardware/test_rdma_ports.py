@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fasttrain.hardware.vendors.rdma import rdma_ports
+from fasttrain.hardware.vendors.kernel_files import rdma_ports
 from fasttrain.model.examination import RdmaPort
 
 FOLDER = "sys/class/infiniband"

@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from fasttrain.hardware.orphans import RunProcess
-from fasttrain.hardware.vendors.rocm import Rocm
-from fasttrain.hardware.vendors.rocm_state import rocm_states
+from fasttrain.hardware.runs import RunProcess
+from fasttrain.hardware.vendors.rocm import Rocm, rocm_states
 from fasttrain.model.examination import DeviceState
 from fasttrain.model.machine import Device
 

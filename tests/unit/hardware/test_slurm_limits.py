@@ -15,7 +15,7 @@ from fasttrain.hardware.slurm_limits import (
     parse_nodes,
     parse_partitions,
 )
-from fasttrain.model.slurm_facts import Association, ClusterFacts, NodeKind, PartitionLimits
+from fasttrain.model.slurm import Association, ClusterFacts, NodeKind, PartitionLimits
 
 # Cut to a few fields; the limits of the second were set by hand.
 PARTITIONS = """\

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from fasttrain.hardware.cluster import node_shape, parse_shape
 from fasttrain.hardware.host import Host
-from fasttrain.hardware.slurm_nodes import node_shape, parse_shape
 from fasttrain.model.job import NodeShape
 
 TEXT = """\

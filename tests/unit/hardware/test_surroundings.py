@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fasttrain.hardware.host import Host
-from fasttrain.hardware.surroundings import look_around
+from fasttrain.hardware.host_state import look_around
 from fasttrain.model.crash import Surroundings
 
 MEMORY = {"proc/meminfo": "MemTotal:       2097152 kB\nMemFree: 5 kB\n",

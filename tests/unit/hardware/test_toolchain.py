@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fasttrain.hardware.compiler import find_cxx_compiler
+from fasttrain.hardware.cpu import find_cxx_compiler
 from fasttrain.hardware.torch_install import find_torch
 from fasttrain.model.machine import Torch
 

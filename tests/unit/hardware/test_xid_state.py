@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from fasttrain.hardware.vendors import xid
-from fasttrain.hardware.vendors.xid import parse_xids, read_xids
+from fasttrain.hardware.vendors import cuda_state
+from fasttrain.hardware.vendors.cuda_state import parse_xids, read_xids
 
 LOG = """\
 [    1.0] nvidia 0000:c1:00.0: enabling device
@@ -42,7 +42,7 @@ def test_a_log_that_is_closed_tells_nothing(make_host: Any, tools: dict[str, str
 
 
 def test_a_hanging_tool_is_cut_off(make_host: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(xid, "DMESG_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(cuda_state, "DMESG_TIMEOUT_S", 0.1)
     started_s = time.monotonic()
     assert read_xids(make_host(tools={"dmesg": "exec sleep 5"})) == {}
     assert time.monotonic() - started_s < 4

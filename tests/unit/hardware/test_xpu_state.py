@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from fasttrain.hardware.orphans import RunProcess
-from fasttrain.hardware.vendors.xpu import Xpu
-from fasttrain.hardware.vendors.xpu_state import xpu_states
+from fasttrain.hardware.runs import RunProcess
+from fasttrain.hardware.vendors.xpu import Xpu, xpu_states
 from fasttrain.model.examination import DeviceProcess, DeviceState
 from fasttrain.model.machine import Device
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fasttrain.launch.crash.cause import Cause, Heals
+from fasttrain.launch.crash.cause_rules import Cause, Heals
 from fasttrain.launch.crash.first_failure import fall, in_order, told_of_others
 from fasttrain.model.crash import End, Failure, Raised
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from fasttrain.launch.crash.cause_facts import size
+from fasttrain.launch.crash.cause_rules import size
 from fasttrain.launch.crash.causes import CAUSES, ENDS, find_cause
 from fasttrain.launch.crash.evidence import Case
 from fasttrain.model.crash import Frame, Raised, Surroundings

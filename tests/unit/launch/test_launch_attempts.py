@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from fasttrain.launch.crash.log_tail import tail
-from fasttrain.launch.restarts.attempt_files import behind_divider, divide_logs, put_aside
-from fasttrain.launch.restarts.attempt_words import earlier, told
+from fasttrain.launch.restarts.attempts import earlier, told
+from fasttrain.launch.run_dir.attempt_files import behind_divider, divide_logs, put_aside
 from fasttrain.model.attempts import NODE_CAME, NODE_LEFT, Attempt, Decided
 from fasttrain.model.crash import Crash
 

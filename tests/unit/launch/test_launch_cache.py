@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fasttrain.launch.run_dir.cache import choose_cache, secure_cache
+from fasttrain.launch.run_dir.paths import choose_cache, secure_cache
 from fasttrain.model.decision import Source, SourceKind
 from fasttrain.model.plan import EnvVar, LaunchPlan
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fasttrain.launch.ended import Ended
+from fasttrain.launch.node_run import Ended
 from fasttrain.launch.report.receipts import gather
 from fasttrain.launch.run_dir.lock import begin, check_private, claim, make_run_dir, renew
 from fasttrain.model.codec import dumps, loads

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fasttrain.launch.hang.excuses import excuse, on_network
-from fasttrain.launch.hang.hang_activity import Doing
+from fasttrain.launch.hang.excuses import Doing, excuse, on_network
 from fasttrain.launch.process.procfs import Call
 from fasttrain.model.hang import Frame, StuckProcess, StuckRank
 

@@ -13,17 +13,25 @@ from typing import Any
 import pytest
 
 from fasttrain.launch.hang import watch
-from fasttrain.launch.hang.hang_nodes import Nodes, OneNode, together
 from fasttrain.launch.hang.heartbeats import Pulses
-from fasttrain.launch.hang.watch import BUSY_S, IDLE_S, HangWatch
+from fasttrain.launch.hang.watch import BUSY_S, IDLE_S, HangWatch, Nodes, OneNode, together
 from fasttrain.launch.process import procfs
 from fasttrain.model.codec import dumps, loads
 from fasttrain.model.decision import Decision
 from fasttrain.model.guards import Guards
 from fasttrain.model.guards import HangWatch as Watched
-from fasttrain.model.hang import HANG_FILE, Frame, Hang, StuckProcess, StuckRank
+from fasttrain.model.hang import (
+    HANG_FILE,
+    MEMORY_BYTES,
+    MEMORY_NAME,
+    Frame,
+    Hang,
+    PulseAddress,
+    Slot,
+    StuckProcess,
+    StuckRank,
+)
 from fasttrain.model.plan import LaunchPlan
-from fasttrain.model.pulse import MEMORY_BYTES, MEMORY_NAME, PulseAddress, Slot
 
 SECRET = "s3cr3t-of-env"
 STUCK = (StuckRank(0, 1, (StuckProcess(1, "rank", ((Frame("t.py", 2, "f", user=True),),)),)),)

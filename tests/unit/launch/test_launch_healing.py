@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from fasttrain.launch.crash.cause import Heals
+from fasttrain.launch.crash.cause_rules import Heals
 from fasttrain.launch.crash.causes import CAUSES, ENDS, heals
 from fasttrain.launch.restarts.restart_policy import Failed, can_heal, failed_by
 from fasttrain.model.crash import Crash, Frame

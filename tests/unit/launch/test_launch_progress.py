@@ -13,18 +13,18 @@ from typing import Any
 
 import pytest
 
-from fasttrain.launch.hang import progress
-from fasttrain.launch.hang.progress import Progress
+from fasttrain.launch.hang import heartbeats
+from fasttrain.launch.hang.heartbeats import Progress
 from fasttrain.model.codec import dumps
+from fasttrain.model.hang import MEMORY_BYTES, MEMORY_NAME, PulseAddress
 from fasttrain.model.outcome import State, StepStats
 from fasttrain.model.plan import LaunchPlan
-from fasttrain.model.pulse import MEMORY_BYTES, MEMORY_NAME, PulseAddress
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="it takes Linux's memfd")
 
 
 def test_a_rank_that_is_gone_is_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "LOOK_S", 0.0)
+    monkeypatch.setattr(heartbeats, "LOOK_S", 0.0)
     descriptor = os.memfd_create(MEMORY_NAME)
     os.ftruncate(descriptor, MEMORY_BYTES)
     address = PulseAddress(1, os.getpid(), descriptor, 0, 0)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fasttrain.launch.ended import Ended
+from fasttrain.launch.node_run import Ended
 from fasttrain.launch.report.receipts import gather, read_hang, read_receipt, unmet, was_preempted
 from fasttrain.model.codec import dumps
 from fasttrain.model.errors import ExitCode

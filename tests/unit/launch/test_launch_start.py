@@ -11,14 +11,12 @@ from typing import Any
 import pytest
 
 from fasttrain.config.environ import read_environ
-from fasttrain.launch.invocation import active_elsewhere, read_invocation
 from fasttrain.launch.output.display import PlainDisplay, write_all
 from fasttrain.launch.run_node import Around, Part, attend, compose
-from fasttrain.launch.start import start
+from fasttrain.launch.start import active_elsewhere, read_invocation, start
 from fasttrain.model.decision import Decision, Setting, Source, SourceKind
 from fasttrain.model.guards import Preempt, Restarts
-from fasttrain.model.plan import EnvVar, LaunchPlan, Target
-from fasttrain.model.script import ScriptFacts
+from fasttrain.model.plan import EnvVar, LaunchPlan, ScriptFacts, Target
 from fasttrain.model.settings import Settings
 
 FLAG = Source(SourceKind.FLAG, "--env")

@@ -10,8 +10,7 @@ import pytest
 from fasttrain.model.decision import Setting, Source, SourceKind
 from fasttrain.model.errors import FasttrainError
 from fasttrain.model.machine import Cpu, Device, Machine, Torch
-from fasttrain.model.plan import EnvVar, Invocation, LaunchPlan, Target
-from fasttrain.model.script import ScriptFacts
+from fasttrain.model.plan import EnvVar, Invocation, LaunchPlan, ScriptFacts, Target
 from fasttrain.model.settings import Settings
 from fasttrain.planning.plan import make_plan
 

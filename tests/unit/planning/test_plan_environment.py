@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from fasttrain.model.machine import Cpu
-from fasttrain.model.script import Evidence, ScriptFacts
+from fasttrain.model.plan import Evidence, ScriptFacts
 
 
 def _names(plan):

@@ -8,7 +8,7 @@ import pytest
 
 from fasttrain.model.decision import Decision, Setting, Source, SourceKind
 from fasttrain.model.errors import FasttrainError
-from fasttrain.model.interpreter import Interpreter
+from fasttrain.model.machine import Interpreter
 from fasttrain.planning.explain import Row, decisions
 from fasttrain.planning.interpreter import Chosen, decide_python
 from fasttrain.planning.plan import make_plan

@@ -6,8 +6,7 @@ import pytest
 
 from fasttrain.model.errors import FasttrainError
 from fasttrain.model.machine import Cpu, Device, Torch
-from fasttrain.model.plan import Amp, Compile, Strategy
-from fasttrain.model.script import Evidence, ScriptFacts
+from fasttrain.model.plan import Amp, Compile, Evidence, ScriptFacts, Strategy
 
 AMX = Cpu("Xeon", 8, "8 CPUs in the affinity mask", features=("amx_bf16",))
 

@@ -25,7 +25,7 @@ from fasttrain.shim.data_parallel.lever_state import Kept
 from fasttrain.shim.hooks.outcome_recorder import Ledger
 from fasttrain.shim.hooks.roots import RootCalls
 from fasttrain.shim.hooks.steps import StepMeter
-from fasttrain.shim.process import ending
+from fasttrain.shim.process import refusal
 from fasttrain.shim.process.callsite import own_prefixes
 from fasttrain.shim.snapshots import lever as snapshot_lever
 from fasttrain.shim.snapshots import preempt_signal, resume, script_tensors
@@ -69,7 +69,7 @@ class Loops:
             np.random.seed(0)
             try:
                 result = loop(tick)
-                ending.ended_well()
+                refusal.ended_well()
             except SystemExit as end:
                 if end.code:
                     raise

@@ -17,7 +17,7 @@ from torch import nn
 from fasttrain.launch.report.receipts import unmet
 from fasttrain.model.outcome import RankReport, State, StepStats
 from fasttrain.shim.levers.amp.rules import LEAST_FLOPS
-from fasttrain.shim.process import ending
+from fasttrain.shim.process import refusal
 
 X = torch.linspace(-1, 1, 12).reshape(3, 4)
 
@@ -195,7 +195,7 @@ def test_an_input_that_was_changed_is_not_taken_twice(amp: Any) -> None:
     with pytest.raises(RuntimeError, match="index_add_") as caught:
         network(x)
     assert torch.equal(x, X + 1)
-    ending.failed(caught.value)  # as when it ends the script
+    refusal.failed(caught.value)  # as when it ends the script
     assert "--amp off" in caught.value.__notes__[0]
 
 

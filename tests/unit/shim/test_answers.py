@@ -14,8 +14,7 @@ import pytest
 
 from fasttrain.shim.data_parallel.answers import answers as module
 from fasttrain.shim.data_parallel.answers.answers import Answers
-from fasttrain.shim.data_parallel.answers.channels import SLOTS, Ring
-from fasttrain.shim.data_parallel.answers.stored_answers import StoredAnswers
+from fasttrain.shim.data_parallel.answers.channels import SLOTS, Ring, StoredAnswers
 from fasttrain.shim.data_parallel.ranks import Ranks
 
 on_ranks = runpy.run_path(str(Path(__file__).with_name("forked_ranks.py")))["on_ranks"]

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from fasttrain.shim.data_parallel import shared_memory
-from fasttrain.shim.data_parallel.board import Board
+from fasttrain.shim.data_parallel.shared_memory import Board
 from fasttrain.shim.process import rank_variables
 
 WIDTH = 4

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from fasttrain.shim.data_parallel.split.candidates import MOST, candidates, row_count
+from fasttrain.shim.data_parallel.split.ways import MOST, candidates, row_count
 
 
 def of(*shapes: tuple[int, ...], ranks: int = 2) -> list[tuple[int | None, ...]]:

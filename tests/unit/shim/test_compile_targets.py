@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from fasttrain.shim.hooks.blocks import repeated_blocks
+from fasttrain.shim.hooks.roots import repeated_blocks
 from fasttrain.shim.levers.compile.targets import second_derivatives, uncompilable
 
 

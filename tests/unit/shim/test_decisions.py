@@ -8,7 +8,7 @@ import weakref
 import pytest
 from torch import Tensor, nn
 
-from fasttrain.shim.data_parallel.split.decisions import Decisions, may_print
+from fasttrain.shim.data_parallel.split.sites import Decisions, may_print
 
 EPOCH = 0
 RATE = 0.5

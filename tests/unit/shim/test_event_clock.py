@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from fasttrain.shim.clock import Clock
+from fasttrain.shim.reporter import Clock
 
 HOUR_S = 3600.0
 

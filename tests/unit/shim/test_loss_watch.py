@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from fasttrain.shim.watch.finite_ring import IN_A_ROW
-from fasttrain.shim.watch.loss_watch import LossWatch
+from fasttrain.shim.watch.loss_watch import IN_A_ROW, LossWatch
 from fasttrain.shim.watch.nan_guard import NanGuard
 
 NAN, INF = math.nan, math.inf

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from fasttrain.shim.levers.npu_optimizer.npu_links import Counters, Links
+from fasttrain.shim.levers.npu_optimizer.guard import Counters, Links
 
 Change = Callable[[Any, list[nn.Parameter]], object]
 

@@ -20,7 +20,7 @@ from fasttrain.launch.hang.heartbeats import Pulse as Seen
 from fasttrain.launch.hang.heartbeats import Pulses, RankMemory
 from fasttrain.launch.hang.stacks import by_signal
 from fasttrain.launch.process import procfs
-from fasttrain.model.pulse import PULSES_VARIABLE
+from fasttrain.model.hang import PULSES_VARIABLE
 from fasttrain.shim.watch.heartbeat import Pulse
 
 

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from fasttrain.shim.data_parallel.generators import TRIES
-from fasttrain.shim.data_parallel.random_streams import RandomStreams
+from fasttrain.shim.data_parallel.random_streams import TRIES, RandomStreams
 
 CPU = torch.device("cpu")
 Device: Any = namedtuple("Device", "type index")  # torch.device knows no npu by itself

@@ -21,14 +21,13 @@ from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, random_
 
 from fasttrain.shim.data_parallel.answers.answers import Answers
 from fasttrain.shim.data_parallel.levers.shared_loading import SharedLoaders
-from fasttrain.shim.data_parallel.loading import lines
-from fasttrain.shim.data_parallel.loading.datasets import shared_memory_of
-from fasttrain.shim.data_parallel.loading.indexed import fetches_by_index
+from fasttrain.shim.data_parallel.loading import node
+from fasttrain.shim.data_parallel.loading.datasets import fetches_by_index, shared_memory_of
 from fasttrain.shim.data_parallel.ranks import Ranks
 from fasttrain.shim.hooks.outcome_recorder import Ledger
 
 on_ranks = runpy.run_path(str(Path(__file__).with_name("forked_ranks.py")))["on_ranks"]
-pytestmark = pytest.mark.skipif(not lines.can_be_had(), reason="memory files of Linux are missing")
+pytestmark = pytest.mark.skipif(not node.can_be_had(), reason="memory files of Linux are missing")
 
 
 class Squares(Dataset[Any]):
@@ -222,30 +221,30 @@ def test_what_workers_share_with_the_script_is_found() -> None:
 
 
 def test_another_user_is_not_spoken_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    listener, name = lines.listening()
+    listener, name = node.listening()
     with listener, monkeypatch.context() as patched:
         patched.setattr(os, "geteuid", lambda: 12345)
         with pytest.raises(PermissionError):
-            lines.connected(name, 1)
+            node.connected(name, 1)
         listener.settimeout(0.5)
         stranger = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         stranger.connect(f"\0{name}")
         with stranger, pytest.raises(TimeoutError):
-            lines.accepted(listener)
+            node.accepted(listener)
         assert stranger.fileno() == -1
 
 
 def test_sockets_are_closed_in_forked_processes() -> None:
-    here, there = lines.pair()
-    lines.own(here)
+    here, there = node.pair()
+    node.own(here)
     with here, there:
         pid = os.fork()
         if not pid:
             os._exit(here.fileno() + 2)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1
         there.send(b"x")
-        lines.close(there)  # what was sent before comes before the end
-        assert [lines.receive(here)[0] for _ in range(2)] == [b"x", b""]
+        node.close(there)  # what was sent before comes before the end
+        assert [node.receive(here)[0] for _ in range(2)] == [b"x", b""]
 
 
 def _plain(count: int) -> TensorDataset:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fasttrain.shim.snapshots.agreement import Agreement
+from fasttrain.shim.snapshots.writer import Agreement
 
 
 class Store(dict[str, bytes]):

@@ -14,8 +14,7 @@ import pytest
 from fasttrain.model.guards import Preempt
 from fasttrain.shim.snapshots import resume
 from fasttrain.shim.snapshots.files import Manifest, Snapshots
-from fasttrain.shim.snapshots.identity import compare
-from fasttrain.shim.snapshots.resume import find, shared_folder
+from fasttrain.shim.snapshots.resume import compare, find, shared_folder
 
 LIKE = {"script": "abc", "--amp": "off"}
 

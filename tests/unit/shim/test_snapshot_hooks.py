@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from fasttrain.shim.levers.compile.compile_hooks import watch_hooks
+from fasttrain.shim.levers.compile.slots import watch_hooks
 from fasttrain.shim.levers.loss_scaling.script_hooks import GradientHooks as ScaledHooks
 from fasttrain.shim.snapshots.gradient_hooks import REGISTRATIONS, GradientHooks
 

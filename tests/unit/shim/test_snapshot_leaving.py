@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from fasttrain.model.errors import FasttrainError
-from fasttrain.shim.process import ending
-from fasttrain.shim.process.ending import LEAVING
-from fasttrain.shim.process.refusal import refuse
+from fasttrain.shim.process import refusal
+from fasttrain.shim.process.refusal import LEAVING, refuse
 
 REFUSED = FasttrainError("no", why="because", fix="another way", slug="a-test")
 
@@ -32,7 +31,7 @@ def done(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
 
     monkeypatch.setattr(os, "_exit", leave)
     monkeypatch.setattr(atexit, "_run_exitfuncs", lambda: done.append("atexit"))
-    monkeypatch.setattr(ending, "at_failure", [lambda error: done.append(error.code)])
+    monkeypatch.setattr(refusal, "at_failure", [lambda error: done.append(error.code)])
     with ExitStack() as undo:
         LEAVING.insist(undo)
         yield done
@@ -44,13 +43,13 @@ def swallow(end: SystemExit) -> None:
 
 def test_a_run_that_is_not_to_end_goes_on(done: list[Any]) -> None:
     LEAVING.may_go_on()
-    ending.ended_well()
+    refusal.ended_well()
     assert done == []
 
 
 def test_the_next_thing_that_a_preempted_run_does_ends_it(done: list[Any]) -> None:
     swallow(SystemExit(0))
-    ending.ended_well()  # nobody has caught it
+    refusal.ended_well()  # nobody has caught it
     with pytest.raises(Left, match=r"^0$"):
         LEAVING.may_go_on()
     assert done == ["atexit"]
@@ -59,7 +58,7 @@ def test_the_next_thing_that_a_preempted_run_does_ends_it(done: list[Any]) -> No
 def test_a_refused_run_never_ends_well(done: list[Any], capfd: Any) -> None:
     with pytest.raises(SystemExit):
         refuse(REFUSED)
-    for act in (LEAVING.may_go_on, ending.ended_well, lambda: refuse(REFUSED)):
+    for act in (LEAVING.may_go_on, refusal.ended_well, lambda: refuse(REFUSED)):
         with pytest.raises(Left, match=r"^78$"):
             act()
     assert done == [78, "atexit"] * 3
@@ -71,5 +70,5 @@ def test_without_snapshots_nothing_insists(done: list[Any]) -> None:
         LEAVING.insist(undo)
         swallow(SystemExit(78))
     LEAVING.may_go_on()
-    ending.ended_well()
+    refusal.ended_well()
     assert done == []

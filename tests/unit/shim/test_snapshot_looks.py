@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from fasttrain.shim.snapshots.batch_signature import look_of, made_like, plain_look
-from fasttrain.shim.snapshots.plain import packed, unpacked
+from fasttrain.shim.snapshots.files import packed, unpacked
 
 _HELP = runpy.run_path(str(Path(__file__).with_name("preempted.py")))
 Pair = namedtuple("Pair", "x y")

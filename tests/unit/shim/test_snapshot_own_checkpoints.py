@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from fasttrain.shim.snapshots.own_checkpoints import OwnCheckpoints
+from fasttrain.shim.snapshots.replayed_files import OwnCheckpoints
 
 FIRST_STEP_S = time.time() - 100
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from fasttrain.shim.snapshots.plain import UnplainError, packed, unpacked
+from fasttrain.shim.snapshots.files import UnplainError, packed, unpacked
 
 Pair = namedtuple("Pair", "left right")
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from fasttrain.shim.snapshots.plain import packed, unpacked
+from fasttrain.shim.snapshots.files import packed, unpacked
 from fasttrain.shim.snapshots.random_states import RandomStates, same
 
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from fasttrain.shim.snapshots.files import packed, unpacked
 from fasttrain.shim.snapshots.gradient_hooks import GradientHooks
-from fasttrain.shim.snapshots.plain import packed, unpacked
 from fasttrain.shim.snapshots.scalar_reads import ARRAYS, READS, Reads
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fasttrain.model.finding import Finding
-from fasttrain.model.slurm_facts import Association, ClusterFacts, NodeKind, PartitionLimits
+from fasttrain.model.slurm import Association, ClusterFacts, NodeKind, PartitionLimits
 from fasttrain.slurm.check.all import check
 from fasttrain.slurm.check.facts import Seen, Trial
 

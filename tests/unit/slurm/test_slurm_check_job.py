@@ -11,8 +11,8 @@ import pytest
 
 import fasttrain
 from fasttrain.model.errors import FasttrainError
-from fasttrain.model.script import Evidence
-from fasttrain.model.slurm_facts import ClusterFacts
+from fasttrain.model.plan import Evidence
+from fasttrain.model.slurm import ClusterFacts
 from fasttrain.slurm.check.all import Checked, check
 from fasttrain.slurm.check.facts import Place, Seen, Trial, look
 

@@ -8,8 +8,7 @@ import pytest
 from fasttrain.model.codec import dumps, loads
 from fasttrain.model.decision import Setting, Source, SourceKind
 from fasttrain.model.job import SECRETS_VARIABLE, JobRequest
-from fasttrain.model.plan import Target
-from fasttrain.model.script import ScriptFacts
+from fasttrain.model.plan import ScriptFacts, Target
 from fasttrain.model.settings import Settings
 from fasttrain.model.slurm import SlurmSettings
 from fasttrain.slurm.secrets import masked, unmasked

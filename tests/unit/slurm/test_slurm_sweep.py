@@ -7,8 +7,7 @@ import pytest
 from fasttrain.model.decision import Setting, Source, SourceKind
 from fasttrain.model.errors import FasttrainError
 from fasttrain.model.job import JobRequest
-from fasttrain.model.plan import Target
-from fasttrain.model.script import ScriptFacts
+from fasttrain.model.plan import ScriptFacts, Target
 from fasttrain.model.settings import Settings
 from fasttrain.model.slurm import SlurmSettings
 from fasttrain.slurm.sweep import cells

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fasttrain.model.plan import Target, TargetKind
-from fasttrain.model.script import ScriptFacts
+from fasttrain.model.plan import ScriptFacts, Target, TargetKind
 from fasttrain.source.read import read_script
 
 Lay = Callable[[Mapping[str, str | bytes]], None]

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fasttrain.model.plan import Target
-from fasttrain.model.script import ScriptFacts
+from fasttrain.model.plan import ScriptFacts, Target
 from fasttrain.source.ranks import FRAMEWORKS, OPTIONS, VARIABLES
 from fasttrain.source.read import read_script
 

@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from fasttrain.model.plan import Target
-from fasttrain.model.script import Evidence
+from fasttrain.model.plan import Evidence, Target
 from fasttrain.source.read import find_local_rank
 
 FRAMEWORKS = {

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 import fasttrain
-from fasttrain.model.plan import Target
-from fasttrain.model.script import ScriptFacts
+from fasttrain.model.plan import ScriptFacts, Target
 from fasttrain.source import finder
 from fasttrain.source.read import read_script
 

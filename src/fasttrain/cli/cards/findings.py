@@ -8,7 +8,9 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from fasttrain.cli.console import stdout_console
 from fasttrain.model.finding import Finding, Severity
+from fasttrain.planning.explain import Row
 
 STYLES: dict[Severity, str] = {"error": "bold red", "warning": "yellow", "hint": "cyan"}
 
@@ -37,3 +39,17 @@ def counted_findings(findings: Sequence[Finding]) -> str:
     counts = {s: sum(f.severity == s for f in findings) for s in STYLES}
     parts = [f"{n} {s}{'' if n == 1 else 's'}" for s, n in counts.items() if n]
     return ", ".join(parts) if parts else "nothing is wrong"
+
+
+# The table of ``--explain``.
+
+
+def decision_table(rows: tuple[Row, ...]) -> None:
+    """Print every decision with its reason and source to stdout."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("decision", "value", "reason", "source"):
+        table.add_column(title, overflow="fold")
+    for row in rows:
+        # Text, not str: a value with square brackets is no markup.
+        table.add_row(*(Text(cell) for cell in (row.topic, row.value, row.reason, row.source)))
+    stdout_console(width=160).print(table)

@@ -151,7 +151,7 @@ def _digits(value: float) -> str:
 
 
 def _footer(receipt: Receipt) -> list[str]:
-    from fasttrain.launch.restarts.attempt_words import earlier
+    from fasttrain.launch.restarts.attempts import earlier
 
     attempts = () if receipt.crash else receipt.attempts  # its card tells of them
     return [

@@ -17,7 +17,7 @@ def ps(
 
     runs = local_runs()
     if json:
-        from fasttrain.cli.envelope import envelope
+        from fasttrain.cli.console import envelope
 
         typer.echo(envelope("runs", runs))
     else:

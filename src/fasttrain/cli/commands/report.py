@@ -25,15 +25,15 @@ def report(
 ) -> int:
     """Show the receipt of a run."""
     # Only now: --help needs none of it.
-    from fasttrain.launch.invocation import working_directory
     from fasttrain.launch.report.receipts import read_hang, read_receipt
     from fasttrain.launch.run_dir.paths import find_run_dir, latest_run_dir
+    from fasttrain.launch.start import working_directory
 
     cwd = working_directory()
     directory = find_run_dir(run_dir, cwd) if run_dir else latest_run_dir(cwd)
     receipt = read_receipt(directory)
     if json:
-        from fasttrain.cli.envelope import envelope
+        from fasttrain.cli.console import envelope
 
         typer.echo(envelope("receipt", receipt))
     else:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fasttrain.doctor.checks.declare import check
-from fasttrain.doctor.checks.words import one_line
+from fasttrain.doctor.checks.words import check, one_line
 from fasttrain.model.examination import Examination, Partition
 from fasttrain.model.finding import Finding
 from fasttrain.planning.describe import counted

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from fasttrain.doctor.checks.declare import check
-from fasttrain.doctor.checks.words import named
+from fasttrain.doctor.checks.words import check, named
 from fasttrain.model.examination import DeviceState, Examination
 from fasttrain.model.finding import Finding
 from fasttrain.model.machine import DeviceKind

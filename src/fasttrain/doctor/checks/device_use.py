@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fasttrain.doctor.checks.declare import check
-from fasttrain.doctor.checks.words import named, size
+from fasttrain.doctor.checks.words import check, named, size
 from fasttrain.doctor.mend import end_orphans
 from fasttrain.model.examination import DeviceProcess, DeviceState, Examination
 from fasttrain.model.finding import Finding

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fasttrain.doctor.checks.declare import check
-from fasttrain.doctor.checks.words import size
-from fasttrain.files.room import FEW_BYTES
+from fasttrain.doctor.checks.words import check, size
+from fasttrain.files.writing import FEW_BYTES
 from fasttrain.model.examination import Disk, Examination
 from fasttrain.model.finding import Finding
 from fasttrain.planning.describe import and_join

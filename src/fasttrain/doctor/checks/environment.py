@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fasttrain.doctor.checks.declare import check
-from fasttrain.doctor.checks.words import is_on, most_visible, present, visible
+from fasttrain.doctor.checks.words import check, is_on, most_visible, present, visible
 from fasttrain.model.examination import Examination
 from fasttrain.model.finding import Finding
 from fasttrain.model.places import RUN_MARK

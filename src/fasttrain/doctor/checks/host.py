@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fasttrain.doctor.checks.declare import check
-from fasttrain.doctor.checks.words import GIB, MIB, most_visible, size, visible
+from fasttrain.doctor.checks.words import GIB, MIB, check, most_visible, size, visible
 from fasttrain.model.examination import Examination
 from fasttrain.model.finding import Finding
 from fasttrain.planning.describe import counted

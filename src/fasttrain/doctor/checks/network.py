@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fasttrain.doctor.checks.declare import check
-from fasttrain.doctor.checks.words import is_on, present
+from fasttrain.doctor.checks.words import check, is_on, present
 from fasttrain.model.examination import Examination, RdmaPort
 from fasttrain.model.finding import Finding
 from fasttrain.planning.describe import and_join, counted

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fasttrain.doctor.checks.declare import check
-from fasttrain.doctor.checks.words import alike, named, present, visible
+from fasttrain.doctor.checks.words import alike, check, named, present, visible
 from fasttrain.model.examination import DeviceState, Examination
 from fasttrain.model.finding import Finding
 from fasttrain.model.machine import DeviceKind

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
-from fasttrain.doctor.checks.declare import check
-from fasttrain.doctor.checks.words import is_on, named, one_line, present, visible
+from fasttrain.doctor.checks.words import check, is_on, named, one_line, present, visible
 from fasttrain.model.examination import Examination, TorchTrial
 from fasttrain.model.finding import Finding, Severity
 from fasttrain.model.machine import Device, DeviceKind

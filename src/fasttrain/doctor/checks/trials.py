@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from fasttrain.doctor.checks.declare import check
 from fasttrain.doctor.checks.torch_install import answered
-from fasttrain.doctor.checks.words import most_visible, named, one_line, present, visible
+from fasttrain.doctor.checks.words import check, most_visible, named, one_line, present, visible
 from fasttrain.model.examination import Examination, Trial
 from fasttrain.model.finding import Finding
 from fasttrain.planning.device import wrong_build

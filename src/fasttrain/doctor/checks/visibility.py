@@ -6,8 +6,7 @@ import re
 from collections.abc import Iterator
 from itertools import pairwise
 
-from fasttrain.doctor.checks.declare import check
-from fasttrain.doctor.checks.words import present
+from fasttrain.doctor.checks.words import check, present
 from fasttrain.model.examination import Examination
 from fasttrain.model.finding import Finding
 from fasttrain.model.machine import DeviceKind

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from textwrap import shorten
 
+from fasttrain.doctor.check import Check, Judge, Mend
 from fasttrain.model.examination import DeviceState, Examination
 from fasttrain.model.machine import Device, DeviceKind
 from fasttrain.planning.describe import and_join
@@ -94,3 +95,15 @@ def alike(devices: Sequence[Device]) -> list[int]:
 def is_on(seen: Examination, variable: str) -> bool:
     """Say whether a switch of the environment is set to anything but 0."""
     return seen.environ.get(variable, "").strip() not in ("", "0")
+
+
+# How a check is written down: a function that yields findings, under its slug.
+
+
+def check(slug: str, about: str, mend: Mend | None = None) -> Callable[[Judge], Check]:
+    """Give a decorator that makes a check of its judge, which then knows itself by its name."""
+
+    def declare(judge: Judge) -> Check:
+        return Check(slug, about, judge, mend)
+
+    return declare

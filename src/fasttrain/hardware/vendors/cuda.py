@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
 from fasttrain.hardware.host import Host, VendorReport
+from fasttrain.hardware.tool import within
+from fasttrain.hardware.vendors.cuda_state import import_nvml
 from fasttrain.model.machine import Device, DeviceKind
 
 T = TypeVar("T")
@@ -127,3 +129,35 @@ def _unless_unsupported(nvml: Any, ask: Callable[[], T], fallback: T) -> T:
         return ask()
     except (nvml.NVMLError_NotSupported, nvml.NVMLError_FunctionNotFound):
         return fallback
+
+
+# Who holds memory of NVIDIA's GPUs, without a look at anything else of them.
+
+
+TIMEOUT_S = 3.0  # a list of runs is not worth more; without persistence mode NVML can take longer
+
+
+def held_bytes(nvml: Any = None) -> dict[int, int]:
+    """Give device memory by process; nothing where NVML is missing, broken or slow.
+
+    Args:
+        nvml: Stands in for the ``pynvml`` module in tests.
+    """
+    binding = nvml or import_nvml()
+    try:
+        return within(TIMEOUT_S, lambda: _ask(binding))
+    except (TimeoutError, binding.NVMLError):
+        return {}
+
+
+def _ask(nvml: Any) -> dict[int, int]:
+    nvml.nvmlInit()
+    held: dict[int, int] = {}
+    try:
+        for index in range(nvml.nvmlDeviceGetCount()):
+            board = nvml.nvmlDeviceGetHandleByIndex(index)
+            for process in nvml.nvmlDeviceGetComputeRunningProcesses(board):
+                held[process.pid] = held.get(process.pid, 0) + (process.usedGpuMemory or 0)
+    finally:
+        nvml.nvmlShutdown()
+    return held

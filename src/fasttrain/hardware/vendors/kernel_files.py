@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 
 from fasttrain.hardware.host import Host
-from fasttrain.model.examination import DeviceProcess
+from fasttrain.model.examination import DeviceProcess, RdmaPort
 
 # Regions that lie on the GPU: vram0 with xe, local0 with i915.
 _REGION = re.compile(r"drm-resident-(vram|local)\d+")
@@ -62,3 +62,71 @@ def _number(text: str) -> int:
     """Give a number in its unit, such as ``512 KiB``; cycles and nanoseconds as they are."""
     number, _, unit = text.partition(" ")
     return int(number) * _UNITS.get(unit, 1) if number.isdecimal() else 0
+
+
+# What a device's own sensors say, by the kernel's hwmon folders below it.
+
+
+def read_sensor(host: Host, device: str, name: str) -> int | None:
+    """Give a sensor's number as the kernel writes it; None where no hwmon of the device has it.
+
+    Args:
+        host: The machine.
+        device: The device's folder in sysfs.
+        name: The file, such as ``power1_max`` (microwatts) or ``temp1_input`` (millidegrees).
+    """
+    folders = host.numbered(f"{device}/hwmon", r"hwmon(\d+)")
+    found = (host.number(f"{folder}/{name}") for folder in folders)
+    return next((number for number in found if number is not None), None)
+
+
+def temperature_c(host: Host, device: str, name: str) -> float | None:
+    """Give a temperature in degrees Celsius.
+
+    Source: Linux 6.12, Documentation/hwmon/sysfs-interface.rst: millidegree Celsius.
+    """
+    millidegrees = read_sensor(host, device, name)
+    return None if millidegrees is None else millidegrees / 1000
+
+
+# Where a PCI device hangs, by sysfs.
+
+
+def numa_node(host: Host, folder: str) -> int | None:
+    """Give the NUMA node of a device's folder in sysfs; None where the firmware names none (-1)."""
+    return host.number(f"{folder}/numa_node")
+
+
+def pci_folder(address: str) -> str:
+    """Give the folder of a PCI function such as ``0000:C1:00.0``."""
+    return f"sys/bus/pci/devices/{address.lower()}"
+
+
+# Ports of InfiniBand and RoCE adapters, by sysfs.
+
+
+FOLDER = "sys/class/infiniband"
+
+
+def rdma_ports(host: Host) -> tuple[RdmaPort, ...]:
+    """Give the ports of all adapters that verbs can use; none where the kernel has no such.
+
+    Source: Linux 6.12, Documentation/ABI/stable/sysfs-class-infiniband, and what
+    drivers/infiniband/core/sysfs.c writes: ``4: ACTIVE``, ``100 Gb/sec (4X EDR)``.
+    """
+    return tuple(
+        _port(host, adapter, number)
+        for adapter in host.names(FOLDER)
+        for number in host.names(f"{FOLDER}/{adapter}/ports")
+    )
+
+
+def _port(host: Host, adapter: str, number: str) -> RdmaPort:
+    folder = f"{FOLDER}/{adapter}/ports/{number}"
+    rate = re.match(r"([\d.]+) Gb/sec", host.read(f"{folder}/rate"))
+    return RdmaPort(
+        name=f"{adapter}/{number}",
+        state=host.read(f"{folder}/state").partition(":")[2].strip(),
+        link_layer=host.read(f"{folder}/link_layer").strip(),
+        rate_gbps=float(rate[1]) if rate else None,
+    )

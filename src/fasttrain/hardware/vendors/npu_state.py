@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from fasttrain.hardware.host import Host
-from fasttrain.hardware.orphans import RunProcess, as_device_process
+from fasttrain.hardware.runs import RunProcess, as_device_process
 from fasttrain.hardware.tool import ToolError
+from fasttrain.hardware.vendors.kernel_files import numa_node, pci_folder
 from fasttrain.hardware.vendors.npu_smi import NpuSmi, parse_npu_smi
-from fasttrain.hardware.vendors.pci import numa_node, pci_folder
 from fasttrain.model.examination import DeviceProcess, DeviceState
 from fasttrain.model.machine import Device
 

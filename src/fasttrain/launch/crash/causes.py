@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fasttrain.launch.crash.cause import Cause, Heals
-from fasttrain.launch.crash.cause_facts import Facts
-from fasttrain.launch.crash.cause_rules import exit_code, other_exception, signalled
+from fasttrain.launch.crash.cause_rules import (
+    Cause,
+    Facts,
+    Heals,
+    exit_code,
+    other_exception,
+    signalled,
+)
 from fasttrain.launch.crash.causes_around import AROUND, SHM_FIX
 from fasttrain.launch.crash.causes_inside import INSIDE
 from fasttrain.launch.crash.evidence import Case

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import errno
 
-from fasttrain.launch.crash.cause import Cause, Heals
 from fasttrain.launch.crash.cause_rules import (
+    Cause,
+    Heals,
     any_of,
     host_memory,
     kind,

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from fasttrain.launch.crash.cause import Cause, Heals
-from fasttrain.launch.crash.cause_rules import argparse_refused, kind, own_check, text
+from fasttrain.launch.crash.cause_rules import Cause, Heals, argparse_refused, kind, own_check, text
 
 INSIDE = (
     # Checkpoints and pickles.

@@ -14,7 +14,15 @@ from pathlib import Path
 from fasttrain.files.writing import write_private
 from fasttrain.launch.crash.causes import find_cause
 from fasttrain.launch.crash.evidence import Case
-from fasttrain.launch.crash.first_failure import STOPPING, Standing, fall, in_order
+from fasttrain.launch.crash.first_failure import (
+    STOPPING,
+    Judged,
+    Standing,
+    fall,
+    in_order,
+    slow_ends,
+    told_of_the_others,
+)
 from fasttrain.launch.crash.log_tail import (
     before_traceback,
     last_lines,
@@ -23,7 +31,6 @@ from fasttrain.launch.crash.log_tail import (
     recent_traceback,
     tail,
 )
-from fasttrain.launch.crash.slow_end import Judged, slow_ends, told_of_the_others
 from fasttrain.model.codec import CodecError, dumps
 from fasttrain.model.crash import (
     CRASH_FILE,

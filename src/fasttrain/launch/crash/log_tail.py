@@ -10,7 +10,7 @@ from itertools import takewhile
 from pathlib import Path
 
 from fasttrain.launch.hang import faulthandler_text
-from fasttrain.launch.restarts.attempt_files import behind_divider
+from fasttrain.launch.run_dir.attempt_files import behind_divider
 from fasttrain.model.crash import MESSAGE_LENGTH, Frame, Raised
 from fasttrain.model.places import WORKER_FOLDER
 from fasttrain.model.reading import open_regular

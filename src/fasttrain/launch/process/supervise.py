@@ -13,8 +13,12 @@ from typing import Any, Protocol
 from fasttrain.launch.output.relay import Relay
 from fasttrain.launch.process.descendants import Family, adopting
 from fasttrain.launch.process.guard import Guardian, guarded
-from fasttrain.launch.process.job_control import next_signal, reached_the_script, signals_held
-from fasttrain.launch.process.standstill import stand_still
+from fasttrain.launch.process.job_control import (
+    next_signal,
+    reached_the_script,
+    signals_held,
+    stand_still,
+)
 from fasttrain.launch.process.stop import Stop
 from fasttrain.model.errors import ExitCode, FasttrainError
 from fasttrain.processes.ending import Ended, end, named

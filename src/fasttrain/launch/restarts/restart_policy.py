@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fasttrain.launch.crash.cause import Heals
+from fasttrain.launch.crash.cause_rules import Heals
 from fasttrain.launch.crash.causes import HUNG, heals
 from fasttrain.model.crash import Crash
 from fasttrain.model.decision import Decision, Source

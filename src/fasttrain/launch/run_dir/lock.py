@@ -14,7 +14,7 @@ from pathlib import Path
 
 from fasttrain.files.trust import Danger, doubts, refused, refused_folder, refused_way
 from fasttrain.files.writing import write_private
-from fasttrain.launch.restarts.attempt_files import put_aside
+from fasttrain.launch.run_dir.attempt_files import put_aside
 from fasttrain.model.codec import CodecError
 from fasttrain.model.crash import CRASH_FILE, ENDS_FILE
 from fasttrain.model.errors import ExitCode, FasttrainError

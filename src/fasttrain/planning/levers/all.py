@@ -5,16 +5,15 @@ from __future__ import annotations
 from fasttrain.model.decision import Decision
 from fasttrain.model.errors import FasttrainError
 from fasttrain.model.machine import Machine
-from fasttrain.model.plan import Amp, Compile, Levers, Processes, Strategy
-from fasttrain.model.script import ScriptFacts
+from fasttrain.model.plan import Amp, Compile, Levers, Processes, ScriptFacts, Strategy
 from fasttrain.model.settings import Settings
+from fasttrain.planning.describe import BUILT_IN
 from fasttrain.planning.gpus import Chosen
 from fasttrain.planning.levers.amp import decide_amp
 from fasttrain.planning.levers.compile import decide_compile
 from fasttrain.planning.levers.matmul import decide_matmul
 from fasttrain.planning.levers.optimizer import decide_optimizer
 from fasttrain.planning.levers.strategy import decide_strategy
-from fasttrain.planning.sources import BUILT_IN
 
 # Values of the options that a command without Python can honour by doing nothing.
 _IDLE: dict[str, tuple[object, ...]] = {

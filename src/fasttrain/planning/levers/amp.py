@@ -7,9 +7,8 @@ from fasttrain.model.errors import FasttrainError
 from fasttrain.model.machine import Machine
 from fasttrain.model.plan import Amp
 from fasttrain.model.settings import AmpChoice
-from fasttrain.planning.describe import and_join, device_names
+from fasttrain.planning.describe import CPU_CORES, DEVICES, and_join, device_names
 from fasttrain.planning.gpus import Chosen
-from fasttrain.planning.sources import CPU_CORES, DEVICES
 from fasttrain.planning.vendors import VENDORS
 from fasttrain.planning.visible import Slot
 

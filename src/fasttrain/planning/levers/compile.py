@@ -7,8 +7,7 @@ from fasttrain.model.errors import ExitCode, FasttrainError
 from fasttrain.model.machine import DeviceKind, Machine
 from fasttrain.model.plan import Compile, Strategy
 from fasttrain.model.settings import CompileMode, CompileScope, Settings
-from fasttrain.planning.describe import release, torch_phrase
-from fasttrain.planning.sources import asked
+from fasttrain.planning.describe import asked, release, torch_phrase
 from fasttrain.planning.vendors import VENDORS
 
 # CUDA graphs replay into the same memory: an output kept over the next call, or gradients that

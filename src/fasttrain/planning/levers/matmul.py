@@ -7,9 +7,8 @@ from typing import Literal
 from fasttrain.model.decision import Decision, Setting
 from fasttrain.model.plan import Amp
 from fasttrain.model.settings import MatmulChoice
-from fasttrain.planning.describe import device_names
+from fasttrain.planning.describe import DEVICES, asked, device_names
 from fasttrain.planning.gpus import Chosen
-from fasttrain.planning.sources import DEVICES, asked
 
 
 def decide_matmul(

@@ -7,8 +7,7 @@ from fasttrain.model.errors import FasttrainError
 from fasttrain.model.machine import DeviceKind, Machine
 from fasttrain.model.plan import OptimizerMode
 from fasttrain.model.settings import OptimizerChoice
-from fasttrain.planning.describe import machine_phrase, release, torch_phrase
-from fasttrain.planning.sources import TORCH, asked
+from fasttrain.planning.describe import TORCH, asked, machine_phrase, release, torch_phrase
 from fasttrain.planning.vendors import VENDORS
 
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 from fasttrain.model.decision import Decision, Source, SourceKind
 from fasttrain.model.errors import FasttrainError
 from fasttrain.model.machine import DeviceKind, Machine
-from fasttrain.model.plan import Processes, Strategy, StrategyMode
-from fasttrain.model.script import ScriptFacts
+from fasttrain.model.plan import Processes, ScriptFacts, Strategy, StrategyMode
 from fasttrain.model.settings import Settings
-from fasttrain.planning.describe import release, torch_phrase
-from fasttrain.planning.sources import BUILT_IN, asked
+from fasttrain.planning.describe import BUILT_IN, asked, release, torch_phrase
 from fasttrain.planning.vendors import VENDORS
 
 _SHARDS_SINCE = (2, 6)  # as a public function

@@ -13,8 +13,8 @@ from fasttrain.model.errors import ExitCode, FasttrainError
 from fasttrain.model.job import JobParameters, NodeShape, Row
 from fasttrain.model.settings import Settings
 from fasttrain.model.slurm import SlurmSettings
+from fasttrain.planning.describe import BUILT_IN, SLURM
 from fasttrain.planning.slurm.values import MOST_CELLS, plain, signal_and_lead, time_min
-from fasttrain.planning.sources import BUILT_IN, SLURM
 
 # Options that mean to submitit what they are called here.
 _AS_THEY_ARE = (

@@ -9,7 +9,7 @@ from fasttrain.model.decision import Setting
 from fasttrain.model.job import Allocation
 from fasttrain.model.settings import Settings
 from fasttrain.model.slurm import SlurmSettings
-from fasttrain.planning.sources import SLURM
+from fasttrain.planning.describe import SLURM
 
 
 def node_settings(

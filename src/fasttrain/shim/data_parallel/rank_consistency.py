@@ -7,14 +7,17 @@ import sys
 import threading
 import time
 from contextlib import ExitStack
+from typing import Any
 
 import torch
 from torch import distributed as dist
 from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from fasttrain.model.errors import ExitCode, FasttrainError
+from fasttrain.model.plan import LaunchPlan
 from fasttrain.shim.data_parallel.ranks import Ranks
-from fasttrain.shim.process import ending
+from fasttrain.shim.process import refusal
 from fasttrain.shim.process.refusal import refuse
 
 WAIT_S = 3.0  # in one backward pass before asking whether another rank has ended
@@ -36,8 +39,8 @@ class Lockstep:
         """Watch for the end of this rank, and from a thread for that of others."""
         self._ranks.on_join.append(self._watcher.start)
         undo.callback(self._closed.set)
-        ending.at_clean_end.append(self._end)
-        undo.callback(ending.at_clean_end.remove, self._end)
+        refusal.at_clean_end.append(self._end)
+        undo.callback(refusal.at_clean_end.remove, self._end)
 
     def compare_models(self, name: str, where: str, parameters: list[str]) -> None:
         """See that every rank meets the same module.
@@ -109,7 +112,7 @@ class Lockstep:
             if waiting or steps != self._steps:
                 error = _steps_differ(rank, steps, self._ranks.rank, self._steps, waiting)
                 print(error, file=sys.stderr, flush=True)  # noqa: T201
-                ending.ended_by_us(error)
+                refusal.ended_by_us(error)
                 sys.stdout.flush()
                 # From a thread, and with the main thread inside of a collective.
                 os._exit(int(error.exit_code))
@@ -150,4 +153,40 @@ def _diverged(steps: int, optimizer: str) -> FasttrainError:
         " that not all of them can read",
         fix="use one process, or --strategy none with a script that handles its ranks",
         slug="ranks-diverged",
+    )
+
+
+# Stops ranks that would train unrelated copies of one model over each other.
+
+
+def refuse_unrelated_copies(plan: LaunchPlan, undo: ExitStack) -> None:
+    """Check at the first optimizer step of a rank that the script joined a process group."""
+    if plan.processes.value.backend == "direct" or plan.levers.strategy.value.mode != "script":
+        return
+    world_size = int(os.environ["WORLD_SIZE"])  # of torchrun; an elastic run is not always whole
+    if world_size == 1:
+        return
+
+    checked = False
+
+    def check(*_: Any) -> None:
+        # It stays in place: torch is reading the hooks, and raises when one of them goes.
+        nonlocal checked
+        if checked:
+            return
+        checked = True
+        distributed = torch.distributed
+        if not (distributed.is_available() and distributed.is_initialized()):
+            refuse(_unrelated(world_size))
+
+    undo.callback(register_optimizer_step_pre_hook(check).remove)
+
+
+def _unrelated(world_size: int) -> FasttrainError:
+    return FasttrainError(
+        f"{world_size} processes were about to train {world_size} unrelated models",
+        why="the script made an optimizer step without joining a process group",
+        fix="use --strategy ddp to make them one, or the option by which the script joins a process"
+        " group; --strategy none runs the copies on purpose",
+        slug="unrelated-copies",
     )

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from fasttrain.shim.data_parallel.board import Board
-from fasttrain.shim.data_parallel.shared_memory import on_one_node
+from fasttrain.shim.data_parallel.shared_memory import Board, on_one_node
 from fasttrain.shim.data_parallel.tensor_sums import strided_parts
 from fasttrain.shim.process import rank_variables
 

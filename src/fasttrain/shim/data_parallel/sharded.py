@@ -20,8 +20,7 @@ from torch.optim import Optimizer
 
 from fasttrain.model.errors import FasttrainError
 from fasttrain.shim.data_parallel.ranks import Ranks
-from fasttrain.shim.hooks.blocks import repeated_blocks
-from fasttrain.shim.hooks.roots import Root, parameters_of
+from fasttrain.shim.hooks.roots import Root, parameters_of, repeated_blocks
 from fasttrain.shim.process.refusal import refuse
 
 _SWAPPING = {stateless._functional_call.__code__}  # of torch.func.functional_call and others

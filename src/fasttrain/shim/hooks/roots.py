@@ -13,21 +13,63 @@ Source: ``torch/nn/modules/module.py`` of torch 2.13, ``Module._wrapped_call_imp
 from __future__ import annotations
 
 import functools
+import sys
 import threading
 import weakref
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import Module, Parameter
+from torch.nn import Module, ModuleList, Parameter, Sequential
 from torch.utils.data import get_worker_info
 
 from fasttrain.shim.hooks.dynamo_skip import pass_over
-from fasttrain.shim.hooks.module_frames import in_constructor, whose_forward
-from fasttrain.shim.process.callsite import call_site
+from fasttrain.shim.process.callsite import call_site, location
+
+# What stands above a module's call on the stack: a constructor, or a forward called by hand.
+
+
+def in_constructor() -> bool:
+    """Whether a module is being made: its parts are called to learn their shapes or strides."""
+    return next(_frames_of_modules("__init__"), None) is not None
+
+
+def whose_forward(part: Module) -> str:
+    """Return the module that holds a part and whose ``forward`` the script called directly.
+
+    ``model.forward(x)`` passes by ``Module.__call__``, and with it by hooks and levers.
+
+    Returns:
+        Its class and the line of the call; empty where the call of the part has no such frame.
+    """
+    for frame, module in _frames_of_modules("forward"):
+        caller = frame.f_back
+        inside = any(other is part for other in Module.modules(module))
+        if caller is not None and module is not part and inside:
+            return f"{type(module).__name__} ({location(*_place(caller))})"
+    return ""
+
+
+def _frames_of_modules(name: str) -> Iterator[tuple[FrameType, Module]]:
+    """Yield the frames of methods of that name whose object is a module, the innermost first."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        code: CodeType = frame.f_code
+        if code.co_name == name and code.co_varnames:  # f_locals copies: only where it helps
+            owner = frame.f_locals.get(code.co_varnames[0])
+            if isinstance(owner, Module):
+                yield frame, owner
+        frame = frame.f_back
+
+
+def _place(frame: FrameType) -> tuple[str, int]:
+    return frame.f_code.co_filename, frame.f_lineno
+
 
 Call = Callable[..., Any]
 Region = Callable[["Root", Call, tuple[Any, ...], dict[str, Any]], Any]
@@ -240,3 +282,23 @@ def _being_traced() -> bool:
 def _in_backward() -> bool:
     """Whether a backward pass is running: activation checkpointing calls inner modules there."""
     return torch._C._current_graph_task_id() != -1
+
+
+# Finds the blocks that a model repeats, which are compiled once and sharded one by one.
+
+
+def repeated_blocks(module: Module) -> list[Module]:
+    """Give the modules of which a ModuleList or Sequential holds several of the same class."""
+    found: list[Module] = []
+    for container in module.modules():
+        if not isinstance(container, ModuleList | Sequential):
+            continue
+        by_class: defaultdict[type, list[Module]] = defaultdict(list)
+        for child in container.children():
+            if any(True for _ in child.children()):  # a lone Linear or ReLU is no block
+                by_class[type(child)].append(child)
+        for blocks in by_class.values():
+            if len(blocks) > 1:
+                found.extend(blocks)
+    inner = {id(part) for block in found for part in block.modules() if part is not block}
+    return [block for block in found if id(block) not in inner]

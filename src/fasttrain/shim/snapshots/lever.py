@@ -28,18 +28,15 @@ from fasttrain.shim.hooks.outcome_recorder import Ledger
 from fasttrain.shim.hooks.roots import RootCalls
 from fasttrain.shim.hooks.step_closures import begins_with_closure, closure_of
 from fasttrain.shim.hooks.steps import StepMeter
-from fasttrain.shim.process import ending
-from fasttrain.shim.process.ending import LEAVING
-from fasttrain.shim.process.refusal import refuse, refuse_anywhere
+from fasttrain.shim.process import refusal
+from fasttrain.shim.process.refusal import LEAVING, refuse, refuse_anywhere
 from fasttrain.shim.snapshots.errors import refuse_diverged, refusing_what_fails, tell
-from fasttrain.shim.snapshots.files import Found, NotOursError, Snapshots
-from fasttrain.shim.snapshots.identity import identity_of
+from fasttrain.shim.snapshots.files import Found, NotOursError, Snapshots, UnplainError, packed
+from fasttrain.shim.snapshots.loader_epochs import stored
 from fasttrain.shim.snapshots.object_states import shared_state
-from fasttrain.shim.snapshots.plain import UnplainError, packed
 from fasttrain.shim.snapshots.preempt_signal import ASKED
 from fasttrain.shim.snapshots.replay import Replay, Silence
-from fasttrain.shim.snapshots.resume import find, not_ours, shared_folder
-from fasttrain.shim.snapshots.stored import stored
+from fasttrain.shim.snapshots.resume import find, identity_of, not_ours, shared_folder
 from fasttrain.shim.snapshots.training_state import Loop
 from fasttrain.shim.snapshots.writer import Taking
 
@@ -114,8 +111,8 @@ class SnapshotLever:
         self._own = self._loop.begin_again(found, undo)
         self._replay.install(self._replaying)
         self._kept.replayed = math.inf
-        ending.at_clean_end.append(self._never_arrived)
-        undo.callback(ending.at_clean_end.remove, self._never_arrived)
+        refusal.at_clean_end.append(self._never_arrived)
+        undo.callback(refusal.at_clean_end.remove, self._never_arrived)
         self._tell(
             f"replaying the loop up to step {found.manifest.step}, without computing it and"
             " without what it printed before"

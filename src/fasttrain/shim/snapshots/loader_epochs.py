@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -13,13 +14,46 @@ from torch import Tensor
 from torch.utils.data import DataLoader, get_worker_info
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from fasttrain.model.errors import FasttrainError
 from fasttrain.shim.snapshots.batch_signature import Look, look_of, plain_look
 from fasttrain.shim.snapshots.errors import refuse_diverged
-from fasttrain.shim.snapshots.one_pass import Pass
 from fasttrain.shim.snapshots.random_states import RandomStates, same
-from fasttrain.shim.snapshots.replayed_epochs import EarlierPasses, Replayed, places
+from fasttrain.shim.snapshots.replayed_epochs import EarlierPasses, Pass, Replayed, places
 from fasttrain.shim.snapshots.samplers import draws_by_torch, own_states, set_own_states
-from fasttrain.shim.snapshots.stored import stored_by
+
+# Batches that itertools keeps, to give them again without asking a DataLoader.
+#
+# In a replay it would keep those that stand in for others, and the loop would train on them
+# later.
+
+
+_KEEPING = {"cycle": "itertools.cycle", "_tee_dataobject": "itertools.tee"}
+
+
+class StoredError(Exception):
+    """Some of what the loop will train on is held where it can't be found."""
+
+
+def stored_by(iterators: list[Any]) -> str:
+    """Give what of itertools keeps what one of these iterators gives; empty where nothing does.
+
+    It looks through all that the garbage collector knows: a tenth of a second's work.
+    """
+    holders = gc.get_referrers(*iterators) if iterators else []
+    kinds = [type(one).__name__ for one in holders if type(one).__module__ == "itertools"]
+    return next((_KEEPING[kind] for kind in kinds if kind in _KEEPING), "")
+
+
+def stored(by: str) -> FasttrainError:
+    """Give the error for it."""
+    return FasttrainError(
+        "--preempt snapshot can't follow this loop",
+        why=f"{by} keeps the batches of a DataLoader and gives them again, where they can't be"
+        " brought back",
+        fix="begin the loader again instead: while True: for batch in loader: yield batch",
+        slug="snapshot-cycle",
+    )
+
 
 _OWN = "_fasttrain_pass"  # attribute of an iterator
 

@@ -25,10 +25,10 @@ from torch.optim.optimizer import (
 )
 
 from fasttrain.shim.hooks.casting import map_tensors
-from fasttrain.shim.hooks.graph_walk import graph_behind
+from fasttrain.shim.hooks.reachable import graph_behind
 from fasttrain.shim.hooks.roots import Call, Root, RootCalls
 from fasttrain.shim.snapshots.gradient_hooks import GradientHooks
-from fasttrain.shim.snapshots.registry import Registry
+from fasttrain.shim.snapshots.object_states import Registry
 from fasttrain.shim.snapshots.replayed_files import LeftFiles
 
 KEPT_OUTPUTS = 32  # for training, evaluation and odd batches of a few roots

@@ -23,9 +23,9 @@ from torch.utils.data import (
 
 from fasttrain.model.errors import FasttrainError
 from fasttrain.shim.process.refusal import refuse
-from fasttrain.shim.snapshots.contents import merged
-from fasttrain.shim.snapshots.plain import UnplainError, packed
+from fasttrain.shim.snapshots.files import UnplainError, packed
 from fasttrain.shim.snapshots.random_states import of_python, to_python
+from fasttrain.shim.snapshots.script_tensors import merged
 
 OwnStates = dict[str, dict[str, tuple[str, Any]]]  # kinds and values by name, by their owner
 

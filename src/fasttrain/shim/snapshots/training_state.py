@@ -11,14 +11,12 @@ from fasttrain.shim.hooks.roots import RootCalls
 from fasttrain.shim.snapshots import object_states
 from fasttrain.shim.snapshots.files import Found
 from fasttrain.shim.snapshots.gradient_hooks import GradientHooks
-from fasttrain.shim.snapshots.loader_epochs import LoaderPasses
-from fasttrain.shim.snapshots.own_checkpoints import OwnCheckpoints
+from fasttrain.shim.snapshots.loader_epochs import LoaderPasses, StoredError
+from fasttrain.shim.snapshots.object_states import Registry
 from fasttrain.shim.snapshots.random_states import RandomStates
-from fasttrain.shim.snapshots.registry import Registry
-from fasttrain.shim.snapshots.replayed_files import Buffers
+from fasttrain.shim.snapshots.replayed_files import Buffers, OwnCheckpoints
 from fasttrain.shim.snapshots.scalar_reads import Reads
 from fasttrain.shim.snapshots.script_tensors import Carried
-from fasttrain.shim.snapshots.stored import StoredError
 
 SHARED = "shared.pt"
 

@@ -21,7 +21,7 @@ import torch
 
 from fasttrain.files.writing import open_log, write_private
 from fasttrain.model.codec import dumps
-from fasttrain.model.pulse import (
+from fasttrain.model.hang import (
     MEMORY_BYTES,
     MEMORY_NAME,
     MOST_RANKS,

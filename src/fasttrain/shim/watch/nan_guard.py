@@ -9,6 +9,7 @@ leaves such steps out itself, as GradScaler does, makes none and is not warned o
 
 from __future__ import annotations
 
+import gc
 import sys
 import weakref
 from collections.abc import Callable
@@ -17,15 +18,34 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Module
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from fasttrain.model.errors import ExitCode, FasttrainError
 from fasttrain.model.settings import NanChoice
 from fasttrain.shim.process.refusal import refuse
-from fasttrain.shim.watch.finite_ring import IN_A_ROW, FiniteRing, local
-from fasttrain.shim.watch.loss_watch import LossWatch
-from fasttrain.shim.watch.parameter_names import parameter_name
+from fasttrain.shim.watch.loss_watch import IN_A_ROW, FiniteRing, LossWatch, local
+
+# Names a parameter as the script's model does, for messages.
+
+
+def parameter_name(parameter: Tensor) -> str:
+    """Give ``Model: layers.0.weight``, or the shape of a parameter that is in no module.
+
+    It looks at every object there is, which takes a while.
+    """
+    best: tuple[int, str] = (0, f"a parameter of shape {tuple(parameter.shape)}")
+    for holder in gc.get_objects():
+        # Not isinstance: that would ask lazily loaded objects for their class.
+        if not issubclass(type(holder), Module) or "_parameters" not in vars(holder):
+            continue
+        named = dict(Module.named_parameters(holder))
+        names = [name for name, found in named.items() if found is parameter]
+        if names and len(named) > best[0]:
+            best = (len(named), f"{type(holder).__name__}: {names[0]}")
+    return best[1]
+
 
 SMALL = 4096  # elements, which a kernel adds up in no more time than one
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 
 from fasttrain.model.finding import Finding, Severity
-from fasttrain.model.slurm_facts import NodeKind, PartitionLimits
+from fasttrain.model.slurm import NodeKind, PartitionLimits
 from fasttrain.slurm.check.facts import Seen
 
 # States of nodes that take no job until somebody mends them; those that are asleep do.

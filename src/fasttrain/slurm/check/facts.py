@@ -15,12 +15,10 @@ from pathlib import Path
 import fasttrain
 from fasttrain.hardware.disks import DISK_TIMEOUT_S, filesystem_of, mount_types
 from fasttrain.hardware.host import Host
-from fasttrain.hardware.patience import within
 from fasttrain.hardware.slurm_limits import find_limits
-from fasttrain.hardware.tool import ToolError, run_tool
-from fasttrain.model.script import Evidence
-from fasttrain.model.slurm import SlurmSettings
-from fasttrain.model.slurm_facts import ClusterFacts
+from fasttrain.hardware.tool import ToolError, run_tool, within
+from fasttrain.model.plan import Evidence
+from fasttrain.model.slurm import ClusterFacts, SlurmSettings
 from fasttrain.slurm.refusals import no_slurm
 from fasttrain.slurm.submission import Draft, batch_script
 from fasttrain.source.read import find_local_rank

@@ -11,7 +11,7 @@ from fasttrain.model.finding import Finding
 from fasttrain.planning.slurm.environment import in_force, left_out
 from fasttrain.planning.slurm.values import signal_and_lead
 from fasttrain.slurm.check.facts import TIMEOUT_S, Seen, Trial
-from fasttrain.slurm.end_watch import SHUTDOWN_S
+from fasttrain.slurm.ending import SHUTDOWN_S
 from fasttrain.slurm.refusals import refused
 
 # File systems that one machine has for itself. All others may be shared, and most are.

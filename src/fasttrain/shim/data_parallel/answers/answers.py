@@ -16,13 +16,12 @@ from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, NoReturn
 
 from fasttrain.model.errors import ExitCode, FasttrainError
-from fasttrain.shim.data_parallel.answers.channels import Ring
+from fasttrain.shim.data_parallel.answers.channels import Ring, StoredAnswers
 from fasttrain.shim.data_parallel.answers.encoding import NotPlainError, heard, told, told_error
 from fasttrain.shim.data_parallel.answers.places import Places, users_place
-from fasttrain.shim.data_parallel.answers.stored_answers import StoredAnswers
 from fasttrain.shim.data_parallel.ranks import Ranks
 from fasttrain.shim.data_parallel.shared_memory import shared_memory
-from fasttrain.shim.process import ending
+from fasttrain.shim.process import refusal
 from fasttrain.shim.process.refusal import refuse
 
 SPINS = 200  # looks before a rank that waits begins to sleep
@@ -75,8 +74,8 @@ class Answers:
         self.live = True
         _forget_in_children(self)
         # In front of what else waits at the end: other ranks must not wait for an answer then.
-        ending.at_clean_end.insert(0, self.close)
-        undo.callback(ending.at_clean_end.remove, self.close)
+        refusal.at_clean_end.insert(0, self.close)
+        undo.callback(refusal.at_clean_end.remove, self.close)
         undo.callback(self.close)
         watch = threading.Thread(target=self._watch, name="fasttrain-answers", daemon=True)
         watch.start()
@@ -241,7 +240,7 @@ class Answers:
         error = _parted({self.rank: here, rank: self.places.told(place)})
         with suppress(OSError, ValueError):
             os.write(2, f"{error}\n".encode())
-        ending.ended_by_us(error)
+        refusal.ended_by_us(error)
         os._exit(int(error.exit_code))  # from a thread, with the main thread inside of a collective
 
 

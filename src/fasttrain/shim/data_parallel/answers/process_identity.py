@@ -16,7 +16,9 @@ from typing import Any
 
 from fasttrain.shim.data_parallel.answers.answers import Answers
 from fasttrain.shim.data_parallel.answers.clocks import replace_in_users_modules
-from fasttrain.shim.data_parallel.answers.places import is_users
+from fasttrain.shim.data_parallel.answers.own_copies import OwnCopies, path_of
+from fasttrain.shim.data_parallel.answers.places import asking, is_users
+from fasttrain.shim.process.import_hook import after_import
 
 _KILLING = ("kill", "killpg", "getpgid", "getsid", "waitpid", "sched_getaffinity")
 
@@ -76,3 +78,119 @@ class Identity:
 
     def _to_itself(self, original: Callable[..., Any], pid: int, *args: Any) -> Any:
         return original(self._pid if pid == self._shown[0] else pid, *args)
+
+
+# Gives each rank its own of what a machine has once by a name: ports, sockets, shared memory.
+#
+# The script binds a port or makes shared memory by a name of its choice, as one process can. Rank
+# 0 has that name; another rank has another one, and what it connects to or attaches by the
+# script's name is its own.
+
+
+_INTERNET = (socket.AF_INET, socket.AF_INET6)
+_HERE = ("", "localhost", "0.0.0.0", "::", "::1")  # noqa: S104 - compared, not bound
+
+
+class OwnNames:
+    """Takes the place of what binds and connects sockets, and of what makes shared memory.
+
+    Args:
+        answers: Rank 0's.
+        copies: Knows which files are this rank's own.
+    """
+
+    def __init__(self, answers: Answers, copies: OwnCopies) -> None:
+        self._answers = answers
+        self._copies = copies
+        self._pid = os.getpid()
+        self._bound: dict[Any, Any] = {}  # the own address, by the script's
+
+    def install(self, undo: ExitStack) -> None:
+        """Replace them, but on rank 0."""
+        if not self._answers.rank:
+            return
+        for name, act in (("bind", self._bind), ("connect", self._go), ("connect_ex", self._go)):
+            self._replace(socket.socket, name, act, undo)
+
+        def replace(module: Any) -> None:
+            self._replace(module.SharedMemory, "__init__", self._share, undo)
+
+        undo.callback(after_import("multiprocessing.shared_memory", replace))
+
+    def _replace(self, kind: type, name: str, act: Callable[..., Any], undo: ExitStack) -> None:
+        original, held = getattr(kind, name), vars(kind).get(name)
+        answers = self._answers
+
+        @functools.wraps(original)
+        def own(this: Any, *args: Any, **kwargs: Any) -> Any:
+            if answers.ended:
+                return original(this, *args, **kwargs)
+            return act(functools.partial(original, this), *args, **kwargs)
+
+        if held is None:
+            undo.callback(delattr, kind, name)
+        else:
+            undo.callback(setattr, kind, name, held)
+        setattr(kind, name, own)
+
+    # --- sockets
+
+    def _bind(self, original: Any, address: Any) -> Any:
+        this = original.args[0]
+        key = self._key(this, address)
+        # A child that serves is known to this process by the script's address alone.
+        if not key or os.getpid() != self._pid or not _asked_by_user():
+            return original(address)
+        if this.family in _INTERNET:
+            original((address[0], 0, *address[2:]))
+            self._bound[key] = this.getsockname()[1]
+            return None
+        own = f"\0fasttrain-{self._pid}-{len(self._bound)}"
+        original(own)
+        self._bound[key] = own
+        return None
+
+    def _go(self, original: Any, address: Any) -> Any:
+        this = original.args[0]
+        own = self._bound.get(self._key(this, address))
+        if own is None:
+            return original(address)
+        return original((address[0], own, *address[2:]) if this.family in _INTERNET else own)
+
+    def _key(self, this: socket.socket, address: Any) -> Any:
+        """Return what an address is known by; None for what isn't one of this machine's names."""
+        if not this.type & socket.SOCK_STREAM:
+            return None
+        if this.family in _INTERNET and isinstance(address, tuple) and len(address) > 1:
+            host, port = address[:2]
+            here = host in _HERE or str(host).startswith("127.") or host == socket.gethostname()
+            return port if here and port else None
+        if this.family == socket.AF_UNIX and sys.platform == "linux":
+            path = path_of(address)
+            return path if path and "\0" not in path and not self._copies.is_own(path) else None
+        return None
+
+    # --- shared memory
+
+    def _share(
+        self,
+        original: Any,
+        name: str | None = None,
+        create: bool = False,
+        size: int = 0,
+        **kwargs: Any,
+    ) -> Any:
+        ending = f"_rank{self._answers.rank}"
+        if not name or name.endswith(ending):
+            return original(name, create, size, **kwargs)
+        if not create:  # that of the script, or another program's
+            try:
+                return original(name + ending, create, size, **kwargs)
+            except FileNotFoundError:
+                return original(name, create, size, **kwargs)
+        return original(name + ending, create, size, **kwargs)
+
+
+def _asked_by_user() -> bool:
+    frame = sys._getframe(3)  # what has called the method that is replaced
+    return asking(frame, for_libraries=True) is not None

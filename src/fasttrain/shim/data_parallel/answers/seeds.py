@@ -23,9 +23,8 @@ from typing import Any
 
 import torch
 
-from fasttrain.shim.data_parallel.answers.clocks import replace_in_users_modules
+from fasttrain.shim.data_parallel.answers.clocks import replace_in_users_modules, replace_method
 from fasttrain.shim.data_parallel.answers.places import asking, is_handing_on
-from fasttrain.shim.data_parallel.answers.types_in_place import replace_method
 from fasttrain.shim.data_parallel.ranks import Ranks
 from fasttrain.shim.process.import_hook import after_import
 

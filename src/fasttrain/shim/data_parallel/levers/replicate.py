@@ -37,11 +37,11 @@ from fasttrain.shim.data_parallel.sharded import (
     explain,
     whole_number,
 )
-from fasttrain.shim.data_parallel.split import checkpoints, losses, whole_batch
+from fasttrain.shim.data_parallel.split import whole_batch
 from fasttrain.shim.data_parallel.split.call import SplitCalls
 from fasttrain.shim.hooks.outcome_recorder import Ledger
 from fasttrain.shim.hooks.roots import Call, Root, parameters_of
-from fasttrain.shim.process import ending, rank_variables
+from fasttrain.shim.process import rank_variables, refusal
 from fasttrain.shim.process.callsite import call_site, own_prefixes
 from fasttrain.shim.process.refusal import refuse
 
@@ -89,11 +89,11 @@ class Replicate:
         if self._splits_batches:
             self.splits.install(undo)
             whole_batch.install(self.splits, undo)
-            losses.install(self.splits, undo)
-            checkpoints.install(self.splits, undo)
+            whole_batch.install_losses(self.splits, undo)
+            whole_batch.install_checkpoints(self.splits, undo)
         if self._sharded:
-            ending.at_failure.append(explain)
-            undo.callback(ending.at_failure.remove, explain)
+            refusal.at_failure.append(explain)
+            undo.callback(refusal.at_failure.remove, explain)
             for name in _CLIPPERS:
                 if hasattr(nn.utils, name):
                     self._whole_numbers(name, undo)

@@ -22,11 +22,10 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter, _SingleP
 from fasttrain.model.outcome import State
 from fasttrain.shim.data_parallel.answers.answers import Answers
 from fasttrain.shim.data_parallel.answers.places import outside_of_torch
-from fasttrain.shim.data_parallel.loading import lines
-from fasttrain.shim.data_parallel.loading.datasets import shared_memory_of
+from fasttrain.shim.data_parallel.loading.datasets import fetches_by_index, shared_memory_of
 from fasttrain.shim.data_parallel.loading.giving import GivenResults, GivingContext
-from fasttrain.shim.data_parallel.loading.indexed import fetches_by_index
-from fasttrain.shim.data_parallel.loading.node import Node, met
+from fasttrain.shim.data_parallel.loading.node import Node, can_be_had, met
+from fasttrain.shim.data_parallel.loading.node import close as close_lines
 from fasttrain.shim.data_parallel.loading.taking import TakingContext
 from fasttrain.shim.data_parallel.ranks import Ranks
 from fasttrain.shim.hooks.loaders import on_batch
@@ -164,7 +163,7 @@ class SharedLoaders:
             with _context(loader, giving):
                 original(iterator, loader)
         except BaseException:
-            lines.close(*sockets)
+            close_lines(*sockets)
             raise
         results = giving.results
         assert results is not None
@@ -201,7 +200,7 @@ def _context(loader: Any, context: Any) -> Iterator[None]:
 
 
 def _why_not(loader: Any) -> str:
-    if not lines.can_be_had():
+    if not can_be_had():
         return "this system has no memory files"
     if isinstance(loader.dataset, IterDataPipe | MapDataPipe):
         return "data pipes count the ranks themselves"

@@ -23,9 +23,8 @@ from fasttrain.shim.data_parallel.answers.answers import Answers
 from fasttrain.shim.data_parallel.answers.commands import Commands
 from fasttrain.shim.data_parallel.answers.files import Files
 from fasttrain.shim.data_parallel.answers.own_copies import OwnCopies, path_of
-from fasttrain.shim.data_parallel.answers.own_names import OwnNames
 from fasttrain.shim.data_parallel.answers.places import outside_of_torch
-from fasttrain.shim.data_parallel.answers.process_identity import Identity
+from fasttrain.shim.data_parallel.answers.process_identity import Identity, OwnNames
 from fasttrain.shim.data_parallel.ranks import Ranks
 from fasttrain.shim.data_parallel.split.lazy_rows import gather_in
 from fasttrain.shim.hooks.outcome_recorder import Ledger

@@ -12,7 +12,7 @@ import struct
 from contextlib import suppress
 from typing import Any
 
-from fasttrain.shim.data_parallel.loading import lines
+from fasttrain.shim.data_parallel.loading import node
 from fasttrain.shim.data_parallel.loading.packing import packed
 
 MESSAGE, NOTHING, FAILED, WORKERS = b"M", b"N", b"F", b"W"  # kinds of packets to other ranks
@@ -37,9 +37,9 @@ class GivenResults:
         self._results = results
         self._all_readers, self._readers = tuple(readers), readers
         self._had: dict[int, int] = {}  # results, by the place of a reader that waits for the next
-        inside, outside = lines.pair()
+        inside, outside = node.pair()
         outside.settimeout(LATE_S)
-        self._inside, self._outside = inside, lines.own(outside)
+        self._inside, self._outside = inside, node.own(outside)
         self._here: dict[
             bytes, tuple[bytes, list[int]]
         ] = {}  # by ticket, what came before its turn
@@ -68,10 +68,10 @@ class GivenResults:
                 descriptor = packed(message)
             except Exception as error:  # noqa: BLE001 - of objects of any kind
                 text = f"{type(error).__name__}: {error}"[:LONGEST]
-                lines.send(self._inside, ticket + text.encode())
+                node.send(self._inside, ticket + text.encode())
             else:
                 try:
-                    lines.send(self._inside, ticket, descriptor)
+                    node.send(self._inside, ticket, descriptor)
                 finally:
                     os.close(descriptor)
         self._results.put((ticket, message))
@@ -95,7 +95,7 @@ class GivenResults:
 
     def _give(self, ticket: bytes) -> None:
         while ticket not in self._here:
-            packet, descriptors = lines.receive(self._outside)
+            packet, descriptors = node.receive(self._outside)
             self._here[packet[: _TICKET.size]] = packet[_TICKET.size :], descriptors
         text, descriptors = self._here.pop(ticket)
         self._tell(MESSAGE if descriptors else FAILED + text, *descriptors)
@@ -109,10 +109,10 @@ class GivenResults:
         self.given += not packet.startswith(WORKERS)
         for reader in list(self._readers):
             try:
-                lines.send(reader, packet, *descriptors)
+                node.send(reader, packet, *descriptors)
             except OSError:  # it reads no more, as behind a break; ranks that part are found so
                 self._readers.remove(reader)
-                lines.close(reader)
+                node.close(reader)
 
     def awaits_more(self) -> int | None:
         """Return which of the other ranks waits for what isn't given yet, by place; None for none.
@@ -121,7 +121,7 @@ class GivenResults:
         """
         for place, reader in enumerate(self._all_readers):
             with suppress(OSError):  # no more of them at the moment
-                while packet := lines.receive(reader, socket.MSG_DONTWAIT)[0]:
+                while packet := node.receive(reader, socket.MSG_DONTWAIT)[0]:
                     (self._had[place],) = WAITING.unpack(packet)
             if reader in self._readers and self._had.get(place, -1) >= self.given:
                 return place
@@ -129,7 +129,7 @@ class GivenResults:
 
     def end(self) -> None:
         """Give no more; ``close`` is that of torch's queue, which a worker calls as well."""
-        lines.close(self._inside, self._outside, *self._all_readers)
+        node.close(self._inside, self._outside, *self._all_readers)
         for _, descriptors in self._here.values():
             for descriptor in descriptors:
                 os.close(descriptor)

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from typing import Any
 
-from fasttrain.shim.data_parallel.loading import giving, lines
+from fasttrain.shim.data_parallel.loading import giving, node
 from fasttrain.shim.data_parallel.loading.packing import unpacked
 
 QUIET_S = 1.0  # after which a rank that waits tells the one that reads
@@ -65,7 +65,7 @@ class TakenResults:
         quiet = False
         while True:
             try:
-                packet, descriptors = lines.receive(self._line)
+                packet, descriptors = node.receive(self._line)
             except TimeoutError:
                 if not quiet:
                     self._say_that_it_waits()
@@ -97,7 +97,7 @@ class TakenResults:
 
     def close(self) -> None:
         """Take no more."""
-        lines.close(self._line)
+        node.close(self._line)
 
 
 class Tasks:

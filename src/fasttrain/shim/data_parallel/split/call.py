@@ -30,16 +30,15 @@ from fasttrain.shim.data_parallel.context import ParallelContext
 from fasttrain.shim.data_parallel.parting import Parting, meet_inside
 from fasttrain.shim.data_parallel.ranks import Ranks
 from fasttrain.shim.data_parallel.split.agreement import signature_of, tensors_in
-from fasttrain.shim.data_parallel.split.candidates import row_count
-from fasttrain.shim.data_parallel.split.decisions import Decisions
 from fasttrain.shim.data_parallel.split.foreign_hooks import HookCount
-from fasttrain.shim.data_parallel.split.held_signals import held_signals
 from fasttrain.shim.data_parallel.split.lazy_rows import LazyRows, gather_lazily, linked
 from fasttrain.shim.data_parallel.split.moves import Moves
+from fasttrain.shim.data_parallel.split.neutral import held_signals
 from fasttrain.shim.data_parallel.split.reduction import reduced_by
 from fasttrain.shim.data_parallel.split.rows import Gather, Rows, share
-from fasttrain.shim.data_parallel.split.sites import RETRIES, Site, fill, saved
+from fasttrain.shim.data_parallel.split.sites import RETRIES, Decisions, Site, fill, saved
 from fasttrain.shim.data_parallel.split.trial import RefusalError, Trial
+from fasttrain.shim.data_parallel.split.ways import row_count
 from fasttrain.shim.data_parallel.tensor_sums import can_be_cut, strided_parts
 from fasttrain.shim.hooks.casting import map_tensors
 from fasttrain.shim.hooks.outcome_recorder import Ledger

@@ -24,12 +24,11 @@ from fasttrain.shim.data_parallel.split.agreement import (
     structure_of,
     tensors_in,
 )
-from fasttrain.shim.data_parallel.split.candidates import Dimensions, candidates, row_count
-from fasttrain.shim.data_parallel.split.decisions import may_print
 from fasttrain.shim.data_parallel.split.foreign_hooks import foreign_hook
 from fasttrain.shim.data_parallel.split.module_state import ModuleState, Place, parameter_sums
 from fasttrain.shim.data_parallel.split.neutral import Neutral
 from fasttrain.shim.data_parallel.split.rows import CROSSINGS, Rows
+from fasttrain.shim.data_parallel.split.sites import may_print
 from fasttrain.shim.data_parallel.split.surroundings import GLOBAL, NEAR, Surroundings
 from fasttrain.shim.data_parallel.split.watch import (
     READS,
@@ -39,7 +38,7 @@ from fasttrain.shim.data_parallel.split.watch import (
     other_random_states,
     same_states,
 )
-from fasttrain.shim.data_parallel.split.ways import Split, give
+from fasttrain.shim.data_parallel.split.ways import Dimensions, Split, candidates, give, row_count
 from fasttrain.shim.data_parallel.tensor_sums import sums_of
 from fasttrain.shim.hooks.casting import map_tensors
 from fasttrain.shim.hooks.roots import parameters_of

@@ -26,16 +26,15 @@ from fasttrain.shim.hooks import lifted
 from fasttrain.shim.hooks.casting import to_float32
 from fasttrain.shim.hooks.outcome_recorder import Ledger
 from fasttrain.shim.hooks.roots import Call, Root, RootCalls
-from fasttrain.shim.levers.amp.amp_failure import may_explain, names_types, told
 from fasttrain.shim.levers.amp.bce import BinaryCrossEntropy
 from fasttrain.shim.levers.amp.functions import CustomFunctions
 from fasttrain.shim.levers.amp.kept import KeptTensors, allow_numpy
 from fasttrain.shim.levers.amp.operators import run_in_float32
 from fasttrain.shim.levers.amp.reached import Reach
-from fasttrain.shim.levers.amp.repeat import Backup
+from fasttrain.shim.levers.amp.repeat import Backup, may_explain, names_types, told
 from fasttrain.shim.levers.amp.rules import Course, Rules
 from fasttrain.shim.levers.amp.script_hooks import Hooks
-from fasttrain.shim.process import ending
+from fasttrain.shim.process import refusal
 from fasttrain.shim.process.callsite import call_site, called_by_user, location, own_prefixes
 
 JUDGING = (
@@ -90,8 +89,8 @@ class AmpLever:
         run_in_float32(self._dtype, self._functions.region, undo)
         lifted.install(undo)
         Hooks(self._dtype, self._functions.region, self.ledger.note).install(undo)
-        ending.at_failure.append(self._explain)
-        undo.callback(ending.at_failure.remove, self._explain)
+        refusal.at_failure.append(self._explain)
+        undo.callback(refusal.at_failure.remove, self._explain)
         allow_numpy(lambda: self.ledger.live, undo)
         if self._rules is not None:
             undo.callback(register_optimizer_step_post_hook(self._rules.after_step).remove)

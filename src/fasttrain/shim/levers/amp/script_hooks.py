@@ -19,8 +19,8 @@ from torch.nn import Module
 
 from fasttrain.shim.hooks.casting import to_float32
 from fasttrain.shim.hooks.hook_wrappers import Hook, wrap_module_hooks, wrap_tensor_hooks
-from fasttrain.shim.levers.amp.amp_failure import may_explain, names_types, told
 from fasttrain.shim.levers.amp.functions import Region
+from fasttrain.shim.levers.amp.repeat import may_explain, names_types, told
 
 PLACES = {"register_forward_pre_hook": "inputs", "register_forward_hook": "output"}
 

@@ -15,22 +15,19 @@ from torch.nn import Module
 from fasttrain.model.decision import Decision
 from fasttrain.model.outcome import State
 from fasttrain.model.plan import Compile
-from fasttrain.shim.hooks.blocks import repeated_blocks
 from fasttrain.shim.hooks.outcome_recorder import Ledger
-from fasttrain.shim.hooks.roots import Root, RootCalls
+from fasttrain.shim.hooks.roots import Root, RootCalls, repeated_blocks
 from fasttrain.shim.hooks.user_compile import OwnCompile
-from fasttrain.shim.levers.compile.account import Account
+from fasttrain.shim.levers.compile.account import Account, announce
 from fasttrain.shim.levers.compile.cache_files import keep_whole
-from fasttrain.shim.levers.compile.compile_hooks import watch_hooks
-from fasttrain.shim.levers.compile.compile_loops import refuse_long_loops
-from fasttrain.shim.levers.compile.compile_notice import announce
 from fasttrain.shim.levers.compile.cuda_graphs import GraphGuard
 from fasttrain.shim.levers.compile.repairs import repair
 from fasttrain.shim.levers.compile.second_derivatives import Asked, differentiate_twice
 from fasttrain.shim.levers.compile.short_lived import ShortLived
-from fasttrain.shim.levers.compile.slots import Filling, Slots, separate_function
+from fasttrain.shim.levers.compile.slots import Filling, Slots, separate_function, watch_hooks
 from fasttrain.shim.levers.compile.targets import (
     is_lazy,
+    refuse_long_loops,
     second_derivatives,
     uncompilable,
     unwrapped,

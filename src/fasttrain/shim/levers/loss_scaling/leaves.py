@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fasttrain.shim.hooks.graph_walk import graph_behind
 from fasttrain.shim.hooks.hook_wrappers import put_method
 from fasttrain.shim.hooks.lifted import made_by
+from fasttrain.shim.hooks.reachable import graph_behind
 from fasttrain.shim.levers.loss_scaling.refusals import complex_refused
 from fasttrain.shim.process.refusal import refuse
 
