@@ -62,7 +62,7 @@ def main(argv: list[str]) -> int:
 
 
 def _healing(plan_path: Path, deaths: Deaths, led: bool) -> AbstractContextManager[None]:
-    """Give what has the launcher judge failures, where there is one and something to judge."""
+    """Return what has the launcher judge failures, where there is one and something to judge."""
     from fasttrain.model.errors import FasttrainError
     from fasttrain.shim.process.entry import read_plan
     from fasttrain.shim.process.refusal import refuse
@@ -107,7 +107,7 @@ def _run(
 
 @contextlib.contextmanager
 def _files(run_dir: Path) -> Iterator[Path]:
-    """Give a folder for torchrun's files: one that it made itself, it would leave in $TMPDIR."""
+    """Yield a folder for torchrun's files: one that it made itself, it would leave in $TMPDIR."""
     folder = run_dir / FOLDER
     try:
         yield folder
@@ -117,7 +117,7 @@ def _files(run_dir: Path) -> Iterator[Path]:
 
 
 def _as_can_be_had(argv: list[str]) -> list[str]:
-    """Give torchrun's arguments, without the rendezvous of ours if this torch can't have it."""
+    """Return torchrun's arguments, without the rendezvous of ours if this torch can't have it."""
     from fasttrain.agent import loopback
 
     ours = f"--rdzv-backend={loopback.BACKEND}"

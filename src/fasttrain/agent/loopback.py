@@ -30,11 +30,11 @@ class Loopback(rendezvous.RendezvousHandler):
 
     @property
     def use_agent_store(self) -> bool:
-        """Whether rank 0 is a client of the store as well, and opens none."""
+        """Return whether rank 0 is a client of the store as well, and opens none."""
         return True
 
     def next_rendezvous(self) -> Any:
-        """Give a new store, and where the workers find it.
+        """Return a new store, and where the workers find it.
 
         A group that was restarted would find the addresses of the one before in an old one.
         """
@@ -66,7 +66,7 @@ class Loopback(rendezvous.RendezvousHandler):
         return 0
 
     def get_run_id(self) -> str:
-        """Give the name of the run."""
+        """Return the name of the run."""
         return self._run_id
 
     def shutdown(self) -> bool:

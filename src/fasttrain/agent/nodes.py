@@ -39,7 +39,7 @@ class Nodes:
         self.store_is_gone = self._one_ended_well = False
 
     def highest(self, *counts: int) -> tuple[int, ...]:
-        """Give the highest of each count over all nodes."""
+        """Return the highest of each count over all nodes."""
         self._store.set(f"fasttrain/counts/{self._rank}", " ".join(map(str, counts)))
         all_counts = [
             map(int, self._store.get(f"fasttrain/counts/{rank}").decode().split())
@@ -66,7 +66,7 @@ class Nodes:
         return made
 
     def failed(self, attempt: int) -> bool:
-        """Say whether a node has said that the attempt failed, or the store is gone with one.
+        """Return whether a node has said that the attempt failed, or the store is gone with one.
 
         One that ended well leaves with the store when it has waited for the others long enough.
         """
@@ -92,7 +92,7 @@ class Nodes:
     def exchange(
         self, attempt: int, verdict: Verdict, *, elastic: bool, final: bool
     ) -> tuple[list[Verdict], int]:
-        """Give the verdicts of all nodes in their order, and how many gave none in time.
+        """Return the verdicts of all nodes in their order, and how many gave none in time.
 
         Args:
             attempt: The attempt that failed.

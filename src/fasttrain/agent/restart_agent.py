@@ -118,7 +118,7 @@ class HealingAgent(LocalElasticAgent):
         super()._restart_workers(worker_group)
 
     def _ask(self) -> Verdict:
-        """Give the launcher's verdict; it sees that the ends of the workers are written."""
+        """Return the launcher's verdict; it sees that the ends of the workers are written."""
         path = self._run_dir / VERDICT_FILE
         while not path.exists():
             time.sleep(LOOK_S)  # a launcher that dies takes this process with it

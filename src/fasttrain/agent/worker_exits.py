@@ -66,12 +66,12 @@ class Deaths:
 
 
 def _now_ns() -> tuple[int, int]:
-    """Give the time of day, and that of the clock that nobody sets."""
+    """Return the time of day, and that of the clock that nobody sets."""
     return time.time_ns(), time.monotonic_ns()
 
 
 def children() -> list[int]:
-    """Give this process's children; they were all started by the main thread."""
+    """Return this process's children; they were all started by the main thread."""
     return list(map(int, _CHILDREN.read_text().split()))
 
 

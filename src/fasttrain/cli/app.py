@@ -38,7 +38,7 @@ def _root(
 
 
 def build() -> typer.Typer:
-    """Give the application with all its commands."""
+    """Return the application with all its commands."""
     app = typer.Typer(
         name="fasttrain",
         add_completion=False,  # completions/ holds static ones, which start no Python
@@ -78,5 +78,5 @@ def _tell(error: FasttrainError, argv: list[str]) -> int:
 
 
 def _without_secrets(text: str, argv: list[str]) -> str:
-    """Give a text in which an error may have repeated what was typed."""
+    """Return a text in which an error may have repeated what was typed."""
     return hide(text, secret_values(read_environ(), argv))

@@ -72,7 +72,7 @@ def _options(command: typer.core.TyperCommand) -> Iterator[Option]:
 
 
 def bash(found: tuple[Command, ...]) -> str:
-    """Give the completion for bash."""
+    """Return the completion for bash."""
     names = " ".join(command.name for command in found)
     values = {
         f"        {'|'.join(option.flags)}) words='{' '.join(option.choices)}' ;;"
@@ -110,7 +110,7 @@ def bash(found: tuple[Command, ...]) -> str:
 
 
 def zsh(found: tuple[Command, ...]) -> str:
-    """Give the completion for zsh."""
+    """Return the completion for zsh."""
     lines = ["#compdef fasttrain", NOTE, "", "local -a commands=("]
     lines += [f"  {_quoted(f'{command.name}:{command.help}')}" for command in found]
     lines += [")", "if (( CURRENT == 2 )); then", "  _describe command commands", "  return", "fi"]
@@ -135,7 +135,7 @@ def _zsh_specs(option: Option) -> Iterator[str]:
 
 
 def fish(found: tuple[Command, ...]) -> str:
-    """Give the completion for fish."""
+    """Return the completion for fish."""
     lines = [NOTE]
     for command in found:
         start = "complete -c fasttrain -n __fish_use_subcommand"
@@ -161,7 +161,7 @@ def _quoted(text: str) -> str:
 
 
 def generate() -> dict[str, str]:
-    """Give the text of each file in ``completions/`` by its name."""
+    """Return the text of each file in ``completions/`` by its name."""
     found = commands()
     texts = {"bash": bash(found), "zsh": zsh(found), "fish": fish(found)}
     return {FILES[shell]: text for shell, text in texts.items()}

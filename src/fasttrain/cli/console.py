@@ -24,12 +24,12 @@ WIDEST = 65_535  # Source: ioctl_tty(2), struct winsize: columns are an unsigned
 
 
 def stderr_console() -> Console:
-    """Give a console that honours NO_COLOR and never wraps machine-read text at 80 columns."""
+    """Return a console that honours NO_COLOR and never wraps machine-read text at 80 columns."""
     return _console(WIDTH, stderr=True)
 
 
 def stdout_console(width: int = WIDTH) -> Console:
-    """Give the same on stdout, for commands whose answer is what they print.
+    """Return the same on stdout, for commands whose answer is what they print.
 
     Args:
         width: Columns where stdout is no terminal.
@@ -67,7 +67,7 @@ class _Trimmed(io.TextIOBase):
 
 
 def _is_sound(name: str, value: str) -> bool:
-    """Whether rich can take a variable: it calls int() on any digits, and believes the number."""
+    """True if rich can take a variable: it calls int() on any digits, and believes the number."""
     if name not in ("COLUMNS", "LINES"):
         return True
     return value.isdecimal() and len(value) <= len(str(WIDEST)) and 0 < int(value) <= WIDEST
@@ -163,7 +163,7 @@ ENVELOPE_SCHEMA = 1
 
 
 def envelope(kind: str, value: Any) -> str:
-    """Give JSON text: ``{"schema": 1, "fasttrain": VERSION, "kind": …, "data": …}``."""
+    """Return JSON text: ``{"schema": 1, "fasttrain": VERSION, "kind": …, "data": …}``."""
     content = {
         "schema": ENVELOPE_SCHEMA,
         "fasttrain": __version__,

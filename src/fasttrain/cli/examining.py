@@ -144,7 +144,7 @@ def _gpus(seen: Examination) -> int:
 def _judge(
     program: _Program, seen: Examination, environ: Mapping[str, str]
 ) -> tuple[tuple[LeverLine, ...], tuple[Finding, ...]]:
-    """Give what fasttrain would do with a script on the machine that was seen."""
+    """Return what fasttrain would do with a script on the machine that was seen."""
     cwd = working_directory()
     target, other = program.target, program.python.other
     check_target(target, str(cwd), parsed=same_syntax(other))

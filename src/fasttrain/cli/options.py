@@ -39,7 +39,7 @@ class GroupedCommand(typer.core.TyperCommand):
 def with_options(
     command: Callable[..., Any], specs: Sequence[OptionSpec] = OPTIONS
 ) -> Callable[..., Any]:
-    """Give a command the options of a table, those of `Settings` by default, for its ``**flags``.
+    """Return a command the options of a table, those of `Settings` by default, for its ``**flags``.
 
     Every option arrives as None when it was not given: defaults are the table's, not typer's.
     """

@@ -33,7 +33,7 @@ def choose_python(target: Target, settings: Settings, environ: Mapping[str, str]
 
 
 def same_syntax(other: Interpreter | None) -> bool:
-    """Whether a script is Python for the interpreter that runs it if it is Python here."""
+    """Return whether a script is Python for the interpreter that runs it if it is Python here."""
     return other is None or other.version.split(".")[:2] == list(map(str, sys.version_info[:2]))
 
 

@@ -84,7 +84,7 @@ def _invocation(
 
 
 def _may_be_several(settings: Settings) -> bool:
-    """Whether there can be several processes, so that it matters what the script makes of them."""
+    """True if there can be several processes, so that it matters what the script makes of them."""
     asked = (settings.gpus.value, settings.nproc_per_node.value, settings.rdzv_endpoint.value)
     return settings.nodes.value != "1" or any(value is not None for value in asked)
 

@@ -23,7 +23,7 @@ TITLES = ("run", "state", "processes", "GPU memory")  # its name begins with whe
 
 
 def local_runs() -> tuple[LocalRun, ...]:
-    """Give this user's runs on this machine."""
+    """Return this user's runs on this machine."""
     return find_runs(working_directory() / RUNS_FOLDER, held_bytes(), RECEIPT_FILE)
 
 

@@ -88,7 +88,7 @@ class Typed:
         return read_options(Target(kind, self.script), cwd, environ)
 
     def _config_names_script(self) -> bool:
-        """Whether the configuration that the line names, or the one that is here, has a script."""
+        """True if the configuration that the line names, or the one that is here, has a script."""
         options = (iter(self.before), iter(word for group in self.after for word in group))
         named = [value for words in options for value in _values(words, "--config")]
         environ = {k: v for k, v in os.environ.items() if k == CONFIG_VARIABLE}

@@ -12,7 +12,7 @@ from fasttrain.model.secrets import mask_args
 
 
 def translate(error: Exception, argv: list[str], commands: set[str]) -> FasttrainError:
-    """Give the error in three lines, with the nearest option or the next thing to type.
+    """Return the error in three lines, with the nearest option or the next thing to type.
 
     Args:
         error: A usage error of typer's.

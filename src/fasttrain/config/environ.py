@@ -22,14 +22,14 @@ WORKER_VARIABLES = frozenset({RUN_MARK, RESTART_COUNT, PULSES_VARIABLE})
 
 
 def read_environ() -> dict[str, str]:
-    """Give a copy of this process's environment."""
+    """Return a copy of this process's environment."""
     return dict(os.environ)
 
 
 def option_values(
     environ: Mapping[str, str], *, slurm: bool = True
 ) -> dict[str, Setting[OptionValue]]:
-    """Give the options that FASTTRAIN_* variables set; an empty variable sets nothing.
+    """Return the options that FASTTRAIN_* variables set; an empty variable sets nothing.
 
     Args:
         environ: The environment.

@@ -58,17 +58,17 @@ class OptionSpec:
 
     @property
     def pairs(self) -> bool:
-        """Whether its list holds ``NAME=VALUE``, of which layers can each say some."""
+        """Return whether its list holds ``NAME=VALUE``, of which layers can each say some."""
         return self.kind == "list" and "=" in self.metavar
 
     @property
     def comma_list(self) -> bool:
-        """Whether its text is a list such as ``0,3``, which YAML may write as ``[0, 3]`` too."""
+        """True if its text is a list such as ``0,3``, which YAML may write as ``[0, 3]`` too."""
         return self.kind == "str" and self.metavar in _COMMA_LISTS
 
 
 def _unwrap(kind: Any) -> tuple[Any, bool]:
-    """Give the type inside ``X | None``, and whether None was there."""
+    """Return the type inside ``X | None``, and whether None was there."""
     if get_origin(kind) not in (Union, types.UnionType):
         return kind, False
     (inner,) = (arm for arm in get_args(kind) if arm is not type(None))

@@ -35,7 +35,7 @@ PRESETS: dict[str, Preset] = {
 
 
 def preset_values(name: str, source: Source) -> dict[str, Setting[OptionValue]]:
-    """Give what a preset says about each of its options.
+    """Return what a preset says about each of its options.
 
     Args:
         name: The preset.

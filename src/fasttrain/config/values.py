@@ -29,7 +29,7 @@ def _folded(word: str) -> str:
 
 
 def suggest(word: str, candidates: Iterable[str], otherwise: str) -> str:
-    """Give the text of a fix: the nearest candidate as a question, or else `otherwise`."""
+    """Return the text of a fix: the nearest candidate as a question, or else `otherwise`."""
     match = nearest(word, candidates)
     return f"did you mean {match}?" if match else otherwise
 
@@ -44,12 +44,12 @@ _SHOWN_CHARACTERS = 60
 
 
 def parse_setting(spec: OptionSpec, raw: object, source: Source) -> Setting[OptionValue]:
-    """Give the checked value together with its source."""
+    """Return the checked value together with its source."""
     return Setting(parse_value(spec, raw, source), source)
 
 
 def parse_value(spec: OptionSpec, raw: object, source: Source) -> OptionValue:
-    """Give the typed value of an option from what one layer says.
+    """Return the typed value of an option from what one layer says.
 
     Args:
         spec: The option.
@@ -76,7 +76,7 @@ def parse_value(spec: OptionSpec, raw: object, source: Source) -> OptionValue:
 def bad_value(
     name: str, raw: object, source: Source, why: str, fix: str = "see fasttrain run --help"
 ) -> FasttrainError:
-    """Give the error for a value that an option or key can't take, naming the place."""
+    """Return the error for a value that an option or key can't take, naming the place."""
     return FasttrainError(
         f"{place(name, source)} can't be {shown(raw)}",
         why=why,
@@ -87,23 +87,23 @@ def bad_value(
 
 
 def shown(raw: object) -> str:
-    """Give a value as errors show it: quoted, and cut when it is long."""
+    """Return a value as errors show it: quoted, and cut when it is long."""
     text = repr(raw)
     return text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "..."
 
 
 def place(name: str, source: Source) -> str:
-    """Give the place of a value as a user would look for it: ``fasttrain.yaml:3: amp``."""
+    """Return the place of a value as a user would look for it: ``fasttrain.yaml:3: amp``."""
     return f"{source}: {name}" if source.kind is SourceKind.FILE else str(source)
 
 
 def exit_code(source: Source) -> ExitCode:
-    """Give the exit code of a wrong value: usage for a flag, a contradiction elsewhere."""
+    """Return the exit code of a wrong value: usage for a flag, a contradiction elsewhere."""
     return ExitCode.USAGE if source.kind is SourceKind.FLAG else ExitCode.CONTRADICTION
 
 
 def variable_name(assignment: str) -> str:
-    """Give NAME of a checked ``NAME=VALUE``."""
+    """Return NAME of a checked ``NAME=VALUE``."""
     return assignment.partition("=")[0]
 
 
@@ -157,7 +157,7 @@ def _parse_int(spec: OptionSpec, text: str, source: Source) -> int:
 
 
 def _parse_list(spec: OptionSpec, raw: object, source: Source) -> tuple[str, ...]:
-    """Give checked texts; no error shows a value, since it may be a secret."""
+    """Return checked texts; no error shows a value, since it may be a secret."""
     if isinstance(raw, str) and source.kind is SourceKind.ENV:
         raw = _split(spec, raw, source)
     if isinstance(raw, Mapping) and spec.pairs:
@@ -177,7 +177,7 @@ def _parse_list(spec: OptionSpec, raw: object, source: Source) -> tuple[str, ...
 
 
 def _one(value: object, *, several: bool) -> str | None:
-    """Give a scalar as text, and where there may be several, a list of them with commas between."""
+    """Return a scalar as text; where there may be several, a list of them joined by commas."""
     if several and isinstance(value, list) and value and all(_is_scalar(item) for item in value):
         return ",".join(str(item) for item in value)
     return str(value) if _is_scalar(value) else None

@@ -52,7 +52,7 @@ class YamlFile:
 
 
 def file_source(name: str, line: int) -> Source:
-    """Give the origin of a value in a file, such as ``fasttrain.yaml:3``."""
+    """Return the origin of a value in a file, such as ``fasttrain.yaml:3``."""
     return Source(SourceKind.FILE, f"{name}:{line}")
 
 
@@ -83,7 +83,7 @@ def read_yaml(path: Path, *, name: str = "") -> YamlFile:
 
 
 def _read_bytes(path: Path, name: str) -> bytes:
-    """Give the file's bytes; a bounded read, so that a pipe or a device is safe too."""
+    """Return the file's bytes; a bounded read, so that a pipe or a device is safe too."""
     try:
         data = read_bounded(path, MAX_BYTES + 1)
     except OSError as error:
@@ -102,7 +102,7 @@ def _read_bytes(path: Path, name: str) -> bytes:
 def _items(
     mapping: yaml.MappingNode, name: str, known: Sequence[str] = ()
 ) -> dict[str, tuple[yaml.Node, int]]:
-    """Give key to value node and line; only known keys, where they are given."""
+    """Return key to value node and line; only known keys, where they are given."""
     items: dict[str, tuple[yaml.Node, int]] = {}
     for key_node, node in mapping.value:
         line = key_node.start_mark.line + 1
@@ -165,7 +165,7 @@ def _entries(items: dict[str, tuple[yaml.Node, int]], name: str) -> Entries:
 def _section(
     item: tuple[yaml.Node, int], name: str, known: Sequence[str]
 ) -> dict[str, tuple[yaml.Node, int]]:
-    """Give what a section holds; nothing where it is empty."""
+    """Return what a section holds; nothing where it is empty."""
     node, line = item
     if isinstance(node, yaml.MappingNode):
         return _items(node, name, known)
@@ -176,7 +176,7 @@ def _section(
 
 
 def _word(key: str, items: dict[str, tuple[yaml.Node, int]], name: str) -> str | None:
-    """Give the text of a key that takes one; None when it is absent or empty."""
+    """Return the text of a key that takes one; None when it is absent or empty."""
     if key not in items:
         return None
     node, line = items[key]
@@ -215,7 +215,7 @@ def _args_error(node: yaml.Node, name: str) -> FasttrainError:
 
 
 def _value(node: yaml.Node, name: str) -> object:
-    """Give the text of a scalar, None for an empty one, or a list or dict of such values."""
+    """Return the text of a scalar, None for an empty one, or a list or dict of such values."""
     if isinstance(node, yaml.SequenceNode):
         return [_value(item, name) for item in node.value]
     if isinstance(node, yaml.MappingNode):

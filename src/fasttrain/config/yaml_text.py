@@ -44,7 +44,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def _problem(event: yaml.Event, depth: int, nodes: int) -> str:
-    """Give why the node that an event starts is refused; empty when it isn't."""
+    """Return why the node that an event starts is refused; empty when it isn't."""
     if getattr(event, "anchor", None) is not None:
         return "anchors (&) and aliases (*) are not allowed; quote a text that starts so"
     if getattr(event, "tag", None) is not None:
@@ -60,7 +60,7 @@ def _problem(event: yaml.Event, depth: int, nodes: int) -> str:
 
 
 def compose(data: bytes, name: str) -> yaml.Node | None:
-    """Give the root node of a YAML document; None when it is empty.
+    """Return the root node of a YAML document; None when it is empty.
 
     Args:
         data: The file's bytes.
@@ -95,7 +95,7 @@ _QUOTE = "mend that line; a text with special characters goes into quotes"
 
 
 def syntax_error(name: str, line: int, why: str, fix: str = _QUOTE) -> FasttrainError:
-    """Give the error for text that isn't acceptable YAML."""
+    """Return the error for text that isn't acceptable YAML."""
     return FasttrainError(
         f"{name}:{line}: can't be read as YAML",
         why=why,
@@ -112,7 +112,7 @@ LOOK_S = 0.01
 
 
 def read_bounded(path: Path, most_bytes: int) -> bytes:
-    """Give the beginning of a file, of at most so many bytes.
+    """Return the beginning of a file, of at most so many bytes.
 
     Raises:
         OSError: It can't be read, or is a pipe to which nobody writes.

@@ -60,7 +60,7 @@ class Verdict:
 def measure(
     python: str, environ: Mapping[str, str], devices: Sequence[Device], folder: str
 ) -> Iterator[Measurement]:
-    """Give measurements as they are made, in less than a minute; never raises.
+    """Yield measurements as they are made, in less than a minute; never raises.
 
     Args:
         python: The interpreter that runs scripts.
@@ -90,7 +90,7 @@ def measure(
 
 
 def expected(measured: Measurement, device: Device | None) -> float | None:
-    """Give what a device's data sheet says of a measurement; None where it is unknown."""
+    """Return what a device's data sheet says of a measurement; None where it is unknown."""
     sheet = data_sheet(device) if device else None
     if sheet is None:
         return None
@@ -168,7 +168,7 @@ def _torch_type(kind: str, index: int) -> str:
 
 
 def _visibility(devices: Sequence[Device]) -> dict[str, str]:
-    """Give the variables that show exactly these devices, in this order."""
+    """Return the variables that show exactly these devices, in this order."""
     variable = VENDORS[devices[0].kind].visibility if devices else ""
     if not variable:
         return {}

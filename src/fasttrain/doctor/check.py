@@ -32,5 +32,5 @@ class Check:
     def finding(
         self, severity: Severity, what: str, *, why: str, fix: str, where: str = ""
     ) -> Finding:
-        """Give a finding of this check."""
+        """Return a finding of this check."""
         return Finding(self.slug, severity, what, why, fix, where, self.mend is not None)

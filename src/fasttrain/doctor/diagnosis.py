@@ -41,12 +41,12 @@ class Diagnosis:
 
     @property
     def broken(self) -> bool:
-        """Whether a run here would fail or be wrong."""
+        """Return whether a run here would fail or be wrong."""
         return any(finding.severity == "error" for finding in self.findings)
 
 
 def best_command(seen: Examination, script: str) -> tuple[str, str]:
-    """Give the command line that fits a machine best, and why.
+    """Return the command line that fits a machine best, and why.
 
     What fasttrain chooses by itself, precision and fused optimizers, is left out of it.
 
@@ -75,7 +75,7 @@ def best_command(seen: Examination, script: str) -> tuple[str, str]:
 
 
 def usable(seen: Examination) -> list[Device]:
-    """Give the devices of the first kind that the script's torch can drive, as far as is known."""
+    """Return devices of the first kind that the script's torch can drive, as far as is known."""
     kinds = present(seen)
     if not kinds:
         return []

@@ -34,7 +34,7 @@ def end_orphans(_seen: Examination) -> str:
 
 
 def _is_worker(pid: int) -> bool:
-    """Whether a process is a worker: one with a plan on its command line."""
+    """Return whether a process is a worker: one with a plan on its command line."""
     with suppress(psutil.Error):
         return bool(run_of(psutil.Process(pid).cmdline(), {}, Path()))
     return False

@@ -43,7 +43,7 @@ _RANKING: tuple[Severity, ...] = ("error", "warning", "hint")
 def diagnose(
     seen: Examination, *, only: Iterable[str] = (), skip: Iterable[str] = ()
 ) -> tuple[Finding, ...]:
-    """Give what the checks find, the worst first, and within a severity in their order.
+    """Return what the checks find, the worst first, and within a severity in their order.
 
     Args:
         seen: The machine, its state and surroundings.
@@ -59,7 +59,7 @@ def diagnose(
 
 
 def worst_first(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Give findings by their severity, and within one as they come."""
+    """Return findings by their severity, and within one as they come."""
     return tuple(sorted(findings, key=lambda finding: _RANKING.index(finding.severity)))
 
 

@@ -62,7 +62,7 @@ class LeverLine:
 
 
 def lever_lines(plan: LaunchPlan, habits: Habits) -> tuple[LeverLine, ...]:
-    """Give one line for each lever."""
+    """Return one line for each lever."""
     values = {row.topic: row.value for row in lever_rows(plan)}
     strategy = plan.levers.strategy.value
     values["dataloader"] = strategy.batch if strategy.injected else "keep"
@@ -77,7 +77,7 @@ def lever_lines(plan: LaunchPlan, habits: Habits) -> tuple[LeverLine, ...]:
 def judge_script(
     habits: Habits, facts: ScriptFacts, plan: LaunchPlan, machine: Machine
 ) -> tuple[Finding, ...]:
-    """Give what its author should know of a script before it runs here.
+    """Return what its author should know of a script before it runs here.
 
     Args:
         habits: What its source shows.
@@ -109,7 +109,7 @@ def _held_back(plan: LaunchPlan, habits: Habits) -> Iterator[Finding]:
 
 
 def _severity(line: LeverLine, plan: LaunchPlan) -> Severity:
-    """Give an error for a run that is refused, a warning for what a person has named in vain."""
+    """Return an error for a run that is refused, a warning for what a person has named in vain."""
     if line.verdict is State.FAILED:
         return "error"
     explicit = getattr(plan.levers, line.lever).source.explicit

@@ -20,7 +20,7 @@ Judge = Callable[[Habits, LaunchPlan, Machine], Iterator[Finding]]
 
 
 def judge_habits(habits: Habits, plan: LaunchPlan, machine: Machine) -> Iterator[Finding]:
-    """Give what the script's author could change, the gravest first within each topic."""
+    """Yield what the script's author could change, the gravest first within each topic."""
     for judge in _JUDGES:
         yield from judge(habits, plan, machine)
 
@@ -62,7 +62,7 @@ def _absent_device(habits: Habits, plan: LaunchPlan, _machine: Machine) -> Itera
 
 
 def _seen_by_a_worker(plan: LaunchPlan) -> int:
-    """Give the devices that a process can name; the launcher gives ranks of its own one each."""
+    """Return the devices that a process can name; the launcher gives ranks of its own one each."""
     strategy = plan.levers.strategy.value
     alone = strategy.injected and bool(strategy.visibility)
     return 1 if alone else len(plan.devices.value)

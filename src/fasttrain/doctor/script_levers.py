@@ -37,7 +37,7 @@ class Verdict:
 
 
 def amp(plan: LaunchPlan, habits: Habits) -> Verdict:
-    """Give what becomes of mixed precision."""
+    """Return what becomes of mixed precision."""
     decision = plan.levers.amp
     if decision.value.precision == "off":
         return _left(decision)
@@ -58,7 +58,7 @@ def amp(plan: LaunchPlan, habits: Habits) -> Verdict:
 
 
 def compile_(plan: LaunchPlan, habits: Habits) -> Verdict:
-    """Give what becomes of torch.compile."""
+    """Return what becomes of torch.compile."""
     decision = plan.levers.compile
     if decision.value.mode == "off":
         return _left(decision)
@@ -74,7 +74,7 @@ def compile_(plan: LaunchPlan, habits: Habits) -> Verdict:
 
 
 def _partly_compiled(habits: Habits) -> Verdict | None:
-    """Give what a run has to show.
+    """Return what a run has to show.
 
     Source: torch/_dynamo/variables/builder.py of torch 2.13: "Dynamo does not support RNN, GRU, or
     LSTM" unless config.allow_rnn.
@@ -92,7 +92,7 @@ def _partly_compiled(habits: Habits) -> Verdict | None:
 
 
 def optimizer(plan: LaunchPlan, habits: Habits) -> Verdict:
-    """Give what becomes of the optimizers' implementation."""
+    """Return what becomes of the optimizers' implementation."""
     decision = plan.levers.optimizer
     if decision.value == "keep":
         return _left(decision)
@@ -112,7 +112,7 @@ def optimizer(plan: LaunchPlan, habits: Habits) -> Verdict:
 
 
 def _fused(plan: LaunchPlan, habits: Habits, able: list[Evidence]) -> Verdict:
-    """Give what becomes of those that may take fused steps."""
+    """Return what becomes of those that may take fused steps."""
     asked = {e.where: e for e in habits.of(Habit.IMPLEMENTATION)}
     if all(e.where in asked for e in able):
         found = asked[able[0].where]
@@ -131,7 +131,7 @@ def _fused(plan: LaunchPlan, habits: Habits, able: list[Evidence]) -> Verdict:
 
 
 def matmul(plan: LaunchPlan, habits: Habits) -> Verdict:
-    """Give what becomes of the precision of matrix products."""
+    """Return what becomes of the precision of matrix products."""
     decision = plan.levers.matmul
     if found := habits.sure(Habit.MATMUL):
         return Verdict(State.CEDED, "the script chooses the precision itself", found.where)
@@ -143,7 +143,7 @@ def matmul(plan: LaunchPlan, habits: Habits) -> Verdict:
 
 
 def strategy(plan: LaunchPlan, _habits: Habits) -> Verdict:
-    """Give who makes the ranks one run."""
+    """Return who makes the ranks one run."""
     decision = plan.levers.strategy
     if decision.value.injected:
         return Verdict(State.APPLIED, decision.reason)
@@ -153,7 +153,7 @@ def strategy(plan: LaunchPlan, _habits: Habits) -> Verdict:
 
 
 def dataloader(plan: LaunchPlan, habits: Habits) -> Verdict:
-    """Give what becomes of the batches."""
+    """Return what becomes of the batches."""
     decided = plan.levers.strategy.value
     if decided.mode == "script":
         return Verdict(State.CEDED, "the script handles its ranks itself")
@@ -168,7 +168,7 @@ def dataloader(plan: LaunchPlan, habits: Habits) -> Verdict:
 
 
 def _left(decision: Decision[Any]) -> Verdict:
-    """Give the verdict on a lever that the plan leaves out, as the receipt will have it."""
+    """Return the verdict on a lever that the plan leaves out, as the receipt will have it."""
     state = State.OFF if decision.source.explicit else State.SKIPPED
     return Verdict(state, decision.reason)
 

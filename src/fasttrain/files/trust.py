@@ -22,7 +22,7 @@ Step = tuple[Path, os.stat_result]
 
 
 def steps(path: Path, links: int = 0) -> Iterator[Step]:
-    """Give the folders and links that lead to an absolute path and itself, as far as they exist.
+    """Yield the folders and links that lead to an absolute path and itself, as far as they exist.
 
     Raises:
         OSError: Links lead in a circle, or something on the way is no folder.
@@ -47,7 +47,7 @@ class Danger(NamedTuple):
 
 
 def refused_way(path: Path, beside: Path | None = None) -> Danger | None:
-    """Give why anybody could lead a path elsewhere; None where nobody can.
+    """Return why anybody could lead a path elsewhere; None where nobody can.
 
     Neither the owner of a parent counts nor its group: see `doubts`.
 
@@ -74,7 +74,7 @@ def refused_way(path: Path, beside: Path | None = None) -> Danger | None:
 
 
 def refused_folder(path: Path, found: os.stat_result) -> Danger | None:
-    """Give why a folder is not the user's alone to write to; None where it is."""
+    """Return why a folder is not the user's alone to write to; None where it is."""
     if found.st_uid != os.geteuid():
         return Danger(f"it belongs to {user(found.st_uid)}")
     if found.st_mode & stat.S_IWOTH:
@@ -86,7 +86,7 @@ def refused_folder(path: Path, found: os.stat_result) -> Danger | None:
 
 
 def refused(path: Path) -> Danger | None:
-    """Give why what lies in a folder may be somebody else's; None where it can't be.
+    """Return why what lies in a folder may be somebody else's; None where it can't be.
 
     A folder that isn't there yet is judged by its parents.
 
@@ -102,7 +102,7 @@ def refused(path: Path) -> Danger | None:
 
 
 def doubts(path: Path, cwd: Path) -> list[str]:
-    """Give who could put another folder in the place of one, where that isn't refused.
+    """Return who could put another folder in the place of one, where that isn't refused.
 
     Owners and groups that could do so to the working directory are left out: they could change the
     script as well.
@@ -136,7 +136,7 @@ def _is_everybodys(found: os.stat_result) -> bool:
 
 
 def _is_shared(found: os.stat_result) -> bool:
-    """Whether a group may write that is more than one user.
+    """Return whether a group may write that is more than one user.
 
     A group with the name of its user is that user's alone, which makes a umask of 002 usable.
     Source: login.defs(5), USERGROUPS_ENAB.
@@ -151,7 +151,7 @@ def _is_shared(found: os.stat_result) -> bool:
 
 
 def user(uid: int) -> str:
-    """Give a user's name, or its number where it has none here."""
+    """Return a user's name, or its number where it has none here."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:

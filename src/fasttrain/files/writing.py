@@ -102,7 +102,7 @@ class Lines:
 
 
 def _ends_amid_line(path: Path) -> bool:
-    """Whether a file was left with half a line, by a process that met a full disk."""
+    """Return whether a file was left with half a line, by a process that met a full disk."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -115,7 +115,7 @@ def _ends_amid_line(path: Path) -> bool:
 
 
 def open_log(path: Path | str) -> int:
-    """Give a descriptor that adds to the end of a private file.
+    """Return a descriptor that adds to the end of a private file.
 
     Raises:
         OSError: It can't be opened.

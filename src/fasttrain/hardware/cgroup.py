@@ -11,13 +11,13 @@ MOUNT = "sys/fs/cgroup"
 
 
 def quota_cores(host: Host) -> float | None:
-    """Give the tightest CPU quota in cores, such as 1.5; None when there is none."""
+    """Return the tightest CPU quota in cores, such as 1.5; None when there is none."""
     quotas = [_quota(host, folder) for folder in _folders(host, "cpu")]
     return min((quota for quota in quotas if quota is not None), default=None)
 
 
 def memory_limit_bytes(host: Host) -> int | None:
-    """Give the tightest memory limit in bytes; None when there is none."""
+    """Return the tightest memory limit in bytes; None when there is none."""
     limits = [
         host.read(f"{folder}/{name}").strip()
         for folder in _folders(host, "memory")
@@ -27,7 +27,7 @@ def memory_limit_bytes(host: Host) -> int | None:
 
 
 def oom_kills(host: Host) -> int | None:
-    """Give a count that rises with each process of this group that the kernel kills for memory.
+    """Return a count that rises with each process of this group that the kernel kills for memory.
 
     That counts those that it kills because the whole machine has none left, too, and in version 2
     those of the groups below. The groups above count whoever else is in them.
@@ -60,7 +60,7 @@ def _quota(host: Host, folder: str) -> float | None:
 
 
 def _folders(host: Host, controller: str) -> Iterator[str]:
-    """Give the folders whose limits bind this process: its group's and all those above it.
+    """Yield the folders whose limits bind this process: its group's and all those above it.
 
     Inside a container the path in ``/proc/self/cgroup`` may be the host's, of which only the
     mount itself is visible; the walk ends there in any case.

@@ -27,7 +27,7 @@ _GPUS = re.compile(r"(?:^|,)gpu(?::[^:,(]+)*:(\d+)")
 
 
 def find_cluster(host: Host, *, timeout_s: float = SINFO_TIMEOUT_S) -> Cluster:
-    """Give the cluster; an empty one where SLURM is not installed."""
+    """Return the cluster; an empty one where SLURM is not installed."""
     job = host.environ.get("SLURM_JOB_ID", "")
     gpus = job_gpus(host.environ) if job else ()
     tool = host.which("sinfo")
@@ -46,7 +46,7 @@ def find_cluster(host: Host, *, timeout_s: float = SINFO_TIMEOUT_S) -> Cluster:
 
 
 def job_gpus(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Give the GPUs of the job's step on this node, or of the whole job where it has no step."""
+    """Return the GPUs of the job's step on this node, or of the whole job where it has no step."""
     listed = environ.get("SLURM_STEP_GPUS") or environ.get("SLURM_JOB_GPUS", "")
     return tuple(gpu for gpu in listed.split(",") if gpu)
 
@@ -77,12 +77,12 @@ def parse_sinfo(text: str) -> tuple[Partition, ...]:
 
 
 def gpus_of(gres: str) -> int:
-    """Give the GPUs of a node by its GRES, such as ``gpu:a100:8(S:0-1),shard:32``."""
+    """Return the GPUs of a node by its GRES, such as ``gpu:a100:8(S:0-1),shard:32``."""
     return sum(int(count) for count in _GPUS.findall(gres))
 
 
 def time_limit_min(text: str) -> int | None:
-    """Give a time limit such as ``1-12:00:00`` or ``30:00`` in minutes; None for no limit.
+    """Return a time limit such as ``1-12:00:00`` or ``30:00`` in minutes; None for no limit.
 
     Raises:
         ValueError: It has another form.
@@ -107,7 +107,7 @@ NODES_FORMAT = "%P|%D|%c|%G"
 
 
 def node_shape(host: Host, partition: str | None, gpus: int) -> NodeShape | None:
-    """Give the CPUs and GPUs of a node, the smallest that fits; None where SLURM can't tell.
+    """Return the CPUs and GPUs of a node, the smallest that fits; None where SLURM can't tell.
 
     Args:
         host: This machine.

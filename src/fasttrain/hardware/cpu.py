@@ -30,7 +30,7 @@ APPLE_BF16 = "hw.optional.arm.FEAT_BF16"
 
 
 def probe_cpu(host: Host) -> Cpu:
-    """Give the processor and what this process was granted of it."""
+    """Return the processor and what this process was granted of it."""
     if host.system == "Darwin":
         model, features, physical = _apple(host)
     else:
@@ -42,7 +42,7 @@ def probe_cpu(host: Host) -> Cpu:
 
 
 def granted_cores(host: Host) -> tuple[int, str]:
-    """Give whole cores, at least one, and the limit that decided; ties go to the affinity."""
+    """Return whole cores, at least one, and the limit that decided; ties go to the affinity."""
     limits: list[tuple[int, str]] = [(host.affinity, f"{host.affinity} CPUs in the affinity mask")]
     if (quota := quota_cores(host)) is not None:
         limits.append((int(quota), f"a cgroup quota of {quota:g} cores"))
@@ -55,7 +55,7 @@ def granted_cores(host: Host) -> tuple[int, str]:
 
 
 def _cpuinfo(host: Host) -> tuple[str, tuple[str, ...]]:
-    """Give model and features of the first processor; empty where the kernel names none."""
+    """Return model and features of the first processor; empty where the kernel names none."""
     # One processor is enough, and the file of a 256-core machine is slow to produce.
     values: dict[str, str] = {}
     try:
@@ -93,7 +93,7 @@ def _apple(host: Host) -> tuple[str, tuple[str, ...], int]:
 
 
 def find_cxx_compiler(environ: Mapping[str, str], *, system: str = "") -> str:
-    """Give the path of the compiler that inductor would call; empty if it would find none.
+    """Return the path of the compiler that inductor would call; empty if it would find none.
 
     Inductor calls ``$CXX``, or else ``g++`` (``clang++`` on macOS), and looks no further: with
     clang++ alone on Linux it fails, as it does with ``CXX="ccache g++"``, two words.

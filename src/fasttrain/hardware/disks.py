@@ -19,7 +19,7 @@ DISK_TIMEOUT_S = 2.0
 def find_disks(
     host: Host, run_root: Path, *, timeout_s: float = DISK_TIMEOUT_S
 ) -> tuple[Disk, ...]:
-    """Give the disks of run directories, compiled kernels and temporary files.
+    """Return the disks of run directories, compiled kernels and temporary files.
 
     A folder that can't be asked in `timeout_s` counts as full and closed, which it is to a run.
     """
@@ -35,13 +35,13 @@ def find_disks(
 
 
 def compiled_folder(environ: Mapping[str, str]) -> Path:
-    """Give where compiled kernels go: the user's own choice, or fasttrain's."""
+    """Return where compiled kernels go: the user's own choice, or fasttrain's."""
     own = environ.get("TORCHINDUCTOR_CACHE_DIR", "")
     return Path(own) if own else cache_folder(environ) / COMPILED_FOLDER
 
 
 def temporary_folder(environ: Mapping[str, str]) -> Path:
-    """Give where programs put temporary files, by the first variable that names a folder.
+    """Return where programs put temporary files, by the first variable that names a folder.
 
     Source: Python 3.11, tempfile.gettempdir.
     """
@@ -77,7 +77,7 @@ def _look(purpose: Purpose, folder: Path, mounts: dict[str, str]) -> Disk:
 
 
 def mount_types(host: Host) -> dict[str, str]:
-    """Give the type of what is mounted at each path; of several mounts the last one shows."""
+    """Return the type of what is mounted at each path; of several mounts the last one shows."""
     lines = (line.split() for line in host.read("proc/self/mounts").splitlines())
     return {_unescaped(words[1]): words[2] for words in lines if len(words) > 2}
 
@@ -88,6 +88,6 @@ def _unescaped(path: str) -> str:
 
 
 def filesystem_of(folder: Path, mounts: dict[str, str]) -> str:
-    """Give the type of the file system that a folder lies on; empty where unknown."""
+    """Return the type of the file system that a folder lies on; empty where unknown."""
     paths = (str(path) for path in (folder, *folder.parents))
     return next((mounts[path] for path in paths if path in mounts), "")

@@ -78,7 +78,7 @@ def examine_host(
     nvml_timeout_s: float = NVML_TIMEOUT_S,
     other: Interpreter | None = None,
 ) -> Examination:
-    """Give what `host` shows; `nvml` stands in for the ``pynvml`` module in tests."""
+    """Return what `host` shows; `nvml` stands in for the ``pynvml`` module in tests."""
     notes: list[str] = []
     none: dict[int, RunProcess] = {}
     runs = attempt("processes", lambda: find_run_processes(run_root), none, notes)
@@ -128,7 +128,7 @@ def _device_states(
 
 
 def relevant(environ: Mapping[str, str]) -> dict[str, str]:
-    """Give the variables that matter to training, by name, with secrets as ``***``."""
+    """Return the variables that matter to training, by name, with secrets as ``***``."""
     return {
         name: _masked(name, environ[name])
         for name in sorted(environ)

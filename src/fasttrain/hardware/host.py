@@ -32,11 +32,11 @@ class Vendor(Protocol):
     kind: ClassVar[DeviceKind]
 
     def probe(self) -> VendorReport:
-        """Give this vendor's devices, cheaply and without starting their runtime."""
+        """Return this vendor's devices, cheaply and without starting their runtime."""
 
 
 def granted_cpus() -> int:
-    """Give the number of logical CPUs that this process may run on."""
+    """Return the number of logical CPUs that this process may run on."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -61,18 +61,18 @@ class Host:
     affinity: int = field(default_factory=granted_cpus)
 
     def read(self, path: str) -> str:
-        """Give the text of a file relative to the root; empty when it is absent or closed to us."""
+        """Return text of a file relative to the root; empty when it is absent or closed to us."""
         try:
             return (self.root / path).read_text(errors="replace")
         except OSError:
             return ""
 
     def exists(self, path: str) -> bool:
-        """Whether a path relative to the root is there."""
+        """Return whether a path relative to the root is there."""
         return (self.root / path).exists()
 
     def names(self, folder: str) -> list[str]:
-        """Give the names in a folder, ``mlx5_2`` before ``mlx5_10``; none where it is closed."""
+        """Return the names in a folder, ``mlx5_2`` before ``mlx5_10``; none where it is closed."""
         try:
             names = [entry.name for entry in (self.root / folder).iterdir()]
         except OSError:
@@ -80,22 +80,22 @@ class Host:
         return sorted(names, key=lambda name: (len(name), name))
 
     def number(self, path: str) -> int | None:
-        """Give the number that a file holds; None when it is absent or holds something else."""
+        """Return the number that a file holds; None when it is absent or holds something else."""
         text = self.read(path).strip()
         return int(text) if text.isdecimal() else None
 
     def numbered(self, folder: str, pattern: str) -> list[str]:
-        """Give a folder's entries that match `pattern`, in the order of its one number group."""
+        """Return a folder's entries that match `pattern`, in the order of its one number group."""
         found = [match for name in self.names(folder) if (match := re.fullmatch(pattern, name))]
         return [f"{folder}/{match[0]}" for match in sorted(found, key=lambda m: int(m[1]))]
 
     def which(self, tool: str, *extra: str) -> str:
-        """Give the path of a tool on PATH or in `extra` folders under the root; empty if none."""
+        """Return the path of a tool on PATH or in `extra` folders under the root; empty if none."""
         folders = [self.environ.get("PATH", os.defpath), *(str(self.root / item) for item in extra)]
         return shutil.which(tool, path=os.pathsep.join(folders)) or ""
 
     def sysctl(self, *names: str) -> dict[str, str]:
-        """Give values of macOS kernel variables; those that this Mac doesn't know are left out.
+        """Return values of macOS kernel variables; those that this Mac doesn't know are left out.
 
         Raises:
             ToolError: ``sysctl`` is missing, fails or hangs.

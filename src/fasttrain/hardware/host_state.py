@@ -21,7 +21,7 @@ RESOLVE_TIMEOUT_S = 0.5
 
 
 def host_state(host: Host, *, run_root: Path, runs: Mapping[int, RunProcess]) -> HostState:
-    """Give the state of the machine outside of its devices.
+    """Return the state of the machine outside of its devices.
 
     Args:
         host: The machine.
@@ -50,7 +50,7 @@ def host_state(host: Host, *, run_root: Path, runs: Mapping[int, RunProcess]) ->
 
 
 def shared_memory(host: Host) -> tuple[int | None, int | None]:
-    """Give the size of /dev/shm and what is free of it, in bytes; None where there is none."""
+    """Return the size of /dev/shm and what is free of it, in bytes; None where there is none."""
     try:
         stat = os.statvfs(host.root / "dev/shm")
     except OSError:
@@ -59,7 +59,7 @@ def shared_memory(host: Host) -> tuple[int | None, int | None]:
 
 
 def hostname_resolves(name: str, *, timeout_s: float = RESOLVE_TIMEOUT_S) -> bool:
-    """Whether a name has an address; one that isn't there in time would stall a run as well."""
+    """True if a name has an address; one that isn't there in time would stall a run as well."""
     try:
         return bool(within(timeout_s, lambda: socket.getaddrinfo(name, None)))
     except (OSError, UnicodeError):  # gaierror and TimeoutError are OSErrors; "" and "a..b" are not
@@ -67,7 +67,7 @@ def hostname_resolves(name: str, *, timeout_s: float = RESOLVE_TIMEOUT_S) -> boo
 
 
 def memory_available_bytes(host: Host) -> int | None:
-    """Give what can be had without swapping, at most the cgroup's whole limit; None off Linux."""
+    """Return what can be had without swapping, at most the cgroup's whole limit; None off Linux."""
     for line in host.read("proc/meminfo").splitlines():
         words = line.split()
         if words[:1] == ["MemAvailable:"] and words[1].isdecimal():
@@ -77,7 +77,7 @@ def memory_available_bytes(host: Host) -> int | None:
 
 
 def container(host: Host) -> str:
-    """Give the kind of container that this process is in; empty outside of one.
+    """Return the kind of container that this process is in; empty outside of one.
 
     Source: the files and variables that each leaves for its guests; systemd's container interface
     for LXC (systemd.io/CONTAINER_INTERFACE, version 257).
@@ -96,7 +96,7 @@ def container(host: Host) -> str:
 
 
 def _limits(name: str) -> tuple[int, ...] | None:
-    """Give soft and hard limit; -1 for none, and None on Windows, which has no limits to ask."""
+    """Return soft and hard limit; -1 for none, and None on Windows, which has no limits to ask."""
     try:
         import resource
     except ImportError:
@@ -114,7 +114,7 @@ def _load(host: Host) -> float | None:
 
 
 def _logical_cpus(host: Host) -> int | None:
-    """Give how many processors are switched on, from a list such as ``0-3,8``."""
+    """Return how many processors are switched on, from a list such as ``0-3,8``."""
     try:
         return _count(host.read("sys/devices/system/cpu/online").strip())
     except ValueError:
@@ -141,7 +141,7 @@ def _ports(host: Host) -> tuple[int, ...] | None:
 
 
 def look_around(host: Host) -> Surroundings:
-    """Give the machine's memory, and how many processes the lack of it has cost so far."""
+    """Return the machine's memory, and how many processes the lack of it has cost so far."""
     return Surroundings(
         group_oom_kills=oom_kills(host),
         machine_oom_kills=_counted(host, "proc/vmstat", "oom_kill"),
@@ -152,7 +152,7 @@ def look_around(host: Host) -> Surroundings:
 
 
 def _limit(host: Host) -> int | None:
-    """Give the limit; version 1 says "none" by a number that no machine has."""
+    """Return the limit; version 1 says "none" by a number that no machine has."""
     limit, total = memory_limit_bytes(host), _memory_bytes(host)
     return None if limit is None or (total and limit > total) else limit
 

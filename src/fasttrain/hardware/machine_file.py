@@ -15,7 +15,7 @@ from fasttrain.model.machine import MACHINE_SCHEMA, Device, Machine
 
 
 def read_machine(path: Path) -> Machine:
-    """Give the machine that a JSON file describes, by itself or as ``doctor --json`` prints it.
+    """Return the machine that a JSON file describes, by itself or as ``doctor --json`` prints it.
 
     Raises:
         FasttrainError: ``machine-file``: there is no such regular file, it can't be read, is not
@@ -25,7 +25,7 @@ def read_machine(path: Path) -> Machine:
 
 
 def read_examination(path: Path) -> Examination:
-    """Give what a JSON file holds of a machine: a description alone, or all that doctor saw.
+    """Return what a JSON file holds of a machine: a description alone, or all that doctor saw.
 
     Raises:
         FasttrainError: ``machine-file``, as in `read_machine`.
@@ -48,7 +48,7 @@ def read_examination(path: Path) -> Examination:
 
 
 def _within_envelope(data: Any) -> Any:
-    """Give the examination out of what ``doctor --json`` prints, and anything else as it is."""
+    """Return the examination out of what ``doctor --json`` prints, and anything else as it is."""
     if (
         isinstance(data, dict)
         and data.get("kind") == "doctor"
@@ -109,7 +109,7 @@ def _refused(path: Path, why: str) -> FasttrainError:
 
 
 def describe(machine: Machine) -> str:
-    """Give the accelerators in one phrase: ``8 x NVIDIA H100 80GB HBM3``, ``no GPU, 2 CPU cores``.
+    """Return accelerators in one phrase: ``8 x NVIDIA H100 80GB HBM3``, ``no GPU, 2 CPU cores``.
 
     Devices of one name are counted together, in the order in which the names first appear.
     """

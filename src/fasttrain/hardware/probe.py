@@ -34,7 +34,7 @@ def finds(other: Interpreter | None) -> Callable[[str], bool]:
 
 
 def probe_machine(environ: Mapping[str, str], other: Interpreter | None = None) -> Machine:
-    """Give this machine as the user's environment shows it; never raises, never imports torch.
+    """Return this machine as the user's environment shows it; never raises, never imports torch.
 
     What a probe could not find out is one sentence in the machine's notes.
 
@@ -47,7 +47,7 @@ def probe_machine(environ: Mapping[str, str], other: Interpreter | None = None) 
 
 
 def probe_host(host: Host, probes: tuple[Vendor, ...], other: Interpreter | None = None) -> Machine:
-    """Give the machine that `host` shows to `probes`."""
+    """Return the machine that `host` shows to `probes`."""
     notes: list[str] = []
     reports = [_attempt(vendor.kind, vendor.probe, VendorReport(), notes) for vendor in probes]
     unknown_cpu = Cpu(host.architecture, 1, "the processor could not be probed")

@@ -46,7 +46,7 @@ class RunProcess:
 
 
 def find_run_processes(run_root: Path) -> dict[int, RunProcess]:
-    """Give the processes of runs, by pid, that belong to this user; others are closed to us.
+    """Return the processes of runs, by pid, that belong to this user; others are closed to us.
 
     A command under ``--no-python`` has no plan on its command line, so the mark in the environment
     counts too, and with it whatever the script has started.
@@ -66,7 +66,7 @@ def find_run_processes(run_root: Path) -> dict[int, RunProcess]:
 
 
 def run_of(argv: Sequence[str], environ: Mapping[str, str], run_root: Path) -> str:
-    """Give the run directory, or at least the name, of a process's run; empty if it is of none."""
+    """Return run directory, or at least the name, of a process's run; empty if it is of none."""
     for word, following in pairwise(argv):
         if word.endswith(WORKER_PROGRAM) and PurePath(following).name == PLAN_FILE:
             return str(PurePath(following).parent)
@@ -77,7 +77,7 @@ def run_of(argv: Sequence[str], environ: Mapping[str, str], run_root: Path) -> s
 
 
 def is_launcher(argv: Sequence[str]) -> bool:
-    """Whether a command line is one of fasttrain's own, on a SLURM node too."""
+    """Return whether a command line is one of fasttrain's own, on a SLURM node too."""
     program = _program(argv)
     return PurePath(program).name in _LAUNCHERS or program.endswith(
         (AGENT_PROGRAM, LAUNCHER_PROGRAM)
@@ -87,7 +87,7 @@ def is_launcher(argv: Sequence[str]) -> bool:
 def as_device_process(
     pid: int, memory_bytes: int, runs: Mapping[int, RunProcess], command: str = ""
 ) -> DeviceProcess:
-    """Give a driver's word on a process with what is known of it here.
+    """Return a driver's word on a process with what is known of it here.
 
     Drivers may count processes outside of the container that this one runs in; those have no
     number here.
@@ -103,7 +103,7 @@ def as_device_process(
 
 
 def orphans(runs: Mapping[int, RunProcess]) -> tuple[DeviceProcess, ...]:
-    """Give those processes of runs whose launcher is dead, and that haven't ended since."""
+    """Return those processes of runs whose launcher is dead, and that haven't ended since."""
     told = (as_device_process(pid, 0, runs) for pid, run in runs.items() if run.orphan)
     return tuple(process for process in told if process.pid)
 
@@ -148,7 +148,7 @@ def _command(process: psutil.Process) -> str:
 
 
 def find_runs(run_root: Path, held_bytes: Mapping[int, int], receipt: str) -> tuple[LocalRun, ...]:
-    """Give the runs, the oldest first; found by the marks of their processes, and their launchers.
+    """Return runs, the oldest first; found by the marks of their processes, and their launchers.
 
     Args:
         run_root: Where run directories are made.
@@ -192,7 +192,7 @@ def _run(
 
 
 def _directory(name: str, told: list[str], pids: list[int], run_root: Path) -> str:
-    """Give the run directory: one that was told, or the default one for some process."""
+    """Return the run directory: one that was told, or the default one for some process."""
     for run in told:
         if Path(run).is_absolute():
             return run

@@ -29,7 +29,7 @@ _ENFORCE, _STORAGE = "AccountingStorageEnforce", "AccountingStorageType"
 
 
 def find_limits(host: Host, *, timeout_s: float = TIMEOUT_S) -> ClusterFacts:
-    """Give what the cluster allows; all of its tools are asked at the same time.
+    """Return what the cluster allows; all of its tools are asked at the same time.
 
     Args:
         host: This machine.
@@ -84,7 +84,7 @@ def _read(
     parse: Callable[[str], Iterator[T]],
     unread: list[tuple[str, str]],
 ) -> tuple[T, ...] | None:
-    """Give what a tool said, or None with the reason in `unread`."""
+    """Return what a tool said, or None with the reason in `unread`."""
     if isinstance(text, ToolError):
         unread.append((what, str(text)))
         return None
@@ -117,7 +117,7 @@ def parse_partitions(text: str) -> Iterator[PartitionLimits]:
 
 
 def _minutes(text: str) -> int | None:
-    """Give a limit in minutes; None for ``UNLIMITED``, and for what sets no limit that is known."""
+    """Return a limit in minutes; None for ``UNLIMITED``, and for what sets no known limit."""
     try:
         return time_limit_min(text)
     except ValueError:

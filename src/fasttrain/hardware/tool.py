@@ -29,7 +29,7 @@ class ToolError(RuntimeError):
 
 
 def run_tool(argv: Sequence[str], *, timeout_s: float, errors_too: bool = False) -> str:
-    """Give a tool's standard output, as soon as the tool itself has ended.
+    """Return a tool's standard output, as soon as the tool itself has ended.
 
     What it has started, and left behind, is ended with it.
 
@@ -70,7 +70,7 @@ def end_group(process: subprocess.Popen[bytes]) -> None:
 
 
 def first_line(text: str) -> str:
-    """Give the first line that isn't blank; empty if there is none."""
+    """Return the first line that isn't blank; empty if there is none."""
     return next((line.strip() for line in text.splitlines() if line.strip()), "")
 
 
@@ -105,7 +105,7 @@ T = TypeVar("T")
 
 
 def within(limit_s: float, call: Callable[[], T]) -> T:
-    """Give the call's answer, or what it raises; for calls into C that can't be interrupted.
+    """Return the call's answer, or what it raises; for calls into C that can't be interrupted.
 
     A call that hangs is left behind in a thread that doesn't keep this process alive; an executor
     of the standard library would wait for it at exit.
@@ -129,7 +129,7 @@ def within(limit_s: float, call: Callable[[], T]) -> T:
 
 
 def attempt(what: str, call: Callable[[], T], fallback: T, notes: list[str]) -> T:
-    """Give the call's answer; where it fails, `fallback`, and one more sentence in `notes`."""
+    """Return the call's answer; where it fails, `fallback`, and one more sentence in `notes`."""
     try:
         return call()
     except Exception as error:  # noqa: BLE001 - the rest is wanted on a broken machine too

@@ -57,7 +57,7 @@ def _read_version(path: Path) -> Torch:
 
 
 def _text_constants(module: ast.Module) -> dict[str, str]:
-    """Give the module's ``name = "text"`` assignments, annotated or not."""
+    """Return the module's ``name = "text"`` assignments, annotated or not."""
     found: dict[str, str] = {}
     for statement in module.body:
         if isinstance(statement, ast.Assign):

@@ -93,7 +93,7 @@ class Talk:
         self.process.stdout.close()
 
     def ending(self) -> Trial:
-        """Give what became of a question that it did not answer."""
+        """Return what became of a question that it did not answer."""
         code = self.process.returncode
         where = f" while {self.doing}" if self.doing else ""
         if self.hung:
@@ -148,7 +148,7 @@ class Talk:
 
 
 def _shown(text: str) -> str:
-    """Give what may be shown of a line: short, and nothing that a terminal would obey."""
+    """Return what may be shown of a line: short, and nothing that a terminal would obey."""
     return "".join(c for c in text if c.isprintable()).strip()[:LINE_LENGTH]
 
 
@@ -162,7 +162,7 @@ def _signal_name(number: int) -> str:
 def try_torch(
     python: str, environ: Mapping[str, str], *, timeout_s: float = 20.0, devices: int = 0
 ) -> TorchTrial:
-    """Give what torch says of itself, compiles and sums; never raises, leaves nothing behind.
+    """Return what torch says of itself, compiles and sums; never raises, leaves nothing behind.
 
     Args:
         python: The interpreter that runs scripts.

@@ -60,7 +60,7 @@ def _parse(source: bytes, name: str) -> None:
 
 
 def find_program(plan: LaunchPlan, environ: Mapping[str, str]) -> str:
-    """Give the path of the program that starts this node's processes.
+    """Return the path of the program that starts this node's processes.
 
     Args:
         plan: The plan.

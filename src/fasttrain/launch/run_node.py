@@ -76,7 +76,7 @@ def attend(part: Part, around: Around) -> Ended:
 
 
 def _save(plan: LaunchPlan) -> int:
-    """Give the signal behind which the workers end with a snapshot; 0 where they take none."""
+    """Return the signal behind which the workers end with a snapshot; 0 where they take none."""
     preempt = plan.preempt.value
     return signal.Signals[preempt.signals[0]] if preempt.mode == "snapshot" else 0
 
@@ -144,7 +144,7 @@ def _seen(hang: HangWatch, relay: Relay, run_dir: Path) -> Iterator[str]:
 
 
 def compose(environ: Mapping[str, str], changes: tuple[EnvVar, ...]) -> dict[str, str]:
-    """Give the environment of the processes."""
+    """Return the environment of the processes."""
     result = dict(environ)
     for change in changes:
         if change.value is None:

@@ -53,7 +53,7 @@ def start(
 
 
 def working_directory() -> Path:
-    """Give the working directory.
+    """Return the working directory.
 
     Raises:
         FasttrainError: ``cwd-gone`` where it has been removed.
@@ -89,7 +89,7 @@ def active_elsewhere(environ: Mapping[str, str]) -> str:
 def read_invocation(
     target: Target, settings: Settings, environ: Mapping[str, str], facts: ScriptFacts
 ) -> Invocation:
-    """Give working directory, interpreter, run directory and cache of this call."""
+    """Return working directory, interpreter, run directory and cache of this call."""
     cwd = str(working_directory())
     run_id = new_run_id(target.name)
     named = settings.resume.value or settings.run_dir.value

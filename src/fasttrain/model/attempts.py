@@ -21,13 +21,13 @@ DIVIDER = "--- fasttrain: "  # begins the line between two attempts in a log
 
 
 def restart_count(environ: Mapping[str, str]) -> int:
-    """Give how often a run was started again; what is no number counts as 0, being nobody's."""
+    """Return how often a run was started again; what is no number counts as 0, being nobody's."""
     text = environ.get(RESTART_COUNT, "")
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else 0
 
 
 def attempt_folder(number: int) -> str:
-    """Give where the records of an attempt that failed are kept; attempts count from 1."""
+    """Return where the records of an attempt that failed are kept; attempts count from 1."""
     return f"attempt-{number}"
 
 
@@ -109,7 +109,7 @@ class GivenUpError(Exception):
 def agree(
     verdicts: Sequence[Verdict], *, used: int, most: int, lost: int = 0, elastic: bool = False
 ) -> Decided:
-    """Give what becomes of a run that failed; the same on every node, but for `elsewhere`.
+    """Return what becomes of a run that failed; the same on every node, but for `elsewhere`.
 
     Args:
         verdicts: Those of the nodes, in the order of their ranks.

@@ -22,7 +22,7 @@ class CodecError(ValueError):
 
 
 def to_data(value: Any) -> Any:
-    """Give plain JSON data for a dataclass, with enums as their values and tuples as lists."""
+    """Return plain JSON data for a dataclass, with enums as their values and tuples as lists."""
     if is_dataclass(value) and not isinstance(value, type):
         return {f.name: to_data(getattr(value, f.name)) for f in fields(value)}
     if isinstance(value, Enum):
@@ -45,7 +45,7 @@ def from_data(kind: type[T], data: Any) -> T:
 
 
 def dumps(value: Any, *, indent: int | None = 2) -> str:
-    """Give a dataclass as JSON text."""
+    """Return a dataclass as JSON text."""
     return json.dumps(to_data(value), indent=indent)
 
 

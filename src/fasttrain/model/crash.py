@@ -17,12 +17,12 @@ _OF_OTHERS = re.compile(r"[/\\](site-packages|dist-packages)[/\\]|[/\\]lib(64)?[
 
 
 def failure_file(rank: int) -> str:
-    """Give where a worker records the exception that ends it."""
+    """Return where a worker records the exception that ends it."""
     return f"failure-{rank}.json"
 
 
 def stack_file(rank: int) -> str:
-    """Give where a worker writes its Python stack when a signal such as SIGSEGV ends it."""
+    """Return where a worker writes its Python stack when a signal such as SIGSEGV ends it."""
     return f"fault-{rank}.txt"
 
 
@@ -46,7 +46,7 @@ class Frame:
 
     @property
     def own(self) -> bool:
-        """Whether it is in the user's code: the program's own, or judged by where the file lies."""
+        """True if it is in the user's code: the program's own, or judged by where the file lies."""
         return self.of_target or not _OF_OTHERS.search(self.file)
 
 

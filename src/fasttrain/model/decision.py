@@ -35,7 +35,7 @@ class Source:
 
     @property
     def explicit(self) -> bool:
-        """Whether a person named this value, so that it must never be dropped silently."""
+        """Return whether a person named this value, so that it must never be dropped silently."""
         return self.kind in (SourceKind.FLAG, SourceKind.ENV, SourceKind.FILE, SourceKind.PRESET)
 
     def __str__(self) -> str:

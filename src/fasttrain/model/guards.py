@@ -51,7 +51,7 @@ class Restarts:
     cap_s: float = 300.0
 
     def delay_s(self, barren: int) -> float:
-        """Give the seconds before the next restart.
+        """Return the seconds before the next restart.
 
         Args:
             barren: Attempts in a row, the last included, that failed without a training step.
@@ -78,6 +78,6 @@ class Preempt:
 
 
 def left_to_the_script() -> Decision[Preempt]:
-    """Give the decision for a run that takes no snapshots."""
+    """Return the decision for a run that takes no snapshots."""
     source = Source(SourceKind.DEFAULT, "default")
     return Decision(Preempt(), "signals reach the script, which saves what it needs", source)

@@ -139,5 +139,5 @@ class PulseAddress:
 
 
 def stacks_file(rank: int) -> str:
-    """Give the name of the file that a rank's processes write their stacks to."""
+    """Return the name of the file that a rank's processes write their stacks to."""
     return f"stacks-{rank}.txt"

@@ -64,7 +64,7 @@ class Cpu:
 
     @property
     def bf16(self) -> bool:
-        """Whether bf16 products run natively (AVX512_BF16 or AMX); elsewhere they are emulated."""
+        """True if bf16 products run natively (AVX512_BF16 or AMX); elsewhere they are emulated."""
         return bool({"avx512_bf16", "amx_bf16", "bf16"} & set(self.features))
 
 

@@ -126,7 +126,7 @@ class RankReport:
 
     @property
     def idle(self) -> bool:
-        """Whether no model was called and no optimizer made a step, as far as can be seen."""
+        """True if no model was called and no optimizer made a step, as far as can be seen."""
         return not (self.device or self.stats.steps)
 
 

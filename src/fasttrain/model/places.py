@@ -37,7 +37,7 @@ REPLAYED_FILES = "fasttrain/shim/snapshots/replayed_files.py"
 
 
 def cache_folder(environ: Mapping[str, str]) -> Path:
-    """Give fasttrain's folder in the user's cache.
+    """Return fasttrain's folder in the user's cache.
 
     Source: XDG Base Directory Specification 0.8: a relative XDG_CACHE_HOME is ignored.
     """

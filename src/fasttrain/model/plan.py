@@ -205,7 +205,7 @@ class Strategy:
 
     @property
     def injected(self) -> bool:
-        """Whether the shim does the work, for a script that knows nothing of ranks."""
+        """Return whether the shim does the work, for a script that knows nothing of ranks."""
         return self.mode in ("ddp", "fsdp")
 
 
@@ -273,5 +273,5 @@ class LaunchPlan:
 
     @property
     def judged(self) -> bool:
-        """Whether an agent asks its launcher what becomes of an attempt that failed."""
+        """Return whether an agent asks its launcher what becomes of an attempt that failed."""
         return self.restarts.value.most > 0 or self.processes.value.max_nodes > 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def printable(text: str) -> str:
-    """Give the text on one line, with every control character written as an escape."""
+    """Return the text on one line, with every control character written as an escape."""
     return "".join(
         c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text
     )
@@ -14,7 +14,7 @@ def printable(text: str) -> str:
 
 
 def size(value: float) -> str:
-    """Give a size in bytes with its unit, in powers of 1024: ``64 MiB``, ``1.25 GiB``."""
+    """Return a size in bytes with its unit, in powers of 1024: ``64 MiB``, ``1.25 GiB``."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if value < 1024:
             return f"{_digits(value)} {unit}"

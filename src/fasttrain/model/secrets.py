@@ -38,12 +38,12 @@ _WORD_ENDS = re.compile(r"[-_.]|(?<=[a-z])(?=[A-Z])")
 
 
 def is_secret_name(name: str) -> bool:
-    """Say whether a variable's name tells of a secret, such as ``HF_TOKEN``."""
+    """Return whether a variable's name tells of a secret, such as ``HF_TOKEN``."""
     return bool(_SECRET_NAME.search(name))
 
 
 def mask_value(name: str, value: str, values: Iterable[str] = ()) -> str:
-    """Give the value of a variable as it may be shown.
+    """Return the value of a variable as it may be shown.
 
     Args:
         name: The variable.
@@ -54,7 +54,7 @@ def mask_value(name: str, value: str, values: Iterable[str] = ()) -> str:
 
 
 def mask_args(args: Iterable[str], values: Iterable[str] = ()) -> tuple[str, ...]:
-    """Give the arguments with the values of secret options masked.
+    """Return the arguments with the values of secret options masked.
 
     Both ``--api-key X`` and ``--api-key=X`` are known, and ``wandb.api_key=X``; by its last word,
     so that ``--tokenizer``, ``--key-dim`` and ``--num-tokens`` keep theirs. In all others,
@@ -77,7 +77,7 @@ def _masked(args: Iterable[str], values: tuple[str, ...]) -> Iterator[str]:
 
 
 def secret_values(environ: Mapping[str, str], args: Iterable[str]) -> tuple[str, ...]:
-    """Give the values of secret variables and arguments, and passwords in URLs; longest first."""
+    """Return the values of secret variables and arguments, and passwords in URLs; longest first."""
     args = tuple(args)
     values = {value for name, value in environ.items() if is_secret_name(name)}
     for arg, masked in zip(args, mask_args(args), strict=True):
@@ -91,13 +91,13 @@ def secret_values(environ: Mapping[str, str], args: Iterable[str]) -> tuple[str,
 
 
 def secrets_of(plan: LaunchPlan, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Give the secrets that a run knows: of the user's environment, of --env and its arguments."""
+    """Return secrets that a run knows: of the user's environment, of --env and its arguments."""
     named = {v.name: v.value for v in plan.environment if v.value is not None}
     return secret_values({**environ, **named}, plan.target.args)
 
 
 def hide(text: str, values: Iterable[str]) -> str:
-    """Give a text with these values masked, and with any password in a URL."""
+    """Return a text with these values masked, and with any password in a URL."""
     for value in values:
         text = text.replace(value, MASK)
     return _URL.sub(lambda found: (found["before"] or found["user"]) + MASK, text)
@@ -111,13 +111,13 @@ def _of_url(found: re.Match[str]) -> str:
 
 
 def _forms(value: str) -> set[str]:
-    """Give how a text may stand in a URL, and in a message that quotes it."""
+    """Return how a text may stand in a URL, and in a message that quotes it."""
     quoted = {quote(value), quote(value, safe=""), quote_plus(value)}
     return quoted | {repr(value)[1:-1], json.dumps(value)[1:-1]}
 
 
 def without_secrets(kind: type[T], value: T, values: Iterable[str]) -> T:
-    """Give a dataclass with these values masked in every text of it."""
+    """Return a dataclass with these values masked in every text of it."""
     return from_data(kind, _hidden(to_data(value), tuple(values)))
 
 

@@ -21,7 +21,7 @@ _MEETINGS = {"one node": "a run on one node", "static": "a static run", "elastic
 
 
 def warnings(draft: Draft) -> tuple[str, ...]:
-    """Give what the user should know before trusting the run, one sentence each."""
+    """Return what the user should know before trusting the run, one sentence each."""
     parts = (
         *(_found, _cpu_torch, _emulated, _unused_rendezvous, _unused_scope, _unused_restarts),
         *(_fresh_cache, _one_wandb_run, _other_python, _unused_python),
@@ -30,7 +30,7 @@ def warnings(draft: Draft) -> tuple[str, ...]:
 
 
 def hints(draft: Draft) -> tuple[str, ...]:
-    """Give what the user might try, one sentence each."""
+    """Return what the user might try, one sentence each."""
     visible = len(draft.chosen.names)
     one = draft.processes.value.nproc_per_node == 1
     if draft.chosen.explicit or not one or visible < 2:

@@ -7,12 +7,12 @@ from fasttrain.planning.draft import Draft
 
 
 def plan_path(invocation: Invocation) -> str:
-    """Give the path of the plan that the workers read."""
+    """Return the path of the plan that the workers read."""
     return f"{invocation.run_dir}/{PLAN_FILE}"
 
 
 def command(draft: Draft) -> tuple[str, ...]:
-    """Give the argv that starts this node's processes."""
+    """Return the argv that starts this node's processes."""
     worker = _worker(draft.invocation)
     if draft.processes.value.backend != "torchrun":
         return worker

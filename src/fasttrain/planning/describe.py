@@ -12,40 +12,40 @@ from fasttrain.planning.vendors import VENDORS
 
 
 def counted(number: int, noun: str) -> str:
-    """Give ``1 GPU`` or ``2 GPUs``."""
+    """Return ``1 GPU`` or ``2 GPUs``."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def and_join(words: Iterable[str]) -> str:
-    """Give ``a``, ``a and b`` or ``a, b and c``."""
+    """Return ``a``, ``a and b`` or ``a, b and c``."""
     *head, last = words
     return f"{', '.join(head)} and {last}" if head else last
 
 
 def device_names(devices: Iterable[Device]) -> str:
-    """Give ``Tesla T4`` or ``2 x Tesla T4 and NVIDIA A100``; at least one device."""
+    """Return ``Tesla T4`` or ``2 x Tesla T4 and NVIDIA A100``; at least one device."""
     names = Counter(device.name for device in devices)
     return and_join(name if n == 1 else f"{n} x {name}" for name, n in names.items())
 
 
 def machine_phrase(machine: Machine) -> str:
-    """Give what there is, such as ``no GPU, 2 CPU cores``."""
+    """Return what there is, such as ``no GPU, 2 CPU cores``."""
     there = device_names(machine.devices) if machine.devices else "no GPU"
     return f"{there}, {counted(machine.cpu.cores, 'CPU core')}"
 
 
 def torch_phrase(machine: Machine) -> str:
-    """Give ``torch 2.13.0``, or that there is none."""
+    """Return ``torch 2.13.0``, or that there is none."""
     return f"torch {machine.torch.version}" if machine.torch.version else "no torch installed"
 
 
 def release(version: tuple[int, int]) -> str:
-    """Give a minimum version as ``torch 2.4``."""
+    """Return a minimum version as ``torch 2.4``."""
     return f"torch {version[0]}.{version[1]}"
 
 
 def kind_noun(kind: DeviceKind, number: int) -> str:
-    """Give ``1 GPU`` or ``8 NPUs`` for a kind of device."""
+    """Return ``1 GPU`` or ``8 NPUs`` for a kind of device."""
     return counted(number, VENDORS[kind].noun)
 
 
@@ -60,5 +60,5 @@ TORCH = Source(SourceKind.MACHINE, "torch")
 
 
 def asked(setting: Setting[Any]) -> str:
-    """Give the reason of a value that a person named, or that nobody did."""
+    """Return the reason of a value that a person named, or that nobody did."""
     return f"asked for by {setting.source}" if setting.source.explicit else "the default"

@@ -16,7 +16,7 @@ from fasttrain.planning.visible import visible_slots
 def decide_device(
     settings: Settings, machine: Machine, environ: Mapping[str, str]
 ) -> Decision[DeviceKind]:
-    """Give the kind: the one asked for, else the machine's accelerators, else the CPU.
+    """Return the kind: the one asked for, else the machine's accelerators, else the CPU.
 
     Raises:
         FasttrainError: ``device-missing`` or ``torch-build`` when the kind that was asked for, or
@@ -41,18 +41,18 @@ def decide_device(
 
 
 def wrong_build(machine: Machine, kind: DeviceKind) -> bool:
-    """Say whether the torch that is installed was built without this kind of device."""
+    """Return whether the torch that is installed was built without this kind of device."""
     needed, build = VENDORS[kind].torch_build, machine.torch.build
     return bool(needed and build and build != needed)
 
 
 def unusable_kinds(machine: Machine) -> tuple[DeviceKind, ...]:
-    """Give the kinds of accelerators that are there but that this torch can't drive."""
+    """Return the kinds of accelerators that are there but that this torch can't drive."""
     return tuple(k for k in ACCELERATORS if _devices(machine, k) and wrong_build(machine, k))
 
 
 def build_fix(kind: DeviceKind) -> str:
-    """Give what to do about a torch that was built for something else."""
+    """Return what to do about a torch that was built for something else."""
     word = {"cuda": "CUDA", "rocm": "ROCm"}.get(kind, kind)
     return f"install the {word} build of torch that pytorch.org/get-started names for your driver"
 

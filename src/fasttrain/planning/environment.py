@@ -49,7 +49,7 @@ def compose(draft: Draft) -> tuple[EnvVar, ...]:
 
 
 def parse_env(setting: Setting[tuple[str, ...]]) -> dict[str, str]:
-    """Give the --env entries by name; the last one of a name wins.
+    """Return the --env entries by name; the last one of a name wins.
 
     Raises:
         FasttrainError: ``env-syntax``, or ``env-reserved`` for the mark of the run.

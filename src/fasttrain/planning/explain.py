@@ -29,12 +29,12 @@ class Row:
 
 
 def decisions(plan: LaunchPlan) -> tuple[Row, ...]:
-    """Give one row per decision, then one per variable; secrets are masked."""
+    """Return one row per decision, then one per variable; secrets are masked."""
     return (*lever_rows(plan), *(_variable(variable) for variable in mask_plan(plan).environment))
 
 
 def lever_rows(plan: LaunchPlan) -> tuple[Row, ...]:
-    """Give one row per decision, without the environment."""
+    """Return one row per decision, without the environment."""
     levers = plan.levers
     return (
         _row("device", plan.device_kind, plan.device_kind.value),

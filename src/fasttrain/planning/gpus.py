@@ -46,7 +46,7 @@ class Chosen:
 def decide_gpus(
     setting: Setting[str | None], kind: DeviceKind, slots: tuple[Slot, ...], machine: Machine
 ) -> Chosen:
-    """Give the devices that --gpus picks among the visible ones; without it, all of those.
+    """Return the devices that --gpus picks among the visible ones; without it, all of those.
 
     Raises:
         FasttrainError: ``gpus-syntax``, ``gpus-twice``, ``gpus-missing``, ``gpus-ambiguous``,

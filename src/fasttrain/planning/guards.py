@@ -86,7 +86,7 @@ def _no_proc(setting: Setting[str], machine: Machine) -> FasttrainError:
 def decide_preempt(
     settings: Settings, processes: Processes, levers: Levers, invocation: Invocation
 ) -> Decision[Preempt]:
-    """Give whether the run takes snapshots, and whether it goes on from one.
+    """Return whether the run takes snapshots, and whether it goes on from one.
 
     Raises:
         FasttrainError: ``preempt-options`` where options for snapshots stand without them,

@@ -21,7 +21,7 @@ _NODES = re.compile(r"([0-9]{1,6})(?::([0-9]{1,6}))?")
 def decide_processes(
     settings: Settings, chosen: Chosen, *, by_slurm: bool = False
 ) -> Decision[Processes]:
-    """Give the processes of this node and their rendezvous.
+    """Return the processes of this node and their rendezvous.
 
     Args:
         settings: What the user wants.
@@ -146,7 +146,7 @@ _LIST = re.compile(r"[0-9]{1,7}(,[0-9]{1,7})*")
 
 
 def decide_show_ranks(setting: Setting[str], processes: Processes) -> tuple[int, ...] | None:
-    """Give the global ranks in the order asked, each once; None for all.
+    """Return the global ranks in the order asked, each once; None for all.
 
     Raises:
         FasttrainError: ``show-ranks``.

@@ -10,7 +10,7 @@ from fasttrain.model.secrets import hide, mask_args, mask_value, secrets_of
 
 
 def mask_plan(plan: LaunchPlan, environ: Mapping[str, str] | None = None) -> LaunchPlan:
-    """Give the plan with secret values of variables and of script arguments as ``***``.
+    """Return the plan with secret values of variables and of script arguments as ``***``.
 
     Args:
         plan: The plan.

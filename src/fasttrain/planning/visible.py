@@ -27,7 +27,7 @@ class Slot:
 def visible_slots(
     machine: Machine, kind: DeviceKind, environ: Mapping[str, str]
 ) -> tuple[Slot, ...]:
-    """Give the devices of one kind that the environment lets through, in its order."""
+    """Return the devices of one kind that the environment lets through, in its order."""
     devices = [device for device in machine.devices if device.kind == kind]
     names = environ.get(VENDORS[kind].visibility)
     found = _unmasked(devices) if names is None else _masked(devices, names)
@@ -35,7 +35,7 @@ def visible_slots(
 
 
 def with_uuid(devices: list[Device], prefix: str) -> list[Device]:
-    """Give the devices whose UUID begins with the word; case does not matter."""
+    """Return the devices whose UUID begins with the word; case does not matter."""
     return [device for device in devices if device.uuid.lower().startswith(prefix.lower())]
 
 

@@ -55,7 +55,7 @@ def main(argv: list[str]) -> None:
 
 
 def _measurements(request: dict[str, Any]) -> Iterator[tuple[str, str, str, Measure]]:
-    """Give what, device, unit and how; the ranks come first, while no device is in use here."""
+    """Yield what, device, unit and how; the ranks come first, while no device is in use here."""
     each_s = request["each_s"]
     if request["ranks"] > 1:
         reduce = partial(all_reduce, request["backend"], request["ranks"], each_s)
@@ -74,7 +74,7 @@ def _measurements(request: dict[str, Any]) -> Iterator[tuple[str, str, str, Meas
 
 
 def per_second(call: Callable[[], object], wait: Callable[[], object], each_s: float) -> float:
-    """Give how often a second `call` can be done, tried for `each_s` after one to warm up."""
+    """Return how often a second `call` can be done, tried for `each_s` after one to warm up."""
     call()
     wait()
     count, started_s = 0, time.perf_counter()
@@ -87,7 +87,7 @@ def per_second(call: Callable[[], object], wait: Callable[[], object], each_s: f
 
 
 def matmul(device: str, kind: str, each_s: float) -> float:
-    """Give TFLOP/s of the largest square product that fits into the time."""
+    """Return TFLOP/s of the largest square product that fits into the time."""
     import torch
 
     torch.set_float32_matmul_precision("high" if kind == "tf32" else "highest")
@@ -105,7 +105,7 @@ def matmul(device: str, kind: str, each_s: float) -> float:
 
 
 def memory_copy(device: str, each_s: float) -> float:
-    """Give GB/s of a copy within the device's memory, read and written."""
+    """Return GB/s of a copy within the device's memory, read and written."""
     import torch
 
     source = torch.ones(COPY_BYTES, dtype=torch.uint8, device=device)
@@ -114,7 +114,7 @@ def memory_copy(device: str, each_s: float) -> float:
 
 
 def host_copy(device: str, pinned: bool, each_s: float) -> float:
-    """Give GB/s of a copy from the host's memory to the device."""
+    """Return GB/s of a copy from the host's memory to the device."""
     import torch
 
     source = torch.ones(COPY_BYTES, dtype=torch.uint8)
@@ -125,7 +125,7 @@ def host_copy(device: str, pinned: bool, each_s: float) -> float:
 
 
 def _waiter(device: str) -> Callable[[], object]:
-    """Give what waits for the device's work; the processor's is over when a call returns."""
+    """Return what waits for the device's work; the processor's is over when a call returns."""
     import torch
 
     kind = device.partition(":")[0]
@@ -136,7 +136,7 @@ def _waiter(device: str) -> Callable[[], object]:
 
 
 def all_reduce(backend: str, world: int, each_s: float) -> float:
-    """Give the bus bandwidth of an all-reduce in GB/s, as rank 0 measured it.
+    """Return the bus bandwidth of an all-reduce in GB/s, as rank 0 measured it.
 
     Source: nccl-tests, doc/PERFORMANCE.md: size / time * 2 (n - 1) / n.
     """
@@ -177,7 +177,7 @@ def _reduce(
 
 
 def disk_read(folder: str, each_s: float) -> float:
-    """Give GB/s of reading a file that is on the disk only, one large block after the other.
+    """Return GB/s of reading a file that is on the disk only, one large block after the other.
 
     Raises:
         OSError: The folder can't be written, or this system can't drop a file from its memory.

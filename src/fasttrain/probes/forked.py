@@ -33,7 +33,7 @@ def say(marker: str, data: dict[str, Any]) -> None:
 
 
 def told(error: BaseException) -> str:
-    """Give an error in one line: a C++ compiler's own error where it holds one, else its first."""
+    """Return an error in one line: a C++ compiler's error where it holds one, else its first."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     line = next((line for line in lines if " error: " in line), lines[0] if lines else "")
     if not isinstance(error, RankError):

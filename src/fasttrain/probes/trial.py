@@ -66,7 +66,7 @@ def _answer(question: str, doing: Doing) -> dict[str, Any]:
 
 
 def describe(doing: Doing) -> dict[str, Any]:
-    """Give what this torch is and what it sees."""
+    """Return what this torch is and what it sees."""
     doing("importing torch")
     import torch
 
@@ -89,7 +89,7 @@ def describe(doing: Doing) -> dict[str, Any]:
 
 
 def _device_counts() -> dict[str, int]:
-    """Give how many devices of each type torch can use; types that it can't are left out."""
+    """Return how many devices of each type torch can use; types that it can't are left out."""
     import torch
 
     counts = {}
@@ -103,7 +103,7 @@ def _device_counts() -> dict[str, int]:
 
 
 def _init_error(kind: str) -> str:
-    """Give what the first use of a device says; empty when all is well.
+    """Return what the first use of a device says; empty when all is well.
 
     Only a kernel that runs tells whether this torch has kernels for the device.
     """
@@ -123,7 +123,7 @@ def _cudnn() -> str:
 
 
 def cudnn_name(number: int | None) -> str:
-    """Give cuDNN's version as people write it: ``9.1.0`` for 90100, ``8.9.2`` for 8902.
+    """Return cuDNN's version as people write it: ``9.1.0`` for 90100, ``8.9.2`` for 8902.
 
     Source: cudnn_version.h, CUDNN_VERSION: major * 10000 since cuDNN 9, major * 1000 before.
     """
@@ -143,7 +143,7 @@ def _nccl() -> str:
 
 
 def _triton() -> str:
-    """Give Triton's version by its metadata: importing it would cost, and `compile` does."""
+    """Return Triton's version by its metadata: importing it would cost, and `compile` does."""
     for name in TRITONS:
         try:
             return metadata.version(name)

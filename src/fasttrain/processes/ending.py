@@ -76,12 +76,12 @@ def _signal(
 
 
 def uppermost(processes: Table) -> list[Process]:
-    """Give the processes whose parents are not among them."""
+    """Return the processes whose parents are not among them."""
     return [one for one in processes.values() if one.parent not in processes]
 
 
 def named(processes: dict[int, str]) -> str:
-    """Give processes as a list for users, such as ``python (pid 12), sleep (pid 14)``."""
+    """Return processes as a list for users, such as ``python (pid 12), sleep (pid 14)``."""
     shown = [f"{name or 'process'} (pid {pid})" for pid, name in sorted(processes.items())]
     more = [f"{len(shown) - SHOWN} more"] if len(shown) > SHOWN else []
     return ", ".join(shown[:SHOWN] + more)

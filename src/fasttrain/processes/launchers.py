@@ -40,7 +40,7 @@ class Launcher(NamedTuple):
 
 
 def launchers() -> dict[str, Launcher]:
-    """Give this user's launchers by the names of their runs; between two attempts there is no more.
+    """Return this user's launchers by their runs' names; between two attempts there is no more.
 
     Left out are this process and those above it.
     """
@@ -52,7 +52,7 @@ def launchers() -> dict[str, Launcher]:
 
 
 def _held(pid: int) -> Iterator[Path]:
-    """Give the run directories that a process holds against other launchers."""
+    """Yield the run directories that a process holds against other launchers."""
     for link in _open_files(pid):
         try:
             lock = link.readlink()
@@ -71,7 +71,7 @@ def _open_files(pid: int) -> list[Path]:
 
 
 def _is_locked(pid: int, number: str) -> bool:
-    """Whether a process has locked a file that it has open, by this very descriptor.
+    """Return whether a process has locked a file that it has open, by this very descriptor.
 
     Source: proc_pid_fdinfo(5): ``lock: 1: FLOCK  ADVISORY  WRITE 359 00:13:11691 0 EOF``
     """

@@ -32,7 +32,7 @@ Table = dict[int, Process]
 
 
 def table() -> Table:
-    """Give the live processes by their numbers, zombies left out; none where there is no /proc."""
+    """Return live processes by their numbers, zombies left out; none where there is no /proc."""
     with suppress(FileNotFoundError):
         names = [path.name for path in Path("/proc").iterdir()]
         found = (look_up(int(name)) for name in names if name.isdecimal())
@@ -41,7 +41,7 @@ def table() -> Table:
 
 
 def look_up(pid: int) -> Process | None:
-    """Give a process by its number; None if there is none any more."""
+    """Return a process by its number; None if there is none any more."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except OSError:  # ProcessLookupError where it ended while it was read
@@ -52,12 +52,12 @@ def look_up(pid: int) -> Process | None:
 
 
 def name_of(process: Process) -> str:
-    """Give a word that stands for this process and never for another one."""
+    """Return a word that stands for this process and never for another one."""
     return f"{process.pid}.{process.started_ticks}"
 
 
 def alive(processes: Iterable[Process]) -> Table:
-    """Give those processes that haven't ended."""
+    """Return those processes that haven't ended."""
     found = ((process, look_up(process.pid)) for process in processes)
     return {
         now.pid: now for process, now in found if now and now.started_ticks == process.started_ticks
@@ -65,7 +65,7 @@ def alive(processes: Iterable[Process]) -> Table:
 
 
 def mark_of(pid: int) -> str:
-    """Give the name of the run that a process carries; empty if none, or if it is closed to us."""
+    """Return name of the run that a process carries; empty if none, or if it is closed to us."""
     try:
         content = Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:
@@ -76,7 +76,7 @@ def mark_of(pid: int) -> str:
 
 
 def is_own(pid: int) -> bool:
-    """Whether a process is this user's; root may look into those of others."""
+    """Return whether a process is this user's; root may look into those of others."""
     try:
         return Path(f"/proc/{pid}").stat().st_uid == os.geteuid()
     except OSError:
@@ -84,13 +84,13 @@ def is_own(pid: int) -> bool:
 
 
 def marks(processes: Iterable[int]) -> dict[int, str]:
-    """Give the names of runs by process, for those of this user's that carry one."""
+    """Return the names of runs by process, for those of this user's that carry one."""
     found = {pid: mark_of(pid) for pid in processes if is_own(pid)}
     return {pid: mark for pid, mark in found.items() if mark}
 
 
 def descendants(roots: Iterable[int], processes: Mapping[int, Process]) -> Table:
-    """Give the children of processes, their children and so on, without the processes."""
+    """Return the children of processes, their children and so on, without the processes."""
     children: dict[int, list[Process]] = {}
     for process in processes.values():
         children.setdefault(process.parent, []).append(process)
@@ -105,7 +105,7 @@ def descendants(roots: Iterable[int], processes: Mapping[int, Process]) -> Table
 
 
 def ancestors(pid: int, processes: Mapping[int, Process]) -> set[int]:
-    """Give a process and those above it."""
+    """Return a process and those above it."""
     found: set[int] = set()
     while pid in processes and pid not in found:
         found.add(pid)
@@ -114,7 +114,7 @@ def ancestors(pid: int, processes: Mapping[int, Process]) -> set[int]:
 
 
 def of_run(run_id: str) -> Table:
-    """Give this user's processes with the mark of a run, and all that they started.
+    """Return this user's processes with the mark of a run, and all that they started.
 
     What they started counts because a program may have cleared its environment, or have written its
     title over it. Left out are this process and those above it.
@@ -126,7 +126,7 @@ def of_run(run_id: str) -> Table:
 
 
 def command_of(pid: int) -> str:
-    """Give the program that a process runs, such as ``python``; empty if it has ended."""
+    """Return the program that a process runs, such as ``python``; empty if it has ended."""
     try:
         argv = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
         # A title that a program gave itself is one word with spaces.

@@ -33,7 +33,7 @@ HIGH_DESCRIPTOR = 200  # below the 256 that macOS allows by default; the script'
 
 
 def recorder(run_dir: str, rank: int) -> Callable[[BaseException], None]:
-    """Give what records the exception that ends this process, but not one of its forks."""
+    """Return what records the exception that ends this process, but not one of its forks."""
     pid, path = os.getpid(), Path(run_dir, failure_file(rank))
     _reserve(path)
 
@@ -81,7 +81,7 @@ def watch_faults(run_dir: str, rank: int) -> None:
 
 
 def _out_of_the_way(descriptor: int) -> int:
-    """Give a duplicate with a high number, so that the script's files get the numbers they had."""
+    """Return a duplicate with a high number, so that the script's files keep their numbers."""
     import fcntl
 
     try:
@@ -93,14 +93,14 @@ def _out_of_the_way(descriptor: int) -> int:
 
 
 def _chain(error: BaseException) -> Iterator[Raised]:
-    """Give the exception and those that led to it, as a traceback would show them."""
+    """Yield the exception and those that led to it, as a traceback would show them."""
     values, home = secret_values(os.environ, sys.argv[1:]), _home()
     for one, handled in _linked(error, set()):
         yield replace(_raised(one, values, home), handled=handled)
 
 
 def _linked(error: BaseException, seen: set[int]) -> Iterator[tuple[BaseException, bool]]:
-    """Give an exception and those behind it, each with whether it was only being handled."""
+    """Yield an exception and those behind it, each with whether it was only being handled."""
     now, handled = error, False
     while id(now) not in seen:
         seen.add(id(now))
@@ -116,7 +116,7 @@ def _linked(error: BaseException, seen: set[int]) -> Iterator[tuple[BaseExceptio
 
 
 def _home() -> str:
-    """Give what the paths of the user's program begin with: its file, or its whole package.
+    """Return what the paths of the user's program begin with: its file, or its whole package.
 
     An installed program, started by -m, lies among the packages of others.
     """
@@ -159,7 +159,7 @@ def _frame(frame: traceback.FrameSummary, values: tuple[str, ...]) -> Frame:
 
 
 def _exit_code(error: BaseException) -> int:
-    """Give what Python ends with at this exception.
+    """Return what Python ends with at this exception.
 
     Source: CPython 3.11, Python/pythonrun.c, _Py_HandleSystemExit; Modules/main.c, exit_sigint.
     """

@@ -49,7 +49,7 @@ class Reporter:
             self._guarded(lambda: self._events.add(json.dumps(make())))
 
     def _text(self, report: RankReport) -> str:
-        """Give the report; torch tells values in its reasons for a new graph."""
+        """Return the report; torch tells values in its reasons for a new graph."""
         return dumps(without_secrets(RankReport, report, self._secrets))
 
     def _guarded(self, write: Callable[[], None]) -> None:
@@ -86,7 +86,7 @@ class Clock:
         self._apart_s = time.time() - time.monotonic()
 
     def read(self, step: int) -> dict[str, float]:
-        """Give both times in seconds, and by how much the time of day has jumped since last time.
+        """Return both times in seconds, and by how much the time of day has jumped since last time.
 
         Args:
             step: Optimizer steps so far.

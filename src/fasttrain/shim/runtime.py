@@ -205,7 +205,7 @@ class Runtime:
         return ledger
 
     def outcomes(self) -> dict[str, Outcome]:
-        """Give what became of each lever so far, by its name."""
+        """Return what became of each lever so far, by its name."""
         for lever in self._levers:
             lever.refresh()
         self._excuse_unused()
@@ -274,7 +274,7 @@ class Runtime:
             self._reporter.report(lambda: self._rank_report(finished))
 
     def _scale_may_fall(self) -> bool:
-        """Whether gradients overflow because of their scale alone, which begins high."""
+        """Return whether gradients overflow because of their scale alone, which begins high."""
         return self._scaling is not None and self._scaling.scale >= 1.0
 
     def _note_event(self) -> None:
@@ -324,5 +324,5 @@ class Runtime:
 
 
 def _world_size() -> int:
-    """Give the ranks of this attempt; an elastic run is not always whole."""
+    """Return the ranks of this attempt; an elastic run is not always whole."""
     return int(rank_variables.get("WORLD_SIZE", "1"))

@@ -85,7 +85,7 @@ def _strip(error: BaseException | None, seen: set[int]) -> None:
 
 
 def without_shim(trace: TracebackType | None) -> TracebackType | None:
-    """Give a traceback without the frames of fasttrain's shim."""
+    """Return a traceback without the frames of fasttrain's shim."""
     entries: list[TracebackType] = []
     while trace is not None:
         if not is_shim_code(trace.tb_frame.f_code):

@@ -22,7 +22,7 @@ STRAY = (
 
 
 def read_allocation(environ: Mapping[str, str]) -> Allocation:
-    """Give the place of this task; to be called in a task that srun started.
+    """Return the place of this task; to be called in a task that srun started.
 
     Source: srun(1), SLURM 22.05, "OUTPUT ENVIRONMENT VARIABLES".
     """
@@ -41,12 +41,12 @@ def read_allocation(environ: Mapping[str, str]) -> Allocation:
 
 
 def clean(environ: Mapping[str, str]) -> dict[str, str]:
-    """Give the environment without what other launchers, and this one, have left in it."""
+    """Return the environment without what other launchers, and this one, have left in it."""
     return {name: value for name, value in environ.items() if name not in STRAY}
 
 
 def rank_variables(place: Allocation, port: int) -> dict[str, str]:
-    """Give the variables by which torch finds its rank, for a task that is one worker.
+    """Return the variables by which torch finds its rank, for a task that is one worker.
 
     Source: the documentation of torchrun, torch 2.13, "Environment Variables".
     """

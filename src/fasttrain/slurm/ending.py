@@ -67,7 +67,7 @@ class Ending:
 
 
 def read_ending(job: SubmittedJob, states: Mapping[str, JobState]) -> Ending:
-    """Give how a job ended."""
+    """Return how a job ended."""
     if not job.cells:
         state = states.get(job.job_id, JobState(job.job_id, UNKNOWN))
         return Ending(job, (_cell(job.run_dir, state),))
@@ -99,7 +99,7 @@ def _code(state: JobState, ends: list[TaskEnd]) -> tuple[int, str]:
 
 
 def last_ends(run_dir: Path) -> list[TaskEnd]:
-    """Give the ends of the tasks in the latest attempt."""
+    """Return the ends of the tasks in the latest attempt."""
     attempts = [path for path in (run_dir / TASKS_FOLDER).glob("*") if path.name.isdecimal()]
     if not attempts:
         return []
@@ -113,7 +113,7 @@ def last_ends(run_dir: Path) -> list[TaskEnd]:
 
 
 def _receipt(run_dir: Path, code: int, state: JobState) -> Receipt | None:
-    """Give the receipt; made here where the tasks were killed before one of them could."""
+    """Return the receipt; made here where the tasks were killed before one of them could."""
     try:
         return read_receipt(run_dir)
     except FasttrainError:
@@ -128,13 +128,13 @@ def _receipt(run_dir: Path, code: int, state: JobState) -> Receipt | None:
 
 
 def others(run_dir: Path) -> list[Path]:
-    """Give the directories of the tasks but the first, in their order."""
+    """Return the directories of the tasks but the first, in their order."""
     found = [path for path in run_dir.glob("task-*") if path.name[5:].isdecimal()]
     return sorted(found, key=lambda path: int(path.name[5:]))
 
 
 def last_words(job: SubmittedJob) -> list[str]:
-    """Give the last lines of SLURM's own logs, for a job that didn't come to its script."""
+    """Return the last lines of SLURM's own logs, for a job that didn't come to its script."""
     folder = Path(job.run_dir) / SUBMITIT_FOLDER
     lines: list[str] = []
     for path in sorted(folder.glob(f"{job.job_id}_*_log.err")):

@@ -47,7 +47,7 @@ class Executor(SlurmExecutor):
         return " ".join((self.python, *words))
 
     def batch_script(self, cells: int = 1) -> str:
-        """Give the text that sbatch would get, of an array where there are several cells."""
+        """Return the text that sbatch would get, of an array where there are several cells."""
         with self._array(cells):
             return self._make_submission_file_text(self._submitit_command_str, "")
 

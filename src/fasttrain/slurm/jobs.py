@@ -20,13 +20,13 @@ _JOB_ID = re.compile(r"([1-9][0-9]{0,17})(?:_([0-9]{1,9}))?")
 
 
 def submitted_jobs(cwd: Path) -> list[SubmittedJob]:
-    """Give the jobs that were sent from a folder, in the order in which they were."""
+    """Return the jobs that were sent from a folder, in the order in which they were."""
     found = (_read(path) for path in (cwd / RUNS_FOLDER).glob(f"*/{SUBMITTED_FILE}"))
     return sorted((job for job in found if job), key=lambda job: job.submitted_s)
 
 
 def find_job(job_id: str | None, cwd: Path, environ: Mapping[str, str]) -> SubmittedJob:
-    """Give one job; the latest of this folder without a number.
+    """Return one job; the latest of this folder without a number.
 
     Args:
         job_id: Its number; that of an element stands for its array.
@@ -50,7 +50,7 @@ def find_job(job_id: str | None, cwd: Path, environ: Mapping[str, str]) -> Submi
 
 
 def check_id(job_id: str) -> tuple[str, int | None]:
-    """Give the number of a job, and that of the element where it names one.
+    """Return the number of a job, and that of the element where it names one.
 
     Raises:
         FasttrainError: ``job-id`` for another text.
@@ -83,7 +83,7 @@ def _by_log(number: str, environ: Mapping[str, str]) -> SubmittedJob:
 
 
 def _read(path: Path) -> SubmittedJob | None:
-    """Give what a file says; nothing where it isn't the user's own or can't be read."""
+    """Return what a file says; nothing where it isn't the user's own or can't be read."""
     try:
         with open_regular(path) as file:
             if os.fstat(file.fileno()).st_uid != os.getuid():

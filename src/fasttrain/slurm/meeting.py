@@ -43,7 +43,7 @@ class HangMeeting:
             self._own.unlink(missing_ok=True)
 
     def said(self) -> tuple[Hang, ...]:
-        """Give what all tasks have found; empty while one of them goes on."""
+        """Return what all tasks have found; empty while one of them goes on."""
         # Listed, not asked one by one: NFS remembers for a minute that a file is not there.
         there = {path.name for path in self._folder.iterdir()}
         if not there.issuperset(self._names):
@@ -122,18 +122,18 @@ class Meeting:
 
 
 def first_to_fail(ends: list[TaskEnd]) -> TaskEnd | None:
-    """Give the end of the task that failed first; None where none did."""
+    """Return the end of the task that failed first; None where none did."""
     return min((end for end in ends if end.exit_code), key=lambda end: end.ended_ns, default=None)
 
 
 def run_code(ends: list[TaskEnd]) -> int:
-    """Give the exit code of the run: that of the task that failed first, or 0."""
+    """Return the exit code of the run: that of the task that failed first, or 0."""
     first = first_to_fail(ends)
     return first.exit_code if first else 0
 
 
 def choose_port(job_id: str) -> int:
-    """Give a free port of this node; two jobs on one node begin to look at different ones.
+    """Return a free port of this node; two jobs on one node begin to look at different ones.
 
     Raises:
         FasttrainError: None is free.

@@ -31,7 +31,7 @@ from fasttrain.slurm.meeting import Meeting, choose_port
 
 
 def task_dir(run_dir: Path, task: int) -> Path:
-    """Give the directory of a task's own files: that of the run, or one in it.
+    """Return the directory of a task's own files: that of the run, or one in it.
 
     Each is a run directory like that of a node that was started by hand, so that launchers of
     several nodes never meet each other's files.
@@ -42,7 +42,7 @@ def task_dir(run_dir: Path, task: int) -> Path:
 def prepare(
     request: JobRequest, place: Allocation, meeting: Meeting, environ: dict[str, str]
 ) -> Part:
-    """Give what this task runs, once all tasks have shown that their nodes are alike.
+    """Return what this task runs, once all tasks have shown that their nodes are alike.
 
     Args:
         request: What was sent, with its secrets.
@@ -92,7 +92,7 @@ def _plan(
 
 
 def _facts(machine: Machine) -> dict[str, str]:
-    """Give what must be the same on all nodes."""
+    """Return what must be the same on all nodes."""
     names = Counter(device.name for device in machine.devices)
     devices = ", ".join(f"{count} x {name}" for name, count in sorted(names.items()))
     return {

@@ -83,7 +83,7 @@ class NodeTask:
         return _leave(code)
 
     def request(self) -> JobRequest:
-        """Give what was sent.
+        """Return what was sent.
 
         Raises:
             CodecError: It was written by another version of fasttrain.
@@ -92,7 +92,7 @@ class NodeTask:
         return load(JobRequest, Path(self.run_dir, JOB_FILE))
 
     def checkpoint(self) -> DelayedSubmission | None:
-        """Give what submitit queues again; None where it was queued again often enough."""
+        """Return what submitit queues again; None where it was queued again often enough."""
         restarts = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
         return DelayedSubmission(self) if restarts < self.request().slurm.requeue.value else None
 
@@ -117,7 +117,7 @@ class NodeTask:
 
 
 def _crash(top: Path, task: int, plan: LaunchPlan) -> Crash | None:
-    """Give the crash that a task has told; None where its rank was ended from outside."""
+    """Return the crash that a task has told; None where its rank was ended from outside."""
     folder = task_dir(top, task)
     try:
         crash = load(Crash, folder / CRASH_FILE)
@@ -144,7 +144,7 @@ def _queue_again(request: JobRequest, place: Allocation, crash: Crash | None) ->
 
 
 def is_hopeless(cause: str) -> bool:
-    """Say whether a job would fail so again; SIGINT may be what warned it of its end."""
+    """Return whether a job would fail so again; SIGINT may be what warned it of its end."""
     return cause != "interrupted" and heals(cause) is Heals.NEVER
 
 
@@ -157,7 +157,7 @@ def _say(text: str) -> None:
 
 
 def _leave(code: int) -> int:
-    """Give 0, or leave so that SLURM gets the run's exit code and submitit an error to keep."""
+    """Return 0, or leave so that SLURM gets the run's exit code and submitit an error to keep."""
     if code == 0:
         return 0
     # submitit raises our exception again behind the pickling, and Python would end with 1.

@@ -59,7 +59,7 @@ _TIMED_OUT = (124, 137)
 
 
 def refused(error: Exception, timeout_s: int) -> FasttrainError:
-    """Give the error for a submission that failed.
+    """Return the error for a submission that failed.
 
     Args:
         error: submitit's; its message is what sbatch printed, its cause tells the exit code.
@@ -82,7 +82,7 @@ def refused(error: Exception, timeout_s: int) -> FasttrainError:
 
 
 def sbatch_words(said: str) -> str:
-    """Give what sbatch itself said, on one line."""
+    """Return what sbatch itself said, on one line."""
     lines = [line.strip() for line in said.splitlines() if _COMPLAINT.search(line)]
     own = [line for line in lines if line.lower().startswith(("sbatch:", "srun:"))]
     picked = own or lines
@@ -91,7 +91,7 @@ def sbatch_words(said: str) -> str:
 
 
 def no_slurm() -> FasttrainError:
-    """Give the error for a machine without SLURM."""
+    """Return the error for a machine without SLURM."""
     return FasttrainError(
         "there is no SLURM here",
         why="srun and sbatch are not on PATH",
@@ -103,7 +103,7 @@ def no_slurm() -> FasttrainError:
 
 
 def down(said: str, job_id: str) -> FasttrainError:
-    """Give the error for a controller that stays silent."""
+    """Return the error for a controller that stays silent."""
     return FasttrainError(
         "SLURM doesn't answer",
         why=said,

@@ -26,7 +26,7 @@ class Secrets:
 
 
 def masked(request: JobRequest, values: tuple[str, ...] = ()) -> tuple[JobRequest, dict[str, str]]:
-    """Give the request without its secrets, and the variable that carries them, if any.
+    """Return the request without its secrets, and the variable that carries them, if any.
 
     Args:
         request: What is sent.
@@ -58,7 +58,7 @@ def masked(request: JobRequest, values: tuple[str, ...] = ()) -> tuple[JobReques
 
 
 def unmasked(request: JobRequest, environ: Mapping[str, str]) -> JobRequest:
-    """Give the request with its secrets put back, as the job's environment has them.
+    """Return the request with its secrets put back, as the job's environment has them.
 
     Raises:
         ValueError: Something was masked and the variable is missing or garbled.

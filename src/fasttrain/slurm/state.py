@@ -55,7 +55,7 @@ class JobState:
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more will come of it."""
+        """Return whether nothing more will come of it."""
         return self.state not in GOING
 
     def __str__(self) -> str:
@@ -65,7 +65,7 @@ class JobState:
 
 
 def ask(job_ids: Iterable[str], environ: Mapping[str, str]) -> dict[str, JobState]:
-    """Give the states of jobs by number; arrays by their elements.
+    """Return the states of jobs by number; arrays by their elements.
 
     Args:
         job_ids: Numbers of jobs or arrays.

@@ -75,7 +75,7 @@ def draft(
     shape: NodeShape | None,
     environ: Mapping[str, str],
 ) -> Draft:
-    """Give what would be sent; nothing is written.
+    """Return what would be sent; nothing is written.
 
     Args:
         wanted: What the user wants.
@@ -113,7 +113,7 @@ def draft(
 
 
 def batch_script(job: Draft) -> str:
-    """Give the batch script that sbatch would get; needs no SLURM."""
+    """Return the batch script that sbatch would get; needs no SLURM."""
     return Executor(job.folder, job.parameters, anywhere=True).batch_script(len(job.requests))
 
 

@@ -17,7 +17,7 @@ _RANGE = re.compile(r"(-?\d{1,9}):(-?\d{1,9})(?::(\d{1,9}))?", re.ASCII)
 
 
 def cells(request: JobRequest) -> tuple[JobRequest, ...]:
-    """Give one request for each cell, in the order of an odometer; the request itself without any.
+    """Return one request per cell, in the order of an odometer; the request itself without any.
 
     Raises:
         FasttrainError: ``sweep`` for values that make no sweep, or too many.
@@ -48,7 +48,7 @@ def _cell(request: JobRequest, index: str, values: dict[str, str]) -> JobRequest
 
 
 def _words(name: str, value: str) -> tuple[str, ...]:
-    """Give an option as scripts read it: ``--lr 0.1``, or ``model.lr=0.1`` for Hydra."""
+    """Return an option as scripts read it: ``--lr 0.1``, or ``model.lr=0.1`` for Hydra."""
     return (f"{name}={value}",) if "." in name or name[0] == "+" else (f"--{name}", value)
 
 

@@ -36,7 +36,7 @@ class Finder:
         self._known: dict[str, Place | None] = {}
 
     def start(self) -> list[tuple[str, Place]]:
-        """Give the module that is run, and after it the packages that are imported for it."""
+        """Return the module that is run, and after it the packages that are imported for it."""
         target = self._target
         if target.kind == "script":
             return [("__main__", Place(self._cwd / target.name))]
@@ -47,7 +47,7 @@ class Finder:
         return [(name, way.pop(name)), *way.items()] if name in way else []
 
     def along(self, name: str) -> Iterator[tuple[str, Place]]:
-        """Give the packages around a module and the module, as far as they are the user's own."""
+        """Yield the packages around a module and the module, as far as they are the user's own."""
         full, folders = "", self._roots
         for part in name.split("."):
             outer, full = full, f"{full}.{part}" if full else part
@@ -91,7 +91,7 @@ class Finder:
 
 
 def _roots(target: Target, cwd: Path, environ: Mapping[str, str]) -> tuple[Path, ...]:
-    """Give the folders before the installed packages on the program's ``sys.path``."""
+    """Return the folders before the installed packages on the program's ``sys.path``."""
     entries = environ.get("PYTHONPATH", "")
     named = [cwd / entry for entry in entries.split(os.pathsep)] if entries else []
     roots = [root for root in named if not _is_third_party(root)]
@@ -105,7 +105,7 @@ def _roots(target: Target, cwd: Path, environ: Mapping[str, str]) -> tuple[Path,
 
 
 def _is_third_party(path: Path) -> bool:
-    """Whether a path lies among the packages that were installed."""
+    """Return whether a path lies among the packages that were installed."""
     resolved = Path(true_path(path))
     return not _INSTALLED.isdisjoint((*path.parts, *resolved.parts))
 

@@ -68,7 +68,7 @@ def named(here: Context, call: ast.Call) -> Iterator[Sign]:
 
 
 def frameworks(here: Context, call: ast.Call) -> Iterator[Sign]:
-    """Give frameworks that run the loop, and the precision that they are told to use."""
+    """Yield frameworks that run the loop, and the precision that they are told to use."""
     names = here.kinds(call.func)
     for package, patterns in _MANAGERS.items():
         if what := part_of(names, package, patterns):
@@ -94,7 +94,7 @@ def arguments(here: Context, call: ast.Call) -> Iterator[Sign]:
 
 
 def devices(here: Context, call: ast.Call) -> Iterator[Sign]:
-    """Give CUDA devices that are named in the code."""
+    """Yield CUDA devices that are named in the code."""
     names = here.of(call.func)
     method = call.func.attr if isinstance(call.func, ast.Attribute) else ""
     places = [k.value for k in call.keywords if k.arg == "device"]
@@ -111,7 +111,7 @@ def devices(here: Context, call: ast.Call) -> Iterator[Sign]:
 
 
 def assigned(here: Context, target: ast.expr, value: ast.expr) -> Iterator[Sign]:
-    """Give switches that are set by an assignment."""
+    """Yield switches that are set by an assignment."""
     shown = ast.unparse(value)
     match target:
         case ast.Attribute():
@@ -135,7 +135,7 @@ _DTYPES = {"double": "float64", "half": "float16", "bfloat16": "bfloat16"}
 
 
 def optimizers(here: Context, call: ast.Call) -> Iterator[Sign]:
-    """Give optimizers by their class, and what the script asks of their implementation."""
+    """Yield optimizers by their class, and what the script asks of their implementation."""
     kinds = [name for name in here.kinds(call.func) if _is_optimizer(name)]
     if not kinds:
         return
@@ -154,7 +154,7 @@ def optimizers(here: Context, call: ast.Call) -> Iterator[Sign]:
 
 
 def _is_optimizer(name: str) -> bool:
-    """Whether a full name is that of a class of torch's optimizers."""
+    """Return whether a full name is that of a class of torch's optimizers."""
     module, _, last = name.rpartition(".")
     others = ("torch.optim.lr_scheduler", "torch.optim.swa_utils")
     return f"{module}.".startswith("torch.optim.") and module not in others and last[:1].isupper()
@@ -189,7 +189,7 @@ def _methods(here: Context, call: ast.Call, method: ast.Attribute) -> Iterator[S
 
 
 def _dtype(here: Context, node: ast.expr) -> str:
-    """Give a floating dtype other than float32 that is named; empty for anything else."""
+    """Return a floating dtype other than float32 that is named; empty for anything else."""
     named = part_of(here.of(node), "torch", (*_DTYPES, *_DTYPES.values()))
     return _DTYPES.get(named, named)
 
@@ -203,7 +203,7 @@ _UNSUITED = ("TensorDataset", "IterableDataset")
 
 
 def loaders(here: Context, call: ast.Call) -> Iterator[Sign]:
-    """Give DataLoaders, and how they read."""
+    """Yield DataLoaders, and how they read."""
     if not part_of(here.kinds(call.func), "torch.utils.data", ("DataLoader",)):
         return
     given = {keyword.arg: keyword.value for keyword in call.keywords}
@@ -223,12 +223,12 @@ def loaders(here: Context, call: ast.Call) -> Iterator[Sign]:
 
 
 def _is(node: ast.expr | None, default: int) -> bool:
-    """Whether an argument is its default, given or not; False is 0."""
+    """Return whether an argument is its default, given or not; False is 0."""
     return node is None or (isinstance(node, ast.Constant) and node.value == default)
 
 
 def _gains(here: Context, call: ast.Call) -> bool:
-    """Whether workers may help: never where it is unknown and the module has other datasets."""
+    """True if workers may help: never where it is unknown and the module has other datasets."""
     if kinds := here.kinds(_maker(here, call)):
         return not part_of(kinds, "torch", _UNSUITED)
     made = (node.func for node in here.nodes if isinstance(node, ast.Call))
@@ -237,7 +237,7 @@ def _gains(here: Context, call: ast.Call) -> bool:
 
 
 def _maker(here: Context, call: ast.Call) -> ast.expr | None:
-    """Give what made a loader's dataset, by its call there or assigned to its name once."""
+    """Return what made a loader's dataset, by its call there or assigned to its name once."""
     dataset = call.args[0] if call.args else None
     dataset = next((k.value for k in call.keywords if k.arg == "dataset"), dataset)
     if isinstance(dataset, ast.Name):
@@ -257,7 +257,7 @@ def _assignments(here: Context) -> Iterator[tuple[str, ast.expr]]:
 
 
 def syncs(nodes: Sequence[tuple[ast.AST, Scope]]) -> Iterator[tuple[str, int]]:
-    """Give what brings a value to the host in each round that calls backward, and its line.
+    """Yield what brings a value to the host in each round that calls backward, and its line.
 
     Only what stands in the very same loop or function, under no condition. ``.numpy()`` is not
     among it: it takes what is on the host already.
@@ -278,7 +278,7 @@ def syncs(nodes: Sequence[tuple[ast.AST, Scope]]) -> Iterator[tuple[str, int]]:
 
 
 def _losses(call: ast.Call) -> set[str] | None:
-    """Give what a backward pass begins from, None for other calls."""
+    """Return what a backward pass begins from, None for other calls."""
     if not (isinstance(call.func, ast.Attribute) and call.func.attr == "backward"):
         return None
     begins = [call.func.value, *call.args[:1]]
@@ -350,7 +350,7 @@ class Signs:
 
 
 def _signs_at(here: Context, node: ast.AST) -> Iterator[Sign]:
-    """Give the signs at one node itself."""
+    """Yield the signs at one node itself."""
     if isinstance(node, ast.Call):
         for rule in _RULES:
             yield from rule(here, node)

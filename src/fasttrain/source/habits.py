@@ -57,15 +57,15 @@ class Habits:
     open: tuple[Evidence, ...] = ()
 
     def of(self, habit: Habit) -> tuple[Evidence, ...]:
-        """Give the places of a habit; none if it was not found."""
+        """Return the places of a habit; none if it was not found."""
         return self.found.get(habit, ())
 
     def sure(self, *habits: Habit) -> Evidence | None:
-        """Give the first place of some habits that no condition decides on."""
+        """Return the first place of some habits that no condition decides on."""
         return next((e for h in habits for e in self.of(h) if e not in self.open), None)
 
     def any(self, *habits: Habit) -> Evidence | None:
-        """Give the first place of some habits, one that is sure before those that aren't."""
+        """Return the first place of some habits, one that is sure before those that aren't."""
         return self.sure(*habits) or next((e for h in habits for e in self.of(h)), None)
 
 
@@ -98,25 +98,25 @@ class Context:
         self._making = {id(call) for node in nodes for call in self._makes(node)}
 
     def of(self, node: ast.expr | None) -> tuple[str, ...]:
-        """Give the full names that ``a.b.c`` may stand for."""
+        """Return the full names that ``a.b.c`` may stand for."""
         return self._names.of(self._module, node)
 
     def kinds(self, node: ast.expr | None) -> tuple[str, ...]:
-        """Give the same, and for a class of the user's own what it derives from."""
+        """Return the same, and for a class of the user's own what it derives from."""
         return self._names.kinds(self._module, node)
 
     def changes_model(self, call: ast.Call) -> bool:
-        """Whether a method is called on a model, or on what becomes one."""
+        """Return whether a method is called on a model, or on what becomes one."""
         if id(call) in self._making:
             return True
         return isinstance(call.func, ast.Attribute) and self.is_model(call.func.value)
 
     def is_model(self, node: ast.expr) -> bool:
-        """Whether something is known to be a model."""
+        """Return whether something is known to be a model."""
         return ast.unparse(node) in self.models
 
     def _makes(self, node: ast.AST) -> Iterator[ast.AST]:
-        """Give the calls in ``model = Net().double()`` whose result is the model."""
+        """Yield the calls in ``model = Net().double()`` whose result is the model."""
         match node:
             case ast.Assign([target], ast.Call() as value) if self.is_model(target):
                 call: ast.expr = value
@@ -126,16 +126,16 @@ class Context:
 
 
 def literal(node: ast.expr) -> object:
-    """Give a literal's value; None for what is none."""
+    """Return a literal's value; None for what is none."""
     return node.value if isinstance(node, ast.Constant) else None
 
 
 def is_literal(node: ast.expr | None) -> bool:
-    """Whether a value stands in the source itself."""
+    """Return whether a value stands in the source itself."""
     return isinstance(node, ast.Constant)
 
 
 def subject(call: ast.Call) -> ast.expr | None:
-    """Give what a function is called with first."""
+    """Return what a function is called with first."""
     named = [k.value for k in call.keywords if k.arg in ("model", "obj", "x", "d")]
     return next(iter((*call.args, *named)), None)

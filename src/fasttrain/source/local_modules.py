@@ -64,7 +64,7 @@ class Module:
     main: bool
 
     def parsed(self) -> Module:
-        """Give the module with its syntax tree, read again where it was let go."""
+        """Return the module with its syntax tree, read again where it was let go."""
         if self.tree is not None:
             return self
         tree = parse(self.file)
@@ -139,7 +139,7 @@ class Walk:
 
 
 def true_path(path: Path) -> str:
-    """Give the path behind all links; unlike `Path.resolve`, for loops and impossible names too."""
+    """Return path behind all links; unlike `Path.resolve`, for loops and impossible names too."""
     try:
         return os.path.realpath(path)
     except ValueError:
@@ -147,14 +147,14 @@ def true_path(path: Path) -> str:
 
 
 def shown(path: Path, cwd: Path) -> str:
-    """Give a path as short as a person can still open it from the working directory."""
+    """Return a path as short as a person can still open it from the working directory."""
     if ".." in path.parts:
         path = Path(true_path(path))
     return str(path.relative_to(cwd) if path.is_relative_to(cwd) else path)
 
 
 def parse(path: Path) -> ast.Module:
-    """Give a file's syntax tree; raises one of `_UNREADABLE` for what is no Python source."""
+    """Return a file's syntax tree; raises one of `_UNREADABLE` for what is no Python source."""
     if not path.is_file():  # a pipe could block for ever
         raise OSError("it is not a file" if path.exists() else "there is no such file")
     if path.stat().st_size > MAX_BYTES:
@@ -171,7 +171,7 @@ def _reason(error: BaseException) -> str:
 
 
 def live_nodes(tree: ast.Module, *, main: bool) -> list[ast.stmt | ast.expr]:
-    """Give what may run in a module and can tell something, by line and column.
+    """Return what may run in a module and can tell something, by line and column.
 
     Args:
         tree: The module.
@@ -199,7 +199,7 @@ def live_nodes(tree: ast.Module, *, main: bool) -> list[ast.stmt | ast.expr]:
 
 
 def _truth(test: ast.expr, *, main: bool) -> bool | None:
-    """Give what a condition is known to be when the program runs; None when it is open."""
+    """Return what a condition is known to be when the program runs; None when it is open."""
     match test:
         case ast.Constant(value):
             return bool(value)
@@ -217,7 +217,7 @@ def _truth(test: ast.expr, *, main: bool) -> bool | None:
 
 
 def _imports(module: Module) -> Iterator[str]:
-    """Give the full names of all that a module imports, and of what may be a module."""
+    """Yield the full names of all that a module imports, and of what may be a module."""
     for node in module.nodes:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -230,7 +230,7 @@ def _imports(module: Module) -> Iterator[str]:
 
 
 def absolute(package: str, level: int, name: str) -> str:
-    """Give the full name of what an import with leading dots names; nothing if they are too many.
+    """Return the full name of what an import with leading dots names; nothing if they are too many.
 
     Args:
         package: The package that it stands in.
@@ -246,7 +246,7 @@ def absolute(package: str, level: int, name: str) -> str:
 
 
 def _imported_by_call(call: ast.Call, package: str) -> Iterator[str]:
-    """Give the module of ``importlib.import_module("literal")``."""
+    """Yield the module of ``importlib.import_module("literal")``."""
     function = getattr(call.func, "attr", getattr(call.func, "id", ""))
     if function not in ("import_module", "__import__") or not call.args:
         return

@@ -46,15 +46,15 @@ class Names:
         self._modules[module.name] = _bindings(module)
 
     def meanings(self, module: str, names: Chain) -> tuple[str, ...]:
-        """Give the full names outside the user's modules that a chain of names may stand for."""
+        """Return the full names outside the user's modules that a chain of names may stand for."""
         return self._meanings(module, names, through_bases=False)
 
     def of(self, module: str, node: ast.expr | None) -> tuple[str, ...]:
-        """Give the full names outside the user's modules that ``a.b.c`` may stand for."""
+        """Return the full names outside the user's modules that ``a.b.c`` may stand for."""
         return self._all(module, node, through_bases=False)
 
     def kinds(self, module: str, node: ast.expr | None) -> tuple[str, ...]:
-        """Give the same, and for a class of the user's own what it derives from."""
+        """Return the same, and for a class of the user's own what it derives from."""
         return self._all(module, node, through_bases=True)
 
     def _all(self, module: str, node: ast.expr | None, *, through_bases: bool) -> tuple[str, ...]:
@@ -97,7 +97,7 @@ class Names:
 
 
 def part_of(names: Iterable[str], package: str, patterns: Iterable[str]) -> str:
-    """Give the part of a full name below a package that fits a pattern; empty if none does."""
+    """Return the part of a full name below a package that fits a pattern; empty if none does."""
     for name in names:
         if name.startswith(package + "."):
             for part in name.removeprefix(package + ".").split("."):
@@ -107,7 +107,7 @@ def part_of(names: Iterable[str], package: str, patterns: Iterable[str]) -> str:
 
 
 def chain(node: ast.expr | None) -> Chain:
-    """Give the names of ``a.b.c``; none for what is no such chain."""
+    """Return the names of ``a.b.c``; none for what is no such chain."""
     names: list[str] = []
     while isinstance(node, ast.Attribute):
         names.append(node.attr)
@@ -180,11 +180,11 @@ class Scope:
     open: bool = False
 
     def under(self) -> Scope:
-        """Give the scope of what a condition decides on."""
+        """Return the scope of what a condition decides on."""
         return replace(self, sometimes=True, open=True)
 
     def within(self, unit: ast.AST) -> Scope:
-        """Give the scope of a loop's or function's body."""
+        """Return the scope of a loop's or function's body."""
         return Scope(unit, open=self.open)
 
 
@@ -214,7 +214,7 @@ def _inside(node: ast.AST, scope: Scope) -> list[tuple[ast.AST, Scope]]:
 
 
 def _scope_of(node: ast.AST, field: str, scope: Scope) -> Scope:
-    """Give the scope of one field of a node."""
+    """Return the scope of one field of a node."""
     if isinstance(node, _FUNCTIONS):
         return scope.within(node) if field == "body" else scope
     if isinstance(node, _LOOPS):
@@ -229,7 +229,7 @@ def _scope_of(node: ast.AST, field: str, scope: Scope) -> Scope:
 
 
 def _holds(test: ast.expr) -> bool:
-    """Whether a condition is one that a script is run with."""
+    """Return whether a condition is one that a script is run with."""
     match test:
         case ast.Compare(ast.Name("__name__"), [ast.Eq()], [ast.Constant("__main__")]):
             return True

@@ -76,7 +76,7 @@ class RankSigns:
             _take(digest, node)
 
     def strongest(self) -> Evidence | None:
-        """Give the best sign: a framework's use, else an environment read, else an option."""
+        """Return the best sign: a framework's use, else an environment read, else an option."""
         for kind in (self._frameworks, self._environment, self._options):
             for module, digest in self._digests.items():
                 for what, line in kind(module, digest):
@@ -84,7 +84,7 @@ class RankSigns:
         return None
 
     def local_rank(self) -> Evidence | None:
-        """Give the first place that reads the local rank; an environment read before an option."""
+        """Return first place that reads the local rank; an environment read before an option."""
         for kind in (self._environment, self._options):
             for module, digest in self._digests.items():
                 for what, line in kind(module, digest):
@@ -109,7 +109,7 @@ class RankSigns:
 
 
 def _framework(name: str) -> str:
-    """Give what to call a full name that is in the table; nothing for others."""
+    """Return what to call a full name that is in the table; nothing for others."""
     for package, patterns in FRAMEWORKS.items():
         if part := part_of([name], package, patterns):
             top = name.partition(".")[0]

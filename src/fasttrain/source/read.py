@@ -27,7 +27,7 @@ def read_script(
     environ: Mapping[str, str],
     locate: Locate = importlib.util.find_spec,
 ) -> ScriptFacts:
-    """Give what the source of a script and of the user's modules that it imports tells.
+    """Return what the source of a script and of the user's modules that it imports tells.
 
     Nothing of it is imported or run, and nothing is raised for what can't be read.
 
@@ -51,7 +51,7 @@ def find_local_rank(
     environ: Mapping[str, str],
     locate: Locate = importlib.util.find_spec,
 ) -> Evidence | None:
-    """Give where the program takes its local rank from the environment, or from an option.
+    """Return where the program takes its local rank from the environment, or from an option.
 
     That is how scripts choose their device; takes the same arguments as `read_script`.
     """
@@ -83,7 +83,7 @@ def read_program(
     environ: Mapping[str, str],
     locate: Locate = importlib.util.find_spec,
 ) -> tuple[ScriptFacts, Habits]:
-    """Give the same, and the habits of the script and those modules; takes the same arguments."""
+    """Return the same, and the habits of the script and those modules; takes the same arguments."""
     if target.kind == "command":
         return ScriptFacts(), Habits()
     program = _Program(target, cwd, environ, locate)
@@ -128,7 +128,7 @@ class _Program:
 
 
 def _kept(modules: Iterable[Module]) -> Iterator[Module]:
-    """Give the modules, those beyond the first `KEPT_BYTES` without their syntax trees."""
+    """Yield the modules, those beyond the first `KEPT_BYTES` without their syntax trees."""
     held_bytes = 0
     for module in modules:
         held_bytes += module.size_bytes

@@ -38,7 +38,7 @@ def print_crash(crash: Crash, run_dir: str, *, brief: bool = False) -> None:
 
 
 def _one_line(crash: Crash, width: int) -> list[Text]:
-    """Give the one line that is enough for one process that has said all itself, or none."""
+    """Return the one line that is enough for one process that has said all itself, or none."""
     all_said = crash.cause in SAYS_IT_ALL or not (crash.fix or crash.signal)
     if crash.ranks > 1 or not crash.shown or not all_said or crash.earlier or crash.final:
         return []

@@ -73,7 +73,7 @@ def torch_line(seen: Examination) -> str:
 
 
 def device_rows(seen: Examination) -> Iterator[tuple[str, ...]]:
-    """Give rows of device, name, memory, precisions and state; the CPU comes last.
+    """Yield rows of device, name, memory, precisions and state; the CPU comes last.
 
     Neighbours that differ in nothing but their index share a row.
     """
@@ -141,7 +141,7 @@ def _devices(seen: Examination) -> Table:
 
 
 def lever_rows(diagnosis: Diagnosis) -> Iterator[tuple[str, ...]]:
-    """Give lever, value, what would become of it, and the reason with its place."""
+    """Yield lever, value, what would become of it, and the reason with its place."""
     for line in diagnosis.levers:
         why = f"{line.why} ({line.where})" if line.where else line.why
         yield (line.lever, line.value, _WORDS[line.verdict], why)
@@ -157,7 +157,7 @@ def _levers(diagnosis: Diagnosis) -> Table:
 
 
 def measured_rows(diagnosis: Diagnosis) -> Iterator[tuple[str, ...]]:
-    """Give what, device, value and the data sheet's word of each measurement."""
+    """Yield what, device, value and the data sheet's word of each measurement."""
     for m in diagnosis.measurements:
         value = m.problem or f"{m.value:.4g} {m.unit}"
         yield (m.what, m.device, value, f"{m.expected:g} {m.unit}" if m.expected else "")

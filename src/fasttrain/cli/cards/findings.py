@@ -16,7 +16,7 @@ STYLES: dict[Severity, str] = {"error": "bold red", "warning": "yellow", "hint":
 
 
 def told(finding: Finding) -> Table:
-    """Give a finding's three lines, each hanging below its first word."""
+    """Return a finding's three lines, each hanging below its first word."""
     table = Table.grid(padding=(0, 1))
     table.add_column(justify="right", no_wrap=True)
     table.add_column(overflow="fold")
@@ -30,12 +30,12 @@ def told(finding: Finding) -> Table:
 
 
 def below(table: Table) -> Group:
-    """Give a table with a line before it; rich's own padding would fill that line with blanks."""
+    """Return a table with a line before it; rich's own padding would fill that line with blanks."""
     return Group("", table)
 
 
 def counted_findings(findings: Sequence[Finding]) -> str:
-    """Give how many there are of each severity, in words."""
+    """Return how many there are of each severity, in words."""
     counts = {s: sum(f.severity == s for f in findings) for s in STYLES}
     parts = [f"{n} {s}{'' if n == 1 else 's'}" for s, n in counts.items() if n]
     return ", ".join(parts) if parts else "nothing is wrong"

@@ -50,7 +50,7 @@ def _indented(console: Console, text: Text, columns: int = 2) -> None:
 
 
 def _stacks(hang: Hang) -> Iterator[tuple[str, list[str]]]:
-    """Give the main threads' stacks, those that are alike once, with a title of whose they are."""
+    """Yield the main threads' stacks, those that are alike once, with a title of whose they are."""
     alike: dict[Stack, list[int]] = {}
     helpers: list[tuple[str, list[str]]] = []
     for rank in hang.ranks:
@@ -73,7 +73,7 @@ def _main(process: StuckProcess) -> Stack:
 
 
 def _lines(stack: Stack) -> list[str]:
-    """Give the innermost frames, and those of the user's own code among the others."""
+    """Return the innermost frames, and those of the user's own code among the others."""
     kept = [frame for i, frame in enumerate(stack) if i < INNERMOST or frame.user]
     lines = [f"{frame.file}:{frame.line} {frame.function}" for frame in kept[:SHOWN_FRAMES]]
     left = len(stack) - len(lines)

@@ -37,7 +37,7 @@ class JobRow:
 
 
 def job_rows(sent: Sequence[SubmittedJob], states: Mapping[str, JobState]) -> tuple[JobRow, ...]:
-    """Give the lines, in the order in which the jobs were sent."""
+    """Return the lines, in the order in which the jobs were sent."""
     return tuple(
         JobRow(
             job_id=job.job_id,
@@ -127,7 +127,7 @@ def _print_trouble(receipt: Receipt, *, shown: bool) -> None:
 
 
 def _cells_table(cells: Sequence[CellEnding]) -> Table:
-    """Give the results of a sweep: the values of each cell, its end, and its speed."""
+    """Return the results of a sweep: the values of each cell, its end, and its speed."""
     requests = [_request(cell) for cell in cells]
     names = list(dict.fromkeys(name for request in requests for name in request))
     table = Table(box=None, pad_edge=False)
@@ -147,7 +147,7 @@ def _results(cell: CellEnding) -> tuple[str, ...]:
 
 
 def _last_line(run_dir: Path) -> str:
-    """Give the last line that rank 0 printed: that is where scripts put their result."""
+    """Return the last line that rank 0 printed: that is where scripts put their result."""
     try:
         lines = (run_dir / "rank-0.log").read_text(errors="replace").splitlines()
     except OSError:

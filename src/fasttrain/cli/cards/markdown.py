@@ -14,12 +14,12 @@ from fasttrain.doctor.diagnosis import Diagnosis
 
 
 def markdown(diagnosis: Diagnosis) -> str:
-    """Give a report in Markdown; the user's name, home and machine are masked in it."""
+    """Return a report in Markdown; the user's name, home and machine are masked in it."""
     return masked("\n".join(_lines(diagnosis)) + "\n", diagnosis.examination.machine.hostname)
 
 
 def masked(text: str, hostname: str) -> str:
-    """Give a text without the user's home directory and name and without the machine's name."""
+    """Return a text without the user's home directory and name and without the machine's name."""
     text = text.replace(str(Path.home()), "~")
     names = [(_user(), "USER"), (hostname, "HOST"), (platform.node(), "HOST")]
     for name, mask in names:

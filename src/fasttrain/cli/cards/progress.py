@@ -26,7 +26,7 @@ def choose_display(*, quiet: bool) -> Display:
 
 
 def _may_reach_the_terminal(descriptor: int) -> bool:
-    """Whether somebody else may write what goes there to the terminal, as ``| tee log`` does.
+    """True if somebody else may write what goes there to the terminal, as ``| tee log`` does.
 
     Their writes would end up in the middle of the progress line.
     """

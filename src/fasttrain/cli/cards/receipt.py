@@ -89,7 +89,7 @@ def _told(outcome: Outcome) -> Text:
 
 
 def counted(name: str, count: int) -> str:
-    """Give ``1 graph`` or ``2 graphs`` for a count whose name is in the plural."""
+    """Return ``1 graph`` or ``2 graphs`` for a count whose name is in the plural."""
     return f"{count:,} {name if count != 1 else _PLURAL.sub('', name)}"
 
 
@@ -104,7 +104,7 @@ def _difference(first: RankReport, other: RankReport) -> str:
 
 
 def speed(stats: StepStats, *, ranks: int = 1) -> str:
-    """Give the figures of a run in one line, leaving out those that aren't known."""
+    """Return the figures of a run in one line, leaving out those that aren't known."""
     if not stats.steps:
         return f"no optimizer step was seen; peak memory {size(stats.peak_memory_bytes)}"
     noun, plural = ("backward pass", "backward passes") if stats.are_passes else ("step", "steps")
@@ -128,7 +128,7 @@ def speed(stats: StepStats, *, ranks: int = 1) -> str:
 
 
 def seconds(value: float) -> str:
-    """Give a duration with three digits: ``812 us``, ``12.3 ms``, ``41.2 s``, ``1 h 02 min``."""
+    """Return a duration with three digits: ``812 us``, ``12.3 ms``, ``41.2 s``, ``1 h 02 min``."""
     for limit, factor, unit in ((1e-3, 1e6, "us"), (1.0, 1e3, "ms"), (120.0, 1.0, "s")):
         if value < limit:
             return f"{_digits(value * factor)} {unit}"
@@ -137,7 +137,7 @@ def seconds(value: float) -> str:
 
 
 def size(value: int) -> str:
-    """Give a size in bytes with its unit, in powers of 1024."""
+    """Return a size in bytes with its unit, in powers of 1024."""
     amount = float(value)
     for unit in ("B", "KiB", "MiB"):
         if amount < 1024:
@@ -163,7 +163,7 @@ def _footer(receipt: Receipt) -> list[str]:
 
 
 def near(path: str) -> str:
-    """Give a path relative to the working directory, where it lies below it."""
+    """Return a path relative to the working directory, where it lies below it."""
     try:
         here = Path.cwd()
     except FileNotFoundError:  # the script may have removed it

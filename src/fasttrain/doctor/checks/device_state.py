@@ -34,7 +34,7 @@ class _Group(Generic[T]):
         return named(self.states)
 
     def command(self, options: str, otherwise: str) -> str:
-        """Give the call of nvidia-smi for these devices, or what to do about other vendors'."""
+        """Return the call of nvidia-smi for these devices, or what to do about other vendors'."""
         if self.kind != "cuda":
             return otherwise
         ids = ",".join(str(index) for index in sorted({state.index for state in self.states}))
@@ -42,7 +42,7 @@ class _Group(Generic[T]):
 
 
 def _groups(seen: Examination, read: Callable[[DeviceState], T | None]) -> Iterator[_Group[T]]:
-    """Give the devices by what `read` says of them, without those of which it says nothing.
+    """Yield the devices by what `read` says of them, without those of which it says nothing.
 
     One fact about eight devices is one finding, not eight.
     """

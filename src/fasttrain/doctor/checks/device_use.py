@@ -55,7 +55,7 @@ def _busy(seen: Examination) -> Iterator[Finding]:
 
 
 def _others(seen: Examination, state: DeviceState) -> list[DeviceProcess]:
-    """Give who is in the way of a run: those that compute, and a display that holds much."""
+    """Return who is in the way of a run: those that compute, and a display that holds much."""
     alive = [process for process in state.processes if not process.orphan]
     drawn = sum(process.memory_bytes for process in alive if process.display)
     much = drawn > _total(seen, state) * _LITTLE > 0
@@ -69,7 +69,7 @@ def _total(seen: Examination, state: DeviceState) -> int:
 
 
 def _where(seen: Examination, states: list[DeviceState]) -> str:
-    """Give the devices' names; those of MIG instances alone are UUIDs."""
+    """Return the devices' names; those of MIG instances alone are UUIDs."""
     instances = {device.uuid for device in seen.machine.devices if device.parent_uuid}
     uuids = [state.uuid for state in states]
     return ", ".join(uuids) if instances.issuperset(uuids) else named(states)

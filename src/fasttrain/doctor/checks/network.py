@@ -11,7 +11,7 @@ from fasttrain.planning.describe import and_join, counted
 
 
 def _ports(seen: Examination) -> tuple[RdmaPort, ...]:
-    """Give the ports that a run of several nodes would use; none on a machine without devices."""
+    """Return the ports that a run of several nodes would use; none on a machine without devices."""
     wanted = present(seen) and not is_on(seen, "NCCL_IB_DISABLE")
     return tuple(port for port in seen.host.rdma_ports if port.state) if wanted else ()
 

@@ -121,7 +121,7 @@ def _visible_of(seen: Examination, kind: DeviceKind, states: list[DeviceState]) 
 
 
 def _states(seen: Examination, kind: DeviceKind) -> list[DeviceState]:
-    """Give the states of the whole devices that a run would see."""
+    """Return the states of the whole devices that a run would see."""
     indices = {s.device.index for s in visible(seen, kind) if not s.device.parent_uuid}
     return [state for state in seen.devices if state.kind == kind and state.index in indices]
 

@@ -28,7 +28,7 @@ _ARCHITECTURE = re.compile(r"(sm|compute)_(\d+)(\d)(a?)f?")
 
 
 def answered(seen: Examination) -> TorchTrial | None:
-    """Give what torch said of itself; None where it was not asked or could not be imported."""
+    """Return what torch said of itself; None where it was not asked or could not be imported."""
     return seen.torch if seen.torch and seen.torch.imported.state == "ok" else None
 
 
@@ -120,7 +120,7 @@ def _architecture(seen: Examination) -> Iterator[Finding]:
 
 
 def _runs(device: Device, built: Iterable[re.Match[str]]) -> bool:
-    """Say whether any of the kernels runs: one of its own major version, or PTX of any before.
+    """Return whether any of the kernels runs: one of its own major version, or PTX of any before.
 
     Source: torch 2.13.0, torch/cuda/__init__.py, ``_check_cubins``; CUDA C++ Programming Guide
     12.8, "Binary Compatibility" and "PTX Compatibility"; ``sm_90a`` runs on 9.0 alone.

@@ -32,7 +32,7 @@ def _named_twice(words: list[str]) -> list[str]:
 
 
 def _malformed(kind: DeviceKind, value: str) -> bool:
-    """Say whether Ascend's runtime would take a list for shorter than it is, or for empty."""
+    """Return whether Ascend's runtime would take a list for shorter than it is, or for empty."""
     if not VENDORS[kind].ascending or not value:
         return False
     if not re.fullmatch(r"\d+(,\d+)*", value):

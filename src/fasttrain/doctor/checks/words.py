@@ -19,19 +19,19 @@ QUOTED_LENGTH = 160
 
 
 def size(number_bytes: int) -> str:
-    """Give ``64 MiB`` or ``1.5 GiB``."""
+    """Return ``64 MiB`` or ``1.5 GiB``."""
     if number_bytes < GIB:
         return f"{number_bytes // MIB} MiB"
     return f"{number_bytes / GIB:.1f}".removesuffix(".0") + " GiB"
 
 
 def one_line(text: str) -> str:
-    """Give a message without line breaks, and no longer than a finding can show."""
+    """Return a message without line breaks, and no longer than a finding can show."""
     return shorten(text, QUOTED_LENGTH, placeholder=" ...")
 
 
 def spans(numbers: Iterable[int]) -> str:
-    """Give numbers in order, each once, and three or more in a row as ``0-7``."""
+    """Return numbers in order, each once, and three or more in a row as ``0-7``."""
     return ", ".join(
         f"{row[0]}-{row[-1]}" if len(row) > 2 else ", ".join(map(str, row))
         for row in _rows(sorted(set(numbers)))
@@ -50,7 +50,7 @@ def _rows(numbers: list[int]) -> Iterator[list[int]]:
 
 
 def named(devices: Iterable[Device | DeviceState]) -> str:
-    """Give ``GPU 0``, ``GPUs 0-7`` or ``GPU 0 and NPU 1``; the instances of a MIG GPU are one."""
+    """Return ``GPU 0``, ``GPUs 0-7`` or ``GPU 0 and NPU 1``; the instances of a MIG GPU are one."""
     indices: dict[DeviceKind, set[int]] = {}
     for device in devices:
         indices.setdefault(device.kind, set()).add(device.index)
@@ -61,13 +61,13 @@ def named(devices: Iterable[Device | DeviceState]) -> str:
 
 
 def present(seen: Examination) -> tuple[DeviceKind, ...]:
-    """Give the kinds of accelerators that this machine has, visible or not."""
+    """Return the kinds of accelerators that this machine has, visible or not."""
     kinds = {device.kind for device in seen.machine.devices}
     return tuple(kind for kind in ACCELERATORS if kind in kinds)
 
 
 def visible(seen: Examination, kind: DeviceKind) -> tuple[Slot, ...]:
-    """Give the devices of a kind that a run started here would see, as their runtime counts.
+    """Return the devices of a kind that a run started here would see, as their runtime counts.
 
     CUDA shows a process one MIG instance only, and hides every whole GPU beside it.
 
@@ -80,12 +80,12 @@ def visible(seen: Examination, kind: DeviceKind) -> tuple[Slot, ...]:
 
 
 def most_visible(seen: Examination) -> int:
-    """Give how many devices of one kind a run can use; 0 without accelerators."""
+    """Return how many devices of one kind a run can use; 0 without accelerators."""
     return max((len(visible(seen, kind)) for kind in present(seen)), default=0)
 
 
 def alike(devices: Sequence[Device]) -> list[int]:
-    """Give the positions of those of one model: of the most frequent, or that of more memory."""
+    """Return the positions of those of one model: of the most frequent, or that of more memory."""
     models = {device.name: device for device in devices}
     names = [device.name for device in devices]
     chosen = max(models, key=lambda name: (names.count(name), models[name].memory_bytes))
@@ -93,7 +93,7 @@ def alike(devices: Sequence[Device]) -> list[int]:
 
 
 def is_on(seen: Examination, variable: str) -> bool:
-    """Say whether a switch of the environment is set to anything but 0."""
+    """Return whether a switch of the environment is set to anything but 0."""
     return seen.environ.get(variable, "").strip() not in ("", "0")
 
 
@@ -101,7 +101,7 @@ def is_on(seen: Examination, variable: str) -> bool:
 
 
 def check(slug: str, about: str, mend: Mend | None = None) -> Callable[[Judge], Check]:
-    """Give a decorator that makes a check of its judge, which then knows itself by its name."""
+    """Return a decorator that makes a check of its judge, which then knows itself by its name."""
 
     def declare(judge: Judge) -> Check:
         return Check(slug, about, judge, mend)

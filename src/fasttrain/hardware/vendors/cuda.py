@@ -32,7 +32,7 @@ class Cuda:
     kind: ClassVar[DeviceKind] = "cuda"
 
     def probe(self) -> VendorReport:
-        """Give GPUs in NVML's order, which is CUDA's with ``CUDA_DEVICE_ORDER=PCI_BUS_ID``.
+        """Return GPUs in NVML's order, which is CUDA's with ``CUDA_DEVICE_ORDER=PCI_BUS_ID``.
 
         A GPU in MIG mode is replaced by its instances, which carry its index: CUDA can't run on
         the whole of it.
@@ -80,7 +80,7 @@ def _report(nvml: Any) -> VendorReport:
 
 
 def _gpu(nvml: Any, index: int) -> tuple[Device, tuple[Device, ...] | None]:
-    """Give a GPU, and its MIG instances; None for those when MIG is off."""
+    """Return a GPU, and its MIG instances; None for those when MIG is off."""
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
     capability = nvml.nvmlDeviceGetCudaComputeCapability(handle)
     gpu = _device(nvml, handle, index, capability, "")
@@ -102,7 +102,7 @@ def _mig_handles(nvml: Any, handle: Any) -> Iterator[Any]:
 def _device(
     nvml: Any, handle: Any, index: int, capability: tuple[int, int], parent_uuid: str
 ) -> Device:
-    """Give one GPU or instance.
+    """Return one GPU or instance.
 
     Source: CUDA C++ Programming Guide 12.8, "Arithmetic Instructions": half from 5.3; bf16 and
     TF32 from 8.0.
@@ -124,7 +124,7 @@ def _device(
 
 
 def _unless_unsupported(nvml: Any, ask: Callable[[], T], fallback: T) -> T:
-    """Give the answer, or `fallback` where this board or driver doesn't know the question."""
+    """Return the answer, or `fallback` where this board or driver doesn't know the question."""
     try:
         return ask()
     except (nvml.NVMLError_NotSupported, nvml.NVMLError_FunctionNotFound):
@@ -138,7 +138,7 @@ TIMEOUT_S = 3.0  # a list of runs is not worth more; without persistence mode NV
 
 
 def held_bytes(nvml: Any = None) -> dict[int, int]:
-    """Give device memory by process; nothing where NVML is missing, broken or slow.
+    """Return device memory by process; nothing where NVML is missing, broken or slow.
 
     Args:
         nvml: Stands in for the ``pynvml`` module in tests.

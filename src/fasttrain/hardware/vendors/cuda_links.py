@@ -29,7 +29,7 @@ class Gpu:
     handle: Any
 
     def get(self, what: str, *args: Any) -> Any:
-        """Give the answer of ``nvmlDeviceGet<what>``; None where board or driver has none."""
+        """Return the answer of ``nvmlDeviceGet<what>``; None where board or driver has none."""
         if self.handle is None:
             return None
         try:
@@ -39,13 +39,13 @@ class Gpu:
             return None
 
     def address(self) -> str:
-        """Give the PCI address without its function, such as ``0000:c1:00``; empty if unknown."""
+        """Return the PCI address without its function, such as ``0000:c1:00``; empty if unknown."""
         pci = self.get("PciInfo")
         return pci_address(pci) if pci else ""
 
 
 def pci_address(pci: Any) -> str:
-    """Give an nvmlPciInfo_t as the kernel writes it; NVML's own text has eight digits in front."""
+    """Return an nvmlPciInfo_t as the kernel writes it; NVML's text has eight digits in front."""
     return f"{pci.domain:04x}:{pci.bus:02x}:{pci.device:02x}"
 
 
@@ -70,7 +70,7 @@ def link_names(gpus: Mapping[int, Gpu]) -> dict[int, dict[str, str]]:
 
 
 def peer_access(gpus: Mapping[int, Gpu]) -> dict[int, tuple[int, ...] | None]:
-    """Give the GPUs whose memory each can read; None where the driver says nothing of any."""
+    """Return the GPUs whose memory each can read; None where the driver says nothing of any."""
     answer: dict[int, tuple[int, ...] | None] = {}
     for one, gpu in gpus.items():
         statuses = {
@@ -85,7 +85,7 @@ def peer_access(gpus: Mapping[int, Gpu]) -> dict[int, tuple[int, ...] | None]:
 
 
 def _nvlinks(gpu: Gpu) -> Counter[str]:
-    """Give the number of active NVLinks to each PCI address, and to `SWITCH`."""
+    """Return the number of active NVLinks to each PCI address, and to `SWITCH`."""
     count: Counter[str] = Counter()
     for link in range(gpu.nvml.NVML_NVLINK_MAX_LINKS):
         if gpu.get("NvLinkState", link) != gpu.nvml.NVML_FEATURE_ENABLED:
@@ -161,7 +161,7 @@ _BOARDS: tuple[tuple[str, DataSheet], ...] = (
 
 
 def data_sheet(device: Device) -> DataSheet | None:
-    """Give a board's data sheet; None for an unknown one, and for a slice of a board."""
+    """Return a board's data sheet; None for an unknown one, and for a slice of a board."""
     if device.kind != "cuda" or device.parent_uuid:
         return None
     found = (sheet for pattern, sheet in _BOARDS if re.fullmatch(pattern, device.name))

@@ -26,7 +26,7 @@ _XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-f:]+)(?:\.0)?\): (\d+)", re.IGNO
 
 
 def read_xids(host: Host) -> dict[str, tuple[int, ...]]:
-    """Give the numbers logged for each PCI address, such as ``0000:c1:00``, each once.
+    """Return the numbers logged for each PCI address, such as ``0000:c1:00``, each once.
 
     Only the kernel's own buffer is read, since files below /var/log hold errors of boots long
     past. It is closed to users on many machines; nothing is known of any Xid there.
@@ -40,7 +40,7 @@ def read_xids(host: Host) -> dict[str, tuple[int, ...]]:
 
 
 def parse_xids(log: str) -> dict[str, tuple[int, ...]]:
-    """Give the Xids in a kernel log by PCI address, in the order of their first appearance."""
+    """Return the Xids in a kernel log by PCI address, in the order of their first appearance."""
     found: dict[str, dict[int, None]] = {}
     for address, number in _XID.findall(log):
         found.setdefault(address.lower(), {})[int(number)] = None
@@ -56,7 +56,7 @@ THROTTLING = {"power": 0x4, "thermal": 0x20 | 0x40, "hardware": 0x8 | 0x80}
 def cuda_states(
     host: Host, devices: Iterable[Device], runs: Mapping[int, RunProcess], nvml: Any = None
 ) -> tuple[DeviceState, ...]:
-    """Give the states of a machine's NVIDIA devices, in their order.
+    """Return the states of a machine's NVIDIA devices, in their order.
 
     What NVML can't tell of a device is None in its state. A broken NVML gives no states; the probe
     of the machine has told why.
@@ -82,7 +82,7 @@ def cuda_states(
 
 
 def import_nvml() -> Any:
-    """Give NVML's binding, which only machines with a driver need."""
+    """Return NVML's binding, which only machines with a driver need."""
     import pynvml
 
     return pynvml
@@ -136,7 +136,7 @@ def _memory_used_bytes(part: Gpu) -> int | None:
 
 
 def _processes(part: Gpu, runs: Mapping[int, RunProcess]) -> tuple[DeviceProcess, ...]:
-    """Give who computes on a device, and after them who only draws on it.
+    """Return who computes on a device, and after them who only draws on it.
 
     Source: NVML API Reference 13.0, nvmlDeviceGetComputeRunningProcesses: those with a compute
     context; nvmlDeviceGetGraphicsRunningProcesses: those with one for graphics. One process may
@@ -169,7 +169,7 @@ def _clocks(board: Gpu) -> dict[str, Any]:
 
 
 def _clock_limit_mhz(board: Gpu) -> int | None:
-    """Give the highest clock allowed; clocks locked by ``nvidia-smi -lgc`` can't be asked for.
+    """Return the highest clock allowed; clocks locked by ``nvidia-smi -lgc`` can't be asked for.
 
     Application clocks as they come from the factory hold nothing down: a V100's are 1312 MHz, and
     it boosts to 1530 of its own. Only those that somebody changed count.
@@ -183,7 +183,7 @@ def _clock_limit_mhz(board: Gpu) -> int | None:
 
 
 def _wear(board: Gpu) -> dict[str, Any]:
-    """Give errors of memory, and the PCIe link."""
+    """Return errors of memory, and the PCIe link."""
     nvml = board.nvml
     rows = board.get("RemappedRows")
     return {

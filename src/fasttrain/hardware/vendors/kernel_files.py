@@ -16,7 +16,7 @@ _UNITS = {"": 1, "KiB": 2**10, "MiB": 2**20}
 
 
 def drm_clients(host: Host) -> dict[str, list[DeviceProcess]]:
-    """Give the processes that hold memory of each GPU, by its PCI address.
+    """Return the processes that hold memory of each GPU, by its PCI address.
 
     The files of other users' processes are closed, and theirs are not among them. A process that
     has never computed on the GPU draws on it.
@@ -59,7 +59,7 @@ def _resident_bytes(told: Mapping[str, str]) -> int:
 
 
 def _number(text: str) -> int:
-    """Give a number in its unit, such as ``512 KiB``; cycles and nanoseconds as they are."""
+    """Return a number in its unit, such as ``512 KiB``; cycles and nanoseconds as they are."""
     number, _, unit = text.partition(" ")
     return int(number) * _UNITS.get(unit, 1) if number.isdecimal() else 0
 
@@ -68,7 +68,7 @@ def _number(text: str) -> int:
 
 
 def read_sensor(host: Host, device: str, name: str) -> int | None:
-    """Give a sensor's number as the kernel writes it; None where no hwmon of the device has it.
+    """Return a sensor's number as the kernel writes it; None where no hwmon of the device has it.
 
     Args:
         host: The machine.
@@ -81,7 +81,7 @@ def read_sensor(host: Host, device: str, name: str) -> int | None:
 
 
 def temperature_c(host: Host, device: str, name: str) -> float | None:
-    """Give a temperature in degrees Celsius.
+    """Return a temperature in degrees Celsius.
 
     Source: Linux 6.12, Documentation/hwmon/sysfs-interface.rst: millidegree Celsius.
     """
@@ -93,12 +93,12 @@ def temperature_c(host: Host, device: str, name: str) -> float | None:
 
 
 def numa_node(host: Host, folder: str) -> int | None:
-    """Give the NUMA node of a device's folder in sysfs; None where the firmware names none (-1)."""
+    """Return NUMA node of a device's folder in sysfs; None where the firmware names none (-1)."""
     return host.number(f"{folder}/numa_node")
 
 
 def pci_folder(address: str) -> str:
-    """Give the folder of a PCI function such as ``0000:C1:00.0``."""
+    """Return the folder of a PCI function such as ``0000:C1:00.0``."""
     return f"sys/bus/pci/devices/{address.lower()}"
 
 
@@ -109,7 +109,7 @@ FOLDER = "sys/class/infiniband"
 
 
 def rdma_ports(host: Host) -> tuple[RdmaPort, ...]:
-    """Give the ports of all adapters that verbs can use; none where the kernel has no such.
+    """Return the ports of all adapters that verbs can use; none where the kernel has no such.
 
     Source: Linux 6.12, Documentation/ABI/stable/sysfs-class-infiniband, and what
     drivers/infiniband/core/sysfs.c writes: ``4: ACTIVE``, ``100 Gb/sec (4X EDR)``.

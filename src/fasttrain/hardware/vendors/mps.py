@@ -21,7 +21,7 @@ class Mps:
     kind: ClassVar[DeviceKind] = "mps"
 
     def probe(self) -> VendorReport:
-        """Give the one GPU; its memory is the machine's, which the processor shares."""
+        """Return the one GPU; its memory is the machine's, which the processor shares."""
         if (self.host.system, self.host.architecture) != ("Darwin", "arm64"):
             return VendorReport()
         values = self.host.sysctl("machdep.cpu.brand_string", "hw.memsize")

@@ -35,7 +35,7 @@ class Npu:
     kind: ClassVar[DeviceKind] = "npu"
 
     def probe(self) -> VendorReport:
-        """Give chips in the order of their logic ids, which ASCEND_RT_VISIBLE_DEVICES counts."""
+        """Return chips in the order of their logic ids, which ASCEND_RT_VISIBLE_DEVICES counts."""
         nodes = len(self.host.numbered("dev", r"davinci(\d+)"))
         smi = self.smi or NpuSmi(self.host)
         devices: tuple[Device, ...] = ()
@@ -121,7 +121,7 @@ def _chip_notes(chips: tuple[Chip, ...], nodes: int) -> list[str]:
 
 
 def _driver_version(host: Host) -> str:
-    """Give the driver's version from its own file; empty in containers that don't map it."""
+    """Return the driver's version from its own file; empty in containers that don't map it."""
     where = re.search(r"Driver_Install_Path_Param=(\S+)", host.read("etc/ascend_install.info"))
     folder = (where[1] if where else "/usr/local/Ascend").lstrip("/")
     version = re.search(r"^Version=(\S+)", host.read(f"{folder}/driver/version.info"), re.MULTILINE)

@@ -30,7 +30,7 @@ class NpuSmi:
         self._answer: str | ToolError | None = None
 
     def info(self) -> str:
-        """Give what ``npu-smi info`` printed when it was first asked.
+        """Return what ``npu-smi info`` printed when it was first asked.
 
         Raises:
             ToolError: It failed then, or gave no answer in time.
@@ -81,7 +81,7 @@ def parse_npu_smi(text: str) -> SmiTable:
 
 
 def _rows(text: str) -> Iterator[tuple[str, str, str]]:
-    """Give the chips' rows as (ids, health or bus, figures), without titles and processes."""
+    """Yield the chips' rows as (ids, health or bus, figures), without titles and processes."""
     titles_over = False
     for line in text.splitlines():
         if "Process id" in line:
@@ -106,7 +106,7 @@ def _chip(head: tuple[str, str, str], detail: tuple[str, str, str] | None) -> Ch
 
 
 def soc_name(name: str) -> str:
-    """Give the soc name of a printed chip name: ``Ascend910B3`` for ``910B3``.
+    """Return the soc name of a printed chip name: ``Ascend910B3`` for ``910B3``.
 
     A3 prints a bare ``Ascend910`` for every Ascend910_93xx; first-generation cards print theirs
     without ``Ascend``, so that ``910`` is another chip.

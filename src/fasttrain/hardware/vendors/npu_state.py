@@ -47,7 +47,7 @@ def npu_states(
     runs: Mapping[int, RunProcess],
     smi: NpuSmi | None = None,
 ) -> tuple[DeviceState, ...]:
-    """Give the states of a machine's NPUs, in their order.
+    """Return the states of a machine's NPUs, in their order.
 
     Without an npu-smi that answers there are none; the probe of the machine has told why.
 
@@ -109,7 +109,7 @@ def _rows(text: str) -> Iterator[list[str]]:
 
 
 def _first_number(text: str) -> int:
-    """Give a chip's number on its card; 0 in the layout that has none."""
+    """Return a chip's number on its card; 0 in the layout that has none."""
     words = text.split()
     return int(words[0]) if words else 0
 
@@ -121,7 +121,7 @@ def _used_bytes(figures: str) -> int | None:
 
 
 def _chip_processes(text: str) -> Iterator[ChipProcess]:
-    """Give the processes below the chips: ids, pid, name and MB; newer tools add a column."""
+    """Yield the processes below the chips: ids, pid, name and MB; newer tools add a column."""
     for cells in _rows(text):
         ids = cells[0].split()
         if len(cells) >= 4 and all(word.isdecimal() for word in (*ids, cells[1], cells[3])):

@@ -32,7 +32,7 @@ class Rocm:
     kind: ClassVar[DeviceKind] = "rocm"
 
     def probe(self) -> VendorReport:
-        """Give GPUs in the order of their KFD nodes, which is HIP's."""
+        """Return GPUs in the order of their KFD nodes, which is HIP's."""
         nodes = self.host.numbered(NODES, r"(\d+)")
         # Nodes without SIMD units are CPUs; those that a container may not use read as empty.
         gpus = [
@@ -75,7 +75,7 @@ def _device(host: Host, index: int, node: str, values: dict[str, str]) -> Device
 
 
 def gfx_name(version: int) -> str:
-    """Give the compiler's name of a target: 90010 is 9.0.10, written ``gfx90a``."""
+    """Return the compiler's name of a target: 90010 is 9.0.10, written ``gfx90a``."""
     return f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}"
 
 
@@ -98,7 +98,7 @@ PROCESSES = "sys/class/kfd/kfd/proc"
 def rocm_states(
     host: Host, devices: Iterable[Device], runs: Mapping[int, RunProcess]
 ) -> tuple[DeviceState, ...]:
-    """Give the states of a machine's AMD GPUs, in their order.
+    """Return the states of a machine's AMD GPUs, in their order.
 
     The PCIe link is left out: on boards with a switch of their own the kernel shows the link
     between that and the chip.

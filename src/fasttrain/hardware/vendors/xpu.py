@@ -45,7 +45,7 @@ class Xpu:
     kind: ClassVar[DeviceKind] = "xpu"
 
     def probe(self) -> VendorReport:
-        """Give discrete GPUs in the order of the kernel's graphics cards; memory is unknown."""
+        """Return discrete GPUs in the order of the kernel's graphics cards; memory is unknown."""
         found = xpu_cards(self.host)
         if found and not self.host.numbered("dev/dri", r"renderD(\d+)"):
             note = "Intel GPUs are here, but /dev/dri is not: pass it into the container"
@@ -59,7 +59,7 @@ class Xpu:
 
 
 def xpu_cards(host: Host) -> dict[str, str]:
-    """Give the folders of discrete GPUs in sysfs, in the kernel's order, with their names."""
+    """Return the folders of discrete GPUs in sysfs, in the kernel's order, with their names."""
     cards = host.numbered("sys/class/drm", r"card(\d+)")
     return {card: name for card in cards if (name := _name(host, card))}
 
@@ -87,7 +87,7 @@ THROTTLING = {
 def xpu_states(
     host: Host, devices: Iterable[Device], runs: Mapping[int, RunProcess]
 ) -> tuple[DeviceState, ...]:
-    """Give the states of a machine's Intel GPUs, in their order.
+    """Return the states of a machine's Intel GPUs, in their order.
 
     How much of the memory is in use isn't told: these drivers tell it of a user's own processes
     alone. The PCIe link is left out, because boards have a switch of their own.
@@ -131,7 +131,7 @@ def _throttled(host: Host, card: str) -> Iterator[str]:
 
 
 def _watts(host: Host, card: str, name: str) -> float | None:
-    """Give a power limit in watts; None where there is none, which the drivers write as 0.
+    """Return a power limit in watts; None where there is none, which the drivers write as 0.
 
     Source: Linux 6.15, Documentation/ABI/testing/sysfs-driver-intel-xe-hwmon and
     sysfs-driver-intel-i915-hwmon: microwatts.

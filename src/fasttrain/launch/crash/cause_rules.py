@@ -32,7 +32,7 @@ _GAVE_UP = re.compile(
 
 
 def facts_of(case: Case) -> Facts:
-    """Give what any row may name, whether this one does or not."""
+    """Return what any row may name, whether this one does or not."""
     raised = case.raised[0] if case.raised else Raised((), "")
     message = (raised.message.strip().splitlines() or [""])[0]
     python = plan.argv[0] if (plan := case.plan) and plan.target.kind != "command" else "python"
@@ -68,7 +68,7 @@ def facts_of(case: Case) -> Facts:
 
 
 def _missed(raised: Raised, message: str, python: str) -> Facts:
-    """Give what a missing file, right or module is called: by its name, or else by the message."""
+    """Return what a missing file, right or module is called: by its name, else by the message."""
     named = _NAMED.match(message)  # in a traceback that was read from a log
     subject = raised.subject or (named[2] if named else "")
     if not subject:
@@ -90,14 +90,14 @@ def _checked(frames: tuple[Frame, ...], message: str) -> Facts:
 
 
 def _gave_up(log: str) -> str:
-    """Give the last line that says why compiled code gave up, behind a colon; empty without."""
+    """Return the last line that says why compiled code gave up, behind a colon; empty without."""
     lines = last_lines(log, LAST_WORDS)
     said = next((line.strip() for line in reversed(lines) if _GAVE_UP.search(line)), "")
     return f": {said}" if said else ""
 
 
 def _as_module(target: Target) -> str:
-    """Give how a script is named for -m, which looks in the working directory."""
+    """Return how a script is named for -m, which looks in the working directory."""
     path = Path(target.name)
     name = ".".join(path.with_suffix("").parts)
     fits = (
@@ -112,7 +112,7 @@ def _collective(frames: tuple[Frame, ...]) -> str:
 
 
 def size(value: int | None) -> str:
-    """Give a size in bytes with its unit, where it is known."""
+    """Return a size in bytes with its unit, where it is known."""
     return UNKNOWN if value is None else printable.size(value)
 
 
@@ -135,7 +135,7 @@ _KEPT = re.compile(r"error: (?P<what>.*)\n  why: (?P<why>.*)\n  fix: (?P<fix>.*?
 
 
 def text(*patterns: str) -> Callable[[Case], Facts | None]:
-    """Give a rule: one of the patterns is in the message, or in the log of one that was hit."""
+    """Return a rule: one of the patterns is in the message, or in the log of one that was hit."""
     compiled = [re.compile(pattern, re.DOTALL if ".*?" in pattern else 0) for pattern in patterns]
 
     def rule(case: Case) -> Facts | None:
@@ -148,7 +148,7 @@ def text(*patterns: str) -> Callable[[Case], Facts | None]:
 
 
 def of_ranks(*patterns: str) -> Callable[[Case], Facts | None]:
-    """Give a rule: torch.distributed says one of the patterns.
+    """Return a rule: torch.distributed says one of the patterns.
 
     A download that fails says the same as a rank that lost its peer, but by an OSError, or where
     there is no other rank.
@@ -164,7 +164,7 @@ def of_ranks(*patterns: str) -> Callable[[Case], Facts | None]:
 
 
 def _has_peers(case: Case) -> bool:
-    """Whether there are other ranks: the run's, or those of a script that starts some itself."""
+    """True if there are other ranks: the run's, or those of a script that starts some itself."""
     if case.plan is None:
         return True
     processes = case.plan.processes.value
@@ -174,7 +174,7 @@ def _has_peers(case: Case) -> bool:
 
 
 def kind(*names: str) -> Callable[[Case], Facts | None]:
-    """Give a rule: the exception is of one of these classes."""
+    """Return a rule: the exception is of one of these classes."""
 
     def rule(case: Case) -> Facts | None:
         if not case.raised:
@@ -187,7 +187,7 @@ def kind(*names: str) -> Callable[[Case], Facts | None]:
 
 
 def any_of(*rules: Callable[[Case], Facts | None]) -> Callable[[Case], Facts | None]:
-    """Give a rule: one of these fits."""
+    """Return a rule: one of these fits."""
 
     def rule(case: Case) -> Facts | None:
         return next((facts for one in rules if (facts := one(case)) is not None), None)
@@ -206,7 +206,7 @@ def unreachable(case: Case) -> Facts | None:
 
 
 def _of_network(case: Case) -> bool:
-    """Whether a time-out is a connection's, and not that of a lock or a pool of processes.
+    """Return whether a time-out is a connection's, and not that of a lock or a pool of processes.
 
     Source: CPython 3.11, Modules/socketmodule.c, sock_call_impl: "timed out", without a number
     """
@@ -222,7 +222,7 @@ def _of_network(case: Case) -> bool:
 
 
 def number(numbers: tuple[int, ...], *patterns: str) -> Callable[[Case], Facts | None]:
-    """Give a rule: the exception is an OSError of these numbers, or its text says so."""
+    """Return a rule: the exception is an OSError of these numbers, or its text says so."""
     says_so = text(*patterns)
 
     def rule(case: Case) -> Facts | None:
@@ -234,7 +234,7 @@ def number(numbers: tuple[int, ...], *patterns: str) -> Callable[[Case], Facts |
 
 
 def signalled(*names: str) -> Callable[[Case], Facts | None]:
-    """Give a rule: it died of one of these signals, or of any where none is named."""
+    """Return a rule: it died of one of these signals, or of any where none is named."""
 
     def rule(case: Case) -> Facts | None:
         fits = case.signal and (not names or case.signal in names)
@@ -249,7 +249,7 @@ def other_exception(case: Case) -> Facts | None:
 
 
 def exit_code(case: Case) -> Facts | None:
-    """Give the facts of whatever ended with an exit code."""
+    """Return the facts of whatever ended with an exit code."""
     return facts_of(case)
 
 

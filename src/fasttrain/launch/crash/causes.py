@@ -78,12 +78,12 @@ _OF_PEERS = {cause.slug for cause in CAUSES if cause.of_a_peer}
 
 
 def heals(slug: str) -> Heals:
-    """Say whether another attempt can end better behind a cause."""
+    """Return whether another attempt can end better behind a cause."""
     return _HEALS[slug]
 
 
 def is_of_a_peer(slug: str) -> bool:
-    """Say whether a cause is what a rank says of another one that it lost or waited for."""
+    """Return whether a cause is what a rank says of another one that it lost or waited for."""
     return slug in _OF_PEERS
 
 
@@ -95,7 +95,7 @@ def _asked(case: Case) -> Iterator[Cause]:
 
 
 def find_cause(case: Case) -> tuple[Cause, Facts]:
-    """Give the first row that fits, and its facts.
+    """Return the first row that fits, and its facts.
 
     The exception that ended the script is asked first; where no row knows it, those that led to
     it: what torch makes of a full disk, the script may make a RuntimeError of its own. Of one that

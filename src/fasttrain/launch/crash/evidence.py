@@ -84,11 +84,11 @@ class Case:
         return self.raised[0].frames if self.raised else self.stack
 
     def telling(self) -> Case:
-        """Give the case of the exception that tells most: not what only passes another one on."""
+        """Return the case of the exception that tells most: not what only passes another one on."""
         return next(self.each())
 
     def each(self) -> Iterator[Case]:
-        """Give a case for each exception, the telling one first, or this one without any."""
+        """Yield a case for each exception, the telling one first, or this one without any."""
         chain = _in_their_process(self.raised)
         told = [inner for raised in chain for inner in self._unwrapped(raised)]
         while len(told) > 1 and _passes_on(told[0]):
@@ -104,7 +104,7 @@ class Case:
             yield self
 
     def _unwrapped(self, raised: Raised) -> Iterator[Raised]:
-        """Give the exception of another process in front of the one that passes it on."""
+        """Yield the exception of another process in front of the one that passes it on."""
         inner = None
         if _WRAPPERS.search(raised.message):
             inner = read_traceback(raised.message)
@@ -127,7 +127,7 @@ class Case:
         return raised if any(_BEGINS_A_CHILD.search(frame.file) for frame in frames) else None
 
     def place(self) -> str:
-        """Give ``file:line`` of the innermost call in the user's code, or where it is known."""
+        """Return ``file:line`` of the innermost call in the user's code, or where it is known."""
         own = [frame for frame in self.frames if frame.own] or list(self.frames)
         return f"{Path(own[-1].file).name}:{own[-1].line}" if own else "the last line of its log"
 
@@ -140,14 +140,14 @@ def _ends(line: str) -> str:
 
 
 def _passes_on(raised: Raised) -> bool:
-    """Whether it only says that something ended, and what led to it says why."""
+    """Return whether it only says that something ended, and what led to it says why."""
     by_itself = raised.name == "SystemExit"  # `except Exception: ...; sys.exit(1)`
     of_parts = "builtins.BaseExceptionGroup" in raised.kinds  # which are recorded behind it
     return by_itself or of_parts or bool(_LOADER_ENDED.search(raised.message))
 
 
 def _in_their_process(chain: tuple[Raised, ...]) -> Iterator[Raised]:
-    """Give exceptions with the calls of the process that raised them, a pool's worker say.
+    """Yield exceptions with the calls of the process that raised them, a pool's worker say.
 
     Source: CPython 3.11, Lib/multiprocessing/pool.py and Lib/concurrent/futures/process.py: the
     cause of an exception that a worker passed on is a RemoteTraceback, whose text is the worker's.

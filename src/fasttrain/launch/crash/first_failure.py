@@ -54,14 +54,14 @@ class Fallen:
 def fall(
     end: End, failure: Failure | None, cause: Cause, ends: Sequence[End], *, several: bool
 ) -> Fallen:
-    """Give a rank's fall with its standing among all that ended badly, `ends`."""
+    """Return a rank's fall with its standing among all that ended badly, `ends`."""
     return Fallen(
         end, failure, cause, _standing(end, failure, cause, ends) if several else Standing.OWN
     )
 
 
 def _standing(end: End, failure: Failure | None, cause: Cause, ends: Sequence[End]) -> Standing:
-    """Say whether a failure can have been the first.
+    """Return whether a failure can have been the first.
 
     A rank that loses its peer often notices it before that one's end is seen, so what it says
     counts more than when. And one that is stopped, may end by an exit code or an exception of its
@@ -82,12 +82,12 @@ def _standing(end: End, failure: Failure | None, cause: Cause, ends: Sequence[En
 
 
 def in_order(fallen: Iterable[Fallen]) -> list[Fallen]:
-    """Give those that failed, the first one first."""
+    """Return those that failed, the first one first."""
     return sorted(fallen, key=lambda one: (one.standing, one.order_ns, one.end.rank))
 
 
 def told_of_others(first: Fallen, others: Iterable[Fallen]) -> str:
-    """Give what became of those that also ended badly, in one sentence; empty without any."""
+    """Return what became of those that also ended badly, in one sentence; empty without any."""
     stopped: list[int] = []
     consequences: list[int] = []
     parts = []
@@ -133,7 +133,7 @@ class Judged:
 
 
 def slow_ends(first: Judged, others: Iterable[Judged]) -> frozenset[int]:
-    """Give the ranks that were stopped, and whose log shows that they had failed before.
+    """Return the ranks that were stopped, and whose log shows that they had failed before.
 
     One that catches its error, leaves the process group and takes its time to end has its peers
     fail first. It records nothing when the agent stops it; its log may hold the traceback. One
@@ -149,7 +149,7 @@ def slow_ends(first: Judged, others: Iterable[Judged]) -> frozenset[int]:
 
 
 def told_of_the_others(first: Judged, others: Sequence[Judged]) -> str:
-    """Give what became of the others; where none failed by itself, with the last word of one.
+    """Return what became of the others; where none failed by itself, with the last word of one.
 
     The rank that went away is then among those that were stopped, and nothing tells which it was.
     """

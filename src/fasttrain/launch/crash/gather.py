@@ -83,7 +83,7 @@ class Scene:
 
 
 def investigate(scene: Scene) -> tuple[Crash | None, tuple[str, ...]]:
-    """Give why the run failed, and what could not be read; None where nothing failed.
+    """Return why the run failed, and what could not be read; None where nothing failed.
 
     Writes crash.json, and takes away the files for stacks that stayed empty.
     """
@@ -131,7 +131,7 @@ def keep(run_dir: Path, crash: Crash) -> tuple[str, ...]:
 
 
 def _failures(run_dir: Path, problems: list[str]) -> dict[int, Failure]:
-    """Give what the workers recorded, by process: of an earlier attempt, none is asked for."""
+    """Return what the workers recorded, by process: of an earlier attempt, none is asked for."""
     found = {}
     for path in sorted(run_dir.glob(failure_file(0).replace("0", "*"))):
         try:
@@ -191,13 +191,13 @@ def _case(scene: Scene, end: End, failure: Failure | None, *, slow: bool) -> Cas
 
 
 def _code(end: End, failure: Failure | None) -> int:
-    """Give the exit code: of one that was stopped while it ended, what it would have been."""
+    """Return the exit code: of one that was stopped while it ended, what it would have been."""
     stopped = end.exit_code in STOPPING
     return failure.exit_code if failure and stopped else end.exit_code
 
 
 def _peak_bytes() -> int:
-    """Give the most memory that any process of the run had, once all have ended."""
+    """Return the most memory that any process of the run had, once all have ended."""
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024  # Linux counts in KiB
 

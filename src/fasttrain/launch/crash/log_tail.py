@@ -40,7 +40,7 @@ _GOES_ON = re.compile(
 
 
 def tail(log: Path) -> str:
-    """Give the end of what the last attempt wrote, as a person reads it; empty without a log."""
+    """Return the end of what the last attempt wrote, as a person reads it; empty without a log."""
     try:
         with open_regular(log) as file:
             size = file.seek(0, 2)
@@ -57,13 +57,13 @@ def tail(log: Path) -> str:
 
 
 def last_lines(text: str, count: int) -> tuple[str, ...]:
-    """Give the last lines of a text, blank ones left out."""
+    """Return the last lines of a text, blank ones left out."""
     lines = [line[:LINE_LENGTH] for line in text.splitlines() if line.strip()]
     return tuple(lines[-count:])
 
 
 def before_traceback(text: str) -> str:
-    """Give what stands in front of the last traceback and those that it is chained to."""
+    """Return what stands in front of the last traceback and those that it is chained to."""
     before, _, _ = text.rpartition(HEAD)
     while _CHAINED.search(before):
         before, _, _ = before.rpartition(HEAD)
@@ -71,13 +71,13 @@ def before_traceback(text: str) -> str:
 
 
 def recent_traceback(text: str) -> Raised | None:
-    """Give the last exception of which the last lines of a text tell, or None."""
+    """Return the last exception of which the last lines of a text tell, or None."""
     raised = read_traceback("\n".join(text.splitlines()[-LAST_WORDS:]))
     return raised and replace(raised, message=_divide(raised.message)[0])
 
 
 def last_traceback(text: str) -> Raised | None:
-    """Give the exception whose traceback a text ends with, or None.
+    """Return the exception whose traceback a text ends with, or None.
 
     One that is followed by more output was handled: the script went on.
     """
@@ -93,7 +93,7 @@ def _divide(message: str) -> tuple[str, str]:
 
 
 def read_traceback(text: str) -> Raised | None:
-    """Give the last exception that a text tells of by a traceback, or None."""
+    """Return the last exception that a text tells of by a traceback, or None."""
     _, found, block = text.rpartition(HEAD)
     if not found:
         return None
@@ -112,7 +112,7 @@ def read_traceback(text: str) -> Raised | None:
 
 
 def read_stack(path: Path) -> tuple[Frame, ...]:
-    """Give the Python stack of the thread that a fatal signal ended, innermost frame last.
+    """Return the Python stack of the thread that a fatal signal ended, innermost frame last.
 
     Where that thread ran no Python, as those of autograd and NCCL don't, it is the stack of the
     first thread that was in the user's code.

@@ -39,13 +39,13 @@ class Activity:
         return cls(quiet_s, {pid: (procfs.cpu_s(pid), procfs.all_bytes(pid)) for pid in family})
 
     def cores_since(self, before: Activity) -> float:
-        """Give how many cores were used on average."""
+        """Return how many cores were used on average."""
         used_s = sum(cpu_s for cpu_s, _ in self.done.values())
         used_before_s = sum(cpu_s for cpu_s, _ in before.done.values())
         return (used_s - used_before_s) / max(self.quiet_s - before.quiet_s, 1e-9)
 
     def active_since(self, before: Activity) -> frozenset[int]:
-        """Give the processes that have computed, read or written anything, or are new."""
+        """Return the processes that have computed, read or written anything, or are new."""
         return frozenset(pid for pid, done in self.done.items() if before.done.get(pid) != done)
 
 
@@ -74,12 +74,12 @@ def doing(pid: int, active: frozenset[int]) -> Doing:
 
 
 def signs(running: list[Pulse]) -> object:
-    """Give what changes while anything goes on; the main thread writes the checkpoints."""
+    """Return what changes while anything goes on; the main thread writes the checkpoints."""
     return [(pulse, procfs.transferred_bytes(pulse.address.pid)) for pulse in running]
 
 
 def have_begun(running: list[Pulse]) -> bool:
-    """Whether every rank has made a step, by itself or by a process that it started."""
+    """Return whether every rank has made a step, by itself or by a process that it started."""
     steps: dict[int, int] = {}
     for pulse in running:
         rank = pulse.address.rank
@@ -88,7 +88,7 @@ def have_begun(running: list[Pulse]) -> bool:
 
 
 def are_stopped(running: list[Pulse]) -> bool:
-    """Whether a process of the ranks is stopped, by a signal or a debugger."""
+    """Return whether a process of the ranks is stopped, by a signal or a debugger."""
     return any(procfs.is_stopped(pulse.address.pid) for pulse in running)
 
 
@@ -127,7 +127,7 @@ _REQUEST = "http/client.py"
 
 
 def excuse(ranks: Iterable[StuckRank], doing: Mapping[int, Doing], *, automatic: bool) -> str:
-    """Give why it is right that nothing goes on, such as ``rank 0 compiles``; empty if it isn't.
+    """Return why it is right that nothing goes on, such as ``rank 0 compiles``; empty if it isn't.
 
     Args:
         ranks: Where they stand.
@@ -151,7 +151,7 @@ def _excuses(rank: StuckRank, doing: Doing | None, automatic: bool) -> Iterator[
 
 
 def on_network(rank: StuckRank, doing: Mapping[int, Doing], *, alone: bool) -> bool:
-    """Whether a rank sends, receives or serves, and is none of those that wait for other ranks.
+    """True if a rank sends, receives or serves, and is none of those that wait for other ranks.
 
     Args:
         rank: Where it stands.
@@ -177,7 +177,7 @@ def _main(process: StuckProcess) -> tuple[Frame, ...]:
 
 
 def _asks(worker: StuckProcess, doing: Doing | None) -> bool:
-    """Whether the main thread waits for what a person types."""
+    """Return whether the main thread waits for what a person types."""
     if doing and doing.call.name == "read" and doing.call.argument == 0:
         return True
     stack = _main(worker)
@@ -185,7 +185,7 @@ def _asks(worker: StuckProcess, doing: Doing | None) -> bool:
 
 
 def _awaits_work(rank: StuckRank, doing: Doing) -> bool:
-    """Whether the main thread waits for a child that does something."""
+    """Return whether the main thread waits for a child that does something."""
     worker = rank.processes[0]
     named = any(_named(frame, _FOR_A_CHILD) for frame in _main(worker))
     if doing.call.name != "wait" and not named:

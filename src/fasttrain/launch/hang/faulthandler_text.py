@@ -12,12 +12,12 @@ _LAST = 0x10FFFF  # of Unicode
 
 
 def name(text: str) -> str:
-    """Give a name with its letters in the place of escapes; what can't be shown stays escaped."""
+    """Return a name with its letters in the place of escapes; what can't be shown stays escaped."""
     return _ESCAPE.sub(_letter, text)
 
 
 def path(text: str) -> str:
-    """Give a path; as it stands where there is a file whose name only looks escaped."""
+    """Return a path; as it stands where there is a file whose name only looks escaped."""
     return text if os.path.exists(text) else name(text)  # noqa: PTH110 - False for any text
 
 

@@ -59,14 +59,14 @@ class RankMemory:
             self._memory = mmap.mmap(self._descriptor, MEMORY_BYTES)
 
     def tell(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """Give the environment of the ranks, who look for the memory there."""
+        """Return the environment of the ranks, who look for the memory there."""
         others = {name: value for name, value in environ.items() if name != PULSES_VARIABLE}
         if self._memory is None:
             return others
         return {**others, PULSES_VARIABLE: f"{os.getpid()}:{self._descriptor}"}
 
     def steps(self) -> dict[int, int]:
-        """Give the optimizer steps by global rank, of those that have come."""
+        """Return the optimizer steps by global rank, of those that have come."""
         if self._memory is None:
             return {}
         records = (_words(self._memory, record) for record in range(MOST_RANKS))
@@ -104,7 +104,7 @@ class Pulses:
                 self._memories[address] = memory
 
     def read(self) -> tuple[Pulse, ...]:
-        """Give what each process shows at the moment."""
+        """Return what each process shows at the moment."""
         return tuple(_pulse(address, memory) for address, memory in self._memories.items())
 
     def close(self) -> None:
@@ -177,7 +177,7 @@ class Progress:
         self._looked_s = time.monotonic() - LOOK_S
 
     def environ(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """Give the environment of ranks that are to show their steps."""
+        """Return the environment of ranks that are to show their steps."""
         return self._memory.tell(environ)
 
     def tick(self) -> None:
@@ -189,7 +189,7 @@ class Progress:
         self._pulses.find()
 
     def steps(self) -> dict[int, int]:
-        """Give the steps by rank; a rank that trains in processes of its own has theirs."""
+        """Return the steps by rank; a rank that trains in processes of its own has theirs."""
         self._read()
         for path in self._run_dir.glob("rank-*.json"):
             try:

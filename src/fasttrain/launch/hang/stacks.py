@@ -37,7 +37,7 @@ _STDLIB = sysconfig.get_path("stdlib")
 
 
 def by_signal(pid: int, signum: int, answers: Path) -> tuple[Stack, ...]:
-    """Give the stacks that a process writes to ``answers`` at a signal, the main thread's first.
+    """Return the stacks that a process writes to ``answers`` at a signal, the main thread's first.
 
     Nothing where it has no handler, or does not answer. Only one process may be asked at a time.
     """
@@ -54,7 +54,7 @@ def by_signal(pid: int, signum: int, answers: Path) -> tuple[Stack, ...]:
 
 
 def by_py_spy(pid: int) -> tuple[tuple[Stack, ...], str]:
-    """Give the stacks that py-spy sees, the main thread's first, or why there are none."""
+    """Return the stacks that py-spy sees, the main thread's first, or why there are none."""
     program = shutil.which("py-spy")
     if program is None:
         return (), "it has no signal handler of fasttrain's, and py-spy is not installed"
@@ -112,7 +112,7 @@ def _without_start(frames: list[Frame]) -> Stack:
 
 
 def frame(file: str, line: int, function: str) -> Frame:
-    """Give a frame with its line of source and whose code it is."""
+    """Return a frame with its line of source and whose code it is."""
     source = linecache.getline(file, line).strip()
     return Frame(_near(file), line, function, source, user=_is_users(file))
 
@@ -123,7 +123,7 @@ def _is_users(file: str) -> bool:
 
 
 def _near(file: str) -> str:
-    """Give a path as short as it can still be opened from the working directory."""
+    """Return a path as short as it can still be opened from the working directory."""
     if file.startswith("<"):
         return file
     for folder in (*_LIBRARIES, f"{_STDLIB}/", f"{PACKAGE.parent}/"):
@@ -191,7 +191,7 @@ def _rank(rank: int, pulses: list[Pulse], run_dir: Path) -> StuckRank:
 
 
 def _process(pid: int, signum: int, answers: Path, *, own: bool) -> StuckProcess | None:
-    """Give one process; None for a program that has no Python stack, or only serves others."""
+    """Return one process; None for a program that has no Python stack, or only serves others."""
     threads, missing = by_signal(pid, signum, answers), ""
     if not threads:
         if not own and not procfs.is_of_multiprocessing(pid):

@@ -33,7 +33,7 @@ class _Place:
 
 
 def verdict(ranks: tuple[StuckRank, ...], ended: tuple[int, ...]) -> tuple[str, ...]:
-    """Give one sentence for each place where ranks stand, those that wait for others first."""
+    """Return one sentence for each place where ranks stand, those that wait for others first."""
     places: defaultdict[_Place, list[int]] = defaultdict(list)
     for rank in ranks:
         places[_place(rank.processes[0])].append(rank.rank)
@@ -52,22 +52,22 @@ def verdict(ranks: tuple[StuckRank, ...], ended: tuple[int, ...]) -> tuple[str, 
 
 
 def waits_for_ranks(process: StuckProcess) -> bool:
-    """Whether the main thread of a process waits for other ranks."""
+    """Return whether the main thread of a process waits for other ranks."""
     return _place(process).waits
 
 
 def role_of(stack: Stack) -> Role:
-    """Give what a process is that a rank has started."""
+    """Return what a process is that a rank has started."""
     return "loader worker" if any(map(_is_worker_loop, stack)) else "child"
 
 
 def since_fork(stack: Stack) -> Stack:
-    """Give a DataLoader worker's own frames, without those that its parent had at the fork."""
+    """Return a DataLoader worker's own frames, without those that its parent had at the fork."""
     return stack[: next(i for i, frame in enumerate(stack) if _is_worker_loop(frame)) + 1]
 
 
 def rank_list(numbers: Iterable[int]) -> str:
-    """Give ``rank 3``, or ``ranks 0-5, 7``."""
+    """Return ``rank 3``, or ``ranks 0-5, 7``."""
     runs: list[list[int]] = []
     for number in sorted(numbers):
         if runs and number == runs[-1][-1] + 1:
@@ -122,7 +122,7 @@ def _helpers(rank: StuckRank) -> Iterator[str]:
 
 
 def _reads(stack: Stack) -> str:
-    """Give where a DataLoader worker reads a sample; empty while it waits for work."""
+    """Return where a DataLoader worker reads a sample; empty while it waits for work."""
     if not any(frame.file.endswith(_OF_READING) for frame in stack):
         return ""
     depth = next((i for i, frame in enumerate(stack) if frame.user), 0)

@@ -44,7 +44,7 @@ class Nodes(Protocol):
         """Say that nothing goes on here, or by None that something does again."""
 
     def said(self) -> tuple[Hang, ...]:
-        """Give what all nodes have found, this one's too; empty while one of them goes on."""
+        """Return what all nodes have found, this one's too; empty while one of them goes on."""
 
 
 class OneNode:
@@ -60,12 +60,12 @@ class OneNode:
         self._found = found
 
     def said(self) -> tuple[Hang, ...]:
-        """Give what this node has found."""
+        """Return what this node has found."""
         return (self._found,) if self._found else ()
 
 
 def together(hangs: Iterable[Hang]) -> Hang | None:
-    """Give what several nodes have found as one; None where no rank is left that could hang."""
+    """Return what several nodes have found as one; None where no rank is left that could hang."""
     stuck = [hang for hang in hangs if hang.ranks]
     if not stuck:
         return None
@@ -182,7 +182,7 @@ class HangWatch:
         return pulses
 
     def _goes_on(self, pulses: tuple[Pulse, ...]) -> bool:
-        """Whether anything has changed since the last look, or nothing can be said."""
+        """Return whether anything has changed since the last look, or nothing can be said."""
         running = [pulse for pulse in pulses if not pulse.ended]
         seen = signs(running)
         begun = have_begun(running) if running else bool(self._ranks)
@@ -208,7 +208,7 @@ class HangWatch:
         return self._watch.timeout_s is None
 
     def _is_on_disk(self, pulses: tuple[Pulse, ...]) -> bool:
-        """Whether a rank waits for a disk, which may take any time."""
+        """Return whether a rank waits for a disk, which may take any time."""
         running = (pulse.address.pid for pulse in pulses if not pulse.ended)
         return self._automatic and any(map(procfs.waits_for_disk, running))
 
@@ -227,7 +227,7 @@ class HangWatch:
         return max(BUSY_S if busy else IDLE_S, steps_s)
 
     def _computes(self, now: Activity) -> bool:
-        """Whether something has computed, or a main thread would have on a less busy machine."""
+        """True if something has computed, or a main thread would have on a less busy machine."""
         if self._running_s >= BUSY_SHARE * self._quiet_s:
             return True
         return self._before is not None and now.cores_since(self._before) >= BUSY_SHARE
@@ -259,7 +259,7 @@ class HangWatch:
     def _is_on_network(
         self, ranks: tuple[StuckRank, ...], seen: dict[int, Doing], *, alone: bool
     ) -> bool:
-        """Whether it is right, or may be for a while, that ranks send, receive or serve."""
+        """Return whether it is right, or may be for a while, that ranks send, receive or serve."""
         if not any(on_network(rank, seen, alone=alone) for rank in ranks):
             return False
         several_nodes = self._plan.processes.value.max_nodes > 1
@@ -280,7 +280,7 @@ class HangWatch:
             self._tell_of(told)
 
     def _judge(self) -> bool:
-        """Say whether the run is to be stopped, once all nodes have said that they don't go on."""
+        """True if the run is to be stopped, once all nodes have said that they don't go on."""
         hang = together(self._nodes.said())
         if hang is None:
             return False

@@ -19,7 +19,7 @@ class Tail:
         self._position = 0
 
     def lines(self, *, rest: bool = False) -> Iterator[bytes]:
-        """Give the lines that were completed since the last call.
+        """Yield the lines that were completed since the last call.
 
         Args:
             rest: Also give a last line without an end, because no more will come.
@@ -42,7 +42,7 @@ class EventTail:
         self._tail = Tail(path)
 
     def latest(self) -> dict[str, Any] | None:
-        """Give the newest event since the last call, or None."""
+        """Return the newest event since the last call, or None."""
         lines = list(self._tail.lines())
         if not lines:
             return None
@@ -62,7 +62,7 @@ class RankTails:
         self._tails: dict[int, Tail] = {}
 
     def lines(self, *, rest: bool = False) -> Iterator[bytes]:
-        """Give new lines of all followed ranks as ``[rank 3] …``."""
+        """Yield new lines of all followed ranks as ``[rank 3] …``."""
         # Looked for anew: which ranks an elastic run gives this node shows only as it goes.
         for path in self._run_dir.glob("rank-*.log"):
             number = path.stem.removeprefix("rank-")

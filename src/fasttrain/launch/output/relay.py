@@ -162,7 +162,7 @@ def _pass_bytes_through(terminal: int) -> None:
 
 
 def copy_window_size(source: int, target: int) -> None:
-    """Give one terminal the rows and columns of another; no-op where either has none."""
+    """Return one terminal the rows and columns of another; no-op where either has none."""
     with contextlib.suppress(OSError):
         size = fcntl.ioctl(source, termios.TIOCGWINSZ, struct.pack("HHHH", 0, 0, 0, 0))
         fcntl.ioctl(target, termios.TIOCSWINSZ, size)

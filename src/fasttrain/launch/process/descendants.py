@@ -23,7 +23,7 @@ class Family:
         self.before = {*descendants([os.getpid()], table()).values()}
 
     def find(self, *spared: int) -> Table:
-        """Give those that are alive.
+        """Return those that are alive.
 
         A shell may have become this process by ``exec``; its children are not of the run.
 

@@ -55,7 +55,7 @@ def next_signal(limit_s: float) -> signal.struct_siginfo | None:
 
 
 def reached_the_script(info: signal.struct_siginfo) -> bool:
-    """Whether the terminal has sent the script the same signal, which must not come twice.
+    """Return whether the terminal has sent the script the same signal, which must not come twice.
 
     When it goes away, it tells the leader of its session alone, and the others once that has ended:
     under ``ssh -t``, in a window of tmux or in a container, this process may be the leader.

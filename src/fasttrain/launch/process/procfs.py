@@ -34,7 +34,7 @@ class Call(NamedTuple):
 
 
 def family(pid: int) -> list[int]:
-    """Give a process and all that descend from it, parents before their children."""
+    """Return a process and all that descend from it, parents before their children."""
     found, index = [pid], 0
     while index < len(found):
         for children in Path(f"/proc/{found[index]}/task").glob("*/children"):
@@ -44,40 +44,40 @@ def family(pid: int) -> list[int]:
 
 
 def parent(pid: int) -> int:
-    """Give the parent of a process; 0 when it is gone."""
+    """Return the parent of a process; 0 when it is gone."""
     fields = _fields(pid)
     return int(fields[1]) if fields else 0
 
 
 def cpu_s(pid: int) -> float:
-    """Give the processor time of a process and of the children that it has waited for, in s."""
+    """Return the processor time of a process and of the children that it has waited for, in s."""
     fields = _fields(pid)
     return sum(map(int, fields[11:15])) / _TICKS_PER_S if fields else 0.0
 
 
 def is_of_multiprocessing(pid: int) -> bool:
-    """Whether multiprocessing has started a process by its command line, and not to serve it."""
+    """True if multiprocessing has started a process by its command line, and not to serve it."""
     command = _read(Path(f"/proc/{pid}/cmdline"))
     return "multiprocessing." in command and "resource_tracker" not in command
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a process is stopped, by a signal or by a debugger."""
+    """Return whether a process is stopped, by a signal or by a debugger."""
     return _fields(pid)[:1] in (["T"], ["t"])
 
 
 def waits_for_disk(pid: int) -> bool:
-    """Whether the main thread is in a wait that no signal ends, as those for disks and NFS are."""
+    """True if the main thread is in a wait that no signal ends, as those for disks and NFS are."""
     return _fields(pid)[:1] == ["D"]
 
 
 def runs(pid: int) -> bool:
-    """Whether the main thread computes, or would if others left it a processor."""
+    """Return whether the main thread computes, or would if others left it a processor."""
     return _fields(pid)[:1] == ["R"]
 
 
 def call(pid: int) -> Call:
-    """Give the system call that the main thread is in; none where that is not ours to see."""
+    """Return the system call that the main thread is in; none where that is not ours to see."""
     number, *arguments = _read(Path(f"/proc/{pid}/syscall")).split() or [""]
     if not number.isdecimal() or not arguments:  # it runs
         return Call()
@@ -89,12 +89,12 @@ def call(pid: int) -> Call:
 
 
 def transferred_bytes(pid: int) -> int:
-    """Give what the main thread has read and written, or all threads where that is not told."""
+    """Return what the main thread has read and written, or all threads where that is not told."""
     return _bytes(_read(Path(f"/proc/{pid}/task/{pid}/io"))) or all_bytes(pid)
 
 
 def all_bytes(pid: int) -> int:
-    """Give what all threads of a process have read and written."""
+    """Return what all threads of a process have read and written."""
     return _bytes(_read(Path(f"/proc/{pid}/io")))
 
 
@@ -105,12 +105,12 @@ def _bytes(text: str) -> int:
 
 
 def catches(pid: int, signum: int) -> bool:
-    """Whether a process has a handler for a signal, which would end it otherwise."""
+    """Return whether a process has a handler for a signal, which would end it otherwise."""
     return _in_mask(Path(f"/proc/{pid}/status"), "SigCgt:", signum)
 
 
 def blocking(pid: int, signum: int) -> set[str]:
-    """Give the threads of a process that block a signal, as one does while it handles it."""
+    """Return the threads of a process that block a signal, as one does while it handles it."""
     threads = Path(f"/proc/{pid}/task").glob("*/status")
     return {path.parent.name for path in threads if _in_mask(path, "SigBlk:", signum)}
 
@@ -123,7 +123,7 @@ def _in_mask(status: Path, name: str, signum: int) -> bool:
 
 
 def _fields(pid: int) -> list[str]:
-    """Give the fields of ``stat`` from the state on, behind the name, which may hold anything."""
+    """Return the fields of ``stat`` from the state on, behind the name, which may hold anything."""
     return _read(Path(f"/proc/{pid}/stat")).rpartition(") ")[2].split()
 
 

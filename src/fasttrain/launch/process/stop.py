@@ -58,7 +58,7 @@ class Stop:
             self.now = True
 
     def passed_on(self, signum: int, sender: int) -> int:
-        """Give what the run is sent for a signal to this process.
+        """Return what the run is sent for a signal to this process.
 
         Whoever ends it by SIGTERM gives it time to save; this process itself does so, by a signal
         to itself, where the run goes no further, and so does who sends it a second time.
@@ -76,7 +76,7 @@ class Stop:
         return 128 + self.signum
 
     def due(self) -> bool:
-        """Whether what still runs is to be killed now."""
+        """Return whether what still runs is to be killed now."""
         if not self.signum:
             return False
         age_s = self._age_s()

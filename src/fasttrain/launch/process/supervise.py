@@ -67,16 +67,16 @@ class Again(Protocol):
     """Decides about further attempts."""
 
     def failed(self, exit_code: int) -> float | None:
-        """Give the seconds after which to start the child again, or None for the end."""
+        """Return the seconds after which to start the child again, or None for the end."""
 
     def asks(self) -> bool:
-        """Say whether the child starts again what it runs, and waits for the way to be cleared."""
+        """True if the child starts again what it runs, and waits for the way to be cleared."""
 
     def clear(self) -> bool:
         """Put aside what is left of the attempt, whose processes have ended; False if it can't."""
 
     def environ(self) -> Mapping[str, str]:
-        """Give the environment of the child's next attempt."""
+        """Return the environment of the child's next attempt."""
 
 
 def supervise(child: Child, tick: Callable[[], None], stop: Stop, again: Again) -> End:

@@ -41,7 +41,7 @@ _LEVELS = {"scale"}
 
 
 def merged(worker: RankReport, children: Iterable[RankReport]) -> RankReport:
-    """Give the worker's report with what its children did.
+    """Return the worker's report with what its children did.
 
     Speed is that of the process with the most steps, peak memory the highest of them all.
     """
@@ -192,7 +192,7 @@ def _read_reports(run_dirs: Iterable[Path]) -> tuple[tuple[RankReport, ...], lis
 
 
 def _with_steps(report: RankReport, steps: int) -> RankReport:
-    """Give the report of a rank that was ended with the steps that it has made since."""
+    """Return the report of a rank that was ended with the steps that it has made since."""
     if report.finished or steps <= report.stats.steps:
         return report
     known = replace(report.stats, steps=steps, reported_until=report.stats.steps)
@@ -200,7 +200,7 @@ def _with_steps(report: RankReport, steps: int) -> RankReport:
 
 
 def was_preempted(run_dir: Path) -> bool:
-    """Whether the ranks that report in a directory ended behind a snapshot, to go on later."""
+    """True if the ranks that report in a directory ended behind a snapshot, to go on later."""
     reports, _ = _read_reports((run_dir,))
     return any(outcome.counts.get(PREEMPTED) for r in reports for outcome in r.outcomes)
 

@@ -43,7 +43,7 @@ from fasttrain.processes.table import look_up, send
 
 
 def told(number: int, decided: Decided, most: int, ranks: int) -> str:
-    """Give the line that tells of an attempt behind which the run is started again.
+    """Return the line that tells of an attempt behind which the run is started again.
 
     Args:
         number: Of the attempt, from 1.
@@ -62,17 +62,17 @@ def told(number: int, decided: Decided, most: int, ranks: int) -> str:
 
 
 def earlier(attempts: Iterable[Attempt]) -> str:
-    """Give what became of attempts, in one line; empty without any."""
+    """Return what became of attempts, in one line; empty without any."""
     return "; ".join(f"attempt {one.number}: {_brief(one)}" for one in attempts)
 
 
 def ended_waiting(attempts: Sequence[Attempt]) -> str:
-    """Give why a run ended between two attempts."""
+    """Return why a run ended between two attempts."""
     return f"it was asked to end before attempt {len(attempts) + 1} began; {earlier(attempts)}"
 
 
 def of_a_hang(crash: Crash, hang: Hang) -> Crash:
-    """Give the crash of a run whose ranks were killed because none went on."""
+    """Return the crash of a run whose ranks were killed because none went on."""
     verdict = f": {hang.verdict[0]}" if hang.verdict else ""
     return replace(
         crash,
@@ -86,7 +86,7 @@ def of_a_hang(crash: Crash, hang: Hang) -> Crash:
 
 
 def steps_at(hang: Hang) -> int:
-    """Give the optimizer steps of the rank that was furthest."""
+    """Return the optimizer steps of the rank that was furthest."""
     return max((rank.steps for rank in hang.ranks), default=0)
 
 
@@ -138,7 +138,7 @@ class Attempts:
 
     @property
     def restartable(self) -> bool:
-        """Whether this process starts the run again itself."""
+        """Return whether this process starts the run again itself."""
         direct = self._part.plan.processes.value.backend == "direct"
         return direct and self._restarts.value.most > 0
 
@@ -155,7 +155,7 @@ class Attempts:
                 self._give_up(error)
 
     def failed(self, exit_code: int) -> float | None:
-        """Give the seconds after which to start again; None where the run is at its end."""
+        """Return the seconds after which to start again; None where the run is at its end."""
         if not self.restartable:
             return None
         self._ended_s = time.monotonic()
@@ -167,7 +167,7 @@ class Attempts:
         return self._decided.delay_s
 
     def asks(self) -> bool:
-        """Say whether an agent waits for the way to be cleared, or for an answer in vain."""
+        """Return whether an agent waits for the way to be cleared, or for an answer in vain."""
         if self._given_up or not self._agent:
             return bool(self._given_up)
         if (decided := self._read_decided()) is None or not decided.again:
@@ -202,11 +202,11 @@ class Attempts:
         return True
 
     def steps(self) -> dict[int, int]:
-        """Give the optimizer steps of the present attempt by rank, as far as they were seen."""
+        """Return the optimizer steps of the present attempt by rank, as far as they were seen."""
         return self._progress.steps()
 
     def environ(self) -> dict[str, str]:
-        """Give the environment of the attempt that begins now."""
+        """Return the environment of the attempt that begins now."""
         self._waits = False
         count = {RESTART_COUNT: str(restart_count(self._part.environment) + len(self.done))}
         return self._progress.environ({**self._part.environment, **count})
@@ -228,7 +228,7 @@ class Attempts:
         return True
 
     def conclude(self, exit_code: int) -> Crash | None:
-        """Give why the run failed at last; None where nothing failed."""
+        """Return why the run failed at last; None where nothing failed."""
         if self._waits:  # nothing ran that could have failed
             self._progress.close()
             self.problems.append(ended_waiting(self.done))

@@ -62,6 +62,6 @@ def divide_logs(run_dir: Path, told: str) -> None:
 
 
 def behind_divider(text: str) -> str:
-    """Give what the last attempt wrote into a log."""
+    """Return what the last attempt wrote into a log."""
     *_, last = _LINE.split(text)
     return last

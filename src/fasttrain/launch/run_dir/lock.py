@@ -221,7 +221,7 @@ def _check_unused(path: Path, folder: int) -> None:
 
 
 def _locked(path: Path) -> tuple[int, tuple[str, ...]]:
-    """Give what holds the lock for as long as it is open, and what can't be made sure.
+    """Return what holds the lock for as long as it is open, and what can't be made sure.
 
     The kernel lets go of it when the launcher dies, however that happens.
     """

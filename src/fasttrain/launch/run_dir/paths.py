@@ -16,7 +16,7 @@ from fasttrain.model.plan import PLAN_FILE, LaunchPlan
 
 
 def new_run_id(target: str) -> str:
-    """Give a name for a run that sorts by time: ``2026-11-21_14-30-05_train_1f9c02b7``.
+    """Return a name for a run that sorts by time: ``2026-11-21_14-30-05_train_1f9c02b7``.
 
     Many may be made in one second, by the launchers of a sweep on several machines.
     """
@@ -26,7 +26,7 @@ def new_run_id(target: str) -> str:
 
 
 def default_run_dir(cwd: str, run_id: str) -> str:
-    """Give the absolute directory of a run for which none was named."""
+    """Return the absolute directory of a run for which none was named."""
     return str(Path(cwd, RUNS_FOLDER, run_id))
 
 
@@ -61,7 +61,7 @@ def _plans(cwd: Path) -> list[Path]:
 
 
 def latest_run_dir(cwd: Path) -> Path:
-    """Give the run directory that was begun last below ``cwd``.
+    """Return the run directory that was begun last below ``cwd``.
 
     Raises:
         FasttrainError: There is none.
@@ -81,7 +81,7 @@ def latest_run_dir(cwd: Path) -> Path:
 
 
 def choose_cache(environ: Mapping[str, str], run_dir: str) -> tuple[str, str]:
-    """Give the folder for what persists between runs, and why it is not the usual one, if so."""
+    """Return the folder for what persists between runs, and why it is not the usual one, if so."""
     usual = cache_folder(environ)
     for folder in (usual, usual / COMPILED_FOLDER):
         if danger := _danger(folder):

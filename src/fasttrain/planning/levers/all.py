@@ -36,7 +36,7 @@ def decide_levers(
     processes: Processes,
     facts: ScriptFacts,
 ) -> Levers:
-    """Give one decision per lever, in the order in which they depend on each other."""
+    """Return one decision per lever, in the order in which they depend on each other."""
     amp = decide_amp(settings.amp, machine, chosen)
     strategy = decide_strategy(settings, machine, processes, chosen.kind, facts)
     return Levers(

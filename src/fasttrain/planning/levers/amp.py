@@ -14,7 +14,7 @@ from fasttrain.planning.visible import Slot
 
 
 def decide_amp(setting: Setting[AmpChoice], machine: Machine, chosen: Chosen) -> Decision[Amp]:
-    """Give the autocast dtype: bfloat16 where every device has it natively, else none.
+    """Return the autocast dtype: bfloat16 where every device has it natively, else none.
 
     Raises:
         FasttrainError: ``amp-unsupported`` for a precision that an accelerator lacks,
@@ -75,7 +75,7 @@ def _lacking(chosen: Chosen) -> tuple[Slot, ...]:
 
 
 def _saturating(chosen: Chosen) -> tuple[Slot, ...]:
-    """Give the devices that are not known to give inf where fp16 overflows."""
+    """Return the devices that are not known to give inf where fp16 overflows."""
     if not VENDORS[chosen.kind].may_saturate:
         return ()
     return tuple(slot for slot in chosen.slots if slot.device.overflow != "inf")

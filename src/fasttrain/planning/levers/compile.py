@@ -21,7 +21,7 @@ _WITHOUT_GRAPHS: dict[CompileMode, CompileMode] = {
 def decide_compile(
     settings: Settings, machine: Machine, kind: DeviceKind, strategy: Strategy
 ) -> Decision[Compile]:
-    """Give the mode that is right from the first step on, what may follow it, and the scope.
+    """Return the mode that is right from the first step on, what may follow it, and the scope.
 
     Raises:
         FasttrainError: ``compile-torch``, ``compile-npu`` or ``compile-compiler`` when this machine
@@ -48,7 +48,7 @@ def decide_compile(
 def _graphs(
     mode: CompileMode, scope: CompileScope, kind: DeviceKind
 ) -> tuple[CompileMode, CompileMode | None, str]:
-    """Give the mode to start in, the one with CUDA graphs that may follow, and why."""
+    """Return the mode to start in, the one with CUDA graphs that may follow, and why."""
     if other := VENDORS[kind].other_graphs:
         used = _WITHOUT_GRAPHS[mode]
         return used, None, f"{used} instead of {mode}, whose {other} nobody has tried in a loop yet"

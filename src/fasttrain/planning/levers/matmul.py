@@ -14,7 +14,7 @@ from fasttrain.planning.gpus import Chosen
 def decide_matmul(
     setting: Setting[MatmulChoice], chosen: Chosen, amp: Amp
 ) -> Decision[MatmulChoice | Literal["keep"]]:
-    """Give ``high`` (TF32) only where the run accepts lower precision already, else no change."""
+    """Return ``high`` (TF32) only where the run accepts lower precision already, else no change."""
     if setting.value != "auto":
         return Decision(
             setting.value, asked(setting) + _cpu_note(setting.value, chosen), setting.source

@@ -14,7 +14,7 @@ from fasttrain.planning.vendors import VENDORS
 def decide_optimizer(
     setting: Setting[OptimizerChoice], machine: Machine, kind: DeviceKind
 ) -> Decision[OptimizerMode]:
-    """Give fused where torch has such kernels for the device, npu on NPUs, else the script's own.
+    """Return fused where torch has such kernels for the device, npu on NPUs, else the script's own.
 
     Raises:
         FasttrainError: ``optimizer-fused`` or ``optimizer-npu``.

@@ -21,7 +21,7 @@ def decide_strategy(
     kind: DeviceKind,
     facts: ScriptFacts,
 ) -> Decision[Strategy]:
-    """Give who makes the ranks one run: the script, or the shim, or nobody.
+    """Return who makes the ranks one run: the script, or the shim, or nobody.
 
     Raises:
         FasttrainError: ``strategy-device`` where ranks can't add up their gradients,

@@ -36,7 +36,7 @@ _VARIABLES = {
 
 
 def left_out(parameters: JobParameters, environ: Mapping[str, str]) -> dict[str, str]:
-    """Give the variables that must not reach sbatch, each with what decides in its place.
+    """Return the variables that must not reach sbatch, each with what decides in its place.
 
     That is what the user asked for by other means, a flag or a file, and what can't be another's.
     """
@@ -49,7 +49,7 @@ def left_out(parameters: JobParameters, environ: Mapping[str, str]) -> dict[str,
 
 
 def in_force(parameters: JobParameters, environ: Mapping[str, str]) -> dict[str, str]:
-    """Give sbatch's variables that decide over the job, with their values."""
+    """Return sbatch's variables that decide over the job, with their values."""
     without = left_out(parameters, environ)
     return {
         name: value
@@ -59,7 +59,7 @@ def in_force(parameters: JobParameters, environ: Mapping[str, str]) -> dict[str,
 
 
 def contradicting(parameters: JobParameters, environ: Mapping[str, str]) -> dict[str, str]:
-    """Give those left out although nothing else was asked for, with what decides in their place."""
+    """Return those left out although nothing else was asked for, with what decides instead."""
     found = left_out(parameters, environ)
     return {name: what for name, what in found.items() if name in _OURS}
 

@@ -82,7 +82,7 @@ _COUNTS = frozenset({"nodes", "ntasks-per-node", "gpus-per-node", "cpus-per-task
 def _for_submitit(
     settings: Settings, slurm: SlurmSettings, rows: tuple[Row, ...], limit: int | None
 ) -> dict[str, Any]:
-    """Give the parameters as submitit calls them."""
+    """Return the parameters as submitit calls them."""
     signal, lead_s = signal_and_lead(slurm.signal)
     parameters: dict[str, Any] = {
         row.name.replace("-", "_"): int(row.value) if row.name in _COUNTS else row.value
@@ -250,7 +250,7 @@ def _own_sbatch(slurm: SlurmSettings) -> dict[str, Any]:
 
 
 def _told(job: _Job, limit: int | None) -> Iterator[Row]:
-    """Give rows for what isn't a plain parameter."""
+    """Yield rows for what isn't a plain parameter."""
     slurm, restarts = job.slurm, job.settings.max_restarts
     signal, lead_s = signal_and_lead(slurm.signal)
     reason = "the partition's own limit" if limit is None else _asked(slurm.time)

@@ -15,7 +15,7 @@ from fasttrain.planning.describe import SLURM
 def node_settings(
     settings: Settings, slurm: SlurmSettings, allocation: Allocation, port: int
 ) -> Settings:
-    """Give the settings of one node, with what SLURM decided in them.
+    """Return the settings of one node, with what SLURM decided in them.
 
     Args:
         settings: What the user wants of the run.

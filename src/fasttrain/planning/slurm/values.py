@@ -30,7 +30,7 @@ _PATTERN = re.compile(r"\\|%(?:%|[0-9]*[AaJjNnstuxb])")
 
 
 def time_min(setting: Setting[str | None]) -> int | None:
-    """Give a time limit in minutes, rounded up; None for the partition's own.
+    """Return a time limit in minutes, rounded up; None for the partition's own.
 
     Raises:
         FasttrainError: ``slurm-time`` for a text in none of SLURM's forms.
@@ -68,7 +68,7 @@ _CONTRADICTION = ExitCode.CONTRADICTION
 
 
 def signal_and_lead(setting: Setting[str]) -> tuple[str, int]:
-    """Give the name of the warning signal and how many seconds before the end it comes.
+    """Return the name of the warning signal and how many seconds before the end it comes.
 
     Raises:
         FasttrainError: ``slurm-signal`` for another signal or form.
@@ -87,7 +87,7 @@ def signal_and_lead(setting: Setting[str]) -> tuple[str, int]:
 
 
 def plain(name: str, value: str) -> str:
-    """Give a value that stands in a line of the batch script.
+    """Return a value that stands in a line of the batch script.
 
     Raises:
         FasttrainError: ``slurm-value`` where sbatch would not get it as it is.

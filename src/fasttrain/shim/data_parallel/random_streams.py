@@ -64,7 +64,7 @@ class Generator(ABC):
 
     @abstractmethod
     def decoded(self, state: Any) -> Any:
-        """Give a state that `encoded` gave as `set` takes it."""
+        """Return a state that `encoded` gave as `set` takes it."""
 
     def swap(self, rank: int, *, always: bool = False) -> bool:
         """Go to the rank's own stream, which begins at the first time.
@@ -245,7 +245,7 @@ class RandomStreams:
         return found
 
     def _of(self, device: torch.device | None) -> list[Generator]:
-        """Give what a model on a device may draw from, unless the script has its own of it."""
+        """Return what a model on a device may draw from, unless the script has its own of it."""
         generators = [self._generators[0]]
         if device is not None and device.type != "cpu":
             if device not in self._accelerators:

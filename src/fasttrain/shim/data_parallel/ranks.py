@@ -127,7 +127,7 @@ class Ranks:
         self.boardless = self._board is None and on_one_node(self.world_size)
 
     def leave(self) -> None:
-        """Give the process group up."""
+        """Return the process group up."""
         if self.joined and dist.is_initialized():
             dist.destroy_process_group()
         self.joined = False
@@ -220,7 +220,7 @@ class Ranks:
                         part.copy_(whole)
 
     def gather(self, text: str) -> list[str]:
-        """Give the text that each rank has, by rank; every rank must call this alike."""
+        """Return the text that each rank has, by rank; every rank must call this alike."""
         self._gathered += 1
         key = f"gather/{self._gathered}"
         self.store.set(f"{key}/{self.rank}", text)
@@ -229,6 +229,6 @@ class Ranks:
 
 
 def _fits(tensor: Tensor, width: int) -> bool:
-    """Whether a tensor can be added up in shared memory."""
+    """Return whether a tensor can be added up in shared memory."""
     plain = tensor.is_cpu and tensor.layout is torch.strided and not tensor.is_complex()
     return plain and tensor.is_floating_point() and tensor.numel() <= width

@@ -89,7 +89,7 @@ class Replica:
 
     @property
     def watching(self) -> bool:
-        """Whether each parameter tells of its gradients, which takes a microsecond each."""
+        """Return whether each parameter tells of its gradients, which takes a microsecond each."""
         return bool(self._hooks)
 
     def begin_pass(self) -> None:
@@ -145,7 +145,7 @@ class Replica:
 
     @property
     def calls_together(self) -> bool:
-        """Whether the object's part in the next call is one of all ranks, in front of the model.
+        """True if the object's part in the next call is one of all ranks, in front of the model.
 
         It compares parameters as it is made, and its buckets before the call behind its first pass.
         """

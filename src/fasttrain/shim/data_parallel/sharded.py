@@ -201,18 +201,18 @@ def _cut_parameters(module: nn.Module, checkpoint: dict[str, Any], prefix: str, 
 
 
 def _whole(value: Any) -> Any:
-    """Give a sharded tensor whole; every rank must ask."""
+    """Return a sharded tensor whole; every rank must ask."""
     gather = getattr(value, "full_tensor", None)
     return value if gather is None else gather()
 
 
 def whole_number(value: Any) -> Any:
-    """Give a number over all shards, such as a norm, as the plain tensor that it is elsewhere."""
+    """Return a number over all shards, such as a norm, as the plain tensor that it is elsewhere."""
     return _whole(value)
 
 
 def _cut(value: Any, like: Any) -> Any:
-    """Give a rank's part of a tensor of the shape of a parameter; other values as they are."""
+    """Return a rank's part of a tensor of the shape of a parameter; other values as they are."""
     if not isinstance(value, Tensor) or hasattr(value, "placements"):
         return value
     if value.shape != like.shape or not hasattr(like, "placements"):

@@ -20,7 +20,7 @@ from fasttrain.shim.process import rank_variables
 
 
 def on_one_node(world_size: int) -> bool:
-    """Whether all ranks are on this node."""
+    """Return whether all ranks are on this node."""
     return rank_variables.get("LOCAL_WORLD_SIZE") == str(world_size)
 
 

@@ -34,7 +34,7 @@ def parallel_levers(
     kept: Kept,
     compiled: OwnCompile,
 ) -> list[Lever]:
-    """Give the levers, in the order in which they are to be installed.
+    """Return the levers, in the order in which they are to be installed.
 
     Args:
         plan: The plan.

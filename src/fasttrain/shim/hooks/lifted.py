@@ -47,7 +47,7 @@ def made_by(tensor: Tensor) -> Any:
 
 
 def is_lifted(tensor: Any) -> bool:
-    """Whether a tensor is one that `lift` has made, and not yet changed in place."""
+    """Return whether a tensor is one that `lift` has made, and not yet changed in place."""
     node: Any = tensor.grad_fn if isinstance(tensor, Tensor) else None
     return node is not None and _LIFTED in node.metadata
 

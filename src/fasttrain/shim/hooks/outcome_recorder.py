@@ -90,7 +90,7 @@ class Ledger:
             self._notes[text] = None
 
     def outcome(self) -> Outcome:
-        """Give the account as it stands."""
+        """Return the account as it stands."""
         state, reason, notes = self.state, self.reason, list(self._notes)
         if state is State.ARMED and self._unfit:
             state, reason = State.SKIPPED, self._unfit

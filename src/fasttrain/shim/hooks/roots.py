@@ -35,7 +35,7 @@ from fasttrain.shim.process.callsite import call_site, location
 
 
 def in_constructor() -> bool:
-    """Whether a module is being made: its parts are called to learn their shapes or strides."""
+    """True if a module is being made: its parts are called to learn their shapes or strides."""
     return next(_frames_of_modules("__init__"), None) is not None
 
 
@@ -103,7 +103,7 @@ class Root:
     _parameter: Callable[[], Parameter | None] = field(default=lambda: None, repr=False)
 
     def parameter(self) -> Parameter | None:
-        """Give the first floating-point parameter, found anew when the module replaced it."""
+        """Return the first floating-point parameter, found anew when the module replaced it."""
         parameter = self._parameter()
         if parameter is None:
             module = self.ref()
@@ -176,7 +176,7 @@ class RootCalls:
         self.region = self.low_dtype = None
 
     def finish(self, output: Any) -> Any:
-        """Give a compiled root's output in fp32, as the last operation of its graph.
+        """Return a compiled root's output in fp32, as the last operation of its graph.
 
         A compiler does not round what it casts down and up again: a sigmoid comes out in fp32.
         Other containers than these are cast behind the graph, by the region.
@@ -264,23 +264,23 @@ class RootCalls:
 
 
 def parameters_of(module: Module) -> Iterator[Parameter]:
-    """Give the parameters of a module and its parts, past any ``parameters()`` of the script's."""
+    """Yield the parameters of a module and its parts, past any ``parameters()`` of the script's."""
     for part in Module.modules(module):
         yield from (p for p in part._parameters.values() if p is not None)
 
 
 def first_parameter(module: Module) -> Parameter | None:
-    """Give a module's first floating-point parameter, its own or a sub-module's."""
+    """Return a module's first floating-point parameter, its own or a sub-module's."""
     return next((p for p in parameters_of(module) if p.is_floating_point()), None)
 
 
 def _being_traced() -> bool:
-    """Whether the call is recorded by torch.compile, torch.jit.trace or an exporter."""
+    """Return whether the call is recorded by torch.compile, torch.jit.trace or an exporter."""
     return torch._C._get_tracing_state() is not None or torch.compiler.is_compiling()
 
 
 def _in_backward() -> bool:
-    """Whether a backward pass is running: activation checkpointing calls inner modules there."""
+    """True if a backward pass is running: activation checkpointing calls inner modules there."""
     return torch._C._current_graph_task_id() != -1
 
 
@@ -288,7 +288,7 @@ def _in_backward() -> bool:
 
 
 def repeated_blocks(module: Module) -> list[Module]:
-    """Give the modules of which a ModuleList or Sequential holds several of the same class."""
+    """Return the modules of which a ModuleList or Sequential holds several of the same class."""
     found: list[Module] = []
     for container in module.modules():
         if not isinstance(container, ModuleList | Sequential):

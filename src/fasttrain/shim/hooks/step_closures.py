@@ -12,12 +12,12 @@ Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 def closure_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Closure | None:
-    """Give the closure among the arguments of a step, the optimizer being the first of them."""
+    """Return the closure among the arguments of a step, the optimizer being the first of them."""
     return args[1] if len(args) > 1 else kwargs.get("closure")
 
 
 def begins_with_closure(optimizer: Optimizer) -> bool:
-    """Whether its step calls the closure once, before anything else.
+    """Return whether its step calls the closure once, before anything else.
 
     torch's own do, but for L-BFGS; of others, such as SAM, nothing is known.
     """
@@ -26,7 +26,7 @@ def begins_with_closure(optimizer: Optimizer) -> bool:
 
 
 def followed(args: tuple[Any, ...], kwargs: dict[str, Any], behind: Closure) -> Arguments:
-    """Give the arguments with ``behind`` called after the closure."""
+    """Return the arguments with ``behind`` called after the closure."""
     closure: Any = closure_of(args, kwargs)
 
     def call() -> Any:

@@ -100,7 +100,7 @@ class StepMeter:
 
     @property
     def several(self) -> bool:
-        """Whether there may be more than one optimizer in an iteration."""
+        """Return whether there may be more than one optimizer in an iteration."""
         return len(self._made) > 1
 
     def _before_step(self, optimizer: Optimizer, *_: Any) -> None:
@@ -172,7 +172,7 @@ class StepMeter:
         )
 
     def recent_step_s(self) -> float:
-        """Give the time of the last step, in seconds; 0 before the second one."""
+        """Return the time of the last step, in seconds; 0 before the second one."""
         return self._intervals_s[-1] if self._intervals_s else 0.0
 
 
@@ -182,7 +182,7 @@ def _p95(ascending: Sequence[float]) -> float:
 
 
 def peak_memory_bytes() -> int:
-    """Give the peak of the accelerator's allocator, or of resident memory on a CPU."""
+    """Return the peak of the accelerator's allocator, or of resident memory on a CPU."""
     for device in (torch.cuda, getattr(torch, "npu", None)):  # torch_npu brings torch.npu
         module: Any = device
         if module is not None and module.is_initialized() and module.is_available():

@@ -57,7 +57,7 @@ class TrainingState:
         return [o for ref in list(self._optimizers) if (o := ref()) is not None]
 
     def groups(self) -> list[dict[str, Any]]:
-        """Give the parameter groups of all optimizers."""
+        """Return the parameter groups of all optimizers."""
         return [group for optimizer in self.optimizers for group in optimizer.param_groups]
 
     def _add_optimizer(self, optimizer: Optimizer) -> None:
@@ -71,11 +71,11 @@ class TrainingState:
         self._modules.add(module)
 
     def trained(self) -> set[int]:
-        """Give the parameters of all optimizers, by id."""
+        """Return the parameters of all optimizers, by id."""
         return {id(parameter) for group in self.groups() for parameter in group["params"]}
 
     def why_not_training(self) -> str:
-        """Give why a loader that begins now does not feed training; empty if it does."""
+        """Return why a loader that begins now does not feed training; empty if it does."""
         if not torch.is_grad_enabled():
             return "read without gradients"
         trained = self.trained()

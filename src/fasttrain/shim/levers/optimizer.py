@@ -199,7 +199,7 @@ def own_choice(optimizer: Optimizer) -> str:
 
 
 def unfusible(optimizer: Optimizer) -> str:
-    """Give the reason why an optimizer can't take a fused step; empty if it can."""
+    """Return the reason why an optimizer can't take a fused step; empty if it can."""
     kind = type(optimizer)
     if kind not in FUSIBLE:
         return "torch has no fused kernel for it"
@@ -240,7 +240,7 @@ def _unfusible_parameter(kind: type[Optimizer], parameter: Tensor) -> str:
 
 @functools.cache
 def _has_kernel(operator: str, device: str) -> bool:
-    """Whether torch has an operator for a device: Adagrad's began on the CPU alone."""
+    """Return whether torch has an operator for a device: Adagrad's began on the CPU alone."""
     # A device of an extension has its kernels under the key that torch keeps for one.
     named = device == torch._C._get_privateuse1_backend_name()
     key = "PrivateUse1" if named else device.upper()
@@ -260,7 +260,7 @@ def _all_strides(optimizer: Optimizer) -> list[Strides]:
 
 
 def _dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    """Whether the elements lie side by side, in whichever order."""
+    """Return whether the elements lie side by side, in whichever order."""
     size = 1
     for stride, length in sorted(zip(strides, shape, strict=True)):
         if length != 1 and stride != size:
@@ -270,7 +270,7 @@ def _dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
 
 
 def _same_order(shape: tuple[int, ...], one: Strides, other: Strides) -> bool:
-    """Whether two dense tensors have their elements in one order in memory."""
+    """Return whether two dense tensors have their elements in one order in memory."""
     if one is None or other is None:
         return one == other
     return all(a == b or n == 1 for n, a, b in zip(shape, one, other, strict=True))
@@ -329,7 +329,7 @@ def _move_step_counters(optimizer: Optimizer) -> None:
 
 
 def _native_step(state: Any) -> Any:
-    """Give an optimizer's state with its step counter as it is without a fused kernel."""
+    """Return an optimizer's state with its step counter as it is without a fused kernel."""
     step = state.get("step") if isinstance(state, dict) else None
     if not isinstance(step, Tensor):
         return state

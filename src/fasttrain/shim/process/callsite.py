@@ -11,7 +11,7 @@ _SHIM = os.path.join(_PACKAGE, "shim", "")  # noqa: PTH118
 
 
 def own_prefixes() -> tuple[str, ...]:
-    """Give what the file names of torch's and fasttrain's own code begin with."""
+    """Return what the file names of torch's and fasttrain's own code begin with."""
     torch = sys.modules.get("torch")
     root = getattr(torch, "__file__", None)
     prefixes = (_PACKAGE, "<", os.path.dirname(os.__file__) + os.sep + "contextlib")  # noqa: PTH120
@@ -19,7 +19,7 @@ def own_prefixes() -> tuple[str, ...]:
 
 
 def call_site(past: object = None) -> str:
-    """Give ``file:line`` of the nearest calling frame that is neither torch's nor fasttrain's.
+    """Return ``file:line`` of the nearest calling frame that is neither torch's nor fasttrain's.
 
     Args:
         past: A function of torch's; what others wrapped around it, as Lightning does around
@@ -39,7 +39,7 @@ def call_site(past: object = None) -> str:
 
 
 def called_by_user(*, through: tuple[str, ...], past: tuple[str, ...] = ()) -> bool:
-    """Whether the shim's function was called by the user's code and not by torch's.
+    """Return whether the shim's function was called by the user's code and not by torch's.
 
     Args:
         through: Endings of file names that merely pass the call on.
@@ -55,7 +55,7 @@ def called_by_user(*, through: tuple[str, ...], past: tuple[str, ...] = ()) -> b
 
 
 def location(path: str, line: int) -> str:
-    """Give a path and line as short as a person can still open it from the working directory."""
+    """Return a path and line as short as a person can still open it from the working directory."""
     try:
         relative = os.path.relpath(path)
     except OSError:  # the working directory is gone
@@ -67,15 +67,15 @@ def location(path: str, line: int) -> str:
 
 
 def is_shim_code(code: CodeType) -> bool:
-    """Whether a frame's code belongs to the shim."""
+    """Return whether a frame's code belongs to the shim."""
     return is_shim_file(code.co_filename)
 
 
 def is_own_file(path: str) -> bool:
-    """Whether a file is fasttrain's."""
+    """Return whether a file is fasttrain's."""
     return path.startswith(_PACKAGE)
 
 
 def is_shim_file(path: str) -> bool:
-    """Whether a file is one of the shim's."""
+    """Return whether a file is one of the shim's."""
     return path.startswith(_SHIM)

@@ -38,7 +38,7 @@ class Entry:
 
 
 def read_entry(argv: Sequence[str], environ: Mapping[str, str]) -> Entry:
-    """Give the worker that ``PLAN script|module TARGET [ARGS...]`` and the environment stand for.
+    """Return the worker that ``PLAN script|module TARGET [ARGS...]`` and the environment stand for.
 
     Raises:
         FasttrainError: ``worker-call``, ``worker-plan`` or ``worker-rank``.
@@ -58,7 +58,7 @@ def read_entry(argv: Sequence[str], environ: Mapping[str, str]) -> Entry:
 
 
 def not_by_hand(form: str) -> FasttrainError:
-    """Give the error for a command line that fasttrain didn't write."""
+    """Return the error for a command line that fasttrain didn't write."""
     return FasttrainError(
         "this program is started by fasttrain alone",
         why=f"it is called with {form}",
@@ -69,7 +69,7 @@ def not_by_hand(form: str) -> FasttrainError:
 
 
 def read_plan(path: Path) -> LaunchPlan:
-    """Give the plan of a run.
+    """Return the plan of a run.
 
     Raises:
         FasttrainError: ``worker-plan`` where it can't be read, or its run is gone.

@@ -25,7 +25,7 @@ class _Finder(MetaPathFinder):
         path: Sequence[str] | None = None,  # noqa: ARG002
         target: ModuleType | None = None,  # noqa: ARG002
     ) -> ModuleSpec | None:
-        """Give the module's own spec, its loader's ``exec_module`` followed by the callback."""
+        """Return the module's own spec, its loader's ``exec_module`` followed by the callback."""
         if fullname != self._name or self._searching:
             return None
         self._searching = True

@@ -23,7 +23,7 @@ class _Log(io.FileIO):
 
 
 def log_stream(descriptor: int, like: Any) -> TextIOWrapper[Any]:
-    """Give a text stream like Python's own ``like``, into a log.
+    """Return a text stream like Python's own ``like``, into a log.
 
     Print raises where it can't write, and a script with a terminal or a pipe would have gone on.
     """

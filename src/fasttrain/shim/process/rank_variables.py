@@ -37,5 +37,5 @@ def put(name: str, value: str) -> None:
 
 
 def get(name: str, default: str = "") -> str:
-    """Give the value of one, hidden or not."""
+    """Return the value of one, hidden or not."""
     return _hidden.get(name, os.environ.get(name, default))

@@ -24,7 +24,7 @@ _VALUES = (int, float, bool, type(None), bytes)
 
 
 def look_of(data: Any) -> Look:
-    """Give what a batch looks like, as something that can be compared and hashed."""
+    """Return what a batch looks like, as something that can be compared and hashed."""
     if isinstance(data, Tensor):
         return data.shape
     if type(data) is str:
@@ -58,7 +58,7 @@ def plain_look(look: Look) -> Any:
 
 
 def made_like(seen: Any, look: Any) -> Any:
-    """Give a batch that looks like another, with tensors of one that was seen.
+    """Return a batch that looks like another, with tensors of one that was seen.
 
     Args:
         seen: The one that was seen.
@@ -88,7 +88,7 @@ def made_like(seen: Any, look: Any) -> Any:
 
 
 def _resized(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Give a copy of a shape, cut or repeated; the script may change it in place."""
+    """Return a copy of a shape, cut or repeated; the script may change it in place."""
     if tensor.shape == shape:
         return tensor.clone()
     for dim, size in enumerate(shape):

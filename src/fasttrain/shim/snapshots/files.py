@@ -56,7 +56,7 @@ class UnplainError(Exception):
 
 
 def packed(value: Any, where: str = "") -> Any:
-    """Give a value in plain types.
+    """Return a value in plain types.
 
     Raises:
         UnplainError: It can't be told in them.
@@ -76,7 +76,7 @@ def packed(value: Any, where: str = "") -> Any:
 
 
 def unpacked(value: Any) -> Any:
-    """Give what `packed` was given."""
+    """Return what `packed` was given."""
     if type(value) in (list, tuple):
         if _AS_THEY_ARE.issuperset(map(type, value)):
             return value
@@ -113,7 +113,7 @@ def _storage_bytes(tensor: Tensor) -> int:
 
 
 def _told(value: Any, kind: type, where: str) -> dict[str, Any]:
-    """Give a dictionary that stands for what torch doesn't read as it is."""
+    """Return a dictionary that stands for what torch doesn't read as it is."""
     numpy = sys.modules.get("numpy")
     if kind in _KINDS:
         pairs = isinstance(value, dict)
@@ -212,7 +212,7 @@ class Snapshots:
         return _digest(path)
 
     def finish(self, manifest: Manifest) -> None:
-        """Give the snapshot its name, once all of its files are written, and drop older ones.
+        """Return the snapshot its name, once all of its files are written, and drop older ones.
 
         Raises:
             OSError: One of the files is not here, or it can't be written.
@@ -233,7 +233,7 @@ class Snapshots:
             shutil.rmtree(path)
 
     def newest(self) -> Found | None:
-        """Give the newest snapshot that is whole; one that is passed over is told of.
+        """Return the newest snapshot that is whole; one that is passed over is told of.
 
         Raises:
             NotOursError: Others could have written it.
@@ -248,7 +248,7 @@ class Snapshots:
         return None
 
     def named(self, name: str) -> Found:
-        """Give a snapshot that another rank has checked.
+        """Return a snapshot that another rank has checked.
 
         Raises:
             NotOursError: Others could have written it.
@@ -260,7 +260,7 @@ class Snapshots:
 
     @property
     def any(self) -> bool:
-        """Whether there is one, whole or not."""
+        """Return whether there is one, whole or not."""
         return bool(self._named())
 
     def _check(self) -> None:
@@ -280,7 +280,7 @@ def _check_ours(path: Path) -> None:
 
 
 def _checked(path: Path) -> tuple[Manifest | None, str]:
-    """Give a snapshot's manifest, or why it is not to be used."""
+    """Return a snapshot's manifest, or why it is not to be used."""
     try:
         manifest = load(Manifest, path / _MANIFEST)
         wrong = [name for name, digest in manifest.files.items() if _digest(path / name) != digest]

@@ -74,7 +74,7 @@ class GradientHooks:
         return register
 
     def _by_script(self, frame: FrameType | None) -> bool:
-        """Whether the script registers it, and not torch or fasttrain for themselves."""
+        """Return whether the script registers it, and not torch or fasttrain for themselves."""
         while frame is not None and any(it in frame.f_code.co_filename for it in _PASSING):
             frame = frame.f_back
         return frame is not None and not frame.f_code.co_filename.startswith(self._own)

@@ -35,7 +35,7 @@ class StoredError(Exception):
 
 
 def stored_by(iterators: list[Any]) -> str:
-    """Give what of itertools keeps what one of these iterators gives; empty where nothing does.
+    """Return what of itertools keeps what one of these iterators gives; empty where nothing does.
 
     It looks through all that the garbage collector knows: a tenth of a second's work.
     """
@@ -45,7 +45,7 @@ def stored_by(iterators: list[Any]) -> str:
 
 
 def stored(by: str) -> FasttrainError:
-    """Give the error for it."""
+    """Return the error for it."""
     return FasttrainError(
         "--preempt snapshot can't follow this loop",
         why=f"{by} keeps the batches of a DataLoader and gives them again, where they can't be"
@@ -147,7 +147,7 @@ class LoaderPasses:
         return iterator
 
     def made(self, loader: Any) -> Any:
-        """Give a loader's own iterator."""
+        """Return a loader's own iterator."""
         before, self.inside = self.inside, True
         try:
             return self._make(loader)
@@ -162,7 +162,7 @@ class LoaderPasses:
                 next(self._uncut, None)
 
     def states_of(self, loader: Any) -> dict[str, Any]:
-        """Give the states of all generators, and of a loader's own."""
+        """Return the states of all generators, and of a loader's own."""
         return {"all": self.states.capture(), "own": own_states(loader)}
 
     def put(self, loader: Any, states: dict[str, Any]) -> None:
@@ -180,7 +180,7 @@ class LoaderPasses:
             self.put(loader, now)
 
     def data_sets(self) -> Iterator[tuple[str, Any]]:
-        """Give what can still be read, with names for it."""
+        """Yield what can still be read, with names for it."""
         for number, ref in enumerate(self._loaders):
             if (loader := ref()) is not None:
                 yield f"loader {number}", loader.dataset
@@ -188,11 +188,11 @@ class LoaderPasses:
             yield f"pass {number}", iterator._dataset
 
     def stored_by(self) -> str:
-        """Give what keeps batches to give them again without a turn; empty where nothing does."""
+        """Return what keeps batches to give them again without a turn; empty where nothing does."""
         return stored_by([iterator for _, iterator in self._living()])
 
     def _living(self) -> Iterator[tuple[int, Any]]:
-        """Give the iterators of passes that have not come to their end."""
+        """Yield the iterators of passes that have not come to their end."""
         for number, begun in enumerate(self.list):
             if begun.iterator is not None and (iterator := begun.iterator()) is not None:
                 yield number, iterator
@@ -261,7 +261,7 @@ class LoaderPasses:
 
     @property
     def quiet(self) -> bool:
-        """Whether no batch and no loss of a step that is still to come is held anywhere.
+        """Return whether no batch and no loss of a step that is still to come is held anywhere.
 
         What the script holds beside its variables, such as the first batch of a zip over two
         loaders, and the graph of a loss, can't be brought back.
@@ -270,13 +270,13 @@ class LoaderPasses:
 
     @property
     def reading(self) -> bool:
-        """Whether a pass that began is not at its end yet."""
+        """Return whether a pass that began is not at its end yet."""
         return any(begun.batches and begun.iterator is not None for begun in self.list)
 
     # --- snapshots
 
     def state(self) -> dict[str, Any]:
-        """Give where all passes are, and the states of the loaders' own generators."""
+        """Return where all passes are, and the states of the loaders' own generators."""
         return {
             "passes": [begun.fields() for begun in self.list],
             "looks": list(map(plain_look, self._looks)),
@@ -305,7 +305,7 @@ class LoaderPasses:
 
 
 def _told(loader: Any) -> str:
-    """Give what a loader reads, as far as it can be told without reading."""
+    """Return what a loader reads, as far as it can be told without reading."""
     try:
         count = str(len(loader.dataset))
     except Exception:  # noqa: BLE001 - whatever a stream says that has no length

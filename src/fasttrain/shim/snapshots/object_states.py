@@ -33,12 +33,12 @@ _TORCHS = frozenset(vars(Module())) | frozenset(vars(Optimizer([torch.empty(0)],
 
 
 def plain_attributes(owner: Module | Optimizer) -> dict[str, Any]:
-    """Give numbers, words and tensors, and containers of them, by name."""
+    """Return numbers, words and tensors, and containers of them, by name."""
     return {name: value for name, value in _own(owner) if _is_plain(value)}
 
 
 def other_attributes(owner: Module | Optimizer) -> Iterator[tuple[str, Any]]:
-    """Give the rest with their names: objects of the script's own, which may hold tensors."""
+    """Return the rest with their names: objects of the script's own, which may hold tensors."""
     return ((name, value) for name, value in _own(owner) if not _is_plain(value))
 
 
@@ -61,7 +61,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _holds_parameter(value: Any) -> bool:
-    """Whether a parameter is in it, which is kept with its module."""
+    """Return whether a parameter is in it, which is kept with its module."""
     if isinstance(value, dict):
         return any(map(_holds_parameter, value.values()))
     if isinstance(value, list | tuple | deque):
@@ -106,12 +106,12 @@ class Registry:
         setattr(owner, name, followed)
 
     def of(self, kind: str) -> list[Any]:
-        """Give the living ones of a kind, in the order in which they were made, each once."""
+        """Return the living ones of a kind, in the order in which they were made, each once."""
         living = [one for ref in self._made[kind] if (one := ref()) is not None]
         return list({id(one): one for one in living}.values())
 
     def outermost(self) -> list[Module]:
-        """Give the modules that are part of no other one, and hold a tensor."""
+        """Return the modules that are part of no other one, and hold a tensor."""
         gc.collect()  # or what is dead, and only held by a cycle, would be counted by chance
         # What wraps a model to average its gradients comes and goes with the run.
         modules = [m for m in self.of("modules") if not isinstance(m, DistributedDataParallel)]
@@ -120,7 +120,7 @@ class Registry:
 
 
 def _holds_tensors(module: Module) -> bool:
-    """Whether it may: an average of weights may be a module with a dictionary, and nothing else."""
+    """True if it may: an average of weights may be a module with a dictionary, and nothing else."""
     for part in Module.modules(module):
         own = (value for name, value in vars(part).items() if name not in _MODULES_OWN)
         if part._parameters or part._buffers:
@@ -131,7 +131,7 @@ def _holds_tensors(module: Module) -> bool:
 
 
 def shared_state(registry: Registry) -> dict[str, Any]:
-    """Give what all ranks have alike: weights, optimizers, schedulers, scalers."""
+    """Return what all ranks have alike: weights, optimizers, schedulers, scalers."""
     modules = registry.outermost()
     known = {id(p) for module in modules for p in _parameters(module).values()}
     return {
@@ -143,7 +143,7 @@ def shared_state(registry: Registry) -> dict[str, Any]:
 
 
 def own_state(registry: Registry) -> list[dict[str, Any]]:
-    """Give what each rank has for itself: buffers, and what modules keep in attributes."""
+    """Return what each rank has for itself: buffers, and what modules keep in attributes."""
     return [
         {
             "buffers": _buffers(module),
@@ -154,7 +154,7 @@ def own_state(registry: Registry) -> list[dict[str, Any]]:
 
 
 def other_objects(registry: Registry) -> Iterator[tuple[str, Any]]:
-    """Give what modules and optimizers hold beside that, with names for it."""
+    """Yield what modules and optimizers hold beside that, with names for it."""
     parts = [part for module in registry.outermost() for part in Module.modules(module)]
     for number, owner in enumerate([*parts, *registry.of("optimizers")]):
         for name, value in other_attributes(owner):

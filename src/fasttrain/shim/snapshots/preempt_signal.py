@@ -30,7 +30,7 @@ class Asked:
 
     @property
     def heard(self) -> bool:
-        """Whether the first of them still comes here; a script may have taken it for itself."""
+        """True if the first of them still comes here; a script may have taken it for itself."""
         return signal.getsignal(self._signums[0]) == self._note
 
     def _leave_to_the_child(self) -> None:

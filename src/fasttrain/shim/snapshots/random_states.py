@@ -34,7 +34,7 @@ class RandomStates:
 
     @property
     def of_several(self) -> bool:
-        """Whether there are streams of several ranks."""
+        """Return whether there are streams of several ranks."""
         return self._streams is not None
 
     def of_order(self) -> AbstractContextManager[Any]:
@@ -62,13 +62,13 @@ def _accelerators() -> Iterator[tuple[str, Any]]:
 
 
 def same(states: dict[str, Any], others: dict[str, Any]) -> bool:
-    """Whether nothing was drawn between two captures."""
+    """Return whether nothing was drawn between two captures."""
     names = ("torch", "accelerator", "python", "numpy")
     return all(alike(states[name], others[name]) for name in names)
 
 
 def alike(one: Any, other: Any) -> bool:
-    """Whether two states, or containers of them, are the same."""
+    """Return whether two states, or containers of them, are the same."""
     if type(one) is not type(other):
         return False
     if isinstance(one, torch.Tensor):
@@ -87,6 +87,6 @@ def of_python(state: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def to_python(state: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Give what `of_python` was given."""
+    """Return what `of_python` was given."""
     version, words, gauss = state
     return version, tuple(words.tolist()), gauss

@@ -108,7 +108,7 @@ class Replay:
 
     @property
     def _is_real(self) -> bool:
-        """Whether models and backward passes have to be real."""
+        """Return whether models and backward passes have to be real."""
         return self._real or self._hooks.there
 
     def _look(self, tensors: Any, *_: Any, **__: Any) -> None:
@@ -165,7 +165,7 @@ def _slopes(outputs: Any, inputs: Any, *__: Any, **___: Any) -> tuple[Tensor, ..
 
 
 def _shape(value: Any) -> Any:
-    """Give what tells two calls of a root apart but for the numbers in their tensors."""
+    """Return what tells two calls of a root apart but for the numbers in their tensors."""
     if isinstance(value, Tensor):
         return (tuple(value.shape), value.dtype, value.device)
     if isinstance(value, list | tuple):

@@ -60,7 +60,7 @@ class Pass:
     reads_from: Any = None
 
     def fields(self) -> tuple[Any, ...]:
-        """Give what a later process makes it from."""
+        """Return what a later process makes it from."""
         return self.loader, self.reads, self.start, self.batches, self.looks, self.ended, self.end
 
     def of(self, iterator: Any) -> None:
@@ -72,7 +72,7 @@ class Pass:
         self.iterator = self.start = self.reads_from = None
 
     def walk(self) -> Iterator[int]:
-        """Give the number of each batch's look."""
+        """Yield the number of each batch's look."""
         for at in range(0, len(self.looks), 2):
             yield from repeat(self.looks[at], self.looks[at + 1])
 
@@ -109,7 +109,7 @@ class EarlierPasses:
         self._seen.setdefault(loader, map_tensors(data, Tensor.clone))
 
     def again(self, begun: Pass, number: int, read_one: Callable[[], Any]) -> Any:
-        """Give a batch like the one of this turn.
+        """Return a batch like the one of this turn.
 
         Args:
             begun: The pass as far as it has come.
@@ -170,7 +170,7 @@ class Replayed:
             return next(self._passes.made(self._loader))
 
     def _come_to_its_place(self) -> Any:
-        """Give an iterator that stands where the pass was.
+        """Return an iterator that stands where the pass was.
 
         Raises:
             SystemExit: ``snapshot-order`` where its order can't be drawn again.
@@ -230,5 +230,5 @@ def _order(kind: str) -> FasttrainError:
 
 
 def places(passes: list[Pass]) -> list[tuple[int, int]]:
-    """Give how far passes have come."""
+    """Return how far passes have come."""
     return [(begun.loader, begun.batches) for begun in passes]

@@ -129,7 +129,7 @@ class LeftFiles:
     # --- what is there
 
     def _is_kept(self, path: str) -> bool:
-        """Whether a file is there, and not by this replay; else its name is taken."""
+        """Return whether a file is there, and not by this replay; else its name is taken."""
         if path not in self._new and Path(path).exists():
             self.left += 1
             return True
@@ -137,7 +137,7 @@ class LeftFiles:
         return False
 
     def _is_of_before(self, path: str) -> bool:
-        """Whether a file is older than this process, or one of those that a folder holds."""
+        """Return whether a file is older than this process, or one of those that a folder holds."""
         try:
             files = _files_in(path) if os.path.isdir(path) else [path]  # noqa: PTH112
             return any(
@@ -214,7 +214,7 @@ def _instead(original: Call, act: Call) -> Call:
 
 
 def _target(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Give where `torch.save`, `torch.jit.save` or safetensors is to write."""
+    """Return where `torch.save`, `torch.jit.save` or safetensors is to write."""
     return kwargs.get("f", kwargs.get("filename", args[1] if len(args) > 1 else None))
 
 

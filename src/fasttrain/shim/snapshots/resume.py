@@ -60,7 +60,7 @@ def _text(target: Target, cwd: str) -> bytes:
 
 
 def _found(name: str) -> ModuleSpec | None:
-    """Give where a module is, importing nothing: a package may be just being imported itself."""
+    """Return where a module is, importing nothing: a package may be just being imported itself."""
     spec, whole = None, ""
     for part in name.split("."):
         whole = f"{whole}.{part}".lstrip(".")
@@ -93,12 +93,12 @@ _NONE = "-"  # an empty value is none to the store
 
 
 def shared_folder(run_dir: Path, ranks: Ranks | None) -> Path:
-    """Give rank 0's run directory; the launcher of each node may have one of its own."""
+    """Return rank 0's run directory; the launcher of each node may have one of its own."""
     return Path(_of_rank_0(ranks, _FOLDER, str(run_dir)))
 
 
 def find(plan: LaunchPlan, snapshots: Snapshots, ranks: Ranks | None) -> Found | None:
-    """Give the snapshot to go on from; None where the run is to begin at its beginning.
+    """Return the snapshot to go on from; None where the run is to begin at its beginning.
 
     Raises:
         SystemExit: ``snapshot-mismatch`` when it is another run's, ``snapshot-missing`` when it
@@ -135,7 +135,7 @@ def _newest(plan: LaunchPlan, snapshots: Snapshots) -> Found | None:
 
 
 def _of_rank_0(ranks: Ranks | None, key: str, value: str) -> str:
-    """Give what rank 0 gives here."""
+    """Return what rank 0 gives here."""
     if ranks is None or ranks.world_size == 1:
         return value
     if ranks.rank == 0:
@@ -156,7 +156,7 @@ def _none(plan: LaunchPlan, why: str, slug: str) -> FasttrainError:
 
 
 def not_ours(error: NotOursError) -> FasttrainError:
-    """Give the error for a folder into which others can write."""
+    """Return the error for a folder into which others can write."""
     return FasttrainError(
         "the snapshots of this run can't be trusted",
         why=f"{error}, and a run is all that its snapshots say",

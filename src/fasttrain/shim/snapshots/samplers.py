@@ -34,7 +34,7 @@ _GENERATORS = ("torch", "python", "numpy", "numpy, old")
 
 
 def own_states(loader: DataLoader[Any] | None) -> OwnStates:
-    """Give what a loader and its samplers have to themselves; nothing where the loader is gone.
+    """Return what a loader and its samplers have to themselves; nothing where the loader is gone.
 
     Raises:
         SystemExit: ``snapshot-order`` where a sampler holds an iterator, whose place can't be told.
@@ -60,7 +60,7 @@ def set_own_states(loader: DataLoader[Any] | None, states: OwnStates) -> None:
 
 
 def without_generators(states: OwnStates) -> OwnStates:
-    """Give the rest."""
+    """Return the rest."""
     return {
         where: {name: one for name, one in of.items() if one[0] not in _GENERATORS}
         for where, of in states.items()
@@ -68,12 +68,12 @@ def without_generators(states: OwnStates) -> OwnStates:
 
 
 def is_torchs(sampler: Any) -> bool:
-    """Whether it is one of torch's samplers, which draw the order before they give any of it."""
+    """True if it is one of torch's samplers, which draw the order before they give any of it."""
     return type(sampler).__module__.startswith("torch.")
 
 
 def draws_by_torch(loader: DataLoader[Any]) -> bool:
-    """Whether the order of its batches is drawn from torch's generator, or its own, alone."""
+    """True if the order of its batches is drawn from torch's generator, or its own, alone."""
     stock = is_torchs(loader.batch_sampler) and is_torchs(loader.sampler)
     return stock and not isinstance(loader.dataset, IterableDataset)
 
@@ -94,7 +94,7 @@ def _below(owner: Any, where: str, depth: int, seen: set[int]) -> Iterator[tuple
 
 
 def _is_owner(value: Any) -> bool:
-    """Whether it is a sampler, or an object of the script's that one may hold, but no data."""
+    """True if it is a sampler, or an object of the script's that one may hold, but no data."""
     if isinstance(value, Dataset | Module | DataLoader | type) or not hasattr(value, "__dict__"):
         return False
     known = type(value).__module__.partition(".")[0] in sys.stdlib_module_names | {"torch", "numpy"}
@@ -119,7 +119,7 @@ def _told_of(attributes: dict[str, Any], loader: DataLoader[Any]) -> dict[str, t
 
 
 def _told(name: str, value: Any) -> tuple[str, Any] | None:
-    """Give the kind of a value and what it is now; None for what has no state that is known."""
+    """Return the kind of a value and what it is now; None for what has no state that is known."""
     if isinstance(value, torch.Generator):
         return "torch", value.get_state()
     if isinstance(value, random.Random):

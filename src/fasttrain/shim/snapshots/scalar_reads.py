@@ -126,11 +126,11 @@ class Reads:
         return not own
 
     def state(self) -> dict[str, Any]:
-        """Give what was read."""
+        """Return what was read."""
         return {"kinds": bytes(self.kinds), "values": self.values}
 
     def replay(self, state: dict[str, Any]) -> None:
-        """Give what `state` gave from now on, instead of what the tensors hold."""
+        """Return what `state` gave from now on, instead of what the tensors hold."""
         self._replayed = (state["kinds"], state["values"])
 
     def _again(self, kind: int) -> Any:
@@ -149,7 +149,7 @@ class Reads:
 
 
 def _told(array: Any) -> tuple[str, tuple[int, ...], str] | None:
-    """Give an array's type, shape and content in plain types; None for a large one."""
+    """Return an array's type, shape and content in plain types; None for a large one."""
     if array.nbytes > KEPT_BYTES:
         return None
     return array.dtype.str, array.shape, array.tobytes().decode("latin-1")

@@ -35,7 +35,7 @@ _LOOKED_AT = 1 << 20
 
 
 def are_alike(tensor: Tensor, other: Tensor) -> bool:
-    """Whether one can be filled with the other's content."""
+    """Return whether one can be filled with the other's content."""
     return (tensor.shape, tensor.dtype) == (other.shape, other.dtype)
 
 
@@ -56,7 +56,7 @@ def _unexpanded(tensor: Tensor) -> Tensor:
 
 
 def stamp(tensor: Tensor) -> tuple[int, bytes]:
-    """Give what changes when the content does: torch's count of changes, and a hash.
+    """Return what changes when the content does: torch's count of changes, and a hash.
 
     ``tensor.data`` and NumPy change a tensor without being counted, and what inference_mode made
     has no count.
@@ -65,7 +65,7 @@ def stamp(tensor: Tensor) -> tuple[int, bytes]:
 
 
 def is_stamped(tensor: Tensor, before: tuple[int, bytes]) -> bool:
-    """Whether the content is what it was when a stamp was given."""
+    """Return whether the content is what it was when a stamp was given."""
     if not tensor.is_inference() and tensor._version != before[0]:
         return False
     return _hash(tensor.detach()) == before[1]
@@ -85,7 +85,7 @@ def _hash(tensor: Tensor) -> bytes:
 
 
 def merged(there: Any, then: Any) -> Any:
-    """Give what was, in the objects that are there now where they can take it in.
+    """Return what was, in the objects that are there now where they can take it in.
 
     What else holds one of them, such as an optimizer a tensor, goes on to hold the same.
     """
@@ -132,7 +132,7 @@ class Carried:
         self._constant = {id(t): (t, stamp(t)) for _, t in self._found()}
 
     def state(self) -> dict[str, Tensor]:
-        """Give the tensors that are not as they were behind the first step, by where they are."""
+        """Return the tensors that are not as they were behind the first step, by where they are."""
         return {where: t.detach() for where, t in self._found() if not self._is_constant(t)}
 
     def _is_constant(self, tensor: Tensor) -> bool:
@@ -155,14 +155,14 @@ class Carried:
             fill(tensor, value)
 
     def _found(self) -> Iterator[tuple[str, Tensor]]:
-        """Give the tensors that the script can reach, each once."""
+        """Yield the tensors that the script can reach, each once."""
         seen: set[int] = set()
         for name, value in [*_variables(), *self._holders()]:
             yield from _below(value, name, _DEEPEST, seen)
 
 
 def _variables() -> Iterator[tuple[str, dict[str, Any]]]:
-    """Give those of the script's functions that are running, the outermost first."""
+    """Yield those of the script's functions that are running, the outermost first."""
     own = own_prefixes()
     frame: FrameType | None = sys._getframe(1)
     frames: list[FrameType] = []

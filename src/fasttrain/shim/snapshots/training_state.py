@@ -55,16 +55,16 @@ class Loop:
         self._buffers.install(undo)
 
     def _apart(self) -> bool:
-        """Whether what runs now is left out by a replay."""
+        """Return whether what runs now is left out by a replay."""
         return self.stepping or self.passes.inside or self._roots.inside.flag
 
     def _holders(self) -> Iterator[tuple[str, Any]]:
-        """Give what may hold tensors beside variables."""
+        """Yield what may hold tensors beside variables."""
         yield from self.passes.data_sets()
         yield from object_states.other_objects(self.registry)
 
     def files(self) -> dict[str, Any]:
-        """Give what this rank writes, by the name of the file.
+        """Return what this rank writes, by the name of the file.
 
         Raises:
             StoredError: It would not hold all that the loop will train on.
@@ -114,7 +114,7 @@ class Loop:
         self.passes.arrive(own["passes"])
 
     def restore(self, found: Found, own: dict[str, Any]) -> None:
-        """Give everything the state that it had.
+        """Return everything the state that it had.
 
         Raises:
             SystemExit: ``snapshot-mismatch`` or ``snapshot-diverged`` when it does not fit.

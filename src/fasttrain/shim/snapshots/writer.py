@@ -35,7 +35,7 @@ class Agreement:
         self._step: int | None = None
 
     def due(self, step: int, *, ends: bool) -> bool:
-        """Whether the snapshot is to be taken now; called at each turn once this rank wants one.
+        """True if the snapshot is to be taken now; called at each turn once this rank wants one.
 
         Args:
             step: Steps so far.
@@ -65,11 +65,11 @@ class Agreement:
 
     @property
     def ends(self) -> bool:
-        """Whether the run ends behind the snapshot that is due."""
+        """Return whether the run ends behind the snapshot that is due."""
         return self._ends
 
     def gather(self, own: str) -> list[str]:
-        """Give what each rank has written, once all have."""
+        """Return what each rank has written, once all have."""
         if self._ranks is None:
             return [own]
         self._ranks.store.set(self._key("wrote", self._ranks.rank), own)
@@ -115,7 +115,7 @@ class Taking:
         self._last_step, self._next_s = step, time.monotonic() + self._every_s
 
     def due(self, step: int) -> bool:
-        """Whether one is to be taken now, between two batches."""
+        """Return whether one is to be taken now, between two batches."""
         wanted = ASKED.flag or (self._every_s and time.monotonic() >= self._next_s)
         if not wanted or step == self._last_step:
             return False

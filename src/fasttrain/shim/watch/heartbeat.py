@@ -128,7 +128,7 @@ def _number(word: str) -> int:
 
 
 def _free_signal() -> int:
-    """Give the highest real-time signal that nobody handles; 0 when all are taken."""
+    """Return the highest real-time signal that nobody handles; 0 when all are taken."""
     for signum in range(int(signal.SIGRTMAX), int(signal.SIGRTMIN) - 1, -1):
         if signal.getsignal(signum) is signal.SIG_DFL:
             return signum

@@ -116,13 +116,13 @@ class FiniteRing:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """Give what this rank has of a tensor that may be sharded."""
+    """Return what this rank has of a tensor that may be sharded."""
     part: Tensor = getattr(tensor, "_local_tensor", tensor)
     return part
 
 
 def _can_be_written(tensor: Tensor) -> bool:
-    """Whether a tensor's device takes one more kernel now, as it doesn't while a graph records."""
+    """True if a tensor's device takes one more kernel now, as it doesn't while a graph records."""
     return not (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
 
 

@@ -31,7 +31,7 @@ from fasttrain.shim.watch.loss_watch import IN_A_ROW, FiniteRing, LossWatch, loc
 
 
 def parameter_name(parameter: Tensor) -> str:
-    """Give ``Model: layers.0.weight``, or the shape of a parameter that is in no module.
+    """Return ``Model: layers.0.weight``, or the shape of a parameter that is in no module.
 
     It looks at every object there is, which takes a while.
     """
@@ -138,7 +138,7 @@ class _Gradients:
 
 
 def _small(optimizer: Optimizer) -> Tensor | None:
-    """Give the parameter whose gradient stands for all."""
+    """Return the parameter whose gradient stands for all."""
     usable = [p for p in _parameters(optimizer) if _can_be_added_up(p)]
     small = (p for p in usable if local(p).numel() <= SMALL)
     return next(small, min(usable, key=lambda p: local(p).numel(), default=None))

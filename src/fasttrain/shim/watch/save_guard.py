@@ -78,5 +78,5 @@ class SaveGuard:
 
 
 def _kind(path: Path) -> str:
-    """Give what a checkpoint is called, whatever its step: ``run/step-#/model.pt``."""
+    """Return what a checkpoint is called, whatever its step: ``run/step-#/model.pt``."""
     return _NUMBERS.sub("#", str(path))

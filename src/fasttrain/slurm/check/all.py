@@ -60,12 +60,12 @@ class Checked:
 
     @property
     def broken(self) -> bool:
-        """Whether the job would fail, or never start."""
+        """Return whether the job would fail, or never start."""
         return any(finding.severity == "error" for finding in self.findings)
 
 
 def check(seen: Seen) -> Checked:
-    """Give what would fail after hours in the queue."""
+    """Return what would fail after hours in the queue."""
     findings = [finding for judge in CHECKS for finding in judge(seen)]
     causes = {finding.check for finding in findings if finding.severity == "error"}
     if any(finding.check == "slurm-nodes" for finding in findings):

@@ -135,13 +135,13 @@ def _named(seen: Seen) -> tuple[str, ...]:
 
 
 def _asked(seen: Seen, option: str) -> str:
-    """Give what holds for an option: what is written in the script, or sbatch's own variable."""
+    """Return what holds for an option: what is written in the script, or sbatch's own variable."""
     written: str | None = seen.job.parameters.submitit.get(option)
     return written or seen.environ.get(f"SBATCH_{option.upper()}", "")
 
 
 def _partitions(seen: Seen) -> tuple[PartitionLimits, ...]:
-    """Give the partitions that the job may run in, as far as they exist."""
+    """Return the partitions that the job may run in, as far as they exist."""
     named = _named(seen)
     return tuple(p for p in seen.cluster.partitions if (p.name in named if named else p.default))
 
@@ -152,7 +152,7 @@ def _kinds(seen: Seen) -> list[NodeKind]:
 
 
 def _needs(seen: Seen) -> tuple[int, ...]:
-    """Give what each node must have."""
+    """Return what each node must have."""
     wanted = seen.job.parameters.submitit
     cpus = wanted.get("ntasks_per_node", 1) * wanted.get("cpus_per_task", 1)
     return (wanted.get("gpus_per_node", 0), cpus, _memory_mb(wanted.get("mem", "0")))
@@ -172,7 +172,7 @@ def _fits(seen: Seen, kind: NodeKind) -> bool:
 
 
 def _count(kinds: Iterable[NodeKind]) -> int:
-    """Give the number of nodes in the partition that has most; a node may be in several."""
+    """Return the number of nodes in the partition that has most; a node may be in several."""
     counts: dict[str, int] = {}
     for kind in kinds:
         counts[kind.partition] = counts.get(kind.partition, 0) + kind.count

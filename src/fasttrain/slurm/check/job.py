@@ -152,6 +152,6 @@ def judge_sent(seen: Seen) -> Iterator[Finding]:
 
 
 def foretold(trial: Trial) -> str:
-    """Give when and where the job would start, in sbatch's own words; empty where it says none."""
+    """Return when and where the job would start, in sbatch's words; empty where it says none."""
     found = re.search(r"^sbatch: Job \d+ (to start at .*)$", trial.said, re.MULTILINE)
     return found[1] if found and not trial.error else ""

@@ -91,7 +91,7 @@ class Answers:
 
     @property
     def ended(self) -> bool:
-        """Whether the run is over for them; processes that the script forks are a part of it."""
+        """True if the run is over for them; processes that the script forks are a part of it."""
         return self._closed.is_set()
 
     def answers(self) -> bool:

@@ -109,7 +109,7 @@ class SharedLoaders:
     # --- whether
 
     def _is_alike(self, loader: Any) -> bool:
-        """Whether all ranks make this iterator, as far as one can know."""
+        """Return whether all ranks make this iterator, as far as one can know."""
         alike = self.ledger.live and self._answers.answers() and get_worker_info() is None
         return alike and _CONTEXT in vars(loader)
 

@@ -128,7 +128,7 @@ class GivenResults:
         return None
 
     def end(self) -> None:
-        """Give no more; ``close`` is that of torch's queue, which a worker calls as well."""
+        """Return no more; ``close`` is that of torch's queue, which a worker calls as well."""
         node.close(self._inside, self._outside, *self._all_readers)
         for _, descriptors in self._here.values():
             for descriptor in descriptors:

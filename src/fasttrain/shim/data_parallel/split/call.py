@@ -100,7 +100,7 @@ class SplitCalls:
 
     @property
     def active(self) -> bool:
-        """Whether a split call is running in this thread.
+        """Return whether a split call is running in this thread.
 
         What reduces over its batch then has to reduce over the rows of all ranks.
         """

@@ -41,7 +41,7 @@ class _Place:
 
     @property
     def pays(self) -> bool:
-        """Whether most tensors are only used by their rows."""
+        """Return whether most tensors are only used by their rows."""
         return self.whole < PATIENCE or 2 * self.whole <= self.moved
 
 

@@ -109,7 +109,7 @@ def all_random_states() -> list[tuple[Any, Any]]:
 
 
 def same_states(one: list[tuple[Any, Any]], other: list[tuple[Any, Any]]) -> bool:
-    """Whether nobody has drawn between two looks."""
+    """Return whether nobody has drawn between two looks."""
     if len(one) != len(other):
         return True  # NumPy was imported on the way
     return all(_equal(a, b) for (_, a), (_, b) in zip(one, other, strict=True))

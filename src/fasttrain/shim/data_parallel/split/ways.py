@@ -60,7 +60,7 @@ def _guesses(inputs: Sequence[Tensor]) -> Iterator[Dimensions]:
 
 
 def _has_rows(tensor: Tensor) -> bool:
-    """Whether a part of a tensor can be taken by its rows."""
+    """Return whether a part of a tensor can be taken by its rows."""
     return bool(tensor.dim()) and tensor.layout is torch.strided and not tensor.is_nested
 
 
@@ -103,7 +103,7 @@ class Split:
         return map_tensors(args, take), map_tensors(kwargs, take)
 
     def fits(self, output: Any, rows: Rows) -> bool:
-        """Whether a call gave what calls of its kind have given before."""
+        """Return whether a call gave what calls of its kind have given before."""
         tensors = tensors_in(output)
         return len(tensors) == len(self.outputs) and all(
             dim is None or (tensor.dim() > dim and tensor.size(dim) % rows.own == 0)

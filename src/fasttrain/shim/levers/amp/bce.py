@@ -58,7 +58,7 @@ class BinaryCrossEntropy:
         replace_builtin(torch._C._nn, loss, "binary_cross_entropy", undo)
 
     def to_float32(self, output: Tensor) -> Tensor:
-        """Give a tensor that leaves a root in fp32, with its logits remembered."""
+        """Return a tensor that leaves a root in fp32, with its logits remembered."""
         result = lift(output)
         logits = self._logits_inside(output)
         if logits is not None:
@@ -99,7 +99,7 @@ class BinaryCrossEntropy:
         return binary_cross_entropy
 
     def _precise(self, probabilities: Tensor, target: Tensor) -> Tensor:
-        """Give the probabilities with those computed anew whose logarithm would be infinite."""
+        """Return the probabilities with those computed anew whose logarithm would be infinite."""
         if torch.compiler.is_compiling() or target.shape != probabilities.shape:
             return probabilities
         logits = self._logits_inside(probabilities)
@@ -125,7 +125,7 @@ class BinaryCrossEntropy:
 
 
 def _like(view: Tensor, base: Tensor, logits: Tensor) -> Tensor | None:
-    """Give the logits of ``base`` in the shape of a view of all its elements in their order."""
+    """Return the logits of ``base`` in the shape of a view of all its elements in their order."""
     if view is base:
         return logits
     same = view._base is base and view.numel() == base.numel()

@@ -181,7 +181,7 @@ class AmpLever:
             self._exit(context, None, None, None)
 
     def _device_of(self, root: Root) -> str | None:
-        """Give the device type to autocast on, or None where this call is to be left alone."""
+        """Return the device type to autocast on, or None where this call is to be left alone."""
         if root.precision is None:
             self._meet(root)
         if root.precision.left:
@@ -221,7 +221,7 @@ class AmpLever:
                 side.left, side.course = saved[0], Course(**saved[1])
 
     def _follows_to(self, device: str) -> bool:
-        """Whether precision that was asked for goes to a device that it wasn't decided for."""
+        """True if precision that was asked for goes to a device that it wasn't decided for."""
         return self._explicit and torch.amp.is_autocast_available(device)
 
     def _leave_for_good(self, root: Root, why: str) -> None:
@@ -274,7 +274,7 @@ def _replace(owner: Any, name: str, value: Any, undo: ExitStack) -> None:
 
 
 def _traced_at() -> str:
-    """Give where in the script dynamo meets autocast while it traces; empty if it does not.
+    """Return where in the script dynamo meets autocast while it traces; empty if it does not.
 
     Dynamo enters autocast when it traces it, and never again when the graph runs.
     """

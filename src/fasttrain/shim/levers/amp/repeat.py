@@ -105,7 +105,7 @@ class Backup:
         return [place for place, buffer, before in pairs if buffer is not before]
 
     def holds_all(self) -> bool:
-        """Whether the call has changed nothing that isn't kept: an input or a large buffer."""
+        """True if the call has changed nothing that isn't kept: an input or a large buffer."""
         return all(tensor._version == version for tensor, version in self._untouched)
 
     def put_back(self) -> None:
@@ -186,7 +186,7 @@ MOST_WORDS = 160  # characters of a message that the receipt shows
 
 
 def may_explain(error: Exception, dtype: torch.dtype) -> bool:
-    """Whether a call that failed so in low precision is worth a repeat without it.
+    """Return whether a call that failed so in low precision is worth a repeat without it.
 
     Among several ranks it must fail alike on all of them, as mixed types do: a rank that repeated
     a call alone would wait for the others in its collectives.
@@ -201,7 +201,7 @@ def may_explain(error: Exception, dtype: torch.dtype) -> bool:
 
 
 def _by_script(error: Exception) -> bool:
-    """Whether a ``raise`` of the script's own has raised it."""
+    """Return whether a ``raise`` of the script's own has raised it."""
     last = error.__traceback__
     while last is not None and last.tb_next is not None:
         last = last.tb_next
@@ -213,13 +213,13 @@ def _by_script(error: Exception) -> bool:
 
 
 def _about_numbers(error: Exception) -> bool:
-    """Whether what the script raised may be its judgement of numbers or of their types."""
+    """Return whether what the script raised may be its judgement of numbers or of their types."""
     checks = type(error) in (AssertionError, TypeError)
     return checks or _NUMBERS.search(str(error)) is not None
 
 
 def names_types(error: BaseException, dtype: torch.dtype) -> bool:
-    """Whether an error speaks of types, as that of a function does which meets mixed ones."""
+    """True if an error speaks of types, as that of a function does which meets mixed ones."""
     words = str(error).lower()
     return _NAMES[dtype] in words or "dtype" in words or "scalar type" in words
 

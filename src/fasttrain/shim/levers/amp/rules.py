@@ -126,7 +126,7 @@ class Rules:
 
 
 def _is_compiled(root: Root) -> bool:
-    """Whether fp32 would be compiled for a first step alone."""
+    """Return whether fp32 would be compiled for a first step alone."""
     module: Any = root.ref()
     return module._compiled_call_impl is not None or hasattr(module, "_orig_mod")
 

@@ -109,7 +109,7 @@ def _read_failures(ledger: Ledger, metrics: list[Any]) -> None:
 
 
 def _brief(text: str) -> str:
-    """Give the first line that says something, at most 160 characters."""
+    """Return the first line that says something, at most 160 characters."""
     lines = [" ".join(line.split()) for line in text.splitlines() if line.strip()]
     brief = lines[0] if lines else ""
     if brief.endswith(":") and len(lines) > 1:  # "backend='inductor' raised:"

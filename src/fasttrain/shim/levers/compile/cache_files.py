@@ -79,7 +79,7 @@ def _remove_parts(builder_type: Any, note: Callable[[str], None], undo: ExitStac
 
 
 def _is_open(path: Path) -> bool:
-    """Whether anybody may have a file open: it isn't cut short, but written at the moment.
+    """Return whether anybody may have a file open: it isn't cut short, but written at the moment.
 
     Plain Python processes use the same cache and write in place. Linux grants a lease for writing
     only on a file that is open nowhere else.
@@ -95,7 +95,7 @@ def _is_open(path: Path) -> bool:
 
 
 def _cut_short(path: Path) -> bool:
-    """Whether a file that a compiler wrote is empty, or a program without its end.
+    """Return whether a file that a compiler wrote is empty, or a program without its end.
 
     The table of sections is the last thing in a program, and its header says where that ends.
     """

@@ -60,7 +60,7 @@ class GraphGuard:
             self._ledger.note(f"without CUDA graphs: {reason}")
 
     def admits(self, module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether this very call may be a replay."""
+        """Return whether this very call may be a replay."""
         if self._refused or not (torch.is_grad_enabled() and module.training):
             return False  # validation has no steps to be watched between
         if reason := self._danger(module) or _leak(module, args, kwargs):
@@ -114,7 +114,7 @@ def _accumulated_hooks(parameter: Any) -> Any:
 
 
 def _shapes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Shapes:
-    """Give shapes of tensors and values of numbers, which are part of a graph."""
+    """Return shapes of tensors and values of numbers, which are part of a graph."""
     found: list[Any] = []
 
     def see(value: Any) -> Any:

@@ -235,11 +235,11 @@ class CompileLever:
         return bool(blocks)
 
     def _forward_of(self, kind: type) -> Callable[..., Any]:
-        """Give the one function that all blocks of a class share, and with it their graphs."""
+        """Return the one function that all blocks of a class share, and with it their graphs."""
         return self._forwards.setdefault(kind, separate_function(kind.__name__))
 
     def _guard_for(self, root: Root, module: Module) -> GraphGuard | None:
-        """Give what takes CUDA graphs where they are safe, in a loop that trains one root."""
+        """Return what takes CUDA graphs where they are safe, in a loop that trains one root."""
         if not self._plan.graphs:
             return None
         if self._guard is not None or len(self._slots):
@@ -254,7 +254,7 @@ class CompileLever:
         return self._guard
 
     def _compiled_by_script(self, module: Module) -> Module | None:
-        """Give the module inside that the script compiled itself."""
+        """Return the module inside that the script compiled itself."""
         for part in Module.modules(module):
             by_slot = part._compiled_call_impl is not None and part not in self._slots
             if by_slot or part in self._own.sites or _own_forward(part):
@@ -280,7 +280,7 @@ class CompileLever:
 
 
 def _own_forward(module: Module) -> bool:
-    """Whether the forward is what torch.compile made of it, by decorator or assignment."""
+    """Return whether the forward is what torch.compile made of it, by decorator or assignment."""
     forward = module.forward
     disabled = getattr(forward, "_torchdynamo_disable", False)  # torch._dynamo.disable
     return hasattr(forward, "_torchdynamo_orig_callable") and not disabled

@@ -45,7 +45,7 @@ class _Graph:
 
     @property
     def repeatable(self) -> bool:
-        """Whether its inputs can be kept, and nothing but its inputs goes into it."""
+        """Return whether its inputs can be kept, and nothing but its inputs goes into it."""
         infos = self.meta.input_info
         outright = not any(info.mutates_data and info.requires_grad for info in infos)
         inputs = [node for node in getattr(self.run, "graph").nodes if node.op == "placeholder"]  # noqa: B009

@@ -76,7 +76,7 @@ def _watch_registration(
 
 
 def concerns(root: Module, module: Module | None, hooks: Any) -> bool:
-    """Whether a change of hooks is one of a compiled module's own or of a part of it."""
+    """Return whether a change of hooks is one of a compiled module's own or of a part of it."""
     for part in Module.modules(root):
         if part is module:
             return True
@@ -202,7 +202,7 @@ class Slots:
 
 
 def separate_function(name: str, finish: Callable[[Any], Any] | None = None) -> Call:
-    """Give a new function with a code object of its own, named for dynamo's messages.
+    """Return a new function with a code object of its own, named for dynamo's messages.
 
     Dynamo counts recompiles by code object: roots that shared one would share its limit of eight.
 

@@ -29,7 +29,7 @@ _INSTALLED = (
 
 
 def uncompilable(module: Module) -> str:
-    """Give the reason why a module is to run eagerly; empty if it can be compiled."""
+    """Return the reason why a module is to run eagerly; empty if it can be compiled."""
     if isinstance(module, torch.jit.ScriptModule):
         return "it is TorchScript"
     if isinstance(module, DataParallel):
@@ -42,7 +42,7 @@ def uncompilable(module: Module) -> str:
 
 
 def is_lazy(module: Module) -> bool:
-    """Whether parameters or buffers get their shapes, and their numbers, in the first call.
+    """Return whether parameters or buffers get their shapes, and their numbers, in the first call.
 
     A compiler would draw them with its own random numbers.
     """
@@ -61,7 +61,7 @@ def _has_spectral_norm(module: Module) -> bool:
 
 
 def second_derivatives() -> str:
-    """Give ``file:line`` where the script asks for second derivatives; empty if nowhere.
+    """Return ``file:line`` where the script asks for second derivatives; empty if nowhere.
 
     A compiled graph has none ("torch.compile with aot_autograd does not currently support double
     backward"), and says so only in the second backward pass, when it is too late to run eagerly.
@@ -82,7 +82,7 @@ def _creates_graph(keyword: ast.keyword) -> bool:
 
 
 def _script_files() -> Iterator[str]:
-    """Give the files of the modules that are the user's own, not installed."""
+    """Yield the files of the modules that are the user's own, not installed."""
     for module in tuple(sys.modules.values()):
         path = _file_of(module)
         if isinstance(path, str) and path.endswith(".py") and not path.startswith(_INSTALLED):
@@ -98,7 +98,7 @@ def _file_of(module: object) -> object:
 
 
 def unwrapped(module: Module) -> Module:
-    """Give the module inside DistributedDataParallel, whose own forward isn't compiled."""
+    """Return the module inside DistributedDataParallel, whose own forward isn't compiled."""
     return module.module if isinstance(module, DistributedDataParallel) else module
 
 
@@ -141,7 +141,7 @@ def refuse_long_loops(told: Callable[[str], None], undo: ExitStack) -> None:
 
 
 def _longest_loop(graph: Any) -> tuple[str, int]:
-    """Give the line that the most operations come from, in one module by one operation."""
+    """Return the line that the most operations come from, in one module by one operation."""
     rounds: Counter[Any] = Counter()
     for node in graph.nodes:
         # A module that is called again is `name@1`, `name@2`, ...
@@ -155,7 +155,7 @@ def _longest_loop(graph: Any) -> tuple[str, int]:
 
 
 def _where(trace: str | None) -> str:
-    """Give ``file:line`` of the innermost frame of the user's in a formatted stack."""
+    """Return ``file:line`` of the innermost frame of the user's in a formatted stack."""
     lines = [line for line in (trace or "").splitlines() if line.startswith('  File "')]
     frames = [line.split('"') for line in lines]
     own = [frame for frame in frames if not frame[1].startswith(own_prefixes())] or frames

@@ -42,7 +42,7 @@ class _Group:
             gradient.masked_fill_(self.found[gradient.device] > 0, 0.0)
 
     def gradients(self) -> list[Tensor]:
-        """Give the gradients there are, the values of sparse ones."""
+        """Return the gradients there are, the values of sparse ones."""
         return [gradient for _, gradient in self.pairs()]
 
     def pairs(self) -> list[tuple[Tensor, Tensor]]:
@@ -64,7 +64,7 @@ class Gradients:
 
     @property
     def optimized(self) -> bool:
-        """Whether the script has an optimizer; some update their parameters by hand."""
+        """Return whether the script has an optimizer; some update their parameters by hand."""
         return bool(self._optimizers)
 
     def add_optimizer(self, optimizer: Optimizer) -> None:
@@ -149,7 +149,7 @@ class Gradients:
             others.drop_overflow()
 
     def overflowed(self, optimizer: Optimizer) -> bool:
-        """Whether an optimizer's gradients hold an inf or nan; waits for the device."""
+        """Return whether an optimizer's gradients hold an inf or nan; waits for the device."""
         key = id(optimizer)
         found = [f for g in self._current() if key in g.owners for f in g.found.values()]
         return any(bool(value.item()) for value in found)
@@ -194,7 +194,7 @@ class Gradients:
                 group.zeroed = True
 
     def _current(self) -> list[_Group]:
-        """Give the groups, formed anew when an optimizer, a root or a parameter came in."""
+        """Return the groups, formed anew when an optimizer, a root or a parameter came in."""
         trained = sum(len(g["params"]) for o in self._optimizers for g in o.param_groups)
         if (trained, len(self._roots)) != self._known:
             self._known = (trained, len(self._roots))

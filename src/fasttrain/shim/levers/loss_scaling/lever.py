@@ -88,7 +88,7 @@ class LossScaling:
             self.ledger.counts["scale"] = int(self.scale)
 
     def state(self) -> dict[str, Any]:
-        """Give what a later process needs to go on, once the last steps count."""
+        """Return what a later process needs to go on, once the last steps count."""
         self._gradients.update(self._scaler, self._stepped)
         self._stepped = set()
         return {"scaler": self._scaler.state_dict(), "slope": self._slope_scale}
@@ -200,7 +200,7 @@ class LossScaling:
             self._slope_scale = max(1.0, self._slope_scale * SLOPE_BACKOFF)
 
     def _scales(self, outputs: Sequence[Any]) -> bool:
-        """Whether this pass is one to scale."""
+        """Return whether this pass is one to scale."""
         roots = self._roots
         if roots.region is None or not roots.lowered or not self._scaler.is_enabled():
             return False  # the script manages precision itself, or nothing ran in fp16
@@ -268,12 +268,12 @@ def _sequence(value: Any) -> tuple[Any, ...]:
 
 
 def _any_inner(tensors: Any) -> bool:
-    """Whether one of the tensors that a pass is for is no leaf."""
+    """Return whether one of the tensors that a pass is for is no leaf."""
     return any(isinstance(t, Tensor) and not t.is_leaf for t in _sequence(tensors))
 
 
 def _scaled(outputs: tuple[Any, ...], seeds: tuple[Any, ...], scale: Tensor) -> list[Any]:
-    """Give the gradients to start from, times the scale."""
+    """Return the gradients to start from, times the scale."""
     seeds = seeds or (None,) * len(outputs)
     return [_scaled_seed(o, seed, scale) for o, seed in zip(outputs, seeds, strict=True)]
 
@@ -302,7 +302,7 @@ def _withhold(optimizer: Optimizer) -> list[tuple[Tensor, Tensor]]:
 
 
 def _batched() -> bool:
-    """Whether a transform of torch.func's runs a function for many inputs at once."""
+    """Return whether a transform of torch.func's runs a function for many inputs at once."""
     functorch: Any = torch._C._functorch
     stack = functorch.get_interpreter_stack() or ()
     return any(level.key() == functorch.TransformType.Vmap for level in stack)

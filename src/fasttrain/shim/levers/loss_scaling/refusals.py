@@ -29,7 +29,7 @@ def _saturation_refused() -> FasttrainError:
 
 
 def step_refused(optimizer: str) -> FasttrainError:
-    """Give the error of a step inside of the backward pass."""
+    """Return the error of a step inside of the backward pass."""
     return FasttrainError(
         f"fp16 can't train with {optimizer} stepping inside the backward pass",
         why="whether its gradients overflowed is only known behind the pass",
@@ -39,7 +39,7 @@ def step_refused(optimizer: str) -> FasttrainError:
 
 
 def closure_refused(optimizer: str) -> FasttrainError:
-    """Give the error of a step that runs its closure when it has begun."""
+    """Return the error of a step that runs its closure when it has begun."""
     return FasttrainError(
         f"fp16 can't train with {optimizer} and a closure",
         why="its step runs the closure's backward passes when it has begun, where an overflow"

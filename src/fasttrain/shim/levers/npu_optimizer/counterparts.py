@@ -75,7 +75,7 @@ class Counterpart:
     differs: str = ""
 
     def present(self, group: Mapping[str, Any]) -> list[str]:
-        """Give the keys of the buffers that a parameter of this group has."""
+        """Return the keys of the buffers that a parameter of this group has."""
         conditions = self.conditions
         return [k for k in self.buffers if k not in conditions or group[conditions[k]]]
 
@@ -161,12 +161,12 @@ COUNTERPARTS: dict[str, Counterpart] = {
 
 
 def counterpart_of(kind: type[Optimizer]) -> Counterpart | None:
-    """Give the fused counterpart of exactly this class; a subclass may compute anything."""
+    """Return the fused counterpart of exactly this class; a subclass may compute anything."""
     return COUNTERPARTS.get(f"{kind.__module__}.{kind.__qualname__}")
 
 
 def why_not(optimizer: Optimizer) -> str:
-    """Give why no fused optimizer may stand in for one, as it is now; empty if one may.
+    """Return why no fused optimizer may stand in for one, as it is now; empty if one may.
 
     Only parameters that have a gradient count: the others are not touched.
     """
@@ -177,7 +177,7 @@ def why_not(optimizer: Optimizer) -> str:
 
 
 def why_not_now(optimizer: Optimizer) -> str:
-    """Give what a script has set meanwhile that the fused optimizer in use has none of."""
+    """Return what a script has set meanwhile that the fused optimizer in use has none of."""
     counterpart = COUNTERPARTS[f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"]
     groups = optimizer.param_groups
     return next((r for group in groups for r in _group_reasons(group, counterpart)), "")

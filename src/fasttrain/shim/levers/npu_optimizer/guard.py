@@ -60,7 +60,7 @@ class Links:
         self._values = _values(self._states)
 
     def gradients(self) -> list[Any]:
-        """Give the gradients of the linked parameters, once more without reading what was read."""
+        """Return gradients of the linked parameters, once more without reading what was read."""
         found, self._gradients = self._gradients, []  # else they would outlive the step
         return found or list(map(_gradient, self._linked))
 
@@ -127,13 +127,13 @@ class Counters:
         return bool(self._whole)
 
     def misfit(self) -> str:
-        """Tell whether the script has set a counter; empty if not."""
+        """Return whether the script has set a counter; empty if not."""
         fits = all(map(torch.equal, self._flats, self._expected))
         return "" if fits else "its steps were set"
 
 
 def _same(found: list[Any], known: list[Any]) -> bool:
-    """Whether two lists hold the very same objects; tensors can't be asked whether they equal."""
+    """True if two lists hold the very same objects; tensors can't be asked whether they equal."""
     return len(found) == len(known) and all(map(is_, found, known))
 
 
@@ -211,7 +211,7 @@ class Twin:
         return fused
 
     def _as_fused(self, state: dict[str, Any]) -> dict[str, Any]:
-        """Give a parameter's state as the fused one takes it: a step that is a tensor is wrong."""
+        """Return a parameter's state as the fused one takes it, whose step is no tensor."""
         names = self._counterpart.buffers.items()
         found = {name: state[key] for key, name in names if state.get(key) is not None}
         return {"step": int(state["step"]), **found} if "step" in state else found
@@ -249,7 +249,7 @@ class Twin:
         self._links = Links(optimizer, [shadow.parameter for shadow in self._shadows])
 
     def _settings(self, group: dict[str, Any], shadows: list[Shadow]) -> dict[str, Any]:
-        """Give the hyperparameters of one group as they are now."""
+        """Return the hyperparameters of one group as they are now."""
         settings = {name: group[name] for name in self._counterpart.arguments}
         schedule = self._counterpart.schedule
         if schedule and (shadow := next((s for s in shadows if s.tensor is not None), None)):
@@ -299,7 +299,7 @@ class Twin:
 
 
 def unready(optimizer: Optimizer, counterpart: Counterpart) -> bool:
-    """Whether the script's optimizer has to make a step of its own first, which makes its state."""
+    """True if the script's optimizer has to make a step of its own first, which makes its state."""
     for group in optimizer.param_groups:
         keys = counterpart.present(group)
         for parameter in group["params"]:
@@ -310,7 +310,7 @@ def unready(optimizer: Optimizer, counterpart: Counterpart) -> bool:
 
 
 def uneven(optimizer: Optimizer, counterpart: Counterpart) -> str:
-    """Give what in the optimizer's state the fused one has no place for; empty if nothing."""
+    """Return what in the optimizer's state the fused one has no place for; empty if nothing."""
     for group in optimizer.param_groups:
         steps = set()
         for parameter in group["params"]:
@@ -326,7 +326,7 @@ def uneven(optimizer: Optimizer, counterpart: Counterpart) -> str:
 
 
 def _unhooked(step: Any) -> Any:
-    """Give a class's step without torch's hooks: to the script there is one optimizer."""
+    """Return a class's step without torch's hooks: to the script there is one optimizer."""
     return inspect.unwrap(step, stop=lambda f: not getattr(f, "hooked", False))
 
 

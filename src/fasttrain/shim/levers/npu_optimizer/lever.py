@@ -76,7 +76,7 @@ class NpuOptimizerLever:
         """Nothing is pending: every step is counted as it happens."""
 
     def takes(self, optimizer: Optimizer) -> bool:
-        """Whether an optimizer is, or may become, this lever's; no other may touch its steps."""
+        """True if an optimizer is, or may become, this lever's; no other may touch its steps."""
         if counterpart_of(type(optimizer)) is None:
             return False
         known = self._known.get(optimizer)
@@ -139,7 +139,7 @@ class NpuOptimizerLever:
         return loss
 
     def _fitting(self, optimizer: Optimizer, known: _Known) -> Twin | None:
-        """Give the fused one for this very step; None if the script's own has to make it."""
+        """Return the fused one for this very step; None if the script's own has to make it."""
         if all(parameter.grad is None for parameter in _parameters(optimizer)):
             return None  # nothing to do, as where loss scaling skips a step that overflowed
         twin = known.twin
@@ -220,7 +220,7 @@ def _ramp(like: Tensor) -> Tensor:
 
 
 def _small_copy(optimizer: Optimizer) -> Any:
-    """Give an optimizer with the same settings and no steps yet, over a few small tensors."""
+    """Return an optimizer with the same settings and no steps yet, over a few small tensors."""
     copy = object.__new__(type(optimizer))  # its constructor might want what nobody has any more
     vars(copy).update(vars(optimizer))
     copy.param_groups = []
