@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fasttrain.doctor import script_levers
 from fasttrain.doctor.script_habits import judge_habits
 from fasttrain.doctor.script_levers import Verdict
-from fasttrain.model.finding import Finding, Severity
+from fasttrain.model.examination import Finding, Severity
 from fasttrain.model.machine import Machine
 from fasttrain.model.outcome import State
 from fasttrain.model.plan import LaunchPlan, ScriptFacts

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from fasttrain.model.finding import Finding
+from fasttrain.model.examination import Finding
 from fasttrain.model.machine import Machine
 from fasttrain.model.plan import Evidence, LaunchPlan
 from fasttrain.planning.describe import counted

@@ -1,4 +1,4 @@
-"""Dataclasses to JSON and back, checked by their own annotations; standard library only."""
+"""Dataclasses to JSON and back, checked against their annotations; standard library only."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _SHOWN_CHARACTERS = 60
 
 
 class CodecError(ValueError):
-    """Data that does not have the shape of the dataclass it is read into."""
+    """Data that does not fit the dataclass that it is read into."""
 
 
 def to_data(value: Any) -> Any:
-    """Return plain JSON data for a dataclass, with enums as their values and tuples as lists."""
+    """Return a dataclass as JSON data: enums as their values, tuples as lists."""
     if is_dataclass(value) and not isinstance(value, type):
         return {f.name: to_data(getattr(value, f.name)) for f in fields(value)}
     if isinstance(value, Enum):
@@ -35,10 +35,10 @@ def to_data(value: Any) -> Any:
 
 
 def from_data(kind: type[T], data: Any) -> T:
-    """Read JSON data into a dataclass.
+    """Return a dataclass built from JSON data.
 
     Raises:
-        CodecError: A field is missing, unknown or of the wrong type; the message names its path.
+        CodecError: If a field is missing, unknown or of the wrong type; the message names its path.
     """
     result: T = _read(kind, data, "", {})
     return result
@@ -50,10 +50,10 @@ def dumps(value: Any, *, indent: int | None = 2) -> str:
 
 
 def loads(kind: type[T], text: str | bytes) -> T:
-    """Read JSON text into a dataclass.
+    """Return a dataclass built from JSON text.
 
     Raises:
-        CodecError: The text is not JSON, or does not have the dataclass's shape.
+        CodecError: If the text is not JSON, or does not fit the dataclass.
     """
     try:
         data = json.loads(text)
@@ -166,7 +166,7 @@ def _read_dataclass(kind: Any, data: Any, path: str) -> Any:
             raise CodecError(f"{_join(path, name)} is missing")
     try:
         return cls(**values)
-    except ValueError as error:  # what a class demands of itself
+    except ValueError as error:  # raised by the class's own __post_init__
         raise CodecError(f"{path or cls.__name__}: {error}") from error
 
 

@@ -6,8 +6,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from fasttrain.model.decision import Decision
-from fasttrain.model.guards import HangWatch, Preempt, Restarts
-from fasttrain.model.plan import Compile, EnvVar, LaunchPlan, Processes, Strategy
+from fasttrain.model.plan import (
+    Compile,
+    EnvVar,
+    HangWatch,
+    LaunchPlan,
+    Preempt,
+    Processes,
+    Restarts,
+    Strategy,
+)
 from fasttrain.planning.secrets import mask_plan
 
 

@@ -7,16 +7,18 @@ import re
 from fasttrain.model.attempts import restart_count
 from fasttrain.model.decision import Decision, Setting, Source, SourceKind
 from fasttrain.model.errors import ExitCode, FasttrainError
-from fasttrain.model.guards import (
+from fasttrain.model.machine import Machine
+from fasttrain.model.plan import (
     Guards,
     HangWatch,
+    Invocation,
+    Levers,
     Preempt,
+    Processes,
     Restarts,
     ResumeMode,
     left_to_the_script,
 )
-from fasttrain.model.machine import Machine
-from fasttrain.model.plan import Invocation, Levers, Processes
 from fasttrain.model.settings import Settings
 from fasttrain.planning.describe import BUILT_IN, asked
 

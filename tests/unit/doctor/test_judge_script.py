@@ -13,7 +13,7 @@ from fasttrain.doctor.script import LeverLine, judge_script, lever_lines
 from fasttrain.doctor.script_levers import FUSIBLE
 from fasttrain.model.codec import loads
 from fasttrain.model.decision import Setting, Source, SourceKind
-from fasttrain.model.finding import Finding
+from fasttrain.model.examination import Finding
 from fasttrain.model.machine import Machine
 from fasttrain.model.outcome import State
 from fasttrain.model.plan import Evidence, Invocation, LaunchPlan, ScriptFacts, Target

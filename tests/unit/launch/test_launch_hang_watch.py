@@ -18,8 +18,6 @@ from fasttrain.launch.hang.watch import BUSY_S, IDLE_S, HangWatch, Nodes, OneNod
 from fasttrain.launch.process import procfs
 from fasttrain.model.codec import dumps, loads
 from fasttrain.model.decision import Decision
-from fasttrain.model.guards import Guards
-from fasttrain.model.guards import HangWatch as Watched
 from fasttrain.model.hang import (
     HANG_FILE,
     MEMORY_BYTES,
@@ -31,7 +29,8 @@ from fasttrain.model.hang import (
     StuckProcess,
     StuckRank,
 )
-from fasttrain.model.plan import LaunchPlan
+from fasttrain.model.plan import Guards, LaunchPlan
+from fasttrain.model.plan import HangWatch as Watched
 
 SECRET = "s3cr3t-of-env"
 STUCK = (StuckRank(0, 1, (StuckProcess(1, "rank", ((Frame("t.py", 2, "f", user=True),),)),)),)

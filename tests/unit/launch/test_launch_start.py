@@ -15,8 +15,7 @@ from fasttrain.launch.output.display import PlainDisplay, write_all
 from fasttrain.launch.run_node import Around, Part, attend, compose
 from fasttrain.launch.start import active_elsewhere, read_invocation, start
 from fasttrain.model.decision import Decision, Setting, Source, SourceKind
-from fasttrain.model.guards import Preempt, Restarts
-from fasttrain.model.plan import EnvVar, LaunchPlan, ScriptFacts, Target
+from fasttrain.model.plan import EnvVar, LaunchPlan, Preempt, Restarts, ScriptFacts, Target
 from fasttrain.model.settings import Settings
 
 FLAG = Source(SourceKind.FLAG, "--env")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fasttrain.model.guards import Restarts
+from fasttrain.model.plan import Restarts
 
 
 def test_a_run_is_not_restarted_unless_asked(make):

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from fasttrain.model.guards import Preempt
+from fasttrain.model.plan import Preempt
 from fasttrain.shim.data_parallel.lever_state import Kept
 from fasttrain.shim.hooks.outcome_recorder import Ledger
 from fasttrain.shim.hooks.roots import RootCalls

@@ -16,9 +16,19 @@ from torch import nn
 
 from fasttrain.model.codec import loads
 from fasttrain.model.decision import Decision, Source, SourceKind
-from fasttrain.model.guards import Guards, HangWatch, Restarts  # fmt: skip
 from fasttrain.model.outcome import RankReport
-from fasttrain.model.plan import Amp, Compile, LaunchPlan, Levers, Processes, Strategy, Target
+from fasttrain.model.plan import (  # fmt: skip
+    Amp,
+    Compile,
+    Guards,
+    HangWatch,
+    LaunchPlan,
+    Levers,
+    Processes,
+    Restarts,
+    Strategy,
+    Target,
+)
 from fasttrain.shim.runtime import Runtime
 
 torch.set_num_threads(1)  # two cores are shared: spinning threads cost more than they bring

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from fasttrain.model.guards import Preempt
+from fasttrain.model.plan import Preempt
 from fasttrain.shim.snapshots import resume
 from fasttrain.shim.snapshots.files import Manifest, Snapshots
 from fasttrain.shim.snapshots.resume import compare, find, shared_folder

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fasttrain.model.finding import Finding
+from fasttrain.model.examination import Finding
 from fasttrain.model.slurm import Association, ClusterFacts, NodeKind, PartitionLimits
 from fasttrain.slurm.check.all import check
 from fasttrain.slurm.check.facts import Seen, Trial

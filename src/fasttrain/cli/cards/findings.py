@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fasttrain.cli.console import stdout_console
-from fasttrain.model.finding import Finding, Severity
+from fasttrain.model.examination import Finding, Severity
 from fasttrain.planning.explain import Row
 
 STYLES: dict[Severity, str] = {"error": "bold red", "warning": "yellow", "hint": "cyan"}

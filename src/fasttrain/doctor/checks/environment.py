@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fasttrain.doctor.checks.words import check, is_on, most_visible, present, visible
-from fasttrain.model.examination import Examination
-from fasttrain.model.finding import Finding
+from fasttrain.model.examination import Examination, Finding
 from fasttrain.model.places import RUN_MARK
 from fasttrain.planning.describe import and_join, counted
 from fasttrain.planning.vendors import VENDORS

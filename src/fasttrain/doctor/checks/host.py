@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fasttrain.doctor.checks.words import GIB, MIB, check, most_visible, size, visible
-from fasttrain.model.examination import Examination
-from fasttrain.model.finding import Finding
+from fasttrain.model.examination import Examination, Finding
 from fasttrain.planning.describe import counted
 
 _SHM = "/dev/shm"  # noqa: S108 - only named

@@ -6,8 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 
 from fasttrain.doctor.checks.words import check, is_on, named, one_line, present, visible
-from fasttrain.model.examination import Examination, TorchTrial
-from fasttrain.model.finding import Finding, Severity
+from fasttrain.model.examination import Examination, Finding, Severity, TorchTrial
 from fasttrain.model.machine import Device, DeviceKind
 from fasttrain.planning.describe import device_names, kind_noun
 from fasttrain.planning.device import build_fix, unusable_kinds, wrong_build

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 
 from fasttrain.doctor.checks.torch_install import answered
 from fasttrain.doctor.checks.words import check, most_visible, named, one_line, present, visible
-from fasttrain.model.examination import Examination, Trial
-from fasttrain.model.finding import Finding
+from fasttrain.model.examination import Examination, Finding, Trial
 from fasttrain.planning.device import wrong_build
 
 _Fixes = tuple[tuple[str, str], ...]

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from fasttrain.doctor.checks.words import check, present
-from fasttrain.model.examination import Examination
-from fasttrain.model.finding import Finding
+from fasttrain.model.examination import Examination, Finding
 from fasttrain.model.machine import DeviceKind
 from fasttrain.planning.describe import kind_noun
 from fasttrain.planning.vendors import VENDORS

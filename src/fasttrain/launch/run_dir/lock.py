@@ -18,12 +18,11 @@ from fasttrain.launch.run_dir.attempt_files import put_aside
 from fasttrain.model.codec import CodecError
 from fasttrain.model.crash import CRASH_FILE, ENDS_FILE
 from fasttrain.model.errors import ExitCode, FasttrainError
-from fasttrain.model.guards import ResumeMode
 from fasttrain.model.hang import HANG_FILE
 from fasttrain.model.job import JOB_FILE
 from fasttrain.model.outcome import RECEIPT_FILE, Receipt
 from fasttrain.model.places import LOCK_FILE, RUNS_FOLDER
-from fasttrain.model.plan import PLAN_FILE
+from fasttrain.model.plan import PLAN_FILE, ResumeMode
 from fasttrain.model.reading import load
 
 PARENTS_MODE = 0o775  # cut down by the umask; never open to everybody

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from fasttrain.model.finding import Finding
+from fasttrain.model.examination import Finding
 from fasttrain.slurm.check.cluster import (
     judge_account,
     judge_nodes,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
-from fasttrain.model.finding import Finding, Severity
+from fasttrain.model.examination import Finding, Severity
 from fasttrain.model.slurm import NodeKind, PartitionLimits
 from fasttrain.slurm.check.facts import Seen
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import fasttrain
-from fasttrain.model.finding import Finding
+from fasttrain.model.examination import Finding
 from fasttrain.planning.slurm.environment import in_force, left_out
 from fasttrain.planning.slurm.values import signal_and_lead
 from fasttrain.slurm.check.facts import TIMEOUT_S, Seen, Trial
