@@ -1,4 +1,4 @@
-"""All layers into one `Settings`: flag > environment > file > preset > default."""
+"""Merge all layers into one `Settings`: flag > environment > file > preset > default."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ Layer = Mapping[str, Setting[OptionValue]]
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """What the user wants.
+    """The merged options.
 
     Attributes:
         settings: Every option with its source.
-        script: Script that the file names; None when it names none.
-        args: Arguments that the file gives it.
-        config_path: The file that was read; None when there was none.
-        slurm: What is wanted of SLURM; the defaults unless it was asked for.
+        script: Script that the file names; None if it names none.
+        args: Arguments of the script, from the file.
+        config_path: The file that was read; None without one.
+        slurm: Options of SLURM; the defaults unless the command is for SLURM.
     """
 
     settings: Settings
@@ -51,21 +51,21 @@ def resolve(
     preset: str | None = None,
     slurm: bool = False,
 ) -> Resolved:
-    """Give each option the value of the strongest layer that names it.
+    """Return each option with the value of the strongest layer that names it.
 
     Args:
-        flags: Options given on the command line, by name; None counts as not given.
+        flags: Options from the command line, by name; None counts as not given.
         environ: The environment.
-        cwd: Directory in which fasttrain.yaml is looked for, and from which paths are taken.
+        cwd: Directory that is searched for fasttrain.yaml, and to which paths are relative.
         config: Value of ``--config``.
-        beside: Folder of the script; the file there counts before the one in ``cwd``.
+        beside: Folder of the script; a file there is stronger than the one in ``cwd``.
         preset: Value of ``--preset``.
-        slurm: Whether the section ``slurm`` of the file counts, with the profile that is named.
+        slurm: Whether the file's section ``slurm`` counts, with the profile that is named.
 
     Raises:
-        FasttrainError: Something in some layer is wrong; see `read_yaml`, `option_values`,
-            `preset_values` and `parse_value`. ``config-ambiguous`` when both file names exist;
-            ``slurm-cluster`` for a profile that the file doesn't have.
+        FasttrainError: If a layer is wrong: see `read_yaml`, `option_values`, `preset_values` and
+            `parse_value`; ``config-ambiguous`` if both file names exist; ``slurm-cluster`` for a
+            profile that the file doesn't have.
     """
     named = environ.get(CONFIG_VARIABLE) or None if config is None else config
     files = [read_yaml(cwd / named, name=named)] if named is not None else _found(cwd, beside)
@@ -82,7 +82,7 @@ def resolve(
 
 
 def _slurm_layers(files: Sequence[YamlFile], stronger: Sequence[Layer]) -> list[Layer]:
-    """Return the sections ``slurm``, after the profile that one or a stronger layer names."""
+    """Return the sections ``slurm``, preceded by the profile that they or stronger layers name."""
     sections = [_layer(file, file.slurm) for file in files]
     named = [layer["cluster"] for layer in (*stronger, *sections) if "cluster" in layer]
     if not named or named[0].value is None:
@@ -93,7 +93,7 @@ def _slurm_layers(files: Sequence[YamlFile], stronger: Sequence[Layer]) -> list[
         raise FasttrainError(
             f"{place('cluster', named[0].source)}: there is no profile {name!r}",
             why=f"the profiles of {files[0].name if files else FILE_NAMES[0]} are: {listed}",
-            fix=suggest(name, there, "add one below slurm: clusters:"),
+            fix=suggest(name, there, "add one under slurm: clusters:"),
             slug="slurm-cluster",
             exit_code=exit_code(named[0].source),
         )
@@ -102,7 +102,7 @@ def _slurm_layers(files: Sequence[YamlFile], stronger: Sequence[Layer]) -> list[
 
 
 def _found(cwd: Path, beside: Path | None) -> list[YamlFile]:
-    """Return the files that nobody named, the one beside the script first."""
+    """Return the configuration files in the default places, that of the script's folder first."""
     folders = [cwd] if beside is None or (cwd / beside).samefile(cwd) else [cwd / beside, cwd]
     return [file for folder in folders for file in _file_in(folder, cwd)]
 
@@ -158,7 +158,7 @@ def _strongest(layers: Sequence[Layer], specs: Sequence[OptionSpec]) -> dict[str
 
 
 def _merge(said: Sequence[Setting[Any]]) -> Setting[tuple[str, ...]]:
-    """Join lists of ``NAME=VALUE``: for each name the strongest layer, and its last word, wins."""
+    """Merge lists of ``NAME=VALUE``: for each name the strongest layer's last value wins."""
     by_name = {variable_name(item): item for setting in reversed(said) for item in setting.value}
     where = ", ".join(str(setting.source) for setting in said)
     return Setting(tuple(by_name.values()), Source(said[0].source.kind, where))
