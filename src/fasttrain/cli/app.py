@@ -10,8 +10,8 @@ import typer
 
 from fasttrain import __version__
 from fasttrain.cli.commands import doctor, init, job, kill, ps, report, run, slurm
-from fasttrain.cli.console import mend_streams
-from fasttrain.cli.usage import translate
+from fasttrain.cli.console import prepare_streams
+from fasttrain.cli.typed import translate
 from fasttrain.config.environ import read_environ
 from fasttrain.model.errors import ExitCode, FasttrainError
 from fasttrain.model.secrets import hide, secret_values
@@ -55,7 +55,7 @@ def build() -> typer.Typer:
 
 def main(argv: list[str]) -> int:
     """Run one command line and give its exit code; every error is printed here, once."""
-    mend_streams()
+    prepare_streams()
     try:
         code = build()(args=argv or ["--help"], prog_name="fasttrain", standalone_mode=False)
         sys.stdout.flush()  # while an error can still be told

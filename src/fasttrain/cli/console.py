@@ -129,7 +129,7 @@ class Answers(Outlet):
         )
 
 
-def mend_streams() -> None:
+def prepare_streams() -> None:
     """Have stdout and stderr take any text, and go on where they can't be written."""
     # Closed by the caller: what fasttrain would say has nowhere to go.
     if sys.stdout is None:

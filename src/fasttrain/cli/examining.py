@@ -9,11 +9,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal
 
+from fasttrain.cli.commands.doctor import DoctorRequest
 from fasttrain.cli.console import envelope
 from fasttrain.cli.python import choose_python, same_syntax
-from fasttrain.cli.target import Starts, script_folder
+from fasttrain.cli.typed import script_folder
 from fasttrain.config.environ import read_environ
 from fasttrain.config.resolve import resolve
 from fasttrain.doctor.bench import MEASURING_S, Measurement, measure, verdicts
@@ -35,39 +35,8 @@ from fasttrain.planning.interpreter import Chosen
 from fasttrain.planning.plan import make_plan
 from fasttrain.source.read import read_program
 
-Form = Literal["screen", "json", "markdown"]
 
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """The command line, parsed.
-
-    Attributes:
-        script: A script to judge.
-        form: How the diagnosis is printed.
-        quick: Whether no torch is started.
-        bench: Whether the devices are measured.
-        fix: Whether what can be mended is mended.
-        python: The Python to examine for; None for the one that a run would take.
-        list_checks: Whether the checks are only listed.
-        only: Checks to make; empty for all.
-        skip: Checks to leave out.
-        machine: File of a recorded machine to judge.
-    """
-
-    script: str | None
-    form: Form
-    quick: bool
-    bench: bool
-    fix: bool
-    python: str | None
-    list_checks: bool
-    only: tuple[str, ...]
-    skip: tuple[str, ...]
-    machine: str | None
-
-
-def perform(request: Request) -> int:
+def perform(request: DoctorRequest) -> int:
     """Do what was asked for and give the exit code."""
     if request.list_checks:
         width = max(len(check.slug) for check in CHECKS)
@@ -79,10 +48,10 @@ def perform(request: Request) -> int:
     environ = read_environ()
     program = _program(request, environ)
     seen = _examination(request, environ, program.python)
-    findings = diagnose(seen, only=request.only, skip=request.skip)
+    findings = diagnose(seen, only=_slugs(request.only), skip=_slugs(request.skip))
     if request.fix and _mend(seen, findings):
         seen = _examination(request, environ, program.python)
-        findings = diagnose(seen, only=request.only, skip=request.skip)
+        findings = diagnose(seen, only=_slugs(request.only), skip=_slugs(request.skip))
     if not request.only:
         findings = worst_first((*findings, *_unusable_environment(program.python)))
     levers: tuple[LeverLine, ...] = ()
@@ -97,8 +66,12 @@ def perform(request: Request) -> int:
         command += f" --python {shlex.quote(request.python)}"
     path = python.path if python else ""
     diagnosis = Diagnosis(seen, findings, command, why, script, path, levers, measured, told)
-    _print(diagnosis, request.form)
+    _print(diagnosis, request)
     return ExitCode.UNAVAILABLE if diagnosis.broken else 0
+
+
+def _slugs(text: str | None) -> tuple[str, ...]:
+    return tuple(word.strip() for word in (text or "").split(",") if word.strip())
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,10 +83,9 @@ class _Program:
     python: Chosen
 
 
-def _program(request: Request, environ: Mapping[str, str]) -> _Program:
+def _program(request: DoctorRequest, environ: Mapping[str, str]) -> _Program:
     cwd = working_directory()
-    words = (request.script,) if request.script else ()
-    beside = script_folder(words, Starts(), cwd)
+    beside = script_folder(request.script, cwd) if request.script else None
     flags = {"python": request.python}
     settings = resolve(flags, environ=environ, cwd=cwd, beside=beside).settings
     target = Target("script", request.script or "", ())
@@ -122,7 +94,7 @@ def _program(request: Request, environ: Mapping[str, str]) -> _Program:
     return _Program(target, settings, python)
 
 
-def _examination(request: Request, environ: Mapping[str, str], python: Chosen) -> Examination:
+def _examination(request: DoctorRequest, environ: Mapping[str, str], python: Chosen) -> Examination:
     if request.machine:
         return read_examination(Path(request.machine))
     # One after the other: what the trial itself does on a device would look like somebody's work.
@@ -191,11 +163,11 @@ def _bench(seen: Examination, environ: Mapping[str, str], python: Chosen) -> Ite
             yield measurement
 
 
-def _print(diagnosis: Diagnosis, form: Form) -> None:
-    if form == "json":
+def _print(diagnosis: Diagnosis, request: DoctorRequest) -> None:
+    if request.json:
         text = envelope("doctor", diagnosis) + "\n"
-    elif form == "markdown":
-        from fasttrain.cli.cards.markdown import markdown
+    elif request.markdown:
+        from fasttrain.cli.cards.diagnosis import markdown
 
         text = markdown(diagnosis)
     else:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from fasttrain.cli.cards.progress import choose_display
+from fasttrain.cli.commands.job import JobCommand
 from fasttrain.cli.console import envelope
 from fasttrain.config.environ import read_environ
 from fasttrain.hardware.host import Host
@@ -26,20 +26,9 @@ from fasttrain.slurm.state import JobState, ask
 CANCEL_TIMEOUT_S = 30.0
 
 
-@dataclass(frozen=True, slots=True)
-class JobRequest:
-    """The command line, parsed; see `fasttrain.cli.commands.job`."""
-
-    action: str
-    job_id: str | None
-    follow: bool
-    rank: int
-    json: bool
-
-
-def perform(request: JobRequest) -> int:
+def perform(request: JobCommand) -> int:
     """Do what was asked for and give the exit code."""
-    actions: dict[str, Callable[[JobRequest, Mapping[str, str]], int]] = {
+    actions: dict[str, Callable[[JobCommand, Mapping[str, str]], int]] = {
         "list": _list,
         "show": _show,
         "logs": _logs,
@@ -92,7 +81,7 @@ def _tell(ending: Ending, *, shown: bool, as_json: bool) -> int:
     return ending.exit_code
 
 
-def _list(request: JobRequest, environ: Mapping[str, str]) -> int:
+def _list(request: JobCommand, environ: Mapping[str, str]) -> int:
     from fasttrain.cli.cards.jobs import job_rows, print_jobs
 
     sent = submitted_jobs(working_directory())
@@ -104,7 +93,7 @@ def _list(request: JobRequest, environ: Mapping[str, str]) -> int:
     return 0
 
 
-def _show(request: JobRequest, environ: Mapping[str, str]) -> int:
+def _show(request: JobCommand, environ: Mapping[str, str]) -> int:
     from fasttrain.cli.cards.jobs import print_job
 
     job = find_job(request.job_id, working_directory(), environ)
@@ -116,7 +105,7 @@ def _show(request: JobRequest, environ: Mapping[str, str]) -> int:
     return 0
 
 
-def _logs(request: JobRequest, environ: Mapping[str, str]) -> int:
+def _logs(request: JobCommand, environ: Mapping[str, str]) -> int:
     job = find_job(request.job_id, working_directory(), environ)
     if request.follow and request.rank == 0 and not job.cells:
         return stay(job, environ, show=True, as_json=False)
@@ -147,12 +136,12 @@ def _run_dir(job: SubmittedJob, job_id: str | None) -> Path:
     return Path(job.cells[cell])
 
 
-def _wait(request: JobRequest, environ: Mapping[str, str]) -> int:
+def _wait(request: JobCommand, environ: Mapping[str, str]) -> int:
     job = find_job(request.job_id, working_directory(), environ)
     return stay(job, environ, show=request.follow, as_json=request.json)
 
 
-def _cancel(request: JobRequest, environ: Mapping[str, str]) -> int:
+def _cancel(request: JobCommand, environ: Mapping[str, str]) -> int:
     """Cancel only what this tool has sent: a number mistyped must not end another's work."""
     job = find_job(request.job_id, working_directory(), environ)
     tool = Host(environ).which("scancel")

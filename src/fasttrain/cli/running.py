@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
+from fasttrain.cli.commands.run import RunRequest
 from fasttrain.cli.console import envelope
 from fasttrain.cli.python import choose_python, same_syntax
-from fasttrain.cli.target import choose_target
-from fasttrain.cli.typed import CommandLine, resolve_told
+from fasttrain.cli.typed import choose_target, resolve_options
 from fasttrain.config.environ import read_environ
 from fasttrain.hardware.host import Host
 from fasttrain.hardware.host_state import look_around
@@ -26,36 +26,19 @@ from fasttrain.model.hang import Hang
 from fasttrain.model.plan import Invocation, LaunchPlan, ScriptFacts, Target
 from fasttrain.model.settings import Settings
 from fasttrain.planning.dry_run import shell_script
-from fasttrain.planning.explain import decisions
+from fasttrain.planning.explain import Row, decisions
 from fasttrain.planning.interpreter import Chosen
 from fasttrain.planning.plan import make_plan
 from fasttrain.planning.secrets import mask_plan
 from fasttrain.source.read import read_script
 
 
-@dataclass(frozen=True, slots=True)
-class Request(CommandLine):
-    """A command line, parsed.
-
-    Attributes:
-        dry_run: Whether the plan is only printed.
-        explain: Whether its decisions are only printed.
-        json: Whether what is printed is JSON.
-        machine: Value of ``--machine``.
-    """
-
-    dry_run: bool
-    explain: bool
-    json: bool
-    machine: str | None
-
-
-def perform(request: Request) -> int:
+def perform(request: RunRequest) -> int:
     """Do what was asked for and give the exit code."""
     environ = read_environ()
     cwd = working_directory()
-    wanted = resolve_told(request, "run", environ)
-    target = choose_target(request.words, request.behind, wanted, request.starts)
+    wanted = resolve_options(request, environ)
+    target = choose_target(request, wanted)
     planning_only = request.dry_run or request.explain
     if request.machine and not planning_only:
         raise _described_machine(request.machine)
@@ -105,14 +88,28 @@ def _print_plan(plan: LaunchPlan, invocation: Invocation, *, explain: bool, as_j
         kind, value = ("decisions", decisions(masked)) if explain else ("plan", masked)
         text = envelope(kind, value) + "\n"
     elif explain:
-        from fasttrain.cli.cards.findings import decision_table
-
-        decision_table(decisions(mask_plan(plan, invocation.environ)))
+        _print_decisions(decisions(mask_plan(plan, invocation.environ)))
         return
     else:
         text = shell_script(plan, invocation.environ)
     sys.stdout.buffer.write(text.encode(errors="surrogateescape"))
     sys.stdout.flush()
+
+
+def _print_decisions(rows: tuple[Row, ...]) -> None:
+    """Print every decision with its reason and source to stdout."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from fasttrain.cli.console import stdout_console
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("decision", "value", "reason", "source"):
+        table.add_column(title, overflow="fold")
+    for row in rows:
+        # Text, not str: a value with square brackets is no markup.
+        table.add_row(*(Text(cell) for cell in (row.topic, row.value, row.reason, row.source)))
+    stdout_console(width=160).print(table)
 
 
 def _start(plan: LaunchPlan, invocation: Invocation, *, quiet: bool, as_json: bool) -> int:

@@ -8,14 +8,16 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
-from fasttrain.cli.target import Starts, script_folder
-from fasttrain.config.environ import CONFIG_VARIABLE
+import typer
+
+from fasttrain.config.environ import CONFIG_VARIABLE, read_environ
 from fasttrain.config.options import OPTIONS, SLURM_OPTIONS, OptionSpec
 from fasttrain.config.resolve import Resolved, resolve
+from fasttrain.config.values import nearest
 from fasttrain.launch.start import working_directory
-from fasttrain.model.errors import FasttrainError
+from fasttrain.model.errors import ExitCode, FasttrainError
 from fasttrain.model.plan import Target, TargetKind
 from fasttrain.model.secrets import mask_args
 
@@ -49,14 +51,14 @@ class Typed:
         script: The script, or the module behind ``-m``; empty if no word can be one.
         kind: What it is.
         after: What follows it up to ``--``, options that fasttrain knows with their values.
-        behind: What follows ``--``.
+        passed_on: The words after ``--``.
     """
 
     before: list[str] = field(default_factory=list)
     script: str = ""
     kind: str = "script"
     after: list[tuple[str, ...]] = field(default_factory=list)
-    behind: list[str] = field(default_factory=list)
+    passed_on: list[str] = field(default_factory=list)
 
     def shared(self, command: str, environ: Mapping[str, str], *, unread: bool) -> dict[str, str]:
         """Return fasttrain's options after SCRIPT which that may take too, with the place.
@@ -108,8 +110,8 @@ class Typed:
         name = ["-m", self.script] if self.kind == "module" else [self.script or "SCRIPT"]
         if not self.script and self._config_names_script():
             name = []
-        behind = [*theirs, *self.behind]
-        line = [*mask_args(self.before), *name, *mask_args(ours), "--", *mask_args(behind)]
+        passed_on = [*theirs, *self.passed_on]
+        line = [*mask_args(self.before), *name, *mask_args(ours), "--", *mask_args(passed_on)]
         return shlex.join(["fasttrain", command, *line])
 
 
@@ -132,7 +134,7 @@ def as_ours(word: str) -> str:
 def split(words: Sequence[str], command: str) -> Typed:
     """Return the words behind the sub-command in parts."""
     at = words.index("--") if "--" in words else len(words)
-    typed = Typed(behind=list(words[at + 1 :]))
+    typed = Typed(passed_on=list(words[at + 1 :]))
     if "--no-python" in words[:at]:
         typed.kind = "command"
     known = takes(command)
@@ -151,51 +153,106 @@ def split(words: Sequence[str], command: str) -> Typed:
     return typed
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CommandLine:
-    """What the command lines of ``run`` and ``slurm`` have in common, parsed.
+    """The arguments and options that ``run`` and ``slurm`` share.
 
     Attributes:
-        words: Words without a dash: the script and arguments of its own.
-        behind: Words behind ``--``.
-        typed: All words as they were typed.
-        starts: What kind of target it is.
-        config: Value of ``--config``.
-        preset: Value of ``--preset``.
-        flags: The options of `Settings`, and on SLURM of `SlurmSettings`; None for those not given.
+        command: Name of the sub-command.
+        words: Words without a dash: the script and its own arguments.
+        passed_on: Words after ``--``.
+        typed: All words, as they were typed.
+        flags: Options of `Settings`, and on SLURM of `SlurmSettings`; None if not given.
     """
 
-    words: tuple[str, ...]
-    behind: tuple[str, ...]
+    command: ClassVar[str] = "run"
+
+    words: list[str] | None = None
+    passed_on: tuple[str, ...]
     typed: tuple[str, ...]
-    starts: Starts
-    config: str | None
-    preset: str | None
+    module: Annotated[
+        str | None, typer.Option("-m", metavar="MODULE", help="Run a module, as python -m does.")
+    ] = None
+    no_python: Annotated[
+        bool, typer.Option("--no-python", help="SCRIPT is any command; no lever reaches it.")
+    ] = False
+    config: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Configuration file (default: fasttrain.yaml)."),
+    ] = None
+    preset: Annotated[
+        str | None, typer.Option(metavar="exact|fast|max", help="A named set of options.")
+    ] = None
     flags: Mapping[str, Any]
 
 
-def resolve_told(line: CommandLine, command: str, environ: Mapping[str, str]) -> Resolved:
-    """Return what is wanted, and tell of options that went to fasttrain and may be the script's."""
+def choose_target(line: CommandLine, wanted: Resolved) -> Target:
+    """Return what to start, from the command line or else from the configuration.
+
+    Raises:
+        FasttrainError: ``script-missing`` if neither names a script; ``target-contradiction``.
+    """
+    words = tuple(line.words or ())
+    if line.module:
+        if line.no_python:
+            raise _contradiction()
+        return Target("module", line.module, (*words, *line.passed_on))
+    kind: TargetKind = "command" if line.no_python else "script"
+    if words:
+        return Target(kind, words[0], (*words[1:], *line.passed_on))
+    if line.no_python and line.passed_on:
+        return Target(kind, line.passed_on[0], line.passed_on[1:])
+    if wanted.script is None:
+        raise FasttrainError(
+            "there is no script to run",
+            why="neither the command line nor a fasttrain.yaml names one",
+            fix=f"fasttrain {line.command} train.py, or write `script: train.py` into"
+            " fasttrain.yaml",
+            slug="script-missing",
+            exit_code=ExitCode.USAGE,
+        )
+    return Target(kind, wanted.script, (*wanted.args, *line.passed_on))
+
+
+def _contradiction() -> FasttrainError:
+    return FasttrainError(
+        "-m and --no-python exclude each other",
+        why="-m names a module for Python to run, and --no-python excludes Python",
+        fix="leave one of them out",
+        slug="target-contradiction",
+        exit_code=ExitCode.USAGE,
+    )
+
+
+def script_folder(script: str, cwd: Path) -> Path | None:
+    """Return the folder of a script; None if there is no such file."""
+    there = os.path.isfile(cwd / script)  # noqa: PTH113 - Path.is_file raises for names too long
+    return (cwd / script).parent if there else None
+
+
+def resolve_options(line: CommandLine, environ: Mapping[str, str]) -> Resolved:
+    """Return the options; report those that fasttrain took although the script may take them."""
     cwd = working_directory()
+    names_script = line.words and not (line.module or line.no_python)
     try:
         wanted = resolve(
             line.flags,
             environ=environ,
             cwd=cwd,
             config=line.config,
-            beside=script_folder(line.words, line.starts, cwd),
+            beside=script_folder(line.words[0], cwd) if line.words and names_script else None,
             preset=line.preset,
-            slurm=command == "slurm",
+            slurm=line.command == "slurm",
         )
-    except FasttrainError:  # what was meant for the script may be why: --config, say
-        tell_shared(line.typed, command, environ)
+    except FasttrainError:  # perhaps because of an option that was meant for the script: --config
+        report_shared(line.typed, line.command, environ)
         raise
     if not wanted.settings.quiet.value:
-        tell_shared(line.typed, command, environ)
+        report_shared(line.typed, line.command, environ)
     return wanted
 
 
-def tell_shared(words: Sequence[str], command: str, environ: Mapping[str, str]) -> None:
+def report_shared(words: Sequence[str], command: str, environ: Mapping[str, str]) -> None:
     """Print to stderr which options went to fasttrain although the script has them as well."""
     typed = split(words, command)
     shared = typed.shared(command, environ, unread=False)
@@ -228,3 +285,80 @@ def _option(word: str) -> str:
 
 def _name(option: str) -> str:
     return option.split("=", maxsplit=1)[0].removeprefix("--").removeprefix("no-").replace("-", "_")
+
+
+def translate(error: Exception, argv: list[str], commands: set[str]) -> FasttrainError:
+    """Return the error in three lines, with the nearest option or the next thing to type.
+
+    Args:
+        error: A usage error of typer's.
+        argv: The command line.
+        commands: Names of the sub-commands.
+    """
+    command = argv[0] if argv and argv[0] in commands else ""
+    option = getattr(error, "option_name", None)
+    if option and command in ("run", "slurm") and type(error).__name__ == "NoSuchOption":
+        return unknown_option(option, argv[1:], command)
+    script = next((word for word in argv if word.endswith(".py")), None)
+    named = argv[:1] == [script] or argv[0].startswith("-") if script else False
+    if script and named and not commands.intersection(argv):
+        return _no_command(script, argv)
+    words = getattr(error, "format_message", error.__str__)()  # typer's message alone may be empty
+    message = " ".join(words.split()).rstrip(".")
+    return FasttrainError(
+        message[:1].lower() + message[1:],
+        why="the command line can't be understood",
+        fix=f"see {' '.join(('fasttrain', command)).strip()} --help",
+        slug="usage",
+        exit_code=ExitCode.USAGE,
+    )
+
+
+def _no_command(script: str, argv: list[str]) -> FasttrainError:
+    return FasttrainError(
+        f"{script} is a script, and no command of fasttrain",
+        why="a script is started by the command run",
+        fix=_run_line(argv),
+        slug="usage",
+        exit_code=ExitCode.USAGE,
+    )
+
+
+def _run_line(argv: list[str]) -> str:
+    typed = split(argv, "run")
+    known = takes("run")
+    if all(
+        as_ours(group[0]).split("=")[0] in known or group[0][:1] != "-" for group in typed.after
+    ):
+        return f"fasttrain run {shlex.join(mask_args(argv))}"
+    return typed.separated("run", typed.shared("run", read_environ(), unread=True))
+
+
+def unknown_option(option: str, words: list[str], command: str = "run") -> FasttrainError:
+    """Return the error for an option that isn't fasttrain's: its nearest one and the ``--`` form.
+
+    Args:
+        option: The option.
+        words: The words behind the sub-command.
+        command: The sub-command.
+    """
+    if option in takes(command) and option != "-m":
+        return FasttrainError(
+            f"{option} is not an option of fasttrain {command}",
+            why="SLURM chooses the nodes and their GPUs, and the ranks meet on the first node",
+            fix="say how many with --nodes and --gpus-per-node",
+            slug="slurm-option",
+            exit_code=ExitCode.USAGE,
+        )
+    near = nearest(option, (name for name in takes(command) if name.startswith("--")))
+    typed = split(words, command)
+    shared = typed.shared(command, read_environ(), unread=True)
+    shared |= {"-m": ""} if option == "-m" else {}  # behind a script it is the script's
+    return FasttrainError(
+        f"{option} is not an option of fasttrain {command}",
+        why="options of the script itself stand behind --"
+        + (f"; the nearest of fasttrain's is {near}" if near else ""),
+        fix=typed.separated(command, shared),
+        slug="unknown-option",
+        exit_code=ExitCode.USAGE,
+    )

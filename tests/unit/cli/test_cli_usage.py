@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from fasttrain import __version__
-from fasttrain.cli.usage import unknown_option
+from fasttrain.cli.typed import unknown_option
 from fasttrain.model.codec import dumps
 
 

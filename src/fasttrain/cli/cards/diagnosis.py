@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import getpass
+import platform
+import re
+from collections.abc import Iterator, Sequence
 from itertools import groupby
+from pathlib import Path
 
+from rich.console import Group
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from fasttrain.cli.cards.findings import below, counted_findings, told
+from fasttrain import __version__
 from fasttrain.cli.cards.receipt import WORDS, size
 from fasttrain.cli.console import stdout_console
 from fasttrain.doctor.checks.words import spans
 from fasttrain.doctor.diagnosis import Diagnosis
-from fasttrain.model.examination import DeviceState, Examination
+from fasttrain.model.examination import DeviceState, Examination, Finding, Severity
 from fasttrain.model.machine import Cpu, Device, Machine
 from fasttrain.model.outcome import State
 
@@ -40,7 +45,7 @@ def print_diagnosis(diagnosis: Diagnosis) -> None:
         style = "green" if verdict.fine else "yellow"
         console.print(Text(f"{verdict.device}: {verdict.text}", style=style))
     for finding in diagnosis.findings:
-        console.print(below(told(finding)))
+        console.print(below(finding_lines(finding)))
     console.print(Text(f"\n{_summary(diagnosis)}", style="bold"))
     console.print(Text(f"  {diagnosis.command}", style="green"), soft_wrap=True)
     console.print(Padding(Text(f"({diagnosis.why})"), (0, 0, 0, 2), expand=False))
@@ -174,3 +179,94 @@ def _measurements(diagnosis: Diagnosis) -> Table:
 
 def _summary(diagnosis: Diagnosis) -> str:
     return f"{counted_findings(diagnosis.findings)}; to train here:"
+
+
+STYLES: dict[Severity, str] = {"error": "bold red", "warning": "yellow", "hint": "cyan"}
+
+
+def finding_lines(finding: Finding) -> Table:
+    """Return a finding's three lines, each hanging below its first word."""
+    table = Table.grid(padding=(0, 1))
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(overflow="fold")
+    where = f"{finding.where}: " if finding.where else ""
+    head = Text(f"{finding.severity}:", style=STYLES[finding.severity])
+    table.add_row(head, Text(f"{where}{finding.what}"))
+    table.add_row("why:", Text(finding.why))
+    fix = Text(finding.fix)
+    table.add_row("fix:", fix.append(f"  [{finding.check}]", style="dim"))
+    return table
+
+
+def below(table: Table) -> Group:
+    """Return a table with a line before it; rich's own padding would fill that line with blanks."""
+    return Group("", table)
+
+
+def counted_findings(findings: Sequence[Finding]) -> str:
+    """Return how many there are of each severity, in words."""
+    counts = {s: sum(f.severity == s for f in findings) for s in STYLES}
+    parts = [f"{n} {s}{'' if n == 1 else 's'}" for s, n in counts.items() if n]
+    return ", ".join(parts) if parts else "nothing is wrong"
+
+
+def markdown(diagnosis: Diagnosis) -> str:
+    """Return a report in Markdown; the user's name, home and machine are masked in it."""
+    return masked(
+        "\n".join(_markdown_lines(diagnosis)) + "\n", diagnosis.examination.machine.hostname
+    )
+
+
+def masked(text: str, hostname: str) -> str:
+    """Return a text without the user's home directory and name and without the machine's name."""
+    text = text.replace(str(Path.home()), "~")
+    names = [(_user(), "USER"), (hostname, "HOST"), (platform.node(), "HOST")]
+    for name, mask in names:
+        if len(name) > 2:  # a shorter one is in many words
+            text = re.sub(rf"(?<![\w-]){re.escape(name)}(?![\w-])", mask, text)
+    return text
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):  # a number without a name, as in many containers
+        return ""
+
+
+def _markdown_lines(diagnosis: Diagnosis) -> Iterator[str]:
+    seen = diagnosis.examination
+    machine = seen.machine
+    yield f"### fasttrain {__version__} doctor"
+    yield ""
+    yield f"- {machine.system}, kernel {seen.host.kernel or '?'}, Python {machine.python}"
+    yield f"- {torch_line(seen)}" + (f", for {diagnosis.python}" if diagnosis.python else "")
+    yield f"- driver {machine.driver or 'none'}, container {seen.host.container or 'none'}"
+    yield ""
+    yield from _markdown_table(
+        ("device", "name", "memory", "precision", "state"), [*device_rows(seen)]
+    )
+    if diagnosis.levers:
+        yield from _markdown_table(("lever", "value", "here", "why"), [*lever_rows(diagnosis)])
+    if diagnosis.measurements:
+        yield from _markdown_table(
+            ("measured", "device", "value", "data sheet"), [*measured_rows(diagnosis)]
+        )
+        yield from (f"- {verdict.device}: {verdict.text}" for verdict in diagnosis.verdicts)
+    yield from (
+        f"- **{f.severity}** `{f.check}`: {f.where and f.where + ': '}{f.what} ({f.why})"
+        for f in diagnosis.findings
+    )
+    if seen.environ:
+        yield ""
+        yield "```"
+        yield from (f"{name}={value}" for name, value in sorted(seen.environ.items()))
+        yield "```"
+
+
+def _markdown_table(titles: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
+    yield f"| {' | '.join(titles)} |"
+    yield f"|{'---|' * len(titles)}"
+    for row in rows:
+        yield "| " + " | ".join(cell.replace("|", r"\|") for cell in row) + " |"
+    yield ""
