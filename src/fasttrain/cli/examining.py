@@ -1,4 +1,4 @@
-"""From the words of ``fasttrain doctor`` to a diagnosis, and to what is printed of it."""
+"""Perform ``fasttrain doctor``: examine the machine, judge it and a script, print the diagnosis."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from fasttrain.source.read import read_program
 
 
 def perform(request: DoctorRequest) -> int:
-    """Do what was asked for and give the exit code."""
+    """Perform the command and return the exit code: UNAVAILABLE if training can't work here."""
     if request.list_checks:
         width = max(len(check.slug) for check in CHECKS)
         lines = (f"{check.slug:<{width}}  {check.about}" for check in CHECKS)
@@ -49,7 +49,7 @@ def perform(request: DoctorRequest) -> int:
     program = _program(request, environ)
     seen = _examination(request, environ, program.python)
     findings = diagnose(seen, only=_slugs(request.only), skip=_slugs(request.skip))
-    if request.fix and _mend(seen, findings):
+    if request.fix and _mend(seen, findings):  # examine again: the fixes may have helped
         seen = _examination(request, environ, program.python)
         findings = diagnose(seen, only=_slugs(request.only), skip=_slugs(request.skip))
     if not request.only:
@@ -60,12 +60,13 @@ def perform(request: DoctorRequest) -> int:
         findings = worst_first((*findings, *of_script))
     measured = tuple(_bench(seen, environ, program.python)) if request.bench else ()
     command, why = best_command(seen, request.script or "")
-    told = verdicts(measured)
     script, python = request.script or "", program.python.other
     if python and request.python:
         command += f" --python {shlex.quote(request.python)}"
     path = python.path if python else ""
-    diagnosis = Diagnosis(seen, findings, command, why, script, path, levers, measured, told)
+    diagnosis = Diagnosis(
+        seen, findings, command, why, script, path, levers, measured, verdicts(measured)
+    )
     _print(diagnosis, request)
     return ExitCode.UNAVAILABLE if diagnosis.broken else 0
 
@@ -76,7 +77,7 @@ def _slugs(text: str | None) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Program:
-    """The script to judge, and all that a run of it would start from."""
+    """The script to judge, with the options and the Python that a run of it would have."""
 
     target: Target
     settings: Settings
@@ -89,7 +90,7 @@ def _program(request: DoctorRequest, environ: Mapping[str, str]) -> _Program:
     flags = {"python": request.python}
     settings = resolve(flags, environ=environ, cwd=cwd, beside=beside).settings
     target = Target("script", request.script or "", ())
-    # Of a recorded machine, what is here isn't asked.
+    # A recorded machine has a Python of its own; the one here says nothing about it.
     python = Chosen() if request.machine else choose_python(target, settings, environ)
     return _Program(target, settings, python)
 
@@ -97,7 +98,8 @@ def _program(request: DoctorRequest, environ: Mapping[str, str]) -> _Program:
 def _examination(request: DoctorRequest, environ: Mapping[str, str], python: Chosen) -> Examination:
     if request.machine:
         return read_examination(Path(request.machine))
-    # One after the other: what the trial itself does on a device would look like somebody's work.
+    # One after the other: at the same time, the trial's own use of a device would look like
+    # another process's.
     seen = examine(environ, run_root=working_directory() / RUNS_FOLDER, other=python.other)
     if request.quick:
         return seen
@@ -115,7 +117,7 @@ def _gpus(seen: Examination) -> int:
 def _judge(
     program: _Program, seen: Examination, environ: Mapping[str, str]
 ) -> tuple[tuple[LeverLine, ...], tuple[Finding, ...]]:
-    """Return what fasttrain would do with a script on the machine that was seen."""
+    """Return what a run would do with the script on this machine, and the findings about it."""
     cwd = working_directory()
     target, other = program.target, program.python.other
     check_target(target, str(cwd), parsed=same_syntax(other))
@@ -131,13 +133,13 @@ def _unusable_environment(python: Chosen) -> Iterator[Finding]:
             "active-environment",
             "warning",
             python.note,
-            why=f"fasttrain run takes {sys.executable} instead, which has other packages",
+            why=f"fasttrain run uses {sys.executable} instead, which has other packages",
             fix="install torch there, or name a Python with --python",
         )
 
 
 def _mend(seen: Examination, findings: tuple[Finding, ...]) -> bool:
-    """Mend what can be mended, tell of it, and say whether anything was."""
+    """Fix what can be fixed, and report it on stderr; return True if anything was fixed."""
     found = {finding.check for finding in findings}
     done = [check.mend(seen) for check in CHECKS if check.mend and check.slug in found]
     for text in done:
@@ -164,15 +166,13 @@ def _bench(seen: Examination, environ: Mapping[str, str], python: Chosen) -> Ite
 
 
 def _print(diagnosis: Diagnosis, request: DoctorRequest) -> None:
+    from fasttrain.cli.cards.diagnosis import markdown, print_diagnosis
+
     if request.json:
         text = envelope("doctor", diagnosis) + "\n"
     elif request.markdown:
-        from fasttrain.cli.cards.diagnosis import markdown
-
         text = markdown(diagnosis)
     else:
-        from fasttrain.cli.cards.diagnosis import print_diagnosis
-
         print_diagnosis(diagnosis)
         return
     sys.stdout.buffer.write(text.encode(errors="surrogateescape"))
@@ -182,7 +182,7 @@ def _print(diagnosis: Diagnosis, request: DoctorRequest) -> None:
 def _recorded(file: str) -> FasttrainError:
     return FasttrainError(
         "a recorded machine can only be judged",
-        why=f"--machine {file} stands for another machine than this one",
+        why=f"--machine {file} describes another machine than this one",
         fix="leave out --bench, --fix and --python, or leave out --machine",
         slug="machine-recorded",
         exit_code=ExitCode.USAGE,

@@ -1,4 +1,4 @@
-"""What ``fasttrain job`` does, and how ``fasttrain slurm`` stays with what it has sent."""
+"""Perform ``fasttrain job``, and wait for a job as ``fasttrain slurm --wait`` does."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CANCEL_TIMEOUT_S = 30.0
 
 
 def perform(request: JobCommand) -> int:
-    """Do what was asked for and give the exit code."""
+    """Perform the command and return the exit code."""
     actions: dict[str, Callable[[JobCommand, Mapping[str, str]], int]] = {
         "list": _list,
         "show": _show,
@@ -46,14 +46,14 @@ def stay(
     as_json: bool,
     quiet: bool = False,
 ) -> int:
-    """Wait for a job's end, tell it, and give the exit code of its script.
+    """Wait for a job's end, print it, and return the exit code of its script.
 
     Args:
         job: The job.
         environ: The environment.
-        show: Whether to show what rank 0 prints.
-        as_json: Whether the end is told as JSON.
-        quiet: Whether nothing is told but what went wrong.
+        show: Whether to show the output of rank 0.
+        as_json: Whether to print the end as JSON.
+        quiet: Whether to print only errors.
     """
     display = choose_display(quiet=quiet) if show else None
     try:
@@ -65,10 +65,10 @@ def stay(
         return ExitCode.INTERRUPTED
     if quiet and not as_json and not ending.exit_code:
         return 0
-    return _tell(ending, shown=show, as_json=as_json)
+    return _print(ending, shown=show, as_json=as_json)
 
 
-def _tell(ending: Ending, *, shown: bool, as_json: bool) -> int:
+def _print(ending: Ending, *, shown: bool, as_json: bool) -> int:
     from fasttrain.cli.cards.jobs import print_ending
 
     if as_json:
@@ -117,7 +117,7 @@ def _logs(request: JobCommand, environ: Mapping[str, str]) -> int:
     if not path.exists():
         for text in last_words(job):
             write_all(1, f"{text}\n".encode())
-        _say(f"rank {request.rank} has no log yet; fasttrain job show {job.job_id} tells the state")
+        _say(f"rank {request.rank} has no log yet; fasttrain job show {job.job_id} shows the state")
     return 0
 
 
@@ -142,7 +142,7 @@ def _wait(request: JobCommand, environ: Mapping[str, str]) -> int:
 
 
 def _cancel(request: JobCommand, environ: Mapping[str, str]) -> int:
-    """Cancel only what this tool has sent: a number mistyped must not end another's work."""
+    """Cancel a job, but only one that fasttrain sent: a mistyped number must not end other work."""
     job = find_job(request.job_id, working_directory(), environ)
     tool = Host(environ).which("scancel")
     if not tool:
@@ -152,7 +152,7 @@ def _cancel(request: JobCommand, environ: Mapping[str, str]) -> int:
         run_tool([tool, target], timeout_s=CANCEL_TIMEOUT_S)
     except ToolError as error:
         raise down(str(error), job.job_id) from error
-    _say(f"job {target} was told to end; its workers get SIGTERM and time to save")
+    _say(f"job {target} was cancelled; its workers get SIGTERM and time to save")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""From the words of ``fasttrain run`` to a plan, and from the plan to a receipt."""
+"""Perform ``fasttrain run``: make a plan; start it, or print it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from fasttrain.source.read import read_script
 
 
 def perform(request: RunRequest) -> int:
-    """Do what was asked for and give the exit code."""
+    """Perform the command and return the exit code: the script's own, if one ran."""
     environ = read_environ()
     cwd = working_directory()
     wanted = resolve_options(request, environ)
@@ -67,7 +67,7 @@ def _invocation(
 
 
 def _may_be_several(settings: Settings) -> bool:
-    """True if there can be several processes, so that it matters what the script makes of them."""
+    """Return True if there may be several processes; only then must the source be read."""
     asked = (settings.gpus.value, settings.nproc_per_node.value, settings.rdzv_endpoint.value)
     return settings.nodes.value != "1" or any(value is not None for value in asked)
 
@@ -75,7 +75,7 @@ def _may_be_several(settings: Settings) -> bool:
 def _described_machine(file: str) -> FasttrainError:
     return FasttrainError(
         "a described machine can't run anything",
-        why=f"--machine {file} stands for another machine than this one",
+        why=f"--machine {file} describes another machine than this one",
         fix="add --dry-run, or leave --machine out",
         slug="machine-dry-run",
         exit_code=ExitCode.USAGE,
@@ -107,7 +107,7 @@ def _print_decisions(rows: tuple[Row, ...]) -> None:
     for title in ("decision", "value", "reason", "source"):
         table.add_column(title, overflow="fold")
     for row in rows:
-        # Text, not str: a value with square brackets is no markup.
+        # Text, not str: square brackets in a value would be markup.
         table.add_row(*(Text(cell) for cell in (row.topic, row.value, row.reason, row.source)))
     stdout_console(width=160).print(table)
 
@@ -128,7 +128,7 @@ def _start(plan: LaunchPlan, invocation: Invocation, *, quiet: bool, as_json: bo
     display = choose_display(quiet=quiet)
 
     def on_hang(hang: Hang) -> None:
-        if hang.action == "stop" or not quiet:  # what ends the run is an error
+        if hang.action == "stop" or not quiet:  # a hang that ends the run is an error
             display.close()
             print_hang(hang, plan.run_dir)
 
@@ -136,7 +136,7 @@ def _start(plan: LaunchPlan, invocation: Invocation, *, quiet: bool, as_json: bo
     receipt = start(plan, mask_plan(plan, invocation.environ), invocation.environ, around)
     if as_json:
         sys.stderr.write(envelope("receipt", receipt) + "\n")
-    elif receipt.crash:  # its cause stands right behind the traceback
+    elif receipt.crash:  # before the receipt, so that the cause follows the traceback
         print_crash(receipt.crash, receipt.run_dir, brief=quiet)
     if not (as_json or quiet):
         print_receipt(receipt)

@@ -1,4 +1,4 @@
-"""From the words of ``fasttrain slurm`` to a job, and from the job to an exit code."""
+"""Perform ``fasttrain slurm``: draft a job; send it, check it, or print it."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from fasttrain.slurm.submission import Draft, batch_script, draft, send
 from fasttrain.source.read import read_script
 
 if TYPE_CHECKING:
-    from fasttrain.slurm.check.all import Checked
+    from fasttrain.slurm.check.job import Checked
 
 MOST_NODES = 10**6  # more than fasttrain takes for --nodes
 
 
 def perform(request: SlurmRequest) -> int:
-    """Do what was asked for and give the exit code."""
+    """Perform the command and return the exit code: with --wait or --follow, the script's."""
     job = _draft(request)
     quiet = job.requests[0].settings.quiet.value
     if request.check:
@@ -42,7 +42,7 @@ def perform(request: SlurmRequest) -> int:
     if request.json and not stays:
         print(envelope("submitted", sent))  # noqa: T201
     elif not quiet:
-        _tell(sent)
+        _report(sent)
     if stays:
         from fasttrain.cli.jobs import stay
 
@@ -60,7 +60,8 @@ def _draft(request: SlurmRequest) -> Draft:
     gpus = wanted.slurm.gpus_per_node.value or 0
     shape = node_shape(Host(environ), partition, gpus)
     if request.check and shape:
-        # The checks count the nodes themselves, and tell all that they find together.
+        # A draft fails at the first problem. The checks count the nodes themselves, and report
+        # all problems together.
         shape = replace(shape, nodes=MOST_NODES)
     return draft(wanted, target, facts, shape, environ)
 
@@ -75,14 +76,14 @@ def _print_draft(job: Draft, *, as_json: bool) -> None:
             f"# {row.name} = {row.value or '-'}: {row.reason} ({row.source})\n"
             for row in job.parameters.rows
         )
-        told = "".join(f"# warning: {warning}\n" for warning in job.warnings)
+        warnings = "".join(f"# warning: {warning}\n" for warning in job.warnings)
         head, _, rest = script.partition("\n")
-        text = f"{head}\n{rows}{told}{rest}"
+        text = f"{head}\n{rows}{warnings}{rest}"
     sys.stdout.buffer.write(text.encode(errors="surrogateescape"))
     sys.stdout.flush()
 
 
-def _tell(sent: SubmittedJob) -> None:
+def _report(sent: SubmittedJob) -> None:
     cells = f", {len(sent.cells)} cells" if sent.cells else ""
     sys.stderr.write(
         f"fasttrain: job {sent.job_id} sent{cells}; run directory {sent.run_dir}\n"
@@ -92,10 +93,10 @@ def _tell(sent: SubmittedJob) -> None:
 
 
 def _check(job: Draft, environ: Mapping[str, str], *, as_json: bool) -> int:
-    """Print what would fail, and give the exit code: 0 where nothing is broken."""
+    """Print what would fail, and return the exit code: CONTRADICTION if there is an error."""
     from fasttrain.doctor.registry import worst_first
-    from fasttrain.slurm.check.all import check
     from fasttrain.slurm.check.facts import look
+    from fasttrain.slurm.check.job import check
 
     found = check(look(job, environ))
     found = replace(found, findings=worst_first(found.findings))
@@ -118,6 +119,6 @@ def _print_checked(found: Checked) -> None:
     for finding in found.findings:
         console.print(below(finding_lines(finding)))
     if found.start:
-        console.print(Text(f"\nsbatch foretells: {found.start}"), soft_wrap=True)
+        console.print(Text(f"\nsbatch predicts: {found.start}"), soft_wrap=True)
     line = f"\n{counted_findings(found.findings)}; nothing was sent"
     console.print(Text(line, style="bold"), soft_wrap=True)

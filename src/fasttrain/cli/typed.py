@@ -1,4 +1,4 @@
-"""The words of a command line as they were typed: which are fasttrain's, and which the script's."""
+"""The words of a command line: fasttrain's, the script's, what they start, and usage errors."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _SWITCHES = {
         *("--wait", "--follow", "--check"),
     ),
 }
-# torchrun takes both forms; scripts that are started by it are documented with this one.
+# torchrun accepts both spellings; the documentation of scripts uses this one.
 _TORCHRUN = {
     f"--{name}": f"--{name.replace('_', '-')}"
     for name in (
@@ -44,13 +44,13 @@ _TORCHRUN = {
 
 @dataclass(slots=True)
 class Typed:
-    """A command line in parts.
+    """The parts of a command line.
 
     Attributes:
         before: fasttrain's options before SCRIPT.
-        script: The script, or the module behind ``-m``; empty if no word can be one.
-        kind: What it is.
-        after: What follows it up to ``--``, options that fasttrain knows with their values.
+        script: The script, or the module after ``-m``; empty if no word can be one.
+        kind: ``script``, ``module`` or ``command``.
+        after: The words from there to ``--``, those of fasttrain's options with their values.
         passed_on: The words after ``--``.
     """
 
@@ -61,12 +61,12 @@ class Typed:
     passed_on: list[str] = field(default_factory=list)
 
     def shared(self, command: str, environ: Mapping[str, str], *, unread: bool) -> dict[str, str]:
-        """Return fasttrain's options after SCRIPT which that may take too, with the place.
+        """Return fasttrain's options after SCRIPT that the script may take, too, with the place.
 
         Args:
             command: The sub-command.
             environ: The environment.
-            unread: Whether to return all of them where the source can't be read.
+            unread: Whether to return all of them if the source can't be read.
         """
         known = [group for group in self.after if _option(group[0]) in takes(command)]
         if not known:
@@ -78,7 +78,7 @@ class Typed:
         return {word: found[name] for word, name in names.items() if name in found}
 
     def _options(self, environ: Mapping[str, str]) -> Mapping[str, str] | None:
-        from fasttrain.source.read import read_options  # reads files, which few lines need
+        from fasttrain.source.read import read_options  # deferred: few command lines need it
 
         try:
             cwd = str(Path.cwd())
@@ -90,7 +90,7 @@ class Typed:
         return read_options(Target(kind, self.script), cwd, environ)
 
     def _config_names_script(self) -> bool:
-        """True if the configuration that the line names, or the one that is here, has a script."""
+        """Return True if the configuration file, named or found here, names a script."""
         options = (iter(self.before), iter(word for group in self.after for word in group))
         named = [value for words in options for value in _values(words, "--config")]
         environ = {k: v for k, v in os.environ.items() if k == CONFIG_VARIABLE}
@@ -101,7 +101,7 @@ class Typed:
         return found.script is not None
 
     def separated(self, command: str, shared: Mapping[str, str]) -> str:
-        """Return the command line with all behind ``--`` that may be the script's, to be pasted."""
+        """Return the command line, for pasting, with all that may be the script's after ``--``."""
         ours: list[str] = []
         theirs: list[str] = []
         for group in self.after:
@@ -116,7 +116,7 @@ class Typed:
 
 
 def takes(command: str) -> Mapping[str, bool]:
-    """Return fasttrain's options, and whether a value follows each."""
+    """Return fasttrain's options, each with True if a value follows."""
     specs: tuple[OptionSpec, ...] = (*OPTIONS, *(SLURM_OPTIONS if command == "slurm" else ()))
     switches = [spec.flag for spec in specs if spec.kind == "bool"]
     switches += [f"--no-{flag.removeprefix('--')}" for flag in switches]
@@ -126,13 +126,13 @@ def takes(command: str) -> Mapping[str, bool]:
 
 
 def as_ours(word: str) -> str:
-    """Return a word with torchrun's spelling of an option as fasttrain's."""
+    """Return a word in fasttrain's spelling of an option, given in torchrun's."""
     name, equals, value = word.partition("=")
     return _TORCHRUN.get(name, name) + equals + value
 
 
 def split(words: Sequence[str], command: str) -> Typed:
-    """Return the words behind the sub-command in parts."""
+    """Return the parts of a command line, given the words after the sub-command."""
     at = words.index("--") if "--" in words else len(words)
     typed = Typed(passed_on=list(words[at + 1 :]))
     if "--no-python" in words[:at]:
@@ -149,7 +149,7 @@ def split(words: Sequence[str], command: str) -> Typed:
         elif word.endswith(".py") or not (typed.after or word.startswith("-")):
             typed.script = word
         else:
-            typed.after.append(group)  # an option of the script's before its name, or its value
+            typed.after.append(group)  # an option of the script before its name, or its value
     return typed
 
 
@@ -253,14 +253,14 @@ def resolve_options(line: CommandLine, environ: Mapping[str, str]) -> Resolved:
 
 
 def report_shared(words: Sequence[str], command: str, environ: Mapping[str, str]) -> None:
-    """Print to stderr which options went to fasttrain although the script has them as well."""
+    """Print to stderr which options fasttrain took although the script may take them, too."""
     typed = split(words, command)
     shared = typed.shared(command, environ, unread=False)
     if shared:
         names = ", ".join(dict.fromkeys(word.split("=")[0] for word in shared))
         sys.stderr.write(
-            f"fasttrain: note: {names} went to fasttrain, and the script may take the same"
-            f" ({next(iter(shared.values()))}); to hand it on: {typed.separated(command, shared)}\n"
+            f"fasttrain: note: {names} went to fasttrain, but the script may take the same option"
+            f" ({next(iter(shared.values()))}); to pass it on: {typed.separated(command, shared)}\n"
         )
 
 
@@ -279,7 +279,7 @@ def _values(words: Iterator[str], option: str) -> Iterator[str]:
 
 
 def _option(word: str) -> str:
-    """Return the name of an option as fasttrain spells it."""
+    """Return the name of an option in fasttrain's spelling."""
     return as_ours(word).split("=", maxsplit=1)[0]
 
 
@@ -288,10 +288,10 @@ def _name(option: str) -> str:
 
 
 def translate(error: Exception, argv: list[str], commands: set[str]) -> FasttrainError:
-    """Return the error in three lines, with the nearest option or the next thing to type.
+    """Return typer's usage error as a FasttrainError, with the nearest option or a fix to type.
 
     Args:
-        error: A usage error of typer's.
+        error: A usage error of typer.
         argv: The command line.
         commands: Names of the sub-commands.
     """
@@ -303,11 +303,11 @@ def translate(error: Exception, argv: list[str], commands: set[str]) -> Fasttrai
     named = argv[:1] == [script] or argv[0].startswith("-") if script else False
     if script and named and not commands.intersection(argv):
         return _no_command(script, argv)
-    words = getattr(error, "format_message", error.__str__)()  # typer's message alone may be empty
+    words = getattr(error, "format_message", error.__str__)()  # str(error) may be empty
     message = " ".join(words.split()).rstrip(".")
     return FasttrainError(
         message[:1].lower() + message[1:],
-        why="the command line can't be understood",
+        why="the command line can't be parsed",
         fix=f"see {' '.join(('fasttrain', command)).strip()} --help",
         slug="usage",
         exit_code=ExitCode.USAGE,
@@ -316,8 +316,8 @@ def translate(error: Exception, argv: list[str], commands: set[str]) -> Fasttrai
 
 def _no_command(script: str, argv: list[str]) -> FasttrainError:
     return FasttrainError(
-        f"{script} is a script, and no command of fasttrain",
-        why="a script is started by the command run",
+        f"{script} is a script, not a command of fasttrain",
+        why="the command run starts scripts",
         fix=_run_line(argv),
         slug="usage",
         exit_code=ExitCode.USAGE,
@@ -335,28 +335,28 @@ def _run_line(argv: list[str]) -> str:
 
 
 def unknown_option(option: str, words: list[str], command: str = "run") -> FasttrainError:
-    """Return the error for an option that isn't fasttrain's: its nearest one and the ``--`` form.
+    """Return the error for an unknown option, with the nearest one and the line with ``--``.
 
     Args:
         option: The option.
-        words: The words behind the sub-command.
+        words: The words after the sub-command.
         command: The sub-command.
     """
     if option in takes(command) and option != "-m":
         return FasttrainError(
             f"{option} is not an option of fasttrain {command}",
             why="SLURM chooses the nodes and their GPUs, and the ranks meet on the first node",
-            fix="say how many with --nodes and --gpus-per-node",
+            fix="set their numbers with --nodes and --gpus-per-node",
             slug="slurm-option",
             exit_code=ExitCode.USAGE,
         )
     near = nearest(option, (name for name in takes(command) if name.startswith("--")))
     typed = split(words, command)
     shared = typed.shared(command, read_environ(), unread=True)
-    shared |= {"-m": ""} if option == "-m" else {}  # behind a script it is the script's
+    shared |= {"-m": ""} if option == "-m" else {}  # after a script it is the script's
     return FasttrainError(
         f"{option} is not an option of fasttrain {command}",
-        why="options of the script itself stand behind --"
+        why="options of the script itself go after --"
         + (f"; the nearest of fasttrain's is {near}" if near else ""),
         fix=typed.separated(command, shared),
         slug="unknown-option",

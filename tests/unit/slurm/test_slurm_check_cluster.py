@@ -10,8 +10,8 @@ import pytest
 
 from fasttrain.model.examination import Finding
 from fasttrain.model.slurm import Association, ClusterFacts, NodeKind, PartitionLimits
-from fasttrain.slurm.check.all import check
 from fasttrain.slurm.check.facts import Seen, Trial
+from fasttrain.slurm.check.job import check
 
 MAIN = PartitionLimits("main", "UP", default=True, time_limit_min=600, nodes=12, max_nodes=8)
 LONG = PartitionLimits("long", "UP", time_limit_min=6000, nodes=4)

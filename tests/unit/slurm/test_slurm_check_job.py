@@ -13,8 +13,8 @@ import fasttrain
 from fasttrain.model.errors import FasttrainError
 from fasttrain.model.plan import Evidence
 from fasttrain.model.slurm import ClusterFacts
-from fasttrain.slurm.check.all import Checked, check
 from fasttrain.slurm.check.facts import Place, Seen, Trial, look
+from fasttrain.slurm.check.job import Checked, check
 
 Judge = Callable[..., Checked]
 

@@ -1,4 +1,4 @@
-"""A diagnosis as a person reads it, in 80 columns."""
+"""A diagnosis for people: in 80 columns, and as Markdown for a bug tracker."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from rich.table import Table
 from rich.text import Text
 
 from fasttrain import __version__
-from fasttrain.cli.cards.receipt import WORDS, size
+from fasttrain.cli.cards.receipt import WORDS
 from fasttrain.cli.console import stdout_console
 from fasttrain.doctor.checks.words import spans
 from fasttrain.doctor.diagnosis import Diagnosis
+from fasttrain.model.errors import size
 from fasttrain.model.examination import DeviceState, Examination, Finding, Severity
 from fasttrain.model.machine import Cpu, Device, Machine
 from fasttrain.model.outcome import State
@@ -64,7 +65,7 @@ def _head(seen: Examination) -> Iterator[str]:
 
 
 def torch_line(seen: Examination) -> str:
-    """Give torch's version and what it was built with, in a line."""
+    """Return torch's version and what it was built with, in one line."""
     torch, trial = seen.machine.torch, seen.torch
     if not torch.version:
         return "no torch"
@@ -80,7 +81,7 @@ def torch_line(seen: Examination) -> str:
 def device_rows(seen: Examination) -> Iterator[tuple[str, ...]]:
     """Yield rows of device, name, memory, precisions and state; the CPU comes last.
 
-    Neighbours that differ in nothing but their index share a row.
+    Neighbours that differ only in their index share a row.
     """
     states = {(state.kind, state.index, state.uuid): state for state in seen.devices}
     rows = [
@@ -146,7 +147,7 @@ def _devices(seen: Examination) -> Table:
 
 
 def lever_rows(diagnosis: Diagnosis) -> Iterator[tuple[str, ...]]:
-    """Yield lever, value, what would become of it, and the reason with its place."""
+    """Yield rows of lever, value, expected outcome, and the reason with its place."""
     for line in diagnosis.levers:
         why = f"{line.why} ({line.where})" if line.where else line.why
         yield (line.lever, line.value, _WORDS[line.verdict], why)
@@ -162,7 +163,7 @@ def _levers(diagnosis: Diagnosis) -> Table:
 
 
 def measured_rows(diagnosis: Diagnosis) -> Iterator[tuple[str, ...]]:
-    """Yield what, device, value and the data sheet's word of each measurement."""
+    """Yield rows of what was measured, device, value, and the data sheet's value."""
     for m in diagnosis.measurements:
         value = m.problem or f"{m.value:.4g} {m.unit}"
         yield (m.what, m.device, value, f"{m.expected:g} {m.unit}" if m.expected else "")
@@ -185,7 +186,7 @@ STYLES: dict[Severity, str] = {"error": "bold red", "warning": "yellow", "hint":
 
 
 def finding_lines(finding: Finding) -> Table:
-    """Return a finding's three lines, each hanging below its first word."""
+    """Return a finding's three lines, with hanging indents."""
     table = Table.grid(padding=(0, 1))
     table.add_column(justify="right", no_wrap=True)
     table.add_column(overflow="fold")
@@ -199,30 +200,30 @@ def finding_lines(finding: Finding) -> Table:
 
 
 def below(table: Table) -> Group:
-    """Return a table with a line before it; rich's own padding would fill that line with blanks."""
+    """Return a table after an empty line; rich's own padding would fill that line with blanks."""
     return Group("", table)
 
 
 def counted_findings(findings: Sequence[Finding]) -> str:
-    """Return how many there are of each severity, in words."""
+    """Return the number of findings of each severity, in words."""
     counts = {s: sum(f.severity == s for f in findings) for s in STYLES}
     parts = [f"{n} {s}{'' if n == 1 else 's'}" for s, n in counts.items() if n]
     return ", ".join(parts) if parts else "nothing is wrong"
 
 
 def markdown(diagnosis: Diagnosis) -> str:
-    """Return a report in Markdown; the user's name, home and machine are masked in it."""
+    """Return a report in Markdown, with the user's name, home and machine masked."""
     return masked(
         "\n".join(_markdown_lines(diagnosis)) + "\n", diagnosis.examination.machine.hostname
     )
 
 
 def masked(text: str, hostname: str) -> str:
-    """Return a text without the user's home directory and name and without the machine's name."""
+    """Return a text with the user's home directory and name and the machine's name masked."""
     text = text.replace(str(Path.home()), "~")
     names = [(_user(), "USER"), (hostname, "HOST"), (platform.node(), "HOST")]
     for name, mask in names:
-        if len(name) > 2:  # a shorter one is in many words
+        if len(name) > 2:  # a shorter one is a part of many texts
             text = re.sub(rf"(?<![\w-]){re.escape(name)}(?![\w-])", mask, text)
     return text
 
@@ -230,7 +231,7 @@ def masked(text: str, hostname: str) -> str:
 def _user() -> str:
     try:
         return getpass.getuser()
-    except (OSError, KeyError):  # a number without a name, as in many containers
+    except (OSError, KeyError):  # a user ID without a name, as in many containers
         return ""
 
 
