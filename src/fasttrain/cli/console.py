@@ -107,7 +107,7 @@ class Outlet(io.FileIO):
         """
 
 
-class Answers(Outlet):
+class StdoutOutlet(Outlet):
     """The descriptor of stdout, for commands whose answer is what they print."""
 
     failed = False
@@ -139,7 +139,7 @@ def prepare_streams() -> None:
         sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115
     # A caller in Python, such as a test, may have replaced the streams by its own.
     if sys.stdout is sys.__stdout__:
-        sys.stdout = _stream(Answers(1), sys.__stdout__)
+        sys.stdout = _stream(StdoutOutlet(1), sys.__stdout__)
     elif isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors=ERRORS)
     if sys.stderr is sys.__stderr__:

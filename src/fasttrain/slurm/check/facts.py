@@ -30,7 +30,7 @@ _GPUS_PER_TASK = re.compile(r"(?:--)?gpus[-_]per[-_]task(?:=.*)?", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class NeededPath:
     """A folder or file that the nodes need.
 
     Attributes:
@@ -45,7 +45,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class ToolResult:
     """The result of a tool.
 
     Attributes:
@@ -76,10 +76,10 @@ class Seen:
     job: Draft
     cluster: ClusterFacts
     environ: Mapping[str, str]
-    places: tuple[Place, ...] = ()
-    python: Trial | None = None
-    setup: Trial | None = None
-    sent: Trial = Trial()
+    places: tuple[NeededPath, ...] = ()
+    python: ToolResult | None = None
+    setup: ToolResult | None = None
+    sent: ToolResult = ToolResult()
     gpus_per_task: str = ""
     local_rank: Evidence | None = None
 
@@ -129,34 +129,34 @@ def _gpus_per_task(slurm: SlurmSettings, environ: Mapping[str, str]) -> str:
     return variable if variable in environ and not slurm.gpus_per_node.value else ""
 
 
-def _test_only(job: Draft, host: Host, script: Path) -> Trial:
+def _test_only(job: Draft, host: Host, script: Path) -> ToolResult:
     """Let sbatch judge exactly the script and the environment that would be sent."""
     script.write_text(batch_script(job), errors="surrogateescape")
     without = [word for name in job.left_out for word in ("-u", name)]
     return _try(["env", *without, host.which("sbatch"), "--test-only", str(script)])
 
 
-def _python(named: str | None) -> Trial | None:
+def _python(named: str | None) -> ToolResult | None:
     if not named or shutil.which(named) == sys.executable:
         return None
     return _try([named, "-c", IMPORTED])
 
 
-def _setup(lines: tuple[str, ...], script: Path) -> Trial | None:
+def _setup(lines: tuple[str, ...], script: Path) -> ToolResult | None:
     if not lines:
         return None
     script.write_text("\n".join(lines) + "\n", errors="surrogateescape")
     return _try(["bash", "-n", str(script)])
 
 
-def _try(argv: list[str]) -> Trial:
+def _try(argv: list[str]) -> ToolResult:
     try:
-        return Trial(run_tool(argv, timeout_s=TIMEOUT_S, errors_too=True))
+        return ToolResult(run_tool(argv, timeout_s=TIMEOUT_S, errors_too=True))
     except ToolError as error:
-        return Trial(error.said, str(error))
+        return ToolResult(error.said, str(error))
 
 
-def _places(job: Draft, host: Host) -> Iterator[Place]:
+def _places(job: Draft, host: Host) -> Iterator[NeededPath]:
     mounts = mount_types(host)
     python = job.requests[0].slurm.python.value
     needed = [("the working directory", Path.cwd()), ("the run directory", job.run_dir)]
@@ -167,7 +167,7 @@ def _places(job: Draft, host: Host) -> Iterator[Place]:
     if not python:
         needed.append(("fasttrain", Path(fasttrain.__file__).parent))
     for what, path in needed:
-        yield Place(what, str(path), filesystem_of(_resolved(path), mounts))
+        yield NeededPath(what, str(path), filesystem_of(_resolved(path), mounts))
 
 
 def _resolved(path: Path) -> Path:

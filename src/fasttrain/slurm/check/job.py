@@ -19,7 +19,7 @@ from fasttrain.slurm.check.cluster import (
     judge_time,
     judge_unread,
 )
-from fasttrain.slurm.check.facts import TIMEOUT_S, Seen, Trial
+from fasttrain.slurm.check.facts import TIMEOUT_S, Seen, ToolResult
 from fasttrain.slurm.ending import SHUTDOWN_S
 from fasttrain.slurm.refusals import refused
 
@@ -162,7 +162,7 @@ def judge_sent(seen: Seen) -> Iterator[Finding]:
     yield Finding(refusal.slug, "error", refusal.what, refusal.why, refusal.fix)
 
 
-def predicted_start(trial: Trial) -> str:
+def predicted_start(trial: ToolResult) -> str:
     """Return when and where the job would start, in sbatch's words; empty if it doesn't say."""
     found = re.search(r"^sbatch: Job \d+ (to start at .*)$", trial.said, re.MULTILINE)
     return found[1] if found and not trial.error else ""
