@@ -1,4 +1,4 @@
-"""Commands of typer's from the two places that declare options: request classes and `Settings`.
+"""Make typer's commands from the places that declare options: request classes and `Settings`.
 
 Light on purpose: ``fasttrain --help`` imports it.
 """
@@ -9,10 +9,11 @@ import functools
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, fields
-from typing import Annotated, Any, get_origin, get_type_hints
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
 import typer.core
+from typer.models import OptionInfo
 
 from fasttrain.config.environ import read_environ
 from fasttrain.config.options import OptionSpec
@@ -66,6 +67,21 @@ def with_options(
     with_all.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     with_all.__annotations__ = {p.name: p.annotation for p in parameters}
     return with_all
+
+
+def declared_flags(request: type) -> dict[str, bool]:
+    """Return the flags that a request declares, each with True if a value follows."""
+    flags: dict[str, bool] = {}
+    for parameter in _declared(request):
+        kind, declared = get_args(parameter.annotation)
+        if isinstance(declared, OptionInfo):
+            # Inside Annotated, typer.Option takes the first flag for the default; typer itself
+            # corrects that when it makes the command.
+            named = (declared.default, *(declared.param_decls or ()))
+            given = [flag for flag in named if isinstance(flag, str)]
+            names = given or [f"--{parameter.name.replace('_', '-')}"]
+            flags |= dict.fromkeys(names, kind is not bool)
+    return flags
 
 
 def _declared(request: type) -> list[inspect.Parameter]:

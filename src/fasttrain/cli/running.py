@@ -9,9 +9,9 @@ from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
-from fasttrain.cli.commands.run import RunRequest
 from fasttrain.cli.console import envelope
 from fasttrain.cli.python import choose_python, same_syntax
+from fasttrain.cli.requests import RunRequest
 from fasttrain.cli.typed import choose_target, resolve_options
 from fasttrain.config.environ import read_environ
 from fasttrain.hardware.host import Host

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from fasttrain.cli.commands.slurm import SlurmRequest
 from fasttrain.cli.console import envelope
+from fasttrain.cli.requests import SlurmRequest
 from fasttrain.cli.typed import choose_target, resolve_options
 from fasttrain.config.environ import read_environ
 from fasttrain.hardware.cluster import node_shape

@@ -8,10 +8,9 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
 
-import typer
-
+from fasttrain.cli.options import declared_flags
+from fasttrain.cli.requests import CommandLine, RunRequest, SlurmRequest
 from fasttrain.config.environ import CONFIG_VARIABLE, read_environ
 from fasttrain.config.options import OPTIONS, SLURM_OPTIONS, OptionSpec
 from fasttrain.config.resolve import Resolved, resolve
@@ -21,17 +20,7 @@ from fasttrain.model.errors import ExitCode, FasttrainError
 from fasttrain.model.plan import Target, TargetKind
 from fasttrain.model.secrets import mask_args
 
-_WITH_VALUE = {
-    "run": ("-m", "--config", "--preset", "--machine"),
-    "slurm": ("-m", "--config", "--preset"),
-}
-_SWITCHES = {
-    "run": ("-h", "--help", "--no-python", "--dry-run", "--explain", "--json"),
-    "slurm": (
-        *("-h", "--help", "--no-python", "--dry-run", "--json"),
-        *("--wait", "--follow", "--check"),
-    ),
-}
+_REQUESTS = {"run": RunRequest, "slurm": SlurmRequest}
 # torchrun accepts both spellings; the documentation of scripts uses this one.
 _TORCHRUN = {
     f"--{name}": f"--{name.replace('_', '-')}"
@@ -121,8 +110,8 @@ def takes(command: str) -> Mapping[str, bool]:
     switches = [spec.flag for spec in specs if spec.kind == "bool"]
     switches += [f"--no-{flag.removeprefix('--')}" for flag in switches]
     valued = [spec.flag for spec in specs if spec.kind != "bool"]
-    known = dict.fromkeys((*switches, *_SWITCHES[command]), False)
-    return known | dict.fromkeys((*valued, *_WITH_VALUE[command]), True)
+    known = dict.fromkeys((*switches, "-h", "--help"), False) | dict.fromkeys(valued, True)
+    return known | declared_flags(_REQUESTS[command])
 
 
 def as_ours(word: str) -> str:
@@ -151,39 +140,6 @@ def split(words: Sequence[str], command: str) -> Typed:
         else:
             typed.after.append(group)  # an option of the script before its name, or its value
     return typed
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CommandLine:
-    """The arguments and options that ``run`` and ``slurm`` share.
-
-    Attributes:
-        command: Name of the sub-command.
-        words: Words without a dash: the script and its own arguments.
-        passed_on: Words after ``--``.
-        typed: All words, as they were typed.
-        flags: Options of `Settings`, and on SLURM of `SlurmSettings`; None if not given.
-    """
-
-    command: ClassVar[str] = "run"
-
-    words: list[str] | None = None
-    passed_on: tuple[str, ...]
-    typed: tuple[str, ...]
-    module: Annotated[
-        str | None, typer.Option("-m", metavar="MODULE", help="Run a module, as python -m does.")
-    ] = None
-    no_python: Annotated[
-        bool, typer.Option("--no-python", help="SCRIPT is any command; no lever reaches it.")
-    ] = False
-    config: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="Configuration file (default: fasttrain.yaml)."),
-    ] = None
-    preset: Annotated[
-        str | None, typer.Option(metavar="exact|fast|max", help="A named set of options.")
-    ] = None
-    flags: Mapping[str, Any]
 
 
 def choose_target(line: CommandLine, wanted: Resolved) -> Target:

@@ -2,49 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import Annotated, Any, TypeVar
+from dataclasses import fields
+from typing import Any, TypeVar
 
 import typer
 
 from fasttrain.cli.options import GroupedCommand, with_options
-from fasttrain.cli.typed import CommandLine, as_ours, split, unknown_option
+from fasttrain.cli.requests import CommandLine, RunRequest
+from fasttrain.cli.typed import as_ours, split, unknown_option
 from fasttrain.config.options import OPTIONS
 
 NAME = "run"
 PASSED_ON, TYPED = "words after --", "words as typed"  # keys of what the parser puts into ctx.meta
 
 Line = TypeVar("Line", bound=CommandLine)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunRequest(CommandLine):
-    """The arguments and options of ``fasttrain run``, but for those of `Settings`."""
-
-    words: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="SCRIPT [ARGS]... [-- ARGS...]",
-            help="The training script and its own arguments; those with a dash go after --.",
-            show_default=False,
-        ),
-    ] = None
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the plan as a shell script; start nothing.")
-    ] = False
-    explain: Annotated[
-        bool,
-        typer.Option(
-            "--explain", help="Print every decision with reason and source; start nothing."
-        ),
-    ] = False
-    json: Annotated[bool, typer.Option("--json", help="Print the plan or the receipt as JSON.")] = (
-        False
-    )
-    machine: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="Plan for a described machine (with --dry-run)."),
-    ] = None
 
 
 class RunCommand(GroupedCommand):
