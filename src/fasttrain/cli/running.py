@@ -45,6 +45,7 @@ def perform(request: RunRequest) -> int:
     python = choose_python(target, wanted.settings, environ)
     check_target(target, str(cwd), parsed=same_syntax(python.other))
     invocation = _invocation(target, wanted.settings, environ, python)
+    # The machine is examined last: a mistake in the command line needs no probe.
     described = read_machine(Path(request.machine)) if request.machine else None
     machine = described or probe_machine(environ, python.other)
     plan = make_plan(wanted.settings, machine, invocation)

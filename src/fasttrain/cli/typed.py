@@ -82,6 +82,7 @@ class Typed:
         """Return True if the configuration file, named or found here, names a script."""
         options = (iter(self.before), iter(word for group in self.after for word in group))
         named = [value for words in options for value in _values(words, "--config")]
+        # Without the other variables: a wrong one must not keep the fix from being shown.
         environ = {k: v for k, v in os.environ.items() if k == CONFIG_VARIABLE}
         try:
             found = resolve({}, environ=environ, cwd=Path.cwd(), config=named[0] if named else None)
@@ -135,6 +136,7 @@ def split(words: Sequence[str], command: str) -> Typed:
             typed.kind, typed.script = "module", group[-1]
         elif _option(word) in known:
             typed.before.extend(group)
+        # After an unknown option, a word may be its value; only .py shows that it is the script.
         elif word.endswith(".py") or not (typed.after or word.startswith("-")):
             typed.script = word
         else:
@@ -252,6 +254,7 @@ def translate(error: Exception, argv: list[str], commands: set[str]) -> Fasttrai
         commands: Names of the sub-commands.
     """
     command = argv[0] if argv and argv[0] in commands else ""
+    # By name: typer 0.16 uses click's exceptions, later versions have their own.
     option = getattr(error, "option_name", None)
     if option and command in ("run", "slurm") and type(error).__name__ == "NoSuchOption":
         return unknown_option(option, argv[1:], command)

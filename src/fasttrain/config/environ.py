@@ -49,6 +49,7 @@ def option_values(
             raise _unknown(variable, [*by_variable, CONFIG_VARIABLE, PRESET_VARIABLE])
         if raw := environ[variable]:
             spec = by_variable[variable]
+            # `python` is an option of both tables; on one machine only FASTTRAIN_PYTHON counts.
             if spec.slurm and spec.name in OPTION_NAMES and not slurm:
                 continue
             settings[spec.name] = parse_setting(spec, raw, Source(SourceKind.ENV, variable))

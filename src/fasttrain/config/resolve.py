@@ -72,6 +72,8 @@ def resolve(
     said = [_flag_layer(flags), option_values(environ, slurm=slurm)]
     sections = _slurm_layers(files, said) if slurm else []
     entries = [_layer(file, file.entries) for file in files]
+    # Strongest first. The presets come last, whoever chose one: a flag --preset must not override
+    # an option of the file.
     layers = [*said, *sections, *entries, _preset_layer(preset, environ, files)]
     settings = Settings(**_strongest(layers, OPTIONS))
     on_slurm = SlurmSettings(**_strongest(layers, SLURM_OPTIONS))
@@ -151,6 +153,7 @@ def _strongest(layers: Sequence[Layer], specs: Sequence[OptionSpec]) -> dict[str
     chosen: dict[str, Any] = {}
     for spec in specs:
         said = [layer[spec.name] for layer in layers if spec.name in layer]
+        # None is a key without a value, such as `max_steps:`, which leaves the option unset.
         said = [setting for setting in said if setting.value is not None]
         if said:
             chosen[spec.name] = _merge(said) if spec.pairs else said[0]

@@ -61,7 +61,7 @@ def parse_value(spec: OptionSpec, raw: object, source: Source) -> OptionValue:
     if raw is None:
         if spec.optional or spec.kind == "list":
             return None
-        raw = ""
+        raw = ""  # fails below as an empty value
     if spec.kind == "list":
         return _parse_list(spec, raw, source)
     if spec.comma_list and isinstance(raw, list) and all(_is_scalar(item) for item in raw):
@@ -158,6 +158,7 @@ def _parse_int(spec: OptionSpec, text: str, source: Source) -> int:
 
 def _parse_list(spec: OptionSpec, raw: object, source: Source) -> tuple[str, ...]:
     """Return the checked texts of a list; errors don't show values, which may be secrets."""
+    # A flag is repeated and YAML has lists, but a variable has to hold all values in one text.
     if isinstance(raw, str) and source.kind is SourceKind.ENV:
         raw = _split(spec, raw, source)
     if isinstance(raw, Mapping) and spec.pairs:

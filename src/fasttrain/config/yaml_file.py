@@ -93,7 +93,7 @@ def _read_bytes(path: Path, name: str) -> bytes:
             fix="check --config, FASTTRAIN_CONFIG and the file's permissions",
             slug="config-missing",
         ) from error
-    if len(data) > MAX_BYTES:
+    if len(data) > MAX_BYTES:  # MAX_BYTES + 1 were read, so that this shows
         why = f"it is larger than {MAX_BYTES >> 20} MiB"
         raise syntax_error(name, 1, why, "check that this is the intended file")
     return data
@@ -113,6 +113,7 @@ def _items(
         if known:
             key = _known_key(key, known, name, line)
         if key in items:
+            # PyYAML itself would silently keep the last one.
             why = f"line {items[key][1]} sets it too, and one of the two would be ignored"
             raise _key_error(name, line, f"{key} is set twice", why, "keep one of them")
         items[key] = (node, line)
@@ -120,7 +121,7 @@ def _items(
 
 
 def _known_key(written: str, known: Sequence[str], name: str, line: int) -> str:
-    key = written.replace("-", "_")
+    key = written.replace("-", "_")  # keys may be written like flags
     if key in known:
         return key
     what, fix = f"unknown key {shown(written)}", "fasttrain run --help lists the options"

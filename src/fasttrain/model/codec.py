@@ -68,7 +68,7 @@ def _hints(kind: type) -> dict[str, Any]:
 
 
 def _read(kind: Any, data: Any, path: str, variables: Mapping[Any, Any]) -> Any:
-    kind = variables.get(kind, kind)
+    kind = variables.get(kind, kind)  # T of a generic dataclass such as Decision[T]
     origin = get_origin(kind)
     if is_dataclass(origin or kind):
         return _read_dataclass(kind, data, path)
@@ -77,7 +77,7 @@ def _read(kind: Any, data: Any, path: str, variables: Mapping[Any, Any]) -> Any:
     if origin in (Union, types.UnionType):
         return _read_union(kind, data, path, variables)
     if origin is Literal:
-        if not any(data is choice or data == choice for choice in get_args(kind)):
+        if data not in get_args(kind):
             raise CodecError(
                 f"{path or 'value'} is {_shown(data)}, not one of {list(get_args(kind))}"
             )
@@ -124,6 +124,7 @@ def _read_scalar(kind: Any, data: Any, path: str) -> Any:
             ) from None
     else:
         expected = kind
+    # bool is a subclass of int in Python, but not a number in JSON.
     if not isinstance(data, expected) or (isinstance(data, bool) and expected is not bool):
         raise CodecError(f"{path or 'value'} is {_shown(data)}, not {expected.__name__}")
     return data
@@ -134,6 +135,7 @@ def _is_number(data: Any) -> bool:
 
 
 def _read_number(kind: type[int] | type[float], data: float, path: str) -> float:
+    # Python's json reads NaN and Infinity, which no field of ours can mean.
     if isinstance(data, float) and (kind is int or not math.isfinite(data)):
         raise CodecError(f"{path or 'value'} is {data}, not {kind.__name__}")
     if not -_LARGEST <= data < _LARGEST and isinstance(data, int):
@@ -159,6 +161,7 @@ def _read_dataclass(kind: Any, data: Any, path: str) -> Any:
     for name, f in known.items():
         if name in data:
             values[name] = _read(hints[name], data[name], _join(path, name), variables)
+            # Records of another version of fasttrain are refused, not guessed at.
             if name == "schema" and values[name] != f.default:
                 what = f"{_join(path, name)} is {values[name]}"
                 raise CodecError(f"{what}; this fasttrain reads version {f.default}")

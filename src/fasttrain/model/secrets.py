@@ -88,6 +88,7 @@ def secret_values(environ: Mapping[str, str], args: Iterable[str]) -> tuple[str,
         values.update(_of_url(found) for found in _URL.finditer(text))
     values |= {unquote(value) for value in values}
     values |= {form for value in values for form in _forms(value)}
+    # Longest first: a short secret may be a part of a longer one, whose rest would stay readable.
     return tuple(sorted((v for v in values if len(v) >= SHORTEST_VALUE), key=len, reverse=True))
 
 

@@ -103,6 +103,7 @@ def end_run(run_id: str, grace_s: float) -> Ended:
     launcher = led.process
     there = {pid: command_of(pid) for pid in (*of_run(run_id), launcher.pid)}
     send(launcher, signal.SIGTERM)
+    # With grace 0, `end` sends no SIGTERM of its own: the launcher passes its one on.
     asked = end(lambda: of_run(run_id), 0, settle_s=grace_s)
     last = end(lambda: alive([launcher]), 0, settle_s=RECEIPT_S)
     rest = end(lambda: of_run(run_id), 0)  # a launcher that ignores SIGTERM has restarted the run

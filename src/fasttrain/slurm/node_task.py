@@ -76,6 +76,8 @@ class NodeTask:
         code = self._conclude(place, meeting, part, ended)
         if watch.warned:
             _requeue(request, place, ended.crash)
+            # Reached only without a requeue, or on other tasks than the first. Those exit with 0,
+            # or --kill-on-bad-exit would end the first one before it has requeued the job.
             code = 0 if place.task else code
         elif ended.crash and request.slurm.requeue.value:
             _say(f"not requeued: the run failed ({ended.crash.cause})")

@@ -80,6 +80,7 @@ def ask(job_ids: Iterable[str], environ: Mapping[str, str]) -> dict[str, JobStat
     if not squeue:
         raise no_slurm()
     found = _squeue(squeue, wanted)
+    # squeue forgets a job some minutes after its end (MinJobAge in slurm.conf).
     forgotten = [job for job in wanted if not any(_belongs(known, job) for known in found)]
     if forgotten and sacct:
         found |= _sacct(sacct, forgotten)

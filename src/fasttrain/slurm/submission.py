@@ -132,6 +132,8 @@ def send(job: Draft) -> SubmittedJob:
     executor = _executor(job)
     written = {str(job.run_dir), *(request.run_dir for request in job.requests)}
     secret: dict[str, str] = {}
+    # The first one is for the directory around the cells of a sweep. A single run has no such
+    # directory: both requests name the same one, which is written once.
     for request in (replace(job.requests[0], run_dir=str(job.run_dir)), *job.requests):
         shown, secret = masked(request, job.secrets)
         if request.run_dir in written:

@@ -99,6 +99,8 @@ class Walk:
         queue = deque(start)
         queued = {name for name, _ in queue}
         for name, place in self._once(queue):
+            # The first file is the program. Breadth first, so that with MAX_FILES the files near
+            # to it are read.
             module = self._read(name, place, main=len(self.aliases) == 1)
             for full in _imports(module) if module else ():
                 for found in self._along(full):

@@ -51,6 +51,7 @@ def _indented(console: Console, text: Text, columns: int = 2) -> None:
 
 def _stacks(hang: Hang) -> Iterator[tuple[str, list[str]]]:
     """Yield the main threads' stacks with a title that names the ranks; equal stacks only once."""
+    # Hundreds of ranks usually have a few different stacks.
     alike: dict[Stack, list[int]] = {}
     helpers: list[tuple[str, list[str]]] = []
     for rank in hang.ranks:

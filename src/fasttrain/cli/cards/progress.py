@@ -59,7 +59,7 @@ class ProgressDisplay:
         Raises:
             OSError: If these bytes can't be written; the caller lets the script know.
         """
-        with self._lock:
+        with self._lock:  # the relay writes from a thread of its own
             self._erase()
             write_all(descriptor, data)
             self._at_start = data.endswith(b"\n")
