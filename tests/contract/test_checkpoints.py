@@ -7,7 +7,6 @@ the compile lever takes the backend "eager"; a few cases run it by the real comm
 from __future__ import annotations
 
 import json
-import runpy
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -17,10 +16,10 @@ from typing import Any
 import pytest
 import torch
 
+from support.checkpoint_matrix import CASES, HALF, Case, Runs, losses_in
+from support.command import clean_environ
+
 PROGRAMS = Path(__file__).parent / "checkpoints"
-MATRIX = runpy.run_path(str(PROGRAMS / "matrix.py"))
-Case, Runs, losses_in = MATRIX["Case"], MATRIX["Runs"], MATRIX["losses_in"]
-CASES, HALF = MATRIX["CASES"], MATRIX["HALF"]
 BLOCKS = 3  # of the script's model
 # torch alone: fasttrain is installed beside it, and an import would find it.
 WITHOUT_FASTTRAIN = """
@@ -151,8 +150,7 @@ def test_the_averaged_copy_is_a_model_of_its_own(runs: Runs, case: Case) -> None
 
 
 def alone_environ() -> dict[str, str]:
-    environ = runpy.run_path(str(Path(__file__).parents[1] / "conftest.py"))["clean_environ"]()
-    return {**environ, "PYTHONDONTWRITEBYTECODE": "1"}
+    return {**clean_environ(), "PYTHONDONTWRITEBYTECODE": "1"}
 
 
 def by_torch_alone(program: str, *words: str | Path) -> list[str]:

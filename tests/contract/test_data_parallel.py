@@ -5,7 +5,6 @@ The ranks must print and save what one process prints and saves.
 
 from __future__ import annotations
 
-import runpy
 import socket
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -14,9 +13,10 @@ from typing import Any
 
 import pytest
 
+from support.script_runs import LEVERS_OFF, Alone, assert_same_prints, differences, with_ranks
+
 HERE = Path(__file__).parent
 LOADERS = HERE.parent / "scripts/loaders"
-RUNNING = runpy.run_path(str(HERE / "data_parallel/running.py"))
 pytestmark = pytest.mark.slow
 
 
@@ -47,7 +47,7 @@ class Runs:
 
     def __init__(self, base: Path) -> None:
         self.base = base
-        self.alone = RUNNING["Alone"]()
+        self.alone = Alone()
         self._runs: dict[str, dict[str, Any]] = {}
 
     def __call__(self, name: str, fasttrain: Any) -> dict[str, Any]:
@@ -55,7 +55,7 @@ class Runs:
         if name not in self._runs:
             path = LOADERS / f"{name}.py"
             jobs = {
-                kind: partial(RUNNING["with_ranks"], fasttrain, self.base / name / kind, path,
+                kind: partial(with_ranks, fasttrain, self.base / name / kind, path,
                               ranks=ranks)
                 for kind, ranks in (("4", 4), ("2", 2), ("again", 2))
             }  # fmt: skip
@@ -83,10 +83,8 @@ def losses_closer_than_the_rest(line: str) -> dict[str, float]:
 
 
 def assert_same_run(found: Any, alone: Any) -> None:
-    RUNNING["assert_same_prints"](
-        found.lines(), alone.good.stdout.splitlines(), losses_closer_than_the_rest
-    )
-    assert RUNNING["differences"](found.saved(), alone.saved()) == []
+    assert_same_prints(found.lines(), alone.good.stdout.splitlines(), losses_closer_than_the_rest)
+    assert differences(found.saved(), alone.saved()) == []
 
 
 def test_every_script_is_in_the_table() -> None:
@@ -119,7 +117,7 @@ def test_the_receipt_counts_what_the_ranks_did(
 def test_two_runs_are_the_same_bit_for_bit(script: str, runs: dict[str, Any]) -> None:
     assert runs["2"].good.stdout == runs["again"].good.stdout
     exactly = {"rtol": 0.0, "atol": 0.0}
-    assert RUNNING["differences"](runs["again"].saved(), runs["2"].saved(), **exactly) == []
+    assert differences(runs["again"].saved(), runs["2"].saved(), **exactly) == []
 
 
 @every_script
@@ -133,7 +131,7 @@ def test_three_ranks_train_what_one_process_trains(
 ) -> None:
     """No batch of this script can be divided by 3, and a third is no exact number."""
     path = LOADERS / "shuffled_classifier.py"
-    three = RUNNING["with_ranks"](fasttrain, tmp_path / "three", path, ranks=3)
+    three = with_ranks(fasttrain, tmp_path / "three", path, ranks=3)
     assert_same_run(three, all_runs.alone(tmp_path / "alone", path))
     assert three.outcome("strategy")["counts"]["split calls"] > 0
 
@@ -157,9 +155,9 @@ def test_two_nodes_train_what_one_process_trains(
                        "--master-port", port),
             "elastic": ("--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "together"),
         }[kind]  # fmt: skip
-        options = (*RUNNING["LEVERS_OFF"], "--nodes", "2", *meeting, "--show-ranks", "0")
+        options = (*LEVERS_OFF, "--nodes", "2", *meeting, "--show-ranks", "0")
         cwd = tmp_path / f"node-{rank}"
-        return RUNNING["with_ranks"](fasttrain, cwd, path, ranks=1, options=options)
+        return with_ranks(fasttrain, cwd, path, ranks=1, options=options)
 
     with ThreadPoolExecutor(2) as pool:
         nodes = list(pool.map(node, range(2)))

@@ -6,16 +6,15 @@ Each program stands in ``data_parallel/`` and says what is special about it.
 from __future__ import annotations
 
 import functools
-import runpy
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from support.script_runs import LEVERS_OFF, Alone, assert_same_prints, differences, with_ranks
+
 HERE = Path(__file__).parent
 PROGRAMS = HERE / "data_parallel"
-RUNNING = runpy.run_path(str(PROGRAMS / "running.py"))
-LEVERS_OFF = RUNNING["LEVERS_OFF"]
 ALL_SHOWN = (*LEVERS_OFF, "--show-ranks", "all")
 LOOPS = [
     "retain_graph", "the_same_graph_twice", "list_of_losses", "accumulate_and_clip",
@@ -28,7 +27,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Run a program as one process without fasttrain."""
-    run, base = RUNNING["Alone"](), tmp_path_factory.mktemp("alone")
+    run, base = Alone(), tmp_path_factory.mktemp("alone")
 
     @functools.cache
     def start(program: str, *args: str) -> Any:
@@ -43,7 +42,7 @@ def two_ranks(fasttrain: Any, tmp_path: Path) -> Any:
 
     def start(program: str, *args: str, name: str = "ranks", **how: Any) -> Any:
         path = PROGRAMS / f"{program}.py"
-        return RUNNING["with_ranks"](fasttrain, tmp_path / name, path, *args, **how)
+        return with_ranks(fasttrain, tmp_path / name, path, *args, **how)
 
     return start
 
@@ -53,8 +52,8 @@ def closely(_: str) -> dict[str, float]:
 
 
 def assert_same_run(found: Any, expected: Any) -> None:
-    RUNNING["assert_same_prints"](found.lines(), expected.good.stdout.splitlines(), closely)
-    assert RUNNING["differences"](found.saved(), expected.saved()) == []
+    assert_same_prints(found.lines(), expected.good.stdout.splitlines(), closely)
+    assert differences(found.saved(), expected.saved()) == []
 
 
 def told(lines: list[str], word: str) -> list[list[str]]:
@@ -73,7 +72,7 @@ def test_losses_of_all_forms_are_those_of_one_process(
     alone: Any, two_ranks: Any, where: str, ranks: int
 ) -> None:
     run, one = two_ranks("loss_forms", where, ranks=ranks), alone("loss_forms", where)
-    RUNNING["assert_same_prints"](
+    assert_same_prints(
         run.good.lines(), one.good.stdout.splitlines(), lambda _: {"rel": 1e-5, "abs": 3e-5}
     )
     strategy = run.outcome("strategy")
@@ -102,8 +101,8 @@ def test_batch_per_rank_is_one_process_with_larger_batches(alone: Any, two_ranks
         [line for line in lines if not line.startswith("samples")]
         for lines in (run.lines(), one.good.stdout.splitlines())
     )
-    RUNNING["assert_same_prints"](found, expected, closely)
-    assert RUNNING["differences"](run.saved(), one.saved()) == []
+    assert_same_prints(found, expected, closely)
+    assert differences(run.saved(), one.saved()) == []
 
 
 @pytest.mark.parametrize(("last_batch", "ranks"), [("5", 2), ("1", 2), ("3", 4)])

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import runpy
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -22,9 +20,7 @@ from fasttrain.shim.levers.amp.lever import AmpLever
 from fasttrain.shim.levers.compile.lever import CompileLever
 from fasttrain.shim.levers.matmul import MatmulLever
 from fasttrain.shim.levers.optimizer import OptimizerLever
-
-RIG = runpy.run_path(str(Path(__file__).parents[1] / "unit/shim/rig.py"))
-rig, backend = RIG["rig"], RIG["backend"]
+from support.rig import MACHINE, backend, rig
 
 
 @dataclass(frozen=True)
@@ -155,7 +151,7 @@ def test_not_chosen_it_says_so(case: Case) -> None:
     with rig() as runtime:
         train(nn.Linear(4, 4))
         asked = runtime.outcomes()[case.name]
-    with rig(RIG["MACHINE"]) as runtime:
+    with rig(MACHINE) as runtime:
         decided = runtime.outcomes()[case.name]
     assert (asked.state, decided.state) == (State.OFF, State.SKIPPED)
     assert decided.reason == "a test wants it"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import io
 import pickle
-import runpy
 import subprocess
 import sys
 from collections import namedtuple
@@ -17,10 +16,7 @@ import torch
 from torch import nn
 
 from fasttrain.model.outcome import State
-
-RIG = runpy.run_path(str(Path(__file__).parents[1] / "unit/shim/rig.py"))
-rig, backend = RIG["rig"], RIG["backend"]
-X, network, train = RIG["X"], RIG["network"], RIG["train"]
+from support.rig import X, backend, network, rig, train
 
 # dynamo warns while it compiles; here that would be an error inside the compiler
 pytestmark = [

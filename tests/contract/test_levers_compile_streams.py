@@ -6,12 +6,10 @@ import copy
 import inspect
 import pickle
 import random
-import runpy
 import sys
 import threading
 import types
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,9 +19,7 @@ from torch import nn
 from torch.func import functional_call, grad
 
 from fasttrain.model.outcome import State
-
-RIG = runpy.run_path(str(Path(__file__).parents[1] / "unit/shim/rig.py"))
-X, network, train = RIG["X"], RIG["network"], RIG["train"]
+from support.rig import X, backend, network, rig, train
 
 # dynamo warns while it compiles; here that would be an error inside the compiler
 pytestmark = [
@@ -253,7 +249,7 @@ def test_lazy_modules_are_drawn_by_their_first_call_and_compiled_after_it() -> N
         return [parameter.detach() for parameter in model.parameters()]
 
     expected = trained()
-    with RIG["backend"]("eager"), RIG["rig"](compile="default") as runtime:
+    with backend("eager"), rig(compile="default") as runtime:
         found = trained()
         outcome = runtime.outcomes()["compile"]
     assert all(map(torch.equal, found, expected))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import functools
 import re
-import runpy
 import subprocess
 import sys
 from collections import namedtuple
@@ -17,10 +16,7 @@ import torch
 from torch import nn
 
 from fasttrain.model.outcome import State
-
-RIG = runpy.run_path(str(Path(__file__).parents[1] / "unit/shim/rig.py"))
-rig, backend = RIG["rig"], RIG["backend"]
-X, network, train = RIG["X"], RIG["network"], RIG["train"]
+from support.rig import X, backend, network, read_report, rig, train
 
 # dynamo warns while it compiles; here that would be an error inside the compiler
 pytestmark = [
@@ -356,7 +352,7 @@ def test_inductor_and_its_missing_compiler(fasttrain: Any, script: Any) -> None:
         done = run("--run-dir", run_dir, "--amp", "off", env={**environ, "CXX": compiler})
         assert done.returncode == 0, done.stderr
         assert float(done.stdout.split()[0]) == expected
-        report = RIG["read_report"](run_dir)
+        report = read_report(run_dir)
         outcome = next(o for o in report.outcomes if o.lever == "compile")
         assert outcome.state is state, outcome
         assert bool(outcome.counts["graphs"]) is (state is State.APPLIED)

@@ -6,9 +6,7 @@ The mode with graphs is compiled by a backend that marks its calls, the mode wit
 from __future__ import annotations
 
 import contextlib
-import runpy
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -16,8 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-RIG = runpy.run_path(str(Path(__file__).parents[1] / "unit/shim/rig.py"))
-rig, network = RIG["rig"], RIG["network"]
+from support.rig import network, rig
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning"),

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import runpy
 import weakref
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,9 +11,7 @@ import torch
 from torch import nn
 
 from fasttrain.model.outcome import State
-
-RIG = runpy.run_path(str(Path(__file__).parents[1] / "unit/shim/rig.py"))
-rig, backend, network, X = RIG["rig"], RIG["backend"], RIG["network"], RIG["X"]
+from support.rig import X, backend, network, rig
 
 # dynamo warns while it compiles; here that would be an error inside the compiler
 pytestmark = [

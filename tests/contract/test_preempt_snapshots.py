@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import runpy
 import shutil
 import signal
 import subprocess
@@ -15,10 +14,12 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
+
+from support.script_runs import differences
 
 HERE = Path(__file__).parent
 LOOPS = HERE / "preempt/loops.py"
-RUNNING = runpy.run_path(str(HERE / "data_parallel/running.py"))
 EXACTLY = {"rtol": 0.0, "atol": 0.0}
 pytestmark = pytest.mark.slow
 
@@ -46,7 +47,7 @@ class Attempts:
         )  # fmt: skip
 
     def saved(self, name: str = "out.pt") -> Any:
-        return RUNNING["torch"].load(self.cwd / name, weights_only=False)
+        return torch.load(self.cwd / name, weights_only=False)
 
 
 @pytest.mark.parametrize("name", LOOP_STOPS)
@@ -68,10 +69,10 @@ def test_a_preempted_run_ends_as_one_that_was_not(
         assert ("going on from the snapshot" in told) == (number > 0)
         said.append(done.stdout)
     assert b"".join(said) == printed.stdout
-    assert RUNNING["differences"](parts.saved(), whole.saved(), **EXACTLY) == []
+    assert differences(parts.saved(), whole.saved(), **EXACTLY) == []
     if name == "classifier":
         best = [runs.saved("out.pt.best") for runs in (parts, whole)]
-        assert RUNNING["differences"](*best, **EXACTLY) == []
+        assert differences(*best, **EXACTLY) == []
 
 
 def test_ranks_are_preempted_at_one_step_and_go_on(fasttrain: Any, tmp_path: Path) -> None:
@@ -94,7 +95,7 @@ def test_ranks_are_preempted_at_one_step_and_go_on(fasttrain: Any, tmp_path: Pat
     told = last.stderr.decode()
     assert last.returncode == 0, told
     assert told.count("going on from the snapshot") == 2
-    assert RUNNING["differences"](parts.saved(), whole.saved(), **EXACTLY) == []
+    assert differences(parts.saved(), whole.saved(), **EXACTLY) == []
 
 
 @pytest.fixture(scope="module")
@@ -125,9 +126,9 @@ def take_out(run_dir: Path, key: str) -> None:
     """Leave the newest snapshot as one that is whole, and lacks something."""
     folder = max((run_dir / "snapshots").iterdir())
     rank, manifest = folder / "rank-0.pt", folder / "manifest.json"
-    content = RUNNING["torch"].load(rank, weights_only=True)
+    content = torch.load(rank, weights_only=True)
     del content[key]
-    RUNNING["torch"].save(content, rank)
+    torch.save(content, rank)
     told = json.loads(manifest.read_text())
     told["files"]["rank-0.pt"] = hashlib.sha256(rank.read_bytes()).hexdigest()
     manifest.write_text(json.dumps(told))
@@ -173,7 +174,7 @@ def test_a_snapshot_that_can_not_be_used_leaves_the_one_before(fragile: Attempts
     assert {p.name for p in folder.iterdir()} == {"step-000000009", "step-000000014"}
 
     assert fragile("--resume", "run").returncode == 0
-    assert RUNNING["differences"](fragile.saved(), whole.saved(), **EXACTLY) == []
+    assert differences(fragile.saved(), whole.saved(), **EXACTLY) == []
 
     for path in folder.glob("*/manifest.json"):
         path.write_text("{")

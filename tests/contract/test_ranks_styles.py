@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import re
-import runpy
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,9 +18,10 @@ import psutil
 import pytest
 import torch
 
+from support.script_runs import Alone, assert_same_prints, differences, with_ranks
+
 HERE = Path(__file__).parent
 DRIVER = HERE / "ranks_styles/run_many.py"
-RUNNING = runpy.run_path(str(HERE / "data_parallel/running.py"))
 SCRIPTS = sorted((HERE.parent / "scripts/ranks").glob("*.py"))
 PARTING = [path for path in SCRIPTS if path.stem.startswith("part_")]
 TOGETHER = [path for path in SCRIPTS if path not in PARTING]
@@ -49,7 +49,7 @@ class Launches:
 
     def __init__(self, base: Path) -> None:
         self._base = base
-        self._alone = RUNNING["Alone"]()
+        self._alone = Alone()
         self._made: dict[str, Any] = {}
 
     def alone(self, script: Path) -> Shown:
@@ -65,7 +65,7 @@ class Launches:
         name = f"ranks-{number}"
         if name not in self._made:
             words = ["--lazily"] * (number % 2) + [str(p) for p in TOGETHER[number::LAUNCHES]]
-            self._made[name] = RUNNING["with_ranks"](
+            self._made[name] = with_ranks(
                 fasttrain, self._base / name, DRIVER, *words, options=EXACT, timeout_s=TIMEOUT_S
             )
         return _shown(self._made[name], script)
@@ -115,15 +115,15 @@ def test_two_ranks_do_what_python_does(script: Path, launches: Launches, fasttra
     found = launches.as_ranks(script, fasttrain)
     assert found.lines is not None, f"not come to: {found.stderr}"
     by_chance = script.stem.startswith("dropout_")
-    RUNNING["assert_same_prints"](found.lines, alone.lines, in_structure if by_chance else closely)
+    assert_same_prints(found.lines, alone.lines, in_structure if by_chance else closely)
     far = {"rtol": 0.0, "atol": float("inf")} if by_chance else {}
-    assert RUNNING["differences"](found.saved, alone.saved, **far) == []
+    assert differences(found.saved, alone.saved, **far) == []
     assert finite(found.saved)
 
 
 @pytest.mark.parametrize("script", PARTING, ids=lambda path: path.stem)
 def test_ranks_that_would_part_end(script: Path, fasttrain: Any, tmp_path: Path) -> None:
-    alone = RUNNING["Alone"]()(tmp_path / "alone", script).good
+    alone = Alone()(tmp_path / "alone", script).good
     process = fasttrain.start(
         "run", script, "--nproc-per-node", "2", "--device", "cpu", *EXACT, "--quiet",
         "--run-dir", "run", stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path,

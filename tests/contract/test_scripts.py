@@ -1,6 +1,7 @@
 """Scripts of the wild against themselves without fasttrain, and against twins written by hand.
 
-What a script prints and saves is compared; what the receipt must say is in ``scripts_table.py``.
+What a script prints and saves is compared; ``support/scripts_table.py``
+has what the receipt must say.
 """
 
 from __future__ import annotations
@@ -8,7 +9,6 @@ from __future__ import annotations
 import json
 import multiprocessing
 import re
-import runpy
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -21,11 +21,12 @@ import torch
 
 from fasttrain.model.codec import dumps
 from fasttrain.model.outcome import State
+from support.plans import plan_for
+from support.scripts_alone import run_alone
+from support.scripts_table import SCRIPTS
 
 HERE = Path(__file__).parent
 SCRIPTS_DIR = HERE.parent / "scripts"
-SCRIPTS = runpy.run_path(str(HERE / "scripts_table.py"))["SCRIPTS"]
-plan_for = runpy.run_path(str(HERE / "planned.py"))["plan_for"]
 NAMES = [script.name for script in SCRIPTS]
 TIMEOUT_S = 250.0
 
@@ -122,9 +123,7 @@ class Runner:
             "script": str(script), "args": args, "cwd": str(cwd), "environ": self._environ,
             "plan": plan,
         }  # fmt: skip
-        process = self._helpers.Process(
-            target=runpy.run_path, args=(str(HERE / "scripts_alone.py"), {"JOB": job})
-        )
+        process = self._helpers.Process(target=run_alone, args=(job,))
         process.start()
         process.join(TIMEOUT_S)
         if process.exitcode is None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-import runpy
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,10 +18,10 @@ import pytest
 
 from fasttrain.model.codec import dumps
 from fasttrain.model.plan import LaunchPlan
+from support.plans import plan_for
 
 HERE = Path(__file__).parent
 SCRIPTS = sorted((HERE.parent / "scripts" / "styles").glob("*.py"))
-plan_for = runpy.run_path(str(HERE / "planned.py"))["plan_for"]
 
 ALWAYS = {"lazy_modules"}  # compiled in ordinary runs too
 EVERY = 18  # of the scripts, where only few rounds are asked for; all with --rounds full

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import runpy
 import shutil
 import subprocess
 import sys
@@ -13,7 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-FAKE_NPU = Path(__file__).parents[1] / "fake_npu"
+from support import npu_site
+
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fasttrain_tests" / "npu"
 WHEEL = "torch-npu==2.13.0"  # its optimizers are the same code from 2.1 to 2.14
 
@@ -62,10 +62,9 @@ def wheel() -> Path:
 @pytest.fixture
 def npus(wheel: Path, tmp_path: Path) -> Callable[..., dict[str, str]]:
     """Give the variables of a machine with simulated NPUs."""
-    write = runpy.run_path(str(FAKE_NPU / "simulated_site.py"))["write"]
 
     def make(chips: str = "910b3_24.1", count: int = 2) -> dict[str, str]:
-        found = write(tmp_path / "npus", wheel, CACHE, chips)
+        found = npu_site.write(tmp_path / "npus", wheel, CACHE, chips)
         path = f"{found['PATH']}{os.pathsep}{os.environ['PATH']}"
         return {**found, "PATH": path, "FAKE_NPU_COUNT": str(count)}
 

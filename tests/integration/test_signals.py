@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import runpy
 import signal
 import subprocess
 import sys
@@ -13,7 +12,9 @@ from typing import Any
 import psutil
 import pytest
 
-RECORDS = runpy.run_path(str(Path(__file__).with_name("signal_records.py")))["records"](5)
+from support.signal_records import records
+
+RECORDS = records(5)
 SLEEPS = """
 import os, time
 open(f"ready-{os.environ.get('RANK', '0')}", "w").write(str(os.getpid()))

@@ -20,6 +20,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import by_hand
 import torch
 import torch._dynamo  # the first step of any optimizer imports it, in one second and a half
 
@@ -56,19 +57,18 @@ def run(job: dict[str, Any]) -> None:
     """Run a script as ``python`` would, as its twin, or as a worker of fasttrain would."""
     into_files(job["cwd"])
     script: str = job["script"]
-    by_hand = runpy.run_path(str(Path(__file__).with_name("by_hand.py")))
     if job.get("backend"):
-        by_hand["compile_with"](job["backend"])
+        by_hand.compile_with(job["backend"])
     if job.get("plan"):
         vars(worker)["after_torch"] = lambda install: install()  # it is imported already
         worker.main([job["plan"], "script", script])
         return
     if job.get("autocast"):
-        by_hand["autocast"](getattr(torch, job["autocast"]))
+        by_hand.autocast(getattr(torch, job["autocast"]))
     if job.get("scaled"):
-        by_hand["scaled"]()
+        by_hand.scaled()
     if job.get("fused"):
-        by_hand["fused"]()
+        by_hand.fused()
     sys.argv = [script]
     sys.path.insert(0, str(Path(script).parent))
     runpy.run_path(script, run_name="__main__")

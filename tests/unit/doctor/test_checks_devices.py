@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import runpy
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fasttrain.doctor.registry import diagnose
 from fasttrain.model.examination import DeviceProcess
-
-_HELP = runpy.run_path(str(Path(__file__).with_name("examinations.py")))
-fires, quiet, verify = _HELP["fires"], _HELP["quiet"], _HELP["verify"]
-node, container, GIB, NPU = _HELP["node"], _HELP["container"], _HELP["GIB"], _HELP["NPU"]
-STATE, H100 = _HELP["STATE"], _HELP["H100"]
+from support.examinations import GIB, H100, NPU, STATE, container, fires, node, quiet, verify
 
 PYTHON = DeviceProcess(4242, 12 * GIB, "python")
 DISPLAY = DeviceProcess(900, 300 * 2**20, "Xorg", display=True)

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import runpy
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fasttrain.doctor.registry import diagnose
 from fasttrain.model.machine import Torch
-
-_HELP = runpy.run_path(str(Path(__file__).with_name("examinations.py")))
-fires, quiet, verify = _HELP["fires"], _HELP["quiet"], _HELP["verify"]
-node, container, NPU, H100 = _HELP["node"], _HELP["container"], _HELP["NPU"], _HELP["H100"]
+from support.examinations import H100, NPU, container, fires, node, quiet, verify
 
 OLD_TORCH = {"torch": Torch("2.1.2+cu121", "cuda", "12.1")}
 TORCH_2_2 = {"torch": Torch("2.2.0+cu121", "cuda", "12.1")}

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import runpy
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,10 +10,7 @@ import pytest
 from fasttrain.doctor.registry import diagnose
 from fasttrain.model.examination import Disk, Partition
 from fasttrain.model.machine import Cpu
-
-_HELP = runpy.run_path(str(Path(__file__).with_name("examinations.py")))
-fires, quiet, verify = _HELP["fires"], _HELP["quiet"], _HELP["verify"]
-node, container, GIB, MIB, NPU = (_HELP[k] for k in ("node", "container", "GIB", "MIB", "NPU"))
+from support.examinations import GIB, MIB, NPU, container, fires, node, quiet, verify
 
 RELEASE = "24.11.3"
 NOTE = "GPU 3 can't be used: GPU is lost"

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import runpy
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fasttrain.doctor.registry import diagnose
 from fasttrain.model.examination import RdmaPort
-
-_HELP = runpy.run_path(str(Path(__file__).with_name("examinations.py")))
-fires, quiet, verify = _HELP["fires"], _HELP["quiet"], _HELP["verify"]
-node = _HELP["node"]
+from support.examinations import fires, node, quiet, verify
 
 
 def ports(*states: str, layer: str = "InfiniBand", **parts: Any) -> Any:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import runpy
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,10 +10,7 @@ import pytest
 from fasttrain.doctor.registry import diagnose
 from fasttrain.model.examination import Trial
 from fasttrain.model.machine import Torch
-
-_HELP = runpy.run_path(str(Path(__file__).with_name("examinations.py")))
-fires, quiet, verify = _HELP["fires"], _HELP["quiet"], _HELP["verify"]
-node, container, NPU, H100 = _HELP["node"], _HELP["container"], _HELP["NPU"], _HELP["H100"]
+from support.examinations import H100, NPU, container, fires, node, quiet, verify
 
 CPU_BUILD = Torch("2.13.0+cpu", "cpu")
 FAILED_IMPORT = Trial("failed", 1.0, "ImportError: libcudnn.so.9: cannot open shared object file")

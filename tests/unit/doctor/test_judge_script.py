@@ -93,7 +93,7 @@ def of_wild(name: str, machine: str = "8xh100", **options: Any) -> Judged:
     return judge(TESTS / "scripts", f"{name}.py", machine, **options)
 
 
-# Script, lever, options, and how it ends: as tests/contract/scripts_table.py has it after a run.
+# Script, lever, options, and how it ends: as tests/support/scripts_table.py has it after a run.
 WILD = [
     ("gpt_cosine", "amp", {}, (APPLIED, "")),
     ("gpt_cosine", "compile", {"compile": "default"}, (APPLIED, "")),

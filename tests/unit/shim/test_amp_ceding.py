@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import runpy
 import warnings
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,8 @@ import torch
 from torch import nn
 
 from fasttrain.model.outcome import State
+from support.rig import Probe
 
-RIG = runpy.run_path(str(Path(__file__).with_name("rig.py")))
-Probe = RIG["Probe"]
 X = torch.ones(4, 2)
 
 

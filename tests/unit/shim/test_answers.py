@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import runpy
 import threading
 import time
 from contextlib import ExitStack
@@ -16,8 +15,8 @@ from fasttrain.shim.data_parallel.answers import answers as module
 from fasttrain.shim.data_parallel.answers.answers import Answers
 from fasttrain.shim.data_parallel.answers.channels import SLOTS, Ring, StoredAnswers
 from fasttrain.shim.data_parallel.ranks import Ranks
+from support.forked_ranks import on_ranks
 
-on_ranks = runpy.run_path(str(Path(__file__).with_name("forked_ranks.py")))["on_ranks"]
 NODES = pytest.mark.parametrize("nodes", [1, 2])
 ONE, OTHER = 5, 6  # numbers of places
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 import pickle
-import runpy
 import sys
 import threading
 import time
@@ -20,8 +19,8 @@ import torch
 from fasttrain.shim.data_parallel.answers.answers import Answers
 from fasttrain.shim.data_parallel.answers.clocks import Clocks
 from fasttrain.shim.data_parallel.ranks import Ranks
+from support.forked_ranks import on_ranks
 
-on_ranks = runpy.run_path(str(Path(__file__).with_name("forked_ranks.py")))["on_ranks"]
 NODES = pytest.mark.parametrize("nodes", [1, 2])
 
 

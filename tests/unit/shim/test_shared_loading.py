@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import runpy
 import signal
 import socket
 import threading
@@ -25,8 +24,8 @@ from fasttrain.shim.data_parallel.loading import node
 from fasttrain.shim.data_parallel.loading.datasets import fetches_by_index, shared_memory_of
 from fasttrain.shim.data_parallel.ranks import Ranks
 from fasttrain.shim.hooks.outcome_recorder import Ledger
+from support.forked_ranks import on_ranks
 
-on_ranks = runpy.run_path(str(Path(__file__).with_name("forked_ranks.py")))["on_ranks"]
 pytestmark = pytest.mark.skipif(not node.can_be_had(), reason="memory files of Linux are missing")
 
 

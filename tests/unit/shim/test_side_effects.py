@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import glob
 import os
-import runpy
 import shutil
 import signal
 import socket
@@ -30,8 +29,8 @@ from fasttrain.shim.data_parallel.answers.answers import Answers
 from fasttrain.shim.data_parallel.levers.side_effects import SideEffects
 from fasttrain.shim.data_parallel.ranks import Ranks
 from fasttrain.shim.hooks.outcome_recorder import Ledger
+from support.forked_ranks import on_ranks
 
-on_ranks = runpy.run_path(str(Path(__file__).with_name("forked_ranks.py")))["on_ranks"]
 NODES = pytest.mark.parametrize("nodes", [1, 2])
 Start = Callable[[int], SideEffects]
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import runpy
 from collections import OrderedDict, namedtuple
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,8 +14,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from fasttrain.shim.snapshots.batch_signature import look_of, made_like, plain_look
 from fasttrain.shim.snapshots.files import packed, unpacked
+from support.preempted import network
 
-_HELP = runpy.run_path(str(Path(__file__).with_name("preempted.py")))
 Pair = namedtuple("Pair", "x y")
 
 
@@ -77,7 +75,7 @@ def padded(samples: list[Any]) -> Any:
 
 def test_what_is_counted_by_shapes_and_numbers_of_batches_is_right(preempted: Any) -> None:
     def loop(tick: Callable[[], None]) -> Any:
-        model = _HELP["network"]()
+        model = network()
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
         tokens, numbers = 0, 0
         for _ in range(2):

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import random
-import runpy
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,9 +16,8 @@ from torch.utils.data import DataLoader, IterableDataset, Sampler, WeightedRando
 
 from fasttrain.shim.snapshots.loader_epochs import LoaderPasses
 from fasttrain.shim.snapshots.random_states import RandomStates
+from support.preempted import data, loss_of, network
 
-_HELP = runpy.run_path(str(Path(__file__).with_name("preempted.py")))
-data, network, loss_of = _HELP["data"], _HELP["network"], _HELP["loss_of"]
 Tick = Callable[[], None]
 
 

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from fasttrain.model.outcome import Outcome, State
+from support.rig import backend, rig
 
-HERE = Path(__file__).parent
-RIG = runpy.run_path(str(HERE.parents[1] / "unit/shim/rig.py"))
+SCRIPT = Path(__file__).parents[1] / "contract/checkpoints/train.py"
 HALF = 4  # steps
 
 
@@ -38,7 +38,7 @@ class Case:
         return Case(kind=self.kind)
 
     @property
-    def levers(self) -> dict[str, str]:
+    def levers(self) -> dict[str, Any]:
         return {n: getattr(self, n) for n in ("amp", "compile", "scope", "optimizer")}
 
     @property
@@ -92,7 +92,7 @@ class Runs:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.main = runpy.run_path(str(HERE / "train.py"))["main"]
+        self.main = runpy.run_path(str(SCRIPT))["main"]
 
     def folder(self, case: Case) -> Path:
         """Give where the first half of a run under these levers was saved."""
@@ -115,8 +115,8 @@ class Runs:
     def run(self, case: Case, *words: Any) -> Run:
         with contextlib.ExitStack() as stack:
             if case.compile != "off":
-                stack.enter_context(RIG["backend"]("eager"))
-            runtime = stack.enter_context(RIG["rig"](**case.levers))
+                stack.enter_context(backend("eager"))
+            runtime = stack.enter_context(rig(**case.levers))
             printed = stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
             training = self.main(["--optimizer", case.kind, *map(str, words)])
             slots = [

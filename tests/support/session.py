@@ -1,4 +1,4 @@
-"""Prints what the tests of faults have recorded as tables."""
+"""How a whole session of tests is dealt to processes, and what tables it prints in the end."""
 
 from __future__ import annotations
 
@@ -6,14 +6,29 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from textwrap import shorten
 
+from xdist.scheduler import LoadFileScheduling
+
 WIDTH = 90  # what is longer stands with the test that failed
 Record = Sequence[str]  # table, row, column, text
 
 
-def lines(records: Sequence[Record]) -> Iterator[str]:
+class SlurmTogether(LoadFileScheduling):  # type: ignore[misc] # xdist has no types
+    """Deals files to processes, and all that run on SLURM to one: it holds the cluster for them.
+
+    The tests of faults share nothing, and are dealt one by one.
+    """
+
+    def _split_scope(self, nodeid: str) -> str:
+        if nodeid.startswith("tests/faults/"):
+            return nodeid
+        folder = "tests/slurm/"
+        return folder if nodeid.startswith(folder) else str(super()._split_scope(nodeid))
+
+
+def table_lines(records: Sequence[Record]) -> Iterator[str]:
     """Give the lines of all tables; texts that a cell has more than once are counted."""
     for table in dict.fromkeys(record[0] for record in records):
-        own = sorted(record[1:] for record in records if record[0] == table)
+        own = sorted(tuple(record[1:]) for record in records if record[0] == table)
         yield ""
         yield f"{table}: {len(own)} results"
         columns = sorted({column for _, column, _ in own})

@@ -1,4 +1,4 @@
-"""An NVML of boards, strict about what it is asked; test files take it by runpy."""
+"""An NVML of boards, strict about what it is asked."""
 
 from __future__ import annotations
 

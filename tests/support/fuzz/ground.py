@@ -29,7 +29,7 @@ NAMES = (
     "spa ce.py", "new\nline.py", "--odd.py", "q'uo\"te;$(touch started).py", os.fsdecode(b"\xff.py")
 )  # fmt: skip
 FOLDERS = ("home", "tmp", "bin", "work", "work/folder", os.fsdecode(b"work/caf\xe9\n[b]"))
-MACHINES = Path(__file__).parents[1] / "data" / "machines"
+MACHINES = Path(__file__).parents[2] / "data" / "machines"
 
 
 class Ground:

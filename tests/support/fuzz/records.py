@@ -19,7 +19,7 @@ from fasttrain.model.plan import ScriptFacts, Target
 from fasttrain.model.settings import Settings
 from fasttrain.model.slurm import SlurmSettings
 
-DATA = Path(__file__).parents[1] / "data"
+DATA = Path(__file__).parents[2] / "data"
 OUTCOME = Outcome(
     "amp",
     "bf16",

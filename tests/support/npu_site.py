@@ -5,8 +5,9 @@ from __future__ import annotations
 import textwrap
 from pathlib import Path
 
-HERE = Path(__file__).parent
-RECORDED = HERE.parent / "data" / "npu_smi"
+TESTS = Path(__file__).parents[1]
+FAKE_NPU = TESTS / "fake_npu"
+RECORDED = TESTS / "data" / "npu_smi"
 
 
 def write(folder: Path, wheel: Path, cache: Path, chips: str) -> dict[str, str]:
@@ -29,7 +30,7 @@ def write(folder: Path, wheel: Path, cache: Path, chips: str) -> dict[str, str]:
         textwrap.dedent(f"""
         import sys
         from pathlib import Path
-        sys.path.insert(0, {str(HERE)!r})
+        sys.path.insert(0, {str(FAKE_NPU)!r})
         import simulated_npu
         sys.path.pop(0)
         simulated_npu.install_torch_npu(Path({str(wheel)!r}), Path({str(cache)!r}))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 PLACES = ("start", "loader", "forward", "backward", "optimizer", "saving")
 IN_A_STEP = PLACES[1:]
@@ -69,9 +70,9 @@ def _signalled(name: str, code: int, slug: str = "", slug_of_two: str = "") -> C
     )
 
 
-TWO_ALONE = {"ranks": (2,), "program": "meets.py", "places": ("loop", "backward")}
-IN_LOADER = {"places": ("loader",)}
-HANGS = {"hangs": True, "options": ("--hang-timeout", "3"), "first": "any"}
+TWO_ALONE: dict[str, Any] = {"ranks": (2,), "program": "meets.py", "places": ("loop", "backward")}
+IN_LOADER: dict[str, Any] = {"places": ("loader",)}
+HANGS: dict[str, Any] = {"hangs": True, "options": ("--hang-timeout", "3"), "first": "any"}
 
 CAUSES = (
     Cause("nothing", "nothing", 0, "", places=("saving",), first="any"),

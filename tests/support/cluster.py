@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import re
-import runpy
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+from support.command import Command, clean_environ
 
 TESTS = Path(__file__).parents[1]
 TOOL = TESTS / "slurm_cluster"
 UNAVAILABLE = 69  # the tool's exit status where this machine can't hold a cluster
-MAIN = runpy.run_path(str(TESTS / "conftest.py"))
 
 Completed = subprocess.CompletedProcess[str]
+T = TypeVar("T")
 
 
 class UnavailableError(Exception):
@@ -31,7 +32,7 @@ class RealCluster:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.folder = directory.parent
-        self.environ = {**MAIN["clean_environ"](), "SLURM_CONF": f"{directory}/slurm.conf"}
+        self.environ = {**clean_environ(), "SLURM_CONF": f"{directory}/slurm.conf"}
         self._stopped: set[str] = set()
 
     def run(
@@ -45,9 +46,9 @@ class RealCluster:
         assert not check or done.returncode == 0, f"{done.args}: {done.stdout}{done.stderr}"
         return done
 
-    def fasttrain(self, cwd: Path) -> Any:
+    def fasttrain(self, cwd: Path) -> Command:
         """Give ``fasttrain`` as a user of the cluster runs it, in a folder that nodes see."""
-        command = MAIN["Command"](cwd)
+        command = Command(cwd)
         command.environ = self.environ
         return command
 
@@ -116,7 +117,7 @@ class RealCluster:
             self.until(lambda: not self._jobs(), 30, self._jobs)
         self.until(lambda: all(state == "idle" for state in self._states()), 60, self._states)
 
-    def until(self, ready: Callable[[], Any], timeout_s: float, tell: Callable[[], object]) -> Any:
+    def until(self, ready: Callable[[], T], timeout_s: float, tell: Callable[[], object]) -> T:
         """Wait until something holds, and give it; `tell` says what was waited for in vain."""
         deadline = time.monotonic() + timeout_s
         while not (given := ready()):
@@ -160,7 +161,7 @@ def _keeper(directory: Path, options: tuple[str, ...], said: Any) -> Iterator[An
     process = subprocess.Popen(
         [sys.executable, str(TOOL), "hold", "--no-install", "--net=netns", *where, *options],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said,
-        env=MAIN["clean_environ"](), start_new_session=True,
+        env=clean_environ(), start_new_session=True,
     )  # fmt: skip
     try:
         with process:  # closes its stdin, and waits

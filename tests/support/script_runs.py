@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import multiprocessing
 import re
-import runpy
 import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,6 +13,8 @@ from typing import Any
 
 import pytest
 import torch
+
+from support.scripts_alone import run_alone
 
 TIMEOUT_S = 120.0
 LEVERS_OFF = ("--amp", "off", "--optimizer", "keep")
@@ -69,8 +70,7 @@ class Alone:
         """Run one in a directory of its own."""
         cwd.mkdir(parents=True)
         job = {"script": str(script), "args": args, "cwd": str(cwd), "environ": {}}
-        runner = str(Path(__file__).parents[1] / "scripts_alone.py")
-        process = self._helpers.Process(target=runpy.run_path, args=(runner, {"JOB": job}))
+        process = self._helpers.Process(target=run_alone, args=(job,))
         process.start()
         process.join(TIMEOUT_S)
         if process.exitcode is None:
@@ -103,7 +103,7 @@ def with_ranks(
 
 
 def assert_same_prints(
-    found: list[str], expected: list[str], tolerance: Callable[[str], dict[str, float]]
+    found: list[str], expected: list[str], tolerance: Callable[[str], dict[str, Any]]
 ) -> None:
     """Compare lines: their words exactly, and their numbers within what a line may differ by."""
     assert [_NUMBER.sub("#", line) for line in found] == [

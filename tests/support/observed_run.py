@@ -90,13 +90,13 @@ class ObservedRun:
     def look(self) -> list[psutil.Process]:
         """Give what is alive of it: by descent, by the mark, and by what the script wrote down."""
         self._add(self._descendants)
-        run_dir = self.run_dir
-        for process in psutil.process_iter() if run_dir else ():
+        mark = self.run_dir.name if self.run_dir else None
+        for process in psutil.process_iter() if mark else ():
             with contextlib.suppress(psutil.Error):
-                if process.environ().get("FASTTRAIN_RUN_ID") == run_dir.name:
+                if process.environ().get("FASTTRAIN_RUN_ID") == mark:
                     self.seen.add(process)
         for path in self.folder.glob("pid-*"):
-            self._add(lambda path=path: [psutil.Process(int(path.name.split("-")[2]))])
+            self._add(functools.partial(_numbered, int(path.name.split("-")[2])))
         return sorted(filter(lives, self.seen), key=lambda process: process.pid)
 
     def _add(self, find: Callable[[], list[psutil.Process]]) -> None:
@@ -131,6 +131,10 @@ class ObservedRun:
                 process.kill()
         self.launcher.wait()
         shutil.rmtree(self.scratch)
+
+
+def _numbered(pid: int) -> list[psutil.Process]:
+    return [psutil.Process(pid)]
 
 
 def lives(process: psutil.Process) -> bool:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from unittest import mock
 
 import numpy as np
@@ -30,6 +30,7 @@ from fasttrain.shim.process.callsite import own_prefixes
 from fasttrain.shim.snapshots import lever as snapshot_lever
 from fasttrain.shim.snapshots import preempt_signal, resume, script_tensors
 
+Resume = Literal["no", "if-there", "required"]
 Loop = Callable[[Callable[[], None]], Any]
 # A script's frames have none of a test's beneath them.
 NOT_THE_SCRIPTS = (sysconfig.get_path("stdlib"), *site.getsitepackages(), __file__)
@@ -53,7 +54,7 @@ class Loops:
         assert self.attempt(loop, stop_at) is None, "it was not preempted"
         return list(_different(self.attempt(loop, 0, resume="required"), whole, "it"))
 
-    def attempt(self, loop: Loop, stop_at: int, resume: str = "no") -> Any:
+    def attempt(self, loop: Loop, stop_at: int, resume: Resume = "no") -> Any:
         """Give what the loop gives; None where it is preempted."""
         preempt = replace(self._plan.preempt, value=Preempt("snapshot", resume=resume))
         ticks = iter(range(1, 1_000_000))

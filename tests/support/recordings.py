@@ -1,19 +1,18 @@
-"""Records what SLURM prints, for tests that have none: ``python tests/slurm/record.py``.
+"""Records what SLURM prints, for tests that have none: ``python -m support.recordings``.
 
-It brings a cluster up, gets jobs into every state that it can, and writes tests/data/slurm, whose
-README tells the commands. It takes about two and a half minutes.
+It is started in the folder ``tests``, brings a cluster up, gets jobs into every state that it can,
+and writes tests/data/slurm, whose README tells the commands. It takes about two and a half minutes.
 """
 
 from __future__ import annotations
 
 import re
-import runpy
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).parent
-REAL = runpy.run_path(str(HERE / "real_cluster.py"))
-TO = HERE.parent / "data/slurm"
+from support.cluster import held
+
+TO = Path(__file__).parents[1] / "data/slurm"
 SINFO = "%P|%a|%l|%F|%G"
 SQUEUE = "JobArrayID:|,State:|,Reason:|,exit_code:|,RestartCnt:|,NodeList:|,STDOUT:|"
 SACCT = ("sacct", "--noheader", "--parsable2", "--format")
@@ -65,7 +64,7 @@ TWICE = '[ -n "$SLURM_RESTART_COUNT" ] || sleep 120'  # the second run ends at o
 def main() -> None:
     """Write all files anew."""
     TO.mkdir(exist_ok=True)
-    with REAL["held"]("--slurmd-timeout=10", "--grace-time=5") as cluster:
+    with held("--slurmd-timeout=10", "--grace-time=5") as cluster:
         for name, options in (REFUSED | ACCEPTED).items():
             write(f"sbatch_{name}.txt", sbatch(cluster, options).stderr)
         jobs = end_jobs(cluster) | hold_jobs(cluster)

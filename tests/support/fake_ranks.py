@@ -79,8 +79,9 @@ def on_ranks(world_size: int, act: Callable[[FakeRanks], T]) -> list[T]:
 
 def average(gradients: list[list[Tensor | None]]) -> list[Tensor]:
     """Give the mean over the ranks of their gradients; a missing one counts as zeros."""
-    found = []
+    found: list[Tensor] = []
     for each in zip(*gradients, strict=True):
         like = next(g for g in each if g is not None)
-        found.append(sum((torch.zeros_like(like) if g is None else g) for g in each) / len(each))
+        total: Any = sum((torch.zeros_like(like) if g is None else g) for g in each)
+        found.append(total / len(each))
     return found
