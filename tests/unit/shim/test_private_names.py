@@ -55,7 +55,7 @@ def imported(module: str, names: list[str]) -> Iterator[str]:
 
 
 def used_names() -> set[str]:
-    """Return the private names of others in the source: imports, attributes, words that name one."""
+    """Return the private names of others that the source imports, reads or has as a word."""
     own, found = own_names(), set()
     for node in (node for tree in TREES for node in ast.walk(tree)):
         match node:
