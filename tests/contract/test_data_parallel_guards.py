@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -103,7 +104,7 @@ def test_ranks_that_go_different_ways_are_an_error(
 def test_a_killed_rank_ends_the_run(fasttrain: Any, tmp_path: Path, rank: int) -> None:
     run = run_until_wrong(fasttrain, tmp_path, rank, "killed")
     assert run.returncode == 128 + signal.SIGKILL
-    assert f"rank {rank} failed first, with SIGKILL" in run.stderr
+    assert re.search(rf"^fasttrain: rank {rank} .*\bSIGKILL\b", run.stderr, re.MULTILINE)
     assert "ended" not in run.stdout
 
 
@@ -111,7 +112,7 @@ def test_a_killed_rank_ends_the_run(fasttrain: Any, tmp_path: Path, rank: int) -
 def test_a_rank_that_raises_ends_the_run(fasttrain: Any, tmp_path: Path, rank: int) -> None:
     run = run_until_wrong(fasttrain, tmp_path, rank, "raises")
     assert run.returncode == 1
-    assert f"rank {rank} failed first, with exit code 1" in run.stderr
+    assert re.search(rf"^fasttrain: rank {rank} .*\bexit code 1\b", run.stderr, re.MULTILINE)
     assert "ValueError: no more of this" in said(run)
     assert "ended" not in run.stdout
 

@@ -77,8 +77,7 @@ def test_losses_of_all_forms_are_those_of_one_process(
     )
     strategy = run.outcome("strategy")
     assert strategy["counts"]["split calls"] > 0
-    said = " ".join(strategy["notes"])
-    assert ("computes its calls whole" in said) == (where == "inside"), said
+    assert bool(strategy["missed"]) == (where == "inside"), strategy["notes"]
 
 
 def test_batch_per_rank_divides_the_epoch_and_not_the_batch(alone: Any, two_ranks: Any) -> None:
@@ -134,7 +133,7 @@ def test_batches_drawn_by_hand_differ_where_each_rank_has_its_own(two_ranks: Any
     assert told(first, "weights") == told(second, "weights")
     assert told(first, "loss") == told(second, "loss")
     (note,) = run.outcome("strategy")["notes"]
-    assert "the global batch is 2 times the script's" in note
+    assert " 2 times " in note, "the global batch"
 
 
 @pytest.mark.parametrize("workers", ["0", "2"])

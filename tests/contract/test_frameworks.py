@@ -201,7 +201,7 @@ def test_a_recipe_that_does_everything_itself_is_left_alone(run: Run) -> None:
     assert fast.stdout == plain(TORCHTUNE, *own).stdout
     amp = fast.outcomes.pop("amp")
     assert (amp.state, amp.counts) == (State.SKIPPED, {})
-    assert "its parameters are bfloat16" in amp.reason
+    assert "bfloat16" in amp.reason
     assert {outcome.state for outcome in fast.outcomes.values()} == {State.CEDED}
     assert "layer.compile(" in line_at(fast.outcomes["compile"].reason)
     assert "torch.optim.AdamW(" in line_at(fast.outcomes["optimizer"].reason)

@@ -17,7 +17,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 
 from fasttrain.model.outcome import State
 from fasttrain.shim.levers.amp.lever import AmpLever
-from fasttrain.shim.levers.compile.lever import CompileLever
+from fasttrain.shim.levers.compile.lever import UNUSED, CompileLever
 from fasttrain.shim.levers.matmul import MatmulLever
 from fasttrain.shim.levers.optimizer import OptimizerLever
 from support.rig import MACHINE, backend, rig
@@ -39,15 +39,15 @@ class Case:
 
 
 CASES = [
-    Case("amp", "bfloat16", AmpLever, "no module", {"forwards": 3}),
+    Case("amp", "bfloat16", AmpLever, "fp32", {"forwards": 3}),
     Case(
         "compile",
         "default",
         CompileLever,
-        "no trainable module",
+        UNUSED,
         {"targets": 1, "graphs": 1, "breaks": 0, "recompiles": 0, "failures": 0, "limits": 0},
     ),
-    Case("optimizer", "fused", OptimizerLever, "no optimizer", {"steps": 3}),
+    Case("optimizer", "fused", OptimizerLever, "optimizer", {"steps": 3}),
     Case("matmul", "high", MatmulLever, ""),
 ]
 lever = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

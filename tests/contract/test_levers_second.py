@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -89,8 +90,7 @@ def test_a_penalty_is_that_of_an_eager_run(name: str, every: int) -> None:
         outcome = runtime.outcomes()["compile"]
     assert found == pytest.approx(expected, rel=1e-4)
     assert outcome.state is State.SKIPPED
-    assert "second derivatives (create_graph=True at" in outcome.reason
-    assert "test_levers_second.py" in outcome.reason
+    assert re.search(r"\(create_graph=True at .*test_levers_second\.py:\d+\)", outcome.reason)
     assert outcome.counts["graphs"] > 0
 
 
@@ -130,7 +130,7 @@ def test_the_other_models_stay_compiled() -> None:
         slots = [model._compiled_call_impl is not None for model in (critic, generator)]
     assert slots == [False, True]
     assert outcome.state is State.APPLIED
-    assert any("second derivatives" in note for note in outcome.notes)
+    assert any("create_graph=True" in note for note in outcome.notes)
 
 
 def test_inputs_changed_in_between_are_an_error() -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from fasttrain.launch.crash.gather import AGENT_DIED
 from fasttrain.model.codec import loads
 from fasttrain.model.crash import CRASH_FILE, Crash
 from fasttrain.model.hang import HANG_FILE, Hang
@@ -115,7 +116,7 @@ def receipt_wrong(
         yield "its receipt tells something else"
     if not {report.rank for report in reports} <= {report.rank for report in receipt.ranks}:
         yield "its receipt lacks ranks"
-    if cell.lost_agent != any("agent died" in warning for warning in receipt.warnings):
+    if cell.lost_agent != any(AGENT_DIED in warning for warning in receipt.warnings):
         yield "its receipt tells wrongly of the agent"
 
 

@@ -119,7 +119,7 @@ def test_ctrl_c_ends_a_script_that_does_not_handle_it(
     screen.type(b"\x03")
     assert screen.end() == 130
     assert screen.screen.count(b"KeyboardInterrupt") == 1
-    assert b"ended with exit code 130" in screen.screen
+    assert b" exit code 130 " in screen.screen
 
 
 def test_a_caller_that_ignores_sigchld(fasttrain: Any, script: Any) -> None:

@@ -158,7 +158,10 @@ def container(**parts: Any) -> Examination:
 
 @dataclass(frozen=True)
 class Case:
-    """A machine on which a check finds something (`severity` and a text of it), or nothing."""
+    """A machine on which a check finds something, or nothing.
+
+    `what` holds the facts that a finding must name, with " … " between them.
+    """
 
     slug: str
     seen: Examination
@@ -181,9 +184,19 @@ def verify(case: Case) -> None:
         assert found == ()
         return
     assert {(finding.check, finding.severity) for finding in found} == {(case.slug, case.severity)}
-    assert any(case.what in finding.what for finding in found), [f.what for f in found]
+    facts = [_alone(fact) for fact in case.what.split(" … ")]
+    assert any(all(fact.search(finding.what) for fact in facts) for finding in found), [
+        finding.what for finding in found
+    ]
     for finding in found:
         _verify_style(finding)
+
+
+def _alone(fact: str) -> re.Pattern[str]:
+    """Match a fact that isn't a part of a longer word or number: GPU 0 is not GPU 01."""
+    before = r"(?<![\w.])" if fact[0].isalnum() else ""
+    behind = r"(?!\d|\.\d)" if fact[-1].isdigit() else ""
+    return re.compile(f"{before}{re.escape(fact)}{behind}")
 
 
 def _verify_style(finding: Finding) -> None:

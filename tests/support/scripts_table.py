@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from fasttrain.model.outcome import State
 
 APPLIED, CEDED, SKIPPED, FAILED = State.APPLIED, State.CEDED, State.SKIPPED, State.FAILED
-NO_KERNEL = "torch has no fused kernel for it"
-SECOND = "second derivatives (create_graph=True at"
+NO_KERNEL = "fused kernel"
+SECOND = "(create_graph=True at"
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ SCRIPTS = [
     Script("sparse_embeddings", 25, 25 * 2),
     Script("lbfgs_closure", 8 * 4, 8, no_fp16="refused", fused=SKIPPED, reason=NO_KERNEL),
     # the first hidden state wants no gradient; the others do
-    Script("manual_sgd", 30 * 4, 0, graphs=2, fused=State.ARMED, reason="no optimizer made a step"),
+    Script("manual_sgd", 30 * 4, 0, graphs=2, fused=State.ARMED, reason="optimizer"),
     Script("retain_graph", 30, 30),
     Script("multitask_dataclass", 24, 24),
     Script("reinforce", 25 * 8, 25),
@@ -76,8 +76,8 @@ SCRIPTS = [
     Script("loader_workers", 3 * (10 + 2), 3 * 10, graphs=3, fused=SKIPPED, reason=NO_KERNEL),
     Script("unfreeze_later", 30, 30, graphs=2),
     Script("progressive_growing", 3 * 10, 3 * 10, targets=3, graphs=3),
-    Script("own_amp", 0, 24, bf16=CEDED, fp16=CEDED, reason="the script manages precision itself"),
-    Script("own_compile", 25, 25, 0, 0, compiled=CEDED, reason="the script compiles Sequential"),
+    Script("own_amp", 0, 24, bf16=CEDED, fp16=CEDED, reason="precision"),
+    Script("own_compile", 25, 25, 0, 0, compiled=CEDED, reason="Sequential"),
     Script("finite_guard", 28, 0),
     Script("unet_dice", 22, 22),
     Script("resume_midway", 30, 30, targets=2, graphs=2),

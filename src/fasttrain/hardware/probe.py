@@ -20,6 +20,9 @@ from fasttrain.model.machine import Cpu, Interpreter, Machine, Torch
 
 T = TypeVar("T")
 
+PROBE_FAILED = "probe failed"
+TORCH_UNREAD = f"the torch {PROBE_FAILED}"
+
 
 def vendors(host: Host, other: Interpreter | None = None) -> tuple[Vendor, ...]:
     """Give every vendor's probe, in the order in which devices are listed."""
@@ -68,5 +71,5 @@ def _attempt(what: str, probe: Callable[[], T], fallback: T, notes: list[str]) -
     try:
         return probe()
     except Exception as error:  # noqa: BLE001 - a plan is wanted on a broken machine too
-        notes.append(f"the {what} probe failed: {type(error).__name__}: {error}")
+        notes.append(f"the {what} {PROBE_FAILED}: {type(error).__name__}: {error}")
         return fallback

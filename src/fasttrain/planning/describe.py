@@ -59,6 +59,9 @@ SLURM = Source(SourceKind.MACHINE, "SLURM")
 TORCH = Source(SourceKind.MACHINE, "torch")
 
 
+NO_PYTHON = "no Python: fasttrain starts this command as it is"
+
+
 def asked(setting: Setting[Any]) -> str:
     """Return the reason of a value that a person named, or that nobody did."""
     return f"asked for by {setting.source}" if setting.source.explicit else "the default"

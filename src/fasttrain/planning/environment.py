@@ -20,6 +20,10 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _UNSEEN_BY_TORCH = re.compile(r"quota|slurm", re.IGNORECASE)
 
 
+OWN_VALUE_WON = "your own value won"
+EMPTY = "an empty one"
+
+
 @dataclass(frozen=True, slots=True)
 class _Wish:
     """A variable that fasttrain would set; ``forced`` even over the user's own value."""
@@ -90,7 +94,7 @@ def _settle(wish: _Wish, environ: Mapping[str, str]) -> EnvVar:
     own = Source(SourceKind.ENV, wish.name)
     if before == wish.value:
         return EnvVar(wish.name, before, f"set by you already: {wish.reason}", own, kept=True)
-    reason = f"your own value won; fasttrain would have set {wish.value}: {wish.reason}"
+    reason = f"{OWN_VALUE_WON}; fasttrain would have set {wish.value}: {wish.reason}"
     return EnvVar(wish.name, before, reason, own, kept=True)
 
 
@@ -168,7 +172,7 @@ def _hashing(draft: Draft) -> Iterator[_Wish]:
     before = draft.invocation.environ.get("PYTHONHASHSEED")
     random = before in ("", "random")
     if random:
-        reason += f"; your own value, {before or 'an empty one'}, would give each one of its own"
+        reason += f"; your own value, {before or EMPTY}, would give each one of its own"
     yield _Wish("PYTHONHASHSEED", "0", reason, BUILT_IN, forced=random)
 
 

@@ -18,6 +18,8 @@ _INDEX = re.compile(r"[0-9]{1,7}")
 _UUID = re.compile(r"(?:GPU|MIG)-[0-9A-Za-z/-]+", re.IGNORECASE)
 _AUTO = re.compile(r"auto:([0-9]{1,7})")
 
+IDLE_UNKNOWN = "which ones are idle is not looked at"
+
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
@@ -178,7 +180,7 @@ def _names(words: tuple[str, ...], picked: tuple[Slot, ...]) -> tuple[str, ...]:
 def _reason(text: str, words: tuple[str, ...], kind: DeviceKind, slots: tuple[Slot, ...]) -> str:
     visible = f"{kind_noun(kind, len(slots))} visible"
     if _AUTO.fullmatch(words[0]):
-        return f"the first of {visible}; which ones are idle is not looked at"
+        return f"the first of {visible}; {IDLE_UNKNOWN}"
     if VENDORS[kind].ascending and len(words) > 1:
         return f"{text} of {visible}, sorted: {VENDORS[kind].visibility} takes ascending ids only"
     return f"{text} of {visible}"

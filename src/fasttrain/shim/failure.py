@@ -27,6 +27,8 @@ from fasttrain.model.secrets import hide, secret_values
 from fasttrain.shim.process import refusal
 from fasttrain.shim.script import without_shim
 
+NOT_RECORDED = "fasttrain: how the script failed is not recorded"
+
 OUTER_FRAMES, INNER_FRAMES = 10, 40  # a RecursionError has a thousand
 MOST_RAISED = 50  # a group may hold any number of exceptions
 HIGH_DESCRIPTOR = 200  # below the 256 that macOS allows by default; the script's begin at 3
@@ -46,7 +48,7 @@ def recorder(run_dir: str, rank: int) -> Callable[[BaseException], None]:
             failure = Failure(rank, pid, *now_ns, _exit_code(error), chain, _cwd())
             write_private(path, dumps(failure))
         except Exception as problem:  # noqa: BLE001 - the script's own error is what must be told
-            print(f"fasttrain: how the script failed is not recorded: {problem}", file=sys.stderr)  # noqa: T201
+            print(f"{NOT_RECORDED}: {problem}", file=sys.stderr)  # noqa: T201
 
     return record
 

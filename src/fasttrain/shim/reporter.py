@@ -16,6 +16,8 @@ from fasttrain.model.codec import dumps
 from fasttrain.model.outcome import RankReport
 from fasttrain.model.secrets import secret_values, without_secrets
 
+NOT_RECORDED = "fasttrain: this run is not recorded for now"
+
 
 class Reporter:
     """The files of one process; only the process that made it writes them.
@@ -65,7 +67,7 @@ class Reporter:
             if not self._told:
                 self._told = True
                 with suppress(OSError):  # nobody reads it any more
-                    print(f"fasttrain: this run is not recorded for now: {error}", file=sys.stderr)  # noqa: T201
+                    print(f"{NOT_RECORDED}: {error}", file=sys.stderr)  # noqa: T201
 
 
 # The time of a run's events, and when the time of day was set meanwhile.

@@ -8,7 +8,7 @@ import sys
 from typing import Any, ClassVar
 
 from fasttrain.hardware.host import VendorReport
-from fasttrain.hardware.machine_file import describe
+from fasttrain.hardware.machine_file import NO_GPU, describe
 from fasttrain.hardware.probe import probe_host, probe_machine, vendors
 from fasttrain.model.codec import dumps, loads
 from fasttrain.model.machine import Cpu, Device, DeviceKind, Machine, Torch
@@ -99,5 +99,5 @@ def test_devices_are_described_by_count_and_name() -> None:
 
 
 def test_a_machine_without_devices_is_described_by_its_cores() -> None:
-    assert describe(machine_with(2)) == "no GPU, 2 CPU cores"
-    assert describe(machine_with(1)) == "no GPU, 1 CPU core"
+    assert describe(machine_with(2)) == f"{NO_GPU}, 2 CPU cores"
+    assert describe(machine_with(1)) == f"{NO_GPU}, 1 CPU core"

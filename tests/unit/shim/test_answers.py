@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from fasttrain.shim.data_parallel.answers import answers as module
-from fasttrain.shim.data_parallel.answers.answers import Answers
+from fasttrain.shim.data_parallel.answers.answers import WAIT, Answers
 from fasttrain.shim.data_parallel.answers.channels import SLOTS, Ring, StoredAnswers
 from fasttrain.shim.data_parallel.ranks import Ranks
 from support.forked_ranks import on_ranks
@@ -187,7 +187,7 @@ def test_ranks_that_wait_for_each_other_are_told(
     assert end.code == 78, end.stderr
     assert "[ranks-parted]" in end.stderr
     assert "run the trainer" in end.stderr
-    assert "wait for other ranks at" in end.stderr
+    assert WAIT in end.stderr
     assert "test_answers.py" in end.stderr
 
 

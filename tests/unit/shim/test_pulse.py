@@ -21,7 +21,7 @@ from fasttrain.launch.hang.heartbeats import Pulses, RankMemory
 from fasttrain.launch.hang.stacks import by_signal
 from fasttrain.launch.process import procfs
 from fasttrain.model.hang import PULSES_VARIABLE
-from fasttrain.shim.watch.heartbeat import Pulse
+from fasttrain.shim.watch.heartbeat import NOT_WATCHED, Pulse
 
 
 @pytest.fixture
@@ -173,7 +173,7 @@ def test_a_lost_directory_is_told(
     pulse = Pulse(tmp_path / "gone", 3, child=False)
     pulse.install(undo)
     pulse.step(1)
-    assert "not watched for hangs" in capsys.readouterr().err
+    assert NOT_WATCHED in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("told", ["", "1", ":", "x:y", "{pid}:0", "{pid}:987654", "0:0"])

@@ -19,7 +19,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, random_split
 
 from fasttrain.shim.data_parallel.answers.answers import Answers
-from fasttrain.shim.data_parallel.levers.shared_loading import SharedLoaders
+from fasttrain.shim.data_parallel.levers.shared_loading import BEGIN, READ_ON, SharedLoaders
 from fasttrain.shim.data_parallel.loading import node
 from fasttrain.shim.data_parallel.loading.datasets import fetches_by_index, shared_memory_of
 from fasttrain.shim.data_parallel.ranks import Ranks
@@ -143,7 +143,8 @@ def test_a_batch_that_cannot_be_given_is_an_error(tmp_path: Path) -> None:
 
     owner, other = (end.good for end in on_ranks(tmp_path, act))
     assert owner == ["none"]
-    assert other[:2] == ["RuntimeError", "a batch can't be given to other ranks: TypeError: not so"]
+    assert other[0] == "RuntimeError"
+    assert other[1].endswith(": TypeError: not so")
 
 
 def test_ranks_that_part_in_a_loop_are_told(
@@ -170,7 +171,7 @@ def test_ranks_that_part_in_a_loop_are_told(
     assert "exited unexpectedly" in other.stderr
     here, _ = on_ranks(tmp_path / "here", stay)
     assert here.code == 78
-    assert "rank 1 to read on in a DataLoader at" in capfd.readouterr().err
+    assert f"rank 1 to {READ_ON} at" in capfd.readouterr().err
 
 
 def test_ranks_that_read_different_loaders_are_told(tmp_path: Path) -> None:
@@ -183,7 +184,7 @@ def test_ranks_that_read_different_loaders_are_told(tmp_path: Path) -> None:
 
     ends = on_ranks(tmp_path, act)
     assert ends[1].code == 78
-    assert "to begin to read a DataLoader at" in ends[1].stderr
+    assert f"to {BEGIN} at" in ends[1].stderr
 
 
 def test_what_may_not_be_alike_is_read_by_each_rank(tmp_path: Path) -> None:
@@ -202,14 +203,14 @@ def test_what_may_not_be_alike_is_read_by_each_rank(tmp_path: Path) -> None:
     for end in on_ranks(tmp_path, act):
         count, children, counts, reason = end.good
         assert (count, children, counts) == (6, 2, {})
-        assert "holds sharedctypes.Synchronized" in reason
+        assert "sharedctypes.Synchronized" in reason
 
 
 def test_what_workers_share_with_the_script_is_found() -> None:
     assert shared_memory_of(loader()) == ""
     queue = multiprocessing.Queue()
     assert shared_memory_of(loader(1, queue)) == "queues.Queue"
-    assert shared_memory_of(loader(1, [{"a": torch.zeros(3).share_memory_()}])) == "a shared tensor"
+    assert "tensor" in shared_memory_of(loader(1, [{"a": torch.zeros(3).share_memory_()}]))
     assert shared_memory_of(loader(1, multiprocessing.Lock())) == ""
     assert shared_memory_of(loader(1, multiprocessing.Event())) == "synchronize.Event"
     np = pytest.importorskip("numpy")

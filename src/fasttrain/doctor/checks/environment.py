@@ -20,6 +20,9 @@ _RENAMED = (
     "NCCL_ENABLE_TIMING",
 )
 
+ONE_OF_SEVERAL = (
+    "a script started here takes itself for one rank of several, and waits for the others"
+)
 _RANK_NAMES = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
 _MEETING_NAMES = ("MASTER_ADDR", "MASTER_PORT")
 
@@ -119,7 +122,7 @@ def _ranks(seen: Examination) -> Iterator[Finding]:
     yield _ranks.finding(
         "warning" if ranks else "hint",
         f"{and_join(f'{name}={seen.environ[name]}' for name in names)} in this shell",
-        why="a script started here takes itself for one rank of several, and waits for the others"
+        why=ONE_OF_SEVERAL
         if ranks
         else "a script that makes a process group by itself goes there for it",
         fix=f"unset {' '.join(names)}",

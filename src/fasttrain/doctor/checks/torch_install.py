@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 
 from fasttrain.doctor.checks.words import check, is_on, named, one_line, present, visible
+from fasttrain.hardware.probe import TORCH_UNREAD
 from fasttrain.model.examination import Examination, TorchTrial
 from fasttrain.model.finding import Finding, Severity
 from fasttrain.model.machine import Device, DeviceKind
@@ -34,7 +35,7 @@ def answered(seen: Examination) -> TorchTrial | None:
 
 @check("torch-missing", "whether torch is installed")
 def _missing(seen: Examination) -> Iterator[Finding]:
-    unread = any(note.startswith("the torch probe failed") for note in seen.machine.notes)
+    unread = any(note.startswith(TORCH_UNREAD) for note in seen.machine.notes)
     if seen.machine.torch.version or answered(seen) or unread:
         return
     yield _missing.finding(

@@ -13,9 +13,12 @@ from fasttrain.planning.device import wrong_build
 
 _Fixes = tuple[tuple[str, str], ...]
 
+REINSTALL = "install torch again with its dependencies"
+UNREADABLE = "answers with something unreadable"
+
 _IMPORT_FIXES: _Fixes = (
-    (r"lib\S+\.so", "install torch again with its dependencies; a library of it is missing"),
-    (r"No module named", "install torch again with its dependencies"),
+    (r"lib\S+\.so", f"{REINSTALL}; a library of it is missing"),
+    (r"No module named", REINSTALL),
 )
 
 _NO_COMPILER = r"No working C\+\+ compiler|InvalidCxxCompiler|Compiler: .* is not found"
@@ -158,7 +161,7 @@ def _became(what: str, trial: Trial) -> str:
     said = f": {one_line(trial.message)}" if trial.message else ""
     if trial.state == "hung":
         return f"{what} gave no answer in {trial.took_s:.0f} s"
-    verb = {"crashed": "crashes", "unreadable": "answers with something unreadable"}
+    verb = {"crashed": "crashes", "unreadable": UNREADABLE}
     return f"{what} {verb.get(trial.state, 'fails')}{said}"
 
 

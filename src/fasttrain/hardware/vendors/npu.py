@@ -21,6 +21,13 @@ _NO_BF16 = re.compile(r"Ascend(910(A|B|Pro.*|Premium.*)?|310|310P.*)")
 _SATURATES = re.compile(rf"{_NO_BF16.pattern}|Ascend310B.*")
 
 
+# What doctor knows notes by that it tells of in a finding of its own.
+NPU_WITHOUT = "torch_npu is installed, but"
+HEALTH = "reports its health as"
+
+NOT_INSTALLED = "torch_npu is not installed"
+
+
 def _is_installed(package: str) -> bool:
     return importlib.util.find_spec(package) is not None
 
@@ -59,11 +66,11 @@ class Npu:
 
     def _software_notes(self, has_devices: bool) -> list[str]:
         if not self.installed("torch_npu"):
-            return ["NPUs are here, but torch_npu is not installed"] if has_devices else []
+            return [f"NPUs are here, but {NOT_INSTALLED}"] if has_devices else []
         if self.host.environ.get("ASCEND_HOME_PATH") or _autoload_is_off(self.host):
             return []
         return [
-            "torch_npu is installed, but ASCEND_HOME_PATH is not set, and `import torch` fails "
+            f"{NPU_WITHOUT} ASCEND_HOME_PATH is not set, and `import torch` fails "
             "while torch_npu can't load CANN: source CANN's set_env.sh, or set "
             "TORCH_DEVICE_BACKEND_AUTOLOAD=0 to do without NPUs"
         ]
@@ -106,7 +113,7 @@ def _overflow(name: str) -> Overflow:
 
 def _chip_notes(chips: tuple[Chip, ...], nodes: int) -> list[str]:
     notes = [
-        f"NPU {chip.npu} ({chip.name}) reports its health as {chip.health}"
+        f"NPU {chip.npu} ({chip.name}) {HEALTH} {chip.health}"
         for chip in chips
         if chip.health != "OK"
     ]

@@ -21,6 +21,7 @@ from fasttrain.model.plan import Target
 Facts = dict[str, str]
 
 UNKNOWN = "an unknown amount"
+LARGEST = "the largest process had"
 # As Python itself names a file or a module; any other message quotes what it likes.
 _NAMED = re.compile(r"(?:\[Errno \d+\] [^:]+: |No module named )(?P<quote>['\"])(.+?)(?P=quote)")
 # What C++, glibc, LLVM and glog say before they call abort().
@@ -56,7 +57,7 @@ def facts_of(case: Case) -> Facts:
         "python": python,
         "shm": size(case.after.shm_bytes),
         "memory": size(case.after.memory_bytes),
-        "peak": f"; the largest process had {size(case.peak_bytes)}" if case.peak_bytes else "",
+        "peak": f"; {LARGEST} {size(case.peak_bytes)}" if case.peak_bytes else "",
         "stack": f", called at {case.place()}" if case.stack else "",
         "gave_up": _gave_up(case.log),
         "call": _collective(case.frames),
@@ -115,6 +116,9 @@ def size(value: int | None) -> str:
     """Return a size in bytes with its unit, where it is known."""
     return UNKNOWN if value is None else printable.size(value)
 
+
+AT_LIMIT = "the kernel killed a process at the limit of its control group"
+ON_MACHINE = "the kernel killed a process for it; the machine has"
 
 _DIED_OF_KILL = re.compile(r"killed by signal: Killed|terminated with signal SIGKILL")
 _NO_MEMORY = re.compile(r"DefaultCPUAllocator: .*?(?P<wanted>\d+) bytes|std::bad_alloc")
@@ -320,9 +324,9 @@ def _killed_for_memory(case: Case, facts: Facts) -> Facts | None:
     # The machine's count has everybody's processes in it: it is asked where the group has none.
     on_machine = _rose(before.machine_oom_kills, after.machine_oom_kills)
     if in_group and limit:
-        why = f"the kernel killed a process at the limit of its control group, {size(limit)}"
+        why = f"{AT_LIMIT}, {size(limit)}"
     elif in_group or (on_machine and after.group_oom_kills is None):
-        why = f"the kernel killed a process for it; the machine has {facts['memory']}"
+        why = f"{ON_MACHINE} {facts['memory']}"
     else:
         return None
     return facts | {"evidence": why + facts["peak"]}

@@ -7,7 +7,7 @@ from fasttrain.model.errors import FasttrainError
 from fasttrain.model.machine import Machine
 from fasttrain.model.plan import Amp, Compile, Levers, Processes, ScriptFacts, Strategy
 from fasttrain.model.settings import Settings
-from fasttrain.planning.describe import BUILT_IN
+from fasttrain.planning.describe import BUILT_IN, NO_PYTHON
 from fasttrain.planning.gpus import Chosen
 from fasttrain.planning.levers.amp import decide_amp
 from fasttrain.planning.levers.compile import decide_compile
@@ -63,12 +63,11 @@ def no_levers(settings: Settings, chosen: Chosen) -> Levers:
                 fix="leave one of the two out",
                 slug="no-python-levers",
             )
-    reason = "no Python: fasttrain starts this command as it is"
     scope = settings.compile_scope.value
     return Levers(
-        amp=Decision(Amp("off", chosen.kind), reason, BUILT_IN),
-        compile=Decision(Compile("off", "off", scope), reason, BUILT_IN),
-        optimizer=Decision("keep", reason, BUILT_IN),
-        matmul=Decision("keep", reason, BUILT_IN),
-        strategy=Decision(Strategy("none"), reason, BUILT_IN),
+        amp=Decision(Amp("off", chosen.kind), NO_PYTHON, BUILT_IN),
+        compile=Decision(Compile("off", "off", scope), NO_PYTHON, BUILT_IN),
+        optimizer=Decision("keep", NO_PYTHON, BUILT_IN),
+        matmul=Decision("keep", NO_PYTHON, BUILT_IN),
+        strategy=Decision(Strategy("none"), NO_PYTHON, BUILT_IN),
     )

@@ -12,6 +12,9 @@ from fasttrain.planning.gpus import Chosen
 from fasttrain.planning.vendors import VENDORS
 from fasttrain.planning.visible import Slot
 
+MAY_SATURATE = "may saturate"
+SATURATES = "saturates"
+
 
 def decide_amp(setting: Setting[AmpChoice], machine: Machine, chosen: Chosen) -> Decision[Amp]:
     """Return the autocast dtype: bfloat16 where every device has it natively, else none.
@@ -96,7 +99,7 @@ def _unsupported(
 
 def _unscalable(saturating: tuple[Slot, ...], chosen: Chosen) -> FasttrainError:
     unknown = any(not slot.device.overflow for slot in saturating)
-    how = "may saturate" if unknown else "saturates" if len(saturating) == 1 else "saturate"
+    how = MAY_SATURATE if unknown else SATURATES if len(saturating) == 1 else "saturate"
     use = "--amp off" if any(not slot.device.bf16 for slot in chosen.slots) else "--amp bf16"
     return FasttrainError(
         f"fp16 was asked for, but {_named(saturating, chosen)} {how} where it overflows",

@@ -10,6 +10,8 @@ from fasttrain.model.settings import MatmulChoice
 from fasttrain.planning.describe import DEVICES, asked, device_names
 from fasttrain.planning.gpus import Chosen
 
+CPU_NOTE = "; torch decides whether this CPU uses it"
+
 
 def decide_matmul(
     setting: Setting[MatmulChoice], chosen: Chosen, amp: Amp
@@ -32,4 +34,4 @@ def decide_matmul(
 def _cpu_note(value: MatmulChoice, chosen: Chosen) -> str:
     if chosen.kind != "cpu" or value == "highest":
         return ""
-    return "; torch decides whether this CPU uses it"
+    return CPU_NOTE

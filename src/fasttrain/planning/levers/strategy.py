@@ -13,6 +13,9 @@ from fasttrain.planning.vendors import VENDORS
 _SHARDS_SINCE = (2, 6)  # as a public function
 SCRIPT = Source(SourceKind.MACHINE, "the script")
 
+ONE_PROCESS = "one process needs none"
+MADE_PARALLEL = "nothing in the script handles ranks, so it is made data-parallel"
+
 
 def decide_strategy(
     settings: Settings,
@@ -61,12 +64,11 @@ def _mode(
     if setting.value == "none":
         return "none", asked(setting), setting.source
     if processes.world_size == 1:
-        return "none", "one process needs none", setting.source
+        return "none", ONE_PROCESS, setting.source
     if setting.value in ("ddp", "fsdp"):
         return setting.value, asked(setting), setting.source
     if facts.handles_ranks:
         found = facts.handles_ranks
         reason = f"the script handles its ranks itself: {found.what} at {found.where}"
         return "script", reason, SCRIPT
-    reason = "nothing in the script handles ranks, so it is made data-parallel"
-    return "ddp", reason, BUILT_IN if facts == ScriptFacts() else SCRIPT
+    return "ddp", MADE_PARALLEL, BUILT_IN if facts == ScriptFacts() else SCRIPT

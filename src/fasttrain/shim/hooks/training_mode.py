@@ -14,6 +14,10 @@ from torch.optim import Optimizer
 
 from fasttrain.shim.hooks.roots import Root, RootCalls, parameters_of
 
+NO_GRADIENTS = "read without gradients"
+NO_OPTIMIZER = "read before there is an optimizer"
+IN_EVAL = "read while the model is in eval mode"
+
 
 class TrainingState:
     """Watches the optimizers, and which modules are in training mode.
@@ -77,15 +81,15 @@ class TrainingState:
     def why_not_training(self) -> str:
         """Return why a loader that begins now does not feed training; empty if it does."""
         if not torch.is_grad_enabled():
-            return "read without gradients"
+            return NO_GRADIENTS
         trained = self.trained()
         if not trained:
-            return "read before there is an optimizer"
+            return NO_OPTIMIZER
         models = [
             module
             for module in self._modules
             if any(id(parameter) in trained for parameter in parameters_of(module))
         ]
         if models and not any(module.training for module in models):
-            return "read while the model is in eval mode"
+            return IN_EVAL
         return ""

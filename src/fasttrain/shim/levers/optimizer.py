@@ -29,6 +29,14 @@ from fasttrain.shim.process.callsite import call_site
 FUSIBLE: tuple[type[Optimizer], ...] = (Adam, AdamW, SGD, Adagrad)
 # What a script can ask of an implementation; any of them means that it chose for itself.
 OWN_CHOICES = ("fused", "foreach", "capturable", "differentiable")
+NO_KERNEL = "has no fused kernel for it"
+WRONG_NUMBERS = "computes wrong numbers"
+NOT_DENSE = "a parameter doesn't fill a block of memory"
+STATE_OTHERWISE = "its state lies in memory in another order than its parameters"
+GRADIENT_OTHERWISE = "a gradient lies in memory in another order than its parameter"
+LATE_GRADIENT = (
+    "a parameter's first gradient came after the others' (torch's own step was made then)"
+)
 SGD_ITEM_BYTES = 4  # of the smallest numbers that torch 2.13's fused SGD is right for on a CPU
 Strides = tuple[int, ...] | None  # None for tensors without any, such as sparse ones
 
@@ -202,9 +210,9 @@ def unfusible(optimizer: Optimizer) -> str:
     """Return the reason why an optimizer can't take a fused step; empty if it can."""
     kind = type(optimizer)
     if kind not in FUSIBLE:
-        return "torch has no fused kernel for it"
+        return f"torch {NO_KERNEL}"
     if "fused" not in inspect.signature(kind.__init__).parameters:
-        return f"torch {torch.__version__} has no fused kernel for it"
+        return f"torch {torch.__version__} {NO_KERNEL}"
     if any(isinstance(group["lr"], Tensor) for group in optimizer.param_groups):
         return "its learning rate is a tensor"
     if reason := next(
@@ -212,7 +220,7 @@ def unfusible(optimizer: Optimizer) -> str:
     ):
         return reason
     if any(_laid_out_otherwise(p, state) for p, state in optimizer.state.items()):
-        return "its state lies in memory in another order than its parameters"
+        return STATE_OTHERWISE
     return ""
 
 
@@ -230,11 +238,11 @@ def _unfusible_parameter(kind: type[Optimizer], parameter: Tensor) -> str:
     if not parameter.is_floating_point():
         return f"a parameter is {str(parameter.dtype).removeprefix('torch.')}"
     if kind is SGD and device == "cpu" and parameter.element_size() < SGD_ITEM_BYTES:
-        kernel = f"torch {torch.__version__}'s fused SGD computes wrong numbers"
+        kernel = f"torch {torch.__version__}'s fused SGD {WRONG_NUMBERS}"
         return f"{kernel} for {str(parameter.dtype).removeprefix('torch.')} on a CPU"
     strides = _strides(parameter)
     if strides is None or not _dense(parameter.shape, strides):
-        return "a parameter doesn't fill a block of memory"
+        return NOT_DENSE
     return ""
 
 
@@ -310,12 +318,11 @@ def _unfusible_gradients(
         elif (own := gradient.stride()) != expected and not _same_order(
             gradient.shape, own, expected
         ):
-            reason = "a gradient lies in memory in another order than its parameter"
+            reason = GRADIENT_OTHERWISE
         elif with_buffers:
             # Source: torch/optim/sgd.py, torch 2.13: _fused_sgd takes either all or none
             buffers.add(optimizer.state[parameter].get("momentum_buffer") is None)
-    late = "a parameter's first gradient came after the others' (torch's own step was made then)"
-    return reason or (late if len(buffers) > 1 else "")
+    return reason or (LATE_GRADIENT if len(buffers) > 1 else "")
 
 
 def _move_step_counters(optimizer: Optimizer) -> None:

@@ -21,6 +21,7 @@ from torch.optim.optimizer import (
 )
 
 from fasttrain.model.errors import FasttrainError
+from fasttrain.model.guards import GOING_ON, PREEMPTED_BEHIND
 from fasttrain.model.outcome import PREEMPTED, State
 from fasttrain.model.plan import LaunchPlan
 from fasttrain.shim.data_parallel.lever_state import Kept
@@ -196,7 +197,7 @@ class SnapshotLever:
         self.ledger.counts["snapshots"] += 1
         if self._taking.ends:
             self.ledger.counts[PREEMPTED] = 1
-            self._tell(f"preempted behind step {step}; the snapshot is in {self._plan.run_dir}")
+            self._tell(f"{PREEMPTED_BEHIND} {step}; the snapshot is in {self._plan.run_dir}")
             # To torchrun's agent any other code is a failure; the launcher reads the report.
             end = SystemExit(0)
             LEAVING.begin(end)
@@ -230,7 +231,7 @@ class SnapshotLever:
             self.ledger.note(f"files left as they were in the replay: {files.left} times")
         if emptied := files.end():
             self._tell(f"empty now, because what was saved in them is gone: {', '.join(emptied)}")
-        self._tell(f"going on from the snapshot of step {step}")
+        self._tell(f"{GOING_ON} {step}")
 
     def _never_arrived(self) -> None:
         if self._found is not None:

@@ -14,6 +14,7 @@ import torch
 from fasttrain.model.attempts import restart_count
 from fasttrain.model.codec import CodecError
 from fasttrain.model.errors import FasttrainError
+from fasttrain.model.guards import NONE_YET
 from fasttrain.model.plan import LaunchPlan, Target
 from fasttrain.shim.data_parallel.ranks import Ranks
 from fasttrain.shim.process import rank_variables
@@ -130,7 +131,7 @@ def _newest(plan: LaunchPlan, snapshots: Snapshots) -> Found | None:
     if found is None and plan.preempt.value.resume == "required":
         refuse(_none(plan, "no snapshot was taken in it", "missing"))
     if found is None:
-        tell("there is no snapshot yet, and the run begins at its beginning")
+        tell(NONE_YET)
     return found
 
 

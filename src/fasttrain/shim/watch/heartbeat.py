@@ -35,6 +35,8 @@ from fasttrain.shim.hooks.dynamo_skip import pass_over
 from fasttrain.shim.hooks.loaders import on_batch
 from fasttrain.shim.process import rank_variables
 
+NOT_WATCHED = "fasttrain: this process is not watched for hangs"
+
 _STEPS, _BEATS = int(Slot.STEPS), int(Slot.BEATS)
 
 
@@ -62,7 +64,7 @@ class Pulse:
         try:
             self._share(undo)
         except OSError as error:  # no descriptor left, or a lost directory
-            told = f"fasttrain: this process is not watched for hangs: {error}"
+            told = f"{NOT_WATCHED}: {error}"
             print(told, file=sys.stderr)  # noqa: T201 - a worker has no other way to say it
             return
         on_batch(self.beat, undo)

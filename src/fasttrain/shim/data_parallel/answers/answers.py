@@ -24,6 +24,8 @@ from fasttrain.shim.data_parallel.shared_memory import shared_memory
 from fasttrain.shim.process import refusal
 from fasttrain.shim.process.refusal import refuse
 
+WAIT = "wait for other ranks"
+
 SPINS = 200  # looks before a rank that waits begins to sleep
 SLEEP_S = 5e-5
 LOOK_EVERY = 2000  # looks, 0.1 to 0.2 s, after which it is asked whether others have ended
@@ -236,7 +238,7 @@ class Answers:
         return (*elsewhere[0], waiting_s) if elsewhere else None
 
     def _end_stuck(self, rank: int, place: int) -> None:
-        here = f"wait for other ranks at {users_place(self.thread)}"
+        here = f"{WAIT} at {users_place(self.thread)}"
         error = _parted({self.rank: here, rank: self.places.told(place)})
         with suppress(OSError, ValueError):
             os.write(2, f"{error}\n".encode())

@@ -32,6 +32,8 @@ from fasttrain.shim.hooks.loaders import on_batch
 from fasttrain.shim.hooks.outcome_recorder import Ledger
 from fasttrain.shim.process.callsite import call_site
 
+BEGIN, READ_ON = "begin to read a DataLoader", "read on in a DataLoader"
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -125,7 +127,7 @@ class SharedLoaders:
             original(iterator, loader)
             return
         where = call_site()
-        place = self._answers.places.number(frame, "begin to read a DataLoader")
+        place = self._answers.places.number(frame, BEGIN)
         why_not = self._answers.ask(place, functools.partial(self._reason, loader))
         if not why_not and self._met() is None:
             why_not = "the ranks of a node can't share memory here"
@@ -133,7 +135,7 @@ class SharedLoaders:
             self.ledger.pass_over(f"DataLoader ({where})", f"each rank reads it itself: {why_not}")
             original(iterator, loader)
             return
-        going_on = self._answers.places.number(frame, "read on in a DataLoader")
+        going_on = self._answers.places.number(frame, READ_ON)
         self._share(original, iterator, loader, going_on)
         self.ledger.apply("DataLoader", where)
 

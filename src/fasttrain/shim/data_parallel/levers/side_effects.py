@@ -30,6 +30,8 @@ from fasttrain.shim.data_parallel.split.lazy_rows import gather_in
 from fasttrain.shim.hooks.outcome_recorder import Ledger
 from fasttrain.shim.process.import_hook import after_import
 
+LEFT = "left to rank 0"
+
 
 class SideEffects:
     """Takes the place of what writes files.
@@ -103,7 +105,7 @@ class SideEffects:
         if not self._files.leave(outside, "save a checkpoint", path, save):
             self._save_elsewhere(path, save)
         if self._ranks.rank:
-            self.ledger.apply("left to rank 0", "")
+            self.ledger.apply(LEFT, "")
         else:
             self.ledger.apply("saved", "")
             self.ledger.counts["files"] += 1

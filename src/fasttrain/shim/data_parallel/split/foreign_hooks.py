@@ -11,6 +11,8 @@ from torch.nn import Module
 from torch.nn.modules import module as torchs
 from torch.nn.parallel import DistributedDataParallel
 
+ALL_MODULES = "all modules"
+
 _OF_MODULES = (
     "register_forward_hook", "register_forward_pre_hook", "register_full_backward_hook",
     "register_full_backward_pre_hook", "register_backward_hook",
@@ -59,7 +61,7 @@ def foreign_hook(module: Module) -> str:
     """Return the class of the first module that has a hook of the script's; empty for none."""
     for name in _GLOBAL:
         if any(map(_is_foreign, getattr(torchs, name).values())):
-            return "all modules"
+            return ALL_MODULES
     parts = (part for part in Module.modules(module) if any(map(_is_foreign, _hooks(part))))
     return next((type(part).__name__ for part in parts), "")
 

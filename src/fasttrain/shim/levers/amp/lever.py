@@ -42,6 +42,7 @@ JUDGING = (
     " call after one"
 )
 BY_HAND = "its forward() is called directly, which lowers its layers and not what is between them"
+KEEPS_ELSEWHERE = "its forward keeps tensors outside of its modules"
 
 
 class Side:
@@ -118,9 +119,7 @@ class AmpLever:
         try:
             output = self._lowered_or_repeated(root, device, call, args, kwargs)
             if searched and (where := self._reach.lift(args, kwargs, root.ref())):
-                self._leave_for_good(
-                    root, f"its forward keeps tensors outside of its modules, in {where}"
-                )
+                self._leave_for_good(root, f"{KEEPS_ELSEWHERE}, in {where}")
         finally:
             root.precision.backup.release()
         return output

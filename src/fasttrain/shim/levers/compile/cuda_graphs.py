@@ -25,6 +25,14 @@ from fasttrain.shim.hooks.casting import map_tensors
 from fasttrain.shim.hooks.outcome_recorder import Ledger
 from fasttrain.shim.hooks.roots import parameters_of
 
+WITHOUT_GRAPHS = "without CUDA graphs"
+OTHER_SHAPES = "calls with other input shapes are made without CUDA graphs"
+CALLED_AGAIN = "is called more than once per optimizer step"
+EARLIER_GRADIENTS = "is called while gradients of an earlier backward pass are there"
+KEPT_GRADIENTS = "gradients are kept beyond their step"
+HOOKED = "its parameters have gradient hooks"
+INPUT_GRADIENT = "an input takes a gradient"
+
 Call = Callable[..., Any]
 Shapes = tuple[Any, ...]
 # Steps that a loop is watched for: past a warm-up's odd first one, and soon enough to pay.
@@ -57,7 +65,7 @@ class GraphGuard:
         """Do without CUDA graphs from now on."""
         if not self._refused:
             self._refused = True
-            self._ledger.note(f"without CUDA graphs: {reason}")
+            self._ledger.note(f"{WITHOUT_GRAPHS}: {reason}")
 
     def admits(self, module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Return whether this very call may be a replay."""
@@ -71,7 +79,7 @@ class GraphGuard:
         if self._shapes is None:
             self._shapes = shapes
         if shapes != self._shapes:
-            self._ledger.note("calls with other input shapes are made without CUDA graphs")
+            self._ledger.note(OTHER_SHAPES)
             return False
         self._safe_steps += 1
         return self._safe_steps > PROBATION_STEPS
@@ -85,11 +93,11 @@ class GraphGuard:
     def _danger(self, module: Module) -> str:
         name = type(module).__name__
         if self._called_at == self._steps:
-            return f"{name} is called more than once per optimizer step"
+            return f"{name} {CALLED_AGAIN}"
         if any(p.grad is not None for p in parameters_of(module)):
-            return f"{name} is called while gradients of an earlier backward pass are there"
+            return f"{name} {EARLIER_GRADIENTS}"
         if any(gradient() is not None for gradient in self._gradients):
-            return "gradients are kept beyond their step"
+            return KEPT_GRADIENTS
         return ""
 
     def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
@@ -103,9 +111,9 @@ class GraphGuard:
 def _leak(module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     """Tell how gradients in a graph's memory could get to where nobody sees them kept."""
     if any(p._backward_hooks or _accumulated_hooks(p) for p in parameters_of(module)):
-        return "its parameters have gradient hooks"
+        return HOOKED
     if any(isinstance(v, Tensor) and v.requires_grad for v in (*args, *kwargs.values())):
-        return "an input takes a gradient"
+        return INPUT_GRADIENT
     return ""
 
 

@@ -53,6 +53,8 @@ BY_HAND = "its forward() is called directly: its layers are compiled one by one"
 # What is called first after so many graphs isn't compiled: each takes seconds to minutes.
 MOST_GRAPHS = 64
 NO_GRAPH = "no graph was made of what it was to compile"
+NO_BLOCKS = "has no repeated blocks"
+SEVERAL_MODELS = "the script calls several models that can train"
 FALL_BACK = ("torch._dynamo.config", "suppress_errors", True)
 
 
@@ -228,7 +230,7 @@ class CompileLever:
     def _fill_blocks(self, root: Root, module: Module) -> bool:
         blocks = repeated_blocks(module)
         if not blocks:
-            self.ledger.note(f"{root.name} has no repeated blocks: compiled whole")
+            self.ledger.note(f"{root.name} {NO_BLOCKS}: compiled whole")
         for block in blocks:
             self._slots.fill(block, self._forward_of(type(block)), Filling(), self._later)
             self.ledger.touch(type(block).__name__, f"a block of {root.name}")
@@ -244,7 +246,7 @@ class CompileLever:
             return None
         if self._guard is not None or len(self._slots):
             if self._guard is not None:
-                self._guard.refuse("the script calls several models that can train")
+                self._guard.refuse(SEVERAL_MODELS)
             return None
         function = separate_function(root.name, self._roots.finish)
         self._guard = GraphGuard(self._compile(function, mode=self._plan.graphs), self.ledger)

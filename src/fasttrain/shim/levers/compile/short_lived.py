@@ -5,6 +5,8 @@ from __future__ import annotations
 from fasttrain.shim.hooks.roots import Root
 from fasttrain.shim.levers.compile.slots import Filling
 
+MADE_AGAIN = "is made again and again"
+
 # A script that makes a new wrapper at each step, or a copy for each task, would compile each.
 MOST_OF_A_KIND = 3
 # The compilation of even a tiny module takes as long as thousands of its calls.
@@ -32,4 +34,4 @@ class ShortLived:
         gone = sum(r.ref() is None and f.calls <= FEW_CALLS for r, f in kind)
         if gone < MOST_OF_A_KIND:
             return ""
-        return f"a new {root.name} is made again and again; each would be compiled for itself"
+        return f"a new {root.name} {MADE_AGAIN}; each would be compiled for itself"

@@ -85,6 +85,8 @@ def concerns(root: Module, module: Module | None, hooks: Any) -> bool:
     return False
 
 
+HOOKS_CHANGE = "its hooks change all the time"
+
 Call = Callable[..., Any]
 UNDER_FUNC = "called under torch.func's transforms, where torch.compile can't run"
 # A script that changes its hooks more often than this would compile for ever.
@@ -190,7 +192,7 @@ class Slots:
         filling.renewals += 1
         reason = uncompilable(target)
         if filling.renewals > MOST_RENEWALS:
-            reason = "its hooks change all the time"
+            reason = HOOKS_CHANGE
         if reason:
             self.release(target)
             self._ledger.note(f"{name} runs eagerly: {reason}")

@@ -28,6 +28,10 @@ _INSTALLED = (
 )
 
 
+GENERATOR = "its forward is a generator"
+SPECTRAL_NORM = "torch.nn.utils.spectral_norm gets wrong gradients when it is compiled"
+
+
 def uncompilable(module: Module) -> str:
     """Return the reason why a module is to run eagerly; empty if it can be compiled."""
     if isinstance(module, torch.jit.ScriptModule):
@@ -35,9 +39,9 @@ def uncompilable(module: Module) -> str:
     if isinstance(module, DataParallel):
         return "DataParallel copies it to threads at every call"
     if inspect.isgeneratorfunction(module.forward):
-        return "its forward is a generator"
+        return GENERATOR
     if _has_spectral_norm(module):
-        return "torch.nn.utils.spectral_norm gets wrong gradients when it is compiled"
+        return SPECTRAL_NORM
     return ""
 
 

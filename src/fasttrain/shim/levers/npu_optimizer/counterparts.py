@@ -44,6 +44,12 @@ _RMSPROP_STATE = {
 _RMSPROP_CONDITIONS = {"momentum_buffer": "momentum", "grad_avg": "centered"}
 
 
+NONE_FUSED = "torch_npu has no fused one for it"
+NOT_CONTIGUOUS = "a parameter is not contiguous"
+PART = "a parameter is a part of a larger memory"
+SHARED = "two parameters share their memory"
+
+
 @dataclass(frozen=True, slots=True)
 class Counterpart:
     """The fused optimizer that computes what one of a script does.
@@ -172,7 +178,7 @@ def why_not(optimizer: Optimizer) -> str:
     """
     counterpart = counterpart_of(type(optimizer))
     if counterpart is None:
-        return "torch_npu has no fused one for it"
+        return NONE_FUSED
     return counterpart.differs or next(_reasons(optimizer, counterpart), "")
 
 
@@ -215,6 +221,11 @@ def _parameter_reasons(optimizer: Optimizer) -> Iterator[str]:
                 yield from _tensor_reasons(parameter, storages)
 
 
+def on_device(device: object) -> str:
+    """Return why a parameter on another device than an NPU is left where it is."""
+    return f"a parameter is on {device}"
+
+
 def _tensor_reasons(parameter: Tensor, storages: set[int]) -> Iterator[str]:
     """Tell what keeps a parameter's memory from moving into a flat buffer."""
     if type(parameter) not in (Tensor, nn.Parameter):
@@ -225,18 +236,18 @@ def _tensor_reasons(parameter: Tensor, storages: set[int]) -> Iterator[str]:
     if parameter.grad is not None and parameter.grad.is_sparse:
         yield "its gradients are sparse"
     if not parameter.is_contiguous():
-        yield "a parameter is not contiguous"
+        yield NOT_CONTIGUOUS
     if _has_private_format(parameter):
         yield "a parameter is in a private format"
     storage = parameter.untyped_storage()
     # Such as the parameters of FSDP, which are parts of one storage
     if storage.nbytes() != parameter.numel() * parameter.element_size():
-        yield "a parameter is a part of a larger memory"
+        yield PART
     elif storage.nbytes() and storage.data_ptr() in storages:
-        yield "two parameters share their memory"
+        yield SHARED
     storages.add(storage.data_ptr())
     if parameter.device.type != "npu":
-        yield f"a parameter is on {parameter.device}"
+        yield on_device(parameter.device)
 
 
 def _has_private_format(parameter: Tensor) -> bool:

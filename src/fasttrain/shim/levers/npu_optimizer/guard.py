@@ -31,6 +31,8 @@ from fasttrain.shim.levers.npu_optimizer.counterparts import Counterpart
 # machine).
 
 
+OTHER_GRADIENTS = "other parameters than before had a gradient"
+
 _gradient: Callable[[Tensor], Tensor | None] = attrgetter("grad")
 _is_sparse: Callable[[Any], bool] = attrgetter("is_sparse")
 _shape: Callable[[Tensor], Any] = attrgetter("shape")
@@ -77,7 +79,7 @@ class Links:
         gradients = list(map(_gradient, self._linked))
         others = map(_gradient, self._others)
         if _holds_none(gradients) or any(gradient is not None for gradient in others):
-            return "other parameters than before had a gradient"
+            return OTHER_GRADIENTS
         if (
             list(map(Tensor.data_ptr, self._linked)) != self._addresses
             or list(map(_shape, self._linked)) != self._shapes
