@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import signal
@@ -34,6 +35,32 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling | None:
     """Keep the tests on SLURM together, unless another way of dealing was asked for."""
     return SlurmTogether(config, log) if config.getvalue("dist") == "loadfile" else None
+
+
+# Longest first, so that no process is left alone with one of them at the end.
+LONGEST = (
+    "tests/slurm/", "tests/e2e/", "tests/contract/test_scripts.py", "tests/contract/test_frame",
+    "tests/contract/test_checkpoints.py", "tests/contract/test_ranks_styles.py",
+    "tests/contract/test_preempt_snapshots.py", "tests/contract/test_data_parallel",
+    "tests/integration/", "tests/contract/", "tests/fuzz/", "tests/unit/shim/", "tests/unit/",
+    "tests/faults/",  # these are dealt one by one
+)  # fmt: skip
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put what takes longest first."""
+
+    def place(item: pytest.Item) -> int:
+        names = (at for at, name in enumerate(LONGEST) if item.nodeid.startswith(name))
+        return next(names, len(LONGEST))
+
+    items.sort(key=place)
+
+
+def pytest_collection_finish() -> None:
+    """Keep all that is there by now out of the garbage collector's way; tests collect a lot."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

@@ -12,12 +12,21 @@ from typing import Any
 import pytest
 
 from support.rig import backend, rig
+from support.zygote import Zygote
 
 PROGRAMS = Path(__file__).parent / "programs"
 LEVERS_OFF = ("--preset", "exact", "--quiet")
 
 Completed = subprocess.CompletedProcess[bytes]
 SameAsPython = Callable[..., Completed]
+
+
+@pytest.fixture(scope="session")
+def zygote(environ: dict[str, str]) -> Iterator[Zygote]:
+    """Run scripts in forks of one process that has imported torch."""
+    zygote = Zygote(environ)
+    yield zygote
+    zygote.close()
 
 
 @pytest.fixture

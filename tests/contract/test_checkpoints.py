@@ -36,7 +36,25 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 # dynamo warns while it compiles; here that would be an error inside the compiler
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
-every_case = pytest.mark.parametrize("case", CASES, ids=str)
+AMPS, COMPILED = ["off", "bfloat16", "float16"], ["off", "model", "blocks"]
+
+
+def in_pairs(case: Case) -> bool:
+    """Whether a case is one of those that bring any two choices together."""
+    if case.kind != "adamw":
+        return case.kind == ("sgd" if case.amp == "float16" else "adam") and case.amp != "off"
+    compiled = case.scope if case.compile != "off" else "off"
+    both = AMPS.index(case.amp) + COMPILED.index(compiled)
+    return case.optimizer == ["keep", "fused"][both % 2]
+
+
+every_case = pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, id=str(case), marks=() if in_pairs(case) else pytest.mark.matrix)
+        for case in CASES
+    ],
+)
 
 
 @pytest.fixture(scope="module")
@@ -170,9 +188,14 @@ def inspect(*folders: Path) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def inspected(runs: Runs) -> dict[Case, dict[str, Any]]:
-    """What torch alone finds in the checkpoints of all cases."""
-    return dict(zip(CASES, inspect(*map(runs.folder, CASES)), strict=True))
+def inspected(runs: Runs, request: pytest.FixtureRequest) -> dict[Case, dict[str, Any]]:
+    """What torch alone finds in the checkpoints of all cases that are tested."""
+    cases = [case for case in CASES if any(_takes(item, case) for item in request.session.items)]
+    return dict(zip(cases, inspect(*map(runs.folder, cases)), strict=True))
+
+
+def _takes(item: pytest.Item, case: Case) -> bool:
+    return getattr(item, "callspec", None) is not None and item.callspec.params.get("case") is case
 
 
 @every_case
@@ -211,6 +234,7 @@ LEVERS = "--amp bf16 --compile default --optimizer auto"
 
 
 @pytest.mark.slow
+@pytest.mark.matrix
 def test_saved_and_resumed_with_inductor(runs: Runs, train: Train, tmp_path: Path) -> None:
     half, both, once = (tmp_path / name for name in ("half", "both", "once"))
     first = train(LEVERS, "train.py", "--steps", str(HALF), "--save", half)

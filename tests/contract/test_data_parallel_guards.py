@@ -13,6 +13,8 @@ import pytest
 import torch
 
 from support.script_runs import LEVERS_OFF, Alone, assert_same_prints, differences, with_ranks
+from support.thinned import thinned
+from support.zygote import Zygote
 
 HERE = Path(__file__).parent
 PROGRAMS = HERE / "data_parallel"
@@ -21,8 +23,8 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def alone() -> Any:
-    return Alone()
+def alone(zygote: Zygote) -> Any:
+    return Alone(zygote)
 
 
 def files(cwd: Path) -> dict[str, Path]:
@@ -43,7 +45,10 @@ def assert_same_files(found: dict[str, Path], expected: dict[str, Path]) -> None
             assert_same_prints(*lines, lambda _: {"abs": 2e-5})
 
 
-@pytest.mark.parametrize("way", ["checkpoints", "logs", "rotation", "temporary", "late_directory"])
+WAYS = ["checkpoints", "logs", "rotation", "temporary", "late_directory"]
+
+
+@pytest.mark.parametrize("way", thinned(WAYS, 5))
 def test_files_are_those_of_one_process(
     alone: Any, fasttrain: Any, tmp_path: Path, way: str
 ) -> None:
@@ -79,10 +84,14 @@ def said(run: Any) -> str:
     return "\n".join([run.stderr, *(log.read_text() for log in logs)])
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", thinned([0, 1], 2, 1))
 @pytest.mark.parametrize(
     ("how", "slug"),
-    [("ends", "ranks-steps"), ("wider", "ranks-models"), ("changed", "ranks-data")],
+    [
+        ("ends", "ranks-steps"),
+        pytest.param("wider", "ranks-models", marks=pytest.mark.matrix),
+        pytest.param("changed", "ranks-data", marks=pytest.mark.matrix),
+    ],
 )
 def test_ranks_that_go_different_ways_are_an_error(
     fasttrain: Any, tmp_path: Path, rank: int, how: str, slug: str
@@ -100,7 +109,7 @@ def test_ranks_that_go_different_ways_are_an_error(
     assert crash["why"] in lines[last - 1]
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", thinned([0, 1], 2, 1))
 def test_a_killed_rank_ends_the_run(fasttrain: Any, tmp_path: Path, rank: int) -> None:
     run = run_until_wrong(fasttrain, tmp_path, rank, "killed")
     assert run.returncode == 128 + signal.SIGKILL
@@ -108,6 +117,7 @@ def test_a_killed_rank_ends_the_run(fasttrain: Any, tmp_path: Path, rank: int) -
     assert "ended" not in run.stdout
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_that_raises_ends_the_run(fasttrain: Any, tmp_path: Path, rank: int) -> None:
     run = run_until_wrong(fasttrain, tmp_path, rank, "raises")
@@ -120,6 +130,7 @@ def test_a_rank_that_raises_ends_the_run(fasttrain: Any, tmp_path: Path, rank: i
 STRICT = ("--preset", "exact", "--strict")
 
 
+@pytest.mark.matrix
 def test_a_model_without_room_for_a_second_graph_is_split_all_the_same(
     alone: Any, fasttrain: Any, tmp_path: Path
 ) -> None:
@@ -132,6 +143,7 @@ def test_a_model_without_room_for_a_second_graph_is_split_all_the_same(
     assert run.returncode == 0, run.stderr
 
 
+@pytest.mark.matrix
 def test_a_model_that_is_not_split_is_an_error_with_strict(fasttrain: Any, tmp_path: Path) -> None:
     program = HERE.parent / "scripts/ranks/nosplit_infonce_inside.py"
     run = with_ranks(fasttrain, tmp_path / "ranks", program, options=STRICT)

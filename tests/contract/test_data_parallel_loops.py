@@ -11,7 +11,15 @@ from typing import Any
 
 import pytest
 
-from support.script_runs import LEVERS_OFF, Alone, assert_same_prints, differences, with_ranks
+from support.script_runs import (
+    LEVERS_OFF,
+    Alone,
+    assert_same_prints,
+    differences,
+    forked_ranks,
+    with_ranks,
+)
+from support.zygote import Zygote
 
 HERE = Path(__file__).parent
 PROGRAMS = HERE / "data_parallel"
@@ -25,9 +33,9 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def alone(tmp_path_factory: pytest.TempPathFactory, zygote: Zygote) -> Any:
     """Run a program as one process without fasttrain."""
-    run, base = Alone(), tmp_path_factory.mktemp("alone")
+    run, base = Alone(zygote), tmp_path_factory.mktemp("alone")
 
     @functools.cache
     def start(program: str, *args: str) -> Any:
@@ -37,8 +45,19 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.fixture
-def two_ranks(fasttrain: Any, tmp_path: Path) -> Any:
-    """Run a program as two ranks, or as several."""
+def two_ranks(zygote: Zygote, tmp_path: Path) -> Any:
+    """Run a program as two ranks, or as several, which are forks."""
+
+    def start(program: str, *args: str, name: str = "ranks", **how: Any) -> Any:
+        path = PROGRAMS / f"{program}.py"
+        return forked_ranks(zygote, tmp_path / name, path, *args, **how)
+
+    return start
+
+
+@pytest.fixture
+def two_started_ranks(fasttrain: Any, tmp_path: Path) -> Any:
+    """Run a program as two ranks, or as several, by the real command."""
 
     def start(program: str, *args: str, name: str = "ranks", **how: Any) -> Any:
         path = PROGRAMS / f"{program}.py"
@@ -153,8 +172,9 @@ def test_ranks_draw_alike_and_each_row_has_a_dropout_of_its_own(
     assert run.outcome("strategy")["counts"]["split calls"] > 0
 
 
+@pytest.mark.matrix
 def test_precision_kernels_and_compilation_work_together(
-    fasttrain: Any, two_ranks: Any, tmp_path: Path
+    two_started_ranks: Any, tmp_path: Path
 ) -> None:
     environ = {
         "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor"),
@@ -162,8 +182,8 @@ def test_precision_kernels_and_compilation_work_together(
     }
     options = ("--amp", "bf16", "--optimizer", "fused", "--strict")
     how: dict[str, Any] = {"environ": environ, "name": "compiled", "timeout_s": 250.0}
-    run = two_ranks("whole_batches", "8", options=(*options, "--compile", "default"), **how)
-    one = two_ranks("whole_batches", "8", options=options, ranks=1, name="one")
+    run = two_started_ranks("whole_batches", "8", options=(*options, "--compile", "default"), **how)
+    one = two_started_ranks("whole_batches", "8", options=options, ranks=1, name="one")
     found, expected = ([float(n) for (n,) in told(r.lines(), "loss")] for r in (run, one))
     assert len(found) == 18
     assert found == pytest.approx(expected, rel=0.02)
@@ -184,8 +204,8 @@ def test_an_overflow_on_one_rank_skips_the_step_on_all(two_ranks: Any) -> None:
     assert made.count("skipped") == counts[0]["skipped steps"]
 
 
-def test_a_group_of_the_scripts_own_is_left_alone(two_ranks: Any) -> None:
-    run = two_ranks("own_group", options=ALL_SHOWN)
+def test_a_group_of_the_scripts_own_is_left_alone(two_started_ranks: Any) -> None:
+    run = two_started_ranks("own_group", options=ALL_SHOWN)
     (first,), (second,) = run.lines(0), run.lines(1)
     assert first.startswith("rank 0 of 2 [")
     assert second == first.replace("rank 0", "rank 1")
@@ -207,8 +227,8 @@ def test_noise_of_the_loop_is_that_of_one_process(alone: Any, two_ranks: Any) ->
     assert run.lines(0) == run.lines(1) == one
 
 
-def test_the_script_that_asks_for_its_rank_in_vain_is_stopped(two_ranks: Any) -> None:
-    run = two_ranks("asks_for_rank", options=ALL_SHOWN)
+def test_the_script_that_asks_for_its_rank_in_vain_is_stopped(two_started_ranks: Any) -> None:
+    run = two_started_ranks("asks_for_rank", options=ALL_SHOWN)
     assert run.returncode == 78
     assert "[unrelated-copies]" in run.stderr
     assert "rank 0 2 0" in run.stdout

@@ -18,6 +18,7 @@ import pytest
 
 from support.command import Command
 from support.script_runs import LEVERS_OFF, Alone, assert_same_prints, differences, with_ranks
+from support.zygote import Zygote
 
 HERE = Path(__file__).parent
 LOADERS = HERE.parent / "scripts/loaders"
@@ -86,9 +87,9 @@ def meeting(kind: str, node: int) -> tuple[str, ...]:
     return ("--node-rank", str(node), *where)
 
 
-@pytest.mark.parametrize("kind", ["static", "elastic"])
+@pytest.mark.parametrize("kind", [pytest.param("static", marks=pytest.mark.matrix), "elastic"])
 def test_nodes_apart_train_what_one_process_trains(
-    hosts: list[Any], tmp_path: Path, kind: str
+    hosts: list[Any], tmp_path: Path, kind: str, zygote: Zygote
 ) -> None:
     path = LOADERS / "shuffled_classifier.py"
 
@@ -101,7 +102,7 @@ def test_nodes_apart_train_what_one_process_trains(
     with ThreadPoolExecutor(2) as pool:
         nodes = list(pool.map(node, range(2)))
     first, second = sorted(nodes, key=lambda run: not run.good.stdout)
-    alone = Alone()(tmp_path / "alone", path)
+    alone = Alone(zygote)(tmp_path / "alone", path)
     # torch warns of hosts that no name server knows.
     printed = [line for line in first.lines() if "[c10d]" not in line]
     assert_same_prints(

@@ -23,7 +23,7 @@ CASES = {
     "mmengine_runner": (("--launcher", "pytorch"), "mmengine.Runner"),
 }
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.matrix]
 
 
 def trained(stdout: bytes) -> list[Any]:

@@ -18,6 +18,7 @@ import torch
 
 from fasttrain.model.guards import GOING_ON, NONE_YET, PREEMPTED_BEHIND
 from support.script_runs import differences
+from support.thinned import thinned
 
 HERE = Path(__file__).parent
 LOOPS = HERE / "preempt/loops.py"
@@ -51,7 +52,7 @@ class Attempts:
         return torch.load(self.cwd / name, weights_only=False)
 
 
-@pytest.mark.parametrize("name", LOOP_STOPS)
+@pytest.mark.parametrize("name", thinned(list(LOOP_STOPS), 4))
 def test_a_preempted_run_ends_as_one_that_was_not(
     fasttrain: Any, tmp_path: Path, name: str
 ) -> None:
@@ -76,6 +77,7 @@ def test_a_preempted_run_ends_as_one_that_was_not(
         assert differences(*best, **EXACTLY) == []
 
 
+@pytest.mark.matrix
 def test_ranks_are_preempted_at_one_step_and_go_on(fasttrain: Any, tmp_path: Path) -> None:
     whole = Attempts(fasttrain, tmp_path / "whole", "accumulation", TWO)
     printed = whole("--run-dir", "run")
@@ -135,6 +137,7 @@ def take_out(run_dir: Path, key: str) -> None:
     manifest.write_text(json.dumps(told))
 
 
+@pytest.mark.matrix
 def test_what_does_not_fit_is_refused(fragile: Attempts) -> None:
     again = ("--resume", "run")
     assert slug(fragile(*again, "--nproc-per-node", "2")) == "snapshot-mismatch"
@@ -149,6 +152,7 @@ def test_what_does_not_fit_is_refused(fragile: Attempts) -> None:
     assert slug(fragile(*again)) == "snapshot-untrusted"
 
 
+@pytest.mark.matrix
 def test_a_snapshot_that_can_not_be_used_leaves_the_one_before(fragile: Attempts) -> None:
     whole = Attempts(
         fragile._fasttrain, fragile.cwd.with_name("whole"), "fragile", ("--amp", "off")
@@ -203,6 +207,7 @@ def starting(launcher: psutil.Process) -> bool:
     return any("plan.json" in " ".join(child.cmdline()) for child in launcher.children())
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("options", [("--amp", "off"), TWO], ids=["direct", "torchrun"])
 def test_a_signal_that_comes_while_processes_start_waits_for_them(
     fasttrain: Any, tmp_path: Path, options: tuple[str, ...]

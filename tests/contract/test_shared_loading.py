@@ -53,7 +53,10 @@ def lines_alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]
     }
 
 
-@pytest.mark.parametrize(("ranks", "methods"), [(2, ("spawn", "forkserver")), (3, ())])
+@pytest.mark.parametrize(
+    ("ranks", "methods"),
+    [pytest.param(2, ("spawn", "forkserver"), marks=pytest.mark.matrix), (3, ())],
+)
 def test_ranks_read_what_python_reads(
     ranks: int,
     methods: tuple[str, ...],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import re
 import subprocess
 from collections.abc import Callable
@@ -14,7 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from support.scripts_alone import run_alone
+from support.rank_forks import run_ranks
+from support.zygote import Zygote
 
 TIMEOUT_S = 120.0
 LEVERS_OFF = ("--amp", "off", "--optimizer", "keep")
@@ -62,25 +62,30 @@ class Run:
 class Alone:
     """Runs scripts as ``python`` would, without the seconds that importing torch takes."""
 
-    def __init__(self) -> None:
-        self._helpers = multiprocessing.get_context("forkserver")
-        self._helpers.set_forkserver_preload(["torch"])
+    def __init__(self, zygote: Zygote) -> None:
+        self._zygote = zygote
 
     def __call__(self, cwd: Path, script: Path, *args: str) -> Run:
         """Run one in a directory of its own."""
         cwd.mkdir(parents=True)
-        job = {"script": str(script), "args": args, "cwd": str(cwd), "environ": {}}
-        process = self._helpers.Process(target=run_alone, args=(job,))
-        process.start()
-        process.join(TIMEOUT_S)
-        if process.exitcode is None:
-            process.kill()
-            process.join()
-        told = []
-        for stream in ("stdout", "stderr"):
-            told.append((cwd / stream).read_text())
-            (cwd / stream).unlink()
-        return Run(cwd, int(process.exitcode or 0), *told)
+        end = self._zygote.wait(self._zygote.python(script, *args, cwd=cwd, timeout_s=TIMEOUT_S))
+        return Run(cwd, end.returncode, end.stdout, end.stderr)
+
+
+def forked_ranks(
+    zygote: Zygote,
+    cwd: Path,
+    script: Path,
+    *args: str,
+    ranks: int = 2,
+    options: tuple[str, ...] = LEVERS_OFF,
+    timeout_s: float = TIMEOUT_S,
+) -> Run:
+    """Run a script as `with_ranks` does, with forks as ranks; see `support.rank_forks`."""
+    cwd.mkdir(parents=True)
+    how: dict[str, Any] = {"ranks": ranks, "options": options, "timeout_s": timeout_s}
+    done = run_ranks(zygote, cwd, script, *args, **how)
+    return Run(cwd, done.returncode, done.stdout, done.stderr)
 
 
 def with_ranks(

@@ -172,18 +172,21 @@ def read_or_refuse(path: Path, content: bytes) -> None:
     assert refused is None or refused.slug == "machine-file"
 
 
+@pytest.mark.matrix
 @FUZZ
 @given(content=st.binary(max_size=200))
 def test_random_bytes_are_read_or_refused(tmp_path: Path, content: bytes) -> None:
     read_or_refuse(tmp_path / "m.json", content)
 
 
+@pytest.mark.matrix
 @FUZZ
 @given(value=json_values)
 def test_random_json_is_read_or_refused(tmp_path: Path, value: Any) -> None:
     read_or_refuse(tmp_path / "m.json", json.dumps(value).encode())
 
 
+@pytest.mark.matrix
 @FUZZ
 @given(data=st.data(), value=json_values)
 def test_one_random_field_is_read_or_refused(tmp_path: Path, data: Any, value: Any) -> None:

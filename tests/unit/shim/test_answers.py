@@ -183,7 +183,7 @@ def test_ranks_that_wait_for_each_other_are_told(
         with ranks.waits():
             time.sleep(15.0)  # as in a collective
 
-    end = on_ranks(tmp_path, act, nodes=nodes, wait_s=6.0)[1 - asking]
+    end = on_ranks(tmp_path, act, nodes=nodes, wait_s=3.0)[1 - asking]
     assert end.code == 78, end.stderr
     assert "[ranks-parted]" in end.stderr
     assert "run the trainer" in end.stderr

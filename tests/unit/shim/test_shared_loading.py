@@ -18,6 +18,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, random_split
 
+from fasttrain.shim.data_parallel.answers import answers as answers_module
 from fasttrain.shim.data_parallel.answers.answers import Answers
 from fasttrain.shim.data_parallel.levers.shared_loading import BEGIN, READ_ON, SharedLoaders
 from fasttrain.shim.data_parallel.loading import node
@@ -60,7 +61,7 @@ def read(batches: Any) -> list[Any]:
     return [[x.tolist(), y.tolist()] for x, y in batches]
 
 
-@pytest.mark.parametrize("nodes", [1, 2])
+@pytest.mark.parametrize("nodes", [pytest.param(1, marks=pytest.mark.matrix), 2])
 def test_ranks_get_the_batches_of_one_process(tmp_path: Path, nodes: int) -> None:
     def walk() -> Any:
         batches, again = loader(shuffle=True), loader(persistent_workers=True)
@@ -96,7 +97,7 @@ def error_of(batches: Any) -> list[Any]:
     return ["none"]
 
 
-@pytest.mark.parametrize("how", ["killed", "left"])
+@pytest.mark.parametrize("how", ["killed", pytest.param("left", marks=pytest.mark.matrix)])
 def test_all_ranks_hear_of_a_worker_that_died(tmp_path: Path, how: str) -> None:
     def die() -> None:
         os.kill(os.getpid(), signal.SIGKILL) if how == "killed" else os._exit(3)
@@ -148,8 +149,11 @@ def test_a_batch_that_cannot_be_given_is_an_error(tmp_path: Path) -> None:
 
 
 def test_ranks_that_part_in_a_loop_are_told(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(answers_module, "STUCK_S", 0.4)
+    monkeypatch.setattr(answers_module, "POLL_S", 0.1)
+
     def act(ranks: Ranks) -> Any:
         installed(ranks)
         for number, _ in enumerate(loader()):
