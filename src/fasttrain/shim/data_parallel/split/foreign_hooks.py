@@ -11,6 +11,9 @@ from torch.nn import Module
 from torch.nn.modules import module as torchs
 from torch.nn.parallel import DistributedDataParallel
 
+from fasttrain.shim.hooks import patching
+from fasttrain.shim.hooks.seams import Hooking
+
 _OF_MODULES = (
     "register_forward_hook", "register_forward_pre_hook", "register_full_backward_hook",
     "register_full_backward_pre_hook", "register_backward_hook",
@@ -32,9 +35,7 @@ class HookCount:
     def install(self, undo: ExitStack) -> None:
         """Watch the methods that register hooks, and torch's own hooks for parts of modules."""
         for name in _OF_MODULES:
-            original = getattr(Module, name)
-            undo.callback(setattr, Module, name, original)
-            setattr(Module, name, self._counted(original))
+            patching.wrap(Module, name, self._counted, undo, Hooking.SPLIT)
         for register in (
             torchs.register_module_module_registration_hook,
             torchs.register_module_parameter_registration_hook,
