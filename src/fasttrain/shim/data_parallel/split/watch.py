@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import sys
 from contextlib import ExitStack, redirect_stderr, redirect_stdout
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,9 +32,7 @@ class Watch:
         patching.wrap(Tensor, "register_hook", self._hooking, self._undo, Hooking.TRIAL)
         for name in ("tolist", "numpy"):
             patching.wrap(Tensor, name, self._reading, self._undo, Reading.TRIAL)
-        listening: Any = _Listening(sys.stdout, self), _Listening(sys.stderr, self)
-        self._undo.enter_context(redirect_stdout(listening[0]))
-        self._undo.enter_context(redirect_stderr(listening[1]))
+        _redirect(_Listening(sys.stdout, self), _Listening(sys.stderr, self), self._undo)
 
     def _hooking(self, original: Any) -> Any:
         def register_hook(tensor: Tensor, hook: Any) -> Any:
@@ -73,18 +71,23 @@ class Silence:
     """Drops what is printed."""
 
     def __enter__(self) -> None:
-        self._streams = sys.stdout, sys.stderr
-        sys.stdout = sys.stderr = cast("Any", self)
+        self._stream, self._undo = sys.stdout, ExitStack()
+        _redirect(self, self, self._undo)
 
     def __exit__(self, *_: object) -> None:
-        sys.stdout, sys.stderr = self._streams
+        self._undo.close()
 
     def write(self, text: str) -> int:
         """Drop it."""
         return len(text)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._streams[0], name)
+        return getattr(self._stream, name)
+
+
+def _redirect(out: Any, err: Any, undo: ExitStack) -> None:
+    undo.enter_context(redirect_stdout(out))
+    undo.enter_context(redirect_stderr(err))
 
 
 def other_random_states() -> list[tuple[Any, Any]]:
