@@ -16,6 +16,7 @@ from typing import Any
 
 from fasttrain.model.plan import LaunchPlan
 from fasttrain.model.reading import load
+from fasttrain.shim.hooks import patching
 from fasttrain.shim.process.import_hook import after_torch
 
 _HOME = repr(str(Path(__file__).absolute().parents[2])).replace("{", "{{").replace("}", "}}")
@@ -35,18 +36,19 @@ _PREPARE = (
 
 def follow_spawned(plan_path: Path, rank: int, undo: ExitStack) -> None:
     """Have interpreters that multiprocessing spawns prepare themselves before they do anything."""
-    original = spawn.get_command_line
 
-    def get_command_line(**kwargs: Any) -> list[str]:
-        argv: list[str] = original(**kwargs)
-        if "-c" in argv:  # a frozen program has none
-            prepare = _PREPARE.format(plan=str(plan_path), rank=rank)
-            program = argv.index("-c") + 1
-            argv[program] = f"exec({prepare!r}, {{}}); {argv[program]}"
-        return argv
+    def make(original: Any) -> Any:
+        def get_command_line(**kwargs: Any) -> list[str]:
+            argv: list[str] = original(**kwargs)
+            if "-c" in argv:  # a frozen program has none
+                prepare = _PREPARE.format(plan=str(plan_path), rank=rank)
+                program = argv.index("-c") + 1
+                argv[program] = f"exec({prepare!r}, {{}}); {argv[program]}"
+            return argv
 
-    undo.callback(setattr, spawn, "get_command_line", original)
-    spawn.get_command_line = get_command_line
+        return get_command_line
+
+    patching.wrap(spawn, "get_command_line", make, undo)
 
 
 def follow_forked(begin_anew: Callable[[], None]) -> None:

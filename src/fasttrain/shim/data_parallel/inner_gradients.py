@@ -15,7 +15,8 @@ from typing import Any
 
 from torch import Tensor
 
-from fasttrain.shim.hooks.hook_wrappers import put_method
+from fasttrain.shim.hooks import patching
+from fasttrain.shim.hooks.seams import Hooking
 
 _ASKED = "fasttrain: given beside what was made of it"  # in the metadata of a tensor's node
 
@@ -39,7 +40,7 @@ def see(tensors: Iterable[Any]) -> None:
 def install(undo: ExitStack) -> None:
     """See hooks on tensors, and gradients that are to be retained."""
     for name in ("register_hook", "retain_grad"):
-        put_method(name, _seen(getattr(Tensor, name)), undo)
+        patching.wrap(Tensor, name, _seen, undo, Hooking.SPLIT)
 
 
 def _seen(original: Any) -> Any:

@@ -21,8 +21,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fasttrain.shim.hooks import patching
 from fasttrain.shim.hooks.dynamo_skip import pass_over
-from fasttrain.shim.hooks.hook_wrappers import Hook, put_method
+from fasttrain.shim.hooks.hook_wrappers import Hook
+from fasttrain.shim.hooks.seams import Hooking
 
 # In the metadata of the cast's node, which lives and dies with the graph; no tensor is kept alive.
 _LIFTED = "fasttrain: cast for the script"
@@ -54,12 +56,13 @@ def is_lifted(tensor: Any) -> bool:
 
 def install(undo: ExitStack) -> None:
     """Replace what takes gradients by tensors."""
-    _watch_passes(undo)
+    if hasattr(torch.autograd, "_engine_run_backward"):
+        patching.wrap(torch.autograd, "_engine_run_backward", _watched_passes, undo)
     for name, act in (("register_hook", _hook), ("retain_grad", _retain)):
-        put_method(name, _instead(getattr(Tensor, name), act), undo)
+        patching.wrap(Tensor, name, functools.partial(_instead, act), undo, Hooking.LIFTED)
 
 
-def _instead(original: Any, act: Callable[..., Any]) -> Any:
+def _instead(act: Callable[..., Any], original: Any) -> Any:
     @functools.wraps(original)
     def method(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling() or not is_lifted(tensor):
@@ -152,11 +155,7 @@ def _add(tensor: Tensor, gradient: Tensor) -> None:
     tensor.grad = gradient.clone() if tensor.grad is None else tensor.grad + gradient
 
 
-def _watch_passes(undo: ExitStack) -> None:
-    original: Any = getattr(torch.autograd, "_engine_run_backward", None)
-    if original is None:
-        return
-
+def _watched_passes(original: Any) -> Any:
     @functools.wraps(original)
     def run(outputs: Any, *args: Any, **kwargs: Any) -> Any:
         inputs = args[INPUTS] if len(args) > INPUTS else ()
@@ -171,8 +170,7 @@ def _watch_passes(undo: ExitStack) -> None:
                 branch.leave()
 
     pass_over(run)
-    undo.callback(setattr, torch.autograd, "_engine_run_backward", original)
-    setattr(torch.autograd, "_engine_run_backward", run)  # noqa: B010
+    return run
 
 
 def _give_gradients(

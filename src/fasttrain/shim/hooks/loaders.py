@@ -13,6 +13,7 @@ from typing import Any
 
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from fasttrain.shim.hooks import patching
 from fasttrain.shim.hooks.dynamo_skip import pass_over
 
 _COUNTER = "_num_yielded"  # of DataLoader iterators from torch 1.4 on
@@ -26,10 +27,11 @@ def on_batch(listen: Listen, undo: ExitStack) -> None:
         for function in (_Counter.__get__, _Counter.__set__):
             pass_over(function, all_it_calls=True)
         counter = _Counter()
-        setattr(_BaseDataLoaderIter, _COUNTER, counter)
-        undo.callback(delattr, _BaseDataLoaderIter, _COUNTER)
+        gone = ExitStack()
+        patching.put(_BaseDataLoaderIter, _COUNTER, counter, gone)
+        counter.gone = gone.close
     counter.listeners.append(listen)
-    undo.callback(counter.listeners.remove, listen)
+    undo.callback(counter.leave, listen)
 
 
 class _Counter:
@@ -37,6 +39,12 @@ class _Counter:
 
     def __init__(self) -> None:
         self.listeners: list[Listen] = []
+        self.gone: Callable[[], None] = lambda: None  # takes it away again
+
+    def leave(self, listen: Listen) -> None:
+        self.listeners.remove(listen)
+        if not self.listeners:
+            self.gone()
 
     def __get__(self, iterator: Any, owner: Any) -> Any:
         return self if iterator is None else vars(iterator)[_COUNTER]

@@ -28,6 +28,7 @@ from torch import Tensor
 from torch.nn import Module, ModuleList, Parameter, Sequential
 from torch.utils.data import get_worker_info
 
+from fasttrain.shim.hooks import patching
 from fasttrain.shim.hooks.dynamo_skip import pass_over
 from fasttrain.shim.process.callsite import call_site, location
 
@@ -165,11 +166,9 @@ class RootCalls:
 
         for function in (__call__, RootCalls._outermost):
             pass_over(function)
-        original = Module.__call__
-        Module.__call__ = __call__  # type: ignore[method-assign]
-        undo.callback(setattr, Module, "__call__", original)
+        patching.put(Module, "__call__", __call__, undo)
         for name in ("trace", "trace_module", "_get_trace_graph"):  # the last one is torch.onnx's
-            self._stay_out_of(name, undo)
+            patching.wrap(torch.jit, name, self._stay_out_of, undo)
 
     def leave_plain(self) -> None:
         """Have roots run without a region from now on."""
@@ -192,9 +191,9 @@ class RootCalls:
             return {key: self.finish(item) for key, item in output.items()}
         return output
 
-    def _stay_out_of(self, name: str, undo: ExitStack) -> None:
+    def _stay_out_of(self, original: Any) -> Any:
         """Call nothing a root while torch.jit traces, or compares its trace with plain calls."""
-        original, inside = getattr(torch.jit, name), self.inside
+        inside = self.inside
 
         @functools.wraps(original)
         def trace(*args: Any, **kwargs: Any) -> Any:
@@ -204,8 +203,7 @@ class RootCalls:
             finally:
                 inside.flag = before
 
-        undo.callback(setattr, torch.jit, name, original)
-        setattr(torch.jit, name, trace)
+        return trace
 
     def _outermost(self, module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.inside.part is not None:

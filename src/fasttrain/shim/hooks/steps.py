@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import resource
 import statistics
@@ -22,8 +21,10 @@ from torch.optim.optimizer import (
 )
 
 from fasttrain.model.outcome import StepStats
+from fasttrain.shim.hooks import patching
 from fasttrain.shim.hooks.backward import on_backward
 from fasttrain.shim.hooks.loaders import on_batch
+from fasttrain.shim.hooks.seams import then
 from fasttrain.shim.hooks.throughput import Throughput
 
 KEPT_INTERVALS = 10_000  # enough for a p95, and bounded however long the run
@@ -84,19 +85,14 @@ class StepMeter:
         undo.callback(register_optimizer_step_post_hook(self._after_step).remove)
         on_backward(self._before_pass, undo)
         on_batch(self.throughput.handed_out, undo)
-        made: Any = getattr(Optimizer, _MADE, None)
-        if made is None:
+        if not hasattr(Optimizer, _MADE):
             return  # an optimizer's first step is then in the iteration of another's last one
-
         # Not around __init__: what raises there would have a frame of ours in its traceback.
-        @functools.wraps(made)
-        def note(optimizer: Optimizer) -> None:
-            made(optimizer)
-            self._by_passes = False
-            self._made[optimizer] = self.steps
+        patching.wrap(Optimizer, _MADE, then(self._note_made, even_traced=True), undo)
 
-        undo.callback(setattr, Optimizer, _MADE, made)
-        setattr(Optimizer, _MADE, note)
+    def _note_made(self, optimizer: Optimizer) -> None:
+        self._by_passes = False
+        self._made[optimizer] = self.steps
 
     @property
     def several(self) -> bool:

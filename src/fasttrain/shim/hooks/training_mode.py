@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -12,7 +11,9 @@ import torch
 from torch.nn import Module
 from torch.optim import Optimizer
 
+from fasttrain.shim.hooks import patching
 from fasttrain.shim.hooks.roots import Root, RootCalls, parameters_of
+from fasttrain.shim.hooks.seams import Training, then
 
 NO_GRADIENTS = "read without gradients"
 NO_OPTIMIZER = "read before there is an optimizer"
@@ -35,25 +36,12 @@ class TrainingState:
 
     def install(self, undo: ExitStack) -> None:
         """Watch the making of optimizers, ``train()`` and ``eval()``, and the roots."""
-        self._watch(Optimizer, "__init__", self._add_optimizer, undo)
-        self._watch(Module, "train", self._modules.add, undo)
+        patching.wrap(Optimizer, "__init__", then(self._add_optimizer), undo, Training.RANKS)
+        patching.wrap(Module, "train", then(self._modules.add), undo)
         for owner in (Optimizer, Module):
-            self._watch(owner, "zero_grad", self._zeroed, undo)
+            patching.wrap(owner, "zero_grad", then(self._zeroed), undo, Training.RANKS)
         self._roots.on_discover.append(self._add_root)
         undo.callback(self._roots.on_discover.remove, self._add_root)
-
-    def _watch(self, owner: Any, name: str, told: Any, undo: ExitStack) -> None:
-        original = getattr(owner, name)
-
-        @functools.wraps(original)
-        def watched(holder: Any, *args: Any, **kwargs: Any) -> Any:
-            result = original(holder, *args, **kwargs)
-            if not torch.compiler.is_compiling():
-                told(holder)
-            return result
-
-        undo.callback(setattr, owner, name, original)
-        setattr(owner, name, watched)
 
     @property
     def optimizers(self) -> list[Optimizer]:

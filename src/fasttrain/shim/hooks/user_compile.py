@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.nn import Module
 
+from fasttrain.shim.hooks import patching
 from fasttrain.shim.process.callsite import call_site
 
 
@@ -35,8 +36,9 @@ class OwnCompile:
 
     def install(self, undo: ExitStack) -> None:
         """Replace torch.compile by a function that looks and passes on."""
-        original = torch.compile
+        patching.wrap(torch, "compile", self._watched, undo)
 
+    def _watched(self, original: Any) -> Any:
         @functools.wraps(original)
         def compile(*args: Any, **kwargs: Any) -> Any:  # noqa: A001 - torch's name
             subject = args[0] if args else kwargs.get("model")
@@ -59,8 +61,7 @@ class OwnCompile:
                 call()
             return result
 
-        torch.compile = compile
-        undo.callback(setattr, torch, "compile", original)
+        return compile
 
     def _remember(self, subject: Any, site: str) -> None:
         if not self.where:

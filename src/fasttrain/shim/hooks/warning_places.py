@@ -11,14 +11,18 @@ import sys
 import warnings
 from contextlib import ExitStack
 from types import FrameType
+from typing import Any
 
+from fasttrain.shim.hooks import patching
 from fasttrain.shim.process.callsite import is_shim_file, own_prefixes
 
 
 def name_users_lines(undo: ExitStack) -> None:
     """Format such warnings with the place in the user's code; no-op where the script formats."""
-    original = warnings.formatwarning
+    patching.wrap(warnings, "formatwarning", _naming_users, undo)
 
+
+def _naming_users(original: Any) -> Any:
     def formatwarning(
         message: Warning | str,
         category: type[Warning],
@@ -28,14 +32,9 @@ def name_users_lines(undo: ExitStack) -> None:
     ) -> str:
         if is_shim_file(filename) and (frame := _user_of(filename, lineno)) is not None:
             filename, lineno, line = frame.f_code.co_filename, frame.f_lineno, None
-        return original(message, category, filename, lineno, line)
+        return str(original(message, category, filename, lineno, line))
 
-    def put_back() -> None:
-        if warnings.formatwarning is formatwarning:  # not one that the script has put there since
-            warnings.formatwarning = original
-
-    warnings.formatwarning = formatwarning
-    undo.callback(put_back)
+    return formatwarning
 
 
 def _user_of(filename: str, line: int) -> FrameType | None:

@@ -11,6 +11,7 @@ import torch
 
 from fasttrain.model.decision import Decision
 from fasttrain.model.outcome import State
+from fasttrain.shim.hooks import patching
 from fasttrain.shim.hooks.outcome_recorder import Ledger
 from fasttrain.shim.process.callsite import call_site
 
@@ -36,7 +37,8 @@ class MatmulLever:
         self._before = torch.get_float32_matmul_precision()
         if hasattr(torch._C, "_get_fp32_precision_getter"):
             self._parts_before = {p: torch._C._get_fp32_precision_getter(*p) for p in PARTS}
-        self._watch_function(undo)
+        name = "set_float32_matmul_precision"
+        patching.wrap(torch, name, self._watched_function, undo)
         self._watch_attributes("torch.backends.cuda.matmul", torch.backends.cuda.matmul, undo)
         if hasattr(torch.backends, "fp32_precision"):
             self._watch_attributes("torch.backends", torch.backends, undo)
@@ -62,25 +64,21 @@ class MatmulLever:
         if self.ledger.state is not State.CEDED:
             self.ledger.cede("the script chooses the precision itself", what, call_site())
 
-    def _watch_function(self, undo: ExitStack) -> None:
-        original = torch.set_float32_matmul_precision
-
+    def _watched_function(self, original: Any) -> Any:
         @functools.wraps(original)
         def set_float32_matmul_precision(precision: str) -> None:
             self._cede(f"set_float32_matmul_precision({precision!r})")
             original(precision)
 
-        torch.set_float32_matmul_precision = set_float32_matmul_precision
-        undo.callback(setattr, torch, "set_float32_matmul_precision", original)
+        return set_float32_matmul_precision
 
     def _watch_attributes(self, name: str, holder: Any, undo: ExitStack) -> None:
-        kind: Any = type(holder)
-        original = kind.__setattr__
+        def make(original: Any) -> Any:
+            def __setattr__(target: Any, attribute: str, value: Any) -> None:  # noqa: N807
+                if attribute in OWN_CHOICES:
+                    self._cede(f"{name}.{attribute} = {value!r}")
+                original(target, attribute, value)
 
-        def __setattr__(target: Any, attribute: str, value: Any) -> None:  # noqa: N807
-            if attribute in OWN_CHOICES:
-                self._cede(f"{name}.{attribute} = {value!r}")
-            original(target, attribute, value)
+            return __setattr__
 
-        kind.__setattr__ = __setattr__
-        undo.callback(setattr, kind, "__setattr__", original)
+        patching.wrap(type(holder), "__setattr__", make, undo)

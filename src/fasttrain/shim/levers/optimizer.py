@@ -22,7 +22,9 @@ from torch.optim.optimizer import (
 )
 
 from fasttrain.model.outcome import State
+from fasttrain.shim.hooks import patching
 from fasttrain.shim.hooks.outcome_recorder import Ledger
+from fasttrain.shim.hooks.seams import Training, then
 from fasttrain.shim.hooks.step_closures import Arguments, closure_of, followed
 from fasttrain.shim.process.callsite import call_site
 
@@ -75,7 +77,8 @@ class OptimizerLever:
     def install(self, undo: ExitStack) -> None:
         """Hook optimizer construction and steps."""
         undo.callback(self._hooks.close)
-        self._watch_construction(undo)
+        made = then(self._on_made, even_traced=True)
+        patching.wrap(Optimizer, "__init__", made, undo, Training.OPTIMIZER)
         undo.callback(register_optimizer_step_pre_hook(self._before_step).remove)
         undo.callback(register_optimizer_step_post_hook(self._after_step).remove)
         self.ledger.settle(State.ARMED, "no optimizer made a step")
@@ -83,16 +86,8 @@ class OptimizerLever:
     def refresh(self) -> None:
         """Nothing is pending: every step is counted as it happens."""
 
-    def _watch_construction(self, undo: ExitStack) -> None:
-        original: Any = Optimizer.__init__
-
-        @functools.wraps(original)
-        def __init__(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:  # noqa: N807
-            original(optimizer, *args, **kwargs)
-            self._known[optimizer] = _Known(call_site())
-
-        undo.callback(setattr, Optimizer, "__init__", original)
-        setattr(Optimizer, "__init__", __init__)  # noqa: B010
+    def _on_made(self, optimizer: Optimizer) -> None:
+        self._known[optimizer] = _Known(call_site())
 
     def _before_step(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: Any

@@ -17,7 +17,8 @@ from torch import Tensor
 from torch.nn import Module
 from torch.nn.modules import module as modules
 
-from fasttrain.shim.hooks import hook_wrappers, lifted
+from fasttrain.shim.hooks import hook_wrappers, lifted, patching, seams
+from fasttrain.shim.hooks.seams import Hooking
 from fasttrain.shim.process.callsite import own_prefixes
 
 # What registers them: each name where it is looked up.
@@ -39,6 +40,7 @@ _PASSING = (
     os.path.join("shim", "data_parallel", ""),  # noqa: PTH118
     hook_wrappers.__file__,
     lifted.__file__,
+    seams.__file__,
 )
 
 
@@ -56,13 +58,8 @@ class GradientHooks:
     def install(self, undo: ExitStack) -> None:
         """Watch for hooks."""
         for owner, name in REGISTRATIONS:
-            original = getattr(owner, name, None)
-            if original is not None:
-                if name in vars(owner):
-                    undo.callback(setattr, owner, name, original)
-                else:  # a base class's
-                    undo.callback(delattr, owner, name)
-                setattr(owner, name, self._watched(original))
+            if hasattr(owner, name):
+                patching.wrap(owner, name, self._watched, undo, Hooking.SNAPSHOTS)
 
     def _watched(self, original: Any) -> Any:
         @functools.wraps(original)

@@ -15,6 +15,8 @@ from torch.utils.data import DataLoader, get_worker_info
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from fasttrain.model.errors import FasttrainError
+from fasttrain.shim.hooks import patching
+from fasttrain.shim.hooks.seams import Loading
 from fasttrain.shim.snapshots.batch_signature import Look, look_of, plain_look
 from fasttrain.shim.snapshots.errors import refuse_diverged
 from fasttrain.shim.snapshots.random_states import RandomStates, same
@@ -90,18 +92,27 @@ class LoaderPasses:
     def prepare(self, undo: ExitStack) -> None:
         """Be able to leave out batches, beneath what cuts them among ranks."""
         for name in ("__init__", "_reset"):
-            self._noting(_BaseDataLoaderIter, name, undo)
+            patching.wrap(_BaseDataLoaderIter, name, self._noting, undo, Loading.SNAPSHOT_ORDER)
 
     def install(self, undo: ExitStack) -> None:
         """Follow iterators of DataLoaders, around whatever else does."""
-        iterator: Any = _BaseDataLoaderIter
-        make, read, passes = DataLoader.__iter__, iterator.__next__, self
+        patching.wrap(DataLoader, "__iter__", self._beginning, undo)
+        patching.wrap(_BaseDataLoaderIter, "__next__", self._taking, undo, Loading.SNAPSHOTS)
+
+    def _beginning(self, make: Any) -> Any:
+        passes = self
+        passes._make = make
 
         @functools.wraps(make)
         def __iter__(loader: Any) -> Any:  # noqa: N807
             if get_worker_info() is not None or passes.inside:
                 return make(loader)
             return passes._begin(loader)
+
+        return __iter__
+
+    def _taking(self, read: Any) -> Any:
+        passes = self
 
         @functools.wraps(read)
         def __next__(iterator: Any) -> Any:  # noqa: N807
@@ -110,23 +121,17 @@ class LoaderPasses:
                 return read(iterator)
             return passes.take(begun, read, iterator)
 
-        undo.callback(setattr, DataLoader, "__iter__", make)
-        undo.callback(setattr, iterator, "__next__", read)
-        DataLoader.__iter__ = __iter__  # type: ignore[method-assign]
-        iterator.__next__ = __next__
-        self._make = make
+        return __next__
 
-    def _noting(self, owner: Any, name: str, undo: ExitStack) -> None:
+    def _noting(self, original: Any) -> Any:
         """Keep what a new iterator draws its order from, before that is cut among ranks."""
-        original = getattr(owner, name)
 
         @functools.wraps(original)
         def noting(iterator: Any, *args: Any, **kwargs: Any) -> None:
             original(iterator, *args, **kwargs)
             self._uncut = iterator._sampler_iter
 
-        undo.callback(setattr, owner, name, original)
-        setattr(owner, name, noting)
+        return noting
 
     def _begin(self, loader: Any) -> Any:
         number, place = len(self.list), self._number(loader)

@@ -6,7 +6,6 @@ refused: a snapshot is that of one script, and never half of another's.
 
 from __future__ import annotations
 
-import functools
 import gc
 import weakref
 from collections import deque
@@ -22,6 +21,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+from fasttrain.shim.hooks import patching
+from fasttrain.shim.hooks.seams import Training, then
 from fasttrain.shim.snapshots.errors import refuse_other
 from fasttrain.shim.snapshots.files import UnplainError, packed
 from fasttrain.shim.snapshots.script_tensors import merged
@@ -85,25 +86,18 @@ class Registry:
 
     def install(self, undo: ExitStack) -> None:
         """Follow the making of such objects; a deep copy of a module is one as well."""
-        self._follow(Module, "__init__", "modules", undo)
-        self._follow(Module, "__setstate__", "modules", undo)
-        self._follow(Optimizer, "__init__", "optimizers", undo)
-        self._follow(LRScheduler, "__init__", "schedulers", undo)
+        patching.wrap(Module, "__init__", self._following("modules"), undo)
+        patching.wrap(Module, "__setstate__", self._following("modules"), undo)
+        schedulers = self._following("schedulers")
+        patching.wrap(LRScheduler, "__init__", schedulers, undo)
         if not issubclass(ReduceLROnPlateau, LRScheduler):  # up to torch 2.1
-            self._follow(ReduceLROnPlateau, "__init__", "schedulers", undo)
-        self._follow(GradScaler, "__init__", "scalers", undo)
+            patching.wrap(ReduceLROnPlateau, "__init__", schedulers, undo)
+        for owner, kind in ((Optimizer, "optimizers"), (GradScaler, "scalers")):
+            patching.wrap(owner, "__init__", self._following(kind), undo, Training.SNAPSHOTS)
 
-    def _follow(self, owner: Any, name: str, kind: str, undo: ExitStack) -> None:
-        original, made = getattr(owner, name), self._made.setdefault(kind, [])
-
-        @functools.wraps(original)
-        def followed(made_one: Any, *args: Any, **kwargs: Any) -> None:
-            original(made_one, *args, **kwargs)
-            if not torch.compiler.is_compiling():
-                made.append(weakref.ref(made_one, made.remove))
-
-        undo.callback(setattr, owner, name, original)
-        setattr(owner, name, followed)
+    def _following(self, kind: str) -> patching.Make:
+        made = self._made.setdefault(kind, [])
+        return then(lambda made_one: made.append(weakref.ref(made_one, made.remove)))
 
     def of(self, kind: str) -> list[Any]:
         """Return the living ones of a kind, in the order in which they were made, each once."""

@@ -24,9 +24,11 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from fasttrain.shim.hooks import patching
 from fasttrain.shim.hooks.casting import map_tensors
 from fasttrain.shim.hooks.reachable import graph_behind
 from fasttrain.shim.hooks.roots import Call, Root, RootCalls
+from fasttrain.shim.hooks.seams import Differentiating
 from fasttrain.shim.snapshots.gradient_hooks import GradientHooks
 from fasttrain.shim.snapshots.object_states import Registry
 from fasttrain.shim.snapshots.replayed_files import LeftFiles
@@ -52,7 +54,8 @@ class Replay:
     def install(self, undo: ExitStack) -> None:
         """Be there before the script takes a function such as ``grad`` for a name of its own."""
         for name, act in (("backward", self._backward), ("grad", _slopes)):
-            self._instead(torch.autograd, name, act, undo)
+            instead = functools.partial(self._instead, name, act)
+            patching.wrap(torch.autograd, name, instead, undo, Differentiating.REPLAY)
         # Hooks can't be added to those of a step that is being made.
         undo.callback(register_optimizer_step_pre_hook(self._before_step).remove)
         undo.callback(register_optimizer_step_post_hook(self._after_step).remove)
@@ -69,9 +72,8 @@ class Replay:
         self._going = False
         self._outputs.clear()
 
-    def _instead(self, owner: Any, name: str, act: Call, undo: ExitStack) -> None:
+    def _instead(self, name: str, act: Call, original: Any) -> Any:
         """Have a function do something else in a replay."""
-        original = getattr(owner, name)
 
         @functools.wraps(original)
         def instead(*args: Any, **kwargs: Any) -> Any:
@@ -81,8 +83,7 @@ class Replay:
                 return original(*args, **kwargs)
             return act(*args, **kwargs)
 
-        undo.callback(setattr, owner, name, original)
-        setattr(owner, name, instead)
+        return instead
 
     # --- roots
 

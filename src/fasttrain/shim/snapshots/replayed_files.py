@@ -24,6 +24,8 @@ from typing import Any
 import torch
 
 from fasttrain.model.errors import FasttrainError
+from fasttrain.shim.hooks import patching
+from fasttrain.shim.hooks.seams import Filing
 from fasttrain.shim.process.refusal import refuse
 from fasttrain.shim.snapshots.errors import refuse_diverged
 
@@ -60,9 +62,7 @@ class LeftFiles:
             (shutil, "rmtree", self._remove_tree),
         ]
         for owner, name, act in acts:
-            original = getattr(owner, name)
-            undo.callback(setattr, owner, name, original)
-            setattr(owner, name, _instead(original, act))
+            patching.wrap(owner, name, functools.partial(_instead, act), undo, Filing.REPLAY)
 
     def end(self) -> list[str]:
         """Empty the files that hold what a replay has saved, and give their names.
@@ -166,8 +166,8 @@ class Buffers:
             if isinstance(target, io.BytesIO) and target not in self._living():
                 self._kept.append(weakref.ref(target, self._kept.remove))
 
-        undo.callback(setattr, torch, "save", torch.save)
-        setattr(torch, "save", _instead(torch.save, save))  # noqa: B010
+        make = functools.partial(_instead, save)
+        patching.wrap(torch, "save", make, undo, Filing.SNAPSHOTS)
 
     def state(self) -> list[tuple[bytes, int]]:
         """Give what is in those that are there, and where each stands."""
@@ -205,7 +205,7 @@ def _open_file(path: str) -> FasttrainError:
     )
 
 
-def _instead(original: Call, act: Call) -> Call:
+def _instead(act: Call, original: Call) -> Call:
     @functools.wraps(original)
     def stand_in(*args: Any, **kwargs: Any) -> Any:
         return act(original, *args, **kwargs)
@@ -241,9 +241,6 @@ def _beneath(path: str, names: set[str]) -> list[str]:
 # Knows a script that goes on from its own checkpoint, where a replay has to begin anew.
 
 
-_LOAD = "load"  # of torch; the script calls it, and nothing here does
-
-
 class OwnCheckpoints:
     """What the script loads before its first step must be as old as that step.
 
@@ -261,16 +258,18 @@ class OwnCheckpoints:
         Data that the script has prepared and saved before it are the same as then.
         """
         self.since_s = since_s
-        original, own = vars(torch)[_LOAD], self
+        undo.callback(self._looking.close)
+        patching.wrap(torch, "load", self._checked, self._looking)
+
+    def _checked(self, original: Any) -> Any:
+        own = self
 
         @functools.wraps(original)
         def load(*args: Any, **kwargs: Any) -> Any:
             own._check(kwargs.get("f", args[0] if args else None))
             return original(*args, **kwargs)
 
-        undo.callback(self._looking.close)
-        self._looking.callback(setattr, torch, _LOAD, original)
-        setattr(torch, _LOAD, load)
+        return load
 
     def begin(self) -> None:
         """The first step is made: from now on the script saves what it has trained."""

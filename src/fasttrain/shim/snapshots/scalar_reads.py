@@ -22,6 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fasttrain.shim.hooks import patching
+from fasttrain.shim.hooks.seams import Reading
 from fasttrain.shim.process.callsite import own_prefixes
 from fasttrain.shim.snapshots.errors import refuse_diverged
 from fasttrain.shim.snapshots.gradient_hooks import GradientHooks
@@ -54,11 +56,11 @@ class Reads:
     def install(self, undo: ExitStack) -> None:
         """Follow the ways by which a tensor becomes a number of Python's."""
         for kind, name in enumerate(READS):
-            undo.callback(_put_back, name, Tensor.__dict__.get(name))
-            setattr(Tensor, name, self._following(kind, getattr(Tensor, name)))
+            make = functools.partial(self._following, kind)
+            patching.wrap(Tensor, name, make, undo, Reading.SNAPSHOTS)
         for kind, name in enumerate(ARRAYS, len(READS)):
-            undo.callback(_put_back, name, Tensor.__dict__.get(name))
-            setattr(Tensor, name, self._following_arrays(kind, getattr(Tensor, name)))
+            make = functools.partial(self._following_arrays, kind)
+            patching.wrap(Tensor, name, make, undo, Reading.SNAPSHOTS)
 
     def _following(self, kind: int, original: Callable[..., Any]) -> Callable[..., Any]:
         counts, apart, thread = self._counts, self._apart, self._thread
@@ -153,10 +155,3 @@ def _told(array: Any) -> tuple[str, tuple[int, ...], str] | None:
     if array.nbytes > KEPT_BYTES:
         return None
     return array.dtype.str, array.shape, array.tobytes().decode("latin-1")
-
-
-def _put_back(name: str, original: Any) -> None:
-    if original is None:
-        delattr(Tensor, name)  # inherited from the class of torch's that is written in C++
-    else:
-        setattr(Tensor, name, original)

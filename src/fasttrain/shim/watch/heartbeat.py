@@ -31,6 +31,7 @@ from fasttrain.model.hang import (
     Slot,
     stacks_file,
 )
+from fasttrain.shim.hooks import patching
 from fasttrain.shim.hooks.dynamo_skip import pass_over
 from fasttrain.shim.hooks.loaders import on_batch
 from fasttrain.shim.process import rank_variables
@@ -145,13 +146,13 @@ def _count_collectives(beat: Any, undo: ExitStack) -> None:
     """
     if not torch.distributed.is_available():
         return
-    work: Any = torch.distributed.Work
-    wait = vars(work)["wait"]
 
-    def read(handle: Any) -> Any:
-        beat()
-        return wait.__get__(handle)
+    def make(wait: Any) -> property:
+        def read(handle: Any) -> Any:
+            beat()
+            return wait.__get__(handle)
 
-    pass_over(read, all_it_calls=True)
-    work.wait = property(read)
-    undo.callback(setattr, work, "wait", wait)
+        pass_over(read, all_it_calls=True)
+        return property(read)
+
+    patching.wrap(torch.distributed.Work, "wait", make, undo)

@@ -14,6 +14,7 @@ from torch import serialization
 
 from fasttrain.files.writing import room_at
 from fasttrain.model.printable import size
+from fasttrain.shim.hooks import patching
 
 _CHECK = "_check_save_filelike"  # of torch.serialization, in 2.0 to 2.13
 _NUMBERS = re.compile(r"\d+")
@@ -36,11 +37,12 @@ class SaveGuard:
 
     def install(self, undo: ExitStack) -> None:
         """Look at the disk before each save to a path."""
-        original: Any = getattr(serialization, _CHECK, None)
-        if original is None:
+        if hasattr(serialization, _CHECK):
+            patching.wrap(serialization, _CHECK, self._watched, undo)
+        else:
             self.warnings.append(f"checkpoints are not measured: this torch has no {_CHECK}")
-            return
 
+    def _watched(self, original: Any) -> Any:
         @functools.wraps(original)
         def check(f: Any) -> Any:
             if isinstance(f, str | os.PathLike):
@@ -49,8 +51,7 @@ class SaveGuard:
                     self._look(Path(os.fsdecode(f)))
             return original(f)
 
-        undo.callback(setattr, serialization, _CHECK, original)
-        setattr(serialization, _CHECK, check)
+        return check
 
     def _look(self, path: Path) -> None:
         last, self._last = self._last, path

@@ -6,10 +6,8 @@ alike on all ranks. Libraries, other threads and fasttrain itself read the real 
 
 from __future__ import annotations
 
-import ctypes
 import datetime as dt
 import functools
-import gc
 import sys
 import time
 import timeit
@@ -22,37 +20,8 @@ from typing import Any
 from fasttrain.shim.data_parallel.answers.answers import Answers
 from fasttrain.shim.data_parallel.answers.channels import FLOAT, INT
 from fasttrain.shim.data_parallel.answers.places import MOST, is_users
+from fasttrain.shim.hooks import patching
 from fasttrain.shim.hooks.dynamo_skip import pass_over
-
-# Replaces a method of a class that is written in C, whose attributes can't be set.
-#
-# The class stays what it is, for isinstance, pickle and all that holds it already. Its dictionary
-# can be had from the garbage collector, and the interpreter is told that the class has changed.
-#
-# Source: CPython's ``Objects/typeobject.c``, `PyType_Modified`, which belongs to the stable ABI;
-# checked with 3.11.
-
-
-def replace_method(kind: type, name: str, new: Any) -> Callable[[], None]:
-    """Replace an attribute of a class, and return what puts it back.
-
-    Where this interpreter keeps its classes in another way, nothing is replaced.
-    """
-    held = [part for part in gc.get_referents(vars(kind)) if type(part) is dict]
-    if len(held) != 1 or name not in held[0]:
-        return lambda: None
-    original = held[0][name]
-    _set(kind, held[0], name, new)
-    if vars(kind)[name] is not new:
-        _set(kind, held[0], name, original)
-        return lambda: None
-    return lambda: _set(kind, held[0], name, original)
-
-
-def _set(kind: type, held: dict[str, Any], name: str, value: Any) -> None:
-    held[name] = value
-    ctypes.pythonapi.PyType_Modified(ctypes.py_object(kind))
-
 
 _CLOCKS = (
     "time", "time_ns", "perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns",
@@ -79,16 +48,12 @@ class Clocks:
         replaced: dict[int, Any] = {}
         for name, original in self._real.items():
             new = self._of_now(name) if name in _BY_TIME else self._clock(name, original)
-            replaced[id(original)] = self._put(time, name, new, undo)
+            patching.put(time, name, new, undo)
+            replaced[id(original)] = new
         if (timer := replaced.get(id(timeit.default_timer))) is not None:
-            self._put(timeit, "default_timer", timer, undo)
+            patching.put(timeit, "default_timer", timer, undo)
         replace_in_users_modules(replaced, undo)
         self._dates(undo)
-
-    def _put(self, owner: Any, name: str, new: Any, undo: ExitStack) -> Any:
-        undo.callback(setattr, owner, name, getattr(owner, name))
-        setattr(owner, name, new)
-        return new
 
     def _clock(self, name: str, original: Callable[[], float]) -> Callable[[], float]:
         """Return what reads a clock for the script: a closure, because it is called often."""
@@ -174,7 +139,7 @@ class Clocks:
 
         for name, new in (("now", now), ("utcnow", utcnow)):
             _out_of_graphs(new)
-            undo.callback(replace_method(kind, name, classmethod(new)))
+            patching.put(kind, name, classmethod(new), undo)
 
 
 def _like(original: Any, new: Any) -> Any:

@@ -22,7 +22,9 @@ from fasttrain.shim.data_parallel.answers.answers import Answers
 from fasttrain.shim.data_parallel.answers.clocks import replace_in_users_modules
 from fasttrain.shim.data_parallel.answers.own_copies import OwnCopies, path_of
 from fasttrain.shim.data_parallel.answers.places import asking
+from fasttrain.shim.hooks import patching
 from fasttrain.shim.hooks.outcome_recorder import Ledger
+from fasttrain.shim.hooks.seams import Filing
 from fasttrain.shim.process.import_hook import after_import
 
 # What `os.scandir` has found on rank 0, for all ranks.
@@ -179,6 +181,15 @@ class Files:
         original = getattr(owner, name, None)
         if original is None:
             return
+        make = functools.partial(self._while_live, act)
+        replaced = patching.wrap(owner, name, make, undo, Filing.RANKS)
+        self._replaced[id(original)] = replaced
+        for able in (os.supports_dir_fd, os.supports_fd, os.supports_follow_symlinks):
+            if owner is os and original in able:
+                able.add(replaced)
+                undo.callback(able.discard, replaced)
+
+    def _while_live(self, act: Call, original: Call) -> Call:
         ledger = self._ledger
 
         @functools.wraps(original)
@@ -191,13 +202,7 @@ class Files:
                 frame = None  # the interpreter itself has called it, as at its end
             return act(frame, original, *args, **kwargs)
 
-        undo.callback(setattr, owner, name, original)
-        setattr(owner, name, replaced)
-        self._replaced[id(original)] = replaced
-        for able in (os.supports_dir_fd, os.supports_fd, os.supports_follow_symlinks):
-            if owner is os and original in able:
-                able.add(replaced)
-                undo.callback(able.discard, replaced)
+        return replaced
 
     def _replacing(self, name: str, act: Call, undo: ExitStack) -> Callable[[Any], None]:
         return lambda module: self.replace(module, name, act, undo)

@@ -13,6 +13,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from fasttrain.shim.hooks import patching
+
 _SPECIAL = ("/dev/", "/proc/", "/sys/")
 
 
@@ -54,12 +56,11 @@ class OwnCopies:
             ("mktemp", 2, self._note_file),
             ("_mkstemp_inner", 0, self._note_descriptor),  # of all other functions there
         ):
-            original = getattr(tempfile, name)
-            undo.callback(setattr, tempfile, name, original)
-            setattr(tempfile, name, self._noting(original, folder_at, note))
+            make = functools.partial(self._noting, folder_at, note)
+            patching.wrap(tempfile, name, make, undo)
 
     def _noting(
-        self, original: Callable[..., Any], folder_at: int, note: Callable[[Any], None]
+        self, folder_at: int, note: Callable[[Any], None], original: Callable[..., Any]
     ) -> Callable[..., Any]:
         @functools.wraps(original)
         def made(*args: Any, **kwargs: Any) -> Any:

@@ -18,6 +18,7 @@ from fasttrain.shim.data_parallel.answers.answers import Answers
 from fasttrain.shim.data_parallel.answers.clocks import replace_in_users_modules
 from fasttrain.shim.data_parallel.answers.own_copies import OwnCopies, path_of
 from fasttrain.shim.data_parallel.answers.places import asking, is_users
+from fasttrain.shim.hooks import patching
 from fasttrain.shim.process.import_hook import after_import
 
 _KILLING = ("kill", "killpg", "getpgid", "getsid", "waitpid", "sched_getaffinity")
@@ -64,8 +65,7 @@ class Identity:
                 return original(*args, **kwargs)
             return act(original, *args, **kwargs)
 
-        undo.callback(setattr, owner, name, original)
-        setattr(owner, name, own)
+        patching.put(owner, name, own, undo)
         replaced[id(original)] = own
 
     def _number(self, original: Callable[[], int]) -> int:
@@ -118,20 +118,18 @@ class OwnNames:
         undo.callback(after_import("multiprocessing.shared_memory", replace))
 
     def _replace(self, kind: type, name: str, act: Callable[..., Any], undo: ExitStack) -> None:
-        original, held = getattr(kind, name), vars(kind).get(name)
         answers = self._answers
 
-        @functools.wraps(original)
-        def own(this: Any, *args: Any, **kwargs: Any) -> Any:
-            if answers.ended:
-                return original(this, *args, **kwargs)
-            return act(functools.partial(original, this), *args, **kwargs)
+        def make(original: Any) -> Any:
+            @functools.wraps(original)
+            def own(this: Any, *args: Any, **kwargs: Any) -> Any:
+                if answers.ended:
+                    return original(this, *args, **kwargs)
+                return act(functools.partial(original, this), *args, **kwargs)
 
-        if held is None:
-            undo.callback(delattr, kind, name)
-        else:
-            undo.callback(setattr, kind, name, held)
-        setattr(kind, name, own)
+            return own
+
+        patching.wrap(kind, name, make, undo)
 
     # --- sockets
 

@@ -23,9 +23,10 @@ from typing import Any
 
 import torch
 
-from fasttrain.shim.data_parallel.answers.clocks import replace_in_users_modules, replace_method
+from fasttrain.shim.data_parallel.answers.clocks import replace_in_users_modules
 from fasttrain.shim.data_parallel.answers.places import asking, is_handing_on
 from fasttrain.shim.data_parallel.ranks import Ranks
+from fasttrain.shim.hooks import patching
 from fasttrain.shim.process.import_hook import after_import
 
 SECRET_BYTES = 32
@@ -89,11 +90,6 @@ class Seeds:
     def _number(self, bits: int) -> int:
         return int.from_bytes(self.draw((bits + 7) // 8), "big") >> (-bits % 8)
 
-    def _put(self, owner: Any, name: str, new: Any, undo: ExitStack) -> Any:
-        undo.callback(setattr, owner, name, getattr(owner, name))
-        setattr(owner, name, new)
-        return new
-
     # --- bytes, UUIDs
 
     def _install_bytes(self, undo: ExitStack) -> None:
@@ -112,9 +108,9 @@ class Seeds:
                 return uuid1(node, clock_seq)
             return self._uuid1(node, clock_seq)
 
-        self._put(os, "urandom", urandom, undo)
-        self._put(random, "_urandom", urandom, undo)
-        self._put(uuid, "uuid1", shared_uuid1, undo)
+        patching.put(os, "urandom", urandom, undo)
+        patching.put(random, "_urandom", urandom, undo)
+        patching.put(uuid, "uuid1", shared_uuid1, undo)
         replaced = {id(original): urandom, id(uuid1): shared_uuid1}
         replace_in_users_modules(replaced, undo)
 
@@ -139,8 +135,9 @@ class Seeds:
             original(generator, a, version)
 
         before = random.seed
-        self._put(random.Random, "seed", seed, undo)
-        new = self._put(random, "seed", random._inst.seed, undo)
+        patching.put(random.Random, "seed", seed, undo)
+        new = random._inst.seed
+        patching.put(random, "seed", new, undo)
         replace_in_users_modules({id(before): new}, undo)
 
     def _numpy(self, undo: ExitStack) -> Callable[[Any], None]:
@@ -152,7 +149,7 @@ class Seeds:
             def randbits(bits: int) -> int:
                 return self._number(bits) if self.live else int(original(bits))
 
-            self._put(module, "randbits", randbits, undo)
+            patching.put(module, "randbits", randbits, undo)
 
         return replace
 
@@ -168,7 +165,7 @@ class Seeds:
             return number
 
         for module in (torch, torch.random):
-            self._put(module, "seed", seed, undo)
+            patching.put(module, "seed", seed, undo)
         replace_in_users_modules({id(original): seed}, undo)
         generator: Any = torch.Generator
         of_generator = generator.seed
@@ -180,7 +177,7 @@ class Seeds:
             own.manual_seed(number)
             return number
 
-        undo.callback(replace_method(generator, "seed", seed_generator))
+        patching.put(generator, "seed", seed_generator, undo)
         for name in ("cuda", "npu", "xpu"):
             self._accelerator(getattr(torch, name, None), undo)
 
@@ -189,7 +186,7 @@ class Seeds:
             original = getattr(module, name, None)
             if original is not None:
                 put: Any = functools.partial(self._seed_device, original, getattr(module, seeded))
-                self._put(module, name, functools.wraps(original)(put), undo)
+                patching.put(module, name, functools.wraps(original)(put), undo)
 
     def _seed_device(self, original: Callable[[], None], seeded: Callable[[int], None]) -> None:
         if self.live:

@@ -21,7 +21,9 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from fasttrain.model.outcome import State
 from fasttrain.shim.data_parallel.context import ParallelContext
+from fasttrain.shim.hooks import patching
 from fasttrain.shim.hooks.outcome_recorder import Ledger
+from fasttrain.shim.hooks.seams import Loading
 from fasttrain.shim.process.callsite import call_site
 
 # Between the ranks' workers: more than a loader has of its own, and not beyond the 32 bits that
@@ -44,27 +46,27 @@ class DataLoaderLever:
     def install(self, undo: ExitStack) -> None:
         """Follow the iterators of DataLoaders from their beginning to each batch."""
         iterator: Any = _BaseDataLoaderIter
-        self._replace(iterator, "__init__", self._make, undo)
-        self._replace(iterator, "_reset", self._begin, undo)
-        self._replace(iterator, "__next__", self._next, undo)
-        self._replace(DataLoader, "__len__", self._length, undo)
+        acts = {"__init__": self._make, "_reset": self._begin, "__next__": self._next}
+        for name, act in acts.items():
+            patching.wrap(iterator, name, self._while_live(act), undo, Loading.RANKS)
+        patching.wrap(DataLoader, "__len__", self._while_live(self._length), undo)
         self.ledger.settle(State.ARMED, "no DataLoader fed any training")
         self.ledger.excuse(State.SKIPPED, "no DataLoader feeds the training")
 
     def refresh(self) -> None:
         """Nothing is pending: every batch is counted as it is handed out."""
 
-    def _replace(self, owner: Any, name: str, act: Any, undo: ExitStack) -> None:
-        original = getattr(owner, name)
+    def _while_live(self, act: Any) -> patching.Make:
+        def make(original: Any) -> Any:
+            @functools.wraps(original)
+            def replaced(holder: Any, *args: Any, **kwargs: Any) -> Any:
+                if not self.ledger.live or get_worker_info() is not None:
+                    return original(holder, *args, **kwargs)
+                return act(original, holder, *args, **kwargs)
 
-        @functools.wraps(original)
-        def replaced(holder: Any, *args: Any, **kwargs: Any) -> Any:
-            if not self.ledger.live or get_worker_info() is not None:
-                return original(holder, *args, **kwargs)
-            return act(original, holder, *args, **kwargs)
+            return replaced
 
-        undo.callback(setattr, owner, name, original)
-        setattr(owner, name, replaced)
+        return make
 
     def _make(self, original: Any, iterator: Any, loader: Any) -> None:
         self._begin(original, iterator, loader)

@@ -39,8 +39,10 @@ from fasttrain.shim.data_parallel.sharded import (
 )
 from fasttrain.shim.data_parallel.split import whole_batch
 from fasttrain.shim.data_parallel.split.call import SplitCalls
+from fasttrain.shim.hooks import patching
 from fasttrain.shim.hooks.outcome_recorder import Ledger
 from fasttrain.shim.hooks.roots import Call, Root, parameters_of
+from fasttrain.shim.hooks.seams import Differentiating
 from fasttrain.shim.process import rank_variables, refusal
 from fasttrain.shim.process.callsite import call_site, own_prefixes
 from fasttrain.shim.process.refusal import refuse
@@ -84,8 +86,9 @@ class Replicate:
         undo.callback(self._roots.on_discover.remove, self._meet)
         self._roots.around = self._around
         undo.callback(setattr, self._roots, "around", None)
-        self._replace(torch.autograd, "backward", self._backward, undo)
-        self._replace(torch.autograd, "grad", self._grad, undo)
+        place = Differentiating.RANKS
+        patching.wrap(torch.autograd, "backward", _done_by(self._backward), undo, place)
+        patching.wrap(torch.autograd, "grad", _done_by(self._grad), undo, place)
         if self._splits_batches:
             self.splits.install(undo)
             whole_batch.install(self.splits, undo)
@@ -105,11 +108,6 @@ class Replicate:
     def refresh(self) -> None:
         """Nothing is pending: every call is counted as it happens."""
 
-    def _replace(self, owner: Any, name: str, act: Any, undo: ExitStack) -> None:
-        original = getattr(owner, name)
-        undo.callback(setattr, owner, name, original)
-        setattr(owner, name, functools.wraps(original)(functools.partial(act, original)))
-
     def _whole_numbers(self, name: str, undo: ExitStack) -> None:
         def whole(original: Any, *args: Any, **kwargs: Any) -> Any:
             return whole_number(original(*args, **kwargs))
@@ -117,7 +115,7 @@ class Replicate:
         modules = [nn.utils, sys.modules["torch.nn.utils.clip_grad"]]
         for module in modules:
             if hasattr(module, name):
-                self._replace(module, name, whole, undo)
+                patching.wrap(module, name, _done_by(whole), undo)
 
     # --- whose ranks they are
 
@@ -134,9 +132,9 @@ class Replicate:
             return False if ours else original()
 
         # A script and its libraries would add up over ranks what each has of the whole batch.
-        self._replace(dist, "is_initialized", is_initialized, undo)
+        patching.wrap(dist, "is_initialized", _done_by(is_initialized), undo)
         for module in (dist, dist.distributed_c10d):
-            self._replace(module, "init_process_group", init_process_group, undo)
+            patching.wrap(module, "init_process_group", _done_by(init_process_group), undo)
 
     def _script_has_its_own(self) -> None:
         where = call_site()
@@ -274,6 +272,11 @@ class Replicate:
         if not steps & (steps - 1):
             self._parting.check(f"step {type(optimizer).__name__}")
         self._lockstep.after_step(steps, None if self._sharded else optimizer)
+
+
+def _done_by(act: Callable[..., Any]) -> patching.Make:
+    """Return what has another function called with the original and the arguments."""
+    return lambda original: functools.wraps(original)(functools.partial(act, original))
 
 
 @functools.cache

@@ -28,6 +28,7 @@ from fasttrain.shim.data_parallel.loading.node import Node, can_be_had, met
 from fasttrain.shim.data_parallel.loading.node import close as close_lines
 from fasttrain.shim.data_parallel.loading.taking import TakingContext
 from fasttrain.shim.data_parallel.ranks import Ranks
+from fasttrain.shim.hooks import patching
 from fasttrain.shim.hooks.loaders import on_batch
 from fasttrain.shim.hooks.outcome_recorder import Ledger
 from fasttrain.shim.process.callsite import call_site
@@ -64,9 +65,15 @@ class SharedLoaders:
 
     def install(self, undo: ExitStack) -> None:
         """Stand around the making of iterators, and count their batches."""
-        kind: Any = _MultiProcessingDataLoaderIter
-        original = kind.__init__
+        patching.wrap(_MultiProcessingDataLoaderIter, "__init__", self._sharing, undo)
+        patching.wrap(_SingleProcessDataLoaderIter, "__init__", self._by_index, undo)
+        on_batch(self._count, undo)
+        self._answers.waiting_elsewhere.append(self._awaited)
+        undo.callback(self._answers.waiting_elsewhere.remove, self._awaited)
+        self.ledger.settle(State.ARMED, "no DataLoader with workers was read")
+        self.ledger.excuse(State.SKIPPED, "the script reads without workers of a DataLoader")
 
+    def _sharing(self, original: Any) -> Any:
         @functools.wraps(original)
         def __init__(iterator: Any, loader: Any) -> None:  # noqa: N807
             if self._is_alike(loader):
@@ -74,19 +81,10 @@ class SharedLoaders:
             else:
                 original(iterator, loader)
 
-        undo.callback(setattr, kind, "__init__", original)
-        kind.__init__ = __init__
-        self._by_index(undo)
-        on_batch(self._count, undo)
-        self._answers.waiting_elsewhere.append(self._awaited)
-        undo.callback(self._answers.waiting_elsewhere.remove, self._awaited)
-        self.ledger.settle(State.ARMED, "no DataLoader with workers was read")
-        self.ledger.excuse(State.SKIPPED, "the script reads without workers of a DataLoader")
+        return __init__
 
-    def _by_index(self, undo: ExitStack) -> None:
+    def _by_index(self, original: Any) -> Any:
         """Read without workers in less time, as every rank does it."""
-        kind: Any = _SingleProcessDataLoaderIter
-        original = kind.__init__
 
         @functools.wraps(original)
         def __init__(iterator: Any, loader: Any) -> None:  # noqa: N807
@@ -96,8 +94,7 @@ class SharedLoaders:
                 fetcher.fetch = fetch
                 self._indexed.add(iterator)
 
-        undo.callback(setattr, kind, "__init__", original)
-        kind.__init__ = __init__
+        return __init__
 
     def refresh(self) -> None:
         """Nothing is pending: every batch is counted as it is handed out."""

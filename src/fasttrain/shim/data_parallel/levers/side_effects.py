@@ -27,6 +27,7 @@ from fasttrain.shim.data_parallel.answers.places import outside_of_torch
 from fasttrain.shim.data_parallel.answers.process_identity import Identity, OwnNames
 from fasttrain.shim.data_parallel.ranks import Ranks
 from fasttrain.shim.data_parallel.split.lazy_rows import gather_in
+from fasttrain.shim.hooks import patching
 from fasttrain.shim.hooks.outcome_recorder import Ledger
 from fasttrain.shim.process.import_hook import after_import
 
@@ -56,6 +57,8 @@ class SideEffects:
 
     def install(self, undo: ExitStack) -> None:
         """Replace what writes files, and what asks for them."""
+        # Lives on, for what is replaced when the script imports it.
+        undo = undo.enter_context(ExitStack())
         self.ledger.settle(State.ARMED, "nothing was saved")
         self.ledger.excuse(State.SKIPPED, "the script saved nothing")
         self._files.replace(torch, "save", self._save, undo)
@@ -68,10 +71,11 @@ class SideEffects:
         self._names.install(undo)
         if self._ranks.rank == 0:
             return
-        undo.callback(after_import("torch.utils.tensorboard.writer", self._quieten_tensorboard))
+        quieten = functools.partial(self._quieten_tensorboard, undo)
+        undo.callback(after_import("torch.utils.tensorboard.writer", quieten))
         # Whatever mode the user chose, rank 0's run is the only one.
         os.environ["WANDB_MODE"] = "disabled"
-        undo.callback(after_import("wandb", self._disable_wandb))
+        undo.callback(after_import("wandb", functools.partial(self._disable_wandb, undo)))
 
     def refresh(self) -> None:
         """Nothing is pending: every file is counted as it is saved."""
@@ -128,23 +132,27 @@ class SideEffects:
 
     # --- trackers
 
-    def _disable_wandb(self, module: Any) -> None:
+    def _disable_wandb(self, undo: ExitStack, module: Any) -> None:
         """Disable runs whose mode the script itself chooses, which counts before WANDB_MODE."""
-        original = module.init
 
-        @functools.wraps(original)
-        def init(*args: Any, **kwargs: Any) -> Any:
-            return original(*args, **{**kwargs, "mode": "disabled"})
+        def make(original: Any) -> Any:
+            @functools.wraps(original)
+            def init(*args: Any, **kwargs: Any) -> Any:
+                return original(*args, **{**kwargs, "mode": "disabled"})
 
-        module.init = init
+            return init
 
-    def _quieten_tensorboard(self, module: Any) -> None:
+        patching.wrap(module, "init", make, undo)
+
+    def _quieten_tensorboard(self, undo: ExitStack, module: Any) -> None:
         """Send the other ranks' events to where they disturb nobody."""
-        original = module.SummaryWriter.__init__
         scratch = str(self._scratch / "tensorboard")
 
-        @functools.wraps(original)
-        def __init__(writer: Any, log_dir: Any = None, *args: Any, **kwargs: Any) -> None:  # noqa: N807, ARG001
-            original(writer, scratch, *args, **kwargs)
+        def make(original: Any) -> Any:
+            @functools.wraps(original)
+            def __init__(writer: Any, log_dir: Any = None, *args: Any, **kwargs: Any) -> None:  # noqa: N807, ARG001
+                original(writer, scratch, *args, **kwargs)
 
-        module.SummaryWriter.__init__ = __init__
+            return __init__
+
+        patching.wrap(module.SummaryWriter, "__init__", make, undo)

@@ -11,6 +11,9 @@ from torch.nn import Module
 from torch.nn.modules import module as torchs
 from torch.nn.parallel import DistributedDataParallel
 
+from fasttrain.shim.hooks import patching
+from fasttrain.shim.hooks.seams import Hooking
+
 ALL_MODULES = "all modules"
 
 _OF_MODULES = (
@@ -34,9 +37,7 @@ class HookCount:
     def install(self, undo: ExitStack) -> None:
         """Watch the methods that register hooks, and torch's own hooks for parts of modules."""
         for name in _OF_MODULES:
-            original = getattr(Module, name)
-            undo.callback(setattr, Module, name, original)
-            setattr(Module, name, self._counted(original))
+            patching.wrap(Module, name, self._counted, undo, Hooking.SPLIT)
         for register in (
             torchs.register_module_module_registration_hook,
             torchs.register_module_parameter_registration_hook,

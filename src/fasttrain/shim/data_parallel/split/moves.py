@@ -23,7 +23,7 @@ from fasttrain.shim.data_parallel.ranks import Ranks
 from fasttrain.shim.data_parallel.split import row_operators
 from fasttrain.shim.data_parallel.split.lazy_rows import LazyRows, Placement
 from fasttrain.shim.data_parallel.split.rows import Rows
-from fasttrain.shim.hooks.hook_wrappers import put_method
+from fasttrain.shim.hooks import patching
 from fasttrain.shim.hooks.user_compile import OwnCompile
 
 PATIENCE = 4  # tensors of a place that are put together before it is given up
@@ -70,7 +70,7 @@ class Moves:
         """Replace the methods that move a tensor."""
         for name in ("to", "cuda", "npu", "xpu"):
             if hasattr(Tensor, name):
-                put_method(name, self._by_rows(getattr(Tensor, name)), undo)
+                patching.wrap(Tensor, name, self._by_rows, undo)
 
     def _by_rows(self, original: Any) -> Any:
         @functools.wraps(original)

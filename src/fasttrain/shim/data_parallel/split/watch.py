@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 import sys
-from contextlib import ExitStack
-from typing import Any, cast
+from contextlib import ExitStack, redirect_stderr, redirect_stdout
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from fasttrain.shim.hooks.hook_wrappers import put_method
+from fasttrain.shim.hooks import patching
+from fasttrain.shim.hooks.seams import Hooking, Reading
 from fasttrain.shim.process.callsite import called_by_user
 
 READS = "it reads numbers of its tensors in Python, and may decide by them for all rows"
@@ -28,30 +29,25 @@ class Watch:
         self._undo = ExitStack()
 
     def __enter__(self) -> None:
-        original: Any = Tensor.register_hook
-        watch = self
+        patching.wrap(Tensor, "register_hook", self._hooking, self._undo, Hooking.TRIAL)
+        for name in ("tolist", "numpy"):
+            patching.wrap(Tensor, name, self._reading, self._undo, Reading.TRIAL)
+        _redirect(_Listening(sys.stdout, self), _Listening(sys.stderr, self), self._undo)
 
+    def _hooking(self, original: Any) -> Any:
         def register_hook(tensor: Tensor, hook: Any) -> Any:
             if called_by_user(through=()):
-                watch.seen = "it registers hooks on gradients"
+                self.seen = "it registers hooks on gradients"
             return original(tensor, hook)
 
-        self._undo.callback(setattr, Tensor, "register_hook", original)
-        Tensor.register_hook = register_hook  # type: ignore[method-assign]
-        for name in ("tolist", "numpy"):
-            self._listen(name)
-        for name in ("stdout", "stderr"):
-            self._undo.callback(setattr, sys, name, getattr(sys, name))
-            setattr(sys, name, _Listening(getattr(sys, name), self))
+        return register_hook
 
-    def _listen(self, name: str) -> None:
-        original: Any = getattr(Tensor, name)
-
+    def _reading(self, original: Any) -> Any:
         def method(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
             self.seen = READS
             return original(tensor, *args, **kwargs)
 
-        put_method(name, method, self._undo)
+        return method
 
     def __exit__(self, *_: object) -> None:
         self._undo.close()
@@ -75,18 +71,23 @@ class Silence:
     """Drops what is printed."""
 
     def __enter__(self) -> None:
-        self._streams = sys.stdout, sys.stderr
-        sys.stdout = sys.stderr = cast("Any", self)
+        self._stream, self._undo = sys.stdout, ExitStack()
+        _redirect(self, self, self._undo)
 
     def __exit__(self, *_: object) -> None:
-        sys.stdout, sys.stderr = self._streams
+        self._undo.close()
 
     def write(self, text: str) -> int:
         """Drop it."""
         return len(text)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._streams[0], name)
+        return getattr(self._stream, name)
+
+
+def _redirect(out: Any, err: Any, undo: ExitStack) -> None:
+    undo.enter_context(redirect_stdout(out))
+    undo.enter_context(redirect_stderr(err))
 
 
 def other_random_states() -> list[tuple[Any, Any]]:

@@ -24,21 +24,22 @@ from torch.utils import checkpoint as torchs
 
 from fasttrain.shim.data_parallel.split.call import SplitCalls
 from fasttrain.shim.data_parallel.split.reduction import total
+from fasttrain.shim.hooks import patching
 
 
 def install(splits: SplitCalls, undo: ExitStack) -> None:
     """Replace the forward of all BatchNorm modules, for what is inside of a split call."""
-    owner: Any = _BatchNorm
-    original = owner.forward
 
-    @functools.wraps(original)
-    def forward(module: _BatchNorm, batch: Tensor) -> Any:
-        if not (splits.active and module.training) or isinstance(module, SyncBatchNorm):
-            return original(module, batch)
-        return _forward(module, batch)
+    def make(original: Any) -> Any:
+        @functools.wraps(original)
+        def forward(module: _BatchNorm, batch: Tensor) -> Any:
+            if not (splits.active and module.training) or isinstance(module, SyncBatchNorm):
+                return original(module, batch)
+            return _forward(module, batch)
 
-    undo.callback(setattr, owner, "forward", original)
-    owner.forward = forward
+        return forward
+
+    patching.wrap(_BatchNorm, "forward", make, undo)
 
 
 def _forward(module: Any, batch: Tensor) -> Tensor:
@@ -141,13 +142,12 @@ Count = Callable[..., Any]  # what a mean is divided by: a number, or a tensor o
 def install_losses(splits: SplitCalls, undo: ExitStack) -> None:
     """Replace the functions, for what is inside of a split call."""
     for name, count in _MEANS.items():
-        original = getattr(functional, name)
-        undo.callback(setattr, functional, name, original)
-        setattr(functional, name, _over_all_ranks(original, count, splits))
+        make = functools.partial(_over_all_ranks, count, splits)
+        patching.wrap(functional, name, make, undo)
 
 
 def _over_all_ranks(
-    original: Callable[..., Tensor], count: Count, splits: SplitCalls
+    count: Count, splits: SplitCalls, original: Callable[..., Tensor]
 ) -> Callable[..., Any]:
     @functools.wraps(original)
     def loss(*args: Any, **kwargs: Any) -> Any:
@@ -214,18 +214,19 @@ _MEANS: dict[str, Count] = {
 
 def install_checkpoints(splits: SplitCalls, undo: ExitStack) -> None:
     """Replace ``torch.utils.checkpoint.checkpoint``."""
-    original = torchs.checkpoint
 
-    @functools.wraps(original)
-    def checkpoint(function: Any, *args: Any, **kwargs: Any) -> Any:
-        if kwargs.get("use_reentrant", True) is not False:
-            splits.reentrant = True
-        name = "active" if splits.active else "whole_only"
-        function = functools.partial(_repeatable, splits, name, function)
-        return original(function, *args, **kwargs)
+    def make(original: Any) -> Any:
+        @functools.wraps(original)
+        def checkpoint(function: Any, *args: Any, **kwargs: Any) -> Any:
+            if kwargs.get("use_reentrant", True) is not False:
+                splits.reentrant = True
+            name = "active" if splits.active else "whole_only"
+            function = functools.partial(_repeatable, splits, name, function)
+            return original(function, *args, **kwargs)
 
-    undo.callback(setattr, torchs, "checkpoint", original)
-    torchs.checkpoint = checkpoint
+        return checkpoint
+
+    patching.wrap(torchs, "checkpoint", make, undo)
 
 
 def _repeatable(splits: SplitCalls, name: str, function: Any, *args: Any, **kwargs: Any) -> Any:

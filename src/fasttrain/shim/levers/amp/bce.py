@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.amp import autocast
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from fasttrain.shim.hooks import patching
 from fasttrain.shim.hooks.casting import to_float32
 from fasttrain.shim.hooks.lifted import lift
 from fasttrain.shim.levers.amp.operators import replace_builtin
@@ -50,8 +51,7 @@ class BinaryCrossEntropy:
         # A script may pickle it, as the activation that its model was built with.
         sigmoid.__module__, sigmoid.__qualname__ = "torch", "sigmoid"
         replace_builtin(torch, sigmoid, "sigmoid", undo)
-        setattr(Tensor, "sigmoid", self._watched(Tensor.sigmoid))  # noqa: B010
-        undo.callback(delattr, Tensor, "sigmoid")  # torch's own is inherited
+        patching.wrap(Tensor, "sigmoid", self._watched, undo)
         # The innermost name, not torch.nn.functional's: that one is a Python function, which
         # scripts pass around and torch.jit.script reads the source of.
         loss = self._loss(torch._C._nn.binary_cross_entropy)

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 from torch.amp import autocast
 
+from fasttrain.shim.hooks import patching
 from fasttrain.shim.hooks.casting import to_float32
 from fasttrain.shim.hooks.dynamo_skip import pass_over
 
@@ -57,16 +58,15 @@ class CustomFunctions:
         for helper in (CustomFunctions._is_scripts, _holds_code, _marked):
             pass_over(helper)
         function: Any = torch.autograd.Function
-        original = vars(function)["apply"]
-        undo.callback(setattr, function, "apply", original)
-        function.apply = classmethod(self._applied(original.__func__))
+        patching.wrap(function, "apply", self._applied, undo)
         backward: Any = torch.autograd.function.BackwardCFunction
         for name in ("apply", "apply_boxed"):
             if hasattr(backward, name):
-                undo.callback(setattr, backward, name, getattr(backward, name))
-                setattr(backward, name, self._repeated(getattr(backward, name)))
+                patching.wrap(backward, name, self._repeated, undo)
 
-    def _applied(self, original: Any) -> Any:
+    def _applied(self, method: Any) -> Any:
+        original = method.__func__  # of a classmethod
+
         @functools.wraps(original)
         def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
             device = self.region.device
@@ -85,7 +85,7 @@ class CustomFunctions:
             return output
 
         pass_over(apply)
-        return apply
+        return classmethod(apply)
 
     def _repeated(self, original: Any) -> Any:
         @functools.wraps(original)

@@ -13,9 +13,11 @@ from torch import Tensor
 from torch.nn import Module
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from fasttrain.shim.hooks import patching
 from fasttrain.shim.hooks.casting import map_tensors
 from fasttrain.shim.hooks.dynamo_skip import pass_over
 from fasttrain.shim.hooks.lifted import lift
+from fasttrain.shim.hooks.seams import Reading
 from fasttrain.shim.levers.amp.repeat import CONTAINERS, Backup
 
 TORCHS = frozenset(vars(Module()))
@@ -124,13 +126,14 @@ class KeptTensors:
 
 def allow_numpy(live: Callable[[], bool], undo: ExitStack) -> None:
     """Have ``Tensor.numpy`` give a bf16 tensor in fp32; NumPy has no bf16, and torch raises."""
-    original: Any = Tensor.numpy
 
-    def numpy(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-        if tensor.dtype is torch.bfloat16 and live():
-            return original(tensor.float(), *args, **kwargs)
-        return original(tensor, *args, **kwargs)
+    def make(original: Any) -> Any:
+        def numpy(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+            if tensor.dtype is torch.bfloat16 and live():
+                return original(tensor.float(), *args, **kwargs)
+            return original(tensor, *args, **kwargs)
 
-    pass_over(numpy)
-    setattr(Tensor, "numpy", numpy)  # noqa: B010
-    undo.callback(delattr, Tensor, "numpy")  # torch's own is inherited
+        pass_over(numpy)
+        return numpy
+
+    patching.wrap(Tensor, "numpy", make, undo, Reading.AMP)

@@ -22,10 +22,11 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from fasttrain.model.decision import Decision
 from fasttrain.model.outcome import State
 from fasttrain.model.plan import Amp
-from fasttrain.shim.hooks import lifted
+from fasttrain.shim.hooks import lifted, patching
 from fasttrain.shim.hooks.casting import to_float32
 from fasttrain.shim.hooks.outcome_recorder import Ledger
 from fasttrain.shim.hooks.roots import Call, Root, RootCalls
+from fasttrain.shim.hooks.seams import Training, then
 from fasttrain.shim.levers.amp.bce import BinaryCrossEntropy
 from fasttrain.shim.levers.amp.functions import CustomFunctions
 from fasttrain.shim.levers.amp.kept import KeptTensors, allow_numpy
@@ -83,8 +84,9 @@ class AmpLever:
 
     def install(self, undo: ExitStack) -> None:
         """Take the roots' region, watch for the script's own precision, mend what refuses it."""
-        self._watch_autocast(undo)
-        self._watch_scaler(undo)
+        patching.wrap(autocast, "__enter__", self._watched_autocast, undo)
+        made = then(self._on_scaler, even_traced=True)
+        patching.wrap(GradScaler, "__init__", made, undo, Training.AMP)
         self._bce.install(undo)
         self._functions.install(undo)
         run_in_float32(self._dtype, self._functions.region, undo)
@@ -235,9 +237,7 @@ class AmpLever:
         self._functions.lowered_on = ""
         self._roots.leave_plain()
 
-    def _watch_autocast(self, undo: ExitStack) -> None:
-        original: Any = autocast.__enter__
-
+    def _watched_autocast(self, original: Any) -> Any:
         @functools.wraps(original)
         def __enter__(context: autocast) -> Any:  # noqa: N807
             # torch enters it too, such as a checkpoint that repeats a forward.
@@ -249,27 +249,15 @@ class AmpLever:
                     self._cede("autocast", where)
             return original(context)
 
-        _replace(autocast, "__enter__", __enter__, undo)
+        return __enter__
 
-    def _watch_scaler(self, undo: ExitStack) -> None:
-        original = GradScaler.__init__
-
-        @functools.wraps(original)
-        def __init__(scaler: GradScaler, *args: Any, **kwargs: Any) -> None:  # noqa: N807
-            original(scaler, *args, **kwargs)
-            if scaler.is_enabled() and self.ledger.live:
-                self._cede(type(scaler).__name__)
-
-        _replace(GradScaler, "__init__", __init__, undo)
+    def _on_scaler(self, scaler: GradScaler) -> None:
+        if scaler.is_enabled() and self.ledger.live:
+            self._cede(type(scaler).__name__)
 
 
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-def _replace(owner: Any, name: str, value: Any, undo: ExitStack) -> None:
-    undo.callback(setattr, owner, name, getattr(owner, name))
-    setattr(owner, name, value)
 
 
 def _traced_at() -> str:

@@ -18,6 +18,7 @@ import torch
 from torch.amp import autocast
 from torch.nn import functional
 
+from fasttrain.shim.hooks import patching
 from fasttrain.shim.hooks.casting import to_float32
 from fasttrain.shim.hooks.dynamo_skip import pass_over
 from fasttrain.shim.levers.amp.functions import Region
@@ -61,8 +62,7 @@ def replace_builtin(
     owner: Any, replacement: Any, name: str, undo: ExitStack, aten: str = ""
 ) -> None:
     """Put a function in the place of an operator; torch.jit.script is told which one it is."""
-    undo.callback(setattr, owner, name, getattr(owner, name))
-    setattr(owner, name, replacement)
+    patching.put(owner, name, replacement, undo)
     builtins: Any = torch.jit._builtins
     table = builtins._get_builtin_table()
     table[id(replacement)] = f"aten::{aten or name}"

@@ -17,8 +17,10 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
+from fasttrain.shim.hooks import patching
 from fasttrain.shim.hooks.casting import to_float32
 from fasttrain.shim.hooks.hook_wrappers import Hook, wrap_module_hooks, wrap_tensor_hooks
+from fasttrain.shim.hooks.seams import Hooking
 from fasttrain.shim.levers.amp.functions import Region
 from fasttrain.shim.levers.amp.repeat import may_explain, names_types, told
 
@@ -41,22 +43,20 @@ class Hooks:
 
     def install(self, undo: ExitStack) -> None:
         """Put the replacements in place."""
-        wrap_tensor_hooks("register_hook", self._on_gradients, undo)
-        wrap_module_hooks(self._on_gradients, undo)
+        wrap_tensor_hooks("register_hook", self._on_gradients, undo, Hooking.AMP)
+        wrap_module_hooks(self._on_gradients, undo, Hooking.AMP)
         for name, place in PLACES.items():
-            self._watch(name, place, undo)
+            make = functools.partial(self._watched, place)
+            patching.wrap(Module, name, make, undo, Hooking.AMP)
 
-    def _watch(self, name: str, place: str, undo: ExitStack) -> None:
-        original = getattr(Module, name)
-
+    def _watched(self, place: str, original: Any) -> Any:
         @functools.wraps(original)
         def register(module: Module, hook: Hook, *args: Any, **kwargs: Any) -> Any:
             if not getattr(hook, "__module__", "").startswith("torch."):
                 hook = Lifting(hook, place, self._dtype, self._region)
             return original(module, hook, *args, **kwargs)
 
-        undo.callback(setattr, Module, name, original)
-        setattr(Module, name, register)
+        return register
 
     def _on_gradients(self, hook: Hook) -> Hook:
         @functools.wraps(hook)

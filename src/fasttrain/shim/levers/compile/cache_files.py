@@ -20,6 +20,8 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
+from fasttrain.shim.hooks import patching
+
 ELF = b"\x7fELF"
 ELF_HEADER_BYTES = 64  # of the 64-bit format
 PROGRAMS = (".so", ".o")
@@ -35,13 +37,12 @@ def keep_whole(note: Callable[[str], None], undo: ExitStack) -> None:
     """
     with suppress(ImportError):  # before torch 2.4
         builder: Any = importlib.import_module("torch._inductor.cpp_builder").CppBuilder
-        _write_whole(builder, undo)
-        _remove_parts(builder, note, undo)
+        parts_removed = functools.partial(_parts_removed, note)
+        patching.wrap(builder, "build", _written_whole, undo)
+        patching.wrap(builder, "get_target_file_path", parts_removed, undo)
 
 
-def _write_whole(builder_type: Any, undo: ExitStack) -> None:
-    original = builder_type.build
-
+def _written_whole(original: Any) -> Any:
     @functools.wraps(original)
     def build(builder: Any) -> Any:
         target, output = str(builder._target_file), getattr(builder, "_output", "")
@@ -57,13 +58,10 @@ def _write_whole(builder_type: Any, undo: ExitStack) -> None:
             part.unlink(missing_ok=True)
         return built
 
-    undo.callback(setattr, builder_type, "build", original)
-    builder_type.build = build
+    return build
 
 
-def _remove_parts(builder_type: Any, note: Callable[[str], None], undo: ExitStack) -> None:
-    original = builder_type.get_target_file_path
-
+def _parts_removed(note: Callable[[str], None], original: Any) -> Any:
     @functools.wraps(original)
     def get_target_file_path(builder: Any) -> Any:
         target = original(builder)
@@ -74,8 +72,7 @@ def _remove_parts(builder_type: Any, note: Callable[[str], None], undo: ExitStac
                 note(MENDED)
         return target
 
-    undo.callback(setattr, builder_type, "get_target_file_path", original)
-    builder_type.get_target_file_path = get_target_file_path
+    return get_target_file_path
 
 
 def _is_open(path: Path) -> bool:

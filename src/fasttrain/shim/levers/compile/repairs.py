@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 from contextlib import ExitStack, suppress
 from typing import Any
+
+from fasttrain.shim.hooks import patching
+from fasttrain.shim.hooks.seams import then
 
 # Goes into the keys of torch's compile caches: what was compiled without the repairs is not taken.
 CACHE_TAG = "fasttrain-repairs-1"
@@ -28,19 +30,15 @@ def _keep_order_of_mutations(undo: ExitStack) -> None:
     was 0: pytorch#185509. Can go with the last torch without pytorch#185873; 2.13 is one.
     """
     node_type: Any = importlib.import_module("torch._inductor.scheduler").SchedulerNode
-    original = getattr(node_type, "recompute_size_and_body", None)
-    if original is None:  # before torch 2.4
-        return
+    if hasattr(node_type, "recompute_size_and_body"):  # from torch 2.4 on
+        make = then(_rename_mutations, even_traced=True)
+        patching.wrap(node_type, "recompute_size_and_body", make, undo)
 
-    @functools.wraps(original)
-    def recompute_size_and_body(node: Any, *args: Any, **kwargs: Any) -> None:
-        original(node, *args, **kwargs)
-        renames = getattr(node, "mutation_renames", None)
-        if renames:
-            node.set_read_writes(node.read_writes.rename(renames))
 
-    undo.callback(setattr, node_type, "recompute_size_and_body", original)
-    node_type.recompute_size_and_body = recompute_size_and_body
+def _rename_mutations(node: Any) -> None:
+    renames = getattr(node, "mutation_renames", None)
+    if renames:
+        node.set_read_writes(node.read_writes.rename(renames))
 
 
 def _draw_each_time(undo: ExitStack) -> None:
@@ -53,5 +51,4 @@ def _draw_each_time(undo: ExitStack) -> None:
     variable = getattr(misc, "RandomVariable", None)
     if variable is None:  # before torch 2.5
         return
-    undo.callback(setattr, variable, "is_supported_random_obj", variable.is_supported_random_obj)
-    variable.is_supported_random_obj = staticmethod(lambda _: False)
+    patching.put(variable, "is_supported_random_obj", staticmethod(lambda _: False), undo)

@@ -20,7 +20,9 @@ from torch.autograd import forward_ad
 from torch.nn import Module
 from torch.utils.hooks import RemovableHandle
 
+from fasttrain.shim.hooks import patching
 from fasttrain.shim.hooks.outcome_recorder import Ledger
+from fasttrain.shim.hooks.seams import Hooking, then
 from fasttrain.shim.levers.compile.cuda_graphs import GraphGuard
 from fasttrain.shim.levers.compile.targets import uncompilable
 
@@ -45,34 +47,20 @@ def watch_hooks(changed: Callable[[Module | None, Any], None], undo: ExitStack) 
     """Call ``changed`` with the module that got a hook, or with the mapping that lost one."""
     for name in REGISTRATIONS:
         if hasattr(Module, name):
-            _watch_registration(name, changed, undo)
-    original = RemovableHandle.remove
+            registered = then(lambda module: changed(module, None))
+            patching.wrap(Module, name, registered, undo, Hooking.COMPILE)
 
-    @functools.wraps(original)
-    def remove(handle: RemovableHandle) -> None:
-        hooks = handle.hooks_dict_ref()
-        original(handle)
-        if hooks is not None and not torch.compiler.is_compiling():
-            changed(None, hooks)
+    def removing(original: Any) -> Any:
+        @functools.wraps(original)
+        def remove(handle: RemovableHandle) -> None:
+            hooks = handle.hooks_dict_ref()
+            original(handle)
+            if hooks is not None and not torch.compiler.is_compiling():
+                changed(None, hooks)
 
-    undo.callback(setattr, RemovableHandle, "remove", original)
-    setattr(RemovableHandle, "remove", remove)  # noqa: B010
+        return remove
 
-
-def _watch_registration(
-    name: str, changed: Callable[[Module | None, Any], None], undo: ExitStack
-) -> None:
-    original = getattr(Module, name)
-
-    @functools.wraps(original)
-    def register(module: Module, *args: Any, **kwargs: Any) -> Any:
-        handle = original(module, *args, **kwargs)
-        if not torch.compiler.is_compiling():
-            changed(module, None)
-        return handle
-
-    undo.callback(setattr, Module, name, original)
-    setattr(Module, name, register)
+    patching.wrap(RemovableHandle, "remove", removing, undo)
 
 
 def concerns(root: Module, module: Module | None, hooks: Any) -> bool:

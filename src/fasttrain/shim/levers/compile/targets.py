@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy as is_lazy_tensor
 from torch.nn.utils.spectral_norm import SpectralNorm
 
+from fasttrain.shim.hooks import patching
 from fasttrain.shim.process.callsite import location, own_prefixes
 
 _INSTALLED = (
@@ -127,21 +128,20 @@ def refuse_long_loops(told: Callable[[str], None], undo: ExitStack) -> None:
     """
     from torch._dynamo import exc, output_graph
 
-    tracer: Any = output_graph.SubgraphTracer
-    original = tracer.create_proxy
+    def make(original: Any) -> Any:
+        @functools.wraps(original)
+        def create_proxy(self: Any, *args: Any, **kwargs: Any) -> Any:
+            proxy = original(self, *args, **kwargs)
+            if len(self.graph.nodes) % CHECK_EVERY_NODES == 0:
+                line, rounds = _longest_loop(self.graph)
+                if rounds > MOST_ROUNDS:
+                    told(line)
+                    raise exc.SkipFrame(f"a loop of more than {MOST_ROUNDS} rounds: {line}")
+            return proxy
 
-    @functools.wraps(original)
-    def create_proxy(self: Any, *args: Any, **kwargs: Any) -> Any:
-        proxy = original(self, *args, **kwargs)
-        if len(self.graph.nodes) % CHECK_EVERY_NODES == 0:
-            line, rounds = _longest_loop(self.graph)
-            if rounds > MOST_ROUNDS:
-                told(line)
-                raise exc.SkipFrame(f"a loop of more than {MOST_ROUNDS} rounds: {line}")
-        return proxy
+        return create_proxy
 
-    undo.callback(setattr, tracer, "create_proxy", original)
-    tracer.create_proxy = create_proxy
+    patching.wrap(output_graph.SubgraphTracer, "create_proxy", make, undo)
 
 
 def _longest_loop(graph: Any) -> tuple[str, int]:

@@ -16,9 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fasttrain.shim.hooks.hook_wrappers import put_method
+from fasttrain.shim.hooks import patching
 from fasttrain.shim.hooks.lifted import made_by
 from fasttrain.shim.hooks.reachable import graph_behind
+from fasttrain.shim.hooks.seams import Hooking
 from fasttrain.shim.levers.loss_scaling.refusals import complex_refused
 from fasttrain.shim.process.refusal import refuse
 
@@ -34,7 +35,9 @@ class OtherTensors:
 
     def install(self, undo: ExitStack) -> None:
         """Watch for tensors that keep their gradient."""
-        original = Tensor.retain_grad
+        patching.wrap(Tensor, "retain_grad", self._watched, undo, Hooking.LOSS_SCALING)
+
+    def _watched(self, original: Any) -> Any:
         kept = self._kept
 
         @functools.wraps(original)
@@ -44,7 +47,7 @@ class OtherTensors:
                 key = id(tensor)
                 kept[key] = weakref.ref(tensor, lambda _: kept.pop(key, None))
 
-        put_method("retain_grad", retain_grad, undo)
+        return retain_grad
 
     def reach(self, outputs: Sequence[Any], known: Container[int], *, leaves: bool = True) -> None:
         """Find the tensors that a pass from `outputs` leaves gradients on.

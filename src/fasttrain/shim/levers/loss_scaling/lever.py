@@ -30,8 +30,10 @@ from torch.optim.optimizer import (
 from fasttrain.model.decision import Decision
 from fasttrain.model.outcome import State
 from fasttrain.model.plan import Amp
+from fasttrain.shim.hooks import patching
 from fasttrain.shim.hooks.outcome_recorder import Ledger
 from fasttrain.shim.hooks.roots import Root, RootCalls
+from fasttrain.shim.hooks.seams import Differentiating, Training, then
 from fasttrain.shim.hooks.step_closures import Arguments, begins_with_closure, closure_of, followed
 from fasttrain.shim.levers.loss_scaling.gradients import Gradients
 from fasttrain.shim.levers.loss_scaling.refusals import (
@@ -106,36 +108,18 @@ class LossScaling:
         return float(self._scaler.get_scale())
 
     def _wrap(self, name: str, wrapper: Callable[..., Any], undo: ExitStack) -> None:
-        original: Any = getattr(torch.autograd, name)
-        wrapped = functools.wraps(original)(functools.partial(wrapper, original))
-        undo.callback(setattr, torch.autograd, name, original)
-        setattr(torch.autograd, name, wrapped)
+        def wrapped(original: Any) -> Any:
+            return functools.wraps(original)(functools.partial(wrapper, original))
+
+        patching.wrap(torch.autograd, name, wrapped, undo, Differentiating.LOSS_SCALING)
 
     def _watch_optimizers(self, undo: ExitStack) -> None:
-        original: Any = Optimizer.__init__
-        gradients = self._gradients
-
-        @functools.wraps(original)
-        def __init__(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:  # noqa: N807
-            original(optimizer, *args, **kwargs)
-            gradients.add_optimizer(optimizer)
-
-        undo.callback(setattr, Optimizer, "__init__", original)
-        setattr(Optimizer, "__init__", __init__)  # noqa: B010
-        self._watch_zero_grad(Optimizer, gradients.on_zero_grad, undo)
-        self._watch_zero_grad(Module, lambda _: gradients.on_zero_grad(None), undo)
-
-    def _watch_zero_grad(self, owner: Any, told: Callable[[Any], None], undo: ExitStack) -> None:
-        original = owner.zero_grad
-
-        @functools.wraps(original)
-        def zero_grad(holder: Any, *args: Any, **kwargs: Any) -> None:
-            original(holder, *args, **kwargs)
-            if not torch.compiler.is_compiling():
-                told(holder)
-
-        undo.callback(setattr, owner, "zero_grad", original)
-        owner.zero_grad = zero_grad
+        gradients, place = self._gradients, Training.LOSS_SCALING
+        made = then(gradients.add_optimizer, even_traced=True)
+        patching.wrap(Optimizer, "__init__", made, undo, place)
+        patching.wrap(Optimizer, "zero_grad", then(gradients.on_zero_grad), undo, place)
+        zeroed = then(lambda _: gradients.on_zero_grad(None))
+        patching.wrap(Module, "zero_grad", zeroed, undo, place)
 
     def _backward(
         self,

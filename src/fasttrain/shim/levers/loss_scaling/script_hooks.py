@@ -18,6 +18,7 @@ from torch import Tensor
 
 from fasttrain.shim.hooks.casting import map_tensors
 from fasttrain.shim.hooks.hook_wrappers import Hook, wrap_module_hooks, wrap_tensor_hooks
+from fasttrain.shim.hooks.seams import Hooking
 
 
 class GradientHooks:
@@ -33,11 +34,11 @@ class GradientHooks:
 
     def install(self, undo: ExitStack) -> None:
         """Watch for hooks."""
-        wrap_tensor_hooks("register_hook", self._on_gradient, undo)
+        wrap_tensor_hooks("register_hook", self._on_gradient, undo, Hooking.LOSS_SCALING)
         if hasattr(Tensor, "register_post_accumulate_grad_hook"):  # torch 2.1
             name = "register_post_accumulate_grad_hook"
-            wrap_tensor_hooks(name, self._on_accumulated, undo)
-        wrap_module_hooks(self._on_module, undo)
+            wrap_tensor_hooks(name, self._on_accumulated, undo, Hooking.LOSS_SCALING)
+        wrap_module_hooks(self._on_module, undo, Hooking.LOSS_SCALING)
 
     def _on_gradient(self, hook: Hook) -> Hook:
         @functools.wraps(hook)

@@ -22,7 +22,9 @@ from torch import Tensor
 from torch.optim import SGD, Adadelta, Adam, AdamW, Optimizer, RMSprop
 
 from fasttrain.model.outcome import State
+from fasttrain.shim.hooks import patching
 from fasttrain.shim.hooks.outcome_recorder import Ledger
+from fasttrain.shim.hooks.seams import Training, then
 from fasttrain.shim.hooks.step_closures import closure_of
 from fasttrain.shim.levers.npu_optimizer.counterparts import (
     Counterpart,
@@ -69,7 +71,8 @@ class NpuOptimizerLever:
         undo.callback(self._undo.close)
         for kind in (SGD, Adam, AdamW, Adadelta, RMSprop):
             self._take_steps(kind)
-        self._watch_construction(undo)
+        made = then(self._on_made, even_traced=True)
+        patching.wrap(Optimizer, "__init__", made, undo, Training.NPU_OPTIMIZER)
         self.ledger.settle(State.ARMED, "no optimizer made a step")
 
     def refresh(self) -> None:
@@ -82,24 +85,15 @@ class NpuOptimizerLever:
         known = self._known.get(optimizer)
         return known is None or not known.given_up
 
-    def _watch_construction(self, undo: ExitStack) -> None:
-        original: Any = Optimizer.__init__
-
-        @functools.wraps(original)
-        def __init__(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:  # noqa: N807
-            original(optimizer, *args, **kwargs)
-            if counterpart_of(type(optimizer)) is not None:
-                self._known[optimizer] = _Known(call_site())
-                self._take_steps(type(optimizer))
-
-        undo.callback(setattr, Optimizer, "__init__", original)
-        setattr(Optimizer, "__init__", __init__)  # noqa: B010
+    def _on_made(self, optimizer: Optimizer) -> None:
+        if counterpart_of(type(optimizer)) is not None:
+            self._known[optimizer] = _Known(call_site())
+            self._take_steps(type(optimizer))
 
     def _take_steps(self, kind: Any) -> None:
         """Put ours in the place of a class's step, inside of the hooks that torch puts around."""
         if kind in self._steps:
             return
-        before = vars(kind).get("step")
         step: Any = kind.step
         native = step.__wrapped__ if getattr(step, "hooked", False) else step
         while hasattr(native, "_fasttrain_native"):  # AdamW inherits Adam's
@@ -115,8 +109,7 @@ class NpuOptimizerLever:
         ours._fasttrain_native = native  # type: ignore[attr-defined]
         hooked: Any = Optimizer.profile_hook_step(ours)
         hooked.hooked = True
-        kind.step = hooked
-        self._undo.callback(_put_back, kind, before)
+        patching.put(kind, "step", hooked, self._undo)
 
     def _step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         native = self._steps[type(optimizer)]
@@ -200,13 +193,6 @@ class NpuOptimizerLever:
 
 def _misfit(optimizer: Optimizer, twin: Twin) -> str:
     return twin.misfit(optimizer) or why_not_now(optimizer)
-
-
-def _put_back(kind: Any, step: Any) -> None:
-    if step is None:
-        del kind.step  # it was inherited
-    else:
-        kind.step = step
 
 
 def _parameters(optimizer: Optimizer) -> Iterator[Tensor]:
