@@ -13,7 +13,7 @@ from fasttrain.hardware.vendors.cuda_links import data_sheet
 from fasttrain.model.codec import CodecError, from_data
 from fasttrain.model.machine import Device
 from fasttrain.model.places import BENCH_PROGRAM, program
-from fasttrain.planning.vendors import VENDORS
+from fasttrain.model.vendors import VENDORS
 
 LIMIT_S = 60.0
 MEASURING_S = 45.0  # after which no further measurement is begun

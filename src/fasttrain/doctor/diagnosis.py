@@ -10,8 +10,8 @@ from fasttrain.doctor.script import LeverLine
 from fasttrain.model.examination import Examination
 from fasttrain.model.finding import Finding
 from fasttrain.model.machine import Device
+from fasttrain.model.vendors import VENDORS
 from fasttrain.planning.describe import counted
-from fasttrain.planning.vendors import VENDORS
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from fasttrain.model.finding import Finding
 from fasttrain.model.machine import Machine
 from fasttrain.model.plan import Evidence, LaunchPlan
+from fasttrain.model.vendors import VENDORS
 from fasttrain.planning.describe import counted
-from fasttrain.planning.vendors import VENDORS
 from fasttrain.source.habits import Habit, Habits
 
 _CUDA = ("cuda", "rocm")  # ROCm answers to CUDA's names

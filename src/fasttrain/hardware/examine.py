@@ -22,8 +22,9 @@ from fasttrain.hardware.vendors.npu_state import npu_states
 from fasttrain.hardware.vendors.rocm import rocm_states
 from fasttrain.hardware.vendors.xpu import xpu_states
 from fasttrain.model.examination import Cluster, DeviceState, Examination, HostState
-from fasttrain.model.machine import DeviceKind, Interpreter, Machine
+from fasttrain.model.machine import Interpreter, Machine
 from fasttrain.model.secrets import MASK, mask_value
+from fasttrain.model.vendors import DeviceKind
 
 # Without persistence mode the driver starts every board anew, which takes seconds each.
 NVML_TIMEOUT_S = 30.0

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import ClassVar, Protocol
 
 from fasttrain.hardware.tool import run_tool
-from fasttrain.model.machine import Device, DeviceKind
+from fasttrain.model.machine import Device
+from fasttrain.model.vendors import DeviceKind
 
 SYSCTL_TIMEOUT_S = 2.0
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 from fasttrain.model.decision import Decision
 from fasttrain.model.errors import ExitCode, FasttrainError
-from fasttrain.model.machine import DeviceKind, Machine
+from fasttrain.model.machine import Machine
 from fasttrain.model.settings import Settings
+from fasttrain.model.vendors import ACCELERATORS, VENDORS, DeviceKind
 from fasttrain.planning.describe import DEVICES, device_names, kind_noun, machine_phrase
-from fasttrain.planning.vendors import ACCELERATORS, VENDORS
 from fasttrain.planning.visible import visible_slots
 
 

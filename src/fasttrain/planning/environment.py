@@ -11,9 +11,9 @@ from fasttrain.model.decision import Setting, Source, SourceKind
 from fasttrain.model.errors import ExitCode, FasttrainError
 from fasttrain.model.places import COMPILED_FOLDER, COMPILED_VARIABLE, RUN_MARK
 from fasttrain.model.plan import EnvVar
+from fasttrain.model.vendors import VENDORS
 from fasttrain.planning.describe import BUILT_IN, CPU_CORES
 from fasttrain.planning.draft import Draft
-from fasttrain.planning.vendors import VENDORS
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # torch sizes its thread pool by the CPU affinity; these limits it does not see.

@@ -11,7 +11,8 @@ from fasttrain.hardware.host import VendorReport
 from fasttrain.hardware.machine_file import describe
 from fasttrain.hardware.probe import probe_host, probe_machine, vendors
 from fasttrain.model.codec import dumps, loads
-from fasttrain.model.machine import Cpu, Device, DeviceKind, Machine, Torch
+from fasttrain.model.machine import Cpu, Device, Machine, Torch
+from fasttrain.model.vendors import DeviceKind
 
 
 class Found:

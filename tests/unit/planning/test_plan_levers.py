@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 
 from fasttrain.model.errors import FasttrainError
+from fasttrain.model.levers import Amp, Compile, Strategy
 from fasttrain.model.machine import Cpu, Device, Torch
-from fasttrain.model.plan import Amp, Compile, Evidence, ScriptFacts, Strategy
+from fasttrain.model.plan import Evidence, ScriptFacts
 
 AMX = Cpu("Xeon", 8, "8 CPUs in the affinity mask", features=("amx_bf16",))
 

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Iterator
 from fasttrain.doctor.checks.words import check, is_on, named, one_line, present, visible
 from fasttrain.model.examination import Examination, TorchTrial
 from fasttrain.model.finding import Finding, Severity
-from fasttrain.model.machine import Device, DeviceKind
+from fasttrain.model.machine import Device
+from fasttrain.model.vendors import VENDORS, DeviceKind
 from fasttrain.planning.describe import device_names, kind_noun
 from fasttrain.planning.device import build_fix, unusable_kinds, wrong_build
-from fasttrain.planning.vendors import VENDORS
 
 # Kinds of which torch counts every device; integrated Intel GPUs and Macs are left out of this.
 _COUNTED: tuple[DeviceKind, ...] = ("cuda", "npu", "rocm")

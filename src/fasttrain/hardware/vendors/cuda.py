@@ -9,7 +9,8 @@ from typing import Any, ClassVar, TypeVar
 from fasttrain.hardware.host import Host, VendorReport
 from fasttrain.hardware.tool import within
 from fasttrain.hardware.vendors.cuda_state import import_nvml
-from fasttrain.model.machine import Device, DeviceKind
+from fasttrain.model.machine import Device
+from fasttrain.model.vendors import DeviceKind
 
 T = TypeVar("T")
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fasttrain.hardware.host import Host, VendorReport
-from fasttrain.model.machine import Device, DeviceKind
+from fasttrain.model.machine import Device
+from fasttrain.model.vendors import DeviceKind
 
 # Metal emulates bf16 in fp32 on these. Source: huggingface/transformers pull request 40458.
 _EMULATES_BF16 = re.compile(r"Apple M[12]\b")

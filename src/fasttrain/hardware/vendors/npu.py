@@ -11,7 +11,8 @@ from typing import ClassVar
 from fasttrain.hardware.host import Host, VendorReport
 from fasttrain.hardware.tool import ToolError, first_line
 from fasttrain.hardware.vendors.npu_smi import Chip, NpuSmi, SmiTable, parse_npu_smi
-from fasttrain.model.machine import Device, DeviceKind, Overflow
+from fasttrain.model.machine import Device, Overflow
+from fasttrain.model.vendors import DeviceKind
 
 # Source: torch_npu 2.13.0, is_bf16_supported over all its soc names: Ascend910B1 and later, of
 # which 310P is none. A "910B" without a digit is a first-generation card.

@@ -12,7 +12,8 @@ from fasttrain.hardware.runs import RunProcess, as_device_process
 from fasttrain.hardware.tool import first_line
 from fasttrain.hardware.vendors.kernel_files import numa_node, temperature_c
 from fasttrain.model.examination import DeviceProcess, DeviceState
-from fasttrain.model.machine import Device, DeviceKind
+from fasttrain.model.machine import Device
+from fasttrain.model.vendors import DeviceKind
 
 NODES = "sys/class/kfd/kfd/topology/nodes"
 

@@ -16,7 +16,8 @@ from fasttrain.hardware.vendors.kernel_files import (
     temperature_c,
 )
 from fasttrain.model.examination import DeviceProcess, DeviceState
-from fasttrain.model.machine import Device, DeviceKind
+from fasttrain.model.machine import Device
+from fasttrain.model.vendors import DeviceKind
 
 INTEL = "0x8086"
 

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 from fasttrain.model.decision import Decision, Setting
 from fasttrain.model.errors import FasttrainError
-from fasttrain.model.machine import DeviceKind, Machine
-from fasttrain.model.plan import OptimizerMode
-from fasttrain.model.settings import OptimizerChoice
+from fasttrain.model.levers import OptimizerChoice, OptimizerMode
+from fasttrain.model.machine import Machine
+from fasttrain.model.vendors import VENDORS, DeviceKind
 from fasttrain.planning.describe import TORCH, asked, machine_phrase, release, torch_phrase
-from fasttrain.planning.vendors import VENDORS
+from fasttrain.planning.levers.situation import Situation
 
 
-def decide_optimizer(
-    setting: Setting[OptimizerChoice], machine: Machine, kind: DeviceKind
-) -> Decision[OptimizerMode]:
+def decide(situation: Situation) -> Decision[OptimizerMode]:
     """Return fused where torch has such kernels for the device, npu on NPUs, else the script's own.
 
     Raises:
         FasttrainError: ``optimizer-fused`` or ``optimizer-npu``.
     """
-    return _DECIDERS[setting.value](setting, machine, kind)
+    setting = situation.settings.optimizer
+    return _DECIDERS[setting.value](setting, situation.machine, situation.chosen.kind)
 
 
 def _auto(

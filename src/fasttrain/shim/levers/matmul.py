@@ -11,7 +11,8 @@ import torch
 
 from fasttrain.model.decision import Decision
 from fasttrain.model.outcome import State
-from fasttrain.shim.hooks.outcome_recorder import Ledger
+from fasttrain.shim.hooks.outcome_recorder import Ledger, Lever
+from fasttrain.shim.hooks.shared import Shared
 from fasttrain.shim.process.callsite import call_site
 
 # The script's ways to choose: attributes of these, and the function.
@@ -84,3 +85,8 @@ class MatmulLever:
 
         kind.__setattr__ = __setattr__
         undo.callback(setattr, kind, "__setattr__", original)
+
+
+def build(_shared: Shared, decision: Decision[Any], ledger: Ledger) -> list[Lever]:
+    """Build the lever."""
+    return [MatmulLever(decision, ledger)]

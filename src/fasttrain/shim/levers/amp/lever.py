@@ -20,12 +20,13 @@ from torch.amp import GradScaler, autocast
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from fasttrain.model.decision import Decision
+from fasttrain.model.levers import Amp
 from fasttrain.model.outcome import State
-from fasttrain.model.plan import Amp
 from fasttrain.shim.hooks import lifted
 from fasttrain.shim.hooks.casting import to_float32
-from fasttrain.shim.hooks.outcome_recorder import Ledger
+from fasttrain.shim.hooks.outcome_recorder import Ledger, Lever
 from fasttrain.shim.hooks.roots import Call, Root, RootCalls
+from fasttrain.shim.hooks.shared import Shared
 from fasttrain.shim.levers.amp.bce import BinaryCrossEntropy
 from fasttrain.shim.levers.amp.functions import CustomFunctions
 from fasttrain.shim.levers.amp.kept import KeptTensors, allow_numpy
@@ -286,3 +287,10 @@ def _traced_at() -> str:
     stack = torch._guards.TracingContext.extract_stack()
     own = [f for f in stack if not f.filename.startswith(own_prefixes())]
     return location(own[-1].filename, own[-1].lineno or 0) if own else ""
+
+
+def build(shared: Shared, decision: Decision[Amp], ledger: Ledger) -> list[Lever]:
+    """Build the lever."""
+    lever = AmpLever(decision, ledger, shared.roots)
+    shared.kept.states["amp"] = lever
+    return [lever]

@@ -28,10 +28,11 @@ from torch.optim.optimizer import (
 )
 
 from fasttrain.model.decision import Decision
+from fasttrain.model.levers import Amp
 from fasttrain.model.outcome import State
-from fasttrain.model.plan import Amp
-from fasttrain.shim.hooks.outcome_recorder import Ledger
+from fasttrain.shim.hooks.outcome_recorder import Ledger, Lever
 from fasttrain.shim.hooks.roots import Root, RootCalls
+from fasttrain.shim.hooks.shared import Shared
 from fasttrain.shim.hooks.step_closures import Arguments, begins_with_closure, closure_of, followed
 from fasttrain.shim.levers.loss_scaling.gradients import Gradients
 from fasttrain.shim.levers.loss_scaling.refusals import (
@@ -306,3 +307,13 @@ def _batched() -> bool:
     functorch: Any = torch._C._functorch
     stack = functorch.get_interpreter_stack() or ()
     return any(level.key() == functorch.TransformType.Vmap for level in stack)
+
+
+def build(shared: Shared, decision: Decision[Amp], _amp: Ledger) -> list[Lever]:
+    """Build the lever, which has a line of its own in the receipt."""
+    explicit = decision.source.explicit
+    ledger = shared.companion("loss_scaling", "dynamic", decision, explicit=explicit)
+    lever = LossScaling(decision, ledger, shared.roots)
+    shared.kept.states["loss scaling"] = lever
+    shared.loss_scale = lambda: lever.scale
+    return [lever]

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
-from fasttrain.model.machine import DeviceKind
+from fasttrain.model.decision import Setting
+from fasttrain.model.option import DEVICES, option
+
+DeviceKind = Literal["cuda", "npu", "rocm", "xpu", "mps", "cpu"]
+DeviceChoice = Literal["auto", DeviceKind]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,3 +104,14 @@ VENDORS: dict[DeviceKind, Vendor] = {
 }
 
 ACCELERATORS: tuple[DeviceKind, ...] = tuple(kind for kind in VENDORS if kind != "cpu")
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceOptions:
+    """The options of `Settings` that choose devices."""
+
+    gpus: Setting[str | None] = option(
+        None, "GPUs to use: 0,3 | all | auto:N; indices, UUIDs or MIG ids", panel=DEVICES,
+        metavar="LIST",
+    )  # fmt: skip
+    device: Setting[DeviceChoice] = option("auto", "Kind of device to train on", panel=DEVICES)
