@@ -81,9 +81,8 @@ def usable(seen: Examination) -> list[Device]:
         return []
     kind = kinds[0]
     if seen.torch is not None and seen.torch.imported.state == "ok":
-        names = {"rocm": "cuda"}
-        if names.get(kind, kind) not in seen.torch.available:
+        if VENDORS[kind].torch_type not in seen.torch.available:
             return []
-    elif kind in ("cuda", "rocm") and seen.machine.torch.build != kind:
+    elif (build := VENDORS[kind].torch_build) and seen.machine.torch.build != build:
         return []
     return [slot.device for slot in visible(seen, kind)]

@@ -53,8 +53,8 @@ def unusable_kinds(machine: Machine) -> tuple[DeviceKind, ...]:
 
 def build_fix(kind: DeviceKind) -> str:
     """Return what to do about a torch that was built for something else."""
-    word = {"cuda": "CUDA", "rocm": "ROCm"}.get(kind, kind)
-    return f"install the {word} build of torch that pytorch.org/get-started names for your driver"
+    name = VENDORS[kind].build_name
+    return f"install the {name} build of torch that pytorch.org/get-started names for your driver"
 
 
 def _devices(machine: Machine, kind: DeviceKind) -> bool:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fasttrain.hardware.host import Host, VendorReport
+from fasttrain.hardware.host import Host, Vendor, VendorReport
+from fasttrain.hardware.runs import RunProcess
+from fasttrain.model.examination import DeviceState
 from fasttrain.model.machine import Device
 from fasttrain.model.vendors import DeviceKind
 
@@ -36,3 +39,14 @@ class Mps:
             fp16=True,
         )
         return VendorReport((device,))
+
+    def states(
+        self, _devices: Iterable[Device], _runs: Mapping[int, RunProcess]
+    ) -> tuple[DeviceState, ...]:
+        """Return nothing: the system tells no state of its GPU."""
+        return ()
+
+
+def vendor(host: Host, _installed: Callable[[str], bool]) -> Vendor:
+    """Return the probe."""
+    return Mps(host)

@@ -24,8 +24,10 @@ def decide(situation: Situation) -> Decision[OptimizerMode]:
 def _auto(
     _setting: Setting[OptimizerChoice], machine: Machine, kind: DeviceKind
 ) -> Decision[OptimizerMode]:
-    if kind == "npu":
-        return Decision("npu", "torch_npu has fused optimizers that compute the same", TORCH)
+    vendor = VENDORS[kind]
+    if vendor.own_optimizers:
+        reason = f"{vendor.extension} has fused optimizers that compute the same"
+        return Decision(vendor.own_optimizers, reason, TORCH)
     if why_not := _why_not_fused(machine, kind):
         return Decision("keep", why_not, TORCH)
     return Decision("fused", f"{torch_phrase(machine)} has fused optimizers on {kind}", TORCH)
@@ -53,7 +55,7 @@ def _fused(
 def _npu(
     setting: Setting[OptimizerChoice], machine: Machine, kind: DeviceKind
 ) -> Decision[OptimizerMode]:
-    if kind != "npu":
+    if VENDORS[kind].own_optimizers != "npu":
         raise FasttrainError(
             "--optimizer npu was asked for, but the run is not on NPUs",
             why=f"the run is on {kind}, and this machine has {machine_phrase(machine)}",

@@ -22,6 +22,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from fasttrain.model.decision import Decision
 from fasttrain.model.levers import Amp
 from fasttrain.model.outcome import State
+from fasttrain.model.vendors import VENDORS
 from fasttrain.shim.hooks import lifted
 from fasttrain.shim.hooks.casting import to_float32
 from fasttrain.shim.hooks.outcome_recorder import Ledger, Lever
@@ -70,7 +71,7 @@ class AmpLever:
     def __init__(self, decision: Decision[Amp], ledger: Ledger, roots: RootCalls) -> None:
         self.ledger = ledger
         self._dtype: torch.dtype = getattr(torch, decision.value.precision)
-        self._planned_device = "cuda" if decision.value.device == "rocm" else decision.value.device
+        self._planned_device = VENDORS[decision.value.device].torch_type
         self._explicit = decision.source.explicit
         self._roots = roots
         self._bce = BinaryCrossEntropy(self._dtype)

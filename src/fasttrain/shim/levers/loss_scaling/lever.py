@@ -30,6 +30,7 @@ from torch.optim.optimizer import (
 from fasttrain.model.decision import Decision
 from fasttrain.model.levers import Amp
 from fasttrain.model.outcome import State
+from fasttrain.model.vendors import VENDORS
 from fasttrain.shim.hooks.outcome_recorder import Ledger, Lever
 from fasttrain.shim.hooks.roots import Root, RootCalls
 from fasttrain.shim.hooks.shared import Shared
@@ -57,8 +58,7 @@ class LossScaling:
         self.ledger = ledger
         self._roots = roots
         # Made before the precision lever watches for GradScalers of the script's.
-        kind = decision.value.device
-        self._scaler = GradScaler("cuda" if kind == "rocm" else kind)
+        self._scaler = GradScaler(VENDORS[decision.value.device].torch_type)
         self._gradients = Gradients()
         self._hooks = GradientHooks()
         self._stepped: set[int] = set()  # optimizers, by id, since the last backward pass
