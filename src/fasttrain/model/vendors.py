@@ -11,7 +11,7 @@ from typing import Literal
 from fasttrain.model.decision import Setting
 from fasttrain.model.option import DEVICES, option
 
-DeviceKind = Literal["cuda", "npu", "rocm", "xpu", "mps", "cpu"]
+DeviceKind = Literal["cuda", "npu", "rocm", "xpu", "musa", "mps", "cpu"]
 DeviceChoice = Literal["auto", DeviceKind]
 
 
@@ -164,6 +164,27 @@ VENDORS: dict[DeviceKind, Vendor] = {
         memory_words="XPU",
         bf16_needs="XMX engines",
         collectives="xccl",
+    ),
+    # From public sources alone, see the probe's; nothing of it ever ran on a card.
+    "musa": Vendor(
+        maker="Moore Threads",
+        torch_type="musa",
+        visibility="MUSA_VISIBLE_DEVICES",
+        blocking=("MUSA_LAUNCH_BLOCKING", "1"),
+        prefixes=("MUSA_", "MCCL_", "MTHREADS_"),
+        extension="torch_musa",
+        extension_needs=(
+            "the libraries of the MUSA SDK",
+            "put the lib folder of the MUSA SDK into LD_LIBRARY_PATH",
+        ),
+        cuda_stand_in="import torchada",  # as torch_musa's README recommends
+        counted=True,
+        memory_words="MUSA",  # torch_musa/csrc/core/MUSACachingAllocator.cpp, torch_musa 2.7.1
+        bf16_needs="an MTT S4000 or later",
+        compiles_since=(2, 5),  # torch_musa/_inductor/__init__.py, torch_musa 2.5.0
+        other_graphs="MUSA graphs",
+        collectives="mccl",
+        beside_gloo=True,  # torch_musa/csrc/distributed/Register.cpp, torch_musa 2.7.1
     ),
     "mps": Vendor(
         maker="Apple",
