@@ -17,8 +17,9 @@ from torch import nn
 from fasttrain.model.codec import loads
 from fasttrain.model.decision import Decision, Source, SourceKind
 from fasttrain.model.guards import Guards, HangWatch, Restarts  # fmt: skip
+from fasttrain.model.levers import Amp, Compile, Levers, Strategy
 from fasttrain.model.outcome import RankReport
-from fasttrain.model.plan import Amp, Compile, LaunchPlan, Levers, Processes, Strategy, Target
+from fasttrain.model.plan import LaunchPlan, Processes, Target
 from fasttrain.shim.runtime import Runtime
 
 torch.set_num_threads(1)  # two cores are shared: spinning threads cost more than they bring

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from fasttrain.model.decision import Setting, Source, SourceKind
-from fasttrain.model.machine import Device, DeviceKind, Machine
-from fasttrain.planning.vendors import VENDORS
+from fasttrain.model.machine import Device, Machine
+from fasttrain.model.vendors import VENDORS, DeviceKind
 
 
 def counted(number: int, noun: str) -> str:

@@ -11,9 +11,9 @@ from fasttrain.model.decision import Setting, Source, SourceKind
 from fasttrain.model.errors import ExitCode, FasttrainError
 from fasttrain.model.places import COMPILED_FOLDER, COMPILED_VARIABLE, RUN_MARK
 from fasttrain.model.plan import EnvVar
+from fasttrain.model.vendors import VENDORS
 from fasttrain.planning.describe import BUILT_IN, CPU_CORES
 from fasttrain.planning.draft import Draft
-from fasttrain.planning.vendors import VENDORS
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # torch sizes its thread pool by the CPU affinity; these limits it does not see.
@@ -149,10 +149,8 @@ def _loopback(draft: Draft) -> Iterator[_Wish]:
     if processes.max_nodes == 1 and processes.world_size > 1:
         reason = "the ranks of one node meet on loopback, where nobody else can"
         yield _Wish("GLOO_SOCKET_IFNAME", "lo", reason, BUILT_IN)
-        if VENDORS[draft.kind.value].collectives == "nccl":
-            # NCCL and RCCL take loopback only where there is nothing else, or if it is named.
-            # Source: docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html, NCCL_SOCKET_IFNAME
-            yield _Wish("NCCL_SOCKET_IFNAME", "lo", reason, BUILT_IN)
+        if variable := VENDORS[draft.kind.value].socket_variable:
+            yield _Wish(variable, "lo", reason, BUILT_IN)
 
 
 def _shutdown(draft: Draft) -> Iterator[_Wish]:

@@ -8,9 +8,9 @@ from typing import NoReturn
 
 from fasttrain.model.decision import Decision, Setting, Source
 from fasttrain.model.errors import ExitCode, FasttrainError
-from fasttrain.model.machine import Device, DeviceKind, Machine
+from fasttrain.model.machine import Device, Machine
+from fasttrain.model.vendors import VENDORS, DeviceKind
 from fasttrain.planning.describe import DEVICES, counted, kind_noun, machine_phrase
-from fasttrain.planning.vendors import VENDORS
 from fasttrain.planning.visible import Slot, with_uuid
 
 # Seven digits are more devices than a node can have, and few enough to read as an int.

@@ -15,8 +15,9 @@ from fasttrain.model.guards import (
     ResumeMode,
     left_to_the_script,
 )
+from fasttrain.model.levers import Levers
 from fasttrain.model.machine import Machine
-from fasttrain.model.plan import Invocation, Levers, Processes
+from fasttrain.model.plan import Invocation, Processes
 from fasttrain.model.settings import Settings
 from fasttrain.planning.describe import BUILT_IN, NO_PYTHON, asked
 

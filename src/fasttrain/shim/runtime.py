@@ -9,38 +9,33 @@ import sys
 import time
 from contextlib import ExitStack
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from fasttrain.model.decision import Decision, Source, SourceKind
+from fasttrain.model.decision import Decision
+from fasttrain.model.levers import LEVERS
 from fasttrain.model.outcome import Outcome, RankReport, State, StepStats
 from fasttrain.model.plan import PLAN_FILE, LaunchPlan
 from fasttrain.shim import multiprocessing_hooks
 from fasttrain.shim.data_parallel.lever_state import Kept
 from fasttrain.shim.data_parallel.rank_consistency import refuse_unrelated_copies
-from fasttrain.shim.data_parallel.ranks import Ranks
 from fasttrain.shim.hooks.outcome_recorder import Ledger, Lever
 from fasttrain.shim.hooks.roots import RootCalls
+from fasttrain.shim.hooks.shared import Shared
 from fasttrain.shim.hooks.steps import StepMeter
 from fasttrain.shim.hooks.user_compile import OwnCompile
 from fasttrain.shim.hooks.warning_places import name_users_lines
-from fasttrain.shim.levers.amp.lever import AmpLever
-from fasttrain.shim.levers.compile.lever import CompileLever
-from fasttrain.shim.levers.loss_scaling.lever import LossScaling
-from fasttrain.shim.levers.matmul import MatmulLever
-from fasttrain.shim.levers.npu_optimizer.lever import NpuOptimizerLever
-from fasttrain.shim.levers.optimizer import OptimizerLever
 from fasttrain.shim.process import rank_variables
 from fasttrain.shim.reporter import Clock, Reporter
 from fasttrain.shim.watch.heartbeat import Pulse
 from fasttrain.shim.watch.nan_guard import NanGuard
 from fasttrain.shim.watch.save_guard import SaveGuard
 
-_NOBODY = Source(SourceKind.DEFAULT, "default")
 REPORT_EVERY_S = 5.0  # a killed worker leaves a report that is at most this old
-_AT_ROOTS = frozenset({"amp", "compile", "strategy"})  # levers that act where a root is called
+_AT_ROOTS = frozenset(name for name, row in LEVERS.items() if row.at_roots)
 _BY_ROOTS = _AT_ROOTS | {"preempt"}  # or need to know whether one is running
 EVENT_EVERY_S = 0.5  # fine enough for a progress line, and nothing against a step
 
@@ -65,11 +60,14 @@ class Runtime:
         self._roots = RootCalls()
         self._own_compile = OwnCompile()
         self._meter = StepMeter(started_s)
-        self._compile: CompileLever | None = None
-        self._scaling: LossScaling | None = None
         self._ledgers: list[Ledger] = []
         self._levers: list[Lever] = []
         self._kept = Kept()
+        self._shared = Shared(
+            *(plan, self._roots, self._own_compile, self._meter, self._kept, self._undo),
+            companion=self._ledger,
+            on_compiling=[self._note_compiling],
+        )
         self._reported_s = self._event_s = 0.0
         self._run_dir = Path(plan.run_dir)
         self._reporter = Reporter(self._run_dir, rank, pid, child=child)
@@ -121,34 +119,17 @@ class Runtime:
         self._undo.close()
 
     def _build(self) -> list[Lever]:
-        levers = self._plan.levers
-        # First, so that other levers' work on a backward pass is around that of the ranks.
-        build = self._parallel()
-        amp = self._ledger("amp", levers.amp.value.precision, levers.amp)
-        if levers.amp.value.precision != "off":
-            lever = AmpLever(levers.amp, amp, self._roots)
-            build.append(lever)
-            self._kept.states["amp"] = lever
-        if levers.amp.value.precision == "float16":
-            scaling = self._ledger("loss_scaling", "dynamic", levers.amp)
-            self._scaling = LossScaling(levers.amp, scaling, self._roots)
-            build.append(self._scaling)
-            self._kept.states["loss scaling"] = self._scaling
-        compiled = self._ledger("compile", levers.compile.value.asked, levers.compile)
-        if levers.compile.value.mode != "off":
-            self._compile = CompileLever(
-                levers.compile, compiled, self._roots, self._own_compile, strict=self._plan.strict
-            )
-            self._compile.on_compiling.append(self._note_compiling)
-            build.append(self._compile)
-        optimizer = self._ledger("optimizer", levers.optimizer.value, levers.optimizer)
-        if levers.optimizer.value == "fused":
-            build.append(OptimizerLever(optimizer))
-        elif levers.optimizer.value == "npu":
-            swap = NpuOptimizerLever(optimizer)
-            build += [swap, OptimizerLever(optimizer, leave=swap.takes)]
-        matmul = self._ledger("matmul", levers.matmul.value, levers.matmul)
-        build.append(MatmulLever(levers.matmul, matmul))
+        build: list[Lever] = []
+        for name, row in LEVERS.items():
+            if row.several and (self._world_size() == 1 or self._reporter.child):
+                continue
+            decision: Decision[Any] = getattr(self._plan.levers, name)
+            mode = row.mode(decision.value)
+            ledger = self._ledger(name, mode, decision, explicit=decision.source.explicit)
+            if mode in row.ceded:
+                ledger.cede(decision.reason)
+            for module in row.workers.get(mode, ()):
+                build += import_module(module).build(self._shared, decision, ledger)
         if self._plan.preempt.value.mode == "snapshot" and not self._reporter.child:
             build.append(self._snapshots())
         return build
@@ -156,51 +137,15 @@ class Runtime:
     def _snapshots(self) -> Lever:
         from fasttrain.shim.snapshots.lever import SnapshotLever
 
-        ledger = self._ledger("preempt", "snapshot", self._plan.preempt)
+        preempt = self._plan.preempt
+        ledger = self._ledger("preempt", "snapshot", preempt, explicit=preempt.source.explicit)
         lever = SnapshotLever(ledger, self._plan, self._rank, self._roots, self._meter, self._kept)
         lever.prepare(self._undo)
         return lever
 
-    def _parallel(self) -> list[Lever]:
-        """Build what makes several ranks one run, where the script doesn't."""
-        strategy = self._plan.levers.strategy
-        if self._world_size() == 1 or self._reporter.child:
-            return []
-        if not strategy.value.injected:
-            ledger = self._ledger("strategy", strategy.value.mode, strategy)
-            if strategy.value.mode == "script":
-                ledger.cede(strategy.reason)
-            return []
-        from fasttrain.shim.data_parallel.strategy import parallel_levers
-
-        if strategy.value.batch != "per-rank":
-            self._meter.throughput.part = 1 / _world_size()
-        ranks = Ranks.at_store(
-            strategy.value.collectives, agent=self._plan.processes.value.backend == "torchrun"
-        )
-        return parallel_levers(
-            self._plan,
-            ranks,
-            self._roots,
-            self._strategy_ledger,
-            self._undo,
-            self._kept,
-            self._own_compile,
-        )
-
-    def _strategy_ledger(self, name: str, asked: str) -> Ledger:
-        """Make the ledger of a lever that serves the strategy; only that itself was asked for."""
-        strategy = self._plan.levers.strategy
-        if name == "strategy":
-            if self._plan.strict and not strategy.source.explicit:
-                # Whoever asks for several ranks wants them to be of use.
-                strategy = replace(strategy, source=self._plan.processes.source)
-            return self._ledger(name, asked, strategy)
-        return self._ledger(name, asked, replace(strategy, source=_NOBODY))
-
-    def _ledger(self, name: str, asked: str, decision: Decision[Any]) -> Ledger:
-        ledger = Ledger(name, asked, explicit=decision.source.explicit)
-        ledger.settle(State.OFF if ledger.explicit else State.SKIPPED, decision.reason)
+    def _ledger(self, name: str, asked: str, decision: Decision[Any], *, explicit: bool) -> Ledger:
+        ledger = Ledger(name, asked, explicit=explicit)
+        ledger.settle(State.OFF if explicit else State.SKIPPED, decision.reason)
         self._ledgers.append(ledger)
         return ledger
 
@@ -275,7 +220,8 @@ class Runtime:
 
     def _scale_may_fall(self) -> bool:
         """Return whether gradients overflow because of their scale alone, which begins high."""
-        return self._scaling is not None and self._scaling.scale >= 1.0
+        scale = self._shared.loss_scale
+        return scale is not None and scale() >= 1.0
 
     def _note_event(self) -> None:
         event = self._event()
@@ -295,13 +241,13 @@ class Runtime:
             "step_s": self._meter.recent_step_s(),
             "samples_per_s": stats.samples_per_s * self._world_size(),  # the others being as fast
             "memory_bytes": stats.peak_memory_bytes,
-            "loss_scale": self._scaling.scale if self._scaling else 1.0,
+            "loss_scale": self._shared.loss_scale() if self._shared.loss_scale else 1.0,
         }
 
     def _rank_report(self, finished: bool) -> RankReport:
         # As they were: at the end most models are gone, being local to a function.
         root = self._roots.last
-        stats = self._meter.stats(self._compile.compile_s if self._compile else 0.0)
+        stats = self._meter.stats(self._shared.compile_s())
         return RankReport(
             rank=self._rank,
             device=self._meter.device or (root.device if root else ""),

@@ -32,6 +32,7 @@ SHIPPED = {
     "4xt4": "4 x Tesla T4",
     "1xa100": "1 x NVIDIA A100-SXM4-80GB",
     "8xascend910b": "8 x Ascend910B3",
+    "8xs5000": "8 x MTT S5000",
     "cpu-laptop": f"{NO_GPU}, 16 CPU cores",
     "cpu-amx": f"{NO_GPU}, 32 CPU cores",
 }
@@ -55,10 +56,10 @@ def test_shipped_machines_are_what_their_hardware_is(name: str) -> None:
     assert [device.index for device in machine.devices] == list(range(len(machine.devices)))
     uuids = [device.uuid for device in machine.devices if device.kind == "cuda"]
     assert len(set(uuids)) == len(uuids)
-    native = {"8xh100", "1xa100", "8xascend910b"}
+    native = {"8xh100", "1xa100", "8xascend910b", "8xs5000"}
     assert all(device.bf16 == (name in native) for device in machine.devices)
     assert machine.cpu.bf16 == (name in {"8xh100", "cpu-amx"})
-    assert machine.torch.release == (2, 13)
+    assert machine.torch.release == ((2, 7) if name == "8xs5000" else (2, 13))
 
 
 def refusal(path: Path) -> FasttrainError:

@@ -6,13 +6,14 @@ from dataclasses import replace
 import pytest
 
 from fasttrain.model.errors import FasttrainError
+from fasttrain.model.levers import Amp, Compile, Strategy
 from fasttrain.model.machine import Cpu, Device, Torch
-from fasttrain.model.plan import Amp, Compile, Evidence, ScriptFacts, Strategy
+from fasttrain.model.plan import Evidence, ScriptFacts
+from fasttrain.model.vendors import VENDORS
 from fasttrain.planning.describe import NO_PYTHON
 from fasttrain.planning.levers.amp import MAY_SATURATE, SATURATES
 from fasttrain.planning.levers.matmul import CPU_NOTE
 from fasttrain.planning.levers.strategy import MADE_PARALLEL, ONE_PROCESS
-from fasttrain.planning.vendors import VENDORS
 
 AMX = Cpu("Xeon", 8, "8 CPUs in the affinity mask", features=("amx_bf16",))
 

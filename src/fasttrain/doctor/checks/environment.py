@@ -8,8 +8,8 @@ from fasttrain.doctor.checks.words import check, is_on, most_visible, present, v
 from fasttrain.model.examination import Examination
 from fasttrain.model.finding import Finding
 from fasttrain.model.places import RUN_MARK
+from fasttrain.model.vendors import VENDORS
 from fasttrain.planning.describe import and_join, counted
-from fasttrain.planning.vendors import VENDORS
 
 # Source: torch 2.13.0, torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp; pytorch#114077, in 2.2.
 _RENAMED_SINCE = (2, 2)

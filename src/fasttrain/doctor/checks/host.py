@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fasttrain.doctor.checks.words import GIB, MIB, check, most_visible, size, visible
-from fasttrain.hardware.vendors.npu import HEALTH, NPU_WITHOUT
+from fasttrain.hardware.vendors.npu import HEALTH
 from fasttrain.model.examination import Examination
 from fasttrain.model.finding import Finding
+from fasttrain.model.vendors import VENDORS
 from fasttrain.planning.describe import counted
 
 _SHM = "/dev/shm"  # noqa: S108 - only named
@@ -37,7 +38,8 @@ _SHM_FIXES = {
 def _probe(seen: Examination) -> Iterator[Finding]:
     told_elsewhere = []
     if seen.torch and seen.torch.autoload_error:
-        told_elsewhere.append(NPU_WITHOUT)
+        extensions = [vendor.extension for vendor in VENDORS.values() if vendor.extension]
+        told_elsewhere += [f"{extension} is installed" for extension in extensions]
     if any(state.health != "OK" for state in seen.devices):
         told_elsewhere.append(HEALTH)
     for note in seen.machine.notes:

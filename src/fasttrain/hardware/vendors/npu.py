@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import importlib.util
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fasttrain.hardware.host import Host, VendorReport
+from fasttrain.hardware.host import Host, Vendor, VendorReport
+from fasttrain.hardware.runs import RunProcess
 from fasttrain.hardware.tool import ToolError, first_line
 from fasttrain.hardware.vendors.npu_smi import Chip, NpuSmi, SmiTable, parse_npu_smi
-from fasttrain.model.machine import Device, DeviceKind, Overflow
+from fasttrain.hardware.vendors.npu_state import npu_states
+from fasttrain.model.examination import DeviceState
+from fasttrain.model.machine import Device, Overflow
+from fasttrain.model.vendors import DeviceKind
 
 # Source: torch_npu 2.13.0, is_bf16_supported over all its soc names: Ascend910B1 and later, of
 # which 310P is none. A "910B" without a digit is a first-generation card.
@@ -64,6 +68,12 @@ class Npu:
             )
         return VendorReport(devices, driver, (*notes, *self._software_notes(bool(devices))))
 
+    def states(
+        self, devices: Iterable[Device], runs: Mapping[int, RunProcess]
+    ) -> tuple[DeviceState, ...]:
+        """Return how its chips are, by the answer that `probe` was given."""
+        return npu_states(self.host, devices, runs, self.smi)
+
     def _software_notes(self, has_devices: bool) -> list[str]:
         if not self.installed("torch_npu"):
             return [f"NPUs are here, but {NOT_INSTALLED}"] if has_devices else []
@@ -74,6 +84,11 @@ class Npu:
             "while torch_npu can't load CANN: source CANN's set_env.sh, or set "
             "TORCH_DEVICE_BACKEND_AUTOLOAD=0 to do without NPUs"
         ]
+
+
+def vendor(host: Host, installed: Callable[[str], bool]) -> Vendor:
+    """Return the probe."""
+    return Npu(host, installed, NpuSmi(host))
 
 
 def _autoload_is_off(host: Host) -> bool:

@@ -14,6 +14,7 @@ from fasttrain.launch.crash.log_tail import LAST_WORDS, last_lines
 from fasttrain.model import printable
 from fasttrain.model.crash import Frame, Raised
 from fasttrain.model.plan import Target
+from fasttrain.model.vendors import VENDORS
 
 # The facts that fill the words of the table of causes.
 
@@ -130,7 +131,8 @@ _NO_SHM = re.compile(
     r" (?:file )?</torch_"
 )
 _DISTRIBUTED = re.compile(r"[/\\]torch[/\\](?:nn[/\\]parallel[/\\])?distributed")
-_BACKENDS = re.compile(r"gloo|nccl|c10d|TCPStore|hccl", re.IGNORECASE)
+_COLLECTIVES = "|".join({vendor.collectives for vendor in VENDORS.values()} - {""})
+_BACKENDS = re.compile(rf"c10d|TCPStore|{_COLLECTIVES}", re.IGNORECASE)
 _NETWORK = (
     "socket", "ssl", "http", "urllib", "urllib3", "requests", "httpx", "httpcore", "aiohttp",
     "botocore",

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from fasttrain.model.decision import Decision, Source, SourceKind
 from fasttrain.model.errors import FasttrainError
-from fasttrain.model.machine import DeviceKind, Machine
-from fasttrain.model.plan import Processes, ScriptFacts, Strategy, StrategyMode
+from fasttrain.model.levers import Strategy, StrategyMode
+from fasttrain.model.plan import Processes, ScriptFacts
 from fasttrain.model.settings import Settings
+from fasttrain.model.vendors import VENDORS
 from fasttrain.planning.describe import BUILT_IN, asked, release, torch_phrase
-from fasttrain.planning.vendors import VENDORS
+from fasttrain.planning.levers.situation import Situation
 
 _SHARDS_SINCE = (2, 6)  # as a public function
 SCRIPT = Source(SourceKind.MACHINE, "the script")
@@ -17,20 +18,16 @@ ONE_PROCESS = "one process needs none"
 MADE_PARALLEL = "nothing in the script handles ranks, so it is made data-parallel"
 
 
-def decide_strategy(
-    settings: Settings,
-    machine: Machine,
-    processes: Processes,
-    kind: DeviceKind,
-    facts: ScriptFacts,
-) -> Decision[Strategy]:
+def decide(situation: Situation) -> Decision[Strategy]:
     """Return who makes the ranks one run: the script, or the shim, or nobody.
 
     Raises:
         FasttrainError: ``strategy-device`` where ranks can't add up their gradients,
             ``strategy-torch`` where torch can't shard.
     """
-    mode, reason, source = _mode(settings, processes, facts)
+    settings, machine, processes = situation.settings, situation.machine, situation.processes
+    kind = situation.chosen.kind
+    mode, reason, source = _mode(settings, processes, situation.facts)
     vendor = VENDORS[kind]
     if mode in ("ddp", "fsdp") and not vendor.collectives:
         raise FasttrainError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fasttrain.model.plan import Strategy
+from fasttrain.model.levers import Strategy
 from fasttrain.shim.data_parallel.random_streams import RandomStreams
 from fasttrain.shim.data_parallel.ranks import Ranks
 from fasttrain.shim.hooks.roots import RootCalls

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
+from fasttrain.model.vendors import group_backend
 from fasttrain.shim.data_parallel.shared_memory import Board, on_one_node
 from fasttrain.shim.data_parallel.tensor_sums import strided_parts
 from fasttrain.shim.process import rank_variables
@@ -108,10 +109,7 @@ class Ranks:
             return
         for listen in self.on_join:
             listen()
-        backend = {
-            "nccl": "cpu:gloo,cuda:nccl",
-            "hccl": "cpu:gloo,npu:hccl",
-        }.get(self._collectives, self._collectives)
+        backend = group_backend(self._collectives)
         torchs: Any = dist
         group = torchs.PrefixStore("group", self.store)
         self.joining = True

@@ -21,6 +21,7 @@ from torch.optim.optimizer import (
 )
 
 from fasttrain.model.outcome import StepStats
+from fasttrain.model.vendors import LIKE_CUDA
 from fasttrain.shim.hooks import patching
 from fasttrain.shim.hooks.backward import on_backward
 from fasttrain.shim.hooks.loaders import on_batch
@@ -177,11 +178,15 @@ def _p95(ascending: Sequence[float]) -> float:
     return ascending[math.ceil(0.95 * len(ascending)) - 1] if ascending else 0.0
 
 
+def _in_use(module: Any) -> bool:
+    return bool(module.is_initialized() and module.is_available())
+
+
 def peak_memory_bytes() -> int:
     """Return the peak of the accelerator's allocator, or of resident memory on a CPU."""
-    for device in (torch.cuda, getattr(torch, "npu", None)):  # torch_npu brings torch.npu
-        module: Any = device
-        if module is not None and module.is_initialized() and module.is_available():
+    for name in LIKE_CUDA:
+        module: Any = getattr(torch, name, None)  # torch.npu is there once torch_npu is
+        if hasattr(module, "max_memory_allocated") and _in_use(module):
             return int(module.max_memory_allocated())
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return int(peak) if sys.platform == "darwin" else int(peak) * 1024

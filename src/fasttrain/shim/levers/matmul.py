@@ -12,7 +12,8 @@ import torch
 from fasttrain.model.decision import Decision
 from fasttrain.model.outcome import State
 from fasttrain.shim.hooks import patching
-from fasttrain.shim.hooks.outcome_recorder import Ledger
+from fasttrain.shim.hooks.outcome_recorder import Ledger, Lever
+from fasttrain.shim.hooks.shared import Shared
 from fasttrain.shim.process.callsite import call_site
 
 # The script's ways to choose: attributes of these, and the function.
@@ -82,3 +83,8 @@ class MatmulLever:
             return __setattr__
 
         patching.wrap(type(holder), "__setattr__", make, undo)
+
+
+def build(_shared: Shared, decision: Decision[Any], ledger: Ledger) -> list[Lever]:
+    """Build the lever."""
+    return [MatmulLever(decision, ledger)]

@@ -21,10 +21,12 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from fasttrain.model.decision import Decision
 from fasttrain.model.outcome import State
 from fasttrain.shim.hooks import patching
-from fasttrain.shim.hooks.outcome_recorder import Ledger
+from fasttrain.shim.hooks.outcome_recorder import Ledger, Lever
 from fasttrain.shim.hooks.seams import Training, then
+from fasttrain.shim.hooks.shared import Shared
 from fasttrain.shim.hooks.step_closures import Arguments, closure_of, followed
 from fasttrain.shim.process.callsite import call_site
 
@@ -339,3 +341,9 @@ def _native_step(state: Any) -> Any:
     double = torch.get_default_dtype() is torch.float64
     native = step.to("cpu", torch.float64 if double else torch.float32)
     return state if native is step else {**state, "step": native}
+
+
+def build(shared: Shared, _decision: Decision[Any], ledger: Ledger) -> list[Lever]:
+    """Build the lever, which leaves out what others step."""
+    elsewhere = shared.stepped_elsewhere
+    return [OptimizerLever(ledger, leave=lambda own: any(takes(own) for takes in elsewhere))]

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from fasttrain.model.vendors import LIKE_CUDA
 from fasttrain.shim.data_parallel.random_streams import RandomStreams
 from fasttrain.shim.process.import_hook import after_import
 
@@ -55,7 +56,7 @@ class RandomStates:
 
 def _accelerators() -> Iterator[tuple[str, Any]]:
     """Give torch's modules of the accelerators that are in use; all have the same functions."""
-    for kind in ("cuda", "npu", "xpu"):
+    for kind in LIKE_CUDA:
         module = getattr(torch, kind, None)
         if module is not None and module.is_initialized():
             yield kind, module

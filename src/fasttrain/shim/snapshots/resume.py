@@ -15,6 +15,7 @@ from fasttrain.model.attempts import restart_count
 from fasttrain.model.codec import CodecError
 from fasttrain.model.errors import FasttrainError
 from fasttrain.model.guards import NONE_YET
+from fasttrain.model.levers import LEVERS
 from fasttrain.model.plan import LaunchPlan, Target
 from fasttrain.shim.data_parallel.ranks import Ranks
 from fasttrain.shim.process import rank_variables
@@ -30,19 +31,17 @@ def identity_of(plan: LaunchPlan) -> dict[str, str]:
 
     To be asked when the run begins: a script may be edited while it runs, or change its arguments.
     """
-    levers = plan.levers
-    strategy = levers.strategy.value
-    compiled = levers.compile.value
     alone = plan.processes.value.backend == "direct"
     return {
         "script": hashlib.sha256(_text(plan.target, plan.cwd)).hexdigest(),
         "arguments": hashlib.sha256("\0".join(sys.argv[1:]).encode()).hexdigest(),
         "number of ranks": "1" if alone else rank_variables.get("WORLD_SIZE", "1"),
         "device": plan.device_kind.value,
-        "--strategy": f"{strategy.mode} {strategy.batch}" if strategy.injected else "none",
-        "--amp": levers.amp.value.precision,
-        "--compile": f"{compiled.mode} {compiled.scope}",
-        "--optimizer": levers.optimizer.value,
+        **{
+            f"--{name}": row.identity(getattr(plan.levers, name).value)
+            for name, row in LEVERS.items()
+            if row.identity
+        },
         "torch": torch.__version__,
         "fasttrain": plan.fasttrain_version,
     }

@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 
+from fasttrain.model.vendors import LIKE_CUDA
 from fasttrain.shim.data_parallel.answers.clocks import replace_in_users_modules
 from fasttrain.shim.data_parallel.answers.places import asking, is_handing_on
 from fasttrain.shim.data_parallel.ranks import Ranks
@@ -178,7 +179,7 @@ class Seeds:
             return number
 
         patching.put(generator, "seed", seed_generator, undo)
-        for name in ("cuda", "npu", "xpu"):
+        for name in LIKE_CUDA:
             self._accelerator(getattr(torch, name, None), undo)
 
     def _accelerator(self, module: Any, undo: ExitStack) -> None:

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fasttrain.model.vendors import LIKE_CUDA
 from fasttrain.shim.data_parallel.ranks import Ranks
 from fasttrain.shim.data_parallel.split import row_operators
 from fasttrain.shim.data_parallel.split.lazy_rows import LazyRows, Placement
@@ -68,7 +69,7 @@ class Moves:
 
     def install(self, undo: ExitStack) -> None:
         """Replace the methods that move a tensor."""
-        for name in ("to", "cuda", "npu", "xpu"):
+        for name in ("to", *LIKE_CUDA):
             if hasattr(Tensor, name):
                 patching.wrap(Tensor, name, self._by_rows, undo)
 

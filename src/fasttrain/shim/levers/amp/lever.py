@@ -20,13 +20,15 @@ from torch.amp import GradScaler, autocast
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from fasttrain.model.decision import Decision
+from fasttrain.model.levers import Amp
 from fasttrain.model.outcome import State
-from fasttrain.model.plan import Amp
+from fasttrain.model.vendors import VENDORS
 from fasttrain.shim.hooks import lifted, patching
 from fasttrain.shim.hooks.casting import to_float32
-from fasttrain.shim.hooks.outcome_recorder import Ledger
+from fasttrain.shim.hooks.outcome_recorder import Ledger, Lever
 from fasttrain.shim.hooks.roots import Call, Root, RootCalls
 from fasttrain.shim.hooks.seams import Training, then
+from fasttrain.shim.hooks.shared import Shared
 from fasttrain.shim.levers.amp.bce import BinaryCrossEntropy
 from fasttrain.shim.levers.amp.functions import CustomFunctions
 from fasttrain.shim.levers.amp.kept import KeptTensors, allow_numpy
@@ -71,7 +73,7 @@ class AmpLever:
     def __init__(self, decision: Decision[Amp], ledger: Ledger, roots: RootCalls) -> None:
         self.ledger = ledger
         self._dtype: torch.dtype = getattr(torch, decision.value.precision)
-        self._planned_device = "cuda" if decision.value.device == "rocm" else decision.value.device
+        self._planned_device = VENDORS[decision.value.device].torch_type
         self._explicit = decision.source.explicit
         self._roots = roots
         self._bce = BinaryCrossEntropy(self._dtype)
@@ -273,3 +275,10 @@ def _traced_at() -> str:
     stack = torch._guards.TracingContext.extract_stack()
     own = [f for f in stack if not f.filename.startswith(own_prefixes())]
     return location(own[-1].filename, own[-1].lineno or 0) if own else ""
+
+
+def build(shared: Shared, decision: Decision[Amp], ledger: Ledger) -> list[Lever]:
+    """Build the lever."""
+    lever = AmpLever(decision, ledger, shared.roots)
+    shared.kept.states["amp"] = lever
+    return [lever]

@@ -13,10 +13,11 @@ import torch
 from torch.nn import Module
 
 from fasttrain.model.decision import Decision
+from fasttrain.model.levers import Compile
 from fasttrain.model.outcome import State
-from fasttrain.model.plan import Compile
-from fasttrain.shim.hooks.outcome_recorder import Ledger
+from fasttrain.shim.hooks.outcome_recorder import Ledger, Lever
 from fasttrain.shim.hooks.roots import Root, RootCalls, repeated_blocks
+from fasttrain.shim.hooks.shared import Shared
 from fasttrain.shim.hooks.user_compile import OwnCompile
 from fasttrain.shim.levers.compile.account import Account, announce
 from fasttrain.shim.levers.compile.cache_files import keep_whole
@@ -286,3 +287,12 @@ def _own_forward(module: Module) -> bool:
     forward = module.forward
     disabled = getattr(forward, "_torchdynamo_disable", False)  # torch._dynamo.disable
     return hasattr(forward, "_torchdynamo_orig_callable") and not disabled
+
+
+def build(shared: Shared, decision: Decision[Compile], ledger: Ledger) -> list[Lever]:
+    """Build the lever."""
+    strict = shared.plan.strict
+    lever = CompileLever(decision, ledger, shared.roots, shared.own_compile, strict=strict)
+    lever.on_compiling += shared.on_compiling
+    shared.compile_s = lambda: lever.compile_s
+    return [lever]

@@ -28,12 +28,14 @@ from torch.optim.optimizer import (
 )
 
 from fasttrain.model.decision import Decision
+from fasttrain.model.levers import Amp
 from fasttrain.model.outcome import State
-from fasttrain.model.plan import Amp
+from fasttrain.model.vendors import VENDORS
 from fasttrain.shim.hooks import patching
-from fasttrain.shim.hooks.outcome_recorder import Ledger
+from fasttrain.shim.hooks.outcome_recorder import Ledger, Lever
 from fasttrain.shim.hooks.roots import Root, RootCalls
 from fasttrain.shim.hooks.seams import Differentiating, Training, then
+from fasttrain.shim.hooks.shared import Shared
 from fasttrain.shim.hooks.step_closures import Arguments, begins_with_closure, closure_of, followed
 from fasttrain.shim.levers.loss_scaling.gradients import Gradients
 from fasttrain.shim.levers.loss_scaling.refusals import (
@@ -58,8 +60,7 @@ class LossScaling:
         self.ledger = ledger
         self._roots = roots
         # Made before the precision lever watches for GradScalers of the script's.
-        kind = decision.value.device
-        self._scaler = GradScaler("cuda" if kind == "rocm" else kind)
+        self._scaler = GradScaler(VENDORS[decision.value.device].torch_type)
         self._gradients = Gradients()
         self._hooks = GradientHooks()
         self._stepped: set[int] = set()  # optimizers, by id, since the last backward pass
@@ -290,3 +291,13 @@ def _batched() -> bool:
     functorch: Any = torch._C._functorch
     stack = functorch.get_interpreter_stack() or ()
     return any(level.key() == functorch.TransformType.Vmap for level in stack)
+
+
+def build(shared: Shared, decision: Decision[Amp], _amp: Ledger) -> list[Lever]:
+    """Build the lever, which has a line of its own in the receipt."""
+    explicit = decision.source.explicit
+    ledger = shared.companion("loss_scaling", "dynamic", decision, explicit=explicit)
+    lever = LossScaling(decision, ledger, shared.roots)
+    shared.kept.states["loss scaling"] = lever
+    shared.loss_scale = lambda: lever.scale
+    return [lever]

@@ -21,10 +21,12 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Adadelta, Adam, AdamW, Optimizer, RMSprop
 
+from fasttrain.model.decision import Decision
 from fasttrain.model.outcome import State
 from fasttrain.shim.hooks import patching
-from fasttrain.shim.hooks.outcome_recorder import Ledger
+from fasttrain.shim.hooks.outcome_recorder import Ledger, Lever
 from fasttrain.shim.hooks.seams import Training, then
+from fasttrain.shim.hooks.shared import Shared
 from fasttrain.shim.hooks.step_closures import closure_of
 from fasttrain.shim.levers.npu_optimizer.counterparts import (
     Counterpart,
@@ -236,3 +238,10 @@ def _agree(found: Any, expected: Any) -> bool:
         return bool(found == expected)
     relative, absolute = TOLERANCES[expected.dtype]
     return torch.allclose(found.cpu(), expected.cpu(), rtol=relative, atol=absolute)
+
+
+def build(shared: Shared, _decision: Decision[Any], ledger: Ledger) -> list[Lever]:
+    """Build the lever."""
+    lever = NpuOptimizerLever(ledger)
+    shared.stepped_elsewhere.append(lever.takes)
+    return [lever]
