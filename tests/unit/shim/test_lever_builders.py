@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import inspect
-import runpy
 from importlib import import_module
-from pathlib import Path
 
 import pytest
 
 from fasttrain.model.levers import LEVERS
+from support.rig import rig
 
-rig = runpy.run_path(str(Path(__file__).with_name("rig.py")))["rig"]
 MODULES = sorted({m for row in LEVERS.values() for ms in row.workers.values() for m in ms})
 
 
