@@ -51,8 +51,16 @@ def wrap(owner: Any, name: str, make: Make, undo: ExitStack, place: IntEnum | No
 
 
 def put(owner: Any, name: str, value: Any, undo: ExitStack) -> None:
-    """Replace an attribute, which need not be there, by a value until ``undo`` is closed."""
+    """Replace an attribute, which need not be there, by a value until ``undo`` is closed.
+
+    Raises:
+        PatchedTwiceError: It is replaced already, also by the same module: a value that calls what
+            it found there could not do without it, should that go first.
+    """
     home = sys._getframe(1).f_globals["__name__"]
+    patches = _PATCHES.get((id(owner), name), [])
+    if patches and patches[-1].is_outermost():
+        raise PatchedTwiceError(_twice(owner, name, patches[-1].home, home))
     _wrap(owner, name, _Layer(0, lambda _: value), home, undo)
 
 
@@ -122,8 +130,7 @@ def _wrap(owner: Any, name: str, layer: _Layer, home: str, undo: ExitStack) -> A
     key = id(owner), name
     patches = _PATCHES.get(key, [])
     if patches and patches[-1].home != home:
-        what = f"{getattr(owner, '__name__', owner)}.{name}"
-        raise PatchedTwiceError(f"{what} is replaced by {patches[-1].home} already, not {home}")
+        raise PatchedTwiceError(_twice(owner, name, patches[-1].home, home))
     if not patches or not patches[-1].is_outermost():
         patches = [*patches, _Patch(owner, name, home)]
     patch = patches[-1]
@@ -131,6 +138,11 @@ def _wrap(owner: Any, name: str, layer: _Layer, home: str, undo: ExitStack) -> A
     _PATCHES[key] = patches
     undo.callback(_take_out, key, patch, layer)
     return layer.value
+
+
+def _twice(owner: Any, name: str, first: str, second: str) -> str:
+    what = f"{getattr(owner, '__name__', owner)}.{name}"
+    return f"{what} is replaced by {first} already, and now by {second}"
 
 
 def _take_out(key: tuple[int, str], patch: _Patch, layer: _Layer) -> None:
