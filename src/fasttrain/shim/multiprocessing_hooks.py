@@ -36,19 +36,17 @@ _PREPARE = (
 
 def follow_spawned(plan_path: Path, rank: int, undo: ExitStack) -> None:
     """Have interpreters that multiprocessing spawns prepare themselves before they do anything."""
+    original = spawn.get_command_line
 
-    def make(original: Any) -> Any:
-        def get_command_line(**kwargs: Any) -> list[str]:
-            argv: list[str] = original(**kwargs)
-            if "-c" in argv:  # a frozen program has none
-                prepare = _PREPARE.format(plan=str(plan_path), rank=rank)
-                program = argv.index("-c") + 1
-                argv[program] = f"exec({prepare!r}, {{}}); {argv[program]}"
-            return argv
+    def get_command_line(**kwargs: Any) -> list[str]:
+        argv: list[str] = original(**kwargs)
+        if "-c" in argv:  # a frozen program has none
+            prepare = _PREPARE.format(plan=str(plan_path), rank=rank)
+            program = argv.index("-c") + 1
+            argv[program] = f"exec({prepare!r}, {{}}); {argv[program]}"
+        return argv
 
-        return get_command_line
-
-    patching.wrap(spawn, "get_command_line", make, undo)
+    patching.put(spawn, "get_command_line", get_command_line, undo)
 
 
 def follow_forked(begin_anew: Callable[[], None]) -> None:

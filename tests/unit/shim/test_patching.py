@@ -143,6 +143,8 @@ def test_a_value_where_nothing_was() -> None:
     with ExitStack() as undo:
         patching.put(Kind, "absent", 1, undo)
         assert vars(Kind)["absent"] == 1
+        with pytest.raises(PatchedTwiceError):
+            patching.put(Kind, "absent", 2, undo)
     assert not hasattr(Kind, "absent")
 
 

@@ -51,8 +51,16 @@ def wrap(owner: Any, name: str, make: Make, undo: ExitStack, place: IntEnum | No
 
 
 def put(owner: Any, name: str, value: Any, undo: ExitStack) -> None:
-    """Replace an attribute, which need not be there, by a value until ``undo`` is closed."""
+    """Replace an attribute, which need not be there, by a value until ``undo`` is closed.
+
+    Raises:
+        PatchedTwiceError: It is replaced already, also by the same module: a value that calls what
+            it found there could not do without it, should that go first.
+    """
     home = sys._getframe(1).f_globals["__name__"]
+    patches = _PATCHES.get((id(owner), name), [])
+    if patches and patches[-1].is_outermost():
+        raise PatchedTwiceError(_twice(owner, name, patches[-1].home, home))
     _wrap(owner, name, _Layer(0, lambda _: value), home, undo)
 
 
@@ -78,7 +86,7 @@ class _Patch:
         self.home = home
         self._owner, self._name = owner, name
         self._held = vars(owner).get(name, _ABSENT)  # absent where a base class has it
-        self._base = _lying(owner, name)
+        self._original = _lying(owner, name)
         self.layers: list[_Layer] = []
 
     def is_outermost(self) -> bool:
@@ -104,7 +112,7 @@ class _Patch:
             _set(self._owner, self._name, self._held)
 
     def _beneath(self, at: int) -> Any:
-        return self.layers[at - 1].value if at else self._base
+        return self.layers[at - 1].value if at else self._original
 
     def _rebuild(self, at: int) -> None:
         """Make those that are around a change anew; the others are the objects that they were."""
@@ -122,8 +130,7 @@ def _wrap(owner: Any, name: str, layer: _Layer, home: str, undo: ExitStack) -> A
     key = id(owner), name
     patches = _PATCHES.get(key, [])
     if patches and patches[-1].home != home:
-        what = f"{getattr(owner, '__name__', owner)}.{name}"
-        raise PatchedTwiceError(f"{what} is replaced by {patches[-1].home} already, not {home}")
+        raise PatchedTwiceError(_twice(owner, name, patches[-1].home, home))
     if not patches or not patches[-1].is_outermost():
         patches = [*patches, _Patch(owner, name, home)]
     patch = patches[-1]
@@ -131,6 +138,11 @@ def _wrap(owner: Any, name: str, layer: _Layer, home: str, undo: ExitStack) -> A
     _PATCHES[key] = patches
     undo.callback(_take_out, key, patch, layer)
     return layer.value
+
+
+def _twice(owner: Any, name: str, first: str, second: str) -> str:
+    what = f"{getattr(owner, '__name__', owner)}.{name}"
+    return f"{what} is replaced by {first} already, and now by {second}"
 
 
 def _take_out(key: tuple[int, str], patch: _Patch, layer: _Layer) -> None:

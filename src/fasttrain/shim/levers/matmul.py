@@ -74,15 +74,15 @@ class MatmulLever:
         return set_float32_matmul_precision
 
     def _watch_attributes(self, name: str, holder: Any, undo: ExitStack) -> None:
-        def make(original: Any) -> Any:
-            def __setattr__(target: Any, attribute: str, value: Any) -> None:  # noqa: N807
-                if attribute in OWN_CHOICES:
-                    self._cede(f"{name}.{attribute} = {value!r}")
-                original(target, attribute, value)
+        kind: Any = type(holder)
+        original = kind.__setattr__
 
-            return __setattr__
+        def __setattr__(target: Any, attribute: str, value: Any) -> None:  # noqa: N807
+            if attribute in OWN_CHOICES:
+                self._cede(f"{name}.{attribute} = {value!r}")
+            original(target, attribute, value)
 
-        patching.wrap(type(holder), "__setattr__", make, undo)
+        patching.put(kind, "__setattr__", __setattr__, undo)
 
 
 def build(_shared: Shared, decision: Decision[Any], ledger: Ledger) -> list[Lever]:

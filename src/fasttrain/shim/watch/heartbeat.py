@@ -146,13 +146,12 @@ def _count_collectives(beat: Any, undo: ExitStack) -> None:
     """
     if not torch.distributed.is_available():
         return
+    work: Any = torch.distributed.Work
+    wait = vars(work)["wait"]
 
-    def make(wait: Any) -> property:
-        def read(handle: Any) -> Any:
-            beat()
-            return wait.__get__(handle)
+    def read(handle: Any) -> Any:
+        beat()
+        return wait.__get__(handle)
 
-        pass_over(read, all_it_calls=True)
-        return property(read)
-
-    patching.wrap(torch.distributed.Work, "wait", make, undo)
+    pass_over(read, all_it_calls=True)
+    patching.put(work, "wait", property(read), undo)

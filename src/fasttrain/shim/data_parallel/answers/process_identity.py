@@ -118,18 +118,16 @@ class OwnNames:
         undo.callback(after_import("multiprocessing.shared_memory", replace))
 
     def _replace(self, kind: type, name: str, act: Callable[..., Any], undo: ExitStack) -> None:
+        original = getattr(kind, name)
         answers = self._answers
 
-        def make(original: Any) -> Any:
-            @functools.wraps(original)
-            def own(this: Any, *args: Any, **kwargs: Any) -> Any:
-                if answers.ended:
-                    return original(this, *args, **kwargs)
-                return act(functools.partial(original, this), *args, **kwargs)
+        @functools.wraps(original)
+        def own(this: Any, *args: Any, **kwargs: Any) -> Any:
+            if answers.ended:
+                return original(this, *args, **kwargs)
+            return act(functools.partial(original, this), *args, **kwargs)
 
-            return own
-
-        patching.wrap(kind, name, make, undo)
+        patching.put(kind, name, own, undo)
 
     # --- sockets
 

@@ -134,25 +134,21 @@ class SideEffects:
 
     def _disable_wandb(self, undo: ExitStack, module: Any) -> None:
         """Disable runs whose mode the script itself chooses, which counts before WANDB_MODE."""
+        original = module.init
 
-        def make(original: Any) -> Any:
-            @functools.wraps(original)
-            def init(*args: Any, **kwargs: Any) -> Any:
-                return original(*args, **{**kwargs, "mode": "disabled"})
+        @functools.wraps(original)
+        def init(*args: Any, **kwargs: Any) -> Any:
+            return original(*args, **{**kwargs, "mode": "disabled"})
 
-            return init
-
-        patching.wrap(module, "init", make, undo)
+        patching.put(module, "init", init, undo)
 
     def _quieten_tensorboard(self, undo: ExitStack, module: Any) -> None:
         """Send the other ranks' events to where they disturb nobody."""
+        original = module.SummaryWriter.__init__
         scratch = str(self._scratch / "tensorboard")
 
-        def make(original: Any) -> Any:
-            @functools.wraps(original)
-            def __init__(writer: Any, log_dir: Any = None, *args: Any, **kwargs: Any) -> None:  # noqa: N807, ARG001
-                original(writer, scratch, *args, **kwargs)
+        @functools.wraps(original)
+        def __init__(writer: Any, log_dir: Any = None, *args: Any, **kwargs: Any) -> None:  # noqa: N807, ARG001
+            original(writer, scratch, *args, **kwargs)
 
-            return __init__
-
-        patching.wrap(module.SummaryWriter, "__init__", make, undo)
+        patching.put(module.SummaryWriter, "__init__", __init__, undo)

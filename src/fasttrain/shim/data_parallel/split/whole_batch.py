@@ -29,17 +29,15 @@ from fasttrain.shim.hooks import patching
 
 def install(splits: SplitCalls, undo: ExitStack) -> None:
     """Replace the forward of all BatchNorm modules, for what is inside of a split call."""
+    original = _BatchNorm.forward
 
-    def make(original: Any) -> Any:
-        @functools.wraps(original)
-        def forward(module: _BatchNorm, batch: Tensor) -> Any:
-            if not (splits.active and module.training) or isinstance(module, SyncBatchNorm):
-                return original(module, batch)
-            return _forward(module, batch)
+    @functools.wraps(original)
+    def forward(module: _BatchNorm, batch: Tensor) -> Any:
+        if not (splits.active and module.training) or isinstance(module, SyncBatchNorm):
+            return original(module, batch)
+        return _forward(module, batch)
 
-        return forward
-
-    patching.wrap(_BatchNorm, "forward", make, undo)
+    patching.put(_BatchNorm, "forward", forward, undo)
 
 
 def _forward(module: Any, batch: Tensor) -> Tensor:
@@ -214,19 +212,17 @@ _MEANS: dict[str, Count] = {
 
 def install_checkpoints(splits: SplitCalls, undo: ExitStack) -> None:
     """Replace ``torch.utils.checkpoint.checkpoint``."""
+    original = torchs.checkpoint
 
-    def make(original: Any) -> Any:
-        @functools.wraps(original)
-        def checkpoint(function: Any, *args: Any, **kwargs: Any) -> Any:
-            if kwargs.get("use_reentrant", True) is not False:
-                splits.reentrant = True
-            name = "active" if splits.active else "whole_only"
-            function = functools.partial(_repeatable, splits, name, function)
-            return original(function, *args, **kwargs)
+    @functools.wraps(original)
+    def checkpoint(function: Any, *args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("use_reentrant", True) is not False:
+            splits.reentrant = True
+        name = "active" if splits.active else "whole_only"
+        function = functools.partial(_repeatable, splits, name, function)
+        return original(function, *args, **kwargs)
 
-        return checkpoint
-
-    patching.wrap(torchs, "checkpoint", make, undo)
+    patching.put(torchs, "checkpoint", checkpoint, undo)
 
 
 def _repeatable(splits: SplitCalls, name: str, function: Any, *args: Any, **kwargs: Any) -> Any:

@@ -125,34 +125,29 @@ def differentiate_twice(begin: Callable[[], Asked], undo: ExitStack) -> None:
     factory = getattr(wrappers, "_AOTDispatchAutogradFunctionFactory", None)
     if factory is None or not hasattr(common, "aot_module_simplified"):  # an older torch
         return
+    compile_graph, build = common.aot_module_simplified, factory.build
     under_way: list[tuple[Any, tuple[str, torch.dtype, bool]]] = []
 
-    def compiling(compile_graph: Any) -> Any:
-        @functools.wraps(compile_graph)
-        def aot_module_simplified(graph: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-            under_way.append((graph, _autocast_for(inputs)))
-            try:
-                return compile_graph(graph, inputs, *args, **kwargs)
-            finally:
-                under_way.pop()
+    @functools.wraps(compile_graph)
+    def aot_module_simplified(graph: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        under_way.append((graph, _autocast_for(inputs)))
+        try:
+            return compile_graph(graph, inputs, *args, **kwargs)
+        finally:
+            under_way.pop()
 
-        return aot_module_simplified
+    @functools.wraps(build)
+    def build_function(self: Any) -> Any:
+        function = build(self)
+        if under_way and self.spec.maybe_subclass_meta is None:
+            run, autocast = under_way[-1]
+            graph = _Graph(run, self.spec.fw_metadata, autocast)
+            if hasattr(run, "graph") and graph.repeatable:
+                _extend(function, graph, begin())
+        return function
 
-    def building(build: Any) -> Any:
-        @functools.wraps(build)
-        def build_function(self: Any) -> Any:
-            function = build(self)
-            if under_way and self.spec.maybe_subclass_meta is None:
-                run, autocast = under_way[-1]
-                graph = _Graph(run, self.spec.fw_metadata, autocast)
-                if hasattr(run, "graph") and graph.repeatable:
-                    _extend(function, graph, begin())
-            return function
-
-        return build_function
-
-    patching.wrap(common, "aot_module_simplified", compiling, undo)
-    patching.wrap(factory, "build", building, undo)
+    patching.put(common, "aot_module_simplified", aot_module_simplified, undo)
+    patching.put(factory, "build", build_function, undo)
 
 
 def _extend(function: Any, graph: _Graph, asked: Asked) -> None:

@@ -50,17 +50,16 @@ def watch_hooks(changed: Callable[[Module | None, Any], None], undo: ExitStack) 
             registered = then(lambda module: changed(module, None))
             patching.wrap(Module, name, registered, undo, Hooking.COMPILE)
 
-    def removing(original: Any) -> Any:
-        @functools.wraps(original)
-        def remove(handle: RemovableHandle) -> None:
-            hooks = handle.hooks_dict_ref()
-            original(handle)
-            if hooks is not None and not torch.compiler.is_compiling():
-                changed(None, hooks)
+    original = RemovableHandle.remove
 
-        return remove
+    @functools.wraps(original)
+    def remove(handle: RemovableHandle) -> None:
+        hooks = handle.hooks_dict_ref()
+        original(handle)
+        if hooks is not None and not torch.compiler.is_compiling():
+            changed(None, hooks)
 
-    patching.wrap(RemovableHandle, "remove", removing, undo)
+    patching.put(RemovableHandle, "remove", remove, undo)
 
 
 def concerns(root: Module, module: Module | None, hooks: Any) -> bool:

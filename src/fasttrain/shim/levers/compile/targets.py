@@ -128,20 +128,20 @@ def refuse_long_loops(told: Callable[[str], None], undo: ExitStack) -> None:
     """
     from torch._dynamo import exc, output_graph
 
-    def make(original: Any) -> Any:
-        @functools.wraps(original)
-        def create_proxy(self: Any, *args: Any, **kwargs: Any) -> Any:
-            proxy = original(self, *args, **kwargs)
-            if len(self.graph.nodes) % CHECK_EVERY_NODES == 0:
-                line, rounds = _longest_loop(self.graph)
-                if rounds > MOST_ROUNDS:
-                    told(line)
-                    raise exc.SkipFrame(f"a loop of more than {MOST_ROUNDS} rounds: {line}")
-            return proxy
+    tracer: Any = output_graph.SubgraphTracer
+    original = tracer.create_proxy
 
-        return create_proxy
+    @functools.wraps(original)
+    def create_proxy(self: Any, *args: Any, **kwargs: Any) -> Any:
+        proxy = original(self, *args, **kwargs)
+        if len(self.graph.nodes) % CHECK_EVERY_NODES == 0:
+            line, rounds = _longest_loop(self.graph)
+            if rounds > MOST_ROUNDS:
+                told(line)
+                raise exc.SkipFrame(f"a loop of more than {MOST_ROUNDS} rounds: {line}")
+        return proxy
 
-    patching.wrap(output_graph.SubgraphTracer, "create_proxy", make, undo)
+    patching.put(tracer, "create_proxy", create_proxy, undo)
 
 
 def _longest_loop(graph: Any) -> tuple[str, int]:
