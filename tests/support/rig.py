@@ -7,6 +7,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -17,9 +18,10 @@ from torch import nn
 from fasttrain.model.codec import loads
 from fasttrain.model.decision import Decision, Source, SourceKind
 from fasttrain.model.guards import Guards, HangWatch, Restarts  # fmt: skip
-from fasttrain.model.levers import Amp, Compile, Levers, Strategy
+from fasttrain.model.levers import LEVERS, Amp, Compile, Levers
 from fasttrain.model.outcome import RankReport
 from fasttrain.model.plan import LaunchPlan, Processes, Target
+from fasttrain.model.settings import Settings
 from fasttrain.shim.runtime import Runtime
 
 torch.set_num_threads(1)  # two cores are shared: spinning threads cost more than they bring
@@ -37,15 +39,11 @@ def plan(run_dir: Path, source: Source = FLAG, **choices: Any) -> LaunchPlan:
     def decide(value: Any) -> Decision[Any]:
         return Decision(value, "a test wants it", source)
 
-    levers = Levers(
-        amp=decide(Amp(chosen["amp"], chosen["device"])),
-        compile=decide(
-            Compile(chosen["compile"], chosen["compile"], chosen["scope"], chosen["graphs"])
-        ),
-        optimizer=decide(chosen["optimizer"]),
-        matmul=decide(chosen["matmul"]),
-        strategy=decide(Strategy("none")),
-    )
+    off = {name: row.off_value("cpu", Settings()) for name, row in LEVERS.items()}
+    levers = Levers(**{name: decide(chosen.get(name, value)) for name, value in off.items()})
+    compiled = Compile(chosen["compile"], chosen["compile"], chosen["scope"], chosen["graphs"])
+    amp = Amp(chosen["amp"], chosen["device"])
+    levers = replace(levers, amp=decide(amp), compile=decide(compiled))
     return LaunchPlan(
         fasttrain_version="0", run_id="test", run_dir=str(run_dir),
         target=Target("script", "train.py"), cwd=str(run_dir),
