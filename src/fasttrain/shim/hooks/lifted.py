@@ -125,7 +125,7 @@ def _hook(_: Any, tensor: Tensor, hook: Hook) -> Any:
         result = hook(shown)
         if result is None and not shown._version:
             return None
-        # Some change what they are shown in place, against torch's advice.
+        # Some hooks change their argument in place, against torch's advice.
         changed = (shown if result is None else result).to(gradient.dtype)
         return (*gradients[:at], changed, *gradients[at + 1 :])
 
