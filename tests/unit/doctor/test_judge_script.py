@@ -144,8 +144,11 @@ def test_the_words_are_those_of_the_receipt():
     lines = of_wild("own_amp").lines | of_wild("own_compile", compile="default").lines
     shim = Path(fasttrain.__file__).parent / "shim" / "levers"
     assert "raw_model" in lines["compile"].why
-    assert lines["compile"].why.replace("raw_model", "{name}") in (shim / "compile.py").read_text()
-    assert f'"{of_wild("own_amp").lines["amp"].why}"' in (shim / "amp.py").read_text()
+    assert (
+        lines["compile"].why.replace("raw_model", "{name}")
+        in (shim / "compile" / "lever.py").read_text()
+    )
+    assert f'"{of_wild("own_amp").lines["amp"].why}"' in (shim / "amp" / "lever.py").read_text()
 
 
 @pytest.mark.parametrize(
