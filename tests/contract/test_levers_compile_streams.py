@@ -21,8 +21,7 @@ from torch.func import functional_call, grad
 
 from fasttrain.model.outcome import State
 from fasttrain.shim.levers.compile.account import NUMPY_DRAWS
-from fasttrain.shim.levers.compile.lever import NO_GRAPH
-from fasttrain.shim.levers.compile.short_lived import MADE_AGAIN
+from fasttrain.shim.levers.compile.lever import MADE_AGAIN, NO_GRAPH
 from fasttrain.shim.levers.compile.slots import HOOKS_CHANGE
 from fasttrain.shim.levers.compile.targets import SPECTRAL_NORM
 from support.rig import X, backend, network, rig, train

@@ -1,7 +1,7 @@
 """Notices when the script calls ``backward()`` on a tensor.
 
-It is noticed when the script looks ``backward`` up: what it then calls is torch's own, so that no
-traceback gets a frame.
+A descriptor in place of ``Tensor.backward`` sees the attribute lookup and returns torch's own
+method. A wrapper would put a frame of fasttrain's into every traceback of a backward pass.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ See = Callable[[Tensor, CodeType, int], None]
 def on_backward(see: See, undo: ExitStack) -> None:
     """Call ``see`` before each call of ``backward`` with the tensor and the caller's instruction.
 
-    The lookup stands for the call. Nothing is seen inside a function that torch.compile traces.
+    A lookup counts as a call. Lookups inside a function that torch.compile traces are not reported.
     """
     backward = vars(Tensor)["backward"]
     if not isinstance(backward, _Backward):
@@ -37,7 +37,7 @@ def on_backward(see: See, undo: ExitStack) -> None:
 
 
 class _Backward:
-    """Stands for ``Tensor.backward``, and returns it to whoever asks."""
+    """A descriptor in place of ``Tensor.backward`` that returns torch's method."""
 
     def __init__(self, torchs: Any) -> None:
         self.torchs = torchs

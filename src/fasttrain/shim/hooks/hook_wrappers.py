@@ -1,4 +1,4 @@
-"""Wraps the script's hooks on gradients, for levers that show them other gradients."""
+"""Wraps the script's gradient hooks, for levers that pass them changed gradients."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Notices each batch that a DataLoader hands out.
+"""Notices each batch that a DataLoader returns.
 
-By a descriptor in the place of its counter, so that no frame of fasttrain's is in the traceback of
-a batch that can't be read.
+A descriptor takes the place of its iterators' counter. A wrapper around ``__next__`` would put a
+frame of fasttrain's into the traceback of a batch that can't be read.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class _Counter:
     def __set__(self, iterator: Any, value: int) -> None:
         vars(iterator)[_COUNTER] = value
         if not value:
-            return  # a new pass over the loader
-        # A local variable of __next__, up to torch 2.13; None where another version names it else
+            return  # the iterator is new, or begins another epoch
+        # A local variable of __next__, up to torch 2.13; None if another version renames it.
         data = sys._getframe(1).f_locals.get("data")
         for listen in self.listeners:
             listen(iterator, data)

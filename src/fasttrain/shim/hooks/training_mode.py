@@ -1,4 +1,4 @@
-"""Tells whether the script is training at the moment, or evaluating."""
+"""Finds whether the script is training or evaluating at the moment."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ IN_EVAL = "read while the model is in eval mode"
 
 
 class TrainingState:
-    """Watches the optimizers, and which modules are in training mode.
+    """Follows the optimizers, and the modules that are in training mode.
 
     Attributes:
-        on_zero_grad: Called when gradients were cleared.
+        on_zero_grad: Called after gradients were cleared.
     """
 
     def __init__(self, roots: RootCalls) -> None:
@@ -45,7 +45,7 @@ class TrainingState:
 
     @property
     def optimizers(self) -> list[Optimizer]:
-        """Those that are alive, in the order in which they were made."""
+        """The optimizers that are alive, in the order of their construction."""
         return [o for ref in list(self._optimizers) if (o := ref()) is not None]
 
     def groups(self) -> list[dict[str, Any]]:
@@ -63,11 +63,11 @@ class TrainingState:
         self._modules.add(module)
 
     def trained(self) -> set[int]:
-        """Return the parameters of all optimizers, by id."""
+        """Return the ids of the parameters of all optimizers."""
         return {id(parameter) for group in self.groups() for parameter in group["params"]}
 
     def why_not_training(self) -> str:
-        """Return why a loader that begins now does not feed training; empty if it does."""
+        """Return why a loader that is started now is not for training; empty if it is."""
         if not torch.is_grad_enabled():
             return NO_GRADIENTS
         trained = self.trained()

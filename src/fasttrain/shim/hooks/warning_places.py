@@ -1,8 +1,8 @@
-"""Has warnings that fall on a wrapper of the shim's name the user's line instead.
+"""Makes warnings that point at a line of the shim's point at the user's line instead.
 
-``warnings.warn(..., stacklevel=3)`` in a module blames whoever calls its caller. Under python that
-is torch's ``Module.__call__``; here it may be a function of the shim's, and a warning of torch's or
-of the script's would look like one of fasttrain's.
+``warnings.warn(..., stacklevel=3)`` in a forward points at the caller of its caller. Under plain
+python that is torch's ``Module.__call__``; here it may be a function of the shim's, and a warning
+of torch's or of the script's would look like one of fasttrain's.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _naming_users(original: Any) -> Any:
 
 
 def _user_of(filename: str, line: int) -> FrameType | None:
-    """Return the user's frame that led to a line of the shim's, which is being blamed."""
+    """Return the user's frame that called, directly or not, a line of the shim's."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and (frame.f_code.co_filename, frame.f_lineno) != (filename, line):
         frame = frame.f_back

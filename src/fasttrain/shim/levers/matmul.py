@@ -1,4 +1,4 @@
-"""Precision of fp32 matrix products: sets it once, and steps back when the script sets its own."""
+"""Sets the precision of fp32 matrix products once, until the script sets its own."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from fasttrain.shim.hooks.outcome_recorder import Ledger, Lever
 from fasttrain.shim.hooks.shared import Shared
 from fasttrain.shim.process.callsite import call_site
 
-# The script's ways to choose: attributes of these, and the function.
+# Attributes by which a script chooses the precision itself; the other way is torch's function.
 OWN_CHOICES = ("allow_tf32", "fp32_precision")
-# What the function sets besides, from torch 2.9 on; "none" there follows torch.backends.
+# What that function sets as well, from torch 2.9 on; "none" there follows torch.backends.
 # Source: aten/src/ATen/Context.cpp of torch 2.13, setFloat32MatmulPrecision.
 PARTS = (("cuda", "matmul"), ("mkldnn", "matmul"))
 
@@ -51,7 +51,7 @@ class MatmulLever:
         self.ledger.apply("fp32 matrix products", self._decision.value)
 
     def refresh(self) -> None:
-        """Nothing is pending."""
+        """Do nothing: the ledger is up to date at any time."""
 
     def _put_back(self) -> None:
         self._set(self._before)
@@ -60,7 +60,7 @@ class MatmulLever:
 
     def _cede(self, what: str) -> None:
         if self.ledger.live:
-            # Back to torch's own first: the script's choice starts from where it expects to.
+            # torch's own setting first: one attribute of the script's changes only a part of it.
             self._put_back()
         if self.ledger.state is not State.CEDED:
             self.ledger.cede("the script chooses the precision itself", what, call_site())

@@ -223,7 +223,7 @@ class SnapshotLever:
         self._found, self._own = None, {}
         self._kept.replayed = self._meter.steps
         self._silence.end()
-        self._meter.time_anew()
+        self._meter.reset_times()
         self._taking.begin_interval(step)
         self.ledger.note(f"went on from the snapshot of step {step}")
         files = self._replay.files

@@ -1,4 +1,4 @@
-"""Gives the script fp32 where it gets at low-precision tensors past the output of a root."""
+"""Casts to fp32 the low-precision tensors that a root's modules keep, which the script may read."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TORCHS = frozenset(vars(Module()))
 
 
 class _Attributes:
-    """Those attributes of a module that are tensors, or may become some; 0.1 us for each."""
+    """The attributes of a module that are tensors, or None and may become one; 0.1 us for each."""
 
     def __init__(self, part: Module) -> None:
         self._part = weakref.ref(part)
@@ -46,7 +46,7 @@ class _Attributes:
 
 
 class KeptTensors:
-    """The attributes and buffers in which the modules of one root keep what they computed.
+    """The attributes and buffers in which the modules of one root keep tensors from a call.
 
     Args:
         backup: The root's state before a call.
@@ -61,7 +61,7 @@ class KeptTensors:
         self._scripts: Any = WeakTensorKeyDictionary()  # low-precision tensors of the script's own
 
     def note(self) -> None:
-        """Note which tensors are low before the call already: they stay as they are."""
+        """Note the tensors that are in low precision before the call: they stay as they are."""
         for _, before in self._backup.attributes:
             for name, value in before.items():
                 if name not in TORCHS:
@@ -70,11 +70,11 @@ class KeptTensors:
     def lift(self) -> None:
         """Cast to fp32 what the call has put there.
 
-        Places inside of containers are found while calls are watched, attributes at any time.
+        Containers are searched for new tensors after the first calls, attributes after all.
         """
         for slot, name in self._backup.changed_buffers():
             buffer = slot.get(name)
-            if buffer is not None:  # nor deleted
+            if buffer is not None:  # it was not deleted
                 slot[name] = self._change(buffer)
         for part, before in self._backup.attributes:
             for name, value in list(vars(part).items()):  # other threads
@@ -100,7 +100,7 @@ class KeptTensors:
         lifted = self._map(value, self._change)
         if lifted is value or type(value) not in CONTAINERS:
             return lifted
-        # Others may hold it too.
+        # In place: others may hold the container too.
         if type(value) is dict:
             value.update(lifted)
         else:
@@ -125,7 +125,7 @@ class KeptTensors:
 
 
 def allow_numpy(live: Callable[[], bool], undo: ExitStack) -> None:
-    """Have ``Tensor.numpy`` give a bf16 tensor in fp32; NumPy has no bf16, and torch raises."""
+    """Have ``Tensor.numpy`` return bf16 tensors in fp32: NumPy has no bf16, and torch raises."""
 
     def make(original: Any) -> Any:
         def numpy(tensor: Any, *args: Any, **kwargs: Any) -> Any:

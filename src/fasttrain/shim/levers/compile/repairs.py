@@ -1,4 +1,4 @@
-"""Faults of torch's compiler that give wrong results without a word, mended in place."""
+"""Repairs faults of torch's compiler that silently give wrong results."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 from fasttrain.shim.hooks import patching
 from fasttrain.shim.hooks.seams import then
 
-# Goes into the keys of torch's compile caches: what was compiled without the repairs is not taken.
+# Part of the keys of torch's compile caches, so that nothing compiled without the repairs is used.
 CACHE_TAG = "fasttrain-repairs-1"
 
 
 def repair(undo: ExitStack) -> None:
-    """Mend what is broken in the torch that is there."""
+    """Install the repairs that the present torch needs."""
     _keep_order_of_mutations(undo)
     _draw_each_time(undo)
     with suppress(ImportError):  # torch 2.7
@@ -24,10 +24,10 @@ def repair(undo: ExitStack) -> None:
 
 
 def _keep_order_of_mutations(undo: ExitStack) -> None:
-    """Keep a kernel that reads a scattered buffer behind the scatter.
+    """Keep a kernel that reads a scattered buffer after the scatter.
 
-    Fusion on the CPU forgot it, so that the gradient of relu and max_pool2d behind a convolution
-    was 0: pytorch#185509. Can go with the last torch without pytorch#185873; 2.13 is one.
+    Fusion on the CPU lost this order, and the gradient of relu and max_pool2d after a convolution
+    was 0: pytorch#185509. Can go once no supported torch lacks pytorch#185873, as 2.13 does.
     """
     node_type: Any = importlib.import_module("torch._inductor.scheduler").SchedulerNode
     if hasattr(node_type, "recompute_size_and_body"):  # from torch 2.4 on
@@ -42,10 +42,11 @@ def _rename_mutations(node: Any) -> None:
 
 
 def _draw_each_time(undo: ExitStack) -> None:
-    """Break the graph where a `random.Random` of the script's draws numbers.
+    """Break the graph where a `random.Random` of the script draws numbers.
 
-    Dynamo draws while it traces, and every later call of the graph gets the same numbers: torch
-    2.13, ``torch/_dynamo/variables/misc.py``. The functions of the module `random` are right.
+    Dynamo draws while it traces, so that all later calls of the graph get the same numbers: torch
+    2.13, ``torch/_dynamo/variables/misc.py``. The functions of the module `random` are not
+    concerned.
     """
     misc: Any = importlib.import_module("torch._dynamo.variables.misc")
     variable = getattr(misc, "RandomVariable", None)
