@@ -18,7 +18,7 @@ from fasttrain.model.decision import Decision, Source, SourceKind
 from fasttrain.model.outcome import Outcome, RankReport, State, StepStats
 from fasttrain.model.plan import PLAN_FILE, LaunchPlan
 from fasttrain.shim import multiprocessing_hooks
-from fasttrain.shim.data_parallel.lever_state import Kept
+from fasttrain.shim.data_parallel.lever_state import LeverState
 from fasttrain.shim.data_parallel.rank_consistency import refuse_unrelated_copies
 from fasttrain.shim.data_parallel.ranks import Ranks
 from fasttrain.shim.hooks.outcome_recorder import Ledger, Lever
@@ -69,7 +69,7 @@ class Runtime:
         self._scaling: LossScaling | None = None
         self._ledgers: list[Ledger] = []
         self._levers: list[Lever] = []
-        self._kept = Kept()
+        self._kept = LeverState()
         self._reported_s = self._event_s = 0.0
         self._run_dir = Path(plan.run_dir)
         self._reporter = Reporter(self._run_dir, rank, pid, child=child)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from fasttrain.shim.snapshots.files import Manifest, NotOursError, Snapshots
+from fasttrain.shim.snapshots.files import Manifest, Snapshots, UntrustedError
 
 
 @pytest.fixture
@@ -93,11 +93,11 @@ def test_a_folder_into_which_others_can_write_is_not_read(
 ) -> None:
     take(1)
     (tmp_path / place).chmod(0o702)
-    with pytest.raises(NotOursError, match="everybody"):
+    with pytest.raises(UntrustedError, match="everybody"):
         Snapshots(tmp_path).newest()
-    with pytest.raises(NotOursError):
+    with pytest.raises(UntrustedError):
         Snapshots(tmp_path).named("step-000000001")
-    with pytest.raises(NotOursError):
+    with pytest.raises(UntrustedError):
         Snapshots(tmp_path).prepare()
 
 
@@ -106,7 +106,7 @@ def test_a_folder_of_somebody_else_is_not_read(
 ) -> None:
     take(1)
     monkeypatch.setattr("os.geteuid", lambda: tmp_path.stat().st_uid + 1)
-    with pytest.raises(NotOursError, match="it belongs to"):
+    with pytest.raises(UntrustedError, match="it belongs to"):
         Snapshots(tmp_path).newest()
 
 

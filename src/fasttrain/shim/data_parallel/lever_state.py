@@ -36,7 +36,7 @@ class Attributes:
 
 
 @dataclass(slots=True)
-class Kept:
+class LeverState:
     """Filled while the levers are built.
 
     Attributes:

@@ -12,7 +12,7 @@ from fasttrain.shim.data_parallel.answers.answers import Answers
 from fasttrain.shim.data_parallel.answers.clocks import Clocks
 from fasttrain.shim.data_parallel.answers.seeds import Seeds
 from fasttrain.shim.data_parallel.context import ParallelContext
-from fasttrain.shim.data_parallel.lever_state import Kept
+from fasttrain.shim.data_parallel.lever_state import LeverState
 from fasttrain.shim.data_parallel.levers.per_rank import DataLoaderLever
 from fasttrain.shim.data_parallel.levers.replicate import Replicate
 from fasttrain.shim.data_parallel.levers.shared_loading import SharedLoaders
@@ -31,7 +31,7 @@ def parallel_levers(
     roots: RootCalls,
     ledger: Callable[[str, str], Ledger],
     undo: ExitStack,
-    kept: Kept,
+    lever_state: LeverState,
     compiled: OwnCompile,
 ) -> list[Lever]:
     """Return the levers, in the order in which they are to be installed.
@@ -42,7 +42,7 @@ def parallel_levers(
         roots: Calls of roots.
         ledger: Makes the ledger of a lever from its name and what is asked of it.
         undo: Takes away what the levers share.
-        kept: Takes what a snapshot has to hold.
+        lever_state: Takes what a snapshot has to hold.
         compiled: What the script compiles itself.
     """
     strategy = plan.levers.strategy.value
@@ -56,8 +56,8 @@ def parallel_levers(
     Clocks(answers).install(undo)
     context.training.install(undo)
     replicate = Replicate(ledger("strategy", strategy.mode), context)
-    kept.ranks, kept.streams = ranks, context.streams
-    kept.states["split calls"] = replicate.splits
+    lever_state.ranks, lever_state.streams = ranks, context.streams
+    lever_state.states["split calls"] = replicate.splits
     scratch = Path(plan.run_dir) / f"rank-{ranks.rank}.files"
     others: list[Lever] = [SideEffects(ledger("side_effects", "rank 0"), ranks, answers, scratch)]
     if strategy.batch == "per-rank":
