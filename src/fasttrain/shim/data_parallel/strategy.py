@@ -1,4 +1,4 @@
-"""Builds the levers that make several ranks of an unaware script one run."""
+"""Builds the levers that turn several ranks of a single-process script into one run."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ def parallel_levers(
     lever_state: LeverState,
     compiled: OwnCompile,
 ) -> list[Lever]:
-    """Return the levers, in the order in which they are to be installed.
+    """Return the levers in the order of installation.
 
     Args:
         plan: The plan.
         ranks: All ranks.
         roots: Calls of roots.
-        ledger: Makes the ledger of a lever from its name and what is asked of it.
-        undo: Takes away what the levers share.
-        lever_state: Takes what a snapshot has to hold.
-        compiled: What the script compiles itself.
+        ledger: Creates a lever's ledger from the lever's name and the requested value.
+        undo: Uninstalls what the levers share.
+        lever_state: Receives what a snapshot needs from the levers.
+        compiled: Knows what the script compiles itself.
     """
     strategy = plan.levers.strategy.value
     context = ParallelContext(

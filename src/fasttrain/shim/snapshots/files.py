@@ -210,7 +210,7 @@ class Snapshots:
         return _digest(path)
 
     def finish(self, manifest: Manifest) -> None:
-        """Give the snapshot its final name once all files are written; delete older ones.
+        """Rename the draft to its final name once all files are written; delete older snapshots.
 
         Raises:
             OSError: If a file is missing here, or the manifest can't be written.

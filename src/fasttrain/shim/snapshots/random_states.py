@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from fasttrain.shim.data_parallel.random_streams import RandomStreams
+from fasttrain.shim.data_parallel.random_streams import RandomStreams, alike
 from fasttrain.shim.process.import_hook import after_import
 
 
@@ -65,19 +65,6 @@ def same(states: dict[str, Any], others: dict[str, Any]) -> bool:
     """True if nothing was drawn between two captures."""
     names = ("torch", "accelerator", "python", "numpy")
     return all(alike(states[name], others[name]) for name in names)
-
-
-def alike(one: Any, other: Any) -> bool:
-    """True if two states, or containers of them, are equal."""
-    if type(one) is not type(other):
-        return False
-    if isinstance(one, torch.Tensor):
-        return torch.equal(one, other)
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(alike(one[key], other[key]) for key in one)
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(alike, one, other))
-    return bool((one == other).all() if hasattr(one, "all") else one == other)
 
 
 def of_python(state: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -17,11 +17,12 @@ from torch import Tensor
 from torch.utils.data import IterableDataset
 
 from fasttrain.model.errors import FasttrainError
+from fasttrain.shim.data_parallel.random_streams import alike
 from fasttrain.shim.hooks.casting import map_tensors
 from fasttrain.shim.process.refusal import refuse
 from fasttrain.shim.snapshots.batch_signature import made_like
 from fasttrain.shim.snapshots.errors import log, refuse_diverged, refuse_mismatch
-from fasttrain.shim.snapshots.random_states import alike, same
+from fasttrain.shim.snapshots.random_states import same
 from fasttrain.shim.snapshots.samplers import is_torchs, without_generators
 
 if TYPE_CHECKING:
