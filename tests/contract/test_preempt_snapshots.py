@@ -16,7 +16,7 @@ import psutil
 import pytest
 import torch
 
-from fasttrain.model.guards import GOING_ON, NONE_YET, PREEMPTED_BEHIND
+from fasttrain.model.guards import GOING_ON, NONE_YET, PREEMPTED_AFTER
 from support.script_runs import differences
 from support.thinned import thinned
 
@@ -67,7 +67,7 @@ def test_a_preempted_run_ends_as_one_that_was_not(
         done = parts("--resume" if number else "--run-dir", "run", stop_at=stop_at)
         told = done.stderr.decode()
         assert done.returncode == (0 if stop_at == "0" else 85), told
-        assert (PREEMPTED_BEHIND in told) == (stop_at != "0")
+        assert (PREEMPTED_AFTER in told) == (stop_at != "0")
         assert (GOING_ON in told) == (number > 0)
         said.append(done.stdout)
     assert b"".join(said) == printed.stdout
@@ -222,7 +222,7 @@ def test_a_signal_that_comes_while_processes_start_waits_for_them(
     run.send_signal(signal.SIGUSR2)
     _, told = run.communicate(timeout=60)
     assert run.returncode == 85, told.decode()
-    assert PREEMPTED_BEHIND.encode() in told
+    assert PREEMPTED_AFTER.encode() in told
 
 
 def test_a_run_that_was_queued_again(fasttrain: Any, tmp_path: Path) -> None:

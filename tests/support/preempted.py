@@ -21,7 +21,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from fasttrain.model.guards import Preempt
-from fasttrain.shim.data_parallel.lever_state import Kept
+from fasttrain.shim.data_parallel.lever_state import LeverState
 from fasttrain.shim.hooks.outcome_recorder import Ledger
 from fasttrain.shim.hooks.roots import RootCalls
 from fasttrain.shim.hooks.steps import StepMeter
@@ -61,7 +61,7 @@ class Loops:
 
         def tick() -> None:
             if next(ticks) == stop_at:
-                preempt_signal.ASKED.flag = True
+                preempt_signal.PREEMPT_SIGNAL.flag = True
 
         gc.freeze()  # or each snapshot would look through all that pytest holds
         with _lever(replace(self._plan, preempt=preempt)):
@@ -86,11 +86,18 @@ def _lever(plan: Any) -> Iterator[None]:
     frames = mock.patch.object(script_tensors, "own_prefixes", return_value=beneath)
     alike = mock.patch.object(snapshot_lever, "identity_of", return_value={})
     found = mock.patch.object(resume, "identity_of", return_value={})
-    heard = mock.patch.object(preempt_signal.Asked, "heard", True)
-    with undo, frames, alike, found, heard, mock.patch.object(preempt_signal.ASKED, "flag", False):
+    heard = mock.patch.object(preempt_signal.PreemptSignal, "heard", True)
+    with (
+        undo,
+        frames,
+        alike,
+        found,
+        heard,
+        mock.patch.object(preempt_signal.PREEMPT_SIGNAL, "flag", False),
+    ):
         os.environ.pop("FASTTRAIN_RESTART_COUNT", None)
         ledger = Ledger("preempt", "snapshot", explicit=True)
-        lever = snapshot_lever.SnapshotLever(ledger, plan, 0, roots, meter, Kept())
+        lever = snapshot_lever.SnapshotLever(ledger, plan, 0, roots, meter, LeverState())
         roots.install(undo)
         meter.install(undo)
         lever.prepare(undo)

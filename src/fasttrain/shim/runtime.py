@@ -20,7 +20,7 @@ from fasttrain.model.levers import LEVERS
 from fasttrain.model.outcome import Outcome, RankReport, State, StepStats
 from fasttrain.model.plan import PLAN_FILE, LaunchPlan
 from fasttrain.shim import multiprocessing_hooks
-from fasttrain.shim.data_parallel.lever_state import Kept
+from fasttrain.shim.data_parallel.lever_state import LeverState
 from fasttrain.shim.data_parallel.rank_consistency import refuse_unrelated_copies
 from fasttrain.shim.hooks.outcome_recorder import Ledger, Lever
 from fasttrain.shim.hooks.roots import RootCalls
@@ -62,9 +62,9 @@ class Runtime:
         self._meter = StepMeter(started_s)
         self._ledgers: list[Ledger] = []
         self._levers: list[Lever] = []
-        self._kept = Kept()
+        self._lever_state = LeverState()
         self._shared = Shared(
-            *(plan, self._roots, self._own_compile, self._meter, self._kept, self._undo),
+            *(plan, self._roots, self._own_compile, self._meter, self._lever_state, self._undo),
             companion=self._ledger,
             on_compiling=[self._note_compiling],
         )
@@ -140,7 +140,9 @@ class Runtime:
 
         preempt = self._plan.preempt
         ledger = self._ledger("preempt", "snapshot", preempt, explicit=preempt.source.explicit)
-        lever = SnapshotLever(ledger, self._plan, self._rank, self._roots, self._meter, self._kept)
+        lever = SnapshotLever(
+            ledger, self._plan, self._rank, self._roots, self._meter, self._lever_state
+        )
         lever.prepare(self._undo)
         return lever
 
@@ -187,7 +189,7 @@ class Runtime:
             self._report(finished=False)
 
     def _on_step(self, step: int) -> None:
-        if step > self._kept.replayed:
+        if step > self._lever_state.replayed:
             self._heartbeat.step(step)
         else:
             self._heartbeat.beat()  # progress, but the launcher counts new steps only
@@ -204,7 +206,7 @@ class Runtime:
 
     def _end_at(self, step: int) -> None:
         most = self._plan.max_steps
-        if most is not None and step >= most and step > self._kept.replayed:
+        if most is not None and step >= most and step > self._lever_state.replayed:
             sys.exit(0)
 
     def finish(self) -> None:
@@ -268,7 +270,7 @@ class Runtime:
 
         While the replay goes on, nothing was trained yet.
         """
-        replayed = self._kept.replayed
+        replayed = self._lever_state.replayed
         if math.isinf(replayed):
             return replace(stats, steps=0)
         return replace(stats, resumed_from=int(replayed))

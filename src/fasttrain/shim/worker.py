@@ -15,7 +15,7 @@ from fasttrain.shim.process.entry import Entry, read_entry
 from fasttrain.shim.process.import_hook import after_torch
 from fasttrain.shim.process.refusal import refuse
 from fasttrain.shim.script import run_target
-from fasttrain.shim.snapshots.preempt_signal import ASKED
+from fasttrain.shim.snapshots.preempt_signal import PREEMPT_SIGNAL
 
 
 def main(argv: list[str]) -> None:
@@ -31,7 +31,7 @@ def main(argv: list[str]) -> None:
     plan, rank = entry.plan, entry.rank
     parent_death.die_with_launcher()
     if plan.preempt.value.mode == "snapshot":
-        ASKED.listen(plan.preempt.value.signals)
+        PREEMPT_SIGNAL.listen(plan.preempt.value.signals)
     if entry.restarts is not None:
         os.environ[RESTART_COUNT] = str(entry.restarts)
     streams.redirect_hidden_rank(plan, rank)

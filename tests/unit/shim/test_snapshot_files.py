@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from fasttrain.files.trust import everybodys, owned
-from fasttrain.shim.snapshots.files import Manifest, NotOursError, Snapshots
+from fasttrain.shim.snapshots.files import Manifest, NotOursError, Snapshots, UntrustedError
 
 
 @pytest.fixture
@@ -97,9 +97,9 @@ def test_a_folder_into_which_others_can_write_is_not_read(
     (tmp_path / place).chmod(0o702)
     with pytest.raises(NotOursError, match=re.escape(everybodys("it"))):
         Snapshots(tmp_path).newest()
-    with pytest.raises(NotOursError):
+    with pytest.raises(UntrustedError):
         Snapshots(tmp_path).named("step-000000001")
-    with pytest.raises(NotOursError):
+    with pytest.raises(UntrustedError):
         Snapshots(tmp_path).prepare()
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-from fasttrain.shim.snapshots.batch_signature import look_of, made_like, plain_look
+from fasttrain.shim.snapshots.batch_signature import made_like, plain_signature, signature_of
 from fasttrain.shim.snapshots.files import packed, unpacked
 from support.preempted import network
 
@@ -33,9 +33,9 @@ def batch(samples: int, length: int) -> Any:
 
 @pytest.mark.parametrize("other", [batch(4, 3), batch(2, 3), batch(7, 9), batch(4, 0)])
 def test_one_is_made_like_another(other: Any) -> None:
-    look = unpacked(packed(plain_look(look_of(other))))
-    made = made_like(batch(4, 3), look)
-    assert plain_look(look_of(made)) == look
+    signature = unpacked(packed(plain_signature(signature_of(other))))
+    made = made_like(batch(4, 3), signature)
+    assert plain_signature(signature_of(made)) == signature
     assert [type(part) for part in made] == [type(part) for part in other]
     assert made[1] == other[1]
     assert made[4].tolist() == other[4].tolist()
@@ -55,7 +55,7 @@ def test_one_is_made_like_another(other: Any) -> None:
 )
 def test_what_has_other_parts_is_refused(seen: Any, other: Any, capfd: Any) -> None:
     with pytest.raises(SystemExit):
-        made_like(seen, plain_look(look_of(other)))
+        made_like(seen, plain_signature(signature_of(other)))
     assert "[snapshot-diverged]" in capfd.readouterr().err
 
 

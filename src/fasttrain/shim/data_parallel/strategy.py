@@ -1,4 +1,4 @@
-"""Builds the levers that make several ranks of an unaware script one run."""
+"""Builds the levers that turn several ranks of a single-process script into one run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fasttrain.shim.data_parallel.answers.answers import Answers
 from fasttrain.shim.data_parallel.answers.clocks import Clocks
 from fasttrain.shim.data_parallel.answers.seeds import Seeds
 from fasttrain.shim.data_parallel.context import ParallelContext
-from fasttrain.shim.data_parallel.lever_state import Kept
+from fasttrain.shim.data_parallel.lever_state import LeverState
 from fasttrain.shim.data_parallel.levers.per_rank import DataLoaderLever
 from fasttrain.shim.data_parallel.levers.replicate import Replicate
 from fasttrain.shim.data_parallel.levers.shared_loading import SharedLoaders
@@ -47,7 +47,7 @@ def _levers(
     companion: Callable[[str, str], Ledger],
 ) -> list[Lever]:
     roots, undo = shared.roots, shared.undo
-    kept: Kept = shared.kept
+    lever_state: LeverState = shared.lever_state
     context = ParallelContext(
         strategy, ranks, roots, RandomStreams(ranks), TrainingState(roots), shared.own_compile
     )
@@ -58,8 +58,8 @@ def _levers(
     Clocks(answers).install(undo)
     context.training.install(undo)
     replicate = Replicate(ledger, context)
-    kept.ranks, kept.streams = ranks, context.streams
-    kept.states["split calls"] = replicate.splits
+    lever_state.ranks, lever_state.streams = ranks, context.streams
+    lever_state.states["split calls"] = replicate.splits
     scratch = Path(shared.plan.run_dir) / f"rank-{ranks.rank}.files"
     others: list[Lever] = [
         SideEffects(companion("side_effects", "rank 0"), ranks, answers, scratch)

@@ -27,6 +27,18 @@ def to_float32(value: Any, dtype: torch.dtype, lift: Change = Tensor.float) -> A
     return map_tensors(value, lambda tensor: lift(tensor) if tensor.dtype is dtype else tensor)
 
 
+def tensors_in(value: Any) -> list[Tensor]:
+    """Return the tensors inside containers in a fixed order, each as often as it occurs."""
+    found: list[Tensor] = []
+
+    def note(tensor: Tensor) -> Tensor:
+        found.append(tensor)
+        return tensor
+
+    map_tensors(value, note)
+    return found
+
+
 def map_tensors(value: Any, change: Change) -> Any:
     """Return a value with ``change`` applied to each tensor in it.
 
@@ -41,11 +53,16 @@ def map_tensors(value: Any, change: Change) -> Any:
         return _map_list(value, change)
     if isinstance(value, Mapping):
         return _map_mapping(value, change)
-    if isinstance(value, Distribution | SimpleNamespace) or (
-        is_dataclass(value) and not isinstance(value, type)
-    ):
+    if holds_by_attributes(value):
         return _map_attributes(value, change)
     return value
+
+
+def holds_by_attributes(value: Any) -> bool:
+    """True for a container whose items are its attributes, such as a dataclass."""
+    return isinstance(value, Distribution | SimpleNamespace) or (
+        is_dataclass(value) and not isinstance(value, type)
+    )
 
 
 def _same(old: Iterable[Any], new: Iterable[Any]) -> bool:
@@ -95,7 +112,7 @@ def _map_mapping(value: Mapping[Any, Any], change: Change) -> Any:
 
 
 def _map_attributes(value: Any, change: Change) -> Any:
-    old = _attributes(value)
+    old = attributes_of(value)
     new = {name: map_tensors(item, change) for name, item in old.items()}
     if _same(old.values(), new.values()):
         return value
@@ -105,7 +122,8 @@ def _map_attributes(value: Any, change: Change) -> Any:
     return result
 
 
-def _attributes(value: Any) -> dict[str, Any]:
+def attributes_of(value: Any) -> dict[str, Any]:
+    """Return the attributes of such a container by name."""
     if hasattr(value, "__dict__"):
         return dict(vars(value))
     names = [name for name in value.__dataclass_fields__ if hasattr(value, name)]  # slots

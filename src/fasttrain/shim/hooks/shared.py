@@ -25,8 +25,7 @@ class Shared:
         roots: Calls of roots.
         own_compile: What the script compiles itself.
         meter: Steps and their times.
-        kept: What a snapshot has to hold: a ``data_parallel.lever_state.Kept``, which lies above
-            this module.
+        lever_state: What a snapshot has to hold: a ``LeverState`` of ``data_parallel``.
         undo: Takes away what is put in place before the levers are installed.
         companion: Makes the ledger of a part with a line of its own in the receipt, by its name,
             what is asked of it, the decision that it follows, and whether a person named it.
@@ -41,7 +40,7 @@ class Shared:
     roots: RootCalls
     own_compile: OwnCompile
     meter: StepMeter
-    kept: Any
+    lever_state: Any
     undo: ExitStack
     companion: Callable[..., Ledger]
     on_compiling: list[Callable[[str], None]] = field(default_factory=list)

@@ -1,7 +1,7 @@
-"""Has every rank see the time that rank 0 saw, where the script itself asks for it.
+"""Returns rank 0's time on all ranks where the script itself reads a clock.
 
-A script that logs each ten seconds, stops after an hour, or names its run by the date must decide
-alike on all ranks. Libraries, other threads and fasttrain itself read the real clock.
+A script that logs every ten seconds, stops after an hour or names its run by the date must decide
+the same on all ranks. Libraries, other threads and fasttrain itself read the real clock.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ _CLOCKS = (
     "time", "time_ns", "perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns",
     "process_time", "process_time_ns", "thread_time", "thread_time_ns",
 )  # fmt: skip
-# What reads the clock where it gets no time; how many arguments stand in front of that one.
+# Functions that read the clock if they get no time; how many arguments precede the time.
 _BY_TIME = {"localtime": 0, "gmtime": 0, "ctime": 0, "strftime": 1, "asctime": 0}
-_OF_FIELDS = ("strftime", "asctime")  # which take the time as year, month and so on
+_OF_FIELDS = ("strftime", "asctime")  # these take a struct_time, not seconds
 
 
 class Clocks:
-    """Takes the place of the clocks in `time` and `datetime`.
+    """Replaces the clocks in `time` and `datetime`.
 
     Args:
-        answers: Rank 0's.
+        answers: Rank 0's answers.
     """
 
     def __init__(self, answers: Answers) -> None:
@@ -44,7 +44,7 @@ class Clocks:
         self._real = {name: getattr(time, name) for name in (*_CLOCKS, *_BY_TIME)}
 
     def install(self, undo: ExitStack) -> None:
-        """Replace them where they are, and in what the script has imported by name."""
+        """Replace the clocks, also where the user's modules have imported them by name."""
         replaced: dict[int, Any] = {}
         for name, original in self._real.items():
             new = self._of_now(name) if name in _BY_TIME else self._clock(name, original)
@@ -56,11 +56,11 @@ class Clocks:
         self._dates(undo)
 
     def _clock(self, name: str, original: Callable[[], float]) -> Callable[[], float]:
-        """Return what reads a clock for the script: a closure, because it is called often."""
+        """Return a replacement for a clock: a closure, because it is called often."""
         answers, kind = self._answers, FLOAT if type(original()) is float else INT
         thread, first, frame_of = answers.thread, answers.rank == 0, sys._getframe
         tags: dict[tuple[int, int], int] = {}
-        kept: list[Any] = []  # code whose id must not be given to other code
+        kept: list[Any] = []  # code objects, kept alive so that their ids aren't reused
 
         def tag_of(frame: FrameType) -> int:
             if len(tags) >= MOST:
@@ -92,7 +92,7 @@ class Clocks:
         return _like(original, read)  # type: ignore[no-any-return]
 
     def _of_now(self, name: str) -> Any:
-        """Return what has the time of rank 0 where it is called without one."""
+        """Return a replacement that uses rank 0's time if it is called without one."""
         original, leading, local = self._real[name], _BY_TIME[name], self._real["localtime"]
         ask = self._asking(f"call time.{name}")
 
@@ -106,7 +106,7 @@ class Clocks:
         return _like(original, of)
 
     def _asking(self, doing: str) -> Callable[[FrameType], Any]:
-        """Return what finds the time of day for a frame of the script's; None for others."""
+        """Return a function that returns rank 0's time for a frame of user code, else None."""
         answers, clock = self._answers, self._real["time"]
 
         def ask(frame: FrameType) -> float | None:
@@ -119,7 +119,7 @@ class Clocks:
         return ask
 
     def _dates(self, undo: ExitStack) -> None:
-        """Replace now() of datetime; today() asks `time.time`."""
+        """Replace datetime's now() and utcnow(); today() calls `time.time`, replaced already."""
         kind = dt.datetime
         original_now, original_utcnow = vars(kind)["now"], vars(kind)["utcnow"]
         ask = self._asking("read datetime.now")
@@ -148,17 +148,17 @@ def _like(original: Any, new: Any) -> Any:
 
 
 def _out_of_graphs(function: Any) -> None:
-    """Have torch.compile break its graph here, as it does at the clock itself."""
+    """Have torch.compile break its graph at a replacement, as it does at the clock itself."""
     pass_over(function, all_it_calls=True)
     function._torchdynamo_disable = True
 
 
 def replace_in_users_modules(replaced: dict[int, Any], undo: ExitStack) -> None:
-    """Replace what modules of the user's hold by name, having imported it before torch.
+    """Replace names that the user's modules have imported before torch came in.
 
     Args:
-        replaced: What is to take the place of each object, by its id.
-        undo: Puts back what was there.
+        replaced: The replacement of each object, by the object's id.
+        undo: Restores the originals.
     """
     for name, module in list(sys.modules.items()):
         if name != "__main__" and not is_users(getattr(module, "__file__", None) or "<none>"):

@@ -1,7 +1,7 @@
-"""Has all ranks draw the same where the script wants randomness from the operating system.
+"""Returns equal bytes on all ranks where the script draws from the operating system's randomness.
 
-Rank 0 draws a secret once and gives it to the others. What the k-th call gets is derived from it,
-so that it is the same on all ranks, and as good as fresh in each run.
+Rank 0 draws a secret once and sends it to the others. The result of the k-th call is derived from
+it: equal on all ranks, and different in each run.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from fasttrain.shim.hooks import patching
 from fasttrain.shim.process.import_hook import after_import
 
 SECRET_BYTES = 32
-_STATE_BYTES = 2496  # of random.Random; Source: CPython's Modules/_randommodule.c, N words
-_UUID_TICKS = 0x01B21DD213814000  # of 100 ns from 1582 to 1970; Source: CPython's uuid.py
-# Which draw names of files, semaphores and sockets: these must not be those of another rank.
+_STATE_BYTES = 2496  # of random.Random. Source: CPython's Modules/_randommodule.c, N words
+_UUID_TICKS = 0x01B21DD213814000  # 100 ns each, from 1582 to 1970. Source: CPython's uuid.py
+# These draw names of files, semaphores and sockets, which must differ between ranks.
 _NAMING = ("/tempfile.py", "/multiprocessing/", "/concurrent/", "/asyncio/", "/socket.py")
 
 
 class Seeds:
-    """Takes the place of what reads random numbers from the operating system.
+    """Replaces the functions that read random numbers from the operating system.
 
     Args:
         ranks: All ranks.
 
     Attributes:
-        live: Whether ranks draw the same.
+        live: True if all ranks draw the same.
     """
 
     def __init__(self, ranks: Ranks) -> None:
@@ -52,11 +52,11 @@ class Seeds:
         self._ranks = ranks
         self._secret = b""
         self._drawn: Counter[tuple[str, str]] = Counter()  # by thread and line
-        self._family: tuple[int, ...] = ()  # which fork of which fork of the first process this is
+        self._family: tuple[int, ...] = ()  # path of fork numbers from the rank to this process
         self._forks = 0
 
     def install(self, undo: ExitStack) -> None:
-        """Take the secret over from rank 0, and replace what draws."""
+        """Get the secret from rank 0, and replace the functions that draw."""
         store, key = self._ranks.store, "secret"
         if self._ranks.rank == 0:
             store.set(key, secrets.token_hex(SECRET_BYTES))
@@ -71,18 +71,18 @@ class Seeds:
         undo.callback(after_import("numpy.random.bit_generator", self._numpy(undo)))
 
     def close(self) -> None:
-        """Have each rank draw for itself from here on."""
+        """Have each rank draw for itself from now on."""
         self.live = False
 
     def draw(self, size: int) -> bytes:
-        """Return the next bytes that all ranks get for the line that is running.
+        """Return the next bytes for the line that is running, equal on all ranks.
 
-        They are counted for each line, so that a library that draws on one rank alone, to write a
-        cache for all, doesn't move what others get.
+        Draws are counted per line. So a library that draws on one rank alone, such as to write a
+        cache for all, doesn't shift what other lines get.
         """
         frame = _drawing(sys._getframe(1))
         line = f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame else ""
-        thread = threading.current_thread().name  # counted by Python: alike on all ranks
+        thread = threading.current_thread().name  # numbered by Python, alike on all ranks
         self._drawn[thread, line] += 1
         whole = hashlib.shake_256(self._secret)
         whole.update(repr((self._family, thread, line, self._drawn[thread, line])).encode())
@@ -94,7 +94,7 @@ class Seeds:
     # --- bytes, UUIDs
 
     def _install_bytes(self, undo: ExitStack) -> None:
-        """Replace what the user's code draws; what libraries do is to be unique mostly."""
+        """Replace what the user's code draws; libraries mostly want names that are unique."""
         original, uuid1 = os.urandom, uuid.uuid1
 
         @functools.wraps(original)
@@ -116,7 +116,7 @@ class Seeds:
         replace_in_users_modules(replaced, undo)
 
     def _uuid1(self, node: int | None, clock_seq: int | None) -> uuid.UUID:
-        """Return a UUID whose time is not that of now: the one of rank 0 isn't known here."""
+        """Return a UUID with a random time, since rank 0's time isn't known here."""
         ticks = _UUID_TICKS + self._number(55)
         node = self._number(48) | 1 << 40 if node is None else node  # multicast: no network card
         sequence = self._number(14) if clock_seq is None else clock_seq & 0x3FFF
@@ -142,7 +142,7 @@ class Seeds:
         replace_in_users_modules({id(before): new}, undo)
 
     def _numpy(self, undo: ExitStack) -> Callable[[Any], None]:
-        """Return what gives `SeedSequence` its entropy, in whatever is made of one."""
+        """Return a hook that replaces the source of entropy of NumPy's `SeedSequence`."""
 
         def replace(module: Any) -> None:
             original = module.randbits
@@ -198,11 +198,11 @@ class Seeds:
     # --- children
 
     def fork(self) -> None:
-        """Count a child."""
+        """Count a forked child."""
         self._forks += 1
 
     def begin_in_child(self) -> None:
-        """Draw something else than the parent and its other children."""
+        """Have a forked child draw other bytes than its parent and siblings."""
         self._family = (*self._family, self._forks)
         self._forks = 0
         self._drawn.clear()
@@ -225,7 +225,7 @@ def _each(act: Callable[[Seeds], None]) -> None:
 
 
 def _drawing(frame: FrameType | None) -> FrameType | None:
-    """Return the frame that draws, past those which only hand on what is drawn."""
+    """Return the frame that draws, past frames that only forward what is drawn."""
     while frame is not None and is_handing_on(frame.f_code.co_filename):
         frame = frame.f_back
     return frame

@@ -1,7 +1,7 @@
-"""Has rank 0 alone leave something behind: checkpoints, TensorBoard's and wandb's runs.
+"""Lets rank 0 alone write checkpoints and the runs of TensorBoard and wandb.
 
-What the script does with files by itself is in `data_parallel.files`. What is printed comes from
-rank 0 already.
+Other files that the script writes are in `fasttrain.shim.data_parallel.answers.files`. Output needs
+nothing: only rank 0's is shown.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fasttrain.shim.data_parallel.answers.commands import Commands
 from fasttrain.shim.data_parallel.answers.files import Files
 from fasttrain.shim.data_parallel.answers.own_copies import OwnCopies, path_of
 from fasttrain.shim.data_parallel.answers.places import outside_of_torch
-from fasttrain.shim.data_parallel.answers.process_identity import Identity, OwnNames
+from fasttrain.shim.data_parallel.answers.process_identity import OwnNames, ProcessIdentity
 from fasttrain.shim.data_parallel.ranks import Ranks
 from fasttrain.shim.data_parallel.split.lazy_rows import gather_in
 from fasttrain.shim.hooks import patching
@@ -35,13 +35,13 @@ LEFT = "left to rank 0"
 
 
 class SideEffects:
-    """Takes the place of what writes files.
+    """Replaces the functions that write files, and what else a process has once.
 
     Args:
-        ledger: Of what became of this.
+        ledger: This lever's ledger.
         ranks: All ranks.
-        answers: Rank 0's; they are installed already.
-        scratch: A folder of this rank's alone.
+        answers: Rank 0's answers, installed already.
+        scratch: This rank's own folder.
     """
 
     def __init__(self, ledger: Ledger, ranks: Ranks, answers: Answers, scratch: Path) -> None:
@@ -51,7 +51,7 @@ class SideEffects:
         self._copies = OwnCopies(ranks.rank, scratch)
         self._files = Files(answers, self._copies, ledger)
         self._commands = Commands(answers, self._files)
-        self._identity = Identity(answers)
+        self._identity = ProcessIdentity(answers)
         self._names = OwnNames(answers, self._copies)
         self._elsewhere: Counter[tuple[str, str]] = Counter()  # saves by thread and path
 
@@ -73,12 +73,12 @@ class SideEffects:
             return
         quieten = functools.partial(self._quieten_tensorboard, undo)
         undo.callback(after_import("torch.utils.tensorboard.writer", quieten))
-        # Whatever mode the user chose, rank 0's run is the only one.
+        # Whatever mode the user has chosen: only rank 0 may have a run.
         os.environ["WANDB_MODE"] = "disabled"
         undo.callback(after_import("wandb", functools.partial(self._disable_wandb, undo)))
 
     def refresh(self) -> None:
-        """Nothing is pending: every file is counted as it is saved."""
+        """Do nothing: every file is counted as it is saved."""
 
     def _safetensors(self, undo: ExitStack) -> None:
         def replace(module: Any) -> None:
@@ -99,7 +99,7 @@ class SideEffects:
         save = functools.partial(original, *args, **kwargs)
         target = args[1] if len(args) > 1 else kwargs.get("f", kwargs.get("filename"))
         path = path_of(target) if isinstance(target, str | os.PathLike) else ""
-        if not path:  # into memory, or a file that was opened, of which other ranks have a copy
+        if not path:  # into memory, or an open file, which is a copy on other ranks
             return save()
         if self._copies.is_own(path):
             return save()
@@ -116,7 +116,7 @@ class SideEffects:
         return None
 
     def _save_elsewhere(self, path: str, save: Callable[[], Any]) -> None:
-        """Save in a thread of the script's: other ranks' threads wait until rank 0's has saved."""
+        """Save in one of the script's threads: the other ranks' threads wait for rank 0's."""
         thread = threading.current_thread().name
         self._elsewhere[thread, path] += 1
         key = f"saved/{thread}/{path}/{self._elsewhere[thread, path]}"
@@ -133,7 +133,7 @@ class SideEffects:
     # --- trackers
 
     def _disable_wandb(self, undo: ExitStack, module: Any) -> None:
-        """Disable runs whose mode the script itself chooses, which counts before WANDB_MODE."""
+        """Disable runs even if the script passes a mode, which has precedence over WANDB_MODE."""
         original = module.init
 
         @functools.wraps(original)
@@ -143,7 +143,7 @@ class SideEffects:
         patching.put(module, "init", init, undo)
 
     def _quieten_tensorboard(self, undo: ExitStack, module: Any) -> None:
-        """Send the other ranks' events to where they disturb nobody."""
+        """Write this rank's events to its scratch folder."""
         original = module.SummaryWriter.__init__
         scratch = str(self._scratch / "tensorboard")
 

@@ -1,4 +1,4 @@
-"""Hooks of the script's on modules, which have to see whole batches."""
+"""The script's own hooks on modules: they have to see whole batches."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ _GLOBAL = tuple(f"_global{slot}" for slot in _SLOTS)
 
 
 class HookCount:
-    """Counts hooks as they are registered, so that a call with new ones is looked at again.
+    """Counts hooks as they are registered, so that a call with new ones is verified again.
 
     Attributes:
-        registered: Hooks on modules, and modules and parameters put into others.
+        registered: Number of hooks registered on modules, and of modules and parameters added.
     """
 
     def __init__(self) -> None:
         self.registered = 0
 
     def install(self, undo: ExitStack) -> None:
-        """Watch the methods that register hooks, and torch's own hooks for parts of modules."""
+        """Wrap the methods that register hooks; use torch's own hooks for new parts of modules."""
         for name in _OF_MODULES:
             patching.wrap(Module, name, self._counted, undo, Hooking.SPLIT)
         for register in (
@@ -47,7 +47,7 @@ class HookCount:
     def _count(self, owner: Module, name: str, part: Any) -> None:
         known = owner._parameters.get(name, owner._modules.get(name))
         ours = isinstance(owner, DistributedDataParallel)
-        self.registered += not (ours or part is known)  # as where it was changed in place
+        self.registered += not (ours or part is known)  # a known part was only assigned again
 
     def _counted(self, original: Any) -> Any:
         @functools.wraps(original)
@@ -59,7 +59,7 @@ class HookCount:
 
 
 def foreign_hook(module: Module) -> str:
-    """Return the class of the first module that has a hook of the script's; empty for none."""
+    """Return the class of the first module with a hook of the script's; empty if there is none."""
     for name in _GLOBAL:
         if any(map(_is_foreign, getattr(torchs, name).values())):
             return ALL_MODULES

@@ -1,4 +1,4 @@
-"""What a call does that can't be seen in tensors: it prints, draws, or reads numbers in Python."""
+"""Detects side effects that don't show in tensors: printing, drawing, reading numbers in Python."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fasttrain.shim.data_parallel.random_streams import alike
 from fasttrain.shim.hooks import patching
 from fasttrain.shim.hooks.seams import Hooking, Reading
 from fasttrain.shim.process.callsite import called_by_user
 
-READS = "it reads numbers of its tensors in Python, and may decide by them for all rows"
+READS = "it reads numbers of its tensors in Python, and may branch on them for all rows"
 
 
-class Watch:
-    """Notices what a call does that can't be seen in tensors.
+class SideEffectWatch:
+    """Context that notices side effects of a call which don't show in tensors.
 
     Attributes:
-        seen: What it was; empty for nothing.
+        seen: The last one in words; empty if there was none.
     """
 
     def __init__(self) -> None:
@@ -54,9 +55,9 @@ class Watch:
 
 
 class _Listening:
-    """A stream that is written to."""
+    """Wraps a stream, and notes that it is written to."""
 
-    def __init__(self, stream: Any, watch: Watch) -> None:
+    def __init__(self, stream: Any, watch: SideEffectWatch) -> None:
         self._stream, self._watch = stream, watch
 
     def write(self, text: str) -> Any:
@@ -68,7 +69,7 @@ class _Listening:
 
 
 class Silence:
-    """Drops what is printed."""
+    """Context that drops what is printed."""
 
     def __enter__(self) -> None:
         self._stream, self._undo = sys.stdout, ExitStack()
@@ -78,7 +79,7 @@ class Silence:
         self._undo.close()
 
     def write(self, text: str) -> int:
-        """Drop it."""
+        """Drop the text."""
         return len(text)
 
     def __getattr__(self, name: str) -> Any:
@@ -91,7 +92,7 @@ def _redirect(out: Any, err: Any, undo: ExitStack) -> None:
 
 
 def other_random_states() -> list[tuple[Any, Any]]:
-    """Return the states of Python's and NumPy's generators, each with what sets it."""
+    """Return the states of Python's and NumPy's generators, each with its setter."""
     states: list[tuple[Any, Any]] = [(random.setstate, random.getstate())]
     numpy = sys.modules.get("numpy.random")
     if numpy is not None:
@@ -100,7 +101,7 @@ def other_random_states() -> list[tuple[Any, Any]]:
 
 
 def all_random_states() -> list[tuple[Any, Any]]:
-    """Return the states of all generators, torch's as well, each with what sets it."""
+    """Return the states of all generators, including torch's, each with its setter."""
     generators: list[Any] = [torch.default_generator]
     cuda: Any = torch.cuda
     if cuda.is_initialized():
@@ -110,13 +111,7 @@ def all_random_states() -> list[tuple[Any, Any]]:
 
 
 def same_states(one: list[tuple[Any, Any]], other: list[tuple[Any, Any]]) -> bool:
-    """Return whether nobody has drawn between two looks."""
+    """True if nothing was drawn between two captures."""
     if len(one) != len(other):
-        return True  # NumPy was imported on the way
-    return all(_equal(a, b) for (_, a), (_, b) in zip(one, other, strict=True))
-
-
-def _equal(one: Any, other: Any) -> bool:
-    if isinstance(one, tuple):
-        return all(map(_equal, one, other))
-    return bool((one == other).all()) if hasattr(one, "all") else bool(one == other)
+        return True  # NumPy was imported in between
+    return all(alike(a, b) for (_, a), (_, b) in zip(one, other, strict=True))

@@ -284,5 +284,5 @@ def _traced_at() -> str:
 def build(shared: Shared, decision: Decision[Amp], ledger: Ledger) -> list[Lever]:
     """Build the lever."""
     lever = AmpLever(decision, ledger, shared.roots)
-    shared.kept.states["amp"] = lever
+    shared.lever_state.states["amp"] = lever
     return [lever]

@@ -299,6 +299,6 @@ def build(shared: Shared, decision: Decision[Amp], _amp: Ledger) -> list[Lever]:
     explicit = decision.source.explicit
     ledger = shared.companion("loss_scaling", "dynamic", decision, explicit=explicit)
     lever = LossScaling(decision, ledger, shared.roots)
-    shared.kept.states["loss scaling"] = lever
+    shared.lever_state.states["loss scaling"] = lever
     shared.loss_scale = lambda: lever.scale
     return [lever]
