@@ -19,6 +19,7 @@ from fasttrain.model.places import RUNS_FOLDER
 from fasttrain.processes import launchers
 from fasttrain.processes.ending import named
 
+NO_RUN = "you have no runs on this machine"
 TITLES = ("run", "state", "processes", "GPU memory")  # a run's name begins with its start time
 
 
@@ -31,7 +32,7 @@ def run_table(runs: tuple[LocalRun, ...]) -> None:
     """Print runs to stdout, each with its directory; lines aren't folded, for copying names."""
     console = stdout_console()
     if not runs:
-        console.print("you have no runs on this machine")
+        console.print(NO_RUN)
         return
     rows = [TITLES, *map(_cells, runs)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -79,7 +80,7 @@ def chosen(
             f"you have {'several runs' if names else 'no run'} {run_id!r} on this machine",
             why=f"{'it is a part of' if names else 'your runs are'} {', '.join(there)}"
             if there
-            else "you have no runs on this machine",
+            else NO_RUN,
             fix=fix if there else "nothing is left to end",
             slug="run-unknown",
             exit_code=ExitCode.UNAVAILABLE,

@@ -5,18 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from fasttrain.model.decision import Decision, Source, SourceKind
-from fasttrain.model.machine import DeviceKind
-from fasttrain.model.settings import (
-    BatchChoice,
-    CompileMode,
-    CompileScope,
-    HangAction,
-    MatmulChoice,
-    NanChoice,
-    PreemptChoice,
-    RestartOn,
-)
+from fasttrain.model.decision import Decision, Source
+from fasttrain.model.guards import Guards, Preempt, Restarts, left_to_the_script
+from fasttrain.model.levers import Levers
+from fasttrain.model.vendors import DeviceKind
+
+# What a script's source tells before anything of it has run.
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +43,7 @@ PLAN_SCHEMA = 1
 PLAN_FILE = "plan.json"  # in the run directory
 
 TargetKind = Literal["script", "module", "command"]
-Precision = Literal["off", "bfloat16", "float16"]
-OptimizerMode = Literal["keep", "fused", "npu"]
 Backend = Literal["direct", "torchrun", "slurm"]
-StrategyMode = Literal["none", "script", "ddp", "fsdp"]
-ResumeMode = Literal["no", "if-there", "required"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,138 +154,6 @@ class Processes:
     def world_size(self) -> int:
         """Most workers that the run can have."""
         return self.nproc_per_node * self.max_nodes
-
-
-@dataclass(frozen=True, slots=True)
-class Amp:
-    """Mixed precision: the autocast dtype, and the device kind that it was decided for."""
-
-    precision: Precision
-    device: DeviceKind
-
-
-@dataclass(frozen=True, slots=True)
-class Compile:
-    """torch.compile: how models are compiled.
-
-    Attributes:
-        asked: The mode that was asked for.
-        mode: The mode that is used at first, without CUDA graphs.
-        scope: What is compiled.
-        graphs: The mode with CUDA graphs, to which a loop switches once it has proved safe for
-            them; None without CUDA graphs.
-    """
-
-    asked: CompileMode
-    mode: CompileMode
-    scope: CompileScope = "model"
-    graphs: CompileMode | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Strategy:
-    """What makes several processes one training run.
-
-    Attributes:
-        mode: ``none``: one process, or unrelated ones on purpose; ``script``: the script handles
-            its ranks; ``ddp``, ``fsdp``: the shim makes a script data-parallel that isn't.
-        batch: Whether the ranks split each batch of the script, or each has batches of its own.
-        collectives: torch.distributed's backend for the devices, such as ``nccl``.
-        visibility: Variable that limits a worker to its own device; empty if there is none.
-    """
-
-    mode: StrategyMode
-    batch: BatchChoice = "split"
-    collectives: str = ""
-    visibility: str = ""
-
-    @property
-    def injected(self) -> bool:
-        """True if the shim makes the script data-parallel, since it doesn't handle ranks itself."""
-        return self.mode in ("ddp", "fsdp")
-
-
-@dataclass(frozen=True, slots=True)
-class Levers:
-    """The changes that the shim makes in the worker, one decision per lever."""
-
-    amp: Decision[Amp]
-    compile: Decision[Compile]
-    optimizer: Decision[OptimizerMode]
-    matmul: Decision[MatmulChoice | Literal["keep"]]
-    strategy: Decision[Strategy]
-
-
-@dataclass(frozen=True, slots=True)
-class HangWatch:
-    """When a run counts as hung, and what happens then.
-
-    Attributes:
-        on: Whether the run is watched at all.
-        timeout_s: Seconds without progress; None for a limit that follows the time of a step.
-        action: Whether a hung run is stopped, or only reported.
-    """
-
-    on: bool
-    timeout_s: int | None = None
-    action: HangAction = "stop"
-
-
-@dataclass(frozen=True, slots=True)
-class Guards:
-    """The watches over a training script, one decision each."""
-
-    hang: Decision[HangWatch]
-    nan: Decision[NanChoice]
-
-
-@dataclass(frozen=True, slots=True)
-class Restarts:
-    """The restarts of a failed run.
-
-    Attributes:
-        most: Most restarts.
-        on: ``auto``: restart after retryable failures; ``any``: after any failure.
-        first_s: Seconds before the first restart.
-        cap_s: Most seconds before a restart.
-    """
-
-    most: int = 0
-    on: RestartOn = "auto"
-    first_s: float = 2.0
-    cap_s: float = 300.0
-
-    def delay_s(self, barren: int) -> float:
-        """Return the seconds before the next restart: exponential backoff up to `cap_s`.
-
-        Args:
-            barren: Attempts in a row, the last included, that failed without a training step.
-        """
-        return min(self.first_s * 2.0 ** min(max(barren - 1, 0), 32), self.cap_s)
-
-
-@dataclass(frozen=True, slots=True)
-class Preempt:
-    """What happens at preemption, and the snapshots of a run.
-
-    Attributes:
-        mode: ``signal``: the script gets the signal; ``snapshot``: the run ends after a snapshot.
-        signals: The signals that preempt a worker; the launcher sends the first.
-        every_min: Minutes between snapshots without a signal; None for no such snapshots.
-        resume: Whether the run resumes from a snapshot: ``no``; ``if-there``, for a requeued run;
-            ``required``, if a person asked for it.
-    """
-
-    mode: PreemptChoice = "signal"
-    signals: tuple[str, ...] = ("SIGUSR2",)
-    every_min: int | None = None
-    resume: ResumeMode = "no"
-
-
-def left_to_the_script() -> Decision[Preempt]:
-    """Return the decision for a run that takes no snapshots."""
-    source = Source(SourceKind.DEFAULT, "default")
-    return Decision(Preempt(), "signals reach the script, which saves what it needs", source)
 
 
 @dataclass(frozen=True, slots=True)

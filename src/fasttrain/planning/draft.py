@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fasttrain.model.decision import Decision
-from fasttrain.model.machine import DeviceKind, Machine
-from fasttrain.model.plan import Guards, Invocation, Levers, Processes
+from fasttrain.model.guards import Guards
+from fasttrain.model.levers import Levers
+from fasttrain.model.machine import Machine
+from fasttrain.model.plan import Invocation, Processes
 from fasttrain.model.settings import Settings
+from fasttrain.model.vendors import DeviceKind
 from fasttrain.planning.gpus import Chosen
 
 

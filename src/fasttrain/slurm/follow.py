@@ -18,6 +18,7 @@ LOOK_S = 0.5  # between reads of files
 # at once.
 ASK_S = 5.0
 PATIENCE_S = 600.0  # a restart of the controller must not end our wait
+SILENT = "SLURM doesn't answer"
 LOST_AFTER_S = 15.0  # a job may end before squeue or the accounting show its state
 
 
@@ -92,7 +93,7 @@ class _Watcher:
         except ToolError as error:
             if now_s - self._answered_s > PATIENCE_S:
                 raise down(str(error), self._job.job_id) from error
-            self._say(f"SLURM doesn't answer: {error}")
+            self._say(f"{SILENT}: {error}")
             return False
         if self.states:
             self._answered_s = now_s

@@ -32,6 +32,7 @@ from fasttrain.planning.slurm.node import node_settings
 from fasttrain.planning.slurm.values import signal_and_lead
 from fasttrain.slurm.meeting import Meeting, choose_port
 
+PUT_ASIDE = "fasttrain: the records of the previous attempt are in"
 # sbatch passes on the environment of the shell that submits. Variables of another launcher in it
 # would give the script a wrong rank.
 STRAY = (
@@ -77,7 +78,7 @@ def prepare(
     masked = mask_plan(plan, environ)
     run_dir = Path(plan.run_dir)
     if (aside := renew(run_dir, place.restarts)) and place.task == 0:
-        sys.stderr.write(f"fasttrain: the records of the previous attempt are in {aside}\n")
+        sys.stderr.write(f"{PUT_ASIDE} {aside}\n")
     write_private(run_dir / PLAN_FILE, dumps(masked))
     for warning in plan.warnings if place.task == 0 else ():
         sys.stderr.write(f"fasttrain: warning: {warning}\n")

@@ -13,11 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fasttrain import __version__
-from fasttrain.cli.cards.receipt import counted, print_receipt, seconds, size, speed
+from fasttrain.cli.cards.receipt import counted, print_receipt, seconds, speed
 from fasttrain.cli.console import envelope
 from fasttrain.model.attempts import Attempt
 from fasttrain.model.codec import dumps, from_data
 from fasttrain.model.crash import Crash
+from fasttrain.model.errors import size
 from fasttrain.model.outcome import Outcome, RankReport, Receipt, State, StepStats
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from fasttrain.model.errors import FasttrainError
-from fasttrain.model.plan import Preempt
+from fasttrain.model.guards import Preempt
 from fasttrain.planning.plan import make_plan
 
 

@@ -8,9 +8,8 @@ from itertools import pairwise
 
 from fasttrain.doctor.checks.words import check, present
 from fasttrain.model.examination import Examination, Finding
-from fasttrain.model.machine import DeviceKind
+from fasttrain.model.vendors import VENDORS, DeviceKind
 from fasttrain.planning.describe import kind_noun
-from fasttrain.planning.vendors import VENDORS
 from fasttrain.planning.visible import visible_slots
 
 # What people write to hide every device on purpose; CUDA stops at any word that names none.
