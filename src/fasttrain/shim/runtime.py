@@ -190,7 +190,7 @@ class Runtime:
         )
 
     def _strategy_ledger(self, name: str, asked: str) -> Ledger:
-        """Make the ledger of a lever that serves the strategy; only that itself was asked for."""
+        """Return the ledger of the strategy, or of a lever that it needs and nobody asked for."""
         strategy = self._plan.levers.strategy
         if name == "strategy":
             if self._plan.strict and not strategy.source.explicit:
