@@ -69,7 +69,7 @@ def children_of(holder: Any, kind: type) -> list[Child]:
 
 
 def _of_function(function: FunctionType) -> list[Child]:
-    if is_shim_code(function.__code__):  # it stands for torch's own
+    if is_shim_code(function.__code__):  # a wrapper of ours around a function of torch's
         return []
     own = (function.__closure__, function.__defaults__, function.__kwdefaults__, vars(function))
     found: list[Child] = [(part, None) for part in own if part is not None]

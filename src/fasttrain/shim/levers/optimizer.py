@@ -40,7 +40,7 @@ NOT_DENSE = "a parameter doesn't fill a block of memory"
 STATE_OTHERWISE = "its state lies in memory in another order than its parameters"
 GRADIENT_OTHERWISE = "a gradient lies in memory in another order than its parameter"
 LATE_GRADIENT = (
-    "a parameter's first gradient came after the others' (torch's own step was made then)"
+    "a parameter's first gradient came after the others' (torch's own step was used then)"
 )
 SGD_ITEM_BYTES = 4  # on a CPU torch 2.13's fused SGD is wrong for smaller numbers, such as bf16
 Strides = tuple[int, ...] | None  # None for tensors without any, such as sparse ones

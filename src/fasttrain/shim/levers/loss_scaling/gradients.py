@@ -110,7 +110,7 @@ class Gradients:
         self._others.reach(outputs, self._grouped, leaves=False)
 
     def finish_grad(self, scaler: GradScaler, scale: Tensor, *, drop: bool) -> None:
-        """Divide what ``autograd.grad`` left all the same; drop it if the pass is made again.
+        """Divide what ``autograd.grad`` left all the same; drop it if the pass is repeated.
 
         Tensors with ``retain_grad()`` get a gradient even then.
         """

@@ -85,7 +85,7 @@ class OtherTensors:
         """Add the gradients that were set aside to those that the pass has left.
 
         Args:
-            drop: Drop what the pass has left, because it will be made again.
+            drop: Drop what the pass has left, because the pass will be repeated.
         """
         if drop:
             for tensor in self.present():
