@@ -107,6 +107,7 @@ class Ranks:
             return
         for listen in self.on_join:
             listen()
+        # gloo in any case: numbers and tensors on the CPU are summed and gathered, too.
         backend = {
             "nccl": "cpu:gloo,cuda:nccl",
             "hccl": "cpu:gloo,npu:hccl",

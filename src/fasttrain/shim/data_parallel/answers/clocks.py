@@ -78,6 +78,7 @@ class Clocks:
         for name, original in self._real.items():
             new = self._of_now(name) if name in _BY_TIME else self._clock(name, original)
             replaced[id(original)] = self._put(time, name, new, undo)
+        # timeit holds perf_counter under a name of its own.
         if (timer := replaced.get(id(timeit.default_timer))) is not None:
             self._put(timeit, "default_timer", timer, undo)
         replace_in_users_modules(replaced, undo)

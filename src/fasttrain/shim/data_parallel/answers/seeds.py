@@ -113,7 +113,7 @@ class Seeds:
             return self._uuid1(node, clock_seq)
 
         self._put(os, "urandom", urandom, undo)
-        self._put(random, "_urandom", urandom, undo)
+        self._put(random, "_urandom", urandom, undo)  # random imports it by this name
         self._put(uuid, "uuid1", shared_uuid1, undo)
         replaced = {id(original): urandom, id(uuid1): shared_uuid1}
         replace_in_users_modules(replaced, undo)
