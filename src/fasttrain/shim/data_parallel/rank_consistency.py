@@ -66,7 +66,7 @@ class RankConsistency:
             SystemExit: ``ranks-diverged`` if they differ.
         """
         self._steps = steps
-        if steps & (steps - 1) or optimizer is None:
+        if steps & (steps - 1) or optimizer is None:  # rarely: it reads all parameters
             return
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         with torch.no_grad():

@@ -62,10 +62,10 @@ class Replica:
         self._ranks = ranks
         self.uneven = False
         self.registered = 0
-        self._buckets_tell = False
+        self._buckets_report = False
         self._failures = 0
         self._hooks: list[Any] = []
-        self._in_front: dict[int, Any] = {}  # our hooks on parameters that the script has hooks on
+        self._averaging: dict[int, Any] = {}  # our hooks on parameters that the script has hooks on
         self._run: Callable[..., Any]
         self._begin(module)
 
@@ -101,11 +101,11 @@ class Replica:
             after: Any = parameter._post_accumulate_grad_hooks
             if parameter._backward_hooks or (after and len(after) > own):
                 self._fresh = False
-                self._put_in_front(parameter)
+                self._average_before_hooks(parameter)
 
-    def _put_in_front(self, parameter: Any) -> None:
+    def _average_before_hooks(self, parameter: Any) -> None:
         """Average a parameter's gradient before the script's hooks on it get it."""
-        if id(parameter) in self._in_front or not parameter.requires_grad:
+        if id(parameter) in self._averaging or not parameter.requires_grad:
             return
         ranks = self._ranks
 
@@ -121,7 +121,7 @@ class Replica:
         theirs = {key: hook for key, hook in hooks.items() if key != handle.id}
         hooks.clear()
         hooks.update({handle.id: mean, **theirs})
-        self._in_front[id(parameter)] = handle
+        self._averaging[id(parameter)] = handle
 
     def watch(self) -> None:
         """Watch the parameters by hooks from now on."""
@@ -215,8 +215,8 @@ class Replica:
             return replica._run(*args, **kwargs)
 
         ddp.__dict__["module"] = run
-        self._buckets_tell |= self.watching  # and stays so after a failure
-        if self._buckets_tell:
+        self._buckets_report |= self.watching  # and stays so after a failure
+        if self._buckets_report:
             ddp.register_comm_hook(weakref.ref(self), _sum_bucket)
         return ddp
 
@@ -228,10 +228,10 @@ class Replica:
         """Average the gradients that a backward pass has left, unless DDP has done it."""
         finished, self._finished = self._finished, False
         touched, self._touched = self._touched, False
-        if self._ddp is not None and not self._buckets_tell:
+        if self._ddp is not None and not self._buckets_report:
             if not self._fresh and self._called:
                 # Unclear whether DDP averaged them; doing it again changes nothing then.
-                self._buckets_tell = True
+                self._buckets_report = True
                 self._drop_ddp()
                 self.average()
                 return

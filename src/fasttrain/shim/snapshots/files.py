@@ -223,6 +223,7 @@ class Snapshots:
             file.write(dumps(manifest))
             file.flush()
             os.fsync(file.fileno())
+        # Files, their directory, the rename: after a power cut a named snapshot is complete.
         _sync(draft)
         shutil.rmtree(final, ignore_errors=True)  # a damaged one, which no run resumed from
         draft.rename(final)

@@ -143,6 +143,7 @@ class LoaderEpochs:
         number, place = len(self.list), self._number(loader)
         made = self.states_of(loader)
         epoch = Epoch(place, _description(loader), {"made": made}, reads_from=loader)
+        # Nothing drawn since the last epoch's end: a replay needn't restore the state there.
         if self._ended is not None and same(self._ended.end, made["all"]):
             self._ended.end = None
         self._ended = None
@@ -272,7 +273,7 @@ class LoaderEpochs:
         epoch.leave()
         if self.earlier is None or not self.earlier.replaying:
             epoch.end, self._ended = self.states.capture(), epoch
-        elif epoch.end is not None:
+        elif epoch.end is not None:  # the script draws next, maybe to make its next epoch's data
             self.states.restore(epoch.end)
 
     @property

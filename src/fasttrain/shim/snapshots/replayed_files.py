@@ -105,6 +105,7 @@ class LeftFiles:
         before, after = _absolute(src), _absolute(dst)
         if self._is_of_before(before):
             self.left += 1
+        # Written to a temporary name and renamed, as is usual: the earlier file stays.
         elif self._made(before) and Path(after).exists() and not self._made(after):
             self.left += 1
             shutil.rmtree(before) if Path(before).is_dir() else Path(before).unlink()

@@ -140,7 +140,7 @@ def _fetch(
 ) -> Any:
     numbers = index
     for place in places:
-        if set(map(type, numbers)) != {int}:
+        if set(map(type, numbers)) != {int}:  # bools and tensors index in another way
             return fetch(index)
         numbers = [place[number] for number in numbers]
     if set(map(type, numbers)) != {int} or not all(map(_is_plain, tensors)):

@@ -109,6 +109,7 @@ def packed(message: Any) -> int:
     descriptor = os.memfd_create("fasttrain", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         _write(descriptor, stream.getbuffer(), pickler.found, views)
+        # Several ranks map the file: none of them, nor the worker, may change it from now on.
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
     except BaseException:
         os.close(descriptor)

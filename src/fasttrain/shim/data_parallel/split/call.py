@@ -153,6 +153,7 @@ class SplitCalls:
             args, kwargs = map_tensors(args, linked), map_tensors(kwargs, linked)
             inputs = tensors_in((args, kwargs))
         if due:
+            # A signal handler's exception inside a trial would look like the call's own.
             with held_signals():
                 return self._verified(site, root, module, args, kwargs, inputs)
         if rows is None:
@@ -185,6 +186,7 @@ class SplitCalls:
             if self._reduced != before and not meet_inside(self._ranks, _THROUGH):
                 raise Parted
         except Parted:
+            # Other ranks may still be in their sums: answer each of these until all are through.
             while not meet_inside(self._ranks, _THROUGH):
                 pass
             output = _ELSEWHERE
@@ -192,6 +194,7 @@ class SplitCalls:
             self._refuse(site, "it computes something else on other ranks, or with other arguments",
                          final=True)  # fmt: skip
             return call(*map_tensors(args, linked), **map_tensors(kwargs, linked))
+        # Code that the script compiles can't take LazyRows: its outputs are gathered at once.
         gather: Gather = rows.gather
         if not self._compiled.functions:
             meet = functools.partial(self._meet_at_use, f"an output of {site.name}")
@@ -211,7 +214,7 @@ class SplitCalls:
     def _whole(self, site: CallSite, root: Root, call: Call, args: Any, kwargs: Any) -> Any:
         """Run a call on the whole batch, in which submodules may be split."""
         self._ledger.counts["whole calls"] += 1
-        if root.replica is not None and root.replica.gathers:
+        if root.replica is not None and root.replica.gathers:  # a sharded call communicates
             self._parting.check(f"call {root.name}")
         if not site.final or not self._inside.flag:
             return call(*args, **kwargs)

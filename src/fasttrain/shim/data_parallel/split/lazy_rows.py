@@ -185,6 +185,7 @@ class LazyRows(Tensor):
             found = rule(func, args, kwargs)
             if found is not NotImplemented:
                 return found
+        # Such as t_ and squeeze_: the wrapper's own sizes have to change, too.
         if torch.Tag.inplace_view in func.tags and isinstance(args[0], LazyRows):
             return args[0].reshape_by(func, args, kwargs)
         return _on_whole(func, args, kwargs)

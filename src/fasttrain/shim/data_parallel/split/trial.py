@@ -166,6 +166,7 @@ class SplitTrial:
             raise RefusalError("no argument has a row for each rank", final=False)
         device = next((p.device.type for p in parameters_of(self._module)), "cpu")
         low = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+        # In full precision: the rounding of bf16 would hide differences.
         with self._restored_after(), torch.autocast(device, enabled=False):
             args, kwargs, leaves = _detached(args, kwargs, low)
             given: Any = guesses, args, kwargs, leaves
@@ -190,6 +191,7 @@ class SplitTrial:
         """
         kept = self._sums == parameter_sums(self._module)
         threads = _has_threads()
+        # Threads may change globals at any time: then only what the call itself reaches counts.
         within = NEAR if threads else GLOBAL
         if threads and not kept:
             kept = True
@@ -269,7 +271,7 @@ class SplitTrial:
             except Exception as error:  # noqa: BLE001 - the script's model, called for a trial
                 return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
             except BaseException as error:
-                if type(error).__name__ != "Parted":
+                if type(error).__name__ != "Parted":  # of `call`, which imports this module
                     raise
                 return "an error: its number of losses differs from other ranks"
         self._draws = neutral.draws
@@ -289,6 +291,7 @@ class SplitTrial:
     ) -> Split:
         """Return the split by a guess; raise DisagreementError unless all ranks' results agree."""
         rows = Rows(self._ranks, row_count(tensors_in((args, kwargs)), guess))
+        # Autograd nodes with a smaller number are older than the call.
         begun = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
         inner = self._call(*Split(guess).cut(args, kwargs, rows), splitting=True)
         dims = self._together(lambda: self._dimensions(outer, inner, rows, begun))
