@@ -9,8 +9,7 @@ from typing import TypeVar
 
 from fasttrain.hardware.cpu import find_cxx_compiler, probe_cpu
 from fasttrain.hardware.host import Host, Vendor, VendorReport
-from fasttrain.hardware.interpreter import Locate, torch_of
-from fasttrain.hardware.torch_install import find_torch
+from fasttrain.hardware.interpreter import Locate, find_torch, torch_of
 from fasttrain.hardware.vendors.cuda import Cuda
 from fasttrain.hardware.vendors.mps import Mps
 from fasttrain.hardware.vendors.npu import Npu
