@@ -22,12 +22,12 @@ RESOLVE_TIMEOUT_S = 0.5
 
 
 def host_state(host: Host, *, run_root: Path, runs: Mapping[int, RunProcess]) -> HostState:
-    """Return the state of the machine outside of its devices.
+    """Return the state of the machine without its devices.
 
     Args:
         host: The machine.
-        run_root: Where run directories are made.
-        runs: Processes of fasttrain's runs.
+        run_root: The folder of run directories.
+        runs: Processes of fasttrain's runs, by pid.
     """
     total, free = shared_memory(host)
     return HostState(
@@ -51,7 +51,7 @@ def host_state(host: Host, *, run_root: Path, runs: Mapping[int, RunProcess]) ->
 
 
 def shared_memory(host: Host) -> tuple[int | None, int | None]:
-    """Return the size of /dev/shm and what is free of it, in bytes; None where there is none."""
+    """Return the size and the free space of /dev/shm in bytes; None if there is none."""
     try:
         stat = os.statvfs(host.root / "dev/shm")
     except OSError:
@@ -60,7 +60,7 @@ def shared_memory(host: Host) -> tuple[int | None, int | None]:
 
 
 def hostname_resolves(name: str, *, timeout_s: float = RESOLVE_TIMEOUT_S) -> bool:
-    """True if a name has an address; one that isn't there in time would stall a run as well."""
+    """True if a name resolves in time; a slow resolver would stall a run as well."""
     try:
         return bool(within(timeout_s, lambda: socket.getaddrinfo(name, None)))
     except (OSError, UnicodeError):  # gaierror and TimeoutError are OSErrors; "" and "a..b" are not
@@ -68,23 +68,22 @@ def hostname_resolves(name: str, *, timeout_s: float = RESOLVE_TIMEOUT_S) -> boo
 
 
 def memory_available_bytes(host: Host) -> int | None:
-    """Return what can be had without swapping, at most the cgroup's whole limit; None off Linux."""
-    for line in host.read("proc/meminfo").splitlines():
-        words = line.split()
-        if words[:1] == ["MemAvailable:"] and words[1].isdecimal():
-            available = int(words[1]) * 1024
-            return min(available, memory_limit_bytes(host) or available)
-    return None
+    """Return the bytes available without swapping, at most the cgroup's limit; None off Linux."""
+    kib = host.counted("proc/meminfo", "MemAvailable:")
+    if kib is None:
+        return None
+    return min(kib * 1024, memory_limit_bytes(host) or kib * 1024)
 
 
 def container(host: Host) -> str:
-    """Return the kind of container that this process is in; empty outside of one.
+    """Return the kind of container that this process runs in; empty outside of containers.
 
-    Source: the files and variables that each leaves for its guests; systemd's container interface
-    for LXC (systemd.io/CONTAINER_INTERFACE, version 257).
+    Source: the files and variables that each kind sets in its containers; systemd's container
+    interface for LXC (systemd.io/CONTAINER_INTERFACE, version 257).
     """
     variables = host.environ
-    if variables.get("KUBERNETES_SERVICE_HOST"):  # before docker, which may run its pods
+    # Kubernetes comes first: its pods may run in docker or podman.
+    if variables.get("KUBERNETES_SERVICE_HOST"):
         return "kubernetes"
     if variables.get("APPTAINER_CONTAINER") or variables.get("SINGULARITY_CONTAINER"):
         return "apptainer"
@@ -97,7 +96,7 @@ def container(host: Host) -> str:
 
 
 def _limits(name: str) -> tuple[int, ...] | None:
-    """Return soft and hard limit; -1 for none, and None on Windows, which has no limits to ask."""
+    """Return the soft and the hard limit, -1 for no limit; None on Windows, which has none."""
     try:
         import resource
     except ImportError:
@@ -115,7 +114,7 @@ def _load(host: Host) -> float | None:
 
 
 def _logical_cpus(host: Host) -> int | None:
-    """Return how many processors are switched on, from a list such as ``0-3,8``."""
+    """Return the number of online processors, which the kernel lists like ``0-3,8``."""
     try:
         return _count(host.read("sys/devices/system/cpu/online").strip())
     except ValueError:
@@ -129,7 +128,7 @@ def _count(cpus: str) -> int:
 
 def _numa_nodes(host: Host) -> int | None:
     nodes = host.numbered("sys/devices/system/node", r"node(\d+)")
-    # Memory alone, such as that of a CXL card or a Grace Hopper's GPU, makes a node as well.
+    # Nodes without CPUs don't count: memory of a CXL card or Grace Hopper's GPU is a node as well.
     return sum(bool(host.read(f"{node}/cpulist").strip()) for node in nodes) or None
 
 
@@ -138,14 +137,14 @@ def _ports(host: Host) -> tuple[int, ...] | None:
     return tuple(map(int, words)) if len(words) == 2 and all(map(str.isdecimal, words)) else None
 
 
-# What of this machine explains the failure of a run: memory that ran out.
+# What may explain the failure of a run: memory that ran out.
 
 
 def look_around(host: Host) -> Surroundings:
-    """Return the machine's memory, and how many processes the lack of it has cost so far."""
+    """Return memory limits, and how many processes were killed for memory so far."""
     return Surroundings(
         group_oom_kills=oom_kills(host),
-        machine_oom_kills=_counted(host, "proc/vmstat", "oom_kill"),
+        machine_oom_kills=host.counted("proc/vmstat", "oom_kill"),
         memory_limit_bytes=_limit(host),
         memory_bytes=_memory_bytes(host),
         shm_bytes=shared_memory(host)[0],
@@ -153,28 +152,20 @@ def look_around(host: Host) -> Surroundings:
 
 
 def _limit(host: Host) -> int | None:
-    """Return the limit; version 1 says "none" by a number that no machine has."""
+    """Return the memory limit in bytes; version 1 writes "none" as a number above any memory."""
     limit, total = memory_limit_bytes(host), _memory_bytes(host)
     return None if limit is None or (total and limit > total) else limit
 
 
 def _memory_bytes(host: Host) -> int | None:
-    kib = _counted(host, "proc/meminfo", "MemTotal:")
+    kib = host.counted("proc/meminfo", "MemTotal:")
     return None if kib is None else kib * 1024
-
-
-def _counted(host: Host, path: str, name: str) -> int | None:
-    for line in host.read(path).splitlines():
-        words = line.split()
-        if words[:1] == [name] and words[1:] and words[1].isdecimal():
-            return int(words[1])
-    return None
 
 
 # The folders that runs write to.
 
 
-# A network file system whose server is gone blocks every call for as long as it is gone.
+# A network file system blocks every call while its server is unreachable.
 DISK_TIMEOUT_S = 2.0
 
 
@@ -183,7 +174,7 @@ def find_disks(
 ) -> tuple[Disk, ...]:
     """Return the disks of run directories, compiled kernels and temporary files.
 
-    A folder that can't be asked in `timeout_s` counts as full and closed, which it is to a run.
+    A folder that doesn't answer within `timeout_s` is reported as full and not writable.
     """
     folders: dict[Purpose, Path] = {
         "runs": run_root,
@@ -197,13 +188,13 @@ def find_disks(
 
 
 def compiled_folder(environ: Mapping[str, str]) -> Path:
-    """Return where compiled kernels go: the user's own choice, or fasttrain's."""
+    """Return the folder of compiled kernels: the user's choice, or fasttrain's cache."""
     own = environ.get("TORCHINDUCTOR_CACHE_DIR", "")
     return Path(own) if own else cache_folder(environ) / COMPILED_FOLDER
 
 
 def temporary_folder(environ: Mapping[str, str]) -> Path:
-    """Return where programs put temporary files, by the first variable that names a folder.
+    """Return the folder of temporary files, which the first variable set decides.
 
     Source: Python 3.11, tempfile.gettempdir.
     """
@@ -233,23 +224,23 @@ def _look(purpose: Purpose, folder: Path, mounts: dict[str, str]) -> Disk:
         path=str(existing),
         free_bytes=stat.f_bavail * stat.f_frsize,
         writable=os.access(existing, os.W_OK | os.X_OK),
-        executable=not stat.f_flag & getattr(os, "ST_NOEXEC", 0),  # macOS doesn't tell
+        executable=not stat.f_flag & getattr(os, "ST_NOEXEC", 0),  # macOS has no such flag
         filesystem=filesystem_of(existing.resolve(), mounts),
     )
 
 
 def mount_types(host: Host) -> dict[str, str]:
-    """Return the type of what is mounted at each path; of several mounts the last one shows."""
+    """Return the file system type mounted at each path; the last mount hides earlier ones."""
     lines = (line.split() for line in host.read("proc/self/mounts").splitlines())
     return {_unescaped(words[1]): words[2] for words in lines if len(words) > 2}
 
 
 def _unescaped(path: str) -> str:
-    # The kernel writes blanks and backslashes as octal numbers: "\040".
+    # The kernel writes spaces and backslashes as octal numbers: "\040".
     return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), path)
 
 
 def filesystem_of(folder: Path, mounts: dict[str, str]) -> str:
-    """Return the type of the file system that a folder lies on; empty where unknown."""
+    """Return the type of the file system of a folder; empty if unknown."""
     paths = (str(path) for path in (folder, *folder.parents))
     return next((mounts[path] for path in paths if path in mounts), "")

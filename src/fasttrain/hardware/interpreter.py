@@ -16,31 +16,32 @@ from fasttrain.hardware.tool import ToolError, run_tool
 from fasttrain.model.machine import Interpreter, Torch
 
 TIMEOUT_S = 10.0
-# For any Python 3, or 2: an old one is to be told by its version. With -c the working directory
-# leads the path, where something may be called json.
+# Must run on any Python 3, and on 2, so that an old one can be reported with its version. With -c
+# the working directory comes first in sys.path, and may hold a json.py: it is removed.
 _PROGRAM = """
 import sys
 if sys.path[:1] == [""]: del sys.path[0]
 import json
-told = {"version": "%d.%d.%d" % sys.version_info[:3], "prefix": sys.prefix, "search": sys.path}
+answer = {"version": "%d.%d.%d" % sys.version_info[:3], "prefix": sys.prefix, "search": sys.path}
 if sys.version_info >= (3, 4):
     from importlib.util import find_spec
     torch = find_spec("torch")
-    told["torch"] = list(torch.submodule_search_locations or [""])[0] if torch else ""
-print("\\n" + json.dumps(told))
+    answer["torch"] = list(torch.submodule_search_locations or [""])[0] if torch else ""
+print("\\n" + json.dumps(answer))
 """
 
 
 def ask_interpreter(path: str) -> Interpreter:
-    """Return what a Python says of itself; torch is looked for, and not imported."""
-    if not os.path.exists(path):  # noqa: PTH110 - a name that is too long is none
+    """Return version, path and torch of another Python; torch is located, not imported."""
+    if not os.path.exists(path):  # noqa: PTH110 - pathlib raises for a name that is too long
         return Interpreter(path, f"there is no {path}")
     try:
         said = run_tool([path, "-c", _PROGRAM], timeout_s=TIMEOUT_S)
-        told = json.loads(said.strip().splitlines()[-1])
-        search = tuple(str(item) for item in told["search"])
-        torch = str(told.get("torch", ""))
-        return Interpreter(path, "", str(told["version"]), str(told["prefix"]), torch, search)
+        # The last line: a sitecustomize may have printed others.
+        answer = json.loads(said.strip().splitlines()[-1])
+        search = tuple(str(item) for item in answer["search"])
+        torch = str(answer.get("torch", ""))
+        return Interpreter(path, "", str(answer["version"]), str(answer["prefix"]), torch, search)
     except ToolError as error:
         return Interpreter(path, str(error))
     except (ValueError, LookupError, TypeError):
@@ -48,7 +49,7 @@ def ask_interpreter(path: str) -> Interpreter:
 
 
 def torch_of(other: Interpreter) -> Torch:
-    """Return the torch of another Python; raises as `find_torch` does."""
+    """Return the torch of another Python; raise as `find_torch` does."""
     spec = ModuleSpec("torch", None, is_package=True)
     spec.submodule_search_locations = [other.torch]
 
@@ -60,13 +61,13 @@ def torch_of(other: Interpreter) -> Torch:
 
 
 class Locate:
-    """Finds a top-level module of another Python, as `importlib.util.find_spec` does here."""
+    """Finds a top-level module of another Python, like `importlib.util.find_spec` for this one."""
 
     def __init__(self, other: Interpreter) -> None:
         self._search = list(other.search)
 
     def __call__(self, name: str) -> ModuleSpec | None:
-        """Return the module's spec; None where there is none."""
+        """Return the module's spec; None if there is none."""
         return PathFinder.find_spec(name, self._search)
 
 
@@ -81,12 +82,12 @@ def find_torch(
     locate: Callable[[str], ModuleSpec | None] = importlib.util.find_spec,
     version_of: Callable[[str], str] = _version_of,
 ) -> Torch:
-    """Give torch's version, build and companions without importing or executing any of it.
+    """Return torch's version, build and companion packages; nothing of it is executed.
 
     Raises:
-        OSError: A folder named torch is on the path but has no ``version.py``: a broken
-            installation, or a checkout of its source in the working directory.
-        ValueError: ``version.py`` is not Python, or holds no version.
+        OSError: If a folder named torch has no ``version.py``: a broken installation, or torch's
+            source in the working directory.
+        ValueError: If ``version.py`` is not Python, or holds no version.
     """
     spec = locate("torch")
     if spec is None:
@@ -114,7 +115,7 @@ def _read_version(path: Path) -> Torch:
 
 
 def _text_constants(module: ast.Module) -> dict[str, str]:
-    """Return the module's ``name = "text"`` assignments, annotated or not."""
+    """Return a module's ``name = "text"`` assignments, annotated or not."""
     found: dict[str, str] = {}
     for statement in module.body:
         if isinstance(statement, ast.Assign):
