@@ -144,8 +144,8 @@ def _program(argv: Sequence[str]) -> str:
 
 
 def _command(process: psutil.Process) -> str:
-    # Not process.name(): torch names the main thread of its processes pt_main_thread. A title set by
-    # the program is one argument that may hold secrets, so only its first word is kept.
+    # Not process.name(): torch names the main thread of its processes pt_main_thread. A title that
+    # a program sets is one argument that may hold secrets, so only its first word is kept.
     words = " ".join(process.cmdline()[:1]).split()
     return PurePath(words[0]).name if words else process.name()
 
