@@ -145,6 +145,7 @@ def _failed(problem: str) -> Measurement:
 
 
 def _request(names: Mapping[str, Device], folder: str) -> dict[str, Any]:
+    # Without a device, the CPU is measured, and gloo with two ranks at most.
     kinds = {name: _types(device) for name, device in names.items()} or {"cpu": ["fp32", "bf16"]}
     backend = {"cuda": "nccl", "rocm": "nccl"}.get(next(iter(names.values())).kind) if names else ""
     count = sum(len(types) + 3 for types in kinds.values()) + 2
@@ -159,11 +160,13 @@ def _request(names: Mapping[str, Device], folder: str) -> dict[str, Any]:
 
 
 def _types(device: Device) -> list[str]:
+    # TF32 is a switch of fp32 products, not a dtype, but has a rate of its own in data sheets.
     able = {"fp32": True, "tf32": device.tf32, "bf16": device.bf16, "fp16": device.fp16}
     return [name for name, can in able.items() if can]
 
 
 def _torch_type(kind: str, index: int) -> str:
+    # ROCm builds of torch have the device type cuda.
     return f"{'cuda' if kind == 'rocm' else kind}:{index}"
 
 

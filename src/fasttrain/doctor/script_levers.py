@@ -88,7 +88,7 @@ def amp(plan: LaunchPlan, habits: Habits) -> Prediction:
     if found := habits.any(Habit.DTYPE):
         return Prediction(State.ARMED, f"leaves models in {found.what} alone", found.where)
     if found := habits.any(Habit.FRAMEWORK):
-        why = f"steps back if {found.what} is told to use mixed precision"
+        why = f"steps back if {found.what} is set to use mixed precision"
         return Prediction(State.ARMED, why, found.where)
     return Prediction(State.APPLIED, decision.reason)
 

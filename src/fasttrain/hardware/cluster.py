@@ -1,4 +1,4 @@
-"""What SLURM's tools say of a cluster: partitions, nodes, the user's accounts, and this job."""
+"""A SLURM cluster as its tools show it: partitions, nodes, the user's accounts, and this job."""
 
 from __future__ import annotations
 
@@ -28,6 +28,8 @@ FORMAT = "%P|%a|%l|%F|%G"
 # without its SLURM_CONF or SLURM_CONF_SERVER. Recorded from SLURM's sinfo.
 _UNCONFIGURED = "Could not establish a configuration source"
 
+# The forms in which sinfo prints a partition, a time limit (D-HH:MM:SS, without leading zeros), and
+# a GRES with GPUs: gpu:COUNT or gpu:TYPE:COUNT, in a list with other resources.
 _LINE = re.compile(r"(\S+?)(\*?)\|(\w+)\|([^|]+)\|(\d+)/(\d+)/(\d+)/(\d+)\|(.*)")
 _TIME = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)")
 _GPUS = re.compile(r"(?:^|,)gpu(?::[^:,(]+)*:(\d+)")

@@ -194,7 +194,7 @@ def compiled_folder(environ: Mapping[str, str]) -> Path:
 
 
 def temporary_folder(environ: Mapping[str, str]) -> Path:
-    """Return the folder of temporary files, which the first variable set decides.
+    """Return the folder of temporary files: that of the first variable that is set.
 
     Source: Python 3.11, tempfile.gettempdir.
     """

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +62,7 @@ def _read_json(path: Path) -> Any:
         # Reading a pipe or a device could block for ever, or never end.
         if not path.is_file():
             raise _refused(path, "it is not a regular file" if path.exists() else "no such file")
-        text = path.read_bytes().decode("utf-8-sig")
+        text = path.read_bytes().decode("utf-8-sig")  # editors on Windows write a BOM
     except UnicodeDecodeError as error:
         raise _refused(path, "it is not text but binary data") from error
     except OSError as error:
@@ -103,15 +102,3 @@ def _refused(path: Path, why: str) -> FasttrainError:
         fix="correct the file as docs/machine.md describes, or leave out --machine",
         slug="machine-file",
     )
-
-
-def describe(machine: Machine) -> str:
-    """Return a machine in a few words: ``8 x NVIDIA H100 80GB HBM3``, ``no GPU, 2 CPU cores``.
-
-    Devices of one name are counted together, in the order in which the names first appear.
-    """
-    names = Counter(device.name for device in machine.devices)
-    if names:
-        return ", ".join(f"{count} x {name}" for name, count in names.items())
-    cores = machine.cpu.cores
-    return f"no GPU, {cores} CPU core{'' if cores == 1 else 's'}"

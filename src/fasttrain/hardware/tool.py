@@ -45,7 +45,7 @@ def run_tool(argv: Sequence[str], *, timeout_s: float, errors_too: bool = False)
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT if errors_too else subprocess.PIPE,
-            start_new_session=True,
+            start_new_session=True,  # so that its children can be killed with it
         )
     except OSError as error:
         raise ToolError(f"{argv[0]} can't be started: {error.strerror}") from error
@@ -129,5 +129,5 @@ def attempt(what: str, call: Callable[[], T], fallback: T, notes: list[str]) -> 
     try:
         return call()
     except Exception as error:  # noqa: BLE001 - the rest is wanted on a broken machine too
-        notes.append(f"{what} can't be looked at: {type(error).__name__}: {error}")
+        notes.append(f"{what} can't be examined: {type(error).__name__}: {error}")
         return fallback

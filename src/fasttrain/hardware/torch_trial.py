@@ -184,6 +184,8 @@ def _attempt(python: str, environ: Mapping[str, str], timeout_s: float, devices:
         with tempfile.TemporaryDirectory(prefix="fasttrain-", ignore_cleanup_errors=True) as folder:
             base = {name: value for name, value in environ.items() if name not in SWITCHED_OFF}
             environ = {**base, **PLAIN_COMPILE, **dict.fromkeys(FRESH, folder)}
+            # The sums have a process of their own: ranks are forked from it, and CUDA can't be
+            # used after a fork of a process that has used it.
             asked = _ask(python, environ, timeout_s, [["torch", "compile"], backends])
     except (OSError, ValueError) as error:  # ValueError: a NUL byte in a variable
         return TorchTrial(Trial("failed", message=f"it can't be tried: {error}"))

@@ -35,6 +35,7 @@ def decide_device(
         kind = next((k for k in present if not wrong_build(machine, k)), present[0])
         _check_build(kind, machine)
         return _found(kind, machine)
+    # A hidden kind is skipped, so hiding all GPUs of one vendor makes a run use another's.
     usable = (k for k in present if visible_slots(machine, k, environ))
     chosen = next((k for k in usable if not wrong_build(machine, k)), None)
     return _found(chosen, machine) if chosen else _on_cpu(present, machine)

@@ -199,6 +199,7 @@ def _debug(draft: Draft) -> Iterator[_Wish]:
     yield _Wish("PYTHONFAULTHANDLER", "1", reason, setting.source)
 
 
+# If two parts set one variable, the later one wins.
 _PARTS = (
     _identity,
     _visibility,

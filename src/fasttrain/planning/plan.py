@@ -100,7 +100,7 @@ def _agent(draft: Draft) -> tuple[str, ...]:
         f"--nproc-per-node={processes.nproc_per_node}",
         *_rendezvous(processes, draft.invocation.run_id),
         f"--max-restarts={processes.max_restarts}",
-        "--no-python",
+        "--no-python",  # the worker's command begins with its own Python
         # Without it torchrun's parser drops a "--" that is the command's own first argument.
         "--",
     )

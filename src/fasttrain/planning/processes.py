@@ -47,7 +47,7 @@ def decide_processes(
     else:
         processes = _static(settings, per_node, most)
         how = _static_reason(settings, processes)
-    if by_slurm and processes.world_size > 1:
+    if by_slurm and processes.world_size > 1:  # a single rank needs no rank variables of SLURM
         processes = replace(processes, backend="slurm")
         how = "started by SLURM, which sets their ranks"
     return Decision(processes, f"{reason}; {how}", source)

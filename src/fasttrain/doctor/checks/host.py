@@ -5,21 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fasttrain.doctor.check import check
-from fasttrain.doctor.checks.words import GIB, MIB, most_visible, size, visible
+from fasttrain.doctor.checks.words import most_visible, visible
 from fasttrain.files.writing import FEW_BYTES
 from fasttrain.model.examination import Disk, Examination
 from fasttrain.model.finding import Finding
+from fasttrain.model.printable import size
 from fasttrain.planning.describe import and_join, counted
 
 _SHM = "/dev/shm"  # noqa: S108 - only named
 # Docker gives 64 MiB. Source: docs.nvidia.com/deeplearning/nccl/user-guide, "Troubleshooting",
 # "Docker": --shm-size=1g.
-_SHM_BYTES = GIB
+_SHM_BYTES = 2**30
 # Docker's default for the whole of it; a few batches of a DataLoader fill as much.
-_SHM_FREE_BYTES = 64 * MIB
+_SHM_FREE_BYTES = 64 * 2**20
 # The kernel's default limit.
 # Source: Linux 5.16, include/uapi/linux/resource.h, MLOCK_LIMIT; 64 KiB before.
-_LOCKED_BYTES = 8 * MIB
+_LOCKED_BYTES = 8 * 2**20
 # Linux's default soft limit. Source: Linux 6.8, include/uapi/linux/fs.h, INR_OPEN_CUR.
 _OPEN_FILES = 1024
 # Gloo and NCCL connect every pair of ranks: 32 ranks make 496 pairs, with a port at each end.

@@ -1,4 +1,4 @@
-"""What several checks share: names, sizes, and which devices a run would see."""
+"""What several checks share: names, numbers, and which devices a run would see."""
 
 from __future__ import annotations
 
@@ -11,17 +11,8 @@ from fasttrain.planning.describe import and_join
 from fasttrain.planning.vendors import ACCELERATORS, VENDORS
 from fasttrain.planning.visible import Slot, visible_slots
 
-MIB, GIB = 2**20, 2**30
-
 # Characters of a quoted message of torch or a driver; the --json output has all of it.
 QUOTED_LENGTH = 160
-
-
-def size(number_bytes: int) -> str:
-    """Return ``64 MiB`` or ``1.5 GiB``."""
-    if number_bytes < GIB:
-        return f"{number_bytes // MIB} MiB"
-    return f"{number_bytes / GIB:.1f}".removesuffix(".0") + " GiB"
 
 
 def one_line(text: str) -> str:

@@ -92,6 +92,7 @@ def _for_submitit(
     extra: dict[str, Any] = {row.name: row.value for row in rows if row.name in _EXTRA}
     extra |= _own_sbatch(slurm) | {"signal": f"{signal}@{lead_s}"}
     requeues = slurm.requeue.value + settings.max_restarts.value
+    # Said in both cases: whether SLURM requeues by default is up to the cluster (JobRequeue).
     extra |= {"requeue": True} if requeues else {"no-requeue": True}
     if slurm.sweep.value:
         # submitit's own default is 256 at once.
@@ -99,6 +100,7 @@ def _for_submitit(
     parameters |= {
         "signal_delay_s": lead_s,
         "additional_parameters": extra,
+        # submitit reacts to the signal that this variable names.
         "setup": [f"export SUBMITIT_PREEMPT_SIGNAL={signal}", *slurm.setup.value],
         "srun_args": [*_srun(parameters), *slurm.srun_args.value],
     }
@@ -229,6 +231,7 @@ def _asked(setting: Setting[Any]) -> str:
 
 
 def _srun(parameters: dict[str, Any]) -> list[str]:
+    # By default srun keeps the other ranks waiting for a dead one until the time limit.
     words = ["--kill-on-bad-exit=1"]
     if cpus := parameters.get("cpus_per_task"):
         # Since SLURM 22.05 srun doesn't inherit it from sbatch. Source: its release notes.
