@@ -158,7 +158,7 @@ def injected(world_size: int, traffic: Traffic) -> Iterator[None]:
     check = Parting.check
 
     def on_a_gpu(parting: Parting, doing: str, *_: Sequence[Tensor]) -> None:
-        check(parting, doing)  # `Passes` brings no numbers of a GPU's
+        check(parting, doing)  # on a GPU, a backward pass has no numbers on the host to compare
 
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(replica, "DistributedDataParallel", Ddp))

@@ -1,4 +1,4 @@
-"""What the author of a script should know before it runs here, and could change.
+"""Findings about a script before it runs here, for its author.
 
 Only what the source shows outside of conditions is judged, and each habit once, at its first place.
 """

@@ -75,7 +75,8 @@ def amp(plan: LaunchPlan, habits: Habits) -> Prediction:
     decision = plan.levers.amp
     if decision.value.precision == "off":
         return _left(decision)
-    own = (Habit.SCALER, Habit.AUTOCAST, Habit.PRECISION)  # a run meets a scaler before the loop
+    # In the order of a run: a scaler is made before the loop, autocast begins in it.
+    own = (Habit.SCALER, Habit.AUTOCAST, Habit.PRECISION)
     if found := habits.sure(*own):
         return Prediction(State.CEDED, "the script manages precision itself", found.where)
     closure = _first(habits, Habit.OPTIMIZER, "LBFGS")

@@ -1,4 +1,4 @@
-"""Checks of who uses the devices, and how the workers of dead runs are ended."""
+"""Checks of the processes on devices; and the fix for one, which ends workers of dead runs."""
 
 from __future__ import annotations
 
