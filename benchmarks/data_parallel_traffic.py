@@ -39,7 +39,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fasttrain.model.plan import Strategy
+from fasttrain.model.levers import Strategy
 from fasttrain.shim.data_parallel import ranks as ranks_module
 from fasttrain.shim.data_parallel import replica
 from fasttrain.shim.data_parallel.context import ParallelContext

@@ -17,6 +17,7 @@ from fasttrain.model.errors import ExitCode, FasttrainError
 from fasttrain.model.secrets import hide, secret_values
 
 COMMANDS = (run, slurm, job, ps, kill, doctor, init, report)
+BUG_NOTE = "error: this is a bug in fasttrain; please report the lines above"
 USAGE_ERROR = cast("type[Exception]", typer.BadParameter.__base__)  # typer exports no name for it
 
 
@@ -67,7 +68,7 @@ def main(argv: list[str]) -> int:
         return _tell(translate(error, argv, {command.NAME for command in COMMANDS}), argv)
     except Exception:  # noqa: BLE001 - the last line of defence, which tells all it knows
         sys.stderr.write(_without_secrets(traceback.format_exc(), argv))
-        sys.stderr.write("error: this is a bug in fasttrain; please report the lines above\n")
+        sys.stderr.write(f"{BUG_NOTE}\n")
         return ExitCode.BUG
     return code if isinstance(code, int) else 0
 

@@ -19,6 +19,7 @@ from fasttrain.model.places import RUNS_FOLDER
 from fasttrain.processes import launchers
 from fasttrain.processes.ending import named
 
+NO_RUN = "no run of yours is on this machine"
 TITLES = ("run", "state", "processes", "GPU memory")  # its name begins with when it started
 
 
@@ -31,7 +32,7 @@ def run_table(runs: tuple[LocalRun, ...]) -> None:
     """Print runs to stdout, each above its directory; never folded, so that names can be copied."""
     console = stdout_console()
     if not runs:
-        console.print("no run of yours is on this machine")
+        console.print(NO_RUN)
         return
     rows = [TITLES, *map(_cells, runs)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -79,7 +80,7 @@ def chosen(
             f"there {'are several runs' if names else 'is no run'} {run_id!r} of yours here",
             why=f"{'it is part of' if names else 'those that are:'} {', '.join(there)}"
             if there
-            else "no run of yours is on this machine",
+            else NO_RUN,
             fix=fix if there else "nothing is left to end",
             slug="run-unknown",
             exit_code=ExitCode.UNAVAILABLE,

@@ -8,6 +8,7 @@ from fasttrain.config.options import BY_NAME, OptionValue
 from fasttrain.config.values import exit_code, parse_setting, place, suggest
 from fasttrain.model.decision import Setting, Source, SourceKind
 from fasttrain.model.errors import FasttrainError
+from fasttrain.model.levers import LEVERS
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,19 +19,16 @@ class Preset:
     values: dict[str, str]
 
 
+def _preset(name: str, description: str, **others: str) -> Preset:
+    """Return a preset of what the levers say of it, and of what else it sets."""
+    values = {lever: row.presets[name] for lever, row in LEVERS.items() if name in row.presets}
+    return Preset(description, values | others)
+
+
 PRESETS: dict[str, Preset] = {
-    "exact": Preset(
-        "results bit for bit as without fasttrain",
-        {
-            "amp": "off",
-            "compile": "off",
-            "optimizer": "keep",
-            "matmul": "highest",
-            "on_nan": "off",
-        },
-    ),
-    "fast": Preset("the defaults, and the model compiled", {"compile": "default"}),
-    "max": Preset("the fastest kernels, for a long compilation first", {"compile": "max-autotune"}),
+    "exact": _preset("exact", "results bit for bit as without fasttrain", on_nan="off"),
+    "fast": _preset("fast", "the defaults, and the model compiled"),
+    "max": _preset("max", "the fastest kernels, for a long compilation first"),
 }
 
 

@@ -42,6 +42,10 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _OPTION = re.compile(r"[A-Za-z_][A-Za-z0-9_.+-]*")  # of a script, Hydra's included, or of sbatch
 _SHOWN_CHARACTERS = 60
 
+EMPTY = "it is empty"
+ONE_VALUE = "it takes one value"
+WHOLE_NUMBER = "it takes a whole number"
+
 
 def parse_setting(spec: OptionSpec, raw: object, source: Source) -> Setting[OptionValue]:
     """Return the checked value together with its source."""
@@ -69,7 +73,7 @@ def parse_value(spec: OptionSpec, raw: object, source: Source) -> OptionValue:
     if spec.comma_list and isinstance(raw, list) and all(_is_scalar(item) for item in raw):
         raw = ",".join(str(item) for item in raw)
     if not _is_scalar(raw):
-        raise bad_value(spec.name, raw, source, "it takes one value")
+        raise bad_value(spec.name, raw, source, ONE_VALUE)
     return _parse_text(spec, str(raw), source)
 
 
@@ -113,7 +117,7 @@ def _is_scalar(raw: object) -> bool:
 
 def _parse_text(spec: OptionSpec, text: str, source: Source) -> OptionValue:
     if not text.strip():
-        raise bad_value(spec.name, text, source, "it is empty", "give a value, or leave it out")
+        raise bad_value(spec.name, text, source, EMPTY, "give a value, or leave it out")
     if spec.choices:
         return _parse_choice(spec, text.strip(), source)
     if spec.kind == "bool":
@@ -144,9 +148,7 @@ def _parse_bool(spec: OptionSpec, text: str, source: Source) -> bool:
 
 def _parse_int(spec: OptionSpec, text: str, source: Source) -> int:
     if not _WHOLE_NUMBER.fullmatch(text):
-        raise bad_value(
-            spec.name, text, source, "it takes a whole number", "write decimal digits alone"
-        )
+        raise bad_value(spec.name, text, source, WHOLE_NUMBER, "write decimal digits alone")
     if spec.minimum is not None and int(text) < spec.minimum:
         why = f"the smallest number allowed is {spec.minimum}"
         raise bad_value(spec.name, int(text), source, why, f"use {spec.minimum} or more")
@@ -187,7 +189,7 @@ def _texts(spec: OptionSpec, raw: Sequence[object], source: Source) -> tuple[str
     if all(isinstance(item, str) and item.strip() for item in raw):
         return tuple(str(item) for item in raw)
     what = f"{place(spec.name, source)} has an entry that is not a text"
-    raise _list_error(spec, what, "it is empty, or a list itself", "option-value", source)
+    raise _list_error(spec, what, f"{EMPTY}, or a list itself", "option-value", source)
 
 
 def _split(spec: OptionSpec, raw: str, source: Source) -> list[str]:

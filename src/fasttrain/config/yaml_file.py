@@ -14,6 +14,8 @@ from fasttrain.config.yaml_text import compose, read_bounded, syntax_error
 from fasttrain.model.decision import Source, SourceKind
 from fasttrain.model.errors import FasttrainError
 
+NOT_A_WORD = "a key is not a word"
+
 MAX_BYTES = 1 << 20
 OTHER_KEYS = ("script", "args", "preset")
 SLURM, CLUSTERS = "slurm", "clusters"
@@ -108,7 +110,7 @@ def _items(
         line = key_node.start_mark.line + 1
         if not isinstance(key_node, yaml.ScalarNode):
             why = "it is a list or a mapping"
-            raise _key_error(name, line, "a key is not a word", why, "write option: value")
+            raise _key_error(name, line, NOT_A_WORD, why, "write option: value")
         key = str(key_node.value)
         if known:
             key = _known_key(key, known, name, line)

@@ -17,6 +17,8 @@ from yaml.reader import ReaderError
 from fasttrain.model.errors import FasttrainError
 from fasttrain.model.reading import without_waiting
 
+NO_ANCHORS = "anchors (&) and aliases (*) are not allowed; quote a text that starts so"
+
 _MAX_DEPTH = 8
 _MAX_NODES = 20_000
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -46,7 +48,7 @@ class _Loader(yaml.SafeLoader):
 def _problem(event: yaml.Event, depth: int, nodes: int) -> str:
     """Return why the node that an event starts is refused; empty when it isn't."""
     if getattr(event, "anchor", None) is not None:
-        return "anchors (&) and aliases (*) are not allowed; quote a text that starts so"
+        return NO_ANCHORS
     if getattr(event, "tag", None) is not None:
         return "tags (!) are not allowed; quote a text that starts so"
     if depth == _MAX_DEPTH:
@@ -107,6 +109,8 @@ def syntax_error(name: str, line: int, why: str, fix: str = _QUOTE) -> Fasttrain
 # Reads a file that may be a pipe, as a shell's ``<(command)`` is one.
 
 
+NOBODY_WRITES = "nobody writes to this pipe"
+
 WRITER_S = 1.0  # for whoever writes to a named pipe to open it; a shell's own is open already
 LOOK_S = 0.01
 
@@ -143,7 +147,7 @@ def _written_to(pipe: int, most_bytes: int, path: Path) -> bytes:
         if data and not piece:
             break
         if time.monotonic() > deadline_s and not data:
-            raise OSError(errno.EPIPE, "nobody writes to this pipe", str(path))
+            raise OSError(errno.EPIPE, NOBODY_WRITES, str(path))
         if not piece:
             time.sleep(LOOK_S)
     return data

@@ -10,8 +10,8 @@ from fasttrain.doctor.script_levers import LeverLine
 from fasttrain.model.examination import Examination
 from fasttrain.model.finding import Finding
 from fasttrain.model.machine import Device
+from fasttrain.model.vendors import VENDORS
 from fasttrain.planning.describe import counted
-from fasttrain.planning.vendors import VENDORS
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +82,8 @@ def usable(seen: Examination) -> list[Device]:
         return []
     kind = kinds[0]
     if seen.torch is not None and seen.torch.imported.state == "ok":
-        names = {"rocm": "cuda"}
-        if names.get(kind, kind) not in seen.torch.available:
+        if VENDORS[kind].torch_type not in seen.torch.available:
             return []
-    elif kind in ("cuda", "rocm") and seen.machine.torch.build != kind:
+    elif (build := VENDORS[kind].torch_build) and seen.machine.torch.build != build:
         return []
     return [slot.device for slot in visible(seen, kind)]

@@ -7,10 +7,12 @@ Reasons are checked in the order in which the worker checks them, and worded as 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any
 
 from fasttrain.model.decision import Decision
+from fasttrain.model.levers import LEVERS
 from fasttrain.model.outcome import State
 from fasttrain.model.plan import Evidence, LaunchPlan
 from fasttrain.planning.explain import lever_rows
@@ -64,7 +66,8 @@ def lever_lines(plan: LaunchPlan, habits: Habits) -> tuple[LeverLine, ...]:
     strategy = plan.levers.strategy.value
     values["dataloader"] = strategy.batch if strategy.injected else "keep"
     lines = []
-    for lever, predict in _LEVERS.items():
+    for lever in (*(field.name for field in fields(plan.levers)), "dataloader"):
+        predict = _PREDICTORS.get(lever, partial(unpredicted, lever))
         found = predict(plan, habits)
         lines.append(LeverLine(lever, values[lever], found.state, found.why, found.where))
     return tuple(lines)
@@ -204,6 +207,14 @@ def dataloader(plan: LaunchPlan, habits: Habits) -> Prediction:
     return Prediction(State.APPLIED, f"{ranks} ranks share each batch")
 
 
+def unpredicted(name: str, plan: LaunchPlan, _habits: Habits) -> Prediction:
+    """Return the outcome of a lever as far as the plan alone tells it."""
+    decision: Decision[Any] = getattr(plan.levers, name)
+    if LEVERS[name].mode(decision.value) == LEVERS[name].off:
+        return _left(decision)
+    return Prediction(State.ARMED, decision.reason)
+
+
 def _left(decision: Decision[Any]) -> Prediction:
     """Return the outcome of a lever that the plan leaves out, as the receipt reports it."""
     state = State.OFF if decision.source.explicit else State.SKIPPED
@@ -214,7 +225,8 @@ def _first(habits: Habits, habit: Habit, what: str) -> Evidence | None:
     return next((e for e in habits.of(habit) if e.what == what and e not in habits.open), None)
 
 
-_LEVERS: dict[str, Callable[[LaunchPlan, Habits], Prediction]] = {
+# Levers that can be predicted without a run; of the others only the plan is known.
+_PREDICTORS: dict[str, Callable[[LaunchPlan, Habits], Prediction]] = {
     "amp": amp,
     "compile": compile_,
     "optimizer": optimizer,

@@ -66,9 +66,9 @@ def refused_way(path: Path, beside: Path | None = None) -> Danger | None:
         everybody = step not in beside_it and _is_everybodys(found)
         if stat.S_ISLNK(found.st_mode):
             if found.st_uid not in (0, os.geteuid()):
-                return Danger(f"the link {step} belongs to {user(found.st_uid)}")
+                return Danger(owned(f"the link {step}", found.st_uid))
         elif everybody:
-            why = f"everybody may write to {step}, and so put something else in its place"
+            why = f"{everybodys(step)}, and so put something else in its place"
             return Danger(why, f"chmod o-w {quote(str(step))}")
     return None
 
@@ -76,12 +76,11 @@ def refused_way(path: Path, beside: Path | None = None) -> Danger | None:
 def refused_folder(path: Path, found: os.stat_result) -> Danger | None:
     """Return why a folder is not the user's alone to write to; None where it is."""
     if found.st_uid != os.geteuid():
-        return Danger(f"it belongs to {user(found.st_uid)}")
+        return Danger(owned("it", found.st_uid))
     if found.st_mode & stat.S_IWOTH:
-        return Danger("everybody may write to it", f"chmod go-w {quote(str(path))}")
+        return Danger(everybodys("it"), f"chmod go-w {quote(str(path))}")
     if _is_shared(found):
-        who = f"the group {_group(found.st_gid)}"
-        return Danger(f"{who} may write to it", f"chmod g-w {quote(str(path))}")
+        return Danger(shared("it", found.st_gid), f"chmod g-w {quote(str(path))}")
     return None
 
 
@@ -123,12 +122,27 @@ def _doubt(step: Path, found: os.stat_result) -> str:
     if stat.S_ISLNK(found.st_mode):
         return ""
     if _is_everybodys(found):
-        return f"everybody may write to {step}"
+        return everybodys(step)
     if found.st_uid not in (0, os.geteuid()):
-        return f"{step} belongs to {user(found.st_uid)}"
+        return owned(step, found.st_uid)
     if _is_shared(found) and not found.st_mode & stat.S_ISVTX:
-        return f"the group {_group(found.st_gid)} may write to {step}"
+        return shared(step, found.st_gid)
     return ""
+
+
+def everybodys(what: Path | str) -> str:
+    """Return that everybody may write to something."""
+    return f"everybody may write to {what}"
+
+
+def shared(what: Path | str, gid: int) -> str:
+    """Return which group may write to something."""
+    return f"the group {_group(gid)} may write to {what}"
+
+
+def owned(what: Path | str, uid: int) -> str:
+    """Return whom something belongs to."""
+    return f"{what} belongs to {user(uid)}"
 
 
 def _is_everybodys(found: os.stat_result) -> bool:

@@ -31,6 +31,9 @@ print("\\n" + json.dumps(answer))
 """
 
 
+NOT_PYTHON = "doesn't answer as Python does"
+
+
 def ask_interpreter(path: str) -> Interpreter:
     """Return version, path and torch of another Python; torch is located, not imported."""
     if not os.path.exists(path):  # noqa: PTH110 - pathlib raises for a name that is too long
@@ -45,7 +48,7 @@ def ask_interpreter(path: str) -> Interpreter:
     except ToolError as error:
         return Interpreter(path, str(error))
     except (ValueError, LookupError, TypeError):
-        return Interpreter(path, f"{path} doesn't answer as Python does")
+        return Interpreter(path, f"{path} {NOT_PYTHON}")
 
 
 def torch_of(other: Interpreter) -> Torch:

@@ -16,6 +16,7 @@ from fasttrain.model.crash import Crash
 VERDICT_FILE = "verdict.json"  # in the run directory, as all of these
 DECIDED_FILE = "decided.json"
 NODE_LEFT, NODE_CAME = "a node left", "a node came"
+NODE_MISSED = "a node is gone that the run can't do without"
 RESTART_COUNT = "FASTTRAIN_RESTART_COUNT"
 DIVIDER = "--- fasttrain: "  # begins the line between two attempts in a log
 
@@ -106,6 +107,11 @@ class GivenUpError(Exception):
         self.exit_code = exit_code
 
 
+def used_up(most: int) -> str:
+    """Return the reason not to start again after this many restarts."""
+    return f"all {most} restarts were used" if most > 1 else "its one restart was used"
+
+
 def agree(
     verdicts: Sequence[Verdict], *, used: int, most: int, lost: int = 0, elastic: bool = False
 ) -> Decided:
@@ -128,9 +134,9 @@ def agree(
     if refusing:
         final = refusing.reason
     elif lost and not elastic:
-        final = "a node is gone that the run can't do without"
+        final = NODE_MISSED
     elif not left and used >= most:
-        final = f"all {most} restarts were used" if most > 1 else "its one restart was used"
+        final = used_up(most)
     elif left:
         return Decided(again=True, reason=NODE_LEFT, delay_s=delay_s, used=used, crash=crash)
     else:

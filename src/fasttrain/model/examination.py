@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from fasttrain.model.machine import DeviceKind, Machine
+from fasttrain.model.machine import Machine
+from fasttrain.model.vendors import DeviceKind
 
 TrialState = Literal["ok", "failed", "crashed", "hung", "unreadable", "not tried"]
 Purpose = Literal["runs", "cache", "temporary"]

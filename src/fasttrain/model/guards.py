@@ -10,6 +10,11 @@ from fasttrain.model.settings import HangAction, NanChoice, PreemptChoice, Resta
 
 ResumeMode = Literal["no", "if-there", "required"]
 
+# What rank 0 tells of snapshots, each followed by a step or by nothing.
+PREEMPTED_AFTER = "preempted after step"
+GOING_ON = "going on from the snapshot of step"
+NONE_YET = "there is no snapshot yet; the run starts from the beginning"
+
 
 @dataclass(frozen=True, slots=True)
 class HangWatch:

@@ -8,6 +8,8 @@ from typing import Literal
 
 from fasttrain.model.errors import demand
 
+NO_PROGRESS = "no rank went on"
+
 HANG_SCHEMA = 1
 HANG_FILE = "hang.json"  # in the run directory
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from fasttrain.model.vendors import DeviceKind
+
 MACHINE_SCHEMA = 1
 
 # What fp16 arithmetic gives where its range ends: inf, or its largest number.
 Overflow = Literal["inf", "saturates", ""]
-DeviceKind = Literal["cuda", "npu", "rocm", "xpu", "mps", "cpu"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,8 @@ from typing import Literal
 
 from fasttrain.model.decision import Decision, Source
 from fasttrain.model.guards import Guards, Preempt, Restarts, left_to_the_script
-from fasttrain.model.machine import DeviceKind
-from fasttrain.model.settings import BatchChoice, CompileMode, CompileScope, MatmulChoice
+from fasttrain.model.levers import Levers
+from fasttrain.model.vendors import DeviceKind
 
 # What a script's source tells before anything of it has run.
 
@@ -44,10 +44,7 @@ PLAN_SCHEMA = 1
 PLAN_FILE = "plan.json"  # in the run directory
 
 TargetKind = Literal["script", "module", "command"]
-Precision = Literal["off", "bfloat16", "float16"]
-OptimizerMode = Literal["keep", "fused", "npu"]
 Backend = Literal["direct", "torchrun", "slurm"]
-StrategyMode = Literal["none", "script", "ddp", "fsdp"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,66 +155,6 @@ class Processes:
     def world_size(self) -> int:
         """Most workers that the run can have."""
         return self.nproc_per_node * self.max_nodes
-
-
-@dataclass(frozen=True, slots=True)
-class Amp:
-    """Mixed precision: the autocast dtype, and the device kind it was decided for."""
-
-    precision: Precision
-    device: DeviceKind
-
-
-@dataclass(frozen=True, slots=True)
-class Compile:
-    """torch.compile: how models are compiled.
-
-    Attributes:
-        asked: The mode asked for.
-        mode: The mode used, without CUDA graphs where there are any.
-        scope: What is compiled.
-        graphs: The mode with CUDA graphs, for a loop that has shown to be safe for them; None
-            without.
-    """
-
-    asked: CompileMode
-    mode: CompileMode
-    scope: CompileScope = "model"
-    graphs: CompileMode | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Strategy:
-    """What makes several processes one training run.
-
-    Attributes:
-        mode: ``none``: they are alone, or unrelated on purpose; ``script``: the script handles its
-            ranks; ``ddp`` and ``fsdp``: the shim makes a script that doesn't data-parallel.
-        batch: Whether the ranks share each batch of the script, or each has batches of its own.
-        collectives: torch.distributed's backend for the devices, such as ``nccl``.
-        visibility: Variable that narrows a worker to its own device; empty where there is none.
-    """
-
-    mode: StrategyMode
-    batch: BatchChoice = "split"
-    collectives: str = ""
-    visibility: str = ""
-
-    @property
-    def injected(self) -> bool:
-        """Return whether the shim does the work, for a script that knows nothing of ranks."""
-        return self.mode in ("ddp", "fsdp")
-
-
-@dataclass(frozen=True, slots=True)
-class Levers:
-    """What the shim is to change in the worker, one decision per lever."""
-
-    amp: Decision[Amp]
-    compile: Decision[Compile]
-    optimizer: Decision[OptimizerMode]
-    matmul: Decision[MatmulChoice | Literal["keep"]]
-    strategy: Decision[Strategy]
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
-from typing import Any, Literal, TypeVar
+from dataclasses import dataclass, fields
+from typing import Literal
 
-from fasttrain.model.decision import Setting, Source, SourceKind
+from fasttrain.model.decision import Setting
+from fasttrain.model.levers import LeverOptions
+from fasttrain.model.option import PROCESSES, RUN, option
 
-T = TypeVar("T")
-
-DeviceChoice = Literal["auto", "cuda", "npu", "rocm", "xpu", "mps", "cpu"]
-AmpChoice = Literal["auto", "off", "bf16", "fp16"]
-CompileMode = Literal[
-    "off", "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"
-]
-CompileScope = Literal["model", "blocks"]
-OptimizerChoice = Literal["auto", "keep", "fused", "npu"]
-MatmulChoice = Literal["auto", "highest", "high", "medium"]
-StrategyChoice = Literal["auto", "none", "ddp", "fsdp"]
-BatchChoice = Literal["split", "per-rank"]
 HangAction = Literal["stop", "report"]
 RestartOn = Literal["auto", "any"]
 NanChoice = Literal["off", "warn", "stop"]
@@ -26,69 +16,13 @@ PreemptChoice = Literal["signal", "snapshot"]
 PresetName = Literal["exact", "fast", "max"]
 
 
-def option(
-    default: Any,
-    help: str,
-    *,
-    panel: str = "Run",
-    metavar: str = "",
-    minimum: int | None = None,
-    maximum: int | None = None,
-) -> Any:
-    """Declare one option of `Settings`: its default, its help, and its limits.
-
-    Args:
-        default: Value when no layer names one.
-        help: One line for ``--help``, the completions and the documentation.
-        panel: Heading under which ``--help`` lists it.
-        metavar: Placeholder for the value in ``--help``.
-        minimum: Smallest whole number allowed.
-        maximum: Largest one.
-    """
-    return field(
-        default=Setting(default, Source(SourceKind.DEFAULT, "default")),
-        metadata={
-            "help": help,
-            "panel": panel,
-            "metavar": metavar,
-            "minimum": minimum,
-            "maximum": maximum,
-        },
-    )
-
-
 # Source: proc(5), /proc/sys/kernel/pid_max: at most 2^22 on 64-bit systems
 MOST_PROCESSES = 1 << 22
-DEVICES, LEVERS, PROCESSES, RUN = "Devices", "Levers", "Processes", "Run"
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class Settings(LeverOptions):
     """What the user wants, option by option. Field names are flags with underscores."""
-
-    gpus: Setting[str | None] = option(
-        None, "GPUs to use: 0,3 | all | auto:N; indices, UUIDs or MIG ids", panel=DEVICES,
-        metavar="LIST",
-    )  # fmt: skip
-    device: Setting[DeviceChoice] = option("auto", "Kind of device to train on", panel=DEVICES)
-
-    amp: Setting[AmpChoice] = option("auto", "Mixed precision of the model's calls", panel=LEVERS)
-    compile: Setting[CompileMode] = option("off", "torch.compile mode of the model", panel=LEVERS)
-    compile_scope: Setting[CompileScope] = option(
-        "model", "Compile the whole model, or its repeated blocks once", panel=LEVERS
-    )
-    optimizer: Setting[OptimizerChoice] = option(
-        "auto", "Optimizer implementation", panel=LEVERS
-    )  # fmt: skip
-    matmul: Setting[MatmulChoice] = option(
-        "auto", "Precision of fp32 matrix products (TF32 on CUDA)", panel=LEVERS
-    )
-    strategy: Setting[StrategyChoice] = option(
-        "auto", "What makes several processes one training run", panel=LEVERS
-    )
-    batch: Setting[BatchChoice] = option(
-        "split", "Ranks share each batch, or have one each", panel=LEVERS
-    )
 
     nproc_per_node: Setting[int | None] = option(
         None, "Processes on this node; default: one per chosen GPU", panel=PROCESSES,

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from typing import Literal
 
 from fasttrain.model.decision import Setting
-from fasttrain.model.settings import option
+from fasttrain.model.option import option
 
 TaskMode = Literal["per-node", "per-gpu"]
 

@@ -17,7 +17,7 @@ _RENDEZVOUS_USERS: dict[str, tuple[str, ...]] = {
     "rdzv_backend": ("elastic",),
     "rdzv_conf": ("elastic",),
 }
-_RENDEZVOUS = {
+MEETINGS = {
     "one node": "a run on one node",
     "static": "a static run",
     "elastic": "an elastic run",
@@ -73,7 +73,7 @@ def _unused_rendezvous(draft: Draft) -> Iterator[str]:
     for name, users in _RENDEZVOUS_USERS.items():
         setting = getattr(draft.settings, name)
         if setting.source.explicit and kind not in users:
-            yield f"{setting.source} has no effect in {_RENDEZVOUS[kind]}."
+            yield f"{setting.source} has no effect in {MEETINGS[kind]}."
 
 
 def _fresh_cache(draft: Draft) -> Iterator[str]:

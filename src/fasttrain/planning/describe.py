@@ -7,8 +7,10 @@ from collections.abc import Iterable
 from typing import Any
 
 from fasttrain.model.decision import Setting, Source, SourceKind
-from fasttrain.model.machine import Device, DeviceKind, Machine
-from fasttrain.planning.vendors import VENDORS
+from fasttrain.model.machine import Device, Machine
+from fasttrain.model.vendors import VENDORS, DeviceKind
+
+NO_GPU = "no GPU"
 
 
 def counted(number: int, noun: str) -> str:
@@ -30,7 +32,7 @@ def device_names(devices: Iterable[Device]) -> str:
 
 def machine_phrase(machine: Machine) -> str:
     """Return a machine's devices and cores, such as ``no GPU, 2 CPU cores``."""
-    there = device_names(machine.devices) if machine.devices else "no GPU"
+    there = device_names(machine.devices) if machine.devices else NO_GPU
     return f"{there}, {counted(machine.cpu.cores, 'CPU core')}"
 
 
@@ -57,6 +59,9 @@ CPU_CORES = Source(SourceKind.MACHINE, "CPU cores")
 DEVICES = Source(SourceKind.MACHINE, "devices")
 SLURM = Source(SourceKind.MACHINE, "SLURM")
 TORCH = Source(SourceKind.MACHINE, "torch")
+
+
+NO_PYTHON = "no Python: fasttrain starts this command as it is"
 
 
 def asked(setting: Setting[Any]) -> str:

@@ -32,6 +32,7 @@ BROUGHT_ABOUT = {
     "PREEMPTED": "it was preempted",
     "REVOKED": "it was revoked",
 }
+FORGOTTEN = "SLURM no longer knows it, and it left no end"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +96,7 @@ def _code(state: JobState, ends: list[TaskEnd]) -> tuple[int, str]:
         return state.exit_code, why
     if state.state == UNKNOWN and ends:
         return own, ""
-    return ExitCode.UNAVAILABLE, why or "SLURM no longer knows it, and it left no end"
+    return ExitCode.UNAVAILABLE, why or FORGOTTEN
 
 
 def last_ends(run_dir: Path) -> list[TaskEnd]:

@@ -17,6 +17,7 @@ LOOK_S = 0.5  # at files
 # At the controller, which serves everybody: seldom, and at once where the files tell of an end.
 ASK_S = 5.0
 PATIENCE_S = 600.0  # a controller that is restarted must not end our wait
+SILENT = "SLURM doesn't answer"
 LOST_AFTER_S = 15.0  # between an end and its state in squeue or the accounting
 
 
@@ -91,7 +92,7 @@ class _Watcher:
         except ToolError as error:
             if now_s - self._answered_s > PATIENCE_S:
                 raise down(str(error), self._job.job_id) from error
-            self._say(f"SLURM doesn't answer: {error}")
+            self._say(f"{SILENT}: {error}")
             return False
         if self.states:
             self._answered_s = now_s

@@ -29,6 +29,8 @@ from fasttrain.planning.slurm.values import signal_and_lead
 from fasttrain.slurm.allocation import rank_variables
 from fasttrain.slurm.meeting import Meeting, choose_port
 
+PUT_ASIDE = "fasttrain: what the attempt before has told is in"
+
 
 def task_dir(run_dir: Path, task: int) -> Path:
     """Return the directory of a task's own files: that of the run, or one in it.
@@ -63,7 +65,7 @@ def prepare(
     masked = mask_plan(plan, environ)
     run_dir = Path(plan.run_dir)
     if (aside := renew(run_dir, place.restarts)) and place.task == 0:
-        sys.stderr.write(f"fasttrain: what the attempt before has told is in {aside}\n")
+        sys.stderr.write(f"{PUT_ASIDE} {aside}\n")
     write_private(run_dir / PLAN_FILE, dumps(masked))
     for warning in plan.warnings if place.task == 0 else ():
         sys.stderr.write(f"fasttrain: warning: {warning}\n")

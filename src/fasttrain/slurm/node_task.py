@@ -26,7 +26,7 @@ from fasttrain.launch.run_node import attend
 from fasttrain.model.codec import CodecError
 from fasttrain.model.crash import CRASH_FILE, Crash
 from fasttrain.model.errors import FasttrainError
-from fasttrain.model.hang import Hang
+from fasttrain.model.hang import NO_PROGRESS, Hang
 from fasttrain.model.job import JOB_FILE, Allocation, JobRequest, TaskEnd
 from fasttrain.model.plan import LaunchPlan
 from fasttrain.model.reading import load
@@ -149,7 +149,7 @@ def is_hopeless(cause: str) -> bool:
 
 
 def _say_hang(hang: Hang) -> None:
-    _say("\n  ".join((f"no rank went on for {hang.quiet_s:.0f} s", *hang.verdict)))
+    _say("\n  ".join((f"{NO_PROGRESS} for {hang.quiet_s:.0f} s", *hang.verdict)))
 
 
 def _say(text: str) -> None:

@@ -17,6 +17,8 @@ from fasttrain.source.names import Names
 from fasttrain.source.options import options_of
 from fasttrain.source.ranks import RankSigns
 
+NO_MODULE = "there is no such module"
+
 # Of source whose syntax trees are held at the same time; each byte takes 25 to 50 bytes of memory.
 KEPT_BYTES = 1_000_000
 
@@ -122,9 +124,7 @@ class _Program:
         if self._start:
             return ScriptFacts(self._ranks.strongest(), tuple(self._walk.unread))
         known = self._target.name.partition(".")[0] in sys.stdlib_module_names
-        return ScriptFacts(
-            unread=() if known else (f"{self._target.name}: there is no such module",)
-        )
+        return ScriptFacts(unread=() if known else (f"{self._target.name}: {NO_MODULE}",))
 
 
 def _kept(modules: Iterable[Module]) -> Iterator[Module]:

@@ -86,8 +86,9 @@ def test_places_of_one_file_system_are_told_together_and_those_below_others_not(
         Place("fasttrain", "/lib/fasttrain", "ext4"),
     )
     first, second = judged({"places": places}).findings
-    assert first.what.endswith("(ext4): the working directory (/w), fasttrain (/lib/fasttrain)")
-    assert "the interpreter" in second.what
+    assert "ext4" in first.what
+    assert first.what.endswith(": the working directory (/w), fasttrain (/lib/fasttrain)")
+    assert second.what.endswith(": the interpreter (/usr/bin/python)")
 
 
 @pytest.mark.parametrize(
@@ -125,15 +126,15 @@ def test_sbatch_foretells_the_start(judged: Judge) -> None:
         (
             "allocation failure: Requested node configuration is not available",
             "slurm-resources",
-            "sbatch said: Requested node configuration",
+            "Requested node configuration",
         ),
         (
             "sbatch: error: invalid partition specified: nope\n"
             "allocation failure: Invalid partition name specified",
             "slurm-partition",
-            "sbatch said: invalid partition specified: nope",
+            "invalid partition specified: nope",
         ),
-        ("sbatch: error: something new", "slurm-refused", "sbatch said: something new"),
+        ("sbatch: error: something new", "slurm-refused", "something new"),
         ("", "slurm-hangs", "it failed"),
     ],
 )
@@ -183,9 +184,9 @@ def test_setup_lines_are_read_by_bash_and_never_run(
 ) -> None:
     seen = look(make_draft(setup=lines), tools)
     found = [finding for finding in check(seen).findings if finding.check == "slurm-setup"]
-    assert [finding.what for finding in found] == [f"--setup is no valid bash: {wrong!r}"] * bool(
-        wrong
-    )
+    assert len(found) == bool(wrong)
+    assert all(finding.what.startswith("--setup ") for finding in found)
+    assert all(finding.what.endswith(f": {wrong!r}") for finding in found)
     assert not Path("ran").exists()
 
 

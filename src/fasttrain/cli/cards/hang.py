@@ -11,7 +11,7 @@ from rich.text import Text
 from fasttrain.cli.cards.receipt import near, seconds
 from fasttrain.cli.console import stderr_console
 from fasttrain.launch.hang.verdict import rank_list
-from fasttrain.model.hang import HANG_FILE, Frame, Hang, StuckProcess
+from fasttrain.model.hang import HANG_FILE, NO_PROGRESS, Frame, Hang, StuckProcess
 
 WIDTH = 80
 INNERMOST = 3
@@ -33,7 +33,7 @@ def print_hang(hang: Hang, run_dir: str) -> None:
     console = stderr_console()
     console.width = min(console.width, WIDTH)
     steps = max((rank.steps for rank in hang.ranks), default=0)
-    head = f"fasttrain: no rank went on for {seconds(hang.quiet_s)}, after step {steps:,}"
+    head = f"fasttrain: {NO_PROGRESS} for {seconds(hang.quiet_s)}, after step {steps:,}"
     console.print(Text(head, style="bold red"))
     for line in hang.verdict:
         _indented(console, Text(line))

@@ -10,7 +10,7 @@ from fasttrain.doctor.check import check
 from fasttrain.doctor.checks.words import named
 from fasttrain.model.examination import DeviceState, Examination
 from fasttrain.model.finding import Finding
-from fasttrain.model.machine import DeviceKind
+from fasttrain.model.vendors import DeviceKind
 from fasttrain.planning.describe import counted
 
 T = TypeVar("T")

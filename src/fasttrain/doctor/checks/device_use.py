@@ -21,6 +21,7 @@ from fasttrain.processes.table import alive, look_up
 # Share of a device's memory that a display or an unseen process may hold without a finding: it
 # barely changes the largest batch, and a driver reserves about as much for itself.
 _LITTLE = 0.1
+NOTHING_LEFT = "no worker of a dead run is left"
 GRACE_S = 5.0  # between SIGTERM and SIGKILL
 
 
@@ -40,7 +41,7 @@ def end_orphans(_seen: Examination) -> str:
         names = ending.named(done.ended)
         ended = f"ended {counted(len(done.ended), 'worker')} of dead runs: {names}"
     stuck = f"could not end {ending.named(done.left)}" if done.left else ""
-    return "; ".join(part for part in (ended, stuck) if part) or "no worker of a dead run is left"
+    return "; ".join(part for part in (ended, stuck) if part) or NOTHING_LEFT
 
 
 def _is_worker(pid: int) -> bool:

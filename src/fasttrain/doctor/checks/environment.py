@@ -9,8 +9,8 @@ from fasttrain.doctor.checks.words import is_on, most_visible, present, visible
 from fasttrain.model.examination import Examination
 from fasttrain.model.finding import Finding
 from fasttrain.model.places import RUN_MARK
+from fasttrain.model.vendors import VENDORS
 from fasttrain.planning.describe import and_join, counted
-from fasttrain.planning.vendors import VENDORS
 
 # Source: torch 2.13.0, torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp; pytorch#114077, in 2.2.
 _RENAMED_SINCE = (2, 2)
@@ -21,6 +21,9 @@ _RENAMED = (
     "NCCL_ENABLE_TIMING",
 )
 
+ONE_OF_SEVERAL = (
+    "a script started here takes itself for one rank of several, and waits for the rest"
+)
 _RANK_NAMES = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
 _MEETING_NAMES = ("MASTER_ADDR", "MASTER_PORT")
 
@@ -120,7 +123,7 @@ def _ranks(seen: Examination) -> Iterator[Finding]:
     yield _ranks.finding(
         "warning" if ranks else "hint",
         f"{and_join(f'{name}={seen.environ[name]}' for name in names)} in this shell",
-        why="a script started here takes itself for one rank of several, and waits for the rest"
+        why=ONE_OF_SEVERAL
         if ranks
         else "a script that creates a process group connects to this address",
         fix=f"unset {' '.join(names)}",

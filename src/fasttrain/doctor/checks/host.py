@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from fasttrain.doctor.check import check
 from fasttrain.doctor.checks.words import most_visible, visible
 from fasttrain.files.writing import FEW_BYTES
+from fasttrain.hardware.vendors.npu import HEALTH
 from fasttrain.model.examination import Disk, Examination
 from fasttrain.model.finding import Finding
 from fasttrain.model.printable import size
+from fasttrain.model.vendors import VENDORS
 from fasttrain.planning.describe import and_join, counted
 
 _SHM = "/dev/shm"  # noqa: S108 - only named
@@ -53,9 +55,10 @@ _USES = {
 def _probe(seen: Examination) -> Iterator[Finding]:
     reported_elsewhere = []  # notes whose facts have a check of their own
     if seen.torch and seen.torch.autoload_error:
-        reported_elsewhere.append("torch_npu is installed")
+        extensions = [vendor.extension for vendor in VENDORS.values() if vendor.extension]
+        reported_elsewhere += [f"{extension} is installed" for extension in extensions]
     if any(state.health != "OK" for state in seen.devices):
-        reported_elsewhere.append("reports its health as")
+        reported_elsewhere.append(HEALTH)
     for note in seen.machine.notes:
         if not any(text in note for text in reported_elsewhere):
             yield _probe.finding(

@@ -10,9 +10,8 @@ from fasttrain.doctor.check import check
 from fasttrain.doctor.checks.words import present
 from fasttrain.model.examination import Examination
 from fasttrain.model.finding import Finding
-from fasttrain.model.machine import DeviceKind
+from fasttrain.model.vendors import VENDORS, DeviceKind
 from fasttrain.planning.describe import kind_noun
-from fasttrain.planning.vendors import VENDORS
 from fasttrain.planning.visible import visible_slots
 
 # Values that hide every device on purpose: CUDA stops at the first word that names no device.

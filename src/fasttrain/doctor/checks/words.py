@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from textwrap import shorten
 
 from fasttrain.model.examination import DeviceState, Examination
-from fasttrain.model.machine import Device, DeviceKind
+from fasttrain.model.machine import Device
+from fasttrain.model.vendors import ACCELERATORS, VENDORS, DeviceKind
 from fasttrain.planning.describe import and_join
-from fasttrain.planning.vendors import ACCELERATORS, VENDORS
 from fasttrain.planning.visible import Slot, visible_slots
 
 # Characters of a quoted message of torch or a driver; the --json output has all of it.

@@ -14,6 +14,7 @@ from fasttrain.launch.crash.log_tail import LAST_WORDS, last_lines
 from fasttrain.model import printable
 from fasttrain.model.crash import Frame, Raised
 from fasttrain.model.plan import Target
+from fasttrain.model.vendors import VENDORS
 
 # The facts that fill the words of the table of causes.
 
@@ -21,6 +22,7 @@ from fasttrain.model.plan import Target
 Facts = dict[str, str]
 
 UNKNOWN = "an unknown amount"
+LARGEST = "the largest process had"
 # As Python itself names a file or a module; any other message quotes what it likes.
 _NAMED = re.compile(r"(?:\[Errno \d+\] [^:]+: |No module named )(?P<quote>['\"])(.+?)(?P=quote)")
 # What C++, glibc, LLVM and glog say before they call abort().
@@ -56,7 +58,7 @@ def facts_of(case: Case) -> Facts:
         "python": python,
         "shm": size(case.after.shm_bytes),
         "memory": size(case.after.memory_bytes),
-        "peak": f"; the largest process had {size(case.peak_bytes)}" if case.peak_bytes else "",
+        "peak": f"; {LARGEST} {size(case.peak_bytes)}" if case.peak_bytes else "",
         "stack": f", called at {case.place()}" if case.stack else "",
         "gave_up": _gave_up(case.log),
         "call": _collective(case.frames),
@@ -116,6 +118,9 @@ def size(value: int | None) -> str:
     return UNKNOWN if value is None else printable.size(value)
 
 
+AT_LIMIT = "the kernel killed a process at the limit of its control group"
+ON_MACHINE = "the kernel killed a process for it; the machine has"
+
 _DIED_OF_KILL = re.compile(r"killed by signal: Killed|terminated with signal SIGKILL")
 _NO_MEMORY = re.compile(r"DefaultCPUAllocator: .*?(?P<wanted>\d+) bytes|std::bad_alloc")
 # Source: torch 2.13, torch/utils/data/_utils/signal_handling.py and what c10's MapAllocator says
@@ -126,7 +131,8 @@ _NO_SHM = re.compile(
     r" (?:file )?</torch_"
 )
 _DISTRIBUTED = re.compile(r"[/\\]torch[/\\](?:nn[/\\]parallel[/\\])?distributed")
-_BACKENDS = re.compile(r"gloo|nccl|c10d|TCPStore|hccl", re.IGNORECASE)
+_COLLECTIVES = "|".join({vendor.collectives for vendor in VENDORS.values()} - {""})
+_BACKENDS = re.compile(rf"c10d|TCPStore|{_COLLECTIVES}", re.IGNORECASE)
 _NETWORK = (
     "socket", "ssl", "http", "urllib", "urllib3", "requests", "httpx", "httpcore", "aiohttp",
     "botocore",
@@ -320,9 +326,9 @@ def _killed_for_memory(case: Case, facts: Facts) -> Facts | None:
     # The machine's count has everybody's processes in it: it is asked where the group has none.
     on_machine = _rose(before.machine_oom_kills, after.machine_oom_kills)
     if in_group and limit:
-        why = f"the kernel killed a process at the limit of its control group, {size(limit)}"
+        why = f"{AT_LIMIT}, {size(limit)}"
     elif in_group or (on_machine and after.group_oom_kills is None):
-        why = f"the kernel killed a process for it; the machine has {facts['memory']}"
+        why = f"{ON_MACHINE} {facts['memory']}"
     else:
         return None
     return facts | {"evidence": why + facts["peak"]}

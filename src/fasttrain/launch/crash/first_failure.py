@@ -12,6 +12,8 @@ from fasttrain.launch.crash.evidence import Case
 from fasttrain.launch.crash.log_tail import last_lines, recent_traceback
 from fasttrain.model.crash import End, Failure
 
+LOST = "lost the connection, a consequence"
+WAS_STOPPED, WERE_STOPPED = "was stopped", "were stopped"
 SHORTEST_GRACE_NS = 1_000_000_000  # an agent gives its workers more time than this to stop
 STOPPING = (-signal.SIGTERM, -signal.SIGKILL)
 
@@ -99,13 +101,17 @@ def told_of_others(first: Fallen, others: Iterable[Fallen]) -> str:
             consequences.append(one.end.rank)
         else:
             later_s = (one.order_ns - first.order_ns) / 1e9
-            parts.append(f"rank {one.end.rank} failed {later_s:.3g} s later: {one.cause.slug}")
+            parts.append(failed_later(one.end.rank, later_s, one.cause.slug))
     if consequences:
-        parts.append(f"{_ranks(consequences)} lost the connection, a consequence")
+        parts.append(f"{_ranks(consequences)} {LOST}")
     if stopped:
-        was = "were" if len(stopped) > 1 else "was"
-        parts.append(f"{_ranks(stopped)} {was} stopped")
+        parts.append(f"{_ranks(stopped)} {WERE_STOPPED if len(stopped) > 1 else WAS_STOPPED}")
     return "; ".join(parts)
+
+
+def failed_later(rank: int, later_s: float, slug: str) -> str:
+    """Return what is told of a rank that failed by itself, after the first one."""
+    return f"rank {rank} failed {later_s:.3g} s later: {slug}"
 
 
 def _ranks(ranks: list[int]) -> str:

@@ -49,6 +49,8 @@ from fasttrain.model.plan import LaunchPlan
 from fasttrain.model.reading import load
 from fasttrain.model.secrets import hide, secrets_of, without_secrets
 
+AGENT_DIED = "torchrun's agent died of"
+
 KEPT_FRAMES = 8
 # What nobody sends to have a run stopped: the agent takes SIGTERM and its like, and ends in order.
 DEADLY = (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT)
@@ -166,7 +168,7 @@ def _lost_agent(scene: Scene) -> Iterator[str]:
     """Tell of an agent that died itself: it passes a worker's signal on only with the ends."""
     for signum in DEADLY:
         if scene.exit_code == 128 + signum:
-            yield f"torchrun's agent died of {signum.name}, and its ranks were ended: see agent.log"
+            yield f"{AGENT_DIED} {signum.name}, and its ranks were ended: see agent.log"
 
 
 def _case(scene: Scene, end: End, failure: Failure | None, *, slow: bool) -> Case:

@@ -23,6 +23,8 @@ from fasttrain.launch.process.stop import Stop
 from fasttrain.model.errors import ExitCode, FasttrainError
 from fasttrain.processes.ending import Ended, end, named
 
+ENDED_LEFT = "ended what the script left running"
+
 TICK_S = 0.25
 # Helpers of multiprocessing and torch end, and clean up, when the script's end of a pipe closes.
 SETTLE_S = 1.0
@@ -252,6 +254,6 @@ def _told(ended: Ended, killed: bool, stop: Stop) -> Iterator[str]:
         hard = f", and killed: {named(ended.killed)}" if ended.killed else ""
         yield f"still running {when}{hard}"
     elif ended.ended:
-        yield f"ended what the script left running: {named(ended.ended)}"
+        yield f"{ENDED_LEFT}: {named(ended.ended)}"
     if ended.left:
         yield f"could not end {named(ended.left)}"

@@ -35,7 +35,7 @@ from fasttrain.model.attempts import (
 from fasttrain.model.codec import dumps
 from fasttrain.model.crash import ENDS_FILE, Crash
 from fasttrain.model.decision import Decision
-from fasttrain.model.hang import HANG_FILE, Hang
+from fasttrain.model.hang import HANG_FILE, NO_PROGRESS, Hang
 from fasttrain.model.reading import load
 from fasttrain.processes.table import look_up, send
 
@@ -77,7 +77,7 @@ def of_a_hang(crash: Crash, hang: Hang) -> Crash:
     return replace(
         crash,
         cause=HUNG,
-        why=f"no rank went on for {hang.quiet_s:.0f} s{verdict}",
+        why=f"{NO_PROGRESS} for {hang.quiet_s:.0f} s{verdict}",
         fix=f"look at the stacks in {HANG_FILE}",
         signal="",
         others="",

@@ -10,6 +10,9 @@ from fasttrain.model.crash import Crash
 from fasttrain.model.decision import Decision, Source
 from fasttrain.model.settings import RestartOn
 
+SAME_WAY = "the attempt before failed in the same way"
+UNTRAINED = "it failed before the first training step, and would again"
+
 
 @dataclass(frozen=True, slots=True)
 class Failed:
@@ -62,7 +65,7 @@ def _judge(now: Failed, before: Failed | None, on: RestartOn) -> tuple[bool, str
         return True, how.value
     if now == before and now.step is not None:
         at = f"at step {now.step}" if now.step else "before the first step"
-        return False, f"the attempt before failed in the same way {at}"
+        return False, f"{SAME_WAY} {at}"
     if how is Heals.TRAINED and now.step == 0:
-        return False, "it failed before the first training step, and would again"
+        return False, UNTRAINED
     return True, how.value

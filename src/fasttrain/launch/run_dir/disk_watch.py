@@ -9,6 +9,7 @@ from pathlib import Path
 from fasttrain.files.writing import FEW_BYTES, Room, room_at
 from fasttrain.model.printable import size
 
+NOTHING_FREE = "nothing is free"
 LOOK_S = 10.0  # on a network file system it is a question to its server
 # Of a rank: its log, report, events, failure, stacks twice, its pulse, and drafts of two of them.
 FILES_OF_RANK, FILES_OF_RUN = 9, 20
@@ -62,7 +63,7 @@ class DiskWatch:
     def _problems(self, room: Room) -> Iterator[tuple[str, str]]:
         where = f"on the disk of {self._run_dir}"
         if room.free_bytes == 0:
-            yield "full", f"nothing is free {where}: logs and events go on when there is room again"
+            yield "full", f"{NOTHING_FREE} {where}: logs and events go on when there is room again"
         elif room.free_bytes is not None and room.free_bytes < FEW_BYTES:
             yield "bytes", f"only {size(room.free_bytes)} is free {where}: a checkpoint may not fit"
         if room.free_files is not None and room.free_files < self._files:
