@@ -48,7 +48,7 @@ from fasttrain.shim.data_parallel.parting import Parting
 from fasttrain.shim.data_parallel.random_streams import RandomStreams
 from fasttrain.shim.data_parallel.ranks import Ranks
 from fasttrain.shim.data_parallel.split import trial
-from fasttrain.shim.data_parallel.split.agreement import tensors_in
+from fasttrain.shim.hooks.casting import tensors_in
 from fasttrain.shim.hooks.outcome_recorder import Ledger
 from fasttrain.shim.hooks.roots import RootCalls
 from fasttrain.shim.hooks.training_mode import TrainingState

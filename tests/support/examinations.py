@@ -16,11 +16,11 @@ from fasttrain.model.examination import (
     DeviceState,
     Disk,
     Examination,
+    Finding,
     HostState,
     TorchTrial,
     Trial,
 )
-from fasttrain.model.finding import Finding
 from fasttrain.model.machine import Cpu, Device, Machine, Torch
 
 GIB, MIB = 2**30, 2**20

@@ -1,4 +1,4 @@
-"""Named sets of lever options, weaker than anything that is said option by option."""
+"""Named sets of options, weaker than any option that is set by itself."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fasttrain.model.levers import LEVERS
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """One line of help, and the options that the preset sets."""
+    """One line of help, and the values of the options that the preset sets."""
 
     description: str
     values: dict[str, str]
@@ -33,14 +33,14 @@ PRESETS: dict[str, Preset] = {
 
 
 def preset_values(name: str, source: Source) -> dict[str, Setting[OptionValue]]:
-    """Return what a preset says about each of its options.
+    """Return the settings of a preset.
 
     Args:
         name: The preset.
         source: Who chose it, for the error.
 
     Raises:
-        FasttrainError: ``preset`` when there is none of that name; it names the nearest.
+        FasttrainError: ``preset`` for an unknown name; the error suggests the nearest.
     """
     if preset := PRESETS.get(name):
         origin = Source(SourceKind.PRESET, f"preset {name}")

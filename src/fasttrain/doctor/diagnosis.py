@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from fasttrain.doctor.bench import Measurement, Verdict
 from fasttrain.doctor.checks.words import alike, present, visible
 from fasttrain.doctor.script_levers import LeverLine
-from fasttrain.model.examination import Examination
-from fasttrain.model.finding import Finding
+from fasttrain.model.examination import Examination, Finding
 from fasttrain.model.machine import Device
 from fasttrain.model.vendors import VENDORS
 from fasttrain.planning.describe import counted

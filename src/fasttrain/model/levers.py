@@ -47,13 +47,13 @@ class LeverOptions(DeviceOptions):
         "auto", "What makes several processes one training run", panel=PANEL
     )
     batch: Setting[BatchChoice] = option(
-        "split", "Ranks share each batch, or have one each", panel=PANEL
+        "split", "Split each batch among the ranks, or one batch per rank", panel=PANEL
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Amp:
-    """Mixed precision: the autocast dtype, and the device kind it was decided for."""
+    """Mixed precision: the autocast dtype, and the device kind that it was decided for."""
 
     precision: Precision
     device: DeviceKind
@@ -64,11 +64,11 @@ class Compile:
     """torch.compile: how models are compiled.
 
     Attributes:
-        asked: The mode asked for.
-        mode: The mode used, without CUDA graphs where there are any.
+        asked: The mode that was asked for.
+        mode: The mode that is used at first, without CUDA graphs.
         scope: What is compiled.
-        graphs: The mode with CUDA graphs, for a loop that has shown to be safe for them; None
-            without.
+        graphs: The mode with CUDA graphs, to which a loop switches once it has proved safe for
+            them; None without CUDA graphs.
     """
 
     asked: CompileMode
@@ -82,11 +82,11 @@ class Strategy:
     """What makes several processes one training run.
 
     Attributes:
-        mode: ``none``: they are alone, or unrelated on purpose; ``script``: the script handles its
-            ranks; ``ddp`` and ``fsdp``: the shim makes a script that doesn't data-parallel.
-        batch: Whether the ranks share each batch of the script, or each has batches of its own.
+        mode: ``none``: one process, or unrelated ones on purpose; ``script``: the script handles
+            its ranks; ``ddp``, ``fsdp``: the shim makes a script data-parallel that isn't.
+        batch: Whether the ranks split each batch of the script, or each has batches of its own.
         collectives: torch.distributed's backend for the devices, such as ``nccl``.
-        visibility: Variable that narrows a worker to its own device; empty where there is none.
+        visibility: Variable that limits a worker to its own device; empty if there is none.
     """
 
     mode: StrategyMode
@@ -96,13 +96,13 @@ class Strategy:
 
     @property
     def injected(self) -> bool:
-        """Return whether the shim does the work, for a script that knows nothing of ranks."""
+        """True if the shim makes the script data-parallel, since it doesn't handle ranks itself."""
         return self.mode in ("ddp", "fsdp")
 
 
 @dataclass(frozen=True, slots=True)
 class Levers:
-    """What the shim is to change in the worker, one decision per lever."""
+    """The changes that the shim makes in the worker, one decision per lever."""
 
     amp: Decision[Amp]
     compile: Decision[Compile]

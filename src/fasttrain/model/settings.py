@@ -1,4 +1,4 @@
-"""Every option of a run, resolved to one value each; the types and defaults live only here."""
+"""The options of a run: their types, defaults, help and limits, which are written only here."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MOST_PROCESSES = 1 << 22
 
 @dataclass(frozen=True, slots=True)
 class Settings(LeverOptions):
-    """What the user wants, option by option. Field names are flags with underscores."""
+    """The options of a run. A field's name is its flag, with underscores."""
 
     nproc_per_node: Setting[int | None] = option(
         None, "Processes on this node; default: one per chosen GPU", panel=PROCESSES,
@@ -38,7 +38,7 @@ class Settings(LeverOptions):
         None, "Address of node 0 in a static run", panel=PROCESSES, metavar="HOST"
     )
     master_port: Setting[int | None] = option(
-        None, "Port on node 0; on one node a free one is taken", panel=PROCESSES, metavar="PORT",
+        None, "Port on node 0; default on one node: any free one", panel=PROCESSES, metavar="PORT",
         minimum=1, maximum=65_535,
     )  # fmt: skip
     rdzv_endpoint: Setting[str | None] = option(
@@ -55,7 +55,7 @@ class Settings(LeverOptions):
         panel=PROCESSES, metavar="KEY=VALUE",
     )  # fmt: skip
     max_restarts: Setting[int] = option(
-        0, "Most restarts of a run that failed", panel=PROCESSES, metavar="N", minimum=0
+        0, "Most restarts of a failed run", panel=PROCESSES, metavar="N", minimum=0
     )
     restart_on: Setting[RestartOn] = option(
         "auto", "Restart after recoverable failures, or after any", panel=PROCESSES
@@ -65,7 +65,7 @@ class Settings(LeverOptions):
     )
 
     shutdown_timeout: Setting[int] = option(
-        30, "Seconds to save in after ctrl-C, SIGTERM or SIGHUP, before SIGKILL", panel=RUN,
+        30, "Seconds from ctrl-C, SIGTERM or SIGHUP to SIGKILL, for saving", panel=RUN,
         metavar="S", minimum=0,
     )  # fmt: skip
     debug: Setting[bool] = option(False, "Blocking launches and torch's debug switches", panel=RUN)
@@ -83,29 +83,29 @@ class Settings(LeverOptions):
         metavar="SECONDS|off",
     )  # fmt: skip
     on_hang: Setting[HangAction] = option(
-        "stop", "Stop a run that hangs, or tell where it stands and go on", panel=RUN
+        "stop", "Stop a run that hangs, or report where it hangs and go on", panel=RUN
     )
     on_nan: Setting[NanChoice] = option(
-        "warn", "When gradients or losses are inf or NaN, several steps in a row", panel=RUN
+        "warn", "When gradients or losses are NaN or Inf several steps in a row", panel=RUN
     )
     run_dir: Setting[str | None] = option(
-        None, "Directory of this run's plan, events, logs and receipt", panel=RUN, metavar="DIR"
+        None, "Directory for this run's plan, events, logs and receipt", panel=RUN, metavar="DIR"
     )
     preempt: Setting[PreemptChoice] = option(
-        "signal", "SIGUSR2 reaches the script, or ends the run after a snapshot", panel=RUN
+        "signal", "Pass SIGUSR2 to the script, or end the run after a snapshot", panel=RUN
     )
     snapshot_every: Setting[int | None] = option(
-        None, "Minutes between snapshots, beside that of the signal", panel=RUN, metavar="MIN",
+        None, "Minutes between snapshots, besides that at the signal", panel=RUN, metavar="MIN",
         minimum=1,
     )  # fmt: skip
     resume: Setting[str | None] = option(
-        None, "Go on from the last snapshot of a run", panel=RUN, metavar="RUN_DIR"
+        None, "Resume from the last snapshot of a run", panel=RUN, metavar="RUN_DIR"
     )
     python: Setting[str | None] = option(
         None, "Interpreter for the script; default: the active environment's, if it has torch",
         panel=RUN, metavar="PATH",
     )  # fmt: skip
-    quiet: Setting[bool] = option(False, "Print nothing of fasttrain's own but errors", panel=RUN)
+    quiet: Setting[bool] = option(False, "Print only errors of fasttrain's own", panel=RUN)
 
 
 OPTION_NAMES: tuple[str, ...] = tuple(f.name for f in fields(Settings))

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from shlex import quote
 
 from fasttrain.model.codec import dumps
+from fasttrain.model.errors import printable
 from fasttrain.model.plan import PLAN_FILE, EnvVar, LaunchPlan
-from fasttrain.model.printable import printable
 from fasttrain.model.secrets import MASK, hide, is_secret_name, secrets_of
 from fasttrain.planning.explain import lever_rows
 from fasttrain.planning.secrets import mask_plan

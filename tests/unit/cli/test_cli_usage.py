@@ -14,7 +14,7 @@ import pytest
 
 from fasttrain import __version__
 from fasttrain.cli.app import BUG_NOTE
-from fasttrain.cli.usage import unknown_option
+from fasttrain.cli.typed import unknown_option
 from fasttrain.model.codec import dumps
 
 

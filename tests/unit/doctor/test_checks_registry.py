@@ -12,8 +12,7 @@ import pytest
 
 from fasttrain.doctor.registry import CHECKS, diagnose, worst_first
 from fasttrain.model.errors import ExitCode, FasttrainError
-from fasttrain.model.examination import Examination, TorchTrial
-from fasttrain.model.finding import Finding
+from fasttrain.model.examination import Examination, Finding, TorchTrial
 from fasttrain.model.machine import Cpu, Machine, Torch
 from support.examinations import container, node
 

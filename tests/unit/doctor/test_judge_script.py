@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,8 @@ from fasttrain.doctor.script import judge_script
 from fasttrain.doctor.script_levers import FUSIBLE, LeverLine, lever_lines
 from fasttrain.model.codec import loads
 from fasttrain.model.decision import Setting, Source, SourceKind
-from fasttrain.model.finding import Finding
+from fasttrain.model.examination import Finding
+from fasttrain.model.levers import Levers
 from fasttrain.model.machine import Machine
 from fasttrain.model.outcome import State
 from fasttrain.model.plan import Evidence, Invocation, LaunchPlan, ScriptFacts, Target
@@ -130,14 +131,16 @@ def test_levers_on_scripts_of_the_wild(name, lever, options, verdict):
 
 def test_the_table_has_every_lever_once_with_the_plans_value():
     lines = of_wild("gpt_cosine", compile="default").lines
-    assert [(line.lever, line.value) for line in lines.values()] == [
-        ("amp", "bfloat16"),
-        ("compile", "default"),
-        ("optimizer", "fused"),
-        ("matmul", "high"),
-        ("strategy", "none"),
-        ("dataloader", "keep"),
-    ]
+    values = {line.lever: line.value for line in lines.values()}
+    assert list(values) == [*(field.name for field in fields(Levers)), "dataloader"]
+    assert values == values | {
+        "amp": "bfloat16",
+        "compile": "default",
+        "optimizer": "fused",
+        "matmul": "high",
+        "strategy": "none",
+        "dataloader": "keep",
+    }
 
 
 def test_the_words_are_those_of_the_receipt():

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from fasttrain.config.environ import read_environ
+from fasttrain.launch.node_run import Around, Part
 from fasttrain.launch.output.display import PlainDisplay, write_all
-from fasttrain.launch.run_node import Around, Part, attend, compose
+from fasttrain.launch.run_node import attend, compose
 from fasttrain.launch.start import active_elsewhere, read_invocation, start
 from fasttrain.model.decision import Decision, Setting, Source, SourceKind
 from fasttrain.model.guards import Preempt, Restarts

@@ -2,13 +2,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from fasttrain.model.levers import LEVERS
 from fasttrain.planning.explain import Row, decisions
 
 
 def test_one_row_per_decision_and_variable(make):
     plan = make.plan(make.gpus(2), gpus="all", env=("HF_TOKEN=x", "A=1"))
     rows = {row.topic: row for row in decisions(plan)}
-    assert len(rows) == 12 + len(plan.environment)
+    assert len(rows) == 7 + len(LEVERS) + len(plan.environment)
+    assert rows.keys() >= LEVERS.keys()
     assert rows["device"].value == "cuda"
     assert rows["devices"].value == "0,1"
     assert rows["processes"].value == "2, torchrun"

@@ -44,20 +44,21 @@ from torch.utils import checkpoint
 from torch.utils.data import DataLoader, dataloader
 from torch.utils.hooks import BackwardHook, RemovableHandle
 
+from fasttrain.launch.node_run import Watch
 from fasttrain.model.decision import Decision, Source, SourceKind
 from fasttrain.model.guards import Preempt
+from fasttrain.model.levers import Amp, Strategy
 from fasttrain.model.outcome import State
-from fasttrain.model.plan import Amp, Processes, Strategy
+from fasttrain.model.plan import Processes
 from fasttrain.shim.data_parallel.answers.answers import Answers
 from fasttrain.shim.data_parallel.context import ParallelContext
-from fasttrain.shim.data_parallel.lever_state import Kept
+from fasttrain.shim.data_parallel.lever_state import LeverState
 from fasttrain.shim.data_parallel.levers.per_rank import DataLoaderLever
 from fasttrain.shim.data_parallel.levers.replicate import Replicate
 from fasttrain.shim.data_parallel.levers.shared_loading import SharedLoaders
 from fasttrain.shim.data_parallel.levers.side_effects import SideEffects
 from fasttrain.shim.data_parallel.random_streams import RandomStreams
 from fasttrain.shim.data_parallel.ranks import Ranks
-from fasttrain.shim.data_parallel.split.watch import Watch
 from fasttrain.shim.hooks import patching, seams
 from fasttrain.shim.hooks.outcome_recorder import Ledger
 from fasttrain.shim.hooks.roots import RootCalls
@@ -74,7 +75,7 @@ from fasttrain.shim.levers.optimizer import OptimizerLever
 from fasttrain.shim.multiprocessing_hooks import follow_spawned
 from fasttrain.shim.runtime import Runtime
 from fasttrain.shim.snapshots.replay import Replay
-from fasttrain.shim.snapshots.training_state import Loop
+from fasttrain.shim.snapshots.training_state import LoopState
 from fasttrain.shim.watch.save_guard import SaveGuard
 
 on_ranks = runpy.run_path(str(Path(__file__).with_name("forked_ranks.py")))["on_ranks"]
@@ -149,7 +150,7 @@ def parts(folder: Path) -> dict[str, Install]:
     replicate._lockstep = nobody  # type: ignore[assignment]
     answers = Answers(ranks)
     amp = decide(Amp("float16", "cpu"))
-    loop = Loop(0, roots, Kept())
+    loop = LoopState(0, roots, LeverState())
     replay = Replay(roots, loop.registry, loop.hooks)
 
     def replayed(undo: ExitStack) -> None:

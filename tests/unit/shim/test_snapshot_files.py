@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from fasttrain.files.trust import everybodys, owned
-from fasttrain.shim.snapshots.files import Manifest, NotOursError, Snapshots, UntrustedError
+from fasttrain.shim.snapshots.files import Manifest, Snapshots, UntrustedError
 
 
 @pytest.fixture
@@ -95,7 +95,7 @@ def test_a_folder_into_which_others_can_write_is_not_read(
 ) -> None:
     take(1)
     (tmp_path / place).chmod(0o702)
-    with pytest.raises(NotOursError, match=re.escape(everybodys("it"))):
+    with pytest.raises(UntrustedError, match=re.escape(everybodys("it"))):
         Snapshots(tmp_path).newest()
     with pytest.raises(UntrustedError):
         Snapshots(tmp_path).named("step-000000001")
@@ -108,7 +108,7 @@ def test_a_folder_of_somebody_else_is_not_read(
 ) -> None:
     take(1)
     monkeypatch.setattr("os.geteuid", lambda: tmp_path.stat().st_uid + 1)
-    with pytest.raises(NotOursError, match=re.escape(owned("it", tmp_path.stat().st_uid))):
+    with pytest.raises(UntrustedError, match=re.escape(owned("it", tmp_path.stat().st_uid))):
         Snapshots(tmp_path).newest()
 
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from fasttrain.model.finding import Finding
+from fasttrain.model.examination import Finding
 from fasttrain.model.slurm import Association, ClusterFacts, NodeKind, PartitionLimits
-from fasttrain.slurm.check.all import check
-from fasttrain.slurm.check.facts import Seen, Trial
+from fasttrain.slurm.check.facts import Seen, ToolResult
+from fasttrain.slurm.check.job import check
 
 MAIN = PartitionLimits("main", "UP", default=True, time_limit_min=600, nodes=12, max_nodes=8)
 LONG = PartitionLimits("long", "UP", time_limit_min=6000, nodes=4)
@@ -45,11 +45,11 @@ def judged(make_draft: Any) -> Judge:
         cluster: ClusterFacts = CLUSTER,
         nodes: int = 1,
         environ: dict[str, str] | None = None,
-        sent: Trial | None = None,
+        sent: ToolResult | None = None,
         **slurm: Any,
     ) -> list[Finding]:
         job = make_draft(run={"nodes": str(nodes)}, environ=environ, **slurm)
-        return list(check(Seen(job, cluster, environ or {}, sent=sent or Trial())).findings)
+        return list(check(Seen(job, cluster, environ or {}, sent=sent or ToolResult())).findings)
 
     return judge
 
@@ -107,7 +107,9 @@ def test_what_could_never_start(
 
 
 # What ``sbatch --test-only`` of SLURM 22.05.8 says of both.
-IMPOSSIBLE = Trial("allocation failure: Requested node configuration is not available", "failed")
+IMPOSSIBLE = ToolResult(
+    "allocation failure: Requested node configuration is not available", "failed"
+)
 
 
 def test_sbatchs_refusal_is_told_where_no_check_tells_its_cause(judged: Judge) -> None:

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 from fasttrain.doctor.check import check
 from fasttrain.doctor.checks.words import is_on, one_line, present
-from fasttrain.model.examination import Examination, Partition, RdmaPort
-from fasttrain.model.finding import Finding
+from fasttrain.model.examination import Examination, Finding, Partition, RdmaPort
 from fasttrain.planning.describe import and_join, counted
 
 

@@ -8,8 +8,7 @@ from typing import Generic, TypeVar
 
 from fasttrain.doctor.check import check
 from fasttrain.doctor.checks.words import named
-from fasttrain.model.examination import DeviceState, Examination
-from fasttrain.model.finding import Finding
+from fasttrain.model.examination import DeviceState, Examination, Finding
 from fasttrain.model.vendors import DeviceKind
 from fasttrain.planning.describe import counted
 

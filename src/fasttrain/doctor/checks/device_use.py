@@ -11,9 +11,8 @@ import psutil
 from fasttrain.doctor.check import check
 from fasttrain.doctor.checks.words import named
 from fasttrain.hardware.runs import find_run_processes, run_of
-from fasttrain.model.examination import DeviceProcess, DeviceState, Examination
-from fasttrain.model.finding import Finding
-from fasttrain.model.printable import size
+from fasttrain.model.errors import size
+from fasttrain.model.examination import DeviceProcess, DeviceState, Examination, Finding
 from fasttrain.planning.describe import counted
 from fasttrain.processes import ending
 from fasttrain.processes.table import alive, look_up

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 from fasttrain.doctor.check import check
 from fasttrain.doctor.checks.words import is_on, most_visible, present, visible
-from fasttrain.model.examination import Examination
-from fasttrain.model.finding import Finding
+from fasttrain.model.examination import Examination, Finding
 from fasttrain.model.places import RUN_MARK
 from fasttrain.model.vendors import VENDORS
 from fasttrain.planning.describe import and_join, counted

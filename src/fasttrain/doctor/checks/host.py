@@ -8,9 +8,8 @@ from fasttrain.doctor.check import check
 from fasttrain.doctor.checks.words import most_visible, visible
 from fasttrain.files.writing import FEW_BYTES
 from fasttrain.hardware.vendors.npu import HEALTH
-from fasttrain.model.examination import Disk, Examination
-from fasttrain.model.finding import Finding
-from fasttrain.model.printable import size
+from fasttrain.model.errors import size
+from fasttrain.model.examination import Disk, Examination, Finding
 from fasttrain.model.vendors import VENDORS
 from fasttrain.planning.describe import and_join, counted
 

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 from fasttrain.doctor.check import check
 from fasttrain.doctor.checks.words import alike, named, present, visible
-from fasttrain.model.examination import DeviceState, Examination
-from fasttrain.model.finding import Finding
+from fasttrain.model.examination import DeviceState, Examination, Finding
 from fasttrain.model.vendors import DeviceKind
 from fasttrain.planning.describe import and_join, device_names, kind_noun
 from fasttrain.planning.visible import visible_slots

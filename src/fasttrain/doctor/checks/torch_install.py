@@ -8,8 +8,7 @@ from collections.abc import Iterable, Iterator
 from fasttrain.doctor.check import check
 from fasttrain.doctor.checks.words import is_on, named, one_line, present, visible
 from fasttrain.hardware.probe import TORCH_UNREAD
-from fasttrain.model.examination import Examination, TorchTrial
-from fasttrain.model.finding import Finding, Severity
+from fasttrain.model.examination import Examination, Finding, Severity, TorchTrial
 from fasttrain.model.machine import Device
 from fasttrain.model.vendors import VENDORS, DeviceKind
 from fasttrain.planning.describe import device_names, kind_noun

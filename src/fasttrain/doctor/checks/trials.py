@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from fasttrain.doctor.check import check
 from fasttrain.doctor.checks.torch_install import answered
 from fasttrain.doctor.checks.words import most_visible, named, one_line, present, visible
-from fasttrain.model.examination import Examination, Trial
-from fasttrain.model.finding import Finding
+from fasttrain.model.examination import Examination, Finding, Trial
 from fasttrain.model.vendors import VENDORS
 from fasttrain.planning.device import wrong_build
 

@@ -8,8 +8,7 @@ from itertools import pairwise
 
 from fasttrain.doctor.check import check
 from fasttrain.doctor.checks.words import present
-from fasttrain.model.examination import Examination
-from fasttrain.model.finding import Finding
+from fasttrain.model.examination import Examination, Finding
 from fasttrain.model.vendors import VENDORS, DeviceKind
 from fasttrain.planning.describe import kind_noun
 from fasttrain.planning.visible import visible_slots

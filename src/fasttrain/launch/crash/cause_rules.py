@@ -11,8 +11,8 @@ from pathlib import Path
 
 from fasttrain.launch.crash.evidence import Case
 from fasttrain.launch.crash.log_tail import LAST_WORDS, last_lines
-from fasttrain.model import printable
 from fasttrain.model.crash import Frame, Raised
+from fasttrain.model.errors import size as printed_size
 from fasttrain.model.plan import Target
 from fasttrain.model.vendors import VENDORS
 
@@ -115,7 +115,7 @@ def _collective(frames: tuple[Frame, ...]) -> str:
 
 def size(value: int | None) -> str:
     """Return a size in bytes with its unit, where it is known."""
-    return UNKNOWN if value is None else printable.size(value)
+    return UNKNOWN if value is None else printed_size(value)
 
 
 AT_LIMIT = "the kernel killed a process at the limit of its control group"

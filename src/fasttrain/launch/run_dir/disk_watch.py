@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from fasttrain.files.writing import FEW_BYTES, Room, room_at
-from fasttrain.model.printable import size
+from fasttrain.model.errors import size
 
 NOTHING_FREE = "nothing is free"
 LOOK_S = 10.0  # on a network file system it is a question to its server

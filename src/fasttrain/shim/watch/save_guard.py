@@ -13,7 +13,7 @@ from typing import Any
 from torch import serialization
 
 from fasttrain.files.writing import room_at
-from fasttrain.model.printable import size
+from fasttrain.model.errors import size
 from fasttrain.shim.hooks import patching
 
 _CHECK = "_check_save_filelike"  # of torch.serialization, in 2.0 to 2.13

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from fasttrain.model.printable import size
+from fasttrain.model.errors import size
 
 
 @pytest.mark.parametrize(
