@@ -1,19 +1,18 @@
-"""What injected data-parallel training costs per step against the same loop with DDP by hand.
+"""What injected data-parallel training costs per step, against the same loop with DDP by hand.
 
 Two runs, one of each kind, are stopped and continued in turn by signals, so that the machine's
-noise falls on both alike. Steps during which a run was stopped are left out. Each rank has one
-thread and one core. Times are medians of the steps of a turn, and begin behind the first
-`WARM_STEPS`: calls 1, 2, 4, 8 ... of a model are verified by fasttrain and cost several times as
-much, so that they would show in a mean over few steps; behind the warm-up they are one step in
-hundreds.
+noise affects both alike. Steps during which a run was stopped are left out. Each rank has one
+thread and one core. Times are medians of the steps of a turn, after the first `WARM_STEPS`:
+fasttrain verifies calls 1, 2, 4, 8 ... of a model, which then take several times as long. After the
+warm-up that is one step in hundreds.
 
-The twin by hand gives each rank its half of the same batches, and has the same weights. Its
+The loop by hand gives each rank its half of the same batches, and starts with the same weights. Its
 BatchNorm is synchronised by hand (synchronised_norm.py). Both sides read their loss every ten
-steps, for which the twin adds it up over its ranks; a median step has no reading in it. The losses
-read in the first steps must agree, or there is no figure.
+steps; the loop by hand sums it over its ranks for that. A median step reads no loss. The losses of
+the first steps must agree, or there is no result.
 
-The last tasks compare two ranks under fasttrain with one plain process of the same loop: what a
-user gains.
+The last tasks compare two ranks under fasttrain with one plain process of the same loop: the gain
+for a user.
 
     python benchmarks/data_parallel_overhead.py                  # all tasks: ten minutes
     python benchmarks/data_parallel_overhead.py mlp convnet      # these
@@ -41,13 +40,13 @@ from tables import print_heading, print_table
 
 HERE = Path(__file__).resolve().parent
 SIDES = ("hand", "other")
-WARM_STEPS = 40  # after which calls 64, 128, 256 ... are verified
+WARM_STEPS = 40  # the next verified calls are 64, 128, 256 ...
 TURN_STEPS = 10  # at least
-COMPARED_LOSSES = 10  # readings; later on rounding grows, as it does between any two machines
-CLOSE = 1e-3  # relative, of losses
+COMPARED_LOSSES = 10  # later, rounding differences grow, as between any two machines
+CLOSE = 1e-3  # largest relative difference of losses
 WARM_UP_S = 90.0
 OPTIONS = ("--amp", "off", "--optimizer", "keep", "--quiet")
-# What stands against two ranks under fasttrain, the task of parallel_tasks.py, and its loop
+# The other side of a comparison, the task of parallel_tasks.py, and its loop.
 BY_HAND = {
     name: ("hand", name, "train")
     for name in (
@@ -78,16 +77,16 @@ class Run:
         return self.path.read_text().split("\n")[:-1] if self.path.exists() else []
 
     def ends(self) -> list[float]:
-        """Return when each step ended."""
+        """Return the time at which each step ended."""
         return [float(line) for line in self.lines() if not line.startswith("loss")]
 
     def losses(self) -> list[float]:
-        """Return the losses that were read first."""
+        """Return the first losses."""
         read = [float(line.split()[1]) for line in self.lines() if line.startswith("loss")]
         return read[:COMPARED_LOSSES]
 
     def wait_until_warm(self) -> None:
-        """Wait for the end of the first steps."""
+        """Wait until the warm-up is over."""
         until = time.monotonic() + WARM_UP_S
         while len(self.ends()) < WARM_STEPS:
             if self.process.poll() is not None or time.monotonic() > until:
@@ -96,7 +95,7 @@ class Run:
             time.sleep(0.2)
 
     def ranks(self) -> list[psutil.Process]:
-        """Return the processes that compute: those that have no children."""
+        """Return the ranks: the processes without children."""
         own = psutil.Process(self.process.pid)
         every = [own, *own.children(recursive=True)]
         return [process for process in every if not process.children()]
@@ -125,7 +124,7 @@ def signal_all(processes: list[psutil.Process], number: int) -> None:
 
 @contextlib.contextmanager
 def started(name: str, side: str, args: argparse.Namespace, scratch: Path) -> Iterator[Run]:
-    """Start a side, and end it behind the block."""
+    """Start a side, and end it after the block."""
     path = scratch / side
     environ = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     with path.with_suffix(".log").open("w") as log:
@@ -142,7 +141,7 @@ def started(name: str, side: str, args: argparse.Namespace, scratch: Path) -> It
 
 
 def take_turns(runs: dict[str, Run], args: argparse.Namespace) -> dict[str, list[float]]:
-    """Let one run go at a time, and give the median step of each turn of each."""
+    """Let one side run at a time, and return the median step of each of its turns."""
     ranks = {}
     for side, run in runs.items():
         run.wait_until_warm()
@@ -158,7 +157,7 @@ def take_turns(runs: dict[str, Run], args: argparse.Namespace) -> dict[str, list
             time.sleep(block_s)
             turns[side].append((begun, time.monotonic()))
             signal_all(ranks[side], signal.SIGSTOP)
-    # What each has not written yet comes with its next reading of the loss.
+    # The last lines are written when a run next reads its loss, so both run once more.
     for side in SIDES:
         signal_all(ranks[side], signal.SIGCONT)
     time.sleep(2 * block_s)
@@ -171,17 +170,17 @@ def median_step_s(ends: list[float]) -> float:
 
 
 def medians_s(ends: list[float], turns: list[tuple[float, float]]) -> list[float]:
-    """Return the median step of each turn, of the steps that lie in it as a whole."""
+    """Return the median step of each turn, over steps that began and ended in it."""
     found = []
     for begun, ended in turns:
         inside = [at for at in ends if begun < at < ended]
-        # The first steps behind a stop are slower.
+        # The first steps after a stop are slower.
         found.append(median_step_s(inside[2:]) if len(inside) > 6 else float("nan"))
     return found
 
 
 def largest_difference(name: str, runs: dict[str, Run]) -> str:
-    """Return how far the first losses of both sides differ, and end where they do."""
+    """Return the largest difference of the first losses; exit if it is too large."""
     pairs = list(zip(*(runs[side].losses() for side in SIDES), strict=False))
     largest = max(abs(a - b) / max(abs(a), 1e-9) for a, b in pairs)
     if largest > CLOSE:
@@ -190,7 +189,7 @@ def largest_difference(name: str, runs: dict[str, Run]) -> str:
 
 
 def measure(name: str, args: argparse.Namespace) -> tuple[str, ...]:
-    """Run both sides and give a row of the table."""
+    """Run both sides and return a row of the table."""
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         scratch = Path(folder)
         runs = {s: stack.enter_context(started(name, s, args, scratch)) for s in SIDES}
@@ -215,7 +214,7 @@ def main() -> None:
     parser.add_argument("--block-s", type=float, default=1.2, help="seconds of a turn, at least")
     parser.add_argument("--noise-floor", action="store_true")
     parser.add_argument(
-        "--options", type=shlex.split, default=[], help="more of fasttrain run, in one word"
+        "--options", type=shlex.split, default=[], help="more options of fasttrain run, as one word"
     )
     args = parser.parse_args()
     if unknown := set(args.tasks) - COMPARISONS.keys():

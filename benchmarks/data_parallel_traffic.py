@@ -1,21 +1,21 @@
 """What a training step sends at 8 and 64 ranks, and where it would wait for a GPU.
 
-One process is rank 0 of N, in torch's fake process group, whose collectives leave tensors as they
-are. On one side the tasks of data_parallel_overhead.py go through the levers that fasttrain puts
-into a worker; on the other one they are data-parallel by hand. What is counted is what would cross
-a network, beside what DistributedDataParallel sends:
+One process is rank 0 of N, in torch's fake process group, whose collectives leave tensors
+unchanged. On one side the tasks of data_parallel_overhead.py run with the levers that fasttrain
+installs in a worker; on the other side they are made data-parallel by hand, with torch's
+DistributedDataParallel. Counted are:
 
-- collectives of tensors, and their bytes: what goes into an all-reduce or a broadcast, what comes
-  out of a gathering;
-- meetings: one KiB of numbers of the host, by gloo whatever the device;
+- collectives of tensors, and their bytes: the input of an all-reduce or a broadcast, the output of
+  a gather;
+- meetings: one KiB of numbers from the host, sent by gloo on any device;
 - reads of numbers (`item()`, `float()`), each of which would wait for a GPU; tensors made of
   numbers, each a small copy to it; copies to another type or device.
 
-The ranks are told to be on two nodes at least, as CPU tensors of one node would go through its
-shared memory, which GPUs don't. Other ranks bring what this one brings: sums are N times its own,
-and gathered tensors repeat its rows. So values mean nothing here, and the comparison of values by
-which fasttrain verifies a way to split is passed over; all else of it runs, in the calls before
-those that are counted (1, 2, 4, 8 and 16 of 20 to 24).
+The ranks are set up as on two nodes or more, because CPU tensors of one node go through its shared
+memory, which those of GPUs don't. All other ranks send the same as this one: sums are N times its
+own, and gathered tensors repeat its rows. So values mean nothing here. When fasttrain verifies how
+it splits a batch, the comparison of values is skipped; the rest of it runs, in calls (1, 2, 4, 8
+and 16) before those that are counted (20 to 24).
 
     python benchmarks/data_parallel_traffic.py
     python benchmarks/data_parallel_traffic.py mlp --ranks 8 256
@@ -56,7 +56,7 @@ from fasttrain.shim.hooks.user_compile import OwnCompile
 
 ROWS = 64  # of a batch at least: a row for each rank
 TOKENS = 512  # of a batch with a large vocabulary
-FIRST, LAST = 20, 24  # steps that are counted
+FIRST, LAST = 20, 24  # the counted steps
 COUNTED = {
     "aten._local_scalar_dense": "reads",
     "aten.lift_fresh": "tensors of numbers",
@@ -71,7 +71,7 @@ COLUMNS = ("all-reduces", "gathers", "broadcasts", "KiB", "meetings", *COUNTED.v
 
 
 class Traffic(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts what is sent, by the words of `COLUMNS`, and its bytes."""
+    """Counts calls under the names of `COLUMNS`, and the bytes sent."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -84,12 +84,12 @@ class Traffic(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
     def around(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Return what counts a collective and makes it."""
+        """Return a collective that counts its calls."""
 
         def collective(*args: Any, **kwargs: Any) -> Any:
             word = next(word for part, word in KINDS.items() if part in original.__name__)
             self.counts[word] += 1
-            # What is reduced, or gathered into
+            # The first argument is reduced, broadcast, or gathered into.
             self.counts["bytes"] += sum(tensor.nbytes for tensor in tensors_in(args[0]))
             return original(*args, **kwargs)
 
@@ -97,7 +97,7 @@ class Traffic(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @contextlib.contextmanager
     def of_python(self) -> Iterator[None]:
-        """Count the collectives that Python calls inside of a block."""
+        """Count the collectives that are called from Python in a block."""
         with ExitStack() as stack:
             for name in ("all_reduce", "broadcast", "all_gather"):
                 new = self.around(getattr(distributed, name))
@@ -108,14 +108,14 @@ class Traffic(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class Ddp(DistributedDataParallel):
-    """Sends its buckets from Python: the futures of the fake group's work hold nothing."""
+    """Sends its buckets from Python, since futures of the fake group have no result."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.register_comm_hook(None, _send)
 
 
-def _send(_, bucket):  # type: ignore[no-untyped-def] # whose annotations torch itself looks at
+def _send(_, bucket):  # type: ignore[no-untyped-def] # torch checks the annotations, so there are none
     buffer = bucket.buffer().div_(distributed.get_world_size())
     distributed.all_reduce(buffer)
     sent: torch.futures.Future[Tensor] = torch.futures.Future()
@@ -124,7 +124,7 @@ def _send(_, bucket):  # type: ignore[no-untyped-def] # whose annotations torch 
 
 
 class AlikeRanks(Ranks):
-    """Ranks that all bring what this one brings."""
+    """Ranks that all send the same as this one."""
 
     def __init__(self, world_size: int, traffic: Traffic) -> None:
         torchs: Any = distributed
@@ -132,33 +132,33 @@ class AlikeRanks(Ranks):
         self._traffic = traffic
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """Send a tensor, and give as many times of it as there are ranks."""
+        """Send a tensor, and return it multiplied by the number of ranks."""
         return super().sum(tensor).mul_(self.world_size)
 
     def all_gather(self, tensor: Tensor) -> Tensor:
-        """Send a tensor, and give it as often as there are ranks."""
+        """Send a tensor, and return it repeated for each rank."""
         whole = super().all_gather(tensor)
         for part in whole.chunk(self.world_size):
             part.copy_(tensor)
         return whole
 
     def begin_sum(self, numbers: Sequence[float]) -> Callable[[], list[float]]:
-        """Send numbers, and give as many times of them as there are ranks."""
+        """Send numbers, and return them multiplied by the number of ranks."""
         self._traffic.counts["meetings"] += 1
         return lambda: [number * self.world_size for number in numbers]
 
     def gather(self, text: str) -> list[str]:
-        """Return the same text for all."""
+        """Return the same text for all ranks."""
         return [text] * self.world_size
 
 
 @contextlib.contextmanager
 def injected(world_size: int, traffic: Traffic) -> Iterator[None]:
-    """Put in place what a worker has."""
+    """Install the levers of a worker."""
     check = Parting.check
 
     def on_a_gpu(parting: Parting, doing: str, *_: Sequence[Tensor]) -> None:
-        check(parting, doing)  # `Passes` brings no numbers of a GPU's
+        check(parting, doing)  # on a GPU, a backward pass has no numbers on the host to compare
 
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(replica, "DistributedDataParallel", Ddp))
@@ -182,14 +182,14 @@ def injected(world_size: int, traffic: Traffic) -> Iterator[None]:
 
 @contextlib.contextmanager
 def by_hand(world_size: int, traffic: Traffic) -> Iterator[None]:  # noqa: ARG001 - as `injected`
-    """Make the process group."""
+    """Create the process group."""
     distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=world_size)
     yield
     distributed.destroy_process_group()
 
 
 def batch_of(task: Task) -> tuple[Tensor, Tensor]:
-    """Return a batch that has rows for all ranks."""
+    """Return a batch with at least one row for each rank."""
     rows = max(task.batch, ROWS)
     x, y = task.inputs[:rows], task.targets[:rows]
     large = x.dim() == 2 and not x.is_floating_point() and int(x.max()) > 1000
@@ -197,7 +197,7 @@ def batch_of(task: Task) -> tuple[Tensor, Tensor]:
 
 
 def counts_of(name: str, world_size: int, hand: bool, evaluate: bool) -> dict[str, float]:
-    """Return what the counted steps of a task send, of one step."""
+    """Return the counts of a task, per step."""
     task, traffic = build_task(name), Traffic()
     x, y = batch_of(task)
     model: Any = task.model.eval() if evaluate else task.model
@@ -223,7 +223,7 @@ def counts_of(name: str, world_size: int, hand: bool, evaluate: bool) -> dict[st
 
 
 def row(name: str, world_size: int, side: str, counts: dict[str, float]) -> tuple[str, ...]:
-    """Return a line of the table."""
+    """Return a row of the table."""
     shown = {**counts, "KiB": counts.get("bytes", 0.0) / 1024}
     cells = (f"{shown.get(word, 0.0):.5g}" for word in COLUMNS)
     return (f"{name}, {side}", str(world_size), *cells)
@@ -239,7 +239,7 @@ def main() -> None:
     if unknown := set(args.tasks) - set(every):
         parser.error(f"no task {', '.join(unknown)}; there are {', '.join(every)}")
     print_heading()
-    os.environ["LOCAL_WORLD_SIZE"] = "1"  # more nodes than one
+    os.environ["LOCAL_WORLD_SIZE"] = "1"  # so the ranks are on several nodes
     torch.set_num_threads(1)
     rows = [("a step of", "ranks", *COLUMNS)]
     for name in args.tasks or every:

@@ -1,12 +1,12 @@
 """What a run under fasttrain gains: plain, made fast by hand, and plain under fasttrain.
 
-The three are processes that share the GPU and take blocks of steps in turn, so that its clock and
-heat fall on all alike; only one computes at a time, and each keeps its own memory. The script that
-runs under fasttrain is the very file that runs plainly.
+Three processes share the GPU and take blocks of steps in turn, so that its clock and temperature
+affect all alike. Only one computes at a time, and each keeps its own memory. The same file runs
+plainly and under fasttrain.
 
     python benchmarks/gpu_speed.py
     python benchmarks/gpu_speed.py --models gpt --compile off
-    python benchmarks/gpu_speed.py --device cpu --tiny      # to see that it runs; no numbers
+    python benchmarks/gpu_speed.py --device cpu --tiny      # a test that it runs, no measurement
 """
 
 import argparse
@@ -32,7 +32,7 @@ HEAD = ("model", "loop", "step ms", "samples/s", "peak GiB", "x plain", "x by ha
 
 @dataclass(frozen=True)
 class GpuBlock:
-    """What a worker answers: seconds of one step, peak of the allocator, last loss, device."""
+    """A worker's answer: seconds of a step, peak of the allocator, last loss, device."""
 
     step_s: float
     peak_bytes: int
@@ -41,13 +41,13 @@ class GpuBlock:
 
 
 class GpuWorker(Worker):
-    """A worker whose blocks are timed as a whole, as a GPU works behind the processor's back."""
+    """A worker whose blocks are timed as a whole, because a GPU computes asynchronously."""
 
     def take_block(self, count: int) -> GpuBlock:
         """Let the worker take steps.
 
         Raises:
-            SystemExit: It died.
+            SystemExit: If it died.
         """
         print(count, file=self.stream, flush=True)
         answer = self.stream.readline()
@@ -57,7 +57,7 @@ class GpuWorker(Worker):
 
 
 def commands(model: str, args: argparse.Namespace, scratch: Path) -> dict[str, list[str]]:
-    """Give the command line of each side; each connects to the socket of its side's name."""
+    """Return the command line of each side, which connects to the socket of that name."""
 
     def loop(side: str) -> list[str]:
         return [model, args.device, "tiny" if args.tiny else "full", str(scratch / side)]
@@ -74,7 +74,7 @@ def commands(model: str, args: argparse.Namespace, scratch: Path) -> dict[str, l
 
 
 def measure(model: str, args: argparse.Namespace, scratch: Path) -> dict[str, list[GpuBlock]]:
-    """Let the sides take blocks of steps in turn, each beginning as often as the others."""
+    """Let the sides take blocks of steps in turn; each is first equally often."""
     environ = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(scratch / "inductor")}
     blocks: dict[str, list[GpuBlock]] = {side: [] for side in SIDES}
     with ExitStack() as stack:
@@ -90,7 +90,7 @@ def measure(model: str, args: argparse.Namespace, scratch: Path) -> dict[str, li
 
 
 def rows(model: str, blocks: dict[str, list[GpuBlock]], batch: int) -> list[tuple[str, ...]]:
-    """Give one line per side; the ratios are those of medians, above 1 where it is faster."""
+    """Return a row for each side; ratios are of medians, and above 1 if the side is faster."""
     step_s = {side: statistics.median(b.step_s for b in taken) for side, taken in blocks.items()}
     return [
         (
@@ -104,7 +104,7 @@ def rows(model: str, blocks: dict[str, list[GpuBlock]], batch: int) -> list[tupl
 
 
 def print_markdown(table: list[tuple[str, ...]]) -> None:
-    """Print rows, the first of which is the head, as Markdown."""
+    """Print rows as Markdown; the first row is the head."""
     widths = [max(len(cell) for cell in column) for column in zip(*table, strict=True)]
     for number, row in enumerate(table):
         cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
@@ -128,7 +128,7 @@ def parse_args() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Measure the models asked for and print the table."""
+    """Measure the chosen models and print the table."""
     args = parse_args()
     print_heading()
     table, devices = [HEAD], set()

@@ -1,6 +1,6 @@
 """Training loops for step_overhead.py: models, one step, and a worker that steps on demand.
 
-Run as a script it is the loop as somebody would write it, in fp32 and uncompiled:
+Run as a script, it is the loop as most people write it, in fp32 and uncompiled:
 
     python loops.py VARIANT BATCH SOCKET
 """
@@ -48,24 +48,24 @@ class Classifier(nn.Module):
         self.mean_over = mean_over
 
     def forward(self, x: Tensor) -> Tensor:
-        """Give the logits (batch, classes)."""
+        """Return the logits (batch, classes)."""
         return self.head(self.body(x).mean(dim=self.mean_over))
 
 
 def mlp(batch: int) -> Data:
-    """Give two layers and their input: few modules, large products."""
+    """Return two layers and their input: few modules, large products."""
     model = nn.Sequential(nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, CLASSES))
     return model, torch.randn(batch, 1024)
 
 
 def transformer(batch: int) -> Data:
-    """Give twelve blocks of width 64 and their input: many modules, small products."""
+    """Return twelve blocks of width 64 and their input: many modules, small products."""
     body = nn.Sequential(*(Block(64, heads=4) for _ in range(12)))
     return Classifier(body, 64, (1,)), torch.randn(batch, 64, 64)
 
 
 def convnet(batch: int) -> Data:
-    """Give fifty convolutions with batch norm and their input."""
+    """Return fifty convolutions with batch norm and their input."""
     layers: list[nn.Module] = [nn.Conv2d(3, 16, 3, padding=1)]
     for _ in range(49):
         layers += [nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 16, 3, padding=1, bias=False)]
@@ -73,7 +73,7 @@ def convnet(batch: int) -> Data:
 
 
 def empty(batch: int) -> Data:
-    """Give one small layer and its input: what a step costs beyond arithmetic."""
+    """Return one small layer and its input, to show what a step costs without arithmetic."""
     return nn.Linear(8, CLASSES), torch.randn(batch, 8)
 
 
@@ -86,10 +86,10 @@ VARIANTS: dict[str, Callable[[int], Data]] = {
 
 
 def build(variant: str, batch: int) -> tuple[nn.Module, Tensor, Tensor]:
-    """Give the model, its inputs and targets, the same in every process.
+    """Return the model, its inputs and targets, the same in every process.
 
-    One thread computes, on the same core in every process: the loops that are compared take turns,
-    and the neighbours' load must fall on both alike.
+    Every process computes in one thread, on the same core: the compared loops take turns, and other
+    load of the machine must affect both alike.
     """
     torch.set_num_threads(1)
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
@@ -104,7 +104,7 @@ def train_step(
     inputs: Tensor,
     targets: Tensor,
 ) -> Tensor:
-    """Take one optimizer step and give its loss."""
+    """Take one optimizer step and return its loss."""
     optimizer.zero_grad()
     loss = nn.functional.cross_entropy(forward(inputs), targets)
     loss.backward()
@@ -113,7 +113,7 @@ def train_step(
 
 
 def take_steps(step: Callable[[], Tensor], count: int) -> dict[str, object]:
-    """Take steps; give the seconds of each by the wall and by the processor, and the last loss."""
+    """Take steps, and return wall and processor time of each, in seconds, and the last loss."""
     wall_s, cpu_s = [], []
     for _ in range(count):
         wall, cpu = time.perf_counter(), time.process_time()
@@ -124,7 +124,7 @@ def take_steps(step: Callable[[], Tensor], count: int) -> dict[str, object]:
 
 
 def answer(address: str, block: Callable[[int], dict[str, object]]) -> None:
-    """Answer each number of steps asked for over a Unix socket with what a block gives."""
+    """Read numbers of steps from a Unix socket, and answer each with the result of a block."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(address)
         with connection.makefile("rw", encoding="utf-8") as stream:
@@ -133,7 +133,7 @@ def answer(address: str, block: Callable[[int], dict[str, object]]) -> None:
 
 
 def serve(address: str, step: Callable[[], Tensor]) -> None:
-    """Answer over a Unix socket with the times and the loss of the steps asked for."""
+    """Read numbers of steps from a Unix socket, and answer each with their times and loss."""
     answer(address, lambda count: take_steps(step, count))
 
 

@@ -15,7 +15,7 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def under_autocast(forward: Forward, dtype: torch.dtype) -> Forward:
-    """Give a forward that computes under autocast and hands out fp32."""
+    """Return a forward that computes under autocast and returns fp32."""
 
     def call(inputs: Tensor) -> Tensor:
         with torch.autocast("cpu", dtype=dtype):
@@ -31,7 +31,7 @@ def scaled_step(
     inputs: Tensor,
     targets: Tensor,
 ) -> Tensor:
-    """Take one optimizer step with loss scaling and give its loss."""
+    """Take one optimizer step with loss scaling and return its loss."""
     optimizer.zero_grad()
     loss = nn.functional.cross_entropy(forward(inputs), targets)
     scaler.scale(loss).backward()

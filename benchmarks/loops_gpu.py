@@ -1,4 +1,4 @@
-"""The training loop for gpu_speed.py as somebody would write it: fp32, uncompiled, unfused.
+"""The training loop for gpu_speed.py as most people write it: fp32, uncompiled, unfused.
 
 python loops_gpu.py MODEL DEVICE full|tiny SOCKET
 """
@@ -14,18 +14,18 @@ from torch import Tensor, nn
 
 
 def wait_for(device: str) -> None:
-    """Wait until the device has done all that it was given."""
+    """Wait until the device has finished its work."""
     if device == "cuda":
         torch.cuda.synchronize()
 
 
 def name_of(device: str) -> str:
-    """Give the name of the device."""
+    """Return the name of the device."""
     return torch.cuda.get_device_name() if device == "cuda" else device
 
 
 def take_block(step: Callable[[], Tensor], device: str, count: int) -> dict[str, object]:
-    """Take steps back to back; give the seconds of one, the peak in bytes and the last loss."""
+    """Take steps, and return seconds per step, peak memory in bytes, and the last loss."""
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
     wait_for(device)

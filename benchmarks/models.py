@@ -1,6 +1,6 @@
-"""Models of the field in plain torch, and three of them with one batch of made-up data each.
+"""Common models in plain torch, and for three of them a batch of random data.
 
-`build` gives full sizes for a GPU; tiny ones train on any CPU, to see that all runs.
+`build` returns full sizes for a GPU, or tiny ones for a test on a CPU.
 """
 
 from collections.abc import Callable
@@ -58,7 +58,7 @@ class Gpt(nn.Module):
         self.head.weight = self.tokens.weight
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Give the logits (batch * seq, vocabulary)."""
+        """Return the logits (batch * seq, vocabulary)."""
         x = self.tokens(tokens) + self.places(torch.arange(tokens.shape[1], device=tokens.device))
         for layer in self.layers:
             x = layer(x)
@@ -67,20 +67,20 @@ class Gpt(nn.Module):
 
 
 class GptWithLoss(nn.Module):
-    """The same model, which computes its loss itself, as nanoGPT does."""
+    """The same model with the loss in its forward, as in nanoGPT."""
 
     def __init__(self, vocabulary: int, seq: int, layers: int, width: int, heads: int) -> None:
         super().__init__()
         self.gpt = Gpt(vocabulary, seq, layers, width, heads)
 
     def forward(self, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Give the logits (batch * seq, vocabulary) and the loss."""
+        """Return the logits (batch * seq, vocabulary) and the loss."""
         logits: Tensor = self.gpt(tokens)
         return logits, functional.cross_entropy(logits, targets.flatten())
 
 
 def convolution(inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.Sequential:
-    """Give a convolution and its batch norm."""
+    """Return a convolution and its batch norm."""
     return nn.Sequential(
         nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, bias=False),
         nn.BatchNorm2d(outputs),
@@ -88,7 +88,7 @@ def convolution(inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.S
 
 
 class Bottleneck(nn.Module):
-    """ResNet's block of three convolutions, the stride in the middle one."""
+    """ResNet's block of three convolutions, with the stride in the middle one."""
 
     def __init__(self, inputs: int, width: int, stride: int) -> None:
         super().__init__()
@@ -120,7 +120,7 @@ class ResNet(nn.Module):
         self.blocks, self.head = nn.Sequential(*blocks), nn.Linear(channels, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Give the logits (batch, classes)."""
+        """Return the logits (batch, classes)."""
         x = functional.max_pool2d(torch.relu(self.stem(x)), 3, 2, padding=1)
         logits: Tensor = self.head(self.blocks(x).mean(dim=(2, 3)))
         return logits
@@ -156,14 +156,14 @@ class CifarNet(nn.Module):
         self.blocks, self.head = nn.Sequential(*layers), nn.Linear(channels, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Give the logits (batch, classes)."""
+        """Return the logits (batch, classes)."""
         x = self.blocks(torch.relu(self.stem(x)))
         logits: Tensor = self.head(x.mean(dim=(2, 3)))
         return logits
 
 
 def double(inputs: int, outputs: int) -> nn.Sequential:
-    """Give two convolutions with batch norm."""
+    """Return two convolutions with batch norm."""
     return nn.Sequential(
         *(convolution(inputs, outputs, 3), nn.ReLU(inplace=True)),
         *(convolution(outputs, outputs, 3), nn.ReLU(inplace=True)),
@@ -184,7 +184,7 @@ class UNet(nn.Module):
         self.head = nn.Conv2d(width, classes, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Give the logits (batch, classes, height, width)."""
+        """Return the logits (batch, classes, height, width)."""
         kept = []
         for down in self.downs:
             x = down(x)
@@ -198,7 +198,7 @@ class UNet(nn.Module):
 
 
 def gpt(tiny: bool) -> Task:
-    """Give a GPT of 124 million parameters over 1024 tokens, eight samples."""
+    """Return a GPT of 124 million parameters over 1024 tokens, eight samples."""
     vocabulary, seq, layers = (256, 32, 2) if tiny else (50304, 1024, 12)
     width, heads = (64, 4) if tiny else (768, 12)
     tokens = torch.randint(vocabulary, (2 if tiny else 8, seq + 1))
@@ -206,7 +206,7 @@ def gpt(tiny: bool) -> Task:
 
 
 def resnet50(tiny: bool) -> Task:
-    """Give ResNet-50 and 64 images of 224 by 224."""
+    """Return ResNet-50 and 64 images of 224 by 224."""
     depths, width, classes = ((1, 1, 1, 1), 8, 10) if tiny else ((3, 4, 6, 3), 64, 1000)
     batch, pixels = (2, 64) if tiny else (64, 224)
     images = torch.randn(batch, 3, pixels, pixels)
@@ -214,7 +214,7 @@ def resnet50(tiny: bool) -> Task:
 
 
 def unet(tiny: bool) -> Task:
-    """Give a U-Net of five levels and eight images of 512 by 512."""
+    """Return a U-Net of five levels and eight images of 512 by 512."""
     width, depth, classes = (8, 2, 4) if tiny else (64, 4, 21)
     batch, pixels = (2, 32) if tiny else (8, 512)
     images = torch.randn(batch, 3, pixels, pixels)
@@ -225,7 +225,7 @@ MODELS: dict[str, Callable[[bool], Task]] = {"gpt": gpt, "resnet50": resnet50, "
 
 
 def build(name: str, device: str, tiny: bool) -> Task:
-    """Give a model, its inputs and targets on the device, the same in every process."""
+    """Return a model, its inputs and targets on the device, the same in every process."""
     torch.manual_seed(0)
     model, inputs, targets = MODELS[name](tiny)
     return model.to(device), inputs.to(device), targets.to(device)

@@ -1,9 +1,10 @@
-"""A loop that knows nothing of ranks, for data_parallel_overhead.py.
+"""A loop that knows nothing about ranks, for data_parallel_overhead.py.
 
     python parallel_loop.py TASK train|evaluate FILE
 
-It goes on for ever. A line of the file for each step: its end by the system's monotonic clock, in
-seconds. Every ten steps another one: the word loss, and the loss or the samples that were right.
+It never ends. For each step it writes a line with the time of its end, in seconds of the system's
+monotonic clock. Every ten steps it writes another one: the word loss, and the loss or the number of
+correct samples.
 """
 
 import itertools
@@ -19,7 +20,7 @@ READ_EVERY = 10  # steps
 
 
 def train(task: Task, loader: DataLoader[Any], file: TextIO) -> None:
-    """Train for ever."""
+    """Train without end."""
     optimizer = torch.optim.AdamW(task.model.parameters(), lr=1e-4)
     steps = itertools.count(1)
     while True:
@@ -34,7 +35,7 @@ def train(task: Task, loader: DataLoader[Any], file: TextIO) -> None:
 
 
 def evaluate(task: Task, loader: DataLoader[Any], file: TextIO) -> None:
-    """Count the samples that are right, for ever."""
+    """Count correct samples without end."""
     task.model.eval()
     steps, right = itertools.count(1), 0
     while True:
@@ -47,7 +48,7 @@ def evaluate(task: Task, loader: DataLoader[Any], file: TextIO) -> None:
 
 
 def main() -> None:
-    """Go through the task that the command line names."""
+    """Run the task of the command line."""
     name, mode, path = sys.argv[1:]
     task = build_task(name)
     loader = DataLoader(TensorDataset(task.inputs, task.targets), task.batch, shuffle=True)

@@ -1,4 +1,4 @@
-"""The training of parallel_loop.py, made data-parallel by hand after torch's tutorial.
+"""The training of parallel_loop.py, made data-parallel by hand as in torch's tutorial.
 
 python parallel_loop_by_hand.py TASK train FILE
 """
@@ -22,10 +22,10 @@ rank, ranks = distributed.get_rank(), distributed.get_world_size()
 
 
 class Cut(BatchSampler):
-    """Gives a rank its part of each batch."""
+    """Yields the indices of a rank's part of each batch."""
 
     def __iter__(self) -> Iterator[list[int]]:
-        """Return the indices of one batch after the other."""
+        """Yield the indices of one batch after the other."""
         for indices in super().__iter__():
             each = len(indices) // ranks
             yield indices[rank * each : (rank + 1) * each]

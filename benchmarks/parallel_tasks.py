@@ -1,6 +1,6 @@
 """Models, data and losses of data_parallel_overhead.py and data_parallel_traffic.py.
 
-A task is the same in every process. What the loops around it look like is in parallel_loop.py.
+A task is the same in every process. The loops are in parallel_loop.py.
 """
 
 import itertools
@@ -19,14 +19,14 @@ Loss = Callable[[nn.Module, Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Task:
-    """What is trained, with the data of an epoch.
+    """A model with the data of an epoch.
 
     Attributes:
         model: The model.
-        inputs: Of all batches.
-        targets: Of all batches.
-        batch: Samples of a batch, those of all ranks together.
-        loss: Gives the loss of a batch.
+        inputs: Those of all batches.
+        targets: Those of all batches.
+        batch: Samples of a batch, over all ranks.
+        loss: Returns the loss of a batch.
     """
 
     model: nn.Module
@@ -37,19 +37,19 @@ class Task:
 
 
 def outside(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    """Return the loss, which the loop computes."""
+    """Return the loss, computed in the loop."""
     logits = model(x)
     return functional.cross_entropy(logits.view(-1, logits.size(-1)), y.flatten())
 
 
 def inside(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    """Return the loss, which the model computes."""
+    """Return the loss, computed in the model."""
     loss: Tensor = model(x, y)[1]
     return loss
 
 
 def mlp() -> Task:
-    """Return three layers: a step of a few milliseconds."""
+    """Return three layers, for a step of a few milliseconds."""
     batch, width = 512, 512
     sizes = [width, width, width, CLASSES]
     layers: list[nn.Module] = []
@@ -81,17 +81,17 @@ def transformer_outside() -> Task:
 
 
 def transformer_inside() -> Task:
-    """Return the same, which gives its loss beside its logits."""
+    """Return the same GPT with the loss in its forward."""
     return _gpt(GptWithLoss, inside, 256, 4, 16)
 
 
 def language_model() -> Task:
-    """Return a GPT whose logits outweigh all else: 32,000 of each of 512 tokens."""
+    """Return a GPT whose logits take most memory: 32,000 for each of 512 tokens."""
     return _gpt(Gpt, outside, 32_000, 2, 8)
 
 
 def language_model_inside() -> Task:
-    """Return the same, which gives its loss beside its logits."""
+    """Return the same GPT with the loss in its forward."""
     return _gpt(GptWithLoss, inside, 32_000, 2, 8)
 
 

@@ -1,7 +1,7 @@
-"""What fasttrain costs before and around a script: wall times, taken in turn, against targets.
+"""What fasttrain costs before and after a script: wall times against targets.
 
 Every round runs all commands once, one after the other, so that a slow minute of the machine
-falls on both sides of each comparison.
+affects both sides of each comparison.
 
     python benchmarks/startup.py --runs 5
 """
@@ -24,13 +24,13 @@ HELLO, TRAIN = str(SCRIPTS / "hello.py"), str(SCRIPTS / "train_10s.py")
 PYTHON = (sys.executable,)
 FASTTRAIN = (sys.executable, "-m", "fasttrain")
 IMPORTS = (*PYTHON, "-c", "import typer, rich")
-# With the levers off both sides do the same arithmetic: what is left is fasttrain's own time.
+# With the levers off both sides do the same arithmetic, and the difference is fasttrain's time.
 LEVERS_OFF = ("--amp", "off", "--compile", "off", "--optimizer", "keep")
 
 
 @dataclass(frozen=True)
 class Case:
-    """One command of fasttrain, the plain command it is held against, and what it may cost.
+    """A command of fasttrain, the plain command to compare with, and a target.
 
     The target is ``factor`` times the plain command's time plus ``offset_s`` seconds.
     """
@@ -44,7 +44,7 @@ class Case:
     fasttrain_s: list[float] = field(default_factory=list)
 
     def row(self) -> tuple[str, ...]:
-        """Give the line of the table."""
+        """Return the row of the table."""
         plain, fast = statistics.median(self.plain_s), statistics.median(self.fasttrain_s)
         target = self.factor * plain + self.offset_s
         numbers = (f"{plain:.3f}", f"{fast:.3f}", f"{fast / plain:.2f}", f"{fast - plain:+.3f}")
@@ -52,7 +52,7 @@ class Case:
 
 
 def cases() -> Iterator[Case]:
-    """Give the comparisons, with the targets that the project has set itself."""
+    """Yield the comparisons with the project's targets."""
     yield Case("--help / imports", IMPORTS, (*FASTTRAIN, "--help"), 3.0, 0.0)
     yield Case("--version / imports", IMPORTS, (*FASTTRAIN, "--version"), 3.0, 0.0)
     yield Case(
@@ -69,12 +69,12 @@ def cases() -> Iterator[Case]:
 
 
 def wall_time_s(argv: tuple[str, ...], run_dir: Path) -> float:
-    """Give the seconds from start to exit of a command.
+    """Return the seconds from start to exit of a command.
 
     Raises:
-        SystemExit: The command failed.
+        SystemExit: If the command failed.
     """
-    # By the environment, so that the command line stays the one that a person types.
+    # In the environment, so that the command line is the one that a user types.
     environ = os.environ | {"FASTTRAIN_RUN_DIR": str(run_dir)}
     start = time.perf_counter()
     done = subprocess.run(argv, env=environ, capture_output=True, text=True)
@@ -85,7 +85,7 @@ def wall_time_s(argv: tuple[str, ...], run_dir: Path) -> float:
 
 
 def measure(todo: list[Case], rounds: int) -> None:
-    """Run every command once per round; an uncounted round before them warms the disk cache."""
+    """Run every command once per round, after an uncounted round that fills the disk cache."""
     with tempfile.TemporaryDirectory() as scratch:
         for number in range(rounds + 1):
             for index, case in enumerate(todo):

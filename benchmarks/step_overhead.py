@@ -1,10 +1,10 @@
 """What fasttrain costs per step: an unmodified loop under it against the same loop tuned by hand.
 
 Two worker processes, one of each kind, take blocks of steps in turn over a socket, so that the
-machine's noise falls on both alike. As two processes of one program differ by a per cent or two for
-as long as they live, each comparison is made with several fresh pairs. The losses of both must
-agree to the last bit, or they did not compute the same thing. The whole table takes a quarter of an
-hour; --variants, --amp, --compile, --optimizer and --matmul choose from it, or beyond it.
+machine's noise affects both alike. Two processes of one program differ by 1 or 2 % as long as they
+live, so each comparison uses several fresh pairs. The losses of both must agree to the last bit, or
+they did not compute the same thing. The whole table takes a quarter of an hour; --variants, --amp,
+--compile, --optimizer and --matmul choose other combinations.
 
     python benchmarks/step_overhead.py
     python benchmarks/step_overhead.py --each-lever     # every lever alone, and none of them
@@ -31,7 +31,7 @@ from workers import Worker
 
 HERE = Path(__file__).resolve().parent
 GUARDS_OFF = ("--hang-timeout", "off", "--on-nan", "off")
-# What stands on either side: hand, other.
+# The two sides of each comparison: hand, other.
 COMPARISONS = {
     "hand": ("the loop by hand", "the unmodified loop under fasttrain"),
     "guards": ("the loop under fasttrain without guards", "the same with guards"),
@@ -52,8 +52,8 @@ BATCHES = {"mlp": 1536, "transformer": 4, "convnet": 8}  # 10 to 40 ms a step on
 EMPTY = "empty"  # a step takes about 0.1 ms: a block needs many to outlast the switch of workers
 STEPS = {EMPTY: 200}
 USUAL_STEPS = 6
-# Without these, two processes of the same program differ by up to 8 %: glibc gives freed tensors
-# back to the system and faults them in again at every step, onto whatever pages are free.
+# Without these, two processes of the same program differ by up to 8 %: glibc returns the memory of
+# freed tensors to the system, and faults it in again at every step, on other pages.
 STEADY_MEMORY = {
     "MALLOC_TRIM_THRESHOLD_": str(1 << 32),
     "MALLOC_MMAP_THRESHOLD_": str(1 << 25),
@@ -64,7 +64,7 @@ STEADY_MEMORY = {
 
 @dataclass(frozen=True)
 class Levers:
-    """How a loop is tuned, in the words of fasttrain's options."""
+    """The tuning of a loop, under the names of fasttrain's options."""
 
     amp: str = "off"
     compile: str = "off"
@@ -77,7 +77,7 @@ class Levers:
 
     @property
     def options(self) -> list[str]:
-        """Give the options of ``fasttrain run``."""
+        """Return the options of ``fasttrain run``."""
         values = {**asdict(self), "matmul": self.matmul.replace("keep", "auto")}
         return [word for name, value in values.items() for word in (f"--{name}", value)]
 
@@ -94,9 +94,9 @@ EACH_LEVER = (
 
 @dataclass(frozen=True)
 class Comparison:
-    """One loop, how it is tuned, and the median step of each block by the two clocks, in seconds.
+    """A loop, its tuning, and the median step of each block by two clocks, in seconds.
 
-    Wall time is what a user waits; processor time is blind to what else the machine does.
+    Wall time is what a user waits; processor time ignores other load of the machine.
     """
 
     variant: str
@@ -106,18 +106,18 @@ class Comparison:
     losses: dict[str, list[float]] = field(default_factory=lambda: {side: [] for side in SIDES})
 
     def take_block(self, side: str, worker: Worker, steps: int) -> None:
-        """Let a worker take steps and note what came of them."""
+        """Let a worker take steps, and add their medians and loss."""
         block = worker.take_steps(steps)
-        # The first step finds the processor's caches full of the other worker's data.
+        # The first step is left out: the caches hold the other worker's data.
         self.wall_s[side].append(statistics.median(block.wall_s[1:]))
         self.cpu_s[side].append(statistics.median(block.cpu_s[1:]))
         self.losses[side].append(block.loss)
 
     def row(self) -> tuple[str, ...]:
-        """Give the line of the table.
+        """Return the row of the table.
 
-        Differences and ratios are those of neighbouring blocks: what slows a whole minute of the
-        machine, and so shifts the medians of one side, cancels in them.
+        Differences and ratios are those of neighbouring blocks, in which a slow minute of the
+        machine cancels out.
         """
         hand, other = (statistics.median(self.wall_s[side]) for side in SIDES)
         extra_us = [1e6 * (b - a) for a, b in zip(*self.wall_s.values(), strict=True)]
@@ -135,9 +135,10 @@ class Comparison:
 
 
 def median_and_interval(values: list[float], spec: str) -> str:
-    """Give the median and what covers the true one in 95 of 100 cases, whatever the distribution.
+    """Return the median and its 95 % confidence interval, for any distribution.
 
-    The ends are order statistics, their ranks by the normal limit of the binomial distribution.
+    The ends are order statistics; their ranks follow from the normal approximation of the binomial
+    distribution.
     """
     low = max(0, math.floor(len(values) / 2 - 0.98 * math.sqrt(len(values))))
     ordered = sorted(values)
@@ -146,7 +147,7 @@ def median_and_interval(values: list[float], spec: str) -> str:
 
 
 def commands(case: Comparison, batch: int, scratch: Path, compare: str) -> dict[str, list[str]]:
-    """Give the command line of each side; each connects to the socket of its side's name."""
+    """Return the command line of each side, which connects to the socket of that name."""
     loop = [case.variant, str(batch)]
 
     def by_hand(side: str) -> list[str]:
@@ -168,7 +169,7 @@ def commands(case: Comparison, batch: int, scratch: Path, compare: str) -> dict[
 
 
 def measure(case: Comparison, args: argparse.Namespace, scratch: Path) -> None:
-    """Compare with one fresh pair of workers after the other; compilations are kept for the next.
+    """Compare with several fresh pairs of workers, which share a cache of compiled kernels.
 
     Args:
         case: What to compare; the blocks are added to it.
@@ -194,7 +195,7 @@ def measure(case: Comparison, args: argparse.Namespace, scratch: Path) -> None:
 
 
 def take_turns(case: Comparison, workers: dict[str, Worker], args: argparse.Namespace) -> None:
-    """Let both workers take blocks of steps, changing who begins."""
+    """Let both workers take blocks of steps; which one begins alternates."""
     for worker in workers.values():
         worker.take_steps(5)  # warm-up and compilation
     steps = args.steps or STEPS.get(case.variant, USUAL_STEPS)
@@ -214,30 +215,28 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--compile", nargs="+", choices=modes, default=modes)
     parser.add_argument("--optimizer", nargs="+", choices=["keep", "fused"], default=["fused"])
     parser.add_argument("--matmul", nargs="+", choices=["keep", "high", "medium"], default=["keep"])
-    parser.add_argument(
-        "--each-lever", action="store_true", help="none, then every lever with the others off"
-    )
-    parser.add_argument("--batch", type=int, help="samples per step instead of each loop's own")
+    parser.add_argument("--each-lever", action="store_true", help="no lever, then each lever alone")
+    parser.add_argument("--batch", type=int, help="samples per step; default: the loop's own")
     parser.add_argument("--pairs", type=int, default=3, help="fresh pairs of workers per line")
     parser.add_argument("--blocks", type=int, default=30, help="blocks of steps per worker")
     parser.add_argument(
         "--steps", type=int, help=f"steps per block, the first uncounted: {USUAL_STEPS} or {STEPS}"
     )
     parser.add_argument(
-        "--compare", choices=list(COMPARISONS), default="hand", help="what is measured against what"
+        "--compare", choices=list(COMPARISONS), default="hand", help="which two sides to compare"
     )
     return parser.parse_args()
 
 
 def levers_of(args: argparse.Namespace) -> Sequence[Levers]:
-    """Give what the command line asks to be measured."""
+    """Return the combinations that the command line asks for."""
     if args.each_lever:
         return EACH_LEVER
     return [Levers(*v) for v in product(args.amp, args.compile, args.optimizer, args.matmul)]
 
 
 def main() -> None:
-    """Measure every combination asked for and print the table."""
+    """Measure the combinations of the command line and print the table."""
     args = parse_args()
     print_heading()
     cases = [Comparison(*names) for names in product(args.variants, levers_of(args))]

@@ -1,7 +1,7 @@
-"""BatchNorm over the rows of all ranks, as somebody would write it by hand for gloo.
+"""BatchNorm over the rows of all ranks, written by hand for gloo.
 
-torch's SyncBatchNorm refuses tensors on a CPU. This takes two collectives, as that one does, and
-torch's own fused kernels for all that is as large as the batch.
+torch's SyncBatchNorm refuses CPU tensors. This module uses two collectives, as that one does, and
+torch's fused kernels for everything of the batch's size.
 """
 
 from typing import Any
@@ -15,7 +15,7 @@ class _Normalise(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, module: Any) -> Tensor:
         others = [dim for dim in range(x.dim()) if dim != 1]
         own = x.numel() // x.size(1)
-        # Four times as fast as torch.var_mean over these dimensions, and as exact
+        # Four times as fast as torch.var_mean over these dimensions, and as precise.
         mean = x.mean(others)
         variance = (x - mean.view([1, -1, *[1] * (x.dim() - 2)])).square_().mean(others)
         sums = torch.cat([own * mean, own * (variance + mean * mean), mean.new_full((1,), own)])
@@ -50,7 +50,7 @@ class _Normalise(torch.autograd.Function):
 
 
 class SynchronisedNorm(nn.Module):
-    """Takes the place of one BatchNorm, which keeps its parameters and statistics."""
+    """Wraps a BatchNorm, which keeps its parameters and statistics."""
 
     def __init__(self, norm: nn.modules.batchnorm._BatchNorm) -> None:
         super().__init__()

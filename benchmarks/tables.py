@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def processor() -> str:
-    """Give the processor's name, as /proc/cpuinfo has it on Linux."""
+    """Return the processor's name, on Linux from /proc/cpuinfo."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
@@ -18,21 +18,21 @@ def processor() -> str:
 
 
 def granted_cores() -> int:
-    """Give the number of cores that this process may run on."""
+    """Return the number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def print_heading() -> None:
-    """Print what a reader needs to judge and repeat the numbers; torch is not imported for it."""
+    """Print machine, versions and command; torch is not imported."""
     print(f"machine: {processor()}, {granted_cores()} cores, {platform.platform()}")
     print(f"python:  {platform.python_version()}, torch {version('torch')}")
     print(f"command: {shlex.join(['python', *sys.argv])}\n", flush=True)
 
 
 def print_table(rows: Sequence[Sequence[str]]) -> None:
-    """Print rows of equal length, the first of which is the head; only column one is words."""
+    """Print rows of equal length; the first row is the head, the first column is text."""
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
     for number, row in enumerate(rows):
         first, *rest = (cell.rjust(width) for cell, width in zip(row, widths, strict=True))

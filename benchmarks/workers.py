@@ -1,4 +1,4 @@
-"""A process that takes training steps when it is told to, seen from the side that tells it."""
+"""Starts and drives a process that takes training steps on demand."""
 
 import json
 import socket
@@ -12,7 +12,7 @@ from typing import Self
 
 @dataclass(frozen=True)
 class Block:
-    """What a worker answers: the seconds of each step by two clocks, and the last loss."""
+    """A worker's answer: the seconds of each step by two clocks, and the last loss."""
 
     wall_s: list[float]
     cpu_s: list[float]
@@ -36,7 +36,7 @@ class Worker:
             try:
                 connection, _ = listener.accept()
             except TimeoutError:
-                continue  # torch is slow to import: look whether the worker still lives, and wait
+                continue  # importing torch is slow: check that the worker is alive, and wait
             connection.settimeout(None)
             return connection
         raise SystemExit(f"a worker ended with {self.process.returncode} before its first step")
@@ -45,7 +45,7 @@ class Worker:
         """Let the worker take steps.
 
         Raises:
-            SystemExit: It died.
+            SystemExit: If it died.
         """
         print(count, file=self.stream, flush=True)
         answer = self.stream.readline()
@@ -62,7 +62,7 @@ class Worker:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Hang up, which ends the worker; kill it if it does not hear."""
+        """Close the connection, which ends the worker; kill it if it does not end."""
         self.stream.close()
         self.connection.close()
         try:

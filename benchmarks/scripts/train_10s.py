@@ -5,7 +5,7 @@ from torch import nn
 
 STEPS = 2500
 
-torch.set_num_threads(1)  # threads that wait for each other would make the time a lottery
+torch.set_num_threads(1)  # threads that wait for each other would make the time vary
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(512, 1024), nn.ReLU(), nn.Linear(1024, 10))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)

@@ -1,7 +1,7 @@
 """Train a small convolutional network to read 8x8 images of handwritten digits.
 
-The images lie beside this file, so nothing is downloaded; training ends within half a minute on
-two CPU cores.
+The images are in the folder of this file, so nothing is downloaded. Training takes less than half a
+minute on two CPU cores.
 """
 
 import argparse
@@ -70,17 +70,17 @@ class DigitNet(nn.Module):
         self.head = nn.Linear(2 * width, CLASSES)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Give the logits (batch, 10) of images (batch, 1, 8, 8)."""
+        """Return the logits (batch, 10) of images (batch, 1, 8, 8)."""
         x = self.coarse(self.down(self.fine(self.stem(images))))
         return self.head(x.mean(dim=(2, 3)))
 
 
 def make_loaders(args: argparse.Namespace) -> tuple[Batches, Batches]:
-    """Split the images and give the loaders for training and validation."""
+    """Split the images and return the loaders for training and validation."""
     digits = Digits(DATA)
     sizes = [len(digits) - VALIDATION_IMAGES, VALIDATION_IMAGES]
     train_set, validation_set = random_split(digits, sizes)
-    # An odd last batch would be noisy for batch norm: the few images left over wait an epoch.
+    # A small last batch would give noisy statistics to batch norm, so it is dropped.
     train_loader = DataLoader(
         train_set, args.batch, shuffle=True, drop_last=True, num_workers=args.workers
     )
@@ -94,9 +94,9 @@ def train_epoch(
     scheduler: torch.optim.lr_scheduler.LRScheduler,
     device: torch.device,
 ) -> float:
-    """Train once over the loader and give the mean loss."""
+    """Train for one epoch and return the mean loss."""
     model.train()
-    total = torch.zeros((), device=device)  # summed on the device: no wait in each step
+    total = torch.zeros((), device=device)  # summed on the device, so that no step waits
     for images, labels in loader:
         loss = nn.functional.cross_entropy(model(images.to(device)), labels.to(device))
         optimizer.zero_grad(set_to_none=True)
@@ -109,7 +109,7 @@ def train_epoch(
 
 @torch.no_grad()
 def accuracy(model: nn.Module, loader: Batches, device: torch.device) -> float:
-    """Give the share of images whose digit is recognised."""
+    """Return the share of correctly classified images."""
     model.eval()
     correct = count = 0
     for images, labels in loader:

@@ -19,7 +19,7 @@ VALIDATION_BATCHES = 20
 
 
 def read_corpus(size: int) -> Tensor:
-    """Give the first `size` characters of the standard library's ASCII files as codes (size,)."""
+    """Return the first `size` characters of the standard library's ASCII files (size,)."""
     text = bytearray()
     for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
         source = path.read_bytes()
@@ -31,13 +31,13 @@ def read_corpus(size: int) -> Tensor:
 
 
 def windows(codes: Tensor, starts: Tensor, block: int) -> tuple[Tensor, Tensor]:
-    """Give inputs and targets one character later, both (len(starts), block)."""
+    """Return inputs, and targets one character later, both (len(starts), block)."""
     rows = codes[starts[:, None] + torch.arange(block + 1)]
     return rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
 
 
 class CausalSelfAttention(nn.Module):
-    """Multi-head attention in which each position sees itself and what came before."""
+    """Multi-head attention in which each position sees itself and earlier ones."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ class CharTransformer(nn.Module):
             nn.init.zeros_(module.bias)
 
     def forward(self, idx: Tensor) -> Tensor:
-        """Give the logits (batch, seq, vocabulary) of the character after each one of idx."""
+        """Return the logits (batch, seq, vocabulary) of the character after each one of idx."""
         x = self.token(idx) + self.position(torch.arange(idx.shape[1], device=idx.device))
         for block in self.blocks:
             x = block(x)
@@ -100,7 +100,7 @@ class CharTransformer(nn.Module):
 
 
 def make_optimizer(model: nn.Module, args: argparse.Namespace) -> torch.optim.Optimizer:
-    """Give AdamW with weight decay on the matrices only, as biases and norms must stay free."""
+    """Return AdamW with weight decay on matrices only, not on biases and norms."""
     parameters = list(model.parameters())
     groups = [
         {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": args.weight_decay},
@@ -112,7 +112,7 @@ def make_optimizer(model: nn.Module, args: argparse.Namespace) -> torch.optim.Op
 def make_scheduler(
     optimizer: torch.optim.Optimizer, steps: int, warmup: int
 ) -> torch.optim.lr_scheduler.LambdaLR:
-    """Give a linear warm-up followed by a cosine that ends at a tenth of the peak."""
+    """Return a linear warm-up, followed by a cosine that ends at a tenth of the peak."""
 
     def factor(step: int) -> float:
         if step < warmup:
@@ -124,13 +124,13 @@ def make_scheduler(
 
 
 def next_char_loss(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
-    """Give the mean cross-entropy in nats per character."""
+    """Return the mean cross-entropy in nats per character."""
     return nn.functional.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
 
 
 @torch.no_grad()
 def validate(model: nn.Module, codes: Tensor, batch: int, block: int) -> float:
-    """Give the mean loss over the same evenly spread windows at every call."""
+    """Return the mean loss over evenly spread windows, the same ones at every call."""
     device = next(model.parameters()).device
     starts = torch.linspace(0, len(codes) - block - 1, VALIDATION_BATCHES * batch).long()
     model.eval()
@@ -143,7 +143,7 @@ def validate(model: nn.Module, codes: Tensor, batch: int, block: int) -> float:
 
 
 def train(model: nn.Module, codes: Tensor, args: argparse.Namespace) -> torch.optim.Optimizer:
-    """Train on random windows of codes; give the optimizer, so that it can be saved."""
+    """Train on random windows of codes; return the optimizer, so that it can be saved."""
     device = next(model.parameters()).device
     optimizer = make_optimizer(model, args)
     scheduler = make_scheduler(optimizer, args.steps, args.warmup)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fasttrain.doctor import bench
-from fasttrain.hardware.torch_install import find_torch
+from fasttrain.hardware.interpreter import find_torch
 from fasttrain.hardware.torch_trial import try_torch
 from fasttrain.model.examination import TorchTrial
 

@@ -19,7 +19,8 @@ from fasttrain.config.resolve import resolve
 from fasttrain.doctor.bench import MEASURING_S, Measurement, measure, verdicts
 from fasttrain.doctor.diagnosis import Diagnosis, best_command, usable
 from fasttrain.doctor.registry import CHECKS, diagnose, worst_first
-from fasttrain.doctor.script import LeverLine, judge_script, lever_lines
+from fasttrain.doctor.script import judge_script
+from fasttrain.doctor.script_levers import LeverLine, lever_lines
 from fasttrain.hardware.examine import examine
 from fasttrain.hardware.interpreter import Locate
 from fasttrain.hardware.machine_file import read_examination

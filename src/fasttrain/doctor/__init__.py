@@ -1,1 +1,1 @@
-"""What is wrong with a machine or a script, why, and how to mend it."""
+"""What is wrong with a machine or a script, why, and how to fix it."""

@@ -1,4 +1,4 @@
-"""`doctor --bench`: what the devices really do, and what that says."""
+"""`doctor --bench`: measures the devices and compares them with their data sheets."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from fasttrain.model.places import BENCH_PROGRAM, program
 from fasttrain.model.vendors import VENDORS, DeviceKind
 
 LIMIT_S = 60.0
-MEASURING_S = 45.0  # after which no further measurement is begun
-SHARED_S = 20.0  # for the timed loops; the rest is start, allocation and warming up
+MEASURING_S = 45.0  # after that no measurement is started
+SHARED_S = 20.0  # for all timed loops; the rest goes to start, allocation and warming up
 LONGEST_S = 0.5
 
-# With the best shapes, boards reach 78 to 87 % of the bf16 rate of their data sheets; a square
-# product under a power limit less. Below half, something is wrong with this one.
+# With the best shapes, boards reach 78 to 87 % of the bf16 rate of their data sheets; with square
+# matrices or a power limit less. Below half, something is wrong with this board.
 # Source: stas00/ml-engineering, compute/accelerator, "Maximum Achievable Matmul FLOPS comparison
 # table": B200 77.6 %, H100 SXM 80.3 %, A100 PCIe 81.1 %, A100 SXM 86.9 %.
 FAIR_SHARE = 0.5
@@ -29,15 +29,15 @@ FAIR_SHARE = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """One number that was measured.
+    """The result of one measurement.
 
     Attributes:
         what: ``matmul bf16``, ``memory copy``, ``copy to it``, ``all-reduce of 8 by nccl``, ….
         device: torch's name of the device; empty for the machine as a whole.
-        value: In `unit`; 0 where there is a problem.
+        value: In `unit`; 0 if there was a problem.
         unit: ``TFLOP/s`` or ``GB/s``.
-        expected: What the data sheet says; None where it is unknown.
-        problem: Why it could not be measured; empty otherwise.
+        expected: The data sheet's value; None if unknown.
+        problem: Why there is no value; empty if there is one.
     """
 
     what: str
@@ -50,7 +50,7 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the numbers of a device say, in one sentence; `fine` if it is good news."""
+    """A sentence about a device's measurements; `fine` if it is good news."""
 
     device: str
     text: str
@@ -60,13 +60,13 @@ class Verdict:
 def measure(
     python: str, environ: Mapping[str, str], devices: Sequence[Device], folder: str
 ) -> Iterator[Measurement]:
-    """Yield measurements as they are made, in less than a minute; never raises.
+    """Yield measurements as they are made, for less than a minute; never raise.
 
     Args:
         python: The interpreter that runs scripts.
         environ: The environment that a run would start in.
-        devices: Devices of one kind; without any, the processor is measured.
-        folder: Existing folder of the runs, for a file to read; empty for none.
+        devices: Devices of one kind; if empty, the processor is measured.
+        folder: Existing folder for the file that is read; empty to measure no disk.
     """
     # A process can use one MIG instance at a time.
     # Source: NVIDIA MIG User Guide, "CUDA Device Enumeration".
@@ -90,7 +90,7 @@ def measure(
 
 
 def expected(measured: Measurement, device: Device | None) -> float | None:
-    """Return what a device's data sheet says of a measurement; None where it is unknown."""
+    """Return the data sheet's value for a measurement, in its unit; None if unknown."""
     sheet = data_sheet(device) if device else None
     if sheet is None:
         return None
@@ -105,7 +105,7 @@ def expected(measured: Measurement, device: Device | None) -> float | None:
 
 
 def verdicts(measurements: Sequence[Measurement]) -> tuple[Verdict, ...]:
-    """Say of each device whether it does what its data sheet says, and whether bf16 pays on it."""
+    """Return, for each device, how it compares with its data sheet and whether bf16 pays."""
     found = []
     for device in dict.fromkeys(item.device for item in measurements if item.device):
         mine = [item for item in measurements if item.device == device and not item.problem]
@@ -124,7 +124,7 @@ def _against_sheet(mine: Sequence[Measurement]) -> Verdict | None:
         return Verdict(worst.device, text, fine=True)
     text = (
         f"{worst.what} reaches {worst.value:.4g} {worst.unit}, {shares[worst]:.0%} of the data "
-        f"sheet's {worst.expected:g}: others may be using it, or its clocks are held down"
+        f"sheet's {worst.expected:g}: others may be using it, or its clocks are throttled"
     )
     return Verdict(worst.device, text, fine=False)
 
@@ -145,6 +145,7 @@ def _failed(problem: str) -> Measurement:
 
 
 def _request(names: Mapping[str, Device], folder: str) -> dict[str, Any]:
+    # Without a device, the CPU is measured, and gloo with two ranks at most.
     kinds = {name: _types(device) for name, device in names.items()} or {"cpu": ["fp32", "bf16"]}
     vendor = VENDORS[next(iter(names.values())).kind] if names else None
     backend = vendor.collectives if vendor and vendor.torch_type == "cuda" else ""
@@ -160,6 +161,7 @@ def _request(names: Mapping[str, Device], folder: str) -> dict[str, Any]:
 
 
 def _types(device: Device) -> list[str]:
+    # TF32 is a switch of fp32 products, not a dtype, but has a rate of its own in data sheets.
     able = {"fp32": True, "tf32": device.tf32, "bf16": device.bf16, "fp16": device.fp16}
     return [name for name, can in able.items() if can]
 
@@ -169,7 +171,7 @@ def _torch_type(kind: DeviceKind, index: int) -> str:
 
 
 def _visibility(devices: Sequence[Device]) -> dict[str, str]:
-    """Return the variables that show exactly these devices, in this order."""
+    """Return the variables that make exactly these devices visible, in this order."""
     variable = VENDORS[devices[0].kind].visibility if devices else ""
     if not variable:
         return {}

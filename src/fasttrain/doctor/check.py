@@ -1,4 +1,4 @@
-"""What a check is."""
+"""A check of `fasttrain doctor`, and the decorator that declares one."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class Check:
     Attributes:
         slug: Its stable name, for ``--only`` and ``--skip``.
         about: What it looks at, in one line, for ``--list``.
-        judge: Gives what it finds; nothing where all is well or unknown.
-        mend: Does what the finding's fix says, where that is safe and stays on this machine, and
-            gives what was done, in one line; None where it is the user's to do.
+        judge: Yields findings; none if all is well or the answer is unknown.
+        mend: Applies the finding's fix and returns what was done, in one line; None if the fix is
+            not safe to apply for the user.
     """
 
     slug: str
@@ -33,3 +33,15 @@ class Check:
     ) -> Finding:
         """Return a finding of this check."""
         return Finding(self.slug, severity, what, why, fix, where, self.mend is not None)
+
+
+def check(slug: str, about: str, mend: Mend | None = None) -> Callable[[Judge], Check]:
+    """Return a decorator that turns a judge into a `Check`.
+
+    The function's name then stands for the check, so the judge can make findings by it.
+    """
+
+    def declare(judge: Judge) -> Check:
+        return Check(slug, about, judge, mend)
+
+    return declare

@@ -1,4 +1,4 @@
-"""All that ``doctor`` has to say, in one value."""
+"""The whole result of ``doctor``, and the command that it recommends."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from fasttrain.doctor.bench import Measurement, Verdict
 from fasttrain.doctor.checks.words import alike, present, visible
-from fasttrain.doctor.script import LeverLine
+from fasttrain.doctor.script_levers import LeverLine
 from fasttrain.model.examination import Examination, Finding
 from fasttrain.model.machine import Device
 from fasttrain.model.vendors import VENDORS
@@ -15,17 +15,18 @@ from fasttrain.planning.describe import counted
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What was seen, what is to be said of it, and what to type next.
+    """What was examined, what was found, and which command to use.
 
     Attributes:
-        examination: What was seen of the machine.
+        examination: The machine and its state.
         findings: What is wrong or could be better, the worst first.
         command: The command that fits this machine best.
-        why: Why that one.
+        why: The reason for it.
         script: The script as the user names it; empty without one.
-        python: Path of the Python that runs scripts; empty where it is fasttrain's own.
-        levers: What each lever would do with it in a run without flags.
-        measurements: What ``--bench`` measured, and `verdicts` what that says.
+        python: Path of the Python that runs scripts; empty if it is fasttrain's own.
+        levers: The predicted outcome of each lever in a run without flags.
+        measurements: What ``--bench`` measured.
+        verdicts: What the measurements mean, in sentences.
     """
 
     examination: Examination
@@ -40,18 +41,18 @@ class Diagnosis:
 
     @property
     def broken(self) -> bool:
-        """Return whether a run here would fail or be wrong."""
+        """True if a run here would fail or compute wrong results."""
         return any(finding.severity == "error" for finding in self.findings)
 
 
 def best_command(seen: Examination, script: str) -> tuple[str, str]:
     """Return the command line that fits a machine best, and why.
 
-    What fasttrain chooses by itself, precision and fused optimizers, is left out of it.
+    It leaves out what fasttrain chooses by default: precision and fused optimizers.
 
     Args:
         seen: The machine.
-        script: The script as the user names it; empty without one.
+        script: The script's path as the user wrote it; empty without one.
     """
     words = ["fasttrain run", script or "train.py"]
     devices = usable(seen)
@@ -63,7 +64,7 @@ def best_command(seen: Examination, script: str) -> tuple[str, str]:
     why = f"{len(chosen)} x {name}" if len(chosen) > 1 else name
     if len(chosen) < len(devices):
         words.append(f"--gpus {','.join(map(str, chosen))}")
-        why += ": of one model, because the slowest would hold up the others"
+        why += ": of one model, because all would wait for the slowest"
     elif len(chosen) > 1:
         words.append("--gpus all")
     compiles = seen.torch is not None and seen.torch.compiled.state == "ok"
@@ -74,7 +75,7 @@ def best_command(seen: Examination, script: str) -> tuple[str, str]:
 
 
 def usable(seen: Examination) -> list[Device]:
-    """Return devices of the first kind that the script's torch can drive, as far as is known."""
+    """Return the visible devices of the first kind; none if torch is known not to support it."""
     kinds = present(seen)
     if not kinds:
         return []

@@ -1,4 +1,4 @@
-"""All checks, and the diagnosis that they make together."""
+"""The table of all checks, and the findings that they make together."""
 
 from __future__ import annotations
 
@@ -10,10 +10,8 @@ from fasttrain.doctor.checks import (
     cluster,
     device_state,
     device_use,
-    disks,
     environment,
     host,
-    network,
     topology,
     torch_install,
     trials,
@@ -31,8 +29,6 @@ CHECKS: tuple[Check, ...] = (
     *visibility.CHECKS,
     *environment.CHECKS,
     *host.CHECKS,
-    *disks.CHECKS,
-    *network.CHECKS,
     *cluster.CHECKS,
 )
 
@@ -42,15 +38,15 @@ _RANKING: tuple[Severity, ...] = ("error", "warning", "hint")
 def diagnose(
     seen: Examination, *, only: Iterable[str] = (), skip: Iterable[str] = ()
 ) -> tuple[Finding, ...]:
-    """Return what the checks find, the worst first, and within a severity in their order.
+    """Return the findings, the worst first; within a severity, in the order of the checks.
 
     Args:
-        seen: The machine, its state and surroundings.
-        only: Slugs of the checks to make; all when empty.
+        seen: The machine and its state.
+        only: Slugs of the checks to make; all if empty.
         skip: Slugs of the checks to leave out.
 
     Raises:
-        FasttrainError: ``doctor-check``: a slug is not that of a check.
+        FasttrainError: ``doctor-check`` if there is no check with such a slug.
     """
     chosen, left_out = _known(only), _known(skip)
     checks = [c for c in CHECKS if c.slug not in left_out and (not chosen or c.slug in chosen)]
@@ -58,7 +54,7 @@ def diagnose(
 
 
 def worst_first(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Return findings by their severity, and within one as they come."""
+    """Return findings sorted by severity; the order within a severity stays."""
     return tuple(sorted(findings, key=lambda finding: _RANKING.index(finding.severity)))
 
 
@@ -68,7 +64,7 @@ def _known(slugs: Iterable[str]) -> frozenset[str]:
     for slug in sorted(wanted - set(known)):
         raise FasttrainError(
             f"there is no check {slug!r}",
-            why=f"doctor has {len(known)} checks, and none of that name",
+            why=f"doctor has {len(known)} checks, and none with that name",
             fix=suggest(slug, known, "fasttrain doctor --list shows them"),
             slug="doctor-check",
             exit_code=ExitCode.USAGE,

@@ -1,4 +1,4 @@
-"""What the control groups of this process let it have, in version 1, version 2 and both."""
+"""The limits of this process's control groups, in version 1, version 2, or both together."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ MOUNT = "sys/fs/cgroup"
 
 
 def quota_cores(host: Host) -> float | None:
-    """Return the tightest CPU quota in cores, such as 1.5; None when there is none."""
+    """Return the tightest CPU quota in cores, such as 1.5; None if there is none."""
     quotas = [_quota(host, folder) for folder in _folders(host, "cpu")]
     return min((quota for quota in quotas if quota is not None), default=None)
 
 
 def memory_limit_bytes(host: Host) -> int | None:
-    """Return the tightest memory limit in bytes; None when there is none."""
+    """Return the tightest memory limit in bytes; None if there is none."""
     limits = [
         host.read(f"{folder}/{name}").strip()
         for folder in _folders(host, "memory")
@@ -27,25 +27,21 @@ def memory_limit_bytes(host: Host) -> int | None:
 
 
 def oom_kills(host: Host) -> int | None:
-    """Return a count that rises with each process of this group that the kernel kills for memory.
+    """Return how many processes of this group the kernel has killed for memory; None if unknown.
 
-    That counts those that it kills because the whole machine has none left, too, and in version 2
-    those of the groups below. The groups above count whoever else is in them.
-
-    Returns:
-        None where the kernel doesn't tell.
+    The count includes processes killed because the whole machine ran out of memory, and in version
+    2 those of the groups below.
 
     Source: Documentation/admin-guide/cgroup-v2.rst, memory.events, and cgroup-v1/memory.rst,
     memory.oom_control, of Linux 6.12; mm/oom_kill.c, __oom_kill_process.
     """
+    # The first folder is the group's own; those above count the processes of other groups as well.
     counts = (
-        int(words[1])
+        host.counted(f"{folder}/{name}", "oom_kill")
         for folder in _folders(host, "memory")
         for name in ("memory.events", "memory.oom_control")
-        for line in host.read(f"{folder}/{name}").splitlines()
-        if (words := line.split())[:1] == ["oom_kill"]
     )
-    return next(counts, None)
+    return next((count for count in counts if count is not None), None)
 
 
 def _quota(host: Host, folder: str) -> float | None:
@@ -53,22 +49,18 @@ def _quota(host: Host, folder: str) -> float | None:
         host.read(f"{folder}/cpu.cfs_quota_us").strip(),
         host.read(f"{folder}/cpu.cfs_period_us").strip(),
     ]
-    # No limit reads "max" in version 2 and -1 in version 1; neither is all digits.
+    # Without a limit the file holds "max" in version 2 and -1 in version 1.
     if len(words) != 2 or not all(word.isdigit() for word in words) or int(words[1]) == 0:
         return None
     return int(words[0]) / int(words[1])
 
 
 def _folders(host: Host, controller: str) -> Iterator[str]:
-    """Yield the folders whose limits bind this process: its group's and all those above it.
-
-    Inside a container the path in ``/proc/self/cgroup`` may be the host's, of which only the
-    mount itself is visible; the walk ends there in any case.
-    """
+    """Yield the folders whose limits apply to this process: its group's and all those above it."""
     for line in host.read("proc/self/cgroup").splitlines():
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
-        if controllers == "":  # version 2; beside version 1 it is mounted one level down
+        if controllers == "":  # version 2; next to version 1 it is mounted one level down
             mounts = (MOUNT, f"{MOUNT}/unified")
         elif controller in controllers.split(","):
             mounts = (f"{MOUNT}/{controllers}", f"{MOUNT}/{controller}")
@@ -79,7 +71,9 @@ def _folders(host: Host, controller: str) -> Iterator[str]:
 
 
 def _upwards(mount: str, path: str) -> Iterator[str]:
+    # Inside a container the path may be the host's, of which only the mount itself is visible. So
+    # the mount is read in any case, and nothing else for a group outside of this namespace ("..").
     group = PurePosixPath(path.strip("/"))
-    if ".." not in group.parts:  # a group outside this namespace: only the mount is ours to see
+    if ".." not in group.parts:
         yield from (f"{mount}/{level}" for level in (group, *group.parents) if level.parts)
     yield mount

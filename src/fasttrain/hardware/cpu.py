@@ -1,4 +1,4 @@
-"""The processor: its name, its instruction sets, and the share of it that is really granted."""
+"""The processor: its name, its instruction sets, and how many cores this process may use."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fasttrain.hardware.cgroup import memory_limit_bytes, quota_cores
 from fasttrain.hardware.host import Host
 from fasttrain.model.machine import Cpu
 
-# Flags of /proc/cpuinfo that matter to torch's kernels, and the names they go by here.
+# Flags of /proc/cpuinfo that matter to torch's kernels, and their names in a `Machine`.
 FEATURES = {
     "avx2": "avx2",
     "avx512f": "avx512f",
@@ -30,7 +30,7 @@ APPLE_BF16 = "hw.optional.arm.FEAT_BF16"
 
 
 def probe_cpu(host: Host) -> Cpu:
-    """Return the processor and what this process was granted of it."""
+    """Return the processor, with the cores and the memory granted to this process."""
     if host.system == "Darwin":
         model, features, physical = _apple(host)
     else:
@@ -42,21 +42,21 @@ def probe_cpu(host: Host) -> Cpu:
 
 
 def granted_cores(host: Host) -> tuple[int, str]:
-    """Return whole cores, at least one, and the limit that decided; ties go to the affinity."""
+    """Return the granted whole cores, at least 1, and the limit that decides."""
     limits: list[tuple[int, str]] = [(host.affinity, f"{host.affinity} CPUs in the affinity mask")]
     if (quota := quota_cores(host)) is not None:
         limits.append((int(quota), f"a cgroup quota of {quota:g} cores"))
-    # srun sets it; a job script without --cpus-per-task has none and keeps its affinity.
+    # srun sets it. A job script without --cpus-per-task has none; there the affinity decides.
     tasks = host.environ.get("SLURM_CPUS_PER_TASK", "")
     if tasks.isdecimal():
         limits.append((int(tasks), f"SLURM_CPUS_PER_TASK={tasks}"))
-    cores, reason = min(limits, key=lambda limit: limit[0])
+    cores, reason = min(limits, key=lambda limit: limit[0])  # on a tie, the affinity
     return max(cores, 1), reason
 
 
 def _cpuinfo(host: Host) -> tuple[str, tuple[str, ...]]:
-    """Return model and features of the first processor; empty where the kernel names none."""
-    # One processor is enough, and the file of a 256-core machine is slow to produce.
+    """Return model and features of the first processor; empty if the kernel lists none."""
+    # Reading ends after one processor: the kernel takes long to list 256 of them.
     values: dict[str, str] = {}
     try:
         with (host.root / "proc/cpuinfo").open(errors="replace") as lines:
@@ -75,7 +75,7 @@ def _physical_memory_bytes(host: Host) -> int:
     for line in host.read("proc/meminfo").splitlines():
         words = line.split()
         if words[:1] == ["MemTotal:"]:
-            return int(words[1]) * 1024
+            return int(words[1]) * 1024  # unlike host.counted(), an unreadable number is an error
     return 0
 
 
@@ -89,14 +89,14 @@ def _apple(host: Host) -> tuple[str, tuple[str, ...], int]:
     )
 
 
-# The C++ compiler that torch.compile's CPU code would be built with.
+# The compiler of torch.compile's CPU code.
 
 
 def find_cxx_compiler(environ: Mapping[str, str], *, system: str = "") -> str:
-    """Return the path of the compiler that inductor would call; empty if it would find none.
+    """Return the path of the C++ compiler that inductor would call; empty if it would find none.
 
-    Inductor calls ``$CXX``, or else ``g++`` (``clang++`` on macOS), and looks no further: with
-    clang++ alone on Linux it fails, as it does with ``CXX="ccache g++"``, two words.
+    Inductor calls ``$CXX``, or else ``g++`` (``clang++`` on macOS), and nothing else. On Linux it
+    fails with clang++ alone, and with two words such as ``CXX="ccache g++"``.
 
     Source: torch 2.13.0, torch/_inductor/config.py, ``cpp.cxx``.
     """

@@ -1,4 +1,4 @@
-"""Everything that can be seen of this machine, for the checks of ``fasttrain doctor``."""
+"""Examines this machine for the checks of ``fasttrain doctor``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fasttrain.model.machine import Device, Interpreter, Machine
 from fasttrain.model.secrets import MASK, mask_value
 from fasttrain.model.vendors import VENDORS, DeviceKind
 
-# Without persistence mode the driver starts every board anew, which takes seconds each.
+# Without persistence mode the driver has to start every board, which takes seconds each.
 NVML_TIMEOUT_S = 30.0
 
 _ENV_OPTION = "FASTTRAIN_ENV"  # NAME=VALUE words, split as a shell would
@@ -37,7 +37,7 @@ _NAMES = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class _Patient:
-    """NVIDIA's probe with a time limit: a driver that is stuck holds every caller for good."""
+    """NVIDIA's probe with a time limit: a driver that hangs blocks every caller for ever."""
 
     cuda: Cuda
     timeout_s: float
@@ -59,14 +59,14 @@ class _Patient:
 def examine(
     environ: Mapping[str, str], *, run_root: Path, other: Interpreter | None = None
 ) -> Examination:
-    """Give all that can be seen of this machine without starting torch; never raises.
+    """Return this machine and its state, without starting torch; never raise.
 
-    What could not be looked at is a sentence in the machine's notes.
+    What could not be examined is a sentence in the machine's notes.
 
     Args:
         environ: The environment that a run would start in.
-        run_root: Where run directories are made.
-        other: The Python that runs scripts, where it isn't this one.
+        run_root: The folder of run directories.
+        other: The Python that runs scripts, if it isn't this one.
     """
     return examine_host(Host(environ), run_root=run_root, other=other)
 
@@ -79,7 +79,7 @@ def examine_host(
     nvml_timeout_s: float = NVML_TIMEOUT_S,
     other: Interpreter | None = None,
 ) -> Examination:
-    """Return what `host` shows; `nvml` stands in for the ``pynvml`` module in tests."""
+    """Return the examination of `host`; in tests `nvml` replaces the ``pynvml`` module."""
     notes: list[str] = []
     none: dict[int, RunProcess] = {}
     runs = attempt("processes", lambda: find_run_processes(run_root), none, notes)
@@ -107,7 +107,7 @@ def _device_states(
     runs: Mapping[int, RunProcess],
     notes: list[str],
 ) -> Iterator[DeviceState]:
-    """Yield the devices' states, in the order in which the machine lists them."""
+    """Yield the devices' states, in the order of the machine's devices."""
     none: tuple[DeviceState, ...] = ()
     for vendor in probes:
         row = VENDORS[vendor.kind]
@@ -116,7 +116,7 @@ def _device_states(
 
 
 def relevant(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that matter to training, by name, with secrets as ``***``."""
+    """Return the variables that affect training, sorted by name, with secrets as ``***``."""
     return {
         name: _masked(name, environ[name])
         for name in sorted(environ)
@@ -131,6 +131,6 @@ def _masked(name: str, value: str) -> str:
 def _masked_words(text: str) -> str:
     try:
         pairs = [word.partition("=") for word in shlex.split(text)]
-    except ValueError:  # a quote without its end: no telling where a secret ends
+    except ValueError:  # an unclosed quote: the end of a secret is unknown
         return MASK
     return shlex.join(f"{name}{sign}{_masked(name, value)}" for name, sign, value in pairs)

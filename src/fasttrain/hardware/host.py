@@ -1,4 +1,4 @@
-"""What every probe looks through: a file system, an environment, a system and its tools."""
+"""The access of all probes to this machine: its files, environment and tools."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SYSCTL_TIMEOUT_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class VendorReport:
-    """What one vendor's probe found; `notes` are sentences for the user."""
+    """The result of one vendor's probe; `notes` are sentences for the user."""
 
     devices: tuple[Device, ...] = ()
     driver: str = ""
@@ -35,7 +35,7 @@ class Vendor(Protocol):
     kind: ClassVar[DeviceKind]
 
     def probe(self) -> VendorReport:
-        """Return this vendor's devices, cheaply and without starting their runtime."""
+        """Return this vendor's devices without starting their runtime, which can take seconds."""
 
     def states(
         self, devices: Iterable[Device], runs: Mapping[int, RunProcess]
@@ -57,11 +57,11 @@ def granted_cpus() -> int:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """The machine as the probes see it; tests put a recorded tree under `root`.
+    """The machine that the probes read; in tests `root` holds a recorded tree of files.
 
     Attributes:
         environ: The user's environment.
-        root: Where ``/`` is.
+        root: The folder that stands for ``/``.
         system: ``Linux``, ``Darwin`` or ``Windows``.
         architecture: ``x86_64``, ``aarch64``, ``arm64``, ...
         affinity: Logical CPUs that this process may run on.
@@ -74,18 +74,18 @@ class Host:
     affinity: int = field(default_factory=granted_cpus)
 
     def read(self, path: str) -> str:
-        """Return text of a file relative to the root; empty when it is absent or closed to us."""
+        """Return the text of a file relative to the root; empty if it can't be read."""
         try:
             return (self.root / path).read_text(errors="replace")
         except OSError:
             return ""
 
     def exists(self, path: str) -> bool:
-        """Return whether a path relative to the root is there."""
+        """True if a path relative to the root exists."""
         return (self.root / path).exists()
 
     def names(self, folder: str) -> list[str]:
-        """Return the names in a folder, ``mlx5_2`` before ``mlx5_10``; none where it is closed."""
+        """Return the names in a folder, ``mlx5_2`` before ``mlx5_10``; empty if it is closed."""
         try:
             names = [entry.name for entry in (self.root / folder).iterdir()]
         except OSError:
@@ -93,25 +93,33 @@ class Host:
         return sorted(names, key=lambda name: (len(name), name))
 
     def number(self, path: str) -> int | None:
-        """Return the number that a file holds; None when it is absent or holds something else."""
+        """Return the number that a file holds; None if it is absent or holds something else."""
         text = self.read(path).strip()
         return int(text) if text.isdecimal() else None
 
+    def counted(self, path: str, name: str) -> int | None:
+        """Return the number after `name` in a file of lines such as ``MemTotal: 65536 kB``."""
+        for line in self.read(path).splitlines():
+            words = line.split()
+            if words[:1] == [name] and words[1:] and words[1].isdecimal():
+                return int(words[1])
+        return None
+
     def numbered(self, folder: str, pattern: str) -> list[str]:
-        """Return a folder's entries that match `pattern`, in the order of its one number group."""
+        """Return the paths in a folder that match `pattern`, sorted by the number in its group."""
         found = [match for name in self.names(folder) if (match := re.fullmatch(pattern, name))]
         return [f"{folder}/{match[0]}" for match in sorted(found, key=lambda m: int(m[1]))]
 
     def which(self, tool: str, *extra: str) -> str:
-        """Return the path of a tool on PATH or in `extra` folders under the root; empty if none."""
+        """Return the path of a tool on PATH or in `extra` folders of the root; empty if absent."""
         folders = [self.environ.get("PATH", os.defpath), *(str(self.root / item) for item in extra)]
         return shutil.which(tool, path=os.pathsep.join(folders)) or ""
 
     def sysctl(self, *names: str) -> dict[str, str]:
-        """Return values of macOS kernel variables; those that this Mac doesn't know are left out.
+        """Return macOS kernel variables by name; unknown ones are left out.
 
         Raises:
-            ToolError: ``sysctl`` is missing, fails or hangs.
+            ToolError: If ``sysctl`` is missing, fails or hangs.
         """
         tool = self.which("sysctl", "usr/sbin") or "sysctl"
         lines = run_tool([tool, "-i", *names], timeout_s=SYSCTL_TIMEOUT_S).splitlines()

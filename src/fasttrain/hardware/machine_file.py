@@ -1,10 +1,9 @@
-"""A machine described in a file, for planning a run on one machine that is meant for another."""
+"""A machine described in a file: a run can be planned here for that machine."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -25,17 +24,17 @@ def other_version(version: object) -> str:
 
 
 def read_machine(path: Path) -> Machine:
-    """Return the machine that a JSON file describes, by itself or as ``doctor --json`` prints it.
+    """Return the machine in a JSON file: a description alone, or output of ``doctor --json``.
 
     Raises:
-        FasttrainError: ``machine-file``: there is no such regular file, it can't be read, is not
-            JSON, is of another schema version, or lacks, misspells or contradicts a field.
+        FasttrainError: ``machine-file`` if it is no regular file, can't be read, is not JSON, has
+            another schema version, or a field is missing, misspelt or contradictory.
     """
     return read_examination(path).machine
 
 
 def read_examination(path: Path) -> Examination:
-    """Return what a JSON file holds of a machine: a description alone, or all that doctor saw.
+    """Return the examination in a JSON file; it has the machine alone if the file has no more.
 
     Raises:
         FasttrainError: ``machine-file``, as in `read_machine`.
@@ -57,7 +56,7 @@ def read_examination(path: Path) -> Examination:
 
 
 def _within_envelope(data: Any) -> Any:
-    """Return the examination out of what ``doctor --json`` prints, and anything else as it is."""
+    """Return the examination in output of ``doctor --json``; other data as it is."""
     if (
         isinstance(data, dict)
         and data.get("kind") == "doctor"
@@ -69,10 +68,10 @@ def _within_envelope(data: Any) -> Any:
 
 def _read_json(path: Path) -> Any:
     try:
-        # A pipe or a device could block for ever or never end.
+        # Reading a pipe or a device could block for ever, or never end.
         if not path.is_file():
             raise _refused(path, NOT_REGULAR if path.exists() else NO_FILE)
-        text = path.read_bytes().decode("utf-8-sig")
+        text = path.read_bytes().decode("utf-8-sig")  # editors on Windows write a BOM
     except UnicodeDecodeError as error:
         raise _refused(path, BINARY) from error
     except OSError as error:
@@ -84,7 +83,7 @@ def _read_json(path: Path) -> Any:
 
 
 def _problem(machine: Machine) -> str:
-    """Give what is impossible in a description of the right shape; empty if nothing is."""
+    """Return the first impossible value of a machine, as a sentence; empty if there is none."""
     if machine.cpu.cores < 1:
         return f"cpu.cores is {machine.cpu.cores}; a process has at least one core"
     if machine.cpu.memory_bytes < 0:
@@ -109,24 +108,6 @@ def _refused(path: Path, why: str) -> FasttrainError:
         f"the machine file {path} can't be used",
         # A field name may hold half a surrogate pair, which no terminal can print.
         why=why.encode(errors="backslashreplace").decode(),
-        fix="mend the file as docs/machine.md describes, or leave out --machine",
+        fix="correct the file as docs/machine.md describes, or leave out --machine",
         slug="machine-file",
     )
-
-
-# A machine in a few words, for error texts.
-
-
-NO_GPU = "no GPU"
-
-
-def describe(machine: Machine) -> str:
-    """Return accelerators in one phrase: ``8 x NVIDIA H100 80GB HBM3``, ``no GPU, 2 CPU cores``.
-
-    Devices of one name are counted together, in the order in which the names first appear.
-    """
-    names = Counter(device.name for device in machine.devices)
-    if names:
-        return ", ".join(f"{count} x {name}" for name, count in names.items())
-    cores = machine.cpu.cores
-    return f"{NO_GPU}, {cores} CPU core{'' if cores == 1 else 's'}"

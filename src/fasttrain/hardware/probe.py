@@ -1,4 +1,4 @@
-"""All probes together: this machine in one value."""
+"""Runs all probes, and returns this machine in one value."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from typing import TypeVar
 
 from fasttrain.hardware.cpu import find_cxx_compiler, probe_cpu
 from fasttrain.hardware.host import Host, Vendor, VendorReport
-from fasttrain.hardware.interpreter import Locate, torch_of
-from fasttrain.hardware.torch_install import find_torch
+from fasttrain.hardware.interpreter import Locate, find_torch, torch_of
 from fasttrain.model.machine import Cpu, Interpreter, Machine, Torch
 from fasttrain.model.vendors import ACCELERATORS
 
@@ -22,32 +21,32 @@ TORCH_UNREAD = f"the torch {PROBE_FAILED}"
 
 
 def vendors(host: Host, other: Interpreter | None = None) -> tuple[Vendor, ...]:
-    """Give every vendor's probe, in the order in which devices are listed."""
+    """Return every vendor's probe, in the order in which devices are listed."""
     modules = (import_module(f"fasttrain.hardware.vendors.{kind}") for kind in ACCELERATORS)
     return tuple(module.vendor(host, finds(other)) for module in modules)
 
 
 def finds(other: Interpreter | None) -> Callable[[str], bool]:
-    """Return whether a package is there for another Python, or for this one."""
+    """Return a function that tells if a package is installed for `other`, or for this Python."""
     there = Locate(other) if other else find_spec
     return lambda package: there(package) is not None
 
 
 def probe_machine(environ: Mapping[str, str], other: Interpreter | None = None) -> Machine:
-    """Return this machine as the user's environment shows it; never raises, never imports torch.
+    """Return this machine; never raise, never import torch.
 
-    What a probe could not find out is one sentence in the machine's notes.
+    Whatever a probe could not find out is a sentence in the machine's notes.
 
     Args:
         environ: The user's environment.
-        other: The Python that runs the script, where it isn't this one.
+        other: The Python that runs the script, if it isn't this one.
     """
     host = Host(environ)
     return probe_host(host, vendors(host, other), other)
 
 
 def probe_host(host: Host, probes: tuple[Vendor, ...], other: Interpreter | None = None) -> Machine:
-    """Return the machine that `host` shows to `probes`."""
+    """Return the machine that `probes` find on `host`."""
     notes: list[str] = []
     reports = [_attempt(vendor.kind, vendor.probe, VendorReport(), notes) for vendor in probes]
     unknown_cpu = Cpu(host.architecture, 1, "the processor could not be probed")
@@ -67,6 +66,6 @@ def probe_host(host: Host, probes: tuple[Vendor, ...], other: Interpreter | None
 def _attempt(what: str, probe: Callable[[], T], fallback: T, notes: list[str]) -> T:
     try:
         return probe()
-    except Exception as error:  # noqa: BLE001 - a plan is wanted on a broken machine too
+    except Exception as error:  # noqa: BLE001 - a broken machine needs a plan too
         notes.append(f"the {what} {PROBE_FAILED}: {type(error).__name__}: {error}")
         return fallback

@@ -1,4 +1,4 @@
-"""The runs of this user on this machine, also those whose launcher is dead."""
+"""This user's runs on this machine and their processes, with or without a living launcher."""
 
 from __future__ import annotations
 
@@ -26,19 +26,18 @@ from fasttrain.model.plan import PLAN_FILE
 from fasttrain.processes.launchers import Launcher, launchers
 from fasttrain.processes.table import mark_of, of_run
 
-# Processes of fasttrain's runs on this machine, and those whose launcher is dead.
-
-
-# The line that a spawned child of a worker begins with.
+# The command that multiprocessing's spawn starts a worker's child with.
 _SPAWNED = re.compile(re.escape(SPAWN_MODULE) + r".*prepare\('([^']+)', ")
 _LAUNCHERS = ("fasttrain", TASK_MODULE)
 
 
 @dataclass(frozen=True, slots=True)
 class RunProcess:
-    """A process of a run: its run directory, and whether nothing of fasttrain is above it.
+    """A process of a run.
 
-    Where the directory isn't known, `run` is the run's name alone.
+    Attributes:
+        run: The run directory; the run's name if the directory isn't known.
+        orphan: True if no ancestor is a launcher of fasttrain.
     """
 
     run: str
@@ -46,27 +45,27 @@ class RunProcess:
 
 
 def find_run_processes(run_root: Path) -> dict[int, RunProcess]:
-    """Return the processes of runs, by pid, that belong to this user; others are closed to us.
+    """Return this user's processes of runs, by pid.
 
-    A command under ``--no-python`` has no plan on its command line, so the mark in the environment
-    counts too, and with it whatever the script has started.
+    A process belongs to a run if its command line names the run's plan, or if it carries the run's
+    mark in its environment: a command under ``--no-python``, and whatever a script has started.
 
     Args:
-        run_root: Where run directories are looked for by name.
+        run_root: The folder in which run directories are looked up by name.
     """
-    # This process and those above it may be inside of a run themselves, but are no leftovers.
+    # This process and its ancestors may be part of a run themselves, but are no leftovers.
     spared = {os.getpid(), *(parent.pid for parent in psutil.Process().parents())}
     found = {}
     for process in _own_processes():
-        with suppress(psutil.Error):  # it ended meanwhile, or is closed to us after all
+        with suppress(psutil.Error):  # it has ended, or can't be read
             run = run_of(process.cmdline(), {RUN_MARK: mark_of(process.pid)}, run_root)
             if run and process.pid not in spared:
-                found[process.pid] = RunProcess(run, not _is_led(process))
+                found[process.pid] = RunProcess(run, not _has_launcher(process))
     return found
 
 
 def run_of(argv: Sequence[str], environ: Mapping[str, str], run_root: Path) -> str:
-    """Return run directory, or at least the name, of a process's run; empty if it is of none."""
+    """Return the run directory, or at least the name, of a process's run; empty if none."""
     for word, following in pairwise(argv):
         if word.endswith(WORKER_PROGRAM) and PurePath(following).name == PLAN_FILE:
             return str(PurePath(following).parent)
@@ -77,7 +76,7 @@ def run_of(argv: Sequence[str], environ: Mapping[str, str], run_root: Path) -> s
 
 
 def is_launcher(argv: Sequence[str]) -> bool:
-    """Return whether a command line is one of fasttrain's own, on a SLURM node too."""
+    """True if a command line is that of a launcher or an agent, also on a SLURM node."""
     program = _program(argv)
     return PurePath(program).name in _LAUNCHERS or program.endswith(
         (AGENT_PROGRAM, LAUNCHER_PROGRAM)
@@ -87,15 +86,19 @@ def is_launcher(argv: Sequence[str]) -> bool:
 def as_device_process(
     pid: int, memory_bytes: int, runs: Mapping[int, RunProcess], command: str = ""
 ) -> DeviceProcess:
-    """Return a driver's word on a process with what is known of it here.
+    """Return a process that a driver lists, completed by its command and run.
 
-    Drivers may count processes outside of the container that this one runs in; those have no
-    number here.
+    Args:
+        pid: The process as the driver numbers it. Processes outside of this container have no
+            number here, and get 0.
+        memory_bytes: Device memory that it holds.
+        runs: Processes of fasttrain's runs, by pid.
+        command: The driver's name for it, used if the process can't be read.
     """
     try:
         command = _command(psutil.Process(pid)) or command
     except (psutil.AccessDenied, psutil.ZombieProcess):
-        pass  # it is there, and the driver's word for it has to do
+        pass  # it exists, but only the driver knows its name
     except psutil.NoSuchProcess:
         return DeviceProcess(0, memory_bytes, command)
     run = runs.get(pid, RunProcess("", orphan=False))
@@ -103,9 +106,9 @@ def as_device_process(
 
 
 def orphans(runs: Mapping[int, RunProcess]) -> tuple[DeviceProcess, ...]:
-    """Return those processes of runs whose launcher is dead, and that haven't ended since."""
-    told = (as_device_process(pid, 0, runs) for pid, run in runs.items() if run.orphan)
-    return tuple(process for process in told if process.pid)
+    """Return the live processes of runs whose launcher is dead."""
+    found = (as_device_process(pid, 0, runs) for pid, run in runs.items() if run.orphan)
+    return tuple(process for process in found if process.pid)
 
 
 def _own_processes() -> Iterator[psutil.Process]:
@@ -116,16 +119,16 @@ def _own_processes() -> Iterator[psutil.Process]:
                 yield process
 
 
-def _is_led(process: psutil.Process) -> bool:
+def _has_launcher(process: psutil.Process) -> bool:
     for one in (process, *process.parents()):
-        with suppress(psutil.Error):  # a launcher that just ended leads nobody
+        with suppress(psutil.Error):  # an ancestor that has just ended is no launcher
             if is_launcher(one.cmdline()):
                 return True
     return False
 
 
 def _program(argv: Sequence[str]) -> str:
-    """Give the script or module that a command line of Python runs; else the command itself."""
+    """Return the script or module that a Python command line runs; else the command itself."""
     words = iter(argv)
     command = next(words, "")
     if "python" not in PurePath(command).name:
@@ -141,26 +144,26 @@ def _program(argv: Sequence[str]) -> str:
 
 
 def _command(process: psutil.Process) -> str:
-    # Not process.name(): torch calls the main thread of its processes pt_main_thread. A title that
-    # a program gave itself comes as one word and may hold arguments, so it is cut at the first.
+    # Not process.name(): torch names the main thread of its processes pt_main_thread. A title that
+    # a program sets is one argument that may hold secrets, so only its first word is kept.
     words = " ".join(process.cmdline()[:1]).split()
     return PurePath(words[0]).name if words else process.name()
 
 
 def find_runs(run_root: Path, held_bytes: Mapping[int, int], receipt: str) -> tuple[LocalRun, ...]:
-    """Return runs, the oldest first; found by the marks of their processes, and their launchers.
+    """Return runs, the oldest first, found by the marks of processes and by launchers.
 
     Args:
-        run_root: Where run directories are made.
-        held_bytes: Device memory by process.
-        receipt: Name of the file that a run leaves at its end.
+        run_root: The folder of run directories.
+        held_bytes: Device memory by pid.
+        receipt: Name of the file that a run writes at its end.
     """
     known = find_run_processes(run_root)
-    led = launchers()
-    names = led.keys() | {mark for pid in known if (mark := mark_of(pid))}
-    runs = [_run(name, known, held_bytes, run_root, receipt, led.get(name)) for name in names]
-    there = (run for run in runs if run.processes or run.launcher)
-    return tuple(sorted(there, key=lambda run: run.started_s))
+    live = launchers()
+    names = live.keys() | {mark for pid in known if (mark := mark_of(pid))}
+    runs = [_run(name, known, held_bytes, run_root, receipt, live.get(name)) for name in names]
+    live_runs = (run for run in runs if run.processes or run.launcher)
+    return tuple(sorted(live_runs, key=lambda run: run.started_s))
 
 
 def _run(
@@ -172,7 +175,7 @@ def _run(
     launcher: Launcher | None,
 ) -> LocalRun:
     pids = sorted(of_run(name))
-    told = (as_device_process(pid, held_bytes.get(pid, 0), known) for pid in pids)
+    processes = (as_device_process(pid, held_bytes.get(pid, 0), known) for pid in pids)
     named = [str(launcher.run_dir)] if launcher else []
     named += [known[pid].run for pid in pids if pid in known]
     run_dir = _directory(name, named, pids, run_root)
@@ -185,15 +188,15 @@ def _run(
         run_id=name,
         state=state,
         started_s=min(map(_started_s, (*pids, leader) if leader else pids), default=0.0),
-        processes=tuple(process for process in told if process.pid),
+        processes=tuple(process for process in processes if process.pid),
         run_dir=run_dir,
         launcher=leader,
     )
 
 
-def _directory(name: str, told: list[str], pids: list[int], run_root: Path) -> str:
-    """Return the run directory: one that was told, or the default one for some process."""
-    for run in told:
+def _directory(name: str, named: list[str], pids: list[int], run_root: Path) -> str:
+    """Return the run directory: the first full path in `named`, or the default of a process."""
+    for run in named:
         if Path(run).is_absolute():
             return run
     for pid in pids:
@@ -207,4 +210,4 @@ def _directory(name: str, told: list[str], pids: list[int], run_root: Path) -> s
 def _started_s(pid: int) -> float:
     with suppress(psutil.Error):
         return psutil.Process(pid).create_time()
-    return float("inf")  # it has ended, and says nothing of the others
+    return float("inf")  # it has ended, and must not decide the minimum

@@ -1,4 +1,4 @@
-"""Vendors' and system tools, run with a time limit and leaving nothing behind."""
+"""Calls with a time limit: vendors' and system tools, and functions that may hang."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from threading import Thread
 from typing import TypeVar
 
 TICK_S = 0.05
-KILL_S = 1.0  # a process that waits inside a driver can't even be killed
+KILL_S = 1.0  # SIGKILL has no effect while a process waits inside a driver
 
 
 class ToolError(RuntimeError):
-    """A vendor's tool that is missing, fails, or doesn't answer in time.
+    """A tool is missing, fails, or doesn't answer in time.
 
     Attributes:
-        said: All that it printed as errors; where that is nothing, all that it printed.
+        said: Its stderr; if that is empty, its stdout.
     """
 
     def __init__(self, text: str, said: str = "") -> None:
@@ -29,17 +29,15 @@ class ToolError(RuntimeError):
 
 
 def run_tool(argv: Sequence[str], *, timeout_s: float, errors_too: bool = False) -> str:
-    """Return a tool's standard output, as soon as the tool itself has ended.
-
-    What it has started, and left behind, is ended with it.
+    """Return a tool's standard output; processes that it leaves behind are killed.
 
     Args:
         argv: The tool and its arguments.
-        timeout_s: Seconds that it has.
-        errors_too: Whether what it prints to stderr is wanted as well, in its place.
+        timeout_s: Limit in seconds.
+        errors_too: True to return stderr as well, in the order of printing.
 
     Raises:
-        ToolError: It can't start, ends with an error, or takes longer than `timeout_s`.
+        ToolError: If it can't start, ends with an error, or takes longer than `timeout_s`.
     """
     try:
         process = subprocess.Popen(
@@ -47,7 +45,7 @@ def run_tool(argv: Sequence[str], *, timeout_s: float, errors_too: bool = False)
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT if errors_too else subprocess.PIPE,
-            start_new_session=True,
+            start_new_session=True,  # so that its children can be killed with it
         )
     except OSError as error:
         raise ToolError(f"{argv[0]} can't be started: {error.strerror}") from error
@@ -64,21 +62,21 @@ def run_tool(argv: Sequence[str], *, timeout_s: float, errors_too: bool = False)
 
 
 def end_group(process: subprocess.Popen[bytes]) -> None:
-    """Kill a process that leads a session, and all that it has started there."""
+    """Kill a process that leads a session, and all processes of that session."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
 
 
 def first_line(text: str) -> str:
-    """Return the first line that isn't blank; empty if there is none."""
+    """Return the first line that is not blank; empty if there is none."""
     return next((line.strip() for line in text.splitlines() if line.strip()), "")
 
 
 def _wait(process: subprocess.Popen[bytes], timeout_s: float) -> int | None:
-    """Wait for a tool while reading what it says, and give its exit code; None if it hangs."""
+    """Read a tool's output until it ends, and return its exit code; None if it hangs."""
     deadline_s = time.monotonic() + timeout_s
     while (left_s := deadline_s - time.monotonic()) > 0:
-        # It may end long before its output does: what it left behind may hold the pipe.
+        # In short ticks: processes that it left behind may hold the pipe long after its end.
         with suppress(subprocess.TimeoutExpired):
             process.communicate(timeout=min(left_s, TICK_S))
         if process.poll() is not None:
@@ -87,7 +85,7 @@ def _wait(process: subprocess.Popen[bytes], timeout_s: float) -> int | None:
 
 
 def _end(process: subprocess.Popen[bytes]) -> tuple[str, str]:
-    """End a tool with all that it has started, and give what it said."""
+    """Kill a tool with all that it has started, and return its stdout and stderr."""
     end_group(process)
     try:
         output, errors = process.communicate(timeout=KILL_S)
@@ -98,27 +96,25 @@ def _end(process: subprocess.Popen[bytes]) -> tuple[str, str]:
     return output.decode(errors="replace"), (errors or b"").decode(errors="replace")
 
 
-# Calls that may hang or fail, kept from taking their caller along.
+# Calls that may hang or fail, without harm to the caller.
 
 
 T = TypeVar("T")
 
 
 def within(limit_s: float, call: Callable[[], T]) -> T:
-    """Return the call's answer, or what it raises; for calls into C that can't be interrupted.
-
-    A call that hangs is left behind in a thread that doesn't keep this process alive; an executor
-    of the standard library would wait for it at exit.
+    """Return the call's result, or raise its exception; for calls into C that may hang.
 
     Raises:
-        TimeoutError: It gave no answer in `limit_s`.
+        TimeoutError: If there is no result within `limit_s`.
     """
+    # Not an executor of the standard library, which waits at exit for a call that hangs.
     answer: Future[T] = Future()
 
     def work() -> None:
         try:
             answer.set_result(call())
-        except BaseException as error:  # noqa: BLE001 - handed on to the caller
+        except BaseException as error:  # noqa: BLE001 - raised in the caller
             answer.set_exception(error)
 
     Thread(target=work, name="fasttrain-patience", daemon=True).start()
@@ -129,9 +125,9 @@ def within(limit_s: float, call: Callable[[], T]) -> T:
 
 
 def attempt(what: str, call: Callable[[], T], fallback: T, notes: list[str]) -> T:
-    """Return the call's answer; where it fails, `fallback`, and one more sentence in `notes`."""
+    """Return the call's result; if it fails, return `fallback` and add a sentence to `notes`."""
     try:
         return call()
     except Exception as error:  # noqa: BLE001 - the rest is wanted on a broken machine too
-        notes.append(f"{what} can't be looked at: {type(error).__name__}: {error}")
+        notes.append(f"{what} can't be examined: {type(error).__name__}: {error}")
         return fallback

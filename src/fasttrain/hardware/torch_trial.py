@@ -1,4 +1,4 @@
-"""The script's torch, tried in processes of its own, which may fail, crash or hang."""
+"""Trials of the script's torch, in processes of their own that may fail, crash or hang."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 LINE_BYTES = 65536
 LINE_LENGTH = 300
 
-# A trial compiles with nothing of what makes a real run's first compilation slow: probing the CPU's
-# vector instructions (nine runs of the compiler), precompiled headers (which inductor keeps outside
-# of its cache folder), and a pool of compile processes. Older torch ignores what it doesn't know.
+# Switches off what makes the first compilation of a real run slow: probing the CPU's vector
+# instructions (nine runs of the compiler), precompiled headers (which inductor keeps outside of its
+# cache folder), and a pool of compile processes. Older torch ignores unknown variables.
 # Source: torch 2.13.0, torch/_inductor/config.py, `cpp.vec_isa_ok`,
 # `cpp_cache_precompile_headers`, `compile_threads`.
 PLAIN_COMPILE = {
@@ -35,27 +35,27 @@ PLAIN_COMPILE = {
     "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0",
     "TORCHINDUCTOR_COMPILE_THREADS": "1",
 }
-# An answer from a cache would say nothing of the compiler.
+# Set to an empty folder, because a cached kernel would prove nothing about the compiler.
 FRESH = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TMPDIR")
-# With one of these set, torch.compile gives the function back as it is.
+# With one of these set, torch.compile returns the function unchanged.
 SWITCHED_OFF = ("TORCHDYNAMO_DISABLE", "TORCH_COMPILE_DISABLE")
 
 
 class Talk:
-    """A program that answers in marked lines of JSON; what else it prints is kept aside.
+    """A conversation with a program that answers in marked lines of JSON.
 
     Attributes:
         last: The last line that was no answer.
-        doing: What it said it was about to do.
-        hung: Whether it was silent past its limit.
-        garbled: Whether a marked line held no JSON object.
+        doing: The step that it announced last.
+        hung: True if it gave no answer within its limit.
+        garbled: True if a marked line held no JSON object.
     """
 
     def __init__(self, argv: list[str], environ: Mapping[str, str], timeout_s: float) -> None:
-        """Start it, in a session of its own so that it can be ended whole.
+        """Start the program, in a session of its own, so that its children can be killed with it.
 
         Raises:
-            OSError: It can't be started.
+            OSError: If it can't be started.
         """
         self.last = self.doing = ""
         self.hung = self.garbled = False
@@ -70,12 +70,12 @@ class Talk:
         )
 
     def allow(self, timeout_s: float) -> None:
-        """Let it take `timeout_s` from now on."""
+        """Set the limit to `timeout_s` from now on."""
         self.timeout_s = timeout_s
         self.deadline_s = time.monotonic() + timeout_s
 
     def answers(self) -> Iterator[dict[str, Any]]:
-        """Give its answers as they come, until it has ended or hangs, and end it then."""
+        """Yield answers until the program ends or hangs; then kill what is left of it."""
         try:
             for line in self._lines():
                 if (answer := self._read(line)) is not None:
@@ -86,14 +86,14 @@ class Talk:
             self.end()
 
     def end(self) -> None:
-        """Kill all that it has started, however far it is."""
+        """Kill the program and all that it has started."""
         end_group(self.process)
         self._wait(KILL_S)
         assert self.process.stdout
         self.process.stdout.close()
 
     def ending(self) -> Trial:
-        """Return what became of a question that it did not answer."""
+        """Return how the program failed to answer a question."""
         code = self.process.returncode
         where = f" while {self.doing}" if self.doing else ""
         if self.hung:
@@ -116,11 +116,11 @@ class Talk:
         yield rest.decode(errors="replace")
 
     def _data(self, selector: selectors.BaseSelector) -> bytes:
-        """Wait for output; empty at its end, and when the time is over."""
+        """Wait for output and return it; empty at its end or after the limit."""
         assert self.process.stdout
         while (left_s := self.deadline_s - time.monotonic()) > 0:
-            # Seen before looking: what it printed last is then there. Programs that it has left
-            # behind may hold the pipe open for ever.
+            # Polled before the pipe is read: its last output is in the pipe by then. Its end can't
+            # be told from the pipe, which children that it left behind may hold open for ever.
             ended = self.process.poll() is not None
             if selector.select(0 if ended else min(left_s, TICK_S)):
                 return os.read(self.process.stdout.fileno(), LINE_BYTES)
@@ -148,7 +148,7 @@ class Talk:
 
 
 def _shown(text: str) -> str:
-    """Return what may be shown of a line: short, and nothing that a terminal would obey."""
+    """Return a line without control characters, cut to `LINE_LENGTH`."""
     return "".join(c for c in text if c.isprintable()).strip()[:LINE_LENGTH]
 
 
@@ -162,18 +162,18 @@ def _signal_name(number: int) -> str:
 def try_torch(
     python: str, environ: Mapping[str, str], *, timeout_s: float = 20.0, devices: int = 0
 ) -> TorchTrial:
-    """Return what torch says of itself, compiles and sums; never raises, leaves nothing behind.
+    """Return whether torch imports, compiles and sums over two processes; never raise.
 
     Args:
         python: The interpreter that runs scripts.
         environ: The environment that a run would start in.
         timeout_s: Limit of each question, in seconds.
-        devices: How many CUDA devices are here; from two on, they sum by NCCL too.
+        devices: Number of CUDA devices; with two or more, NCCL is tried too.
     """
     first = _attempt(python, environ, timeout_s, devices)
     if not first.autoload_error:
         return first
-    # torch is whole but for the extension of a device: the rest is asked without it.
+    # Only the extension of a device fails to load: the rest is tried without it.
     again = _attempt(python, {**environ, AUTOLOAD: "0"}, timeout_s, devices)
     return replace(again, autoload_error=first.autoload_error)
 
@@ -184,6 +184,8 @@ def _attempt(python: str, environ: Mapping[str, str], timeout_s: float, devices:
         with tempfile.TemporaryDirectory(prefix="fasttrain-", ignore_cleanup_errors=True) as folder:
             base = {name: value for name, value in environ.items() if name not in SWITCHED_OFF}
             environ = {**base, **PLAIN_COMPILE, **dict.fromkeys(FRESH, folder)}
+            # The sums have a process of their own: ranks are forked from it, and CUDA can't be
+            # used after a fork of a process that has used it.
             asked = _ask(python, environ, timeout_s, [["torch", "compile"], backends])
     except (OSError, ValueError) as error:  # ValueError: a NUL byte in a variable
         return TorchTrial(Trial("failed", message=f"it can't be tried: {error}"))
@@ -196,11 +198,12 @@ Said = dict[str, tuple[Trial, dict[str, Any]]]
 def _ask(
     python: str, environ: Mapping[str, str], timeout_s: float, groups: list[list[str]]
 ) -> list[Said]:
-    """Ask groups of questions, each of a process of its own, all at the same time."""
+    """Ask each group of questions in a process of its own, all at the same time."""
     argv = [python, program(TRIAL_PROGRAM), MARKER]
     talks: list[Talk] = []
     try:
-        # All from this thread, which outlives them: they die with the thread that started them.
+        # All are started by this thread, which outlives them. The parent-death signal comes when
+        # the thread that started a process ends, so a pool's thread would kill them too early.
         talks += [Talk([*argv, *group], environ, timeout_s) for group in groups]
         with ThreadPoolExecutor(len(groups)) as pool:
             return list(pool.map(_listen, talks, groups))
@@ -210,7 +213,7 @@ def _ask(
 
 
 def _listen(talk: Talk, questions: list[str]) -> Said:
-    """Give each question's trial and its whole answer."""
+    """Return each question's trial with its whole answer."""
     said: Said = {}
     for answer in talk.answers():
         talk.allow(talk.timeout_s)
@@ -229,7 +232,7 @@ def _gather(first: Said, second: Said) -> TorchTrial:
     imported, answer = first["torch"]
     if imported.state != "ok":
         autoload = str(answer.get("cause")) or imported.message
-        blamed = AUTOLOAD in imported.message  # as torch's own error does
+        blamed = AUTOLOAD in imported.message  # torch's error names it if an extension failed
         return TorchTrial(imported, autoload_error=autoload if blamed else "")
     sums = [
         (replace(trial, message=f"{backend}: {trial.message}"), trial.state == "ok")

@@ -35,9 +35,10 @@ class Vendor:
         build_name: How that build is written.
         extension: Package that teaches torch such devices, which torch loads by itself; empty where
             torch has them built in.
-        extension_needs: What the extension can't be loaded without, and how that is mended.
+        extension_needs: What the extension can't be loaded without, and the fix.
         cuda_stand_in: Import that makes a script's own ``cuda`` mean such a device; empty if none.
-        counted: Whether torch counts every device that the probe finds.
+        counted: Whether torch counts the same devices as the probe. Of Intel's it counts integrated
+            GPUs, which the probe leaves out, and on a Mac it can't count.
         memory_words: What torch begins its error with when one is ``out of memory``.
         fused_since: First torch with fused optimizers for it; None where we know of none.
         own_optimizers: The value of ``--optimizer`` that takes the extension's; empty if none.
@@ -83,7 +84,7 @@ class Vendor:
     socket_variable: str = ""
 
 
-# NCCL and RCCL take loopback only where there is nothing else, or if it is named.
+# NCCL and RCCL use loopback only if it is named, or there is no other interface.
 # Source: docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html, NCCL_SOCKET_IFNAME
 _NCCL_SOCKET = "NCCL_SOCKET_IFNAME"
 

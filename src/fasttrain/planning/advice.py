@@ -1,4 +1,4 @@
-"""What a user should know about a plan, and might try: its warnings and hints."""
+"""The warnings and hints of a plan."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from fasttrain.planning.describe import device_names, kind_noun, torch_phrase
 from fasttrain.planning.device import build_fix, unusable_kinds
 from fasttrain.planning.draft import Draft
 
-# Options that only one way of meeting uses: on one node, static on several, elastic.
+# Options of a rendezvous, and the kinds of run that use each: one node, static, elastic.
 _RENDEZVOUS_USERS: dict[str, tuple[str, ...]] = {
     "node_rank": ("static",),
     "master_addr": ("static",),
@@ -17,11 +17,15 @@ _RENDEZVOUS_USERS: dict[str, tuple[str, ...]] = {
     "rdzv_backend": ("elastic",),
     "rdzv_conf": ("elastic",),
 }
-MEETINGS = {"one node": "a run on one node", "static": "a static run", "elastic": "an elastic run"}
+MEETINGS = {
+    "one node": "a run on one node",
+    "static": "a static run",
+    "elastic": "an elastic run",
+}
 
 
 def warnings(draft: Draft) -> tuple[str, ...]:
-    """Return what the user should know before trusting the run, one sentence each."""
+    """Return the warnings, one sentence each."""
     parts = (
         *(_found, _cpu_torch, _emulated, _unused_rendezvous, _unused_scope, _unused_restarts),
         *(_fresh_cache, _one_wandb_run, _other_python, _unused_python),
@@ -30,13 +34,13 @@ def warnings(draft: Draft) -> tuple[str, ...]:
 
 
 def hints(draft: Draft) -> tuple[str, ...]:
-    """Return what the user might try, one sentence each."""
+    """Return the hints, one sentence each."""
     visible = len(draft.chosen.names)
     one = draft.processes.value.nproc_per_node == 1
     if draft.chosen.explicit or not one or visible < 2:
         return ()
-    there = kind_noun(draft.kind.value, visible)
-    return (f"{there} are visible and one process uses them: --gpus all starts one on each.",)
+    devices = kind_noun(draft.kind.value, visible)
+    return (f"{devices} are visible to one process: --gpus all starts one process on each.",)
 
 
 def _found(draft: Draft) -> Iterator[str]:
@@ -65,11 +69,11 @@ def _emulated(draft: Draft) -> Iterator[str]:
 def _unused_rendezvous(draft: Draft) -> Iterator[str]:
     processes = draft.processes.value
     several = "static" if processes.max_nodes > 1 else "one node"
-    meeting = "elastic" if processes.rdzv_endpoint else several
+    kind = "elastic" if processes.rdzv_endpoint else several
     for name, users in _RENDEZVOUS_USERS.items():
         setting = getattr(draft.settings, name)
-        if setting.source.explicit and meeting not in users:
-            yield f"{setting.source} has no effect in {MEETINGS[meeting]}."
+        if setting.source.explicit and kind not in users:
+            yield f"{setting.source} has no effect in {MEETINGS[kind]}."
 
 
 def _fresh_cache(draft: Draft) -> Iterator[str]:
@@ -78,12 +82,12 @@ def _fresh_cache(draft: Draft) -> Iterator[str]:
 
 
 def _other_python(draft: Draft) -> Iterator[str]:
-    """Return whose interpreter runs the script where another environment is the active one."""
+    """Yield a warning if another environment than the chosen one is active."""
     invocation = draft.invocation
     if invocation.python_note and invocation.target.kind != "command":
         yield (
-            f"{invocation.python_note}, and {invocation.python} runs the script:"
-            " mend that, or name a Python with --python."
+            f"{invocation.python_note}, so {invocation.python} runs the script:"
+            " fix that, or choose a Python with --python."
         )
 
 
@@ -94,19 +98,19 @@ def _unused_python(draft: Draft) -> Iterator[str]:
 
 
 def _one_wandb_run(draft: Draft) -> Iterator[str]:
-    """Return a warning where a mode that was set for wandb holds on rank 0 alone."""
+    """Yield a warning if a mode that was set for wandb applies to rank 0 only."""
     mode = draft.invocation.environ.get("WANDB_MODE") or "disabled"
     if draft.levers.strategy.value.injected and mode != "disabled":
-        yield f"WANDB_MODE={mode} holds on rank 0; the other ranks make no run (disabled)."
+        yield f"WANDB_MODE={mode} applies to rank 0; the other ranks log no run (disabled)."
 
 
 def _unused_restarts(draft: Draft) -> Iterator[str]:
-    """Tell of options for restarts where there are none."""
+    """Yield a warning for each option of restarts that has no effect."""
     most, on = draft.settings.max_restarts, draft.settings.restart_on
     if on.source.explicit and not most.value:
         yield f"{on.source} has no effect without --max-restarts."
     if most.value and draft.processes.value.backend == "slurm":
-        yield f"{most.source} has no effect in place where SLURM starts the ranks."
+        yield f"{most.source} restarts no rank in place if SLURM starts the ranks."
 
 
 def _unused_scope(draft: Draft) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Phrases about a machine, for reasons and errors."""
+"""Phrases for reasons and errors, and the sources of decisions."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import Any
 from fasttrain.model.decision import Setting, Source, SourceKind
 from fasttrain.model.machine import Device, Machine
 from fasttrain.model.vendors import VENDORS, DeviceKind
+
+NO_GPU = "no GPU"
 
 
 def counted(number: int, noun: str) -> str:
@@ -23,19 +25,19 @@ def and_join(words: Iterable[str]) -> str:
 
 
 def device_names(devices: Iterable[Device]) -> str:
-    """Return ``Tesla T4`` or ``2 x Tesla T4 and NVIDIA A100``; at least one device."""
+    """Return ``Tesla T4`` or ``2 x Tesla T4 and NVIDIA A100`` for one device or more."""
     names = Counter(device.name for device in devices)
     return and_join(name if n == 1 else f"{n} x {name}" for name, n in names.items())
 
 
 def machine_phrase(machine: Machine) -> str:
-    """Return what there is, such as ``no GPU, 2 CPU cores``."""
-    there = device_names(machine.devices) if machine.devices else "no GPU"
+    """Return a machine's devices and cores, such as ``no GPU, 2 CPU cores``."""
+    there = device_names(machine.devices) if machine.devices else NO_GPU
     return f"{there}, {counted(machine.cpu.cores, 'CPU core')}"
 
 
 def torch_phrase(machine: Machine) -> str:
-    """Return ``torch 2.13.0``, or that there is none."""
+    """Return ``torch 2.13.0`` or ``no torch installed``."""
     return f"torch {machine.torch.version}" if machine.torch.version else "no torch installed"
 
 
@@ -49,7 +51,7 @@ def kind_noun(kind: DeviceKind, number: int) -> str:
     return counted(number, VENDORS[kind].noun)
 
 
-# Who decided, where it was not a person.
+# Sources of decisions that are not the user's.
 
 
 BUILT_IN = Source(SourceKind.DEFAULT, "default")
@@ -63,5 +65,5 @@ NO_PYTHON = "no Python: fasttrain starts this command as it is"
 
 
 def asked(setting: Setting[Any]) -> str:
-    """Return the reason of a value that a person named, or that nobody did."""
+    """Return the reason for a setting's value: the user's option, or the default."""
     return f"asked for by {setting.source}" if setting.source.explicit else "the default"

@@ -1,4 +1,4 @@
-"""Decides the kind of device that the run trains on."""
+"""Decides on which kind of device the run trains."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from fasttrain.planning.visible import visible_slots
 def decide_device(
     settings: Settings, machine: Machine, environ: Mapping[str, str]
 ) -> Decision[DeviceKind]:
-    """Return the kind: the one asked for, else the machine's accelerators, else the CPU.
+    """Return the kind that was asked for, else the machine's accelerators, else the CPU.
 
     Raises:
-        FasttrainError: ``device-missing`` or ``torch-build`` when the kind that was asked for, or
-            that --gpus needs, can't be had.
+        FasttrainError: ``device-missing`` or ``torch-build`` if the kind that was asked for, or
+            that --gpus needs, can't be used.
     """
     asked = settings.device.value
     if asked != "auto":
@@ -31,30 +31,31 @@ def decide_device(
         )
     present = [kind for kind in ACCELERATORS if _devices(machine, kind)]
     if settings.gpus.value is not None and present:
-        # The GPUs were named, so falling back to the CPU would drop a request silently.
+        # The user asked for GPUs, so an error is better than a silent run on the CPU.
         kind = next((k for k in present if not wrong_build(machine, k)), present[0])
         _check_build(kind, machine)
         return _found(kind, machine)
+    # A hidden kind is skipped, so hiding all GPUs of one vendor makes a run use another's.
     usable = (k for k in present if visible_slots(machine, k, environ))
     chosen = next((k for k in usable if not wrong_build(machine, k)), None)
     return _found(chosen, machine) if chosen else _on_cpu(present, machine)
 
 
 def wrong_build(machine: Machine, kind: DeviceKind) -> bool:
-    """Return whether the torch that is installed was built without this kind of device."""
+    """True if the installed torch was built without support for a kind of device."""
     needed, build = VENDORS[kind].torch_build, machine.torch.build
     return bool(needed and build and build != needed)
 
 
 def unusable_kinds(machine: Machine) -> tuple[DeviceKind, ...]:
-    """Return the kinds of accelerators that are there but that this torch can't drive."""
+    """Return the kinds of accelerators that this machine has and its torch can't use."""
     return tuple(k for k in ACCELERATORS if _devices(machine, k) and wrong_build(machine, k))
 
 
 def build_fix(kind: DeviceKind) -> str:
-    """Return what to do about a torch that was built for something else."""
+    """Return the fix for a torch that was built for another kind of device."""
     name = VENDORS[kind].build_name
-    return f"install the {name} build of torch that pytorch.org/get-started names for your driver"
+    return f"install the {name} build of torch that pytorch.org/get-started lists for your driver"
 
 
 def _devices(machine: Machine, kind: DeviceKind) -> bool:
@@ -69,7 +70,7 @@ def _found(kind: DeviceKind, machine: Machine) -> Decision[DeviceKind]:
 def _on_cpu(present: list[DeviceKind], machine: Machine) -> Decision[DeviceKind]:
     reason = f"this machine has {machine_phrase(machine)}"
     if present and wrong_build(machine, present[0]):
-        reason = f"torch {machine.torch.version} can't drive {device_names(machine.devices)}"
+        reason = f"torch {machine.torch.version} can't use {device_names(machine.devices)}"
     elif present:
         reason = f"{VENDORS[present[0]].visibility} hides every {VENDORS[present[0]].noun}"
     return Decision("cpu", reason, DEVICES)
@@ -82,7 +83,7 @@ def _demanded(kind: DeviceKind, machine: Machine, environ: Mapping[str, str]) ->
         raise FasttrainError(
             f"--device {kind} was asked for, but there is no such device",
             why=f"this machine has {machine_phrase(machine)}",
-            fix="use --device auto; where there should be one, see that its driver lists it",
+            fix="use --device auto; if there should be one, check that its driver lists it",
             slug="device-missing",
             exit_code=ExitCode.UNAVAILABLE,
         )
@@ -105,7 +106,7 @@ def _check_build(kind: DeviceKind, machine: Machine) -> None:
         return
     raise FasttrainError(
         f"torch can't use the {VENDORS[kind].noun}s of this machine",
-        why=f"torch {machine.torch.version} is the {machine.torch.build} build, and there is "
+        why=f"torch {machine.torch.version} is the {machine.torch.build} build; this machine has "
         f"{device_names(device for device in machine.devices if device.kind == kind)}",
         fix=f"{build_fix(kind)}, or use --device cpu",
         slug="torch-build",

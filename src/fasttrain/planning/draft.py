@@ -1,4 +1,4 @@
-"""What is decided before the environment and the command are composed."""
+"""The decisions from which the environment and the command are composed."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from fasttrain.planning.gpus import Chosen
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A plan without its environment and its command.
+    """A plan without its environment and command.
 
     Attributes:
-        settings: What the user wants.
-        machine: What there is.
-        invocation: The call that is planned for.
+        settings: The user's settings.
+        machine: The machine of the run.
+        invocation: The call of fasttrain.
         kind: Kind of device.
         chosen: The devices.
         processes: The processes.
         levers: Changes in the worker.
-        guards: What is watched while it runs.
+        guards: What is watched during the run.
     """
 
     settings: Settings

@@ -1,4 +1,4 @@
-"""Renders a plan as a POSIX shell script that can be read, pasted and run."""
+"""Renders a plan as a POSIX shell script to read, paste or run."""
 
 from __future__ import annotations
 
@@ -18,21 +18,20 @@ _END = "FASTTRAIN_PLAN"
 
 
 def shell_script(plan: LaunchPlan, environ: Mapping[str, str]) -> str:
-    r"""Give the script: decisions as comments, the environment, the plan file and the command.
+    """Return the script: decisions as comments, the environment, the plan file and the command.
 
-    Secrets are not printed; the script asks for them instead. Arguments that are no valid UTF-8
-    are in it as lone surrogates, so it must be written with ``errors="surrogateescape"``.
-    Everything happens in a sub-shell: pasting it leaves the shell as it was.
+    The script asks for secrets instead of containing them. Arguments that are not valid UTF-8 are
+    in it as lone surrogates, so it must be written with ``errors="surrogateescape"``.
 
     Args:
         plan: The plan to render.
-        environ: The environment as the user has it, to say what a variable was before.
+        environ: The user's environment, for a variable's value before the run.
     """
     masked = mask_plan(plan, environ)
     lines = [
         "#!/bin/sh",
         *_header(masked),
-        "(",
+        "(",  # a sub-shell, so that pasting the script leaves the user's shell unchanged
         "set -e",
         *_variables(plan, masked, environ),
         *_plan_file(masked),
@@ -89,9 +88,9 @@ def _before(variable: EnvVar, environ: Mapping[str, str]) -> str:
 
 def _plan_file(plan: LaunchPlan) -> Iterator[str]:
     path = quote(f"{plan.run_dir}/{PLAN_FILE}")
-    # Only these files are private: the script's own keep the umask of the shell.
+    # The umask is for fasttrain's files only: the training script's get that of the shell.
     yield f"(umask 077; mkdir -p -- {quote(plan.run_dir)}; cat > {path}) <<'{_END}'"
-    # JSON in ASCII: no line of it can end the here-document, whatever the strings hold.
+    # The JSON is ASCII without line breaks in strings, so no line of it can end the here-document.
     yield dumps(plan)
     yield _END
 

@@ -1,4 +1,4 @@
-"""Composes the environment of the workers, as a difference to the user's own."""
+"""Composes the workers' environment, as a difference to the user's."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from fasttrain.planning.describe import BUILT_IN, CPU_CORES
 from fasttrain.planning.draft import Draft
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-# torch sizes its thread pool by the CPU affinity; these limits it does not see.
-_UNSEEN_BY_TORCH = re.compile(r"quota|slurm", re.IGNORECASE)
+# Limits that torch ignores: it sizes its thread pool by the CPU affinity.
+_IGNORED_BY_TORCH = re.compile(r"quota|slurm", re.IGNORECASE)
 
 
 OWN_VALUE_WON = "your own value won"
@@ -26,7 +26,7 @@ EMPTY = "an empty one"
 
 @dataclass(frozen=True, slots=True)
 class _Wish:
-    """A variable that fasttrain would set; ``forced`` even over the user's own value."""
+    """A variable that fasttrain would set; `forced` if it overrides the user's value."""
 
     name: str
     value: str
@@ -36,7 +36,9 @@ class _Wish:
 
 
 def compose(draft: Draft) -> tuple[EnvVar, ...]:
-    """Give every variable that is set or kept on purpose; those of --env come last and win.
+    """Return the variables that are set, and those that the user has set already.
+
+    Entries of --env come last, and override fasttrain's.
 
     Raises:
         FasttrainError: ``env-syntax`` or ``env-reserved`` for an --env entry that can't be set.
@@ -53,16 +55,16 @@ def compose(draft: Draft) -> tuple[EnvVar, ...]:
 
 
 def parse_env(setting: Setting[tuple[str, ...]]) -> dict[str, str]:
-    """Return the --env entries by name; the last one of a name wins.
+    """Return the --env entries by name; the last entry of a name wins.
 
     Raises:
-        FasttrainError: ``env-syntax``, or ``env-reserved`` for the mark of the run.
+        FasttrainError: ``env-syntax``, or ``env-reserved`` for the run's mark.
     """
     entries: dict[str, str] = {}
     for text in setting.value:
         name, equals, value = text.partition("=")
         if not equals or not _NAME.fullmatch(name) or "\0" in value:
-            # The text may hold a secret, so only what precedes the sign is repeated.
+            # The text may hold a secret, so the message has only what precedes the = sign.
             raise FasttrainError(
                 f"--env {name if equals else '...'!r} is not NAME=VALUE",
                 why="a name is letters, digits and underscores, and a value follows the = sign",
@@ -74,7 +76,7 @@ def parse_env(setting: Setting[tuple[str, ...]]) -> dict[str, str]:
     if RUN_MARK in entries:
         raise FasttrainError(
             f"--env {RUN_MARK} is not for users to set",
-            why="a run finds its own processes by it, and would take those of another for its own",
+            why="a run finds its own processes by it, and could end those of another run",
             fix="leave it out",
             slug="env-reserved",
         )
@@ -102,7 +104,7 @@ def _identity(draft: Draft) -> Iterator[_Wish]:
     reason = "marks the processes of this run"
     yield _Wish(RUN_MARK, draft.invocation.run_id, reason, BUILT_IN, forced=True)
     if count := draft.invocation.restart_count:
-        reason = "tells the script how often the run was started again"
+        reason = "tells the script how often the run was restarted"
         yield _Wish(RESTART_COUNT, str(count), reason, BUILT_IN, forced=True)
 
 
@@ -136,7 +138,7 @@ def _precision(draft: Draft) -> Iterator[_Wish]:
 
 def _threads(draft: Draft) -> Iterator[_Wish]:
     cpu, local = draft.machine.cpu, draft.processes.value.nproc_per_node
-    if local == 1 and not _UNSEEN_BY_TORCH.search(cpu.cores_reason):
+    if local == 1 and not _IGNORED_BY_TORCH.search(cpu.cores_reason):
         return
     reason = f"{cpu.cores} cores granted ({cpu.cores_reason})"
     if local > 1:
@@ -156,7 +158,7 @@ def _loopback(draft: Draft) -> Iterator[_Wish]:
 def _shutdown(draft: Draft) -> Iterator[_Wish]:
     setting, backend = draft.settings.shutdown_timeout, draft.processes.value.backend
     if backend == "torchrun" and setting.source.kind is not SourceKind.DEFAULT:
-        reason = "torchrun's agent gives its workers as long as the launcher gives all of the run"
+        reason = "torchrun's agent waits for its workers as long as the launcher waits for the run"
         name = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
         yield _Wish(name, str(setting.value), reason, setting.source, forced=True)
 
@@ -165,7 +167,7 @@ def _hashing(draft: Draft) -> Iterator[_Wish]:
     if not draft.levers.strategy.value.injected:
         return
     reason = "sets of strings must have one order on all ranks, such as those of a vocabulary"
-    # Python takes an empty value like "random", which would give each rank an order of its own.
+    # Python treats an empty value as "random", which would give each rank another order.
     # Source: Python/preconfig.c of CPython, _Py_GetEnv
     before = draft.invocation.environ.get("PYTHONHASHSEED")
     random = before in ("", "random")
@@ -199,6 +201,7 @@ def _debug(draft: Draft) -> Iterator[_Wish]:
     yield _Wish("PYTHONFAULTHANDLER", "1", reason, setting.source)
 
 
+# If two parts set one variable, the later one wins.
 _PARTS = (
     _identity,
     _visibility,

@@ -1,4 +1,4 @@
-"""Tells a plan row by row: what was decided, why, and by whom."""
+"""Explains a plan row by row: what was decided, why, and by whom."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decides which devices the run is given, from --gpus and what is visible already."""
+"""Decides which of the visible devices the run uses."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from fasttrain.model.vendors import VENDORS, DeviceKind
 from fasttrain.planning.describe import DEVICES, counted, kind_noun, machine_phrase
 from fasttrain.planning.visible import Slot, with_uuid
 
-# Seven digits are more devices than a node can have, and few enough to read as an int.
+# Seven digits are enough for any node, and not too many for int().
 _INDEX = re.compile(r"[0-9]{1,7}")
 _UUID = re.compile(r"(?:GPU|MIG)-[0-9A-Za-z/-]+", re.IGNORECASE)
 _AUTO = re.compile(r"auto:([0-9]{1,7})")
 
-IDLE_UNKNOWN = "which ones are idle is not looked at"
+IDLE_UNKNOWN = "idle or not"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Chosen:
     Attributes:
         kind: Their kind.
         names: Words for the visibility variable, in the order of the local ranks.
-        slots: The devices behind them, in the same order.
+        slots: The devices that they name, in the same order.
         decision: The names with their reason.
         explicit: Whether --gpus named them.
     """
@@ -48,7 +48,7 @@ class Chosen:
 def decide_gpus(
     setting: Setting[str | None], kind: DeviceKind, slots: tuple[Slot, ...], machine: Machine
 ) -> Chosen:
-    """Return the devices that --gpus picks among the visible ones; without it, all of those.
+    """Return the visible devices that --gpus selects; without it, all of them.
 
     Raises:
         FasttrainError: ``gpus-syntax``, ``gpus-twice``, ``gpus-missing``, ``gpus-ambiguous``,
@@ -104,7 +104,7 @@ def _no_gpus(text: str, machine: Machine) -> FasttrainError:
     return FasttrainError(
         f"--gpus {text} was asked for, but there is none",
         why=f"this machine has {machine_phrase(machine)}",
-        fix="leave --gpus out; where there should be GPUs, see that their driver lists them",
+        fix="leave --gpus out; if there should be GPUs, check that their driver lists them",
         slug="gpus-none",
         exit_code=ExitCode.UNAVAILABLE,
     )
@@ -162,7 +162,7 @@ def _check_mig(picked: tuple[Slot, ...]) -> None:
     if len(picked) > 1 and any(slot.device.parent_uuid for slot in picked):
         raise FasttrainError(
             f"--gpus picks {counted(len(picked), 'device')}, MIG instances among them",
-            why="CUDA shows a process one MIG instance only, and hides every whole GPU beside it",
+            why="CUDA shows a process one MIG instance only, and no whole GPU with it",
             fix="name one MIG instance for each run",
             slug="gpus-mig",
         )
@@ -173,14 +173,14 @@ def _names(words: tuple[str, ...], picked: tuple[Slot, ...]) -> tuple[str, ...]:
     uuids = tuple(slot.device.uuid for slot in picked)
     by_uuid = all(_UUID.fullmatch(word) for word in words)
     mixed = len({name.replace(".", "").isdecimal() for name in names}) > 1
-    # One list can't mix indices with UUIDs: drivers and torch stop reading where the form changes.
+    # A list can't mix indices and UUIDs: drivers and torch stop reading where the form changes.
     return uuids if (by_uuid or mixed) and all(uuids) else names
 
 
 def _reason(text: str, words: tuple[str, ...], kind: DeviceKind, slots: tuple[Slot, ...]) -> str:
     visible = f"{kind_noun(kind, len(slots))} visible"
     if _AUTO.fullmatch(words[0]):
-        return f"the first of {visible}; {IDLE_UNKNOWN}"
+        return f"the first of {visible}, {IDLE_UNKNOWN}"
     if VENDORS[kind].ascending and len(words) > 1:
         return f"{text} of {visible}, sorted: {VENDORS[kind].visibility} takes ascending ids only"
     return f"{text} of {visible}"

@@ -1,4 +1,4 @@
-"""Decides what is watched while the script trains: its progress, and its gradients."""
+"""Decides what is watched during a run, and what follows a preemption or a failure."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ _SECONDS = re.compile(r"[1-9][0-9]{0,6}")
 
 
 def decide_guards(settings: Settings, machine: Machine) -> Guards:
-    """Give what is watched.
+    """Return what is watched during the run: progress and gradients.
 
     Raises:
-        FasttrainError: ``hang-timeout`` for a time that is none, or a system without ``/proc``.
+        FasttrainError: ``hang-timeout`` for an invalid time, or on a system without ``/proc``.
     """
     nan = settings.on_nan
     return Guards(hang=_hang(settings, machine), nan=Decision(nan.value, asked(nan), nan.source))
 
 
 def no_guards() -> Guards:
-    """Give what is watched of a command that is not Python: nothing."""
+    """Return guards that are off, for a command that is not Python."""
     return Guards(
         hang=Decision(HangWatch(on=False), NO_PYTHON, BUILT_IN),
         nan=Decision("off", NO_PYTHON, BUILT_IN),
@@ -80,17 +80,17 @@ def _no_proc(setting: Setting[str], machine: Machine) -> FasttrainError:
     )
 
 
-# Decides what becomes of a run that has to make room for another one.
+# Preemption: the run must end early, because another job needs its place.
 
 
 def decide_preempt(
     settings: Settings, processes: Processes, levers: Levers, invocation: Invocation
 ) -> Decision[Preempt]:
-    """Return whether the run takes snapshots, and whether it goes on from one.
+    """Return whether the run takes snapshots, and whether it resumes from one.
 
     Raises:
-        FasttrainError: ``preempt-options`` where options for snapshots stand without them,
-            ``preempt-ranks`` where the ranks are not the shim's to bring back.
+        FasttrainError: ``preempt-options`` for options of snapshots if none are taken;
+            ``preempt-ranks`` for ranks that fasttrain does not make data-parallel.
     """
     setting = settings.preempt
     if setting.value == "signal":
@@ -103,14 +103,14 @@ def decide_preempt(
     strategy = levers.strategy.value
     if processes.world_size > 1 and strategy.mode != "ddp":
         raise FasttrainError(
-            "--preempt snapshot can't bring these ranks back",
+            "--preempt snapshot can't resume these ranks",
             why=f"there are {processes.world_size} of them, and {levers.strategy.reason}",
-            fix="use --strategy ddp, one process, or --preempt signal and checkpoints of the"
-            " script's own",
+            fix="use --strategy ddp, one process, or --preempt signal and the script's own"
+            " checkpoints",
             slug="preempt-ranks",
         )
-    # torchrun's agent ends the other workers by SIGTERM when one has failed; without an agent it
-    # comes from whoever needs the place, to the launcher's whole process group as well.
+    # With an agent, SIGTERM does not ask for a snapshot: torchrun's agent sends it to the other
+    # workers when one has failed. Without an agent it means preemption.
     alone = processes.backend == "direct"
     decided = Preempt(
         "snapshot",
@@ -124,7 +124,7 @@ def decide_preempt(
 def _two_directories() -> FasttrainError:
     return FasttrainError(
         "--resume and --run-dir exclude each other",
-        why="a run goes on in the directory in which it began",
+        why="a run is resumed in the directory in which it began",
         fix="leave --run-dir out",
         slug="preempt-options",
     )
@@ -145,30 +145,30 @@ def _refuse_without_snapshots(settings: Settings) -> None:
         setting = getattr(settings, name)
         if setting.value is not None:
             raise FasttrainError(
-                f"{setting.source} stands for nothing without --preempt snapshot",
+                f"{setting.source} has no effect without --preempt snapshot",
                 why="the run takes no snapshots",
                 fix="add --preempt snapshot, or leave it out",
                 slug="preempt-options",
             )
 
 
-# Decides what becomes of a run that fails.
+# Restarts of a run that fails.
 
 
 FAILURES = {"any": "any failure", "auto": "recoverable failures"}
 
 
 def decide_restarts(settings: Settings, processes: Processes) -> Decision[Restarts]:
-    """Return how often a run is started again, after what, and after how long."""
+    """Return how often a run is restarted, after which failures, and after how many seconds."""
     most, on = settings.max_restarts, settings.restart_on
     if processes.backend == "slurm":
-        reason = "a rank that SLURM started is not started again without the others"
+        reason = "a rank that SLURM started can't be restarted without the others"
         return Decision(Restarts(0, on.value), reason, most.source)
     if not most.value:
         return Decision(Restarts(0, on.value), asked(most), most.source)
     restarts = Restarts(most.value, on.value)
     what = f"after {FAILURES[on.value]}"
-    # Doubled as Kubernetes does for containers that fail, up to the same limit.
+    # The pause doubles, with the same limit as that of Kubernetes for failing containers.
     # Source: https://kubernetes.io/docs/concepts/workloads/pods/pod-lifecycle, CrashLoopBackOff
     reason = (
         f"{what}, {restarts.first_s:g} s later, and twice as long as before where it made no step,"

@@ -8,7 +8,7 @@ from fasttrain.model.decision import Decision, Setting, Source, SourceKind
 from fasttrain.model.errors import ExitCode, FasttrainError
 from fasttrain.model.machine import Interpreter
 
-# The shim's own syntax and library: except*'s groups, sys.flags.safe_path.
+# The worker's code needs exception groups and sys.flags.safe_path.
 OLDEST = (3, 11)
 
 BY_NAME = "asked for by name"
@@ -20,9 +20,9 @@ class Chosen:
     """The Python that runs the script.
 
     Attributes:
-        other: It, where it isn't fasttrain's own.
-        decision: Its path and the reason; None where it is fasttrain's own.
-        note: The active environment and why it isn't taken; empty where there is none.
+        other: The Python; None if it is fasttrain's own.
+        decision: Its path and the reason; None if it is fasttrain's own.
+        note: The active environment and why it is not used; empty if there is none.
     """
 
     other: Interpreter | None = None
@@ -31,15 +31,15 @@ class Chosen:
 
 
 def decide_python(setting: Setting[str | None], active: str, asked: Interpreter | None) -> Chosen:
-    """Return the Python that was named, that of the active environment, or fasttrain's own.
+    """Return the Python of --python, else of the active environment, else fasttrain's own.
 
     Args:
-        setting: The one that was named, if any.
-        active: The active environment that fasttrain isn't in, as ``VIRTUAL_ENV=/path``.
-        asked: What that Python said; None where it is fasttrain's own.
+        setting: The Python of --python, if any.
+        active: The active environment, if fasttrain is not in it, as ``VIRTUAL_ENV=/path``.
+        asked: The answers of that Python; None if it is fasttrain's own.
 
     Raises:
-        FasttrainError: ``python-unusable`` for one that was named and can't run the script.
+        FasttrainError: ``python-unusable`` if that of --python can't run the script.
     """
     if asked is None:
         return Chosen()

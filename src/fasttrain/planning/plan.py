@@ -1,12 +1,11 @@
-"""Turns what the user wants and what there is into the plan of a run."""
+"""Makes the plan of a run from the user's settings and the machine."""
 
 from __future__ import annotations
 
 from fasttrain.model.machine import Machine
-from fasttrain.model.plan import Invocation, LaunchPlan
+from fasttrain.model.plan import PLAN_FILE, Invocation, LaunchPlan, Processes
 from fasttrain.model.settings import Settings
 from fasttrain.planning.advice import hints, warnings
-from fasttrain.planning.command import command
 from fasttrain.planning.device import decide_device
 from fasttrain.planning.draft import Draft
 from fasttrain.planning.environment import compose, parse_env
@@ -19,10 +18,10 @@ from fasttrain.planning.visible import visible_slots
 
 
 def make_plan(settings: Settings, machine: Machine, invocation: Invocation) -> LaunchPlan:
-    """Give all that is decided about a run; pure, so that it can be printed before anything starts.
+    """Return all decisions about a run; a pure function, so a plan can be printed without a run.
 
     Raises:
-        FasttrainError: The request contradicts itself or the machine.
+        FasttrainError: If the request contradicts itself or the machine.
     """
     draft = _draft(settings, machine, invocation)
     return LaunchPlan(
@@ -38,7 +37,7 @@ def make_plan(settings: Settings, machine: Machine, invocation: Invocation) -> L
         levers=draft.levers,
         guards=draft.guards,
         restarts=decide_restarts(settings, draft.processes.value),
-        argv=command(draft),
+        argv=_command(draft),
         shutdown_timeout_s=settings.shutdown_timeout.value,
         show_ranks=decide_show_ranks(settings.show_ranks, draft.processes.value),
         max_steps=settings.max_steps.value,
@@ -51,7 +50,7 @@ def make_plan(settings: Settings, machine: Machine, invocation: Invocation) -> L
 
 
 def _draft(settings: Settings, machine: Machine, invocation: Invocation) -> Draft:
-    # --env can narrow what is visible too, as if the user's own environment had.
+    # --env may hide devices, too, like the user's environment.
     environ = invocation.environ | parse_env(settings.env)
     kind = decide_device(settings, machine, environ)
     slots = visible_slots(machine, kind.value, environ)
@@ -65,3 +64,70 @@ def _draft(settings: Settings, machine: Machine, invocation: Invocation) -> Draf
         levers = decide_levers(Situation(settings, machine, chosen, processes.value, facts))
         guards = decide_guards(settings, machine)
     return Draft(settings, machine, invocation, kind, chosen, processes, levers, guards)
+
+
+# The command: a worker, or torchrun's agent that starts several of them.
+
+
+def _plan_path(invocation: Invocation) -> str:
+    """Return the path of the plan that the workers read."""
+    return f"{invocation.run_dir}/{PLAN_FILE}"
+
+
+def _command(draft: Draft) -> tuple[str, ...]:
+    """Return the argv that starts this node's processes."""
+    worker = _worker(draft.invocation)
+    if draft.processes.value.backend != "torchrun":
+        return worker
+    return (*_agent(draft), *worker)
+
+
+def _worker(invocation: Invocation) -> tuple[str, ...]:
+    target = invocation.target
+    if target.kind == "command":
+        return (target.name, *target.args)
+    shim = (invocation.python, invocation.shim, _plan_path(invocation))
+    return (*shim, target.kind, target.name, *target.args)
+
+
+def _agent(draft: Draft) -> tuple[str, ...]:
+    processes = draft.processes.value
+    fewest, most = processes.min_nodes, processes.max_nodes
+    nodes = str(most) if fewest == most else f"{fewest}:{most}"
+    return (
+        draft.invocation.python,
+        draft.invocation.agent,
+        _plan_path(draft.invocation),
+        f"--nnodes={nodes}",
+        f"--nproc-per-node={processes.nproc_per_node}",
+        *_rendezvous(processes, draft.invocation.run_id),
+        f"--max-restarts={processes.max_restarts}",
+        "--no-python",  # the worker's command begins with its own Python
+        # Without it torchrun's parser drops a "--" that is the command's own first argument.
+        "--",
+    )
+
+
+def _rendezvous(processes: Processes, run_id: str) -> tuple[str, ...]:
+    if processes.rdzv_endpoint:
+        return (
+            f"--rdzv-backend={processes.rdzv_backend}",
+            f"--rdzv-endpoint={processes.rdzv_endpoint}",
+            f"--rdzv-id={processes.rdzv_id}",
+            *([f"--rdzv-conf={processes.rdzv_conf}"] if processes.rdzv_conf else []),
+        )
+    if processes.max_nodes > 1:
+        return (
+            f"--node-rank={processes.node_rank}",
+            f"--master-addr={processes.master_addr}",
+            f"--master-port={processes.master_port}",
+        )
+    # "loopback" is our agent's own backend, whose store listens on loopback only; if torch doesn't
+    # allow that, the agent uses c10d. With port 0 the store takes a free port, so two jobs on one
+    # node can't meet. The local address replaces the host's name, which may not resolve.
+    return (
+        "--rdzv-backend=loopback",
+        "--rdzv-endpoint=127.0.0.1:0",
+        f"--rdzv-id={run_id}",
+        "--local-addr=127.0.0.1",
+    )

@@ -1,4 +1,4 @@
-"""Decides how many processes there are and how they find each other."""
+"""Decides the number of processes, their rendezvous, and whose output is shown."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def decide_processes(
     """Return the processes of this node and their rendezvous.
 
     Args:
-        settings: What the user wants.
+        settings: The user's settings.
         chosen: The devices.
-        by_slurm: Whether SLURM starts each of them.
+        by_slurm: True if SLURM starts each of the processes.
 
     Raises:
         FasttrainError: ``nproc-devices``, ``nodes-syntax``, ``nodes-rdzv``, ``nodes-master`` or
@@ -47,9 +47,9 @@ def decide_processes(
     else:
         processes = _static(settings, per_node, most)
         how = _static_reason(settings, processes)
-    if by_slurm and processes.world_size > 1:
+    if by_slurm and processes.world_size > 1:  # a single rank needs no rank variables of SLURM
         processes = replace(processes, backend="slurm")
-        how = "started by SLURM, whose ranks they have"
+        how = "started by SLURM, which sets their ranks"
     return Decision(processes, f"{reason}; {how}", source)
 
 
@@ -91,7 +91,7 @@ def _elastic(settings: Settings, per_node: int, nodes: tuple[int, int]) -> Proce
         max_nodes=nodes[1],
         rdzv_backend=settings.rdzv_backend.value,
         rdzv_endpoint=settings.rdzv_endpoint.value or "",
-        # All nodes must name the same id, so it can't be made up here; "none" is torchrun's own.
+        # All nodes must use the same id, so it can't be generated; "none" is torchrun's default.
         rdzv_id=settings.rdzv_id.value or "none",
         rdzv_conf=settings.rdzv_conf.value or "",
         max_restarts=settings.max_restarts.value,
@@ -114,7 +114,7 @@ def _static(settings: Settings, per_node: int, nodes: int) -> Processes:
     if rank is None or not address:
         raise FasttrainError(
             f"--nodes {nodes} needs --node-rank and --master-addr",
-            why="a static run meets at node 0, and every node must know its own rank",
+            why="in a static run all nodes connect to node 0, and each must know its own rank",
             fix="add --node-rank RANK --master-addr HOST on each node, or use --rdzv-endpoint",
             slug="nodes-master",
         )
@@ -139,14 +139,14 @@ def _static_reason(settings: Settings, processes: Processes) -> str:
     return f"node 0 at {processes.master_addr}, port {processes.master_port} ({port})"
 
 
-# Decides which ranks' output is shown live.
+# The ranks whose output is shown live.
 
 
 _LIST = re.compile(r"[0-9]{1,7}(,[0-9]{1,7})*")
 
 
 def decide_show_ranks(setting: Setting[str], processes: Processes) -> tuple[int, ...] | None:
-    """Return the global ranks in the order asked, each once; None for all.
+    """Return distinct global ranks in the given order; None for all.
 
     Raises:
         FasttrainError: ``show-ranks``.

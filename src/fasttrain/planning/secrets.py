@@ -10,15 +10,15 @@ from fasttrain.model.secrets import hide, mask_args, mask_value, secrets_of
 
 
 def mask_plan(plan: LaunchPlan, environ: Mapping[str, str] | None = None) -> LaunchPlan:
-    """Return the plan with secret values of variables and of script arguments as ``***``.
+    """Return the plan with ``***`` for secrets in variables and in the script's arguments.
 
     Args:
         plan: The plan.
-        environ: The environment as the user has it, whose secrets may be arguments too.
+        environ: The user's environment, whose secrets may be in the arguments as well.
     """
     values = secrets_of(plan, environ or {})
     args = mask_args(plan.target.args, values)
-    own = len(plan.argv) - len(args)  # the script's stand at the end
+    own = len(plan.argv) - len(args)  # the script's arguments are the last ones
     return replace(
         plan,
         environment=tuple(_mask_variable(variable, values) for variable in plan.environment),

@@ -1,4 +1,4 @@
-"""Which devices a process would see now, and the word by which each is named."""
+"""The devices that a process would see, and their names in the visibility variable."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class Slot:
     """One visible device.
 
     Attributes:
-        position: Its index as the script counts, from 0.
-        name: The word for it in the visibility variable.
+        position: Its index in the script, from 0.
+        name: Its name in the visibility variable.
         device: The device.
     """
 
@@ -27,7 +27,7 @@ class Slot:
 def visible_slots(
     machine: Machine, kind: DeviceKind, environ: Mapping[str, str]
 ) -> tuple[Slot, ...]:
-    """Return the devices of one kind that the environment lets through, in its order."""
+    """Return the visible devices of one kind, in the order of the visibility variable."""
     devices = [device for device in machine.devices if device.kind == kind]
     names = environ.get(VENDORS[kind].visibility)
     found = _unmasked(devices) if names is None else _masked(devices, names)
@@ -35,12 +35,12 @@ def visible_slots(
 
 
 def with_uuid(devices: list[Device], prefix: str) -> list[Device]:
-    """Return the devices whose UUID begins with the word; case does not matter."""
+    """Return the devices whose UUID has a prefix, ignoring case."""
     return [device for device in devices if device.uuid.lower().startswith(prefix.lower())]
 
 
 def _unmasked(devices: list[Device]) -> list[tuple[str, Device]]:
-    # A MIG instance has no index of its own: CUDA takes its UUID only.
+    # A MIG instance has no index of its own: CUDA accepts only its UUID.
     return [
         (device.uuid if device.parent_uuid else str(device.index), device) for device in devices
     ]
@@ -51,10 +51,10 @@ def _masked(devices: list[Device], names: str) -> list[tuple[str, Device]]:
     for name in (word.strip() for word in names.split(",")):
         device = _named(devices, name)
         if device is None:
-            # CUDA ends the list at the first entry that names no device, -1 included.
+            # CUDA ends the list at the first entry that names no device, such as -1.
             break
         if (device, _tile(name)) in [(other, _tile(word)) for word, other in found]:
-            # CUDA and torch take a list that names a device twice for an empty one.
+            # CUDA and torch treat a list that names a device twice as empty.
             return []
         found.append((name, device))
     return found

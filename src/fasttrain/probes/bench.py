@@ -1,8 +1,9 @@
-"""Measures what devices really do: ``python BENCH MARKER REQUEST``, REQUEST as JSON.
+"""Measures the speed of devices: ``python BENCH MARKER REQUEST``, REQUEST as JSON.
 
-Each measurement is one line of JSON behind MARKER as soon as it is made. REQUEST has ``devices``
-(each with torch's ``name`` and the ``types`` that it multiplies in), ``ranks`` and ``backend`` of
-the all-reduce, ``folder`` for a file to read, ``each_s`` for one measurement and ``all_s`` for all.
+Each measurement is printed as soon as it is made, as a line of JSON after MARKER. REQUEST has
+``devices`` (each with torch's ``name`` and the ``types`` of its products), ``ranks`` and
+``backend`` of the all-reduce, ``folder`` of the file to read, ``each_s`` for one measurement, and
+``all_s`` for all of them.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ if __name__ == "__main__":  # see __main__.py
 
     del sys.path[0]
 
-from fasttrain.probes.forked import join, run_ranks, say, stay_on_this_machine, told
+from fasttrain.probes.forked import join, one_line, run_ranks, say, stay_on_this_machine
 from fasttrain.shim.process.parent_death import die_with_launcher
 
 TYPES = {"fp32": "float32", "tf32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 LARGEST_MATRIX = 8192
-COPY_BYTES = 256 * 2**20  # well beyond the caches of a GPU, and of most processors
+COPY_BYTES = 256 * 2**20  # larger than the caches of a GPU, and of most processors
 DISK_BYTES = 256 * 2**20
 CHUNK_BYTES = 8 * 2**20
 REDUCE_BYTES = {"gloo": 16 * 2**20, "nccl": 128 * 2**20}
@@ -40,22 +41,23 @@ Measure = Callable[[], float]
 
 
 def main(argv: list[str]) -> None:
-    """Measure all that is asked for, and tell each number as it is known."""
+    """Make the requested measurements, and print each as soon as it is made."""
     marker, request = argv[0], json.loads(argv[1])
     end_s = time.monotonic() + request["all_s"]
     for what, device, unit, measure in _measurements(request):
         answer: dict[str, Any] = {"what": what, "device": device, "unit": unit, "value": 0.0}
         try:
             if time.monotonic() > end_s:
-                raise TimeoutError("no time was left for it")
+                raise TimeoutError("no time was left")
             answer["value"] = measure()
-        except Exception as error:  # noqa: BLE001 - the other measurements are wanted too
-            answer["problem"] = told(error)
+        except Exception as error:  # noqa: BLE001 - the other measurements go on
+            answer["problem"] = one_line(error)
         say(marker, answer)
 
 
 def _measurements(request: dict[str, Any]) -> Iterator[tuple[str, str, str, Measure]]:
-    """Yield what, device, unit and how; the ranks come first, while no device is in use here."""
+    """Yield each measurement's name, device and unit, and the function that makes it."""
+    # Ranks come first: CUDA can't be used in a forked process once this one has used it.
     each_s = request["each_s"]
     if request["ranks"] > 1:
         reduce = partial(all_reduce, request["backend"], request["ranks"], each_s)
@@ -74,7 +76,7 @@ def _measurements(request: dict[str, Any]) -> Iterator[tuple[str, str, str, Meas
 
 
 def per_second(call: Callable[[], object], wait: Callable[[], object], each_s: float) -> float:
-    """Return how often a second `call` can be done, tried for `each_s` after one to warm up."""
+    """Return the calls per second, measured for `each_s` after one call to warm up."""
     call()
     wait()
     count, started_s = 0, time.perf_counter()
@@ -87,7 +89,7 @@ def per_second(call: Callable[[], object], wait: Callable[[], object], each_s: f
 
 
 def matmul(device: str, kind: str, each_s: float) -> float:
-    """Return TFLOP/s of the largest square product that fits into the time."""
+    """Return TFLOP/s of a product of square matrices, the largest that fits into the time."""
     import torch
 
     torch.set_float32_matmul_precision("high" if kind == "tf32" else "highest")
@@ -105,7 +107,7 @@ def matmul(device: str, kind: str, each_s: float) -> float:
 
 
 def memory_copy(device: str, each_s: float) -> float:
-    """Return GB/s of a copy within the device's memory, read and written."""
+    """Return GB/s of a copy within the device's memory; reading and writing both count."""
     import torch
 
     source = torch.ones(COPY_BYTES, dtype=torch.uint8, device=device)
@@ -125,7 +127,7 @@ def host_copy(device: str, pinned: bool, each_s: float) -> float:
 
 
 def _waiter(device: str) -> Callable[[], object]:
-    """Return what waits for the device's work; the processor's is over when a call returns."""
+    """Return a function that waits for the device; on the CPU, calls return when they are done."""
     import torch
 
     kind = device.partition(":")[0]
@@ -162,7 +164,7 @@ def _reduce(
     total = torch.zeros(REDUCE_BYTES[backend] // 4, device=device)
     wait = _waiter(device)
     reduce = partial(dist.all_reduce, total)
-    # All ranks must do it equally often: the slowest one's first try decides.
+    # All ranks must make the same number of calls: the slowest rank's first try decides.
     once_s = torch.tensor([1 / per_second(reduce, wait, 0)], device=device)
     dist.all_reduce(once_s, op=dist.ReduceOp.MAX)
     count = max(1, min(1000, int(each_s / once_s.item())))
@@ -177,20 +179,20 @@ def _reduce(
 
 
 def disk_read(folder: str, each_s: float) -> float:
-    """Return GB/s of reading a file that is on the disk only, one large block after the other.
+    """Return GB/s of reading an uncached file from the disk, in large blocks.
 
     Raises:
-        OSError: The folder can't be written, or this system can't drop a file from its memory.
+        OSError: If the folder can't be written, or this system can't drop a file from its cache.
     """
     if not hasattr(os, "posix_fadvise"):
-        raise OSError("this system keeps what was just written in its memory")
+        raise OSError("this system can't drop a file that was just written from its cache")
     chunk = os.urandom(CHUNK_BYTES)
-    # It has no name where the system allows, so that nothing stays however this process ends.
+    # The file has no name where the system allows that, so nothing is left if this process dies.
     with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
         written, until_s = 0, time.perf_counter() + 4 * each_s
         while written < DISK_BYTES and time.perf_counter() < until_s:
             written += file.write(chunk)
-            os.fsync(file.fileno())  # at once: a whole file at the end could take minutes
+            os.fsync(file.fileno())  # per chunk: a whole file at the end could take minutes
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         file.seek(0)
         block, read, started_s = bytearray(CHUNK_BYTES), 0, time.perf_counter()

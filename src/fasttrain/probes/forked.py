@@ -1,4 +1,4 @@
-"""What trials and measurements share: processes forked from one that has torch, and its voice."""
+"""What trials and measurements share: ranks forked from a process with torch, and its output."""
 
 from __future__ import annotations
 
@@ -23,17 +23,18 @@ MESSAGE_LENGTH = 300
 
 
 class RankError(RuntimeError):
-    """What a rank said before it failed, or the signal that it died of."""
+    """The message of a rank that failed, or the signal that killed it."""
 
 
 def say(marker: str, data: dict[str, Any]) -> None:
-    """Print one marked line; whatever else was printed may have left its own line open."""
+    """Print one marked line."""
+    # The leading newline ends a line that other code may have printed without one.
     sys.stdout.write(f"\n{marker}{json.dumps(data)}\n")
     sys.stdout.flush()
 
 
-def told(error: BaseException) -> str:
-    """Return an error in one line: a C++ compiler's error where it holds one, else its first."""
+def one_line(error: BaseException) -> str:
+    """Return the line of an error that has a C++ compiler's error in it, else the first one."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     line = next((line for line in lines if " error: " in line), lines[0] if lines else "")
     if not isinstance(error, RankError):
@@ -42,13 +43,13 @@ def told(error: BaseException) -> str:
 
 
 def stay_on_this_machine() -> None:
-    """Have ranks meet on the loopback interface, unless the user names another."""
+    """Make ranks connect on the loopback interface, unless the user has chosen another."""
     for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         os.environ.setdefault(variable, LOOPBACK)
 
 
 def join(backend: str, rank: int, world: int, listener: socket.socket) -> None:
-    """Join the default group through a store on the loopback interface."""
+    """Join the default process group, through a store that listens on `listener`."""
     import torch.distributed as dist
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
@@ -56,7 +57,7 @@ def join(backend: str, rank: int, world: int, listener: socket.socket) -> None:
     own: dict[str, Any] = {}
     if rank == 0 and "master_listen_fd" in (TCPStore.__init__.__doc__ or ""):
         own = {"master_listen_fd": listener.detach()}
-    else:  # torch 2.0 opens the port itself
+    else:  # torch 2.0 takes no open socket, so its store opens the port again
         listener.close()
     limit = timedelta(seconds=JOIN_S)
     store = TCPStore(host, port, world, rank == 0, timeout=limit, wait_for_workers=False, **own)
@@ -64,12 +65,12 @@ def join(backend: str, rank: int, world: int, listener: socket.socket) -> None:
 
 
 def run_ranks(world: int, work: Callable[[int], None]) -> None:
-    """Run ``work(rank)`` in `world` forked processes, which share what is imported already.
+    """Run ``work(rank)`` in `world` forked processes, which need not import torch again.
 
-    The first that fails ends the others: they may wait for it without a limit.
+    When one fails, the others are killed: they may wait for it without a limit.
 
     Raises:
-        RankError: One of them failed.
+        RankError: If one of them failed.
     """
     sys.stdout.flush()
     reader, writer = os.pipe()
@@ -80,7 +81,7 @@ def run_ranks(world: int, work: Callable[[int], None]) -> None:
     while running and time.monotonic() < until_s:
         time.sleep(TICK_S)
         failed |= _reap(running)
-        # A rank that dies leaves the others before its death is seen here.
+        # Ranks that lose their connection to a dead rank may be reaped before it: wait for it too.
         until_s = min(until_s, time.monotonic() + GRACE_S) if failed else until_s
     for pid in running:
         os.kill(pid, signal.SIGKILL)
@@ -88,14 +89,14 @@ def run_ranks(world: int, work: Callable[[int], None]) -> None:
     with os.fdopen(reader, errors="replace") as pipe:
         said = pipe.read()
     for rank, code in failed.items():
-        if code < 0:  # the others only say that it left them
+        if code < 0:  # the others only report a lost connection
             raise RankError(f"rank {rank} died of {signal.Signals(-code).name}")
     if failed:
         raise RankError(said.splitlines()[0] if said else "a rank failed and gave no reason")
 
 
 def _reap(running: dict[int, int]) -> dict[int, int]:
-    """Take out the ranks that have ended, and give the exit codes of those that failed."""
+    """Remove the ranks that have ended, and return the exit codes of those that failed."""
     failed = {}
     for pid, rank in list(running.items()):
         ended, status = os.waitpid(pid, os.WNOHANG)
@@ -114,8 +115,8 @@ def _fork(rank: int, work: Callable[[int], None], writer: int) -> int:
         die_with_launcher()
         work(rank)
         code = 0
-    except Exception as error:  # noqa: BLE001 - told to the parent, which has the only voice
-        os.write(writer, f"{told(error)}\n".encode())
+    except Exception as error:  # noqa: BLE001 - the parent reports it
+        os.write(writer, f"{one_line(error)}\n".encode())
     finally:
         sys.stdout.flush()
         os._exit(code)

@@ -1,9 +1,8 @@
 """Tries the torch of this interpreter: ``python TRIAL MARKER QUESTION...``.
 
-Each answer is one line of JSON behind MARKER on standard output, as soon as it is known, so that a
-question that hangs or crashes takes none of the answers before it with it. The questions: ``torch``
-(what it is and sees), ``compile`` (a small function), ``gloo`` and ``nccl`` (a sum over two
-processes of this machine).
+Each answer is a line of JSON after MARKER on standard output. It is printed at once, so that no
+answer is lost when a later question hangs or crashes. The questions: ``torch`` (its version and
+devices), ``compile`` (a small function), ``gloo`` and ``nccl`` (a sum over two processes).
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ if __name__ == "__main__":  # see __main__.py
     del sys.path[0]
 
 from fasttrain.model.vendors import TORCH_TYPES, VENDORS
-from fasttrain.probes.forked import join, run_ranks, say, stay_on_this_machine, told
+from fasttrain.probes.forked import join, one_line, run_ranks, say, stay_on_this_machine
 from fasttrain.shim.process.parent_death import die_with_launcher
 
 Doing = Callable[[str], None]
 
-# What Triton is called by PyTorch's own wheels, and since 2.5 by PyPI's.
+# Names of Triton's package among the requirements of torch's wheels.
 # Source: torch 2.0 to 2.13, Requires-Dist of the wheels on download.pytorch.org.
 TRITONS = ("triton", "pytorch-triton", "pytorch-triton-rocm", "triton-rocm", "pytorch-triton-xpu")
 BACKENDS = ("gloo", "nccl", "mpi", "ucc", "xccl")
@@ -40,7 +39,7 @@ RANKS = 2
 
 
 def main(argv: list[str]) -> int:
-    """Answer ``MARKER QUESTION...``; ends with 1 at the first question that fails."""
+    """Answer ``MARKER QUESTION...``; stop and return 1 at the first question that fails."""
     marker, *questions = argv
     for question in questions:
         answer = _answer(question, partial(_doing, marker, question))
@@ -59,14 +58,14 @@ def _answer(question: str, doing: Doing) -> dict[str, Any]:
     answer: dict[str, Any] = {"question": question, "state": "ok", "message": "", "cause": ""}
     try:
         answer["facts"] = QUESTIONS[question](doing)
-    except Exception as error:  # noqa: BLE001 - whatever it says is the answer
-        cause = error.__cause__
-        answer |= {"state": "failed", "message": told(error), "cause": told(cause) if cause else ""}
+    except Exception as error:  # noqa: BLE001 - any error is the answer
+        cause = one_line(error.__cause__) if error.__cause__ else ""
+        answer |= {"state": "failed", "message": one_line(error), "cause": cause}
     return {**answer, "took_s": time.perf_counter() - started_s}
 
 
 def describe(doing: Doing) -> dict[str, Any]:
-    """Return what this torch is and what it sees."""
+    """Return torch's version, devices and libraries."""
     doing("importing torch")
     import torch
 
@@ -89,7 +88,7 @@ def describe(doing: Doing) -> dict[str, Any]:
 
 
 def _device_counts() -> dict[str, int]:
-    """Return how many devices of each type torch can use; types that it can't are left out."""
+    """Return the number of usable devices by torch's device type, without types it can't use."""
     import torch
 
     counts = {}
@@ -103,16 +102,14 @@ def _device_counts() -> dict[str, int]:
 
 
 def _init_error(kind: str) -> str:
-    """Return what the first use of a device says; empty when all is well.
-
-    Only a kernel that runs tells whether this torch has kernels for the device.
-    """
+    """Return the error of the first use of a device; empty if it works."""
     import torch
 
+    # A kernel has to run: is_available() is true as well for a GPU that torch has no kernels for.
     try:
         torch.ones(1, device=kind).add_(1).item()
-    except Exception as error:  # noqa: BLE001 - whatever it says is the answer
-        return told(error)
+    except Exception as error:  # noqa: BLE001 - any error is the answer
+        return one_line(error)
     return ""
 
 
@@ -123,7 +120,7 @@ def _cudnn() -> str:
 
 
 def cudnn_name(number: int | None) -> str:
-    """Return cuDNN's version as people write it: ``9.1.0`` for 90100, ``8.9.2`` for 8902.
+    """Return cuDNN's version in dotted form: ``9.1.0`` for 90100, ``8.9.2`` for 8902.
 
     Source: cudnn_version.h, CUDNN_VERSION: major * 10000 since cuDNN 9, major * 1000 before.
     """
@@ -143,7 +140,7 @@ def _nccl() -> str:
 
 
 def _triton() -> str:
-    """Return Triton's version by its metadata: importing it would cost, and `compile` does."""
+    """Return Triton's version from its metadata; an import would take time."""
     for name in TRITONS:
         try:
             return metadata.version(name)
@@ -157,7 +154,7 @@ def _backends() -> list[str]:
 
     if not dist.is_available():
         return []
-    # Which of these questions exist depends on torch's version.
+    # Not every version of torch has all of these functions.
     checks = {name: getattr(dist, f"is_{name}_available", lambda: False) for name in BACKENDS}
     found = [name for name, is_available in checks.items() if is_available()]
     extended = [vendor for vendor in VENDORS.values() if vendor.extension in sys.modules]
@@ -165,10 +162,10 @@ def _backends() -> list[str]:
 
 
 def try_compile(doing: Doing) -> dict[str, Any]:
-    """Compile a small function for the first device and compare its numbers with eager ones.
+    """Compile a small function for the first device, and compare its results with eager ones.
 
     Raises:
-        ArithmeticError: The numbers differ.
+        ArithmeticError: If the results differ.
     """
     import torch
 
@@ -176,7 +173,7 @@ def try_compile(doing: Doing) -> dict[str, Any]:
     doing(f"compiling for {kind}")
     numbers = torch.linspace(0, 1, 64, device=kind)
     if not torch.allclose(torch.compile(_example)(numbers), _example(numbers), atol=1e-6):
-        raise ArithmeticError(f"on {kind} the compiled function gives other numbers than eager")
+        raise ArithmeticError(f"on {kind} the compiled function returns other numbers than eager")
     return {}
 
 
@@ -185,12 +182,12 @@ def _example(numbers: Any) -> Any:
 
 
 def all_reduce(backend: str, doing: Doing) -> dict[str, Any]:
-    """Sum over two processes of this machine.
+    """Sum a tensor over two processes of this machine.
 
     Raises:
-        RankError: A rank failed, or they got a wrong sum.
+        RankError: If a rank failed or got a wrong sum.
     """
-    import torch  # noqa: F401 - once, for all ranks
+    import torch  # noqa: F401 - once, for all forked ranks
 
     doing(f"summing over {RANKS} processes by {backend}")
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -205,7 +202,7 @@ def _sum(backend: str, listener: socket.socket, rank: int) -> None:
     device = "cpu"
     if backend == "nccl":
         if not dist.is_nccl_available() or torch.cuda.device_count() < RANKS:
-            return  # told by the answer to `torch`
+            return  # the answer to `torch` shows that
         device = f"cuda:{rank}"
         torch.cuda.set_device(rank)
     join(backend, rank, RANKS, listener)
@@ -224,9 +221,9 @@ QUESTIONS: dict[str, Callable[[Doing], dict[str, Any]]] = {
 }
 
 if __name__ == "__main__":
-    gc.disable()  # importing torch and its compiler takes a third longer with it
+    gc.disable()  # with it, importing torch and its compiler takes a third longer
     die_with_launcher()
     stay_on_this_machine()
     code = main(sys.argv[1:])
     sys.stdout.flush()
-    os._exit(code)  # all is said, and torch takes most of a second to end properly
+    os._exit(code)  # skips torch's cleanup, which takes most of a second

@@ -28,7 +28,7 @@ from fasttrain.model.machine import Machine
 from fasttrain.model.plan import PLAN_FILE, LaunchPlan
 from fasttrain.planning.plan import make_plan
 from fasttrain.planning.secrets import mask_plan
-from fasttrain.planning.slurm.node import node_settings
+from fasttrain.planning.slurm.job import node_settings
 from fasttrain.planning.slurm.values import signal_and_lead
 from fasttrain.slurm.meeting import Meeting, choose_port
 

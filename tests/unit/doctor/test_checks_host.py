@@ -120,7 +120,7 @@ CASES = [
     quiet("locked-memory", node(1, host={"locked_memory_bytes": 65536})),
     fires("hostname", "warning", "node7", host(hostname_resolves=False)),
     quiet("hostname", host(hostname_resolves=None)),
-    fires("ports", "warning", "100 ports … 40000 … 40099", host(ports=(40000, 40099))),
+    fires("ports", "warning", "100 … 40000 … 40099", host(ports=(40000, 40099))),
     quiet("ports", host(ports=(40000, 40999))),
     quiet("ports", host(ports=None)),
     fires(

@@ -12,25 +12,10 @@ from fasttrain.doctor.checks.words import (
     named,
     one_line,
     present,
-    size,
     spans,
     visible,
 )
 from support.examinations import H100, NPU, container, node
-
-
-@pytest.mark.parametrize(
-    ("number_bytes", "text"),
-    [
-        (0, "0 MiB"),
-        (2**26, "64 MiB"),
-        (2**30 - 1, "1023 MiB"),
-        (2**30, "1 GiB"),
-        (3 * 2**29, "1.5 GiB"),
-    ],
-)
-def test_sizes(number_bytes: int, text: str) -> None:
-    assert size(number_bytes) == text
 
 
 @pytest.mark.parametrize(

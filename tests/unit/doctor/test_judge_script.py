@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import fasttrain
-from fasttrain.doctor.script import LeverLine, judge_script, lever_lines
-from fasttrain.doctor.script_levers import FUSIBLE
+from fasttrain.doctor.script import judge_script
+from fasttrain.doctor.script_levers import FUSIBLE, LeverLine, lever_lines
 from fasttrain.model.codec import loads
 from fasttrain.model.decision import Setting, Source, SourceKind
 from fasttrain.model.examination import Finding

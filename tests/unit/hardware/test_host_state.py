@@ -12,9 +12,15 @@ from typing import Any
 
 import pytest
 
-from fasttrain.hardware import disks, host_state
-from fasttrain.hardware.disks import compiled_folder, find_disks, temporary_folder
-from fasttrain.hardware.host_state import container, hostname_resolves, memory_available_bytes
+from fasttrain.hardware import host_state
+from fasttrain.hardware.host_state import (
+    compiled_folder,
+    container,
+    find_disks,
+    hostname_resolves,
+    memory_available_bytes,
+    temporary_folder,
+)
 from fasttrain.hardware.runs import RunProcess
 from fasttrain.model.examination import Disk, HostState
 
@@ -187,7 +193,7 @@ def test_a_server_that_is_gone_does_not_hold_us(
     make_host: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     end = threading.Event()
-    monkeypatch.setattr(disks.os, "statvfs", lambda _: end.wait(10))
+    monkeypatch.setattr(host_state.os, "statvfs", lambda _: end.wait(10))
     host = make_host({"proc/self/mounts": f"srv:/x {tmp_path} nfs4 rw 0 0\n"}, HOME="/")
     try:
         assert disk(host, tmp_path, timeout_s=0.05) == Disk(

@@ -15,24 +15,23 @@ from hypothesis import strategies as st
 from fasttrain.hardware.machine_file import (
     BINARY,
     NO_FILE,
-    NO_GPU,
     NOT_JSON,
     NOT_REGULAR,
-    describe,
     other_version,
     read_machine,
 )
 from fasttrain.model.codec import to_data
 from fasttrain.model.errors import ExitCode, FasttrainError
+from fasttrain.planning.describe import NO_GPU, machine_phrase
 
 MACHINES = Path(__file__).parents[2] / "data" / "machines"
 
 SHIPPED = {
-    "8xh100": "8 x NVIDIA H100 80GB HBM3",
-    "4xt4": "4 x Tesla T4",
-    "1xa100": "1 x NVIDIA A100-SXM4-80GB",
-    "8xascend910b": "8 x Ascend910B3",
-    "8xs5000": "8 x MTT S5000",
+    "8xh100": "8 x NVIDIA H100 80GB HBM3, 224 CPU cores",
+    "4xt4": "4 x Tesla T4, 48 CPU cores",
+    "1xa100": "NVIDIA A100-SXM4-80GB, 16 CPU cores",
+    "8xascend910b": "8 x Ascend910B3, 192 CPU cores",
+    "8xs5000": "8 x MTT S5000, 128 CPU cores",
     "cpu-laptop": f"{NO_GPU}, 16 CPU cores",
     "cpu-amx": f"{NO_GPU}, 32 CPU cores",
 }
@@ -47,7 +46,7 @@ def test_shipped_machines_round_trip_with_nothing_left_to_defaults(name: str) ->
     path = MACHINES / f"{name}.json"
     machine = read_machine(path)
     assert to_data(machine) == json.loads(path.read_text())
-    assert describe(machine) == SHIPPED[name]
+    assert machine_phrase(machine) == SHIPPED[name]
 
 
 @pytest.mark.parametrize("name", SHIPPED)

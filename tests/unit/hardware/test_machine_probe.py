@@ -8,11 +8,11 @@ import sys
 from typing import Any, ClassVar
 
 from fasttrain.hardware.host import VendorReport
-from fasttrain.hardware.machine_file import NO_GPU, describe
 from fasttrain.hardware.probe import probe_host, probe_machine, vendors
 from fasttrain.model.codec import dumps, loads
 from fasttrain.model.machine import Cpu, Device, Machine, Torch
 from fasttrain.model.vendors import ACCELERATORS, DeviceKind
+from fasttrain.planning.describe import NO_GPU, machine_phrase
 
 
 class Found:
@@ -95,10 +95,10 @@ def machine_with(cores: int, *names: str) -> Machine:
 
 def test_devices_are_described_by_count_and_name() -> None:
     h100 = "NVIDIA H100 80GB HBM3"
-    assert describe(machine_with(2, *[h100] * 8)) == f"8 x {h100}"
-    assert describe(machine_with(2, "A", "B", "A")) == "2 x A, 1 x B"
+    assert machine_phrase(machine_with(2, *[h100] * 8)) == f"8 x {h100}, 2 CPU cores"
+    assert machine_phrase(machine_with(2, "A", "B", "A")) == "2 x A and B, 2 CPU cores"
 
 
 def test_a_machine_without_devices_is_described_by_its_cores() -> None:
-    assert describe(machine_with(2)) == f"{NO_GPU}, 2 CPU cores"
-    assert describe(machine_with(1)) == f"{NO_GPU}, 1 CPU core"
+    assert machine_phrase(machine_with(2)) == f"{NO_GPU}, 2 CPU cores"
+    assert machine_phrase(machine_with(1)) == f"{NO_GPU}, 1 CPU core"

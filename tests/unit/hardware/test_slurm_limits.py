@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from fasttrain.hardware.host import Host
-from fasttrain.hardware.slurm_limits import (
+from fasttrain.hardware.cluster import (
     find_limits,
     parse_associations,
     parse_nodes,
     parse_partitions,
 )
+from fasttrain.hardware.host import Host
 from fasttrain.model.slurm import Association, ClusterFacts, NodeKind, PartitionLimits
 
 # Cut to a few fields; the limits of the second were set by hand.

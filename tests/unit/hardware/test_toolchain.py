@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fasttrain.hardware.cpu import find_cxx_compiler
-from fasttrain.hardware.torch_install import find_torch
+from fasttrain.hardware.interpreter import find_torch
 from fasttrain.model.machine import Torch
 
 TORCH_20 = (

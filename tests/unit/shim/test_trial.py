@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from fasttrain.probes import trial
-from fasttrain.probes.forked import RankError, run_ranks, told
+from fasttrain.probes.forked import RankError, one_line, run_ranks
 from fasttrain.probes.trial import cudnn_name
 
 # As inductor reports a compiler that fails (torch 2.13), shortened.
@@ -41,11 +41,11 @@ compilation terminated."""
     ],
 )
 def test_an_error_is_told_in_one_line(error: BaseException, line: str) -> None:
-    assert told(error) == line
+    assert one_line(error) == line
 
 
 def test_a_long_error_is_cut() -> None:
-    assert len(told(ValueError("x" * 10_000))) < 1000
+    assert len(one_line(ValueError("x" * 10_000))) < 1000
 
 
 # Versions as the archives of cuDNN name them, with the numbers of their headers.

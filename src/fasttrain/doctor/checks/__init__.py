@@ -1,1 +1,1 @@
-"""The checks, a topic per file; each judges an examination and touches nothing."""
+"""The checks, a topic per file; each judges an examination and changes nothing."""

@@ -1,4 +1,4 @@
-"""Checks of how the devices are: errors, clocks, power, and their way to the processor."""
+"""Checks of the state of devices: errors, clocks, power, and PCIe links."""
 
 from __future__ import annotations
 
@@ -6,21 +6,22 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from fasttrain.doctor.checks.words import check, named
+from fasttrain.doctor.check import check
+from fasttrain.doctor.checks.words import named
 from fasttrain.model.examination import DeviceState, Examination, Finding
 from fasttrain.model.vendors import DeviceKind
 from fasttrain.planning.describe import counted
 
 T = TypeVar("T")
 
-# Logged for faults of the program as a rule: a bad index, an illegal access, an aborted process.
+# Xids that a faulty program usually causes: a bad index, an illegal access, an aborted process.
 # Source: docs.nvidia.com/deploy/xid-errors, "Analyzing Xid Errors with the Xid Catalog", 2026.
 _XIDS_OF_PROGRAMS = frozenset({13, 31, 43, 45})
 
 
 @dataclass(frozen=True, slots=True)
 class _Group(Generic[T]):
-    """Devices of one kind of which the same was read."""
+    """Devices of one kind with the same reading."""
 
     reading: T
     states: tuple[DeviceState, ...]
@@ -33,7 +34,7 @@ class _Group(Generic[T]):
         return named(self.states)
 
     def command(self, options: str, otherwise: str) -> str:
-        """Return the call of nvidia-smi for these devices, or what to do about other vendors'."""
+        """Return an nvidia-smi command for these devices; `otherwise` for another vendor's."""
         if self.kind != "cuda":
             return otherwise
         ids = ",".join(str(index) for index in sorted({state.index for state in self.states}))
@@ -41,9 +42,9 @@ class _Group(Generic[T]):
 
 
 def _groups(seen: Examination, read: Callable[[DeviceState], T | None]) -> Iterator[_Group[T]]:
-    """Yield the devices by what `read` says of them, without those of which it says nothing.
+    """Yield devices grouped by what `read` returns; those with nothing to report are left out.
 
-    One fact about eight devices is one finding, not eight.
+    One fact about eight devices is then one finding, not eight.
     """
     found: dict[tuple[DeviceKind, T], list[DeviceState]] = {}
     for state in seen.devices:
@@ -59,8 +60,9 @@ def _health(seen: Examination) -> Iterator[Finding]:
         yield _health.finding(
             "warning" if group.reading == "Warning" else "error",
             f"the driver reports {group} as {group.reading}",
-            why="a run on it may fail or be wrong",
-            fix="see its fault with the vendor's tool, and leave it out with --gpus till then",
+            why="a run on it may fail or compute wrong results",
+            fix="look the fault up with the vendor's tool; until it is repaired, leave the device "
+            "out with --gpus",
         )
 
 
@@ -72,21 +74,21 @@ def _ecc(seen: Examination) -> Iterator[Finding]:
             "error",
             f"{counted(group.reading, 'uncorrected memory error')} on {group}{each} since the "
             "driver was loaded",
-            why="data were lost; a run that uses that memory fails or is wrong",
+            why="data was lost; a run that uses that memory fails or computes wrong results",
             fix=group.command("--gpu-reset", "restart the machine")
-            + " while nothing runs on it; if they come back, have the board replaced",
+            + " while nothing runs on it; if the errors return, have the board replaced",
         )
 
 
-@check("row-remap", "memory rows that could not be remapped")
+@check("row-remap", "faulty memory rows that could not be remapped")
 def _rows(seen: Examination) -> Iterator[Finding]:
     for group in _groups(seen, lambda state: state.rows_failed):
         yield _rows.finding(
             "error",
-            f"a broken row of memory could not be replaced on {group}",
+            f"a faulty memory row could not be remapped on {group}",
             # Source: docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt, "RMA Policy Thresholds for
-            # Row-Remapping"; NVML tells of a failure in the past.
-            why="its spare rows are used up, so memory errors will come again",
+            # Row-Remapping"; NVML reports failures of the past as well.
+            why="its spare rows are used up, so memory errors will return",
             fix="leave it out with --gpus, and have the board replaced",
         )
 
@@ -99,41 +101,41 @@ def _xids(seen: Examination) -> Iterator[Finding]:
         yield _xids.finding(
             "hint" if of_programs else "warning",
             f"the kernel logged Xid {numbers} for {group}",
-            why="faults of a program as a rule, and past"
+            why="usually caused by a program, in the past"
             if of_programs
             else "errors of the hardware, the driver or a link",
             fix="look the numbers up in docs.nvidia.com/deploy/xid-errors; sudo dmesg | grep Xid "
-            "tells when and which process",
+            "shows when, and in which process",
         )
 
 
-@check("throttling", "clocks that are held down at the moment")
+@check("throttling", "clocks that are throttled now")
 def _throttling(seen: Examination) -> Iterator[Finding]:
     for group in _groups(seen, lambda state: state.throttled):
-        # Under load the power limit holds every large board; heat and hardware should not.
+        # Under load every large board reaches its power limit; heat and faults are not normal.
         by_power = set(group.reading) == {"power"}
         yield _throttling.finding(
             "hint" if by_power else "warning",
-            f"the clocks of {group} are held down by: {', '.join(group.reading)}",
+            f"the clocks of {group} are throttled by: {', '.join(group.reading)}",
             why="a run is slower while this lasts",
             fix=_throttling_fix(group.kind, by_power=by_power),
         )
 
 
 def _throttling_fix(kind: DeviceKind, *, by_power: bool) -> str:
-    fix = "compare the power limits" if by_power else "see to fans, airflow and power supply"
+    fix = "compare the power limits" if by_power else "check fans, airflow and power supply"
     shown = "POWER" if by_power else "PERFORMANCE,TEMPERATURE"
     return f"{fix}: nvidia-smi -q -d {shown}" if kind == "cuda" else fix
 
 
-@check("power-limit", "power limits below the board's own")
+@check("power-limit", "power limits below the board's default")
 def _power(seen: Examination) -> Iterator[Finding]:
     for group in _groups(seen, _lowered_power):
         limit, default = group.reading
         yield _power.finding(
             "warning",
-            f"the power limit of {group} is {limit} W; the board's own is {default} W",
-            why="the clocks fall whenever a run needs more",
+            f"the power limit of {group} is {limit} W; the board's default is {default} W",
+            why="the clocks drop when a run needs more power",
             fix=group.command(f"-pl {default}", "set it back with the vendor's tool"),
         )
 
@@ -141,21 +143,21 @@ def _power(seen: Examination) -> Iterator[Finding]:
 def _lowered_power(state: DeviceState) -> tuple[int, int] | None:
     if state.power_limit_w is None or state.power_default_w is None:
         return None
-    # In whole watts: drivers round the two in different ways.
+    # In whole watts, because drivers round the two values differently.
     limit, default = round(state.power_limit_w), round(state.power_default_w)
     return (limit, default) if limit < default else None
 
 
-@check("clock-limit", "clocks that are locked below the board's highest")
+@check("clock-limit", "clocks limited below the board's maximum")
 def _clocks(seen: Examination) -> Iterator[Finding]:
     for group in _groups(seen, _lowered_clock):
         limit, highest = group.reading
         yield _clocks.finding(
             "hint",
-            f"the clocks of {group} end at {limit} MHz; the board goes up to {highest} MHz",
-            why="a run that has the power for more doesn't get it",
+            f"the clocks of {group} are limited to {limit} MHz; the board reaches {highest} MHz",
+            why="a run can't use the board's full speed",
             fix=group.command("-rac", "set them back with the vendor's tool")
-            + ", unless the maker of the machine meant it so",
+            + ", unless the maker of the machine set them on purpose",
         )
 
 
@@ -172,33 +174,33 @@ def _persistence(seen: Examination) -> Iterator[Finding]:
         yield _persistence.finding(
             "hint",
             f"persistence mode is off on {group}",
-            why="the driver lets go of an idle GPU, and every start waits for it to come back",
+            why="the driver shuts an idle GPU down, and every start waits until it is up again",
             fix="sudo systemctl enable --now nvidia-persistenced, or "
             + group.command("-pm 1", "the vendor's own service"),
         )
 
 
-@check("pcie-width", "PCIe links that run with fewer lanes than they could")
+@check("pcie-width", "PCIe links with fewer lanes than possible")
 def _pcie_width(seen: Examination) -> Iterator[Finding]:
     for group in _groups(seen, lambda state: _below(state.pcie_width, state.pcie_width_max)):
         lanes, highest = group.reading
         yield _pcie_width.finding(
             "warning",
-            f"the PCIe link of {group} runs on {lanes} lanes of {highest}",
-            why="batches and gradients take longer over it",
-            fix="put the board into a slot with all lanes, and see that it and its riser sit well",
+            f"the PCIe link of {group} runs on {lanes} of {highest} lanes",
+            why="copies of batches and gradients take longer",
+            fix="use a slot with all lanes, and check that board and riser are seated well",
         )
 
 
-@check("pcie-generation", "PCIe links that run at a lower generation than they could")
+@check("pcie-generation", "PCIe links at a lower generation than possible")
 def _pcie_generation(seen: Examination) -> Iterator[Finding]:
     for group in _groups(seen, lambda state: _below(state.pcie_gen, state.pcie_gen_max)):
         generation, highest = group.reading
         yield _pcie_generation.finding(
             "hint",
-            f"the PCIe link of {group} runs at generation {generation}; it could at {highest}",
-            why="each generation halves the speed of the next",
-            fix="see the slot's setting in the BIOS, and that board and riser sit well",
+            f"the PCIe link of {group} runs at generation {generation} of {highest}",
+            why="each generation has half the bandwidth of the next",
+            fix="check the slot's setting in the BIOS, and that board and riser are seated well",
         )
 
 

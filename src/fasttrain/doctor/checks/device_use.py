@@ -1,19 +1,56 @@
-"""Checks of who holds memory of the devices."""
+"""Checks of the processes on devices; and the fix for one, which ends workers of dead runs."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
 
-from fasttrain.doctor.checks.words import check, named, size
-from fasttrain.doctor.mend import end_orphans
+import psutil
+
+from fasttrain.doctor.check import check
+from fasttrain.doctor.checks.words import named
+from fasttrain.hardware.runs import find_run_processes, run_of
+from fasttrain.model.errors import size
 from fasttrain.model.examination import DeviceProcess, DeviceState, Examination, Finding
+from fasttrain.planning.describe import counted
+from fasttrain.processes import ending
+from fasttrain.processes.table import alive, look_up
 
-# Of a device's memory, held by nobody that can be seen or for a display; below it a batch changes
-# little, and so much the driver keeps for itself.
+# Share of a device's memory that a display or an unseen process may hold without a finding: it
+# barely changes the largest batch, and a driver reserves about as much for itself.
 _LITTLE = 0.1
+NOTHING_LEFT = "no worker of a dead run is left"
+GRACE_S = 5.0  # between SIGTERM and SIGKILL
 
 
-@check("orphans", "processes that dead fasttrain runs left behind", mend=end_orphans)
+def end_orphans(_seen: Examination) -> str:
+    """End the workers of runs whose launcher is dead, and return what was done, in one line.
+
+    Only workers are ended: the user may have left other processes of the script, such as
+    TensorBoard, running on purpose.
+    """
+    # Searched again: since the examination, a pid may have been given to another process.
+    runs = find_run_processes(Path())
+    orphans = [pid for pid, run in runs.items() if run.orphan and _is_worker(pid)]
+    workers = [process for pid in orphans if (process := look_up(pid))]
+    done = ending.end(lambda: alive(workers), GRACE_S)
+    ended = ""
+    if done.ended:
+        names = ending.named(done.ended)
+        ended = f"ended {counted(len(done.ended), 'worker')} of dead runs: {names}"
+    stuck = f"could not end {ending.named(done.left)}" if done.left else ""
+    return "; ".join(part for part in (ended, stuck) if part) or NOTHING_LEFT
+
+
+def _is_worker(pid: int) -> bool:
+    """True if a process is a worker, which has a plan on its command line."""
+    with suppress(psutil.Error):
+        return bool(run_of(psutil.Process(pid).cmdline(), {}, Path()))
+    return False
+
+
+@check("orphans", "processes that dead fasttrain runs left running", mend=end_orphans)
 def _orphans(seen: Examination) -> Iterator[Finding]:
     on_devices = [item for state in seen.devices for item in state.processes if item.orphan]
     found = {process.pid: process for process in (*seen.host.orphans, *on_devices) if process.pid}
@@ -25,7 +62,7 @@ def _orphans(seen: Examination) -> Iterator[Finding]:
     holding = f"{size(held)} of device memory is held" if held else "cores and ports are held"
     yield _orphans.finding(
         "warning",
-        f"dead runs left {_processes(len(pids))} behind: {', '.join(map(str, pids))}",
+        f"dead runs left {_processes(len(pids))} running: {', '.join(map(str, pids))}",
         why=holding + (f" for {', '.join(runs)}" if runs else ""),
         fix=f"fasttrain doctor --fix, or kill {' '.join(map(str, pids))}",
     )
@@ -35,7 +72,7 @@ def _processes(number: int) -> str:
     return "1 process" if number == 1 else f"{number} processes"
 
 
-@check("device-busy", "processes of others on the devices")
+@check("device-busy", "other processes that use the devices")
 def _busy(seen: Examination) -> Iterator[Finding]:
     users: dict[tuple[DeviceProcess, ...], list[DeviceState]] = {}
     for state in seen.devices:
@@ -49,12 +86,12 @@ def _busy(seen: Examination) -> Iterator[Finding]:
             f"{_where(seen, states)} in use by {_who(processes)}",
             why=(f"{size(held)} of memory is taken, and " if held else "memory is taken, and ")
             + "both slow each other down",
-            fix="take idle devices with --gpus, or wait till they are done",
+            fix="use idle devices with --gpus, or wait until they are done",
         )
 
 
 def _others(seen: Examination, state: DeviceState) -> list[DeviceProcess]:
-    """Return who is in the way of a run: those that compute, and a display that holds much."""
+    """Return processes that compute, and a display's if it holds much memory."""
     alive = [process for process in state.processes if not process.orphan]
     drawn = sum(process.memory_bytes for process in alive if process.display)
     much = drawn > _total(seen, state) * _LITTLE > 0
@@ -68,14 +105,14 @@ def _total(seen: Examination, state: DeviceState) -> int:
 
 
 def _where(seen: Examination, states: list[DeviceState]) -> str:
-    """Return the devices' names; those of MIG instances alone are UUIDs."""
+    """Return the devices' names: UUIDs if all of them are MIG instances, which share an index."""
     instances = {device.uuid for device in seen.machine.devices if device.parent_uuid}
     uuids = [state.uuid for state in states]
     return ", ".join(uuids) if instances.issuperset(uuids) else named(states)
 
 
 def _strip(process: DeviceProcess) -> DeviceProcess:
-    # The ranks of one job differ in their memory; by this they are still one user of a device.
+    # Without the memory, which differs between ranks, one job on eight devices is one finding.
     return DeviceProcess(process.pid, command=process.command, run=process.run)
 
 
@@ -96,7 +133,7 @@ def _one(process: DeviceProcess) -> str:
 def _memory(seen: Examination) -> Iterator[Finding]:
     for state in seen.devices:
         total, used = _total(seen, state), state.memory_used_bytes
-        # NVIDIA's alone: an NPU's firmware holds some gigabytes, other boards share the host's.
+        # Only NVIDIA's: an NPU's firmware holds some gigabytes, other GPUs may share the host's.
         if state.kind != "cuda" or not total or not used:
             continue
         unseen = used - sum(process.memory_bytes for process in state.processes)
@@ -105,7 +142,7 @@ def _memory(seen: Examination) -> Iterator[Finding]:
             continue
         yield _memory.finding(
             "warning",
-            f"{size(unseen)} of {named([state])} is in use, but by no process seen from here",
+            f"{size(unseen)} of {named([state])} is in use, but by no process visible here",
             why=f"{size(max(total - used, 0))} of {size(total)} is left for a run",
             fix="find who holds it outside this container: sudo fuser -v /dev/nvidia*",
         )

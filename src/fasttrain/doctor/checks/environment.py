@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fasttrain.doctor.checks.words import check, is_on, most_visible, present, visible
+from fasttrain.doctor.check import check
+from fasttrain.doctor.checks.words import is_on, most_visible, present, visible
 from fasttrain.model.examination import Examination, Finding
 from fasttrain.model.places import RUN_MARK
 from fasttrain.model.vendors import VENDORS
@@ -20,24 +21,24 @@ _RENAMED = (
 )
 
 ONE_OF_SEVERAL = (
-    "a script started here takes itself for one rank of several, and waits for the others"
+    "a script started here takes itself for one rank of several, and waits for the rest"
 )
 _RANK_NAMES = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
 _MEETING_NAMES = ("MASTER_ADDR", "MASTER_PORT")
 
 
-@check("thread-count", "more threads for OpenMP and MKL than there are cores")
+@check("thread-count", "whether OpenMP and MKL use more threads than cores")
 def _threads(seen: Examination) -> Iterator[Finding]:
     cores = seen.machine.cpu.cores
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
-        # OpenMP takes a list, one number for each level of nesting.
+        # OpenMP allows a list with one number for each level of nesting.
         first = seen.environ.get(name, "").split(",")[0].strip()
         if first.isdecimal() and int(first) > cores:
             yield _threads.finding(
                 "warning",
                 f"{name} is {first}, with {counted(cores, 'core')} granted",
-                why=f"the threads of a process stall each other; {seen.machine.cpu.cores_reason}",
-                fix=f"unset {name}, and fasttrain run shares the cores out",
+                why=f"the threads of a process compete for cores; {seen.machine.cpu.cores_reason}",
+                fix=f"unset {name}; fasttrain run divides the cores among its processes",
             )
 
 
@@ -51,12 +52,12 @@ def _binding(seen: Examination) -> Iterator[Finding]:
         yield _binding.finding(
             "warning",
             f"{and_join(f'{name}={seen.environ[name]}' for name in found)} with {devices} devices",
-            why="each rank counts the cores from the first, so all of them bind to the same ones",
+            why="each rank counts cores from the first, so all ranks bind to the same ones",
             fix=f"unset {' '.join(found)}",
         )
 
 
-@check("blocking-launches", "whether every kernel is waited for")
+@check("blocking-launches", "whether the host waits for every kernel")
 def _blocking(seen: Examination) -> Iterator[Finding]:
     for kind in present(seen):
         variable = (VENDORS[kind].blocking or ("",))[0]
@@ -64,56 +65,56 @@ def _blocking(seen: Examination) -> Iterator[Finding]:
             yield _blocking.finding(
                 "warning",
                 f"{variable}={seen.environ[variable]} is left set",
-                why="the host waits for every kernel, which is for finding errors and slow",
+                why="the host waits for every kernel, which is slow and meant for debugging",
                 fix=f"unset {variable}; fasttrain run --debug sets it for one run",
             )
 
 
 @check("memory-caching", "whether torch keeps device memory for reuse")
 def _caching(seen: Examination) -> Iterator[Finding]:
-    # torch asks whether it is there at all, so that 0 counts too.
+    # torch only checks that the variable exists, so 0 turns caching off as well.
     # Source: torch 2.0, c10/cuda/CUDACachingAllocator.cpp, forceUncachedAllocator.
     name = "PYTORCH_NO_CUDA_MEMORY_CACHING"
     if name in seen.environ and visible(seen, "cuda"):
         yield _caching.finding(
             "warning",
             f"{name} is set",
-            why="torch then asks the driver for every tensor's memory, which is many times slower",
+            why="torch gets every tensor's memory from the driver, which is many times slower",
             fix=f"unset {name}",
         )
 
 
 @check("allocator-settings", "whether two variables set torch's allocator differently")
 def _allocator(seen: Examination) -> Iterator[Finding]:
-    # Source: torch 2.13.0, c10/cuda/CUDAAllocatorConfig.h: PYTORCH_ALLOC_CONF is read only where
-    # the other one is not set; c10/core/AllocatorConfig.cpp had the reverse order in between.
+    # Source: torch 2.13.0, c10/cuda/CUDAAllocatorConfig.h: PYTORCH_ALLOC_CONF is read only if
+    # the other one is not set; for a while, c10/core/AllocatorConfig.cpp had the reverse order.
     old, new = "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"
     both = old in seen.environ and new in seen.environ
     if both and seen.environ[old] != seen.environ[new] and visible(seen, "cuda"):
         yield _allocator.finding(
             "warning",
             f"{old} and {new} are both set, and differ",
-            why="torch's allocator reads one of them alone; which one depends on torch's version",
-            fix=f"unset the one that is not meant: {old} is the older name",
+            why="torch's allocator reads only one of them; which one depends on torch's version",
+            fix=f"unset the one that you don't want: {old} is the older name",
         )
 
 
-@check("renamed-variables", "variables of torch under names that it gave up")
+@check("renamed-variables", "torch's variables under names that were changed")
 def _renamed(seen: Examination) -> Iterator[Finding]:
     found = [name for name in _RENAMED if name in seen.environ]
     if found and seen.machine.torch.release >= _RENAMED_SINCE:
         yield _renamed.finding(
             "hint",
             f"{and_join(found)} {'is an old name' if len(found) == 1 else 'are old names'}",
-            why="torch warns of it in every rank, and the new name wins where both are set",
+            why="torch warns in every rank, and uses the new name if both are set",
             fix=f"write {and_join(f'TORCH_{name}' for name in found)}",
         )
 
 
-@check("stray-ranks", "whether the shell makes every script one rank of several")
+@check("stray-ranks", "whether this shell sets the variables of a rank")
 def _ranks(seen: Examination) -> Iterator[Finding]:
     names = [name for name in (*_RANK_NAMES, *_MEETING_NAMES) if name in seen.environ]
-    # Where torchrun or fasttrain itself set them, they belong there.
+    # Inside of a run, torchrun or fasttrain has set them, as it should.
     launched = {"TORCHELASTIC_RUN_ID", RUN_MARK} & set(seen.environ)
     if not names or launched:
         return
@@ -123,7 +124,7 @@ def _ranks(seen: Examination) -> Iterator[Finding]:
         f"{and_join(f'{name}={seen.environ[name]}' for name in names)} in this shell",
         why=ONE_OF_SEVERAL
         if ranks
-        else "a script that makes a process group by itself goes there for it",
+        else "a script that creates a process group connects to this address",
         fix=f"unset {' '.join(names)}",
     )
 
@@ -141,7 +142,7 @@ def _compile(seen: Examination) -> Iterator[Finding]:
             )
 
 
-@check("nccl-switches", "ways between GPUs that NCCL is told not to take")
+@check("nccl-switches", "transports between GPUs that are disabled for NCCL")
 def _nccl(seen: Examination) -> Iterator[Finding]:
     if len(visible(seen, "cuda")) < 2:
         return
@@ -154,7 +155,7 @@ def _nccl(seen: Examination) -> Iterator[Finding]:
             yield _nccl.finding(
                 "hint" if name == "NCCL_IB_DISABLE" else "warning",
                 f"{name}={seen.environ[name]} is left set",
-                why=f"gradients can't go by {way}, and take a slower way",
+                why=f"gradients can't use {way}, and take a slower path",
                 fix=f"unset {name}, unless runs hang without it",
             )
 
@@ -167,7 +168,7 @@ def _debug(seen: Examination) -> Iterator[Finding]:
         yield _debug.finding(
             "hint",
             "TORCH_DISTRIBUTED_DEBUG=DETAIL is left set",
-            why="the ranks compare notes before each collective, which is slow",
+            why="the ranks compare their calls before each collective, which is slow",
             fix="unset TORCH_DISTRIBUTED_DEBUG; fasttrain run --debug sets it for one run",
         )
 

@@ -1,17 +1,18 @@
-"""Checks of how several devices belong together."""
+"""Checks of several devices together: their models, order, and the links between them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fasttrain.doctor.checks.words import alike, check, named, present, visible
+from fasttrain.doctor.check import check
+from fasttrain.doctor.checks.words import alike, named, present, visible
 from fasttrain.model.examination import DeviceState, Examination, Finding
 from fasttrain.model.vendors import DeviceKind
 from fasttrain.planning.describe import and_join, device_names, kind_noun
 from fasttrain.planning.visible import visible_slots
 
 
-@check("mixed-devices", "whether the devices of one job are of one model")
+@check("mixed-devices", "whether all devices are of one model")
 def _mixed(seen: Examination) -> Iterator[Finding]:
     for kind in present(seen):
         devices = [slot.device for slot in visible(seen, kind)]
@@ -22,34 +23,34 @@ def _mixed(seen: Examination) -> Iterator[Finding]:
             "warning",
             f"the devices are not of one model: {device_names(devices)}",
             why="all ranks wait for the slowest, and use only what each of them can do",
-            fix=f"take equal ones: --gpus {','.join(map(str, alike(devices)))}",
+            fix=f"use equal ones: --gpus {','.join(map(str, alike(devices)))}",
         )
 
 
 @check("device-order", "whether CUDA counts mixed GPUs as nvidia-smi does")
 def _order(seen: Examination) -> Iterator[Finding]:
     # Source: CUDA C++ Programming Guide 12.8, "CUDA Environment Variables": FASTEST_FIRST is the
-    # default, so for equal GPUs the order is the same.
+    # default. For equal GPUs both orders are the same.
     names = {device.name for device in seen.machine.devices if device.kind == "cuda"}
     order = seen.environ.get("CUDA_DEVICE_ORDER", "FASTEST_FIRST")
     if len(names) > 1 and order != "PCI_BUS_ID":
         yield _order.finding(
             "warning",
-            f"CUDA_DEVICE_ORDER is {order} on a machine with unlike GPUs",
-            why="GPU 0 is then the fastest for CUDA, and another one for nvidia-smi and --gpus",
+            f"CUDA_DEVICE_ORDER is {order} on a machine with different GPUs",
+            why="CUDA's GPU 0 is then the fastest; nvidia-smi and --gpus count in another order",
             fix="export CUDA_DEVICE_ORDER=PCI_BUS_ID",
         )
 
 
-@check("mig", "whether MIG instances keep a run from using several")
+@check("mig", "whether MIG limits a run to one device")
 def _mig(seen: Examination) -> Iterator[Finding]:
     slots = visible_slots(seen.machine, "cuda", seen.environ)
     instances = [slot for slot in slots if slot.device.parent_uuid]
     if instances and len(slots) > 1:
         yield _mig.finding(
             "hint",
-            f"of {kind_noun('cuda', len(slots))} and MIG instances a process can use one",
-            why="CUDA shows a process one MIG instance, and hides every whole GPU beside it",
+            f"a process can use one of {kind_noun('cuda', len(slots))} and MIG instances",
+            why="CUDA shows a process one MIG instance, and no whole GPU with it",
             fix=f"name one for each run: --gpus {instances[0].device.uuid}",
         )
 
@@ -62,9 +63,9 @@ def _peers(seen: Examination) -> Iterator[Finding]:
         yield _peers.finding(
             "hint",
             f"{named(apart)} can't read the memory of every other GPU",
-            why="gradients take the way through the host's memory, which is slower",
-            fix="on a server turn ACS off in the BIOS and the IOMMU to passthrough; many "
-            "consumer boards can't do it",
+            why="gradients are copied through the host's memory, which is slower",
+            fix="on a server, turn ACS off in the BIOS and set the IOMMU to passthrough; many "
+            "consumer boards don't support it",
         )
 
 
@@ -72,7 +73,7 @@ def _lacks(state: DeviceState, states: list[DeviceState]) -> bool:
     return bool({other.index for other in states} - {state.index} - set(state.peer_access or ()))
 
 
-@check("links", "devices that reach the others across processor sockets only")
+@check("links", "devices that reach others only across processor sockets")
 def _links(seen: Examination) -> Iterator[Finding]:
     # SYS: over the link between NUMA nodes. Source: legend of `nvidia-smi topo -m`.
     for kind in present(seen):
@@ -87,28 +88,28 @@ def _links(seen: Examination) -> Iterator[Finding]:
             yield _links.finding(
                 "hint",
                 f"{named(far)} reach{'es' if len(far) == 1 else ''} the others only across sockets",
-                why="gradients cross the link between the processors, the slowest way there is",
-                fix="nvidia-smi topo -m shows which devices are near each other; take those with "
+                why="gradients cross the link between the processors, the slowest path",
+                fix="nvidia-smi topo -m shows which devices are near each other; use those with "
                 "--gpus",
             )
 
 
-@check("numa", "devices that hang on several NUMA nodes")
+@check("numa", "devices on several NUMA nodes")
 def _numa(seen: Examination) -> Iterator[Finding]:
     for kind in present(seen):
         nodes: dict[int, list[DeviceState]] = {}
         for state in _states(seen, kind):
-            # Linux says -1 where the firmware names no node.
+            # Linux reports -1 if the firmware names no node.
             if state.numa_node is not None and state.numa_node >= 0:
                 nodes.setdefault(state.numa_node, []).append(state)
         if len(nodes) > 1:
             where = (f"{named(states)} on node {node}" for node, states in sorted(nodes.items()))
             yield _numa.finding(
                 "hint",
-                f"the devices hang on {len(nodes)} NUMA nodes: {and_join(where)}",
-                why="a rank whose process runs on the other node feeds its device more slowly",
-                fix="a run that needs only some of them is best off with those of one node, as "
-                f"with --gpus {','.join(_visible_of(seen, kind, min(nodes.items())[1]))}",
+                f"the devices are on {len(nodes)} NUMA nodes: {and_join(where)}",
+                why="a rank whose process runs on another node feeds its device more slowly",
+                fix="for a run that needs only some of them, use those of one node, such as "
+                f"--gpus {','.join(_visible_of(seen, kind, min(nodes.items())[1]))}",
             )
 
 
@@ -120,7 +121,7 @@ def _visible_of(seen: Examination, kind: DeviceKind, states: list[DeviceState]) 
 
 
 def _states(seen: Examination, kind: DeviceKind) -> list[DeviceState]:
-    """Return the states of the whole devices that a run would see."""
+    """Return the states of visible devices, without MIG instances."""
     indices = {s.device.index for s in visible(seen, kind) if not s.device.parent_uuid}
     return [state for state in seen.devices if state.kind == kind and state.index in indices]
 

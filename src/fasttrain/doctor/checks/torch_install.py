@@ -1,11 +1,12 @@
-"""Checks of the torch that is installed: its build, and what it makes of the devices."""
+"""Checks of the torch that is installed: its build, and whether it can use the devices."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
 
-from fasttrain.doctor.checks.words import check, is_on, named, one_line, present, visible
+from fasttrain.doctor.check import check
+from fasttrain.doctor.checks.words import is_on, named, one_line, present, visible
 from fasttrain.hardware.probe import TORCH_UNREAD
 from fasttrain.model.examination import Examination, Finding, Severity, TorchTrial
 from fasttrain.model.machine import Device
@@ -17,15 +18,15 @@ from fasttrain.planning.device import build_fix, unusable_kinds, wrong_build
 # cudaErrorSystemDriverMismatch, 804 cudaErrorCompatNotSupportedOnDevice.
 _INIT_FIXES = (
     ("driver.* is too old", "update the driver, or install a torch built for an older CUDA"),
-    ("Error 802", "start the service nvidia-fabricmanager, which GPUs behind NVSwitch wait for"),
-    ("Error 80[34]", "restart the machine, or take CUDA's compat folder out of LD_LIBRARY_PATH"),
+    ("Error 802", "start the service nvidia-fabricmanager, which GPUs on an NVSwitch wait for"),
+    ("Error 80[34]", "restart the machine, or remove CUDA's compat folder from LD_LIBRARY_PATH"),
 )
 
 _ARCHITECTURE = re.compile(r"(sm|compute)_(\d+)(\d)(a?)f?")
 
 
 def answered(seen: Examination) -> TorchTrial | None:
-    """Return what torch said of itself; None where it was not asked or could not be imported."""
+    """Return torch's answers; None if it was not tried or could not be imported."""
     return seen.torch if seen.torch and seen.torch.imported.state == "ok" else None
 
 
@@ -47,7 +48,7 @@ def _build(seen: Examination) -> Iterator[Finding]:
     machine = seen.machine
     others = any(not wrong_build(machine, kind) for kind in present(seen))
     for kind in unusable_kinds(machine):
-        # An AMD GPU may be a part of the processor, which nobody means to train on.
+        # An AMD GPU may be part of the processor, and not meant for training.
         alone: Severity = "error" if kind == "cuda" else "warning"
         devices = device_names(device for device in machine.devices if device.kind == kind)
         yield _build.finding(
@@ -55,7 +56,7 @@ def _build(seen: Examination) -> Iterator[Finding]:
             f"torch {machine.torch.version} is the {machine.torch.build} build, and can't use "
             f"{devices}",
             why="scripts that name the device fail (Torch not compiled with CUDA enabled), others "
-            "train without it",
+            "train on the CPU",
             fix=build_fix(kind),
         )
 
@@ -65,12 +66,12 @@ def _extension(seen: Examination) -> Iterator[Finding]:
     if seen.torch and (error := seen.torch.autoload_error):
         extended = [vendor for vendor in VENDORS.values() if vendor.extension]
         vendor = next((v for v in extended if v.extension in error), extended[0])
-        needs, mend = vendor.extension_needs
+        needs, repair = vendor.extension_needs
         yield _extension.finding(
             "error",
             f"`import torch` fails: {one_line(error)}",
-            why=f"torch loads {vendor.extension} by itself, which needs {needs}",
-            fix=f"{mend}, or set TORCH_DEVICE_BACKEND_AUTOLOAD=0 to do without",
+            why=f"torch loads {vendor.extension} automatically, and that needs {needs}",
+            fix=f"{repair}, or train without {vendor.noun}s: TORCH_DEVICE_BACKEND_AUTOLOAD=0",
         )
 
 
@@ -87,8 +88,8 @@ def _devices(seen: Examination) -> Iterator[Finding]:
         what = f"torch sees {found} of {kind_noun(kind, expected)}"
         why = f"the driver lists more than torch {trial.version} can use"
         if found >= expected:
-            what = f"torch can't start the {VENDORS[kind].noun}s"
-            why = "a run fails when it first uses one"
+            what = f"torch can't initialise the {VENDORS[kind].noun}s"
+            why = "a run fails at their first use"
         said = f": {one_line(trial.init_error)}" if trial.init_error else ""
         fix = _init_fix(kind, trial.init_error)
         yield _devices.finding("error", what + said, why=why, fix=fix)
@@ -96,13 +97,13 @@ def _devices(seen: Examination) -> Iterator[Finding]:
 
 def _init_fix(kind: DeviceKind, message: str) -> str:
     if extension := VENDORS[kind].extension:
-        _, mend = VENDORS[kind].extension_needs
-        return f"install the {extension} that belongs to this torch, and {mend}"
+        _, repair = VENDORS[kind].extension_needs
+        return f"install the {extension} that matches this torch, and {repair}"
     found = (fix for pattern, fix in _INIT_FIXES if re.search(pattern, message, re.DOTALL))
     return next(found, 'see the whole message: python -c "import torch; torch.cuda.init()"')
 
 
-@check("torch-architecture", "whether torch holds kernels for these GPUs")
+@check("torch-architecture", "whether torch has kernels for these GPUs")
 def _architecture(seen: Examination) -> Iterator[Finding]:
     trial = answered(seen)
     if trial is None or seen.machine.torch.build != "cuda":
@@ -116,15 +117,15 @@ def _architecture(seen: Examination) -> Iterator[Finding]:
             f"torch {trial.version} has no kernels for {named(lacking)} ({device_names(lacking)})",
             why=f"of compute capability {lacking[0].capability}; it was built for "
             f"{', '.join(trial.architectures)}",
-            fix="install a build of torch for it, older or newer, from pytorch.org/get-started",
+            fix="install an older or newer build of torch from pytorch.org/get-started",
         )
 
 
 def _runs(device: Device, built: Iterable[re.Match[str]]) -> bool:
-    """Return whether any of the kernels runs: one of its own major version, or PTX of any before.
+    """True if a device can run one of the kernels: of its major version, or older PTX.
 
     Source: torch 2.13.0, torch/cuda/__init__.py, ``_check_cubins``; CUDA C++ Programming Guide
-    12.8, "Binary Compatibility" and "PTX Compatibility"; ``sm_90a`` runs on 9.0 alone.
+    12.8, "Binary Compatibility" and "PTX Compatibility"; ``sm_90a`` runs on 9.0 only.
     """
     major, _, minor = device.capability.partition(".")
     if not (major.isdigit() and minor.isdigit()):
@@ -138,7 +139,7 @@ def _runs(device: Device, built: Iterable[re.Match[str]]) -> bool:
     return False
 
 
-@check("collectives", "whether torch has the library that joins several devices")
+@check("collectives", "whether torch has the collectives of several devices")
 def _collectives(seen: Examination) -> Iterator[Finding]:
     trial = answered(seen)
     for kind in present(seen):
@@ -150,8 +151,8 @@ def _collectives(seen: Examination) -> Iterator[Finding]:
         yield _collectives.finding(
             "error",
             f"torch {trial.version} has no {backend}",
-            why=f"ranks on {kind_noun(kind, len(visible(seen, kind)))} average their gradients by "
-            "it",
+            why=f"ranks on {kind_noun(kind, len(visible(seen, kind)))} average their gradients "
+            "with it",
             fix="install a build of torch that has it, from pytorch.org/get-started",
         )
 

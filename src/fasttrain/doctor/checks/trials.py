@@ -1,12 +1,13 @@
-"""Checks of what was tried: importing torch, compiling a function, a sum over two processes."""
+"""Checks of trials: importing torch, compiling a function, summing over two processes."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
 
+from fasttrain.doctor.check import check
 from fasttrain.doctor.checks.torch_install import answered
-from fasttrain.doctor.checks.words import check, most_visible, named, one_line, present, visible
+from fasttrain.doctor.checks.words import most_visible, named, one_line, present, visible
 from fasttrain.model.examination import Examination, Finding, Trial
 from fasttrain.model.vendors import VENDORS
 from fasttrain.planning.device import wrong_build
@@ -17,7 +18,7 @@ REINSTALL = "install torch again with its dependencies"
 UNREADABLE = "answers with something unreadable"
 
 _IMPORT_FIXES: _Fixes = (
-    (r"lib\S+\.so", f"{REINSTALL}; a library of it is missing"),
+    (r"lib\S+\.so", f"{REINSTALL}; one of its libraries is missing"),
     (r"No module named", REINSTALL),
 )
 
@@ -26,39 +27,39 @@ _NO_COMPILER = r"No working C\+\+ compiler|InvalidCxxCompiler|Compiler: .* is no
 # Source: torch 2.13.0, torch/_inductor/exc.py; pytorch#97146 and #129351 for Python.h.
 _COMPILE_FIXES: _Fixes = (
     (r"Python\.h", "install Python's headers: apt-get install python{python}-dev"),
-    (_NO_COMPILER, "install g++: apt-get install g++, or name another compiler by CXX"),
-    ("Failed to find C compiler", "install gcc: apt-get install gcc, or name another one by CC"),
-    ("TritonMissing|working triton|named 'triton'", "install the triton that this torch names"),
+    (_NO_COMPILER, "install g++: apt-get install g++, or name another compiler in CXX"),
+    ("Failed to find C compiler", "install gcc: apt-get install gcc, or name another one in CC"),
+    ("TritonMissing|working triton|named 'triton'", "install the triton that this torch requires"),
     (
         r"-lcuda|libcuda\.so",
-        "put the folder of libcuda.so into LIBRARY_PATH, where the linker looks",
+        "add the folder of libcuda.so to LIBRARY_PATH, where the linker looks",
     ),
     (
         "Permission denied|Read-only file system|failed to map segment|No space left",
-        "set TORCHINDUCTOR_CACHE_DIR to a folder that may be written to and run from",
+        "set TORCHINDUCTOR_CACHE_DIR to a writable folder that is not mounted noexec",
     ),
 )
 
 _REDUCE_FIXES: _Fixes = (
-    ("shared memory|dev/shm", "see that /dev/shm has room"),
-    (r"resolve|Name or service|getaddrinfo", "give this machine's own name an address"),
+    ("shared memory|dev/shm", "check that /dev/shm has free space"),
+    (r"resolve|Name or service|getaddrinfo", "make this machine's own name resolve to an address"),
 )
 
 
-@check("torch-import", "whether torch can be imported and asked")
+@check("torch-import", "whether torch can be imported and its devices listed")
 def _imported(seen: Examination) -> Iterator[Finding]:
     trial = seen.torch.imported if seen.torch else Trial()
     missing = not seen.machine.torch.version and "No module named 'torch'" in trial.message
-    if not _went_wrong(trial) or missing:  # which has a check of its own
+    if not _went_wrong(trial) or missing:  # torch-missing reports that
         return
     hung = trial.state == "hung" and seen.machine.devices
     otherwise = 'see the whole message: python -c "import torch"'
     if hung:
-        otherwise = "see what the driver says (dmesg, nvidia-smi), and restart the machine"
+        otherwise = "look at the driver's messages (dmesg, nvidia-smi), and restart the machine"
     yield _imported.finding(
         "error",
         _became("`import torch`", trial),
-        why="initialising the devices hangs in the driver" if hung else "every run meets the same",
+        why="initialising the devices hangs in the driver" if hung else "every run fails there",
         fix=_fix_for(trial.message, _IMPORT_FIXES, otherwise),
     )
 
@@ -67,7 +68,7 @@ def _imported(seen: Examination) -> Iterator[Finding]:
 def _compiled(seen: Examination) -> Iterator[Finding]:
     trial = seen.torch.compiled if seen.torch else Trial()
     no_compiler = not seen.machine.cxx_compiler and re.search(_NO_COMPILER, trial.message)
-    if not _went_wrong(trial) or no_compiler:  # which has a check of its own
+    if not _went_wrong(trial) or no_compiler:  # cxx-compiler reports that
         return
     python = ".".join(seen.machine.python.split(".")[:2])
     otherwise = "see the whole message with TORCH_LOGS=+inductor, or leave --compile off"
@@ -91,13 +92,13 @@ def _all_reduced(seen: Examination) -> Iterator[Finding]:
         fix=_fix_for(
             trial.message,
             _REDUCE_FIXES,
-            "see that the loopback interface is up and no firewall closes it (ip addr show lo); "
-            "NCCL_DEBUG=INFO tells more of NCCL",
+            "check that the loopback interface is up and no firewall blocks it (ip addr show lo); "
+            "NCCL_DEBUG=INFO shows more about NCCL",
         ),
     )
 
 
-@check("triton", "whether triton is there to compile for the devices")
+@check("triton", "whether triton is installed for the devices")
 def _triton(seen: Examination) -> Iterator[Finding]:
     trial = answered(seen)
     for kind in present(seen):
@@ -108,7 +109,7 @@ def _triton(seen: Examination) -> Iterator[Finding]:
             "warning",
             "triton is not installed",
             why="torch.compile writes its GPU kernels in triton",
-            fix="install torch again with its dependencies; `pip show torch` names triton",
+            fix="install torch again with its dependencies; `pip show torch` lists triton",
         )
     torch = seen.machine.torch
     for vendor in (VENDORS[kind] for kind in present(seen)):
@@ -116,8 +117,8 @@ def _triton(seen: Examination) -> Iterator[Finding]:
             yield _triton.finding(
                 "hint",
                 f"{vendor.compiles_by} is not installed",
-                why=f"torch.compile writes the kernels of {vendor.noun}s by it, and --compile is"
-                " refused there",
+                why=f"torch.compile needs it for kernels of {vendor.noun}s, and without it"
+                " --compile is refused",
                 fix=f"pip install {vendor.compiles_by}, or leave --compile off",
             )
 
@@ -135,20 +136,20 @@ def _capability(seen: Examination) -> Iterator[Finding]:
             "hint",
             f"torch.compile can't compile for {named(old)} ({old[0].name})",
             why=f"triton needs compute capability 7.0; this has {old[0].capability}",
-            fix="leave --compile off there",
+            fix="leave --compile off on it",
         )
 
 
-@check("cxx-compiler", "whether there is the C++ compiler that torch.compile calls")
+@check("cxx-compiler", "whether torch.compile's C++ compiler is installed")
 def _cxx_compiler(seen: Examination) -> Iterator[Finding]:
     if seen.machine.cxx_compiler:
         return
-    why = "torch.compile builds its CPU code with it; a model would run uncompiled"
+    why = "torch.compile builds its CPU code with it; without it a model runs uncompiled"
     usual, package = "g++", "apt-get install g++"
     if seen.machine.system == "Darwin":
         usual, package = "clang++", "xcode-select --install"
     if chosen := seen.environ.get("CXX"):
-        fix = f"set CXX to one program, without options, or unset it to take {usual}"
+        fix = f"set CXX to one program, without options, or unset it to use {usual}"
         yield _cxx_compiler.finding("warning", f"CXX={chosen} names no program", why=why, fix=fix)
     else:
         fix = f"install it: {package}"

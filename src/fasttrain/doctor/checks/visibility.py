@@ -6,18 +6,19 @@ import re
 from collections.abc import Iterator
 from itertools import pairwise
 
-from fasttrain.doctor.checks.words import check, present
+from fasttrain.doctor.check import check
+from fasttrain.doctor.checks.words import present
 from fasttrain.model.examination import Examination, Finding
 from fasttrain.model.vendors import VENDORS, DeviceKind
 from fasttrain.planning.describe import kind_noun
 from fasttrain.planning.visible import visible_slots
 
-# What people write to hide every device on purpose; CUDA stops at any word that names none.
+# Values that hide every device on purpose: CUDA stops at the first word that names no device.
 _NOTHING = frozenset({"", "-1", "NoDevFiles", "none"})
 
 
 def _lists(seen: Examination) -> Iterator[tuple[DeviceKind, str, list[str]]]:
-    """Give each kind of device with its variable and the words of that, where it is set."""
+    """Yield each kind of device whose variable is set, with the variable and its words."""
     for kind in present(seen):
         variable = VENDORS[kind].visibility
         if variable in seen.environ:
@@ -30,7 +31,7 @@ def _named_twice(words: list[str]) -> list[str]:
 
 
 def _malformed(kind: DeviceKind, value: str) -> bool:
-    """Return whether Ascend's runtime would take a list for shorter than it is, or for empty."""
+    """True if Ascend's runtime would read fewer devices than a list names, or none."""
     if not VENDORS[kind].ascending or not value:
         return False
     if not re.fullmatch(r"\d+(,\d+)*", value):
@@ -57,7 +58,7 @@ def _ascending(seen: Examination) -> Iterator[Finding]:
         )
 
 
-@check("visible-repeated", "whether a device is named twice")
+@check("visible-repeated", "whether a device is listed twice")
 def _repeated(seen: Examination) -> Iterator[Finding]:
     for kind, variable, words in _lists(seen):
         twice = _named_twice(words)
@@ -67,12 +68,12 @@ def _repeated(seen: Examination) -> Iterator[Finding]:
         yield _repeated.finding(
             "error",
             f"{variable}={','.join(words)} names {', '.join(twice)} twice",
-            why="CUDA and torch take such a list for an empty one",
+            why="CUDA and torch treat such a list as empty",
             fix=f"export {variable}={once}",
         )
 
 
-@check("visible-unknown", "whether every device that is named exists")
+@check("visible-unknown", "whether every listed device exists")
 def _unknown(seen: Examination) -> Iterator[Finding]:
     for kind, variable, words in _lists(seen):
         ignored = _named_twice(words) or _malformed(kind, seen.environ[variable])
@@ -83,8 +84,8 @@ def _unknown(seen: Examination) -> Iterator[Finding]:
         there = sum(device.kind == kind for device in seen.machine.devices)
         yield _unknown.finding(
             "warning" if slots else "error",
-            f"{variable} names {words[len(slots)]}, which is not there",
-            why=f"the list ends at it, so {len(slots)} of {kind_noun(kind, there)} can be used",
+            f"{variable} names {words[len(slots)]}, which does not exist",
+            why=f"the list ends there, so {len(slots)} of {kind_noun(kind, there)} can be used",
             fix=f"export {variable}={known}" if known else f"unset {variable}",
         )
 
@@ -95,8 +96,8 @@ def _hidden(seen: Examination) -> Iterator[Finding]:
         there = sum(device.kind == kind for device in seen.machine.devices)
         slots = visible_slots(seen.machine, kind, seen.environ)
         everything = words[0] in _NOTHING
-        # A job is given its devices by this variable, and one MIG instance is all that a process
-        # can have; names that don't work are told elsewhere.
+        # SLURM sets the variable for its jobs, and a process can use one MIG instance only. Words
+        # that name no device are findings of other checks.
         meant = seen.cluster.job or any(device.parent_uuid for device in seen.machine.devices)
         broken = _malformed(kind, seen.environ[variable])
         some = len(slots) == len(words) < there and not meant and not broken

@@ -16,8 +16,8 @@ from fasttrain.model.vendors import DeviceKind
 
 T = TypeVar("T")
 
-# Any of these means that an NVIDIA driver is here; without one, importing NVML's binding is
-# wasted time. In order: desktop and server, containers, Jetson, WSL.
+# Each of these files shows an NVIDIA driver; without one, NVML's binding needn't be imported. In
+# order: desktop and server, containers, Jetson, WSL.
 DRIVER_TRACES = (
     "proc/driver/nvidia/version",
     "dev/nvidiactl",
@@ -28,7 +28,7 @@ DRIVER_TRACES = (
 
 @dataclass(frozen=True, slots=True)
 class Cuda:
-    """NVIDIA's probe; `nvml` stands in for the ``pynvml`` module in tests."""
+    """NVIDIA's probe; in tests `nvml` replaces the ``pynvml`` module."""
 
     host: Host
     nvml: Any = None
@@ -37,8 +37,8 @@ class Cuda:
     def probe(self) -> VendorReport:
         """Return GPUs in NVML's order, which is CUDA's with ``CUDA_DEVICE_ORDER=PCI_BUS_ID``.
 
-        A GPU in MIG mode is replaced by its instances, which carry its index: CUDA can't run on
-        the whole of it.
+        A GPU in MIG mode is replaced by its instances, which have its index: CUDA can't use the
+        GPU as a whole.
         """
         if not any(self.host.exists(trace) for trace in DRIVER_TRACES):
             return VendorReport()
@@ -94,7 +94,7 @@ def _report(nvml: Any) -> VendorReport:
 
 
 def _gpu(nvml: Any, index: int) -> tuple[Device, tuple[Device, ...] | None]:
-    """Return a GPU, and its MIG instances; None for those when MIG is off."""
+    """Return a GPU and its MIG instances; None for these if MIG is off."""
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
     capability = nvml.nvmlDeviceGetCudaComputeCapability(handle)
     gpu = _device(nvml, handle, index, capability, "")
@@ -138,24 +138,25 @@ def _device(
 
 
 def _unless_unsupported(nvml: Any, ask: Callable[[], T], fallback: T) -> T:
-    """Return the answer, or `fallback` where this board or driver doesn't know the question."""
+    """Return the answer, or `fallback` if this board or driver doesn't support the question."""
     try:
         return ask()
     except (nvml.NVMLError_NotSupported, nvml.NVMLError_FunctionNotFound):
         return fallback
 
 
-# Who holds memory of NVIDIA's GPUs, without a look at anything else of them.
+# Which processes hold memory of NVIDIA's GPUs, for the list of runs.
 
 
-TIMEOUT_S = 3.0  # a list of runs is not worth more; without persistence mode NVML can take longer
+# For a list of runs a user waits no longer; without persistence mode NVML can take more.
+TIMEOUT_S = 3.0
 
 
 def held_bytes(nvml: Any = None) -> dict[int, int]:
-    """Return device memory by process; nothing where NVML is missing, broken or slow.
+    """Return device memory in bytes by pid; empty if NVML is missing, broken or slow.
 
     Args:
-        nvml: Stands in for the ``pynvml`` module in tests.
+        nvml: Replaces the ``pynvml`` module in tests.
     """
     binding = nvml or import_nvml()
     try:

@@ -23,18 +23,18 @@ LEVELS = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One device as NVML knows it; `handle` is None for one that can't be reached any more."""
+    """A device in NVML; `handle` is None if it can't be reached any more."""
 
     nvml: Any
     handle: Any
 
     def get(self, what: str, *args: Any) -> Any:
-        """Return the answer of ``nvmlDeviceGet<what>``; None where board or driver has none."""
+        """Return the answer of ``nvmlDeviceGet<what>``; None if board or driver has none."""
         if self.handle is None:
             return None
         try:
             return getattr(self.nvml, f"nvmlDeviceGet{what}")(self.handle, *args)
-        # The second is what the binding raises when the driver is older than it.
+        # The binding raises the second error if the driver is older than the binding.
         except (self.nvml.NVMLError, self.nvml.NVMLLibraryMismatchError):
             return None
 
@@ -45,18 +45,18 @@ class Gpu:
 
 
 def pci_address(pci: Any) -> str:
-    """Return an nvmlPciInfo_t as the kernel writes it; NVML's text has eight digits in front."""
+    """Return an address as the kernel writes it; NVML's text has eight digits for the domain."""
     return f"{pci.domain:04x}:{pci.bus:02x}:{pci.device:02x}"
 
 
 def link_names(gpus: Mapping[int, Gpu]) -> dict[int, dict[str, str]]:
-    """Give each GPU's way to each other, by their indices, as ``nvidia-smi topo -m`` names it."""
+    """Return each GPU's link to each other one, by indices, as ``nvidia-smi topo -m`` names it."""
     nvlinks = {index: _nvlinks(gpu) for index, gpu in gpus.items()}
     addresses = {index: gpu.address() for index, gpu in gpus.items()}
 
     def name(one: int, other: int) -> str:
         status = gpus[one].get("P2PStatus", gpus[other].handle, P2P_NVLINK)
-        # Through NVSwitch every GPU reaches every other by all of its links.
+        # Through an NVSwitch every GPU reaches every other with all of its links.
         switched = min(nvlinks[one][SWITCH], nvlinks[other][SWITCH])
         links = nvlinks[one][addresses[other]] or switched
         if links and status == gpus[one].nvml.NVML_P2P_STATUS_OK:
@@ -70,7 +70,7 @@ def link_names(gpus: Mapping[int, Gpu]) -> dict[int, dict[str, str]]:
 
 
 def peer_access(gpus: Mapping[int, Gpu]) -> dict[int, tuple[int, ...] | None]:
-    """Return the GPUs whose memory each can read; None where the driver says nothing of any."""
+    """Return the GPUs whose memory each can read; None if the driver gives no answer."""
     answer: dict[int, tuple[int, ...] | None] = {}
     for one, gpu in gpus.items():
         statuses = {
@@ -97,12 +97,12 @@ def _nvlinks(gpu: Gpu) -> Counter[str]:
     return count
 
 
-# What NVIDIA's data sheets promise of a board: the measure of `doctor --bench`.
+# The rates in NVIDIA's data sheets, with which `doctor --bench` compares.
 
 
 @dataclass(frozen=True, slots=True)
 class DataSheet:
-    """A board's peak rates; None where its data sheet has none.
+    """A board's peak rates; None if its data sheet has none.
 
     Attributes:
         fp32: TFLOP/s of fp32 without tensor cores.
@@ -119,8 +119,8 @@ class DataSheet:
     memory_gbs: float
 
 
-# Boards by the name that the driver gives them; a board of another name, such as an A10G or a
-# 3090 Ti, is another board. Where a data sheet gives tensor cores with sparsity only, this is half.
+# Boards by the driver's whole name: an A10G or a 3090 Ti is another board. If
+# a data sheet lists a rate with sparsity only, the number here is half of it.
 _BOARDS: tuple[tuple[str, DataSheet], ...] = (
     # Source: volta-v100-datasheet-update-us-1165301-r5.pdf.
     (r"Tesla V100-SXM2-\d+GB", DataSheet(15.7, None, 125, None, 900)),
@@ -161,7 +161,7 @@ _BOARDS: tuple[tuple[str, DataSheet], ...] = (
 
 
 def data_sheet(device: Device) -> DataSheet | None:
-    """Return a board's data sheet; None for an unknown one, and for a slice of a board."""
+    """Return a board's data sheet; None for an unknown board or a MIG instance."""
     if device.kind != "cuda" or device.parent_uuid:
         return None
     found = (sheet for pattern, sheet in _BOARDS if re.fullmatch(pattern, device.name))

@@ -1,4 +1,4 @@
-"""How NVIDIA's GPUs and MIG instances are at the moment, by NVML."""
+"""The current state of NVIDIA's GPUs and MIG instances, read by NVML."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fasttrain.hardware.vendors.kernel_files import numa_node, pci_folder
 from fasttrain.model.examination import DeviceProcess, DeviceState
 from fasttrain.model.machine import Device
 
-# NVIDIA's Xid errors, as the kernel logged them since it was booted.
+# NVIDIA's Xid errors in the kernel's log since boot.
 
 
 DMESG_TIMEOUT_S = 1.0
@@ -26,10 +26,10 @@ _XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-f:]+)(?:\.0)?\): (\d+)", re.IGNO
 
 
 def read_xids(host: Host) -> dict[str, tuple[int, ...]]:
-    """Return the numbers logged for each PCI address, such as ``0000:c1:00``, each once.
+    """Return the distinct Xids logged for each PCI address, such as ``0000:c1:00``.
 
-    Only the kernel's own buffer is read, since files below /var/log hold errors of boots long
-    past. It is closed to users on many machines; nothing is known of any Xid there.
+    Only the kernel's own buffer is read, because files in /var/log hold errors of earlier boots.
+    Many machines don't let users read it; the result is then empty.
     """
     tool = host.which("dmesg", "usr/bin", "bin")
     try:
@@ -40,15 +40,15 @@ def read_xids(host: Host) -> dict[str, tuple[int, ...]]:
 
 
 def parse_xids(log: str) -> dict[str, tuple[int, ...]]:
-    """Return the Xids in a kernel log by PCI address, in the order of their first appearance."""
+    """Return the Xids in a kernel log by PCI address, in the order of first appearance."""
     found: dict[str, dict[int, None]] = {}
     for address, number in _XID.findall(log):
         found.setdefault(address.lower(), {})[int(number)] = None
     return {address: tuple(numbers) for address, numbers in found.items()}
 
 
-# Bits of nvmlDeviceGetCurrentClocksThrottleReasons that slow work down. Left out: idle, clocks set
-# on purpose (application, display) and sync boost. A power brake is the supply's own signal.
+# Bits of nvmlDeviceGetCurrentClocksThrottleReasons that slow work down. Not counted: idle, clocks
+# set on purpose (application, display), and sync boost. A power brake comes from the power supply.
 # Source: NVML API Reference 13.0, nvmlClocksEventReasons.
 THROTTLING = {"power": 0x4, "thermal": 0x20 | 0x40, "hardware": 0x8 | 0x80}
 
@@ -58,14 +58,14 @@ def cuda_states(
 ) -> tuple[DeviceState, ...]:
     """Return the states of a machine's NVIDIA devices, in their order.
 
-    What NVML can't tell of a device is None in its state. A broken NVML gives no states; the probe
-    of the machine has told why.
+    Values that NVML doesn't have for a device are None. Without a working NVML there are no states;
+    the machine's notes have the reason.
 
     Args:
         host: The machine.
         devices: All its devices.
         runs: Processes of fasttrain's runs.
-        nvml: Stands in for the ``pynvml`` module in tests.
+        nvml: Replaces the ``pynvml`` module in tests.
     """
     ours = [device for device in devices if device.kind == "cuda"]
     if not ours:
@@ -82,7 +82,7 @@ def cuda_states(
 
 
 def import_nvml() -> Any:
-    """Return NVML's binding, which only machines with a driver need."""
+    """Return NVML's binding; imported late, as only machines with a driver need it."""
     import pynvml
 
     return pynvml
@@ -92,7 +92,7 @@ def _states(
     nvml: Any, host: Host, devices: list[Device], runs: Mapping[int, RunProcess]
 ) -> tuple[DeviceState, ...]:
     boards = {d.index: _open(nvml, nvml.nvmlDeviceGetHandleByIndex, d.index) for d in devices}
-    # MIG instances neither reach each other nor another GPU.
+    # MIG instances have no links, neither to each other nor to another GPU.
     whole = {
         d.index: boards[d.index]
         for d in devices
@@ -125,18 +125,18 @@ def _states(
 def _open(nvml: Any, by: Callable[[Any], Any], name: Any) -> Gpu:
     try:
         return Gpu(nvml, by(name))
-    except nvml.NVMLError:  # fallen off the bus since the machine was probed: nothing to tell
+    except nvml.NVMLError:  # it fell off the bus after the probe
         return Gpu(nvml, None)
 
 
 def _memory_used_bytes(part: Gpu) -> int | None:
-    # The first version counts as used what the driver reserves for itself, also on an idle board.
+    # Version 1 also counts what the driver reserves for itself, even on an idle board.
     memory = part.get("MemoryInfo", part.nvml.nvmlMemory_v2) or part.get("MemoryInfo")
     return int(memory.used) if memory else None
 
 
 def _processes(part: Gpu, runs: Mapping[int, RunProcess]) -> tuple[DeviceProcess, ...]:
-    """Return who computes on a device, and after them who only draws on it.
+    """Return the processes that compute on a device, followed by those that only draw on it.
 
     Source: NVML API Reference 13.0, nvmlDeviceGetComputeRunningProcesses: those with a compute
     context; nvmlDeviceGetGraphicsRunningProcesses: those with one for graphics. One process may
@@ -169,10 +169,10 @@ def _clocks(board: Gpu) -> dict[str, Any]:
 
 
 def _clock_limit_mhz(board: Gpu) -> int | None:
-    """Return the highest clock allowed; clocks locked by ``nvidia-smi -lgc`` can't be asked for.
+    """Return the highest clock allowed; NVML doesn't report clocks locked by ``nvidia-smi -lgc``.
 
-    Application clocks as they come from the factory hold nothing down: a V100's are 1312 MHz, and
-    it boosts to 1530 of its own. Only those that somebody changed count.
+    Default application clocks limit nothing: a V100's are 1312 MHz, and it boosts to 1530 by
+    itself. Only changed ones count.
     """
     nvml, graphics = board.nvml, board.nvml.NVML_CLOCK_GRAPHICS
     limits = [board.get("Clock", graphics, nvml.NVML_CLOCK_ID_CUSTOMER_BOOST_MAX)]
@@ -183,7 +183,7 @@ def _clock_limit_mhz(board: Gpu) -> int | None:
 
 
 def _wear(board: Gpu) -> dict[str, Any]:
-    """Return errors of memory, and the PCIe link."""
+    """Return memory errors and the state of the PCIe link."""
     nvml = board.nvml
     rows = board.get("RemappedRows")
     return {
@@ -191,8 +191,8 @@ def _wear(board: Gpu) -> dict[str, Any]:
             "TotalEccErrors", nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
         ),
         "rows_failed": bool(rows and rows[3]),
-        # Not the link's current generation, which an idle board lowers to save power: what board
-        # and slot can do together is what it runs at under load.
+        # Not the current generation, which an idle board lowers to save power. The highest one that
+        # board and slot have in common is that of the link under load.
         "pcie_gen": board.get("MaxPcieLinkGeneration"),
         "pcie_gen_max": board.get("GpuMaxPcieLinkGeneration"),
         "pcie_width": board.get("CurrPcieLinkWidth"),

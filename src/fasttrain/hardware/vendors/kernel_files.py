@@ -1,4 +1,4 @@
-"""Which of the user's processes hold memory of a GPU, by what the kernel says of their files."""
+"""Facts about devices in the kernel's files: users of memory, sensors, NUMA nodes, and RDMA."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping
 from fasttrain.hardware.host import Host
 from fasttrain.model.examination import DeviceProcess, RdmaPort
 
-# Regions that lie on the GPU: vram0 with xe, local0 with i915.
+# Memory regions on the GPU: vram0 with xe, local0 with i915.
 _REGION = re.compile(r"drm-resident-(vram|local)\d+")
-# Time of the engines that only compute: xe's in cycles, i915's in nanoseconds.
+# Time used by compute engines: in cycles with xe, in nanoseconds with i915.
 _COMPUTING = ("drm-cycles-ccs", "drm-engine-compute")
 _UNITS = {"": 1, "KiB": 2**10, "MiB": 2**20}
 
@@ -18,8 +18,8 @@ _UNITS = {"": 1, "KiB": 2**10, "MiB": 2**20}
 def drm_clients(host: Host) -> dict[str, list[DeviceProcess]]:
     """Return the processes that hold memory of each GPU, by its PCI address.
 
-    The files of other users' processes are closed, and theirs are not among them. A process that
-    has never computed on the GPU draws on it.
+    Processes of other users are missing, because their files can't be read. A process without
+    compute time counts as a display.
 
     Source: Linux 6.15, Documentation/gpu/drm-usage-stats.rst, and the examples of
     drivers/gpu/drm/xe/xe_drm_client.c.
@@ -28,7 +28,7 @@ def drm_clients(host: Host) -> dict[str, list[DeviceProcess]]:
     for folder in host.numbered("proc", r"(\d+)"):
         for address, clients in _clients(host, f"{folder}/fdinfo").items():
             held = sum(map(_resident_bytes, clients))
-            draws = not any(_number(told.get(key, "")) for told in clients for key in _COMPUTING)
+            draws = not any(_number(stats.get(key, "")) for stats in clients for key in _COMPUTING)
             if held:
                 process = DeviceProcess(int(folder.rpartition("/")[2]), held, display=draws)
                 found.setdefault(address, []).append(process)
@@ -36,39 +36,40 @@ def drm_clients(host: Host) -> dict[str, list[DeviceProcess]]:
 
 
 def _clients(host: Host, folder: str) -> dict[str, list[Mapping[str, str]]]:
-    """Give what is told of each client of a process, by GPU; one may have several files open."""
+    """Return the statistics of a process's DRM clients, by the GPU's PCI address."""
+    # By client id, because a client with several open files appears once for each of them.
     once: dict[tuple[str, str], Mapping[str, str]] = {}
-    for told in _told(host, folder):
-        once[told.get("drm-pdev", ""), told["drm-client-id"]] = told
+    for stats in _drm_stats(host, folder):
+        once[stats.get("drm-pdev", ""), stats["drm-client-id"]] = stats
     found: dict[str, list[Mapping[str, str]]] = {}
-    for (address, _), told in once.items():
-        found.setdefault(address, []).append(told)
+    for (address, _), stats in once.items():
+        found.setdefault(address, []).append(stats)
     return found
 
 
-def _told(host: Host, folder: str) -> Iterator[Mapping[str, str]]:
+def _drm_stats(host: Host, folder: str) -> Iterator[Mapping[str, str]]:
     for name in host.names(folder):
         lines = host.read(f"{folder}/{name}").splitlines()
-        told = {key: value.strip() for key, _, value in (line.partition(":") for line in lines)}
-        if "drm-client-id" in told:
-            yield told
+        stats = {key: value.strip() for key, _, value in (line.partition(":") for line in lines)}
+        if "drm-client-id" in stats:
+            yield stats
 
 
-def _resident_bytes(told: Mapping[str, str]) -> int:
-    return sum(_number(value) for key, value in told.items() if _REGION.fullmatch(key))
+def _resident_bytes(stats: Mapping[str, str]) -> int:
+    return sum(_number(value) for key, value in stats.items() if _REGION.fullmatch(key))
 
 
 def _number(text: str) -> int:
-    """Return a number in its unit, such as ``512 KiB``; cycles and nanoseconds as they are."""
+    """Return a number with its unit applied, such as ``512 KiB``; other units count as 1."""
     number, _, unit = text.partition(" ")
     return int(number) * _UNITS.get(unit, 1) if number.isdecimal() else 0
 
 
-# What a device's own sensors say, by the kernel's hwmon folders below it.
+# A device's sensors, in the hwmon folders below it.
 
 
 def read_sensor(host: Host, device: str, name: str) -> int | None:
-    """Return a sensor's number as the kernel writes it; None where no hwmon of the device has it.
+    """Return a sensor's number as the kernel writes it; None if the device has no such sensor.
 
     Args:
         host: The machine.
@@ -89,11 +90,11 @@ def temperature_c(host: Host, device: str, name: str) -> float | None:
     return None if millidegrees is None else millidegrees / 1000
 
 
-# Where a PCI device hangs, by sysfs.
+# The place of a PCI device, in sysfs.
 
 
 def numa_node(host: Host, folder: str) -> int | None:
-    """Return NUMA node of a device's folder in sysfs; None where the firmware names none (-1)."""
+    """Return a device's NUMA node; None if the firmware names none, which sysfs shows as -1."""
     return host.number(f"{folder}/numa_node")
 
 
@@ -102,14 +103,14 @@ def pci_folder(address: str) -> str:
     return f"sys/bus/pci/devices/{address.lower()}"
 
 
-# Ports of InfiniBand and RoCE adapters, by sysfs.
+# Ports of InfiniBand and RoCE adapters, in sysfs.
 
 
 FOLDER = "sys/class/infiniband"
 
 
 def rdma_ports(host: Host) -> tuple[RdmaPort, ...]:
-    """Return the ports of all adapters that verbs can use; none where the kernel has no such.
+    """Return the ports of all InfiniBand and RoCE adapters.
 
     Source: Linux 6.12, Documentation/ABI/stable/sysfs-class-infiniband, and what
     drivers/infiniband/core/sysfs.c writes: ``4: ACTIVE``, ``100 Gb/sec (4X EDR)``.

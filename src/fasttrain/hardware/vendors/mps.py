@@ -1,4 +1,4 @@
-"""The GPU of Apple silicon, by the kernel's own variables."""
+"""The GPU of Apple silicon, read from kernel variables."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Mps:
     kind: ClassVar[DeviceKind] = "mps"
 
     def probe(self) -> VendorReport:
-        """Return the one GPU; its memory is the machine's, which the processor shares."""
+        """Return the one GPU; its memory is the machine's, shared with the processor."""
         if (self.host.system, self.host.architecture) != ("Darwin", "arm64"):
             return VendorReport()
         values = self.host.sysctl("machdep.cpu.brand_string", "hw.memsize")
@@ -43,7 +43,7 @@ class Mps:
     def states(
         self, _devices: Iterable[Device], _runs: Mapping[int, RunProcess]
     ) -> tuple[DeviceState, ...]:
-        """Return nothing: the system tells no state of its GPU."""
+        """Return nothing: macOS reports no state of its GPU."""
         return ()
 
 

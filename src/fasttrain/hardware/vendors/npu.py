@@ -1,4 +1,4 @@
-"""Huawei Ascend NPUs, by their device files and ``npu-smi info``."""
+"""Huawei Ascend NPUs, read from their device files and ``npu-smi info``."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from fasttrain.model.machine import Device, Overflow
 from fasttrain.model.vendors import DeviceKind
 
 # Source: torch_npu 2.13.0, is_bf16_supported over all its soc names: Ascend910B1 and later, of
-# which 310P is none. A "910B" without a digit is a first-generation card.
+# which exclude 310P. A "910B" without a digit is a first-generation card.
 _BF16 = re.compile(r"Ascend(910B\d.*|910_93.*|310B.*|950.*)")
 _NO_BF16 = re.compile(r"Ascend(910(A|B|Pro.*|Premium.*)?|310|310P.*)")
-# Source: torch_npu 2.13.0, is_support_inf_nan over all its soc names: those of bf16 but for 310B.
+# Source: torch_npu 2.13.0, is_support_inf_nan over all its soc names: as bf16, but not 310B.
 _SATURATES = re.compile(rf"{_NO_BF16.pattern}|Ascend310B.*")
 
 
-# What doctor knows notes by that it tells of in a finding of its own.
+# By these words doctor recognises notes for which it has a finding of its own.
 NPU_WITHOUT = "torch_npu is installed, but"
 HEALTH = "reports its health as"
 
@@ -38,7 +38,7 @@ def _is_installed(package: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Npu:
-    """Ascend's probe; `installed` tells whether a package could be imported."""
+    """Ascend's probe; ``installed(package)`` is true if the script could import a package."""
 
     host: Host
     installed: Callable[[str], bool] = _is_installed
@@ -46,7 +46,7 @@ class Npu:
     kind: ClassVar[DeviceKind] = "npu"
 
     def probe(self) -> VendorReport:
-        """Return chips in the order of their logic ids, which ASCEND_RT_VISIBLE_DEVICES counts."""
+        """Return chips in the order of their logic ids, which ASCEND_RT_VISIBLE_DEVICES uses."""
         nodes = len(self.host.numbered("dev", r"davinci(\d+)"))
         smi = self.smi or NpuSmi(self.host)
         devices: tuple[Device, ...] = ()
@@ -104,7 +104,7 @@ def _ask(smi: NpuSmi) -> SmiTable:
 
 
 def _devices(chips: tuple[Chip, ...]) -> tuple[Device, ...]:
-    # NPU ids skip numbers (a container may hold only NPU 2) while logic ids don't.
+    # The index is the logic id. NPU ids may have gaps: a container may have NPU 2 only.
     return tuple(
         Device(
             kind="npu",
@@ -143,7 +143,7 @@ def _chip_notes(chips: tuple[Chip, ...], nodes: int) -> list[str]:
 
 
 def _driver_version(host: Host) -> str:
-    """Return the driver's version from its own file; empty in containers that don't map it."""
+    """Return the driver's version from its file; empty in containers without that file."""
     where = re.search(r"Driver_Install_Path_Param=(\S+)", host.read("etc/ascend_install.info"))
     folder = (where[1] if where else "/usr/local/Ascend").lstrip("/")
     version = re.search(r"^Version=(\S+)", host.read(f"{folder}/driver/version.info"), re.MULTILINE)

@@ -1,4 +1,4 @@
-"""``npu-smi info``: asked once, and its table read in each of its layouts."""
+"""Runs ``npu-smi info`` once, and reads its table in each of its layouts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from fasttrain.hardware.host import Host
 from fasttrain.hardware.tool import ToolError, run_tool
 
-# It asks every card in turn and can take seconds on a server with 16 chips.
+# The tool queries one card after the other, which can take seconds with 16 chips.
 TIMEOUT_S = 10.0
 
 _HEAD = re.compile(r"(\d+)\s+(\S+)")
@@ -20,10 +20,10 @@ NO_TABLE = "not the table of npu-smi info"
 
 
 class NpuSmi:
-    """The tool of a machine, asked once for all that want to know.
+    """The tool ``npu-smi``, which runs once for all callers.
 
     Attributes:
-        tool: Its path; empty where there is none.
+        tool: Its path; empty if there is none.
     """
 
     def __init__(self, host: Host, *, timeout_s: float = TIMEOUT_S) -> None:
@@ -32,10 +32,10 @@ class NpuSmi:
         self._answer: str | ToolError | None = None
 
     def info(self) -> str:
-        """Return what ``npu-smi info`` printed when it was first asked.
+        """Return the output of ``npu-smi info``, which runs at the first call only.
 
         Raises:
-            ToolError: It failed then, or gave no answer in time.
+            ToolError: If it failed, or gave no answer in time.
         """
         if self._answer is None:
             try:
@@ -66,14 +66,14 @@ class SmiTable:
 
 
 def parse_npu_smi(text: str) -> SmiTable:
-    """Read what ``npu-smi info`` printed.
+    """Return the table that ``npu-smi info`` printed.
 
     Every chip has two rows, first its name and health, then its bus and memory. The layouts
     differ in the columns: Atlas A2 shows DDR and HBM, 310P only DDR, A3 and 310P a second id in
     the second row, A5 puts the NPU id into a cell of its own.
 
     Raises:
-        ValueError: The text is no such table, or it is cut off.
+        ValueError: If the text is no such table, or is cut off.
     """
     version = _VERSION.search(text)
     if version is None:
@@ -83,7 +83,7 @@ def parse_npu_smi(text: str) -> SmiTable:
 
 
 def _rows(text: str) -> Iterator[tuple[str, str, str]]:
-    """Yield the chips' rows as (ids, health or bus, figures), without titles and processes."""
+    """Yield the rows of chips as (ids, health or bus, figures); skip titles and processes."""
     titles_over = False
     for line in text.splitlines():
         if "Process id" in line:
@@ -108,10 +108,10 @@ def _chip(head: tuple[str, str, str], detail: tuple[str, str, str] | None) -> Ch
 
 
 def soc_name(name: str) -> str:
-    """Return the soc name of a printed chip name: ``Ascend910B3`` for ``910B3``.
+    """Return the soc name for a printed chip name: ``Ascend910B3`` for ``910B3``.
 
-    A3 prints a bare ``Ascend910`` for every Ascend910_93xx; first-generation cards print theirs
-    without ``Ascend``, so that ``910`` is another chip.
+    A3 prints only ``Ascend910`` for every Ascend910_93xx. First-generation cards print their name
+    without ``Ascend``, so ``910`` is another chip than ``Ascend910``.
     """
     if name == "Ascend910":
         return "Ascend910_93"

@@ -1,4 +1,4 @@
-"""How Ascend's chips are at the moment, by the table of ``npu-smi info``."""
+"""The current state of Ascend's chips, read from ``npu-smi info``."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ def npu_states(
 ) -> tuple[DeviceState, ...]:
     """Return the states of a machine's NPUs, in their order.
 
-    Without an npu-smi that answers there are none; the probe of the machine has told why.
+    Without a working npu-smi there are none; the machine's notes have the reason.
 
     Args:
         host: The machine.
         devices: All its devices.
         runs: Processes of fasttrain's runs.
-        smi: The tool, where it was asked already.
+        smi: The tool, if it has run already.
     """
     ours = [device for device in devices if device.kind == "npu"]
     smi = smi or NpuSmi(host)
@@ -65,7 +65,7 @@ def npu_states(
         chips, processes = parse_states(smi.info())
     except (ToolError, ValueError):
         return ()
-    if len(chips) != len(ours):  # a card came or went between two calls: nothing fits any more
+    if len(chips) != len(ours):  # a card came or went since the probe: the order is unknown
         return ()
     return tuple(
         DeviceState(
@@ -82,14 +82,14 @@ def npu_states(
 
 
 def parse_states(text: str) -> tuple[list[ChipState], list[ChipProcess]]:
-    """Read chips and processes from what ``npu-smi info`` printed.
+    """Return the chips and processes in the output of ``npu-smi info``.
 
     Raises:
-        ValueError: The text is no such table, or it is cut off.
+        ValueError: If the text is no such table, or is cut off.
     """
     chips = parse_npu_smi(text).chips
     table, _, rest = text.partition("Process id")
-    # The two rows of a chip are the ones that end in figures: pages in use, then memory.
+    # Each chip has two rows that end in figures: pages in use, then memory.
     rows = [cells for cells in _rows(table) if _USAGE.search(cells[-1])]
     if len(rows) != 2 * len(chips):
         raise ValueError("the rows of npu-smi info are of an unknown layout")
@@ -109,7 +109,7 @@ def _rows(text: str) -> Iterator[list[str]]:
 
 
 def _first_number(text: str) -> int:
-    """Return a chip's number on its card; 0 in the layout that has none."""
+    """Return a chip's number on its card; 0 in the layout without such numbers."""
     words = text.split()
     return int(words[0]) if words else 0
 
@@ -121,10 +121,11 @@ def _used_bytes(figures: str) -> int | None:
 
 
 def _chip_processes(text: str) -> Iterator[ChipProcess]:
-    """Yield the processes below the chips: ids, pid, name and MB; newer tools add a column."""
+    """Yield the processes listed after the chips: ids, pid, name and MB."""
     for cells in _rows(text):
         ids = cells[0].split()
         if len(cells) >= 4 and all(word.isdecimal() for word in (*ids, cells[1], cells[3])):
+            # Newer tools add a column with the pid inside of the container.
             inside = cells[4] if len(cells) > 4 and cells[4].isdecimal() else cells[1]
             chip = int(ids[1]) if len(ids) > 1 else 0
             yield ChipProcess(int(ids[0]), chip, int(inside), cells[2], int(cells[3]) * MIB)

@@ -1,4 +1,4 @@
-"""AMD GPUs, by the kernel's KFD topology in sysfs."""
+"""AMD GPUs, read from the kernel's KFD topology in sysfs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fasttrain.model.vendors import DeviceKind
 
 NODES = "sys/class/kfd/kfd/topology/nodes"
 
-# Heap types of a memory bank that lies on the GPU itself.
+# Heap types of memory banks on the GPU itself.
 # Source: ROCT-Thunk-Interface hsakmttypes.h, HSA_HEAPTYPE_FRAME_BUFFER_PUBLIC and _PRIVATE.
 GPU_HEAPS = ("1", "2")
 
@@ -35,7 +35,7 @@ class Rocm:
     def probe(self) -> VendorReport:
         """Return GPUs in the order of their KFD nodes, which is HIP's."""
         nodes = self.host.numbered(NODES, r"(\d+)")
-        # Nodes without SIMD units are CPUs; those that a container may not use read as empty.
+        # Nodes without SIMD units are CPUs. Files of nodes that a container may not use are empty.
         gpus = [
             (node, values)
             for node in nodes
@@ -87,7 +87,7 @@ def _device(host: Host, index: int, node: str, values: dict[str, str]) -> Device
 
 
 def gfx_name(version: int) -> str:
-    """Return the compiler's name of a target: 90010 is 9.0.10, written ``gfx90a``."""
+    """Return the compiler's name for a target version: ``gfx90a`` for 90010, which is 9.0.10."""
     return f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}"
 
 
@@ -99,10 +99,10 @@ def _memory_bytes(host: Host, node: str) -> int:
     return sum(int(b.get("size_in_bytes", 0)) for b in banks if b.get("heap_type") in GPU_HEAPS)
 
 
-# How AMD's GPUs are at the moment, by the kernel's files.
+# The current state of AMD's GPUs.
 
 
-# One folder for each process that opened /dev/kfd, with a file vram_<gpu_id> for each GPU.
+# A folder for each process that has opened /dev/kfd, with a file vram_<gpu_id> for each GPU.
 # Source: Linux 6.12, drivers/gpu/drm/amd/amdkfd/kfd_process.c, kfd_procfs_add_sysfs_files.
 PROCESSES = "sys/class/kfd/kfd/proc"
 
@@ -112,8 +112,8 @@ def rocm_states(
 ) -> tuple[DeviceState, ...]:
     """Return the states of a machine's AMD GPUs, in their order.
 
-    The PCIe link is left out: on boards with a switch of their own the kernel shows the link
-    between that and the chip.
+    The PCIe link is left out: on boards with their own switch, the kernel shows the link between
+    switch and chip, not that to the slot.
 
     Source: Linux 6.12, Documentation/gpu/amdgpu: "Memory information", mem_info_vram_used;
     "HWMON Interfaces", temp1_input.

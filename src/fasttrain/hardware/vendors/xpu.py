@@ -1,4 +1,4 @@
-"""Intel's discrete GPUs, by PCI ids in sysfs."""
+"""Intel's discrete GPUs, found by PCI ids in sysfs."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from fasttrain.model.vendors import DeviceKind
 
 INTEL = "0x8086"
 
-# First digits of the PCI device ids. The graphics in Intel's processors are left out on purpose:
-# nearly every laptop has them, and training there is rarely what its owner wants.
+# First digits of the PCI device ids. Graphics in Intel's processors are left out on purpose: nearly
+# every laptop has them, and few people want to train on them.
 # Source: intel/compute-runtime of 2026, shared/source/dll/devices/devices_base.inl (PVC, DG2, BMG).
 # All have matrix engines with bf16 and fp16.
 NAMES = {
@@ -71,7 +71,7 @@ def vendor(host: Host, _installed: Callable[[str], bool]) -> Vendor:
 
 
 def xpu_cards(host: Host) -> dict[str, str]:
-    """Return the folders of discrete GPUs in sysfs, in the kernel's order, with their names."""
+    """Return names of discrete GPUs by their folders in sysfs, in the kernel's order."""
     cards = host.numbered("sys/class/drm", r"card(\d+)")
     return {card: name for card in cards if (name := _name(host, card))}
 
@@ -83,10 +83,10 @@ def _name(host: Host, card: str) -> str:
     return next((name for prefix, name in NAMES.items() if device.startswith(prefix)), "")
 
 
-# How Intel's GPUs are at the moment, by the files of the drivers i915 and xe.
+# The current state of Intel's GPUs, from the files of the drivers i915 and xe.
 
 
-# Names of the reasons for which a chip's clock is held down; each is a file that holds 0 or 1.
+# Reasons for which a chip is throttled; each name is part of a file that holds 0 or 1.
 # Source: Linux 6.12, drivers/gpu/drm/xe/xe_gt_throttle.c, "Xe GT Throttle", and
 # drivers/gpu/drm/i915/gt/intel_gt_sysfs_pm.c.
 THROTTLING = {
@@ -101,8 +101,8 @@ def xpu_states(
 ) -> tuple[DeviceState, ...]:
     """Return the states of a machine's Intel GPUs, in their order.
 
-    How much of the memory is in use isn't told: these drivers tell it of a user's own processes
-    alone. The PCIe link is left out, because boards have a switch of their own.
+    The memory in use is left out, because these drivers report it for the user's own processes
+    only. The PCIe link is left out, because the boards have their own switch.
     """
     ours = [device for device in devices if device.kind == "xpu"]
     cards = list(xpu_cards(host)) if ours else []
@@ -143,7 +143,7 @@ def _throttled(host: Host, card: str) -> Iterator[str]:
 
 
 def _watts(host: Host, card: str, name: str) -> float | None:
-    """Return a power limit in watts; None where there is none, which the drivers write as 0.
+    """Return a power limit in watts; None for 0, which the drivers write for no limit.
 
     Source: Linux 6.15, Documentation/ABI/testing/sysfs-driver-intel-xe-hwmon and
     sysfs-driver-intel-i915-hwmon: microwatts.
@@ -155,8 +155,8 @@ def _watts(host: Host, card: str, name: str) -> float | None:
 def _with_runs(
     processes: Iterable[DeviceProcess], runs: Mapping[int, RunProcess]
 ) -> Iterator[DeviceProcess]:
-    for told in processes:
-        known = as_device_process(told.pid, told.memory_bytes, runs)
+    for process in processes:
+        known = as_device_process(process.pid, process.memory_bytes, runs)
         yield DeviceProcess(
-            known.pid, known.memory_bytes, known.command, known.run, known.orphan, told.display
+            known.pid, known.memory_bytes, known.command, known.run, known.orphan, process.display
         )

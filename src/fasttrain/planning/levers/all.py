@@ -41,7 +41,7 @@ def _decide(name: str, situation: Situation, decided: dict[str, Decision[Any]]) 
 
 
 def no_levers(settings: Settings, chosen: Chosen) -> Levers:
-    """Give every lever off, for a command that is not Python.
+    """Return every lever off, for a command that is not Python.
 
     Raises:
         FasttrainError: ``no-python-levers`` when a person named one all the same.

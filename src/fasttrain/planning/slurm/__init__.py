@@ -1,1 +1,1 @@
-"""What the user wants of SLURM, turned into the parameters of a job."""
+"""Makes the parameters of a SLURM job from the user's settings."""

@@ -1,7 +1,7 @@
-"""Variables by which sbatch takes options; they overrule what is written in a batch script.
+"""Variables with options of sbatch, which override those in a batch script.
 
 Source: sbatch(1), SLURM 22.05, "INPUT ENVIRONMENT VARIABLES". SBATCH_OUTPUT, SBATCH_ERROR and
-SBATCH_INPUT stand among the others in the program, though not in its manual.
+SBATCH_INPUT are in the program as well, though not in its manual.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from fasttrain.model.job import JobParameters
 
 PREFIX = "SBATCH_"
-# What fasttrain's own part of a job rests on, and sbatch's coming back at once.
+# Variables that fasttrain must decide itself, and what each would break. SBATCH_WAIT would make
+# sbatch wait for the job.
 _OURS = {
     "SBATCH_ARRAY_INX": "a sweep's cells",
     "SBATCH_ERROR": "the run directory",
@@ -24,7 +25,7 @@ _OURS = {
     "SBATCH_SIGNAL": "--signal",
     "SBATCH_WAIT": "--wait",
 }
-# Options whose variables have other names, or that several variables contradict.
+# Options whose variables have other names, or that several variables could contradict.
 _VARIABLES = {
     "gpus-per-node": (
         "SBATCH_GPUS_PER_NODE", "SBATCH_GPUS", "SBATCH_GPUS_PER_SOCKET", "SBATCH_GPUS_PER_TASK",
@@ -36,9 +37,9 @@ _VARIABLES = {
 
 
 def left_out(parameters: JobParameters, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that must not reach sbatch, each with what decides in its place.
+    """Return the variables to hide from sbatch, each with what decides instead.
 
-    That is what the user asked for by other means, a flag or a file, and what can't be another's.
+    Hidden are options that the user has set by a flag or a file, and `_OURS`.
     """
     by_option = {
         name: f"--{option}"
@@ -49,7 +50,7 @@ def left_out(parameters: JobParameters, environ: Mapping[str, str]) -> dict[str,
 
 
 def in_force(parameters: JobParameters, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return sbatch's variables that decide over the job, with their values."""
+    """Return the variables that sbatch will apply to the job, with their values."""
     without = left_out(parameters, environ)
     return {
         name: value
@@ -59,7 +60,7 @@ def in_force(parameters: JobParameters, environ: Mapping[str, str]) -> dict[str,
 
 
 def contradicting(parameters: JobParameters, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return those left out although nothing else was asked for, with what decides instead."""
+    """Return the variables hidden because fasttrain decides, each with what decides instead."""
     found = left_out(parameters, environ)
     return {name: what for name, what in found.items() if name in _OURS}
 

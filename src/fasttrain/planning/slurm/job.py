@@ -1,32 +1,32 @@
-"""Turns what the user wants into the parameters of a SLURM job."""
+"""Makes the parameters of a SLURM job, and the settings of its nodes, from the user's settings."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from shlex import quote
 from typing import Any
 
 from fasttrain.model.decision import Setting
 from fasttrain.model.errors import ExitCode, FasttrainError
-from fasttrain.model.job import JobParameters, NodeShape, Row
+from fasttrain.model.job import Allocation, JobParameters, NodeShape, Row
 from fasttrain.model.settings import Settings
 from fasttrain.model.slurm import SlurmSettings
 from fasttrain.planning.describe import BUILT_IN, SLURM
 from fasttrain.planning.slurm.values import MOST_CELLS, plain, signal_and_lead, time_min
 
-# Options that mean to submitit what they are called here.
+# Options that have the same name in submitit.
 _AS_THEY_ARE = (
     "partition", "account", "qos", "mem", "constraint", "exclude", "nodelist", "dependency",
     "comment", "mail_type", "mail_user",
 )  # fmt: skip
-# Options of a run that make no sense where SLURM chooses the nodes.
+# Options of a run that make no sense when SLURM chooses the nodes.
 DECIDED_BY_SLURM = (
     "gpus", "node_rank", "master_addr", "rdzv_endpoint", "rdzv_backend", "rdzv_id", "rdzv_conf",
 )  # fmt: skip
 _NODES = re.compile(r"[1-9][0-9]{0,5}")
-# What decides over the run itself; written by --sbatch they would contradict the plan.
+# Options that the plan depends on: given by --sbatch, they could contradict it.
 _OURS = frozenset(
     {"array", "error", "job-name", "nodes", "ntasks", "ntasks-per-node", "open-mode", "output",
      "signal", "time", "wrap", "gpus-per-node", "cpus-per-task", "export", "requeue", "no-requeue"}
@@ -46,13 +46,13 @@ class _Job:
 def job_parameters(
     settings: Settings, slurm: SlurmSettings, name: str, shape: NodeShape | None
 ) -> JobParameters:
-    """Give what is handed to submitit; pure, so that it can be printed where SLURM isn't.
+    """Return the parameters for submitit; a pure function, so it works without SLURM.
 
     Args:
-        settings: What the user wants of the run.
-        slurm: What the user wants of SLURM.
-        name: Name of the job where the user gave none.
-        shape: A node of the partition, for the CPUs that go with a GPU; None where unknown.
+        settings: The settings of the run.
+        slurm: The settings of the job.
+        name: The job's name if the user gave none.
+        shape: A node of the partition, for the number of CPUs per GPU; None if unknown.
 
     Raises:
         FasttrainError: ``slurm-nodes``, ``slurm-tasks``, ``slurm-value``, ``slurm-time``,
@@ -70,7 +70,7 @@ def job_parameters(
         time_min=limit,
         requeue=slurm.requeue.value,
         python=quote(plain("--python", python)) if python else None,
-        rows=(*rows, *_told(job, limit)),
+        rows=(*rows, *_other_rows(job, limit)),
         warnings=tuple(_warnings(job)),
     )
 
@@ -82,7 +82,7 @@ _COUNTS = frozenset({"nodes", "ntasks-per-node", "gpus-per-node", "cpus-per-task
 def _for_submitit(
     settings: Settings, slurm: SlurmSettings, rows: tuple[Row, ...], limit: int | None
 ) -> dict[str, Any]:
-    """Return the parameters as submitit calls them."""
+    """Return the parameters under submitit's names."""
     signal, lead_s = signal_and_lead(slurm.signal)
     parameters: dict[str, Any] = {
         row.name.replace("-", "_"): int(row.value) if row.name in _COUNTS else row.value
@@ -92,6 +92,7 @@ def _for_submitit(
     extra: dict[str, Any] = {row.name: row.value for row in rows if row.name in _EXTRA}
     extra |= _own_sbatch(slurm) | {"signal": f"{signal}@{lead_s}"}
     requeues = slurm.requeue.value + settings.max_restarts.value
+    # Said in both cases: whether SLURM requeues by default is up to the cluster (JobRequeue).
     extra |= {"requeue": True} if requeues else {"no-requeue": True}
     if slurm.sweep.value:
         # submitit's own default is 256 at once.
@@ -99,6 +100,7 @@ def _for_submitit(
     parameters |= {
         "signal_delay_s": lead_s,
         "additional_parameters": extra,
+        # submitit reacts to the signal that this variable names.
         "setup": [f"export SUBMITIT_PREEMPT_SIGNAL={signal}", *slurm.setup.value],
         "srun_args": [*_srun(parameters), *slurm.srun_args.value],
     }
@@ -114,7 +116,7 @@ def _nodes(setting: Setting[str]) -> int:
         return int(setting.value)
     raise FasttrainError(
         f"--nodes {setting.value!r} is not a number of nodes",
-        why="SLURM grants a fixed number of them; a run on MIN:MAX nodes can't be elastic there",
+        why="SLURM grants a fixed number of nodes, so a run can't be elastic (MIN:MAX) there",
         fix="write it like --nodes 2",
         slug="slurm-nodes",
         exit_code=ExitCode.USAGE,
@@ -124,7 +126,10 @@ def _nodes(setting: Setting[str]) -> int:
 def _check_there(
     nodes: int, setting: Setting[str], slurm: SlurmSettings, shape: NodeShape | None
 ) -> None:
-    """See that there are as many nodes: SLURM takes such a job, and it waits for ever."""
+    """Raise ``slurm-nodes`` if the partition has fewer nodes.
+
+    SLURM would accept such a job, which then waits for ever.
+    """
     if shape is None or nodes <= shape.nodes:
         return
     where = f"partition {slurm.partition.value}" if slurm.partition.value else "partition"
@@ -140,14 +145,14 @@ def _check_there(
 
 
 def _check_options(settings: Settings) -> None:
-    """See that nothing is named that SLURM decides."""
+    """Raise ``slurm-option`` if an option is given that SLURM decides."""
     for name in DECIDED_BY_SLURM:
         setting: Setting[Any] = getattr(settings, name)
         if setting.source.explicit and setting.value is not None:
-            fix = "leave it out" if name != "gpus" else "say how many with --gpus-per-node"
+            fix = "leave it out" if name != "gpus" else "use --gpus-per-node with their number"
             raise FasttrainError(
                 f"{setting.source} can't be used with fasttrain slurm",
-                why="SLURM chooses the nodes and their GPUs, and the ranks meet on the first node",
+                why="SLURM chooses the nodes and their GPUs, and the ranks meet at the first node",
                 fix=fix,
                 slug="slurm-option",
             )
@@ -155,9 +160,9 @@ def _check_options(settings: Settings) -> None:
     if settings.resume.value:
         raise FasttrainError(
             "--resume can't be used with fasttrain slurm",
-            why="a job goes on from its snapshots when it is queued again, in its own directory",
-            fix="send it with --preempt snapshot and --requeue N, or go on in an allocation by"
-            " fasttrain run --resume",
+            why="a job resumes from its snapshots when it is queued again, in its own directory",
+            fix="submit it with --preempt snapshot and --requeue N, or use fasttrain run --resume"
+            " in an allocation",
             slug="slurm-option",
         )
 
@@ -170,7 +175,7 @@ def _tasks_per_node(settings: Settings, slurm: SlurmSettings) -> int:
         return count
     raise FasttrainError(
         "--tasks per-gpu needs a number of GPUs",
-        why="it starts one task for each, and nothing says how many there are on a node",
+        why="it starts one task for each GPU, and their number on a node is not given",
         fix="add --gpus-per-node N, or --nproc-per-node N on a CPU",
         slug="slurm-tasks",
     )
@@ -226,9 +231,10 @@ def _asked(setting: Setting[Any]) -> str:
 
 
 def _srun(parameters: dict[str, Any]) -> list[str]:
+    # By default srun keeps the other ranks waiting for a dead one until the time limit.
     words = ["--kill-on-bad-exit=1"]
     if cpus := parameters.get("cpus_per_task"):
-        # Since SLURM 22.05 srun doesn't take it from sbatch. Source: its release notes.
+        # Since SLURM 22.05 srun doesn't inherit it from sbatch. Source: its release notes.
         words.append(f"--cpus-per-task={cpus}")
     return words
 
@@ -249,8 +255,8 @@ def _own_sbatch(slurm: SlurmSettings) -> dict[str, Any]:
     return options
 
 
-def _told(job: _Job, limit: int | None) -> Iterator[Row]:
-    """Yield rows for what isn't a plain parameter."""
+def _other_rows(job: _Job, limit: int | None) -> Iterator[Row]:
+    """Yield rows for what is not a plain parameter of submitit."""
     slurm, restarts = job.slurm, job.settings.max_restarts
     signal, lead_s = signal_and_lead(slurm.signal)
     reason = "the partition's own limit" if limit is None else _asked(slurm.time)
@@ -263,9 +269,7 @@ def _told(job: _Job, limit: int | None) -> Iterator[Row]:
     if restarts.value:
         yield Row("max-restarts", str(restarts.value), "also after a dead node", restarts.source)
     if slurm.sweep.value:
-        reason = (
-            "as many at once as are sent" if not slurm.parallel.value else _asked(slurm.parallel)
-        )
+        reason = _asked(slurm.parallel) if slurm.parallel.value else "as many as are submitted"
         most = str(slurm.parallel.value or MOST_CELLS)
         yield Row("parallel", most, reason, slurm.parallel.source)
     yield Row("kill-on-bad-exit", "1", "one dead rank ends the job in seconds", BUILT_IN)
@@ -274,8 +278,36 @@ def _told(job: _Job, limit: int | None) -> Iterator[Row]:
 def _warnings(job: _Job) -> Iterator[str]:
     if job.shape is None and job.slurm.gpus_per_node.value and not job.slurm.cpus_per_task.value:
         yield (
-            "How many CPUs go with a GPU here isn't known, and SLURM's default is 1 for each task:"
-            " name them with --cpus-per-task."
+            "The number of CPUs per GPU is unknown here, and SLURM's default is 1 per task:"
+            " set it with --cpus-per-task."
         )
     if job.slurm.parallel.value and not job.slurm.sweep.value:
         yield f"{job.slurm.parallel.source} has no effect without --sweep."
+
+
+# The settings of each node.
+
+
+def node_settings(
+    settings: Settings, slurm: SlurmSettings, allocation: Allocation, port: int
+) -> Settings:
+    """Return the settings of ``fasttrain run`` on one node, with SLURM's decisions in them.
+
+    Args:
+        settings: The settings of the run.
+        slurm: The settings of the job.
+        allocation: The nodes, and the place of this task.
+        port: Port of the rendezvous on the first node.
+    """
+    changes: dict[str, Any] = {"nodes": Setting(str(len(allocation.hosts)), SLURM)}
+    if len(allocation.hosts) > 1:
+        changes |= {
+            "node_rank": Setting(allocation.node_rank, SLURM),
+            "master_addr": Setting(allocation.hosts[0], SLURM),
+            "master_port": Setting(port, SLURM),
+        }
+    if slurm.gpus_per_node.value and settings.device.value != "cpu":
+        changes["gpus"] = Setting("all", slurm.gpus_per_node.source)
+    if settings.python.value:  # this process runs in that Python already
+        changes["python"] = Setting(None, SLURM)
+    return replace(settings, **changes)

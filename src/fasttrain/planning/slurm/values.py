@@ -1,4 +1,4 @@
-"""Values of SLURM's options, checked: what sbatch would garble or refuse after a long wait."""
+"""Checks values of SLURM's options that sbatch would garble, or refuse after a long wait."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ LEAD_S = 90
 # 65535"; the signal may come up to 60 seconds earlier.
 MOST_LEAD_S = 65535
 
-# Of a sweep. Source: slurm.conf(5), SLURM 22.05, MaxArraySize: 1001 by default, one more than the
-# elements of an array.
+# Largest number of cells of a sweep.
+# Source: slurm.conf(5), SLURM 22.05, MaxArraySize: by default 1001, one more than the elements of
+# an array.
 MOST_CELLS = 1000
 
 # sbatch drops a backslash, and expands these in the names of its logs.
@@ -30,7 +31,7 @@ _PATTERN = re.compile(r"\\|%(?:%|[0-9]*[AaJjNnstuxb])")
 
 
 def time_min(setting: Setting[str | None]) -> int | None:
-    """Return a time limit in minutes, rounded up; None for the partition's own.
+    """Return a time limit in minutes, rounded up; None for the partition's limit.
 
     Raises:
         FasttrainError: ``slurm-time`` for a text in none of SLURM's forms.
@@ -39,7 +40,7 @@ def time_min(setting: Setting[str | None]) -> int | None:
     if text is None:
         return None
     if text.lower() in _UNLIMITED:
-        raise _time_error(setting, "SLURM would wait until a partition without a limit is free")
+        raise _time_error(setting, "the job would wait for a partition without a time limit")
     if found := _HOURS.fullmatch(text):
         days, (hours, minutes, seconds) = 0, map(int, found.groups())
     elif found := _DAYS.fullmatch(text):
@@ -50,7 +51,7 @@ def time_min(setting: Setting[str | None]) -> int | None:
         raise _time_error(setting, "it is in none of SLURM's forms")
     total = days * 24 * 60 + hours * 60 + minutes + (seconds + 59) // 60
     if total == 0:
-        raise _time_error(setting, "SLURM takes 0 for no limit at all")
+        raise _time_error(setting, "SLURM treats 0 as no limit at all")
     return total
 
 
@@ -68,7 +69,7 @@ _CONTRADICTION = ExitCode.CONTRADICTION
 
 
 def signal_and_lead(setting: Setting[str]) -> tuple[str, int]:
-    """Return the name of the warning signal and how many seconds before the end it comes.
+    """Return the name of the warning signal, and its seconds before the end of the job.
 
     Raises:
         FasttrainError: ``slurm-signal`` for another signal or form.
@@ -87,10 +88,10 @@ def signal_and_lead(setting: Setting[str]) -> tuple[str, int]:
 
 
 def plain(name: str, value: str) -> str:
-    """Return a value that stands in a line of the batch script.
+    """Return a value for a line of the batch script, unchanged.
 
     Raises:
-        FasttrainError: ``slurm-value`` where sbatch would not get it as it is.
+        FasttrainError: ``slurm-value`` if sbatch would read another value.
     """
     if value.isprintable() and "\\" not in value and value.strip():
         return value
@@ -100,16 +101,16 @@ def plain(name: str, value: str) -> str:
     raise FasttrainError(
         f"{name} can't be {value!r}",
         why=why if value.strip() else "it is empty",
-        fix="write it with letters, digits, spaces and signs on one line",
+        fix="use letters, digits, spaces and punctuation on one line",
         slug="slurm-value",
     )
 
 
 def check_folder(path: str) -> None:
-    """See that SLURM takes the path of a log as it is.
+    """Check that SLURM uses a path for its logs as it is.
 
     Raises:
-        FasttrainError: ``slurm-folder`` where the job would fail without a word.
+        FasttrainError: ``slurm-folder`` if not; the job would fail without any output.
     """
     found = _PATTERN.search(path)
     if found is None and path.isprintable():
@@ -117,7 +118,7 @@ def check_folder(path: str) -> None:
     part = found[0] if found else "a control character"
     raise FasttrainError(
         f"the run directory {path!r} can't hold SLURM's logs",
-        why=f"sbatch doesn't take {part} in a path as it is, and the job would fail with no output",
-        fix="name another with --run-dir, or start from another folder",
+        why=f"sbatch changes {part} in a path, and the job would fail without output",
+        fix="choose another with --run-dir, or start from another folder",
         slug="slurm-folder",
     )

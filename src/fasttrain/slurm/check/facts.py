@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import fasttrain
-from fasttrain.hardware.disks import DISK_TIMEOUT_S, filesystem_of, mount_types
+from fasttrain.hardware.cluster import find_limits
 from fasttrain.hardware.host import Host
-from fasttrain.hardware.slurm_limits import find_limits
+from fasttrain.hardware.host_state import DISK_TIMEOUT_S, filesystem_of, mount_types
 from fasttrain.hardware.tool import ToolError, run_tool, within
 from fasttrain.model.plan import Evidence
 from fasttrain.model.slurm import ClusterFacts, SlurmSettings
