@@ -33,7 +33,7 @@ def main(argv: list[str]) -> int:
     """Run torchrun and give the exit code of the run."""
     from fasttrain.agent.worker_exits import Deaths
     from fasttrain.files.writing import give_back, open_log
-    from fasttrain.model.crash import ENDS_FILE
+    from fasttrain.model.crash import EXITS_FILE
     from fasttrain.shim.process.entry import not_by_hand
     from fasttrain.shim.process.log_stream import log_stream
     from fasttrain.shim.process.parent_death import die_with_launcher
@@ -55,7 +55,7 @@ def main(argv: list[str]) -> int:
     # The workers have the streams themselves, and so has what ends the agent itself.
     with contextlib.redirect_stderr(log):
         code, told = _run(argv[1:], run_dir, deaths, _healing(Path(argv[0]), deaths, led))
-    give_back(run_dir / ENDS_FILE)
+    give_back(run_dir / EXITS_FILE)
     if told and not led:
         print(f"fasttrain: {told}", file=sys.stderr)  # noqa: T201
     return code

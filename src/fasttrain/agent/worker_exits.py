@@ -16,7 +16,8 @@ from typing import Any
 
 from fasttrain.files.writing import reserve, write_private
 from fasttrain.model.codec import dumps
-from fasttrain.model.crash import ENDS_FILE, End, Ends
+from fasttrain.model.crash import EXITS_FILE, WorkerExit, WorkerExits
+from fasttrain.processes.table import peak_of_children
 
 _CHILDREN = Path(f"/proc/self/task/{os.getpid()}/children")
 
@@ -40,7 +41,7 @@ class Deaths:
 
     def keep_room(self, run_dir: Path, *names: str) -> None:
         """Take the room for the ends, and other files, that are left when a disk is full."""
-        for name in (ENDS_FILE, *names):
+        for name in (EXITS_FILE, *names):
             try:
                 reserve(run_dir / name)
             except OSError as error:  # the disk is full already, and the launcher has told that
@@ -55,10 +56,11 @@ class Deaths:
         """
         now_ns = _now_ns()
         ends = tuple(
-            End(rank, pid, code, *self._seen_ns.get(pid, now_ns)) for rank, pid, code in failures
+            WorkerExit(rank, pid, code, *self._seen_ns.get(pid, now_ns))
+            for rank, pid, code in failures
         )
         try:
-            write_private(run_dir / ENDS_FILE, dumps(Ends(ends)))
+            write_private(run_dir / EXITS_FILE, dumps(WorkerExits(ends, peak_of_children())))
         except OSError as error:  # the exit code must get through all the same
             print(f"fasttrain: how the ranks ended is not recorded: {error}", file=sys.__stderr__)
             return False

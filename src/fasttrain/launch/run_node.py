@@ -18,7 +18,7 @@ from fasttrain.launch.output.relay import Relay
 from fasttrain.launch.process.stop import Stop
 from fasttrain.launch.process.supervise import Child, supervise
 from fasttrain.launch.report.receipts import was_preempted
-from fasttrain.launch.restarts.attempts import Attempts
+from fasttrain.launch.restarts.attempts import Attempts, restartable
 from fasttrain.launch.run_dir.attempt_files import give_all_back
 from fasttrain.launch.run_dir.disk_watch import DiskWatch
 from fasttrain.model.crash import CRASH_FILE
@@ -46,8 +46,8 @@ def attend(part: Part, around: Around) -> Ended:
     follower = _Follower(part, around, hang)
     save = _save(plan)
     stop = Stop(plan.shutdown_timeout_s, around.display.tell, follower.heard, save)
-    attempts = Attempts(part, around, stop, follower.begin_again)
-    relay = Relay(run_dir / log_name(plan), around.display, again=attempts.restartable)
+    relay = Relay(run_dir / log_name(plan), around.display, again=restartable(plan))
+    attempts = Attempts(part, around, stop, relay, follower.begin_again)
     started_s = time.monotonic()
     apart = plan.processes.value.backend == "torchrun"
     held = frozenset({save} & HELD_BACK)
@@ -70,7 +70,7 @@ def attend(part: Part, around: Around) -> Ended:
     if plan.preempt.value.mode == "snapshot" and was_preempted(run_dir):
         code, crash = ExitCode.PREEMPTED, None
         (run_dir / CRASH_FILE).unlink(missing_ok=True)  # what the script made of its end
-    warnings = (*end.warnings, *seen, *dict.fromkeys(attempts.problems))  # each is judged twice
+    warnings = (*end.warnings, *seen, *dict.fromkeys(attempts.problems))  # attempts may share them
     # torchrun tells the first to fail by whole seconds; here, the ranks' own clocks do.
     return Ended(code, wall_s, warnings, crash, tuple(attempts.done), attempts.steps())
 

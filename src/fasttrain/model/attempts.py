@@ -1,6 +1,6 @@
 """Attempts of a run that is started again when it fails, and what its nodes tell each other.
 
-Where there is an agent, it writes how its workers ended (`ENDS_FILE`). The launcher, which knows
+Where there is an agent, it writes how its workers ended (`EXITS_FILE`). The launcher, which knows
 causes, answers with a verdict; the agent exchanges it with those of the other nodes, and writes
 what all of them come to. The launcher clears the way, and the next attempt begins once that file
 is gone.

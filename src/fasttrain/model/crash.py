@@ -1,4 +1,4 @@
-"""How a run failed: what a worker and its agent record, and what the launcher makes of it."""
+"""How a run failed: what a worker and its agent record, and how the launcher judges it."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from fasttrain.model.errors import demand, demand_exit_code
 
 CRASH_SCHEMA = 1
 CRASH_FILE = "crash.json"  # in the run directory, as all of these
-ENDS_FILE = "ends.json"
-MESSAGE_LENGTH = 4000  # an error of a compiler or a C++ stack can be megabytes
+EXITS_FILE = "ends.json"  # WorkerExits
+MESSAGE_LENGTH = 4000  # a compiler's error or a C++ stack can be megabytes
 
-# Python's own library, installed packages, frozen modules and generated code.
+# Python's own library, installed packages, frozen modules and generated code: not the user's.
 _OF_OTHERS = re.compile(r"[/\\](site-packages|dist-packages)[/\\]|[/\\]lib(64)?[/\\]python3|^<")
 
 
@@ -35,7 +35,7 @@ class Frame:
         line: The line, from 1.
         function: Name of the function.
         source: Text of the line, where that is known.
-        of_target: Whether it is in what was started, or in the package of that.
+        of_target: Whether it is in the script or module that was started, or in its package.
     """
 
     file: str
@@ -46,7 +46,7 @@ class Frame:
 
     @property
     def own(self) -> bool:
-        """True if it is in the user's code: the program's own, or judged by where the file lies."""
+        """True if it is in the user's code: the program itself, or a file outside of packages."""
         return self.of_target or not _OF_OTHERS.search(self.file)
 
 
@@ -55,13 +55,13 @@ class Raised:
     """One exception.
 
     Attributes:
-        kinds: Full names of its class and of those that it derives from, most special first.
+        kinds: Full names of its class and of its base classes, most derived first.
         message: Its text, of at most `MESSAGE_LENGTH` characters.
-        frames: Where it went through, innermost last.
+        frames: The calls of its traceback, innermost last.
         errno: Number of an OSError; 0 without.
         subject: File of an OSError or module of an ImportError; empty without.
-        handled: Whether it was only being handled when the one in front of it was raised, and
-            nobody said that it led to that.
+        handled: Whether it was only being handled when the exception before it in the chain was
+            raised, without ``raise ... from``.
     """
 
     kinds: tuple[str, ...]
@@ -79,15 +79,15 @@ class Raised:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What a worker records of the exception that ends it.
+    """The exception that ends a worker, as the worker itself records it.
 
     Attributes:
         rank: Its global rank.
         pid: Its process.
-        time_ns: When it was raised out of the script, in nanoseconds since the epoch.
-        monotonic_ns: The same by the clock that all processes of a node share and nobody sets.
-        exit_code: What the interpreter ends with at it, or minus a signal; a worker that is
-            stopped while it ends still failed with this one.
+        time_ns: When it left the script, in nanoseconds since the epoch.
+        monotonic_ns: The same by the monotonic clock, which all processes of a node share.
+        exit_code: What the interpreter ends with because of it, or minus a signal; a worker that
+            is stopped while it is ending still failed with this code.
         raised: The exception, followed by those that led to it.
         cwd: Its working directory then, which the script may have changed; empty if it is gone.
     """
@@ -107,7 +107,7 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True)
-class End:
+class WorkerExit:
     """A worker that ended badly, as the process that started it saw it.
 
     Attributes:
@@ -115,7 +115,7 @@ class End:
         pid: Its process; 0 where it isn't known.
         exit_code: Its exit code, or minus the signal that it died of.
         time_ns: When its end was seen, in nanoseconds since the epoch.
-        monotonic_ns: The same by the clock that nobody sets.
+        monotonic_ns: The same by the monotonic clock.
     """
 
     rank: int
@@ -129,20 +129,25 @@ class End:
 
 
 @dataclass(frozen=True, slots=True)
-class Ends:
-    """The workers of one node that ended badly."""
+class WorkerExits:
+    """The workers of one node that ended badly.
 
-    ends: tuple[End, ...]
+    Attributes:
+        ends: How each of them ended.
+        peak_bytes: The highest memory use of any worker, in bytes; 0 where it isn't known.
+    """
+
+    ends: tuple[WorkerExit, ...] = ()
+    peak_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What of the machine explains a failure; None where the machine doesn't tell.
+    """State of the machine that can explain a failure; None where it isn't known.
 
     Attributes:
-        group_oom_kills: A count that rises with each process of our control group that the kernel
-            kills for memory.
-        machine_oom_kills: The same for the whole machine, whoever's the processes are.
+        group_oom_kills: Processes of our control group that the kernel has killed for memory.
+        machine_oom_kills: The same for the whole machine, including other users' processes.
         memory_limit_bytes: Limit of the control group.
         memory_bytes: Memory of the machine.
         shm_bytes: Size of /dev/shm.
@@ -168,14 +173,14 @@ class Crash:
         cause: Stable name of the cause; tests and searches match it, never the prose.
         why: The cause in words.
         fix: The next thing to type or change; empty where there is nothing to suggest.
-        error: The exception as Python tells it; empty without one.
-        frames: The calls that led there, cut to what is the user's.
-        log: The last lines of its log in front of the traceback.
+        error: The exception as Python prints it; empty without one.
+        frames: The calls that led there, cut to the user's own.
+        log: The last lines of its log before the traceback.
         log_file: Name of its log in the run directory; empty without one.
         shown: Whether its output was on the screen.
         others: What became of the other ranks, in one sentence; empty where there are none.
-        step: Optimizer steps that its rank had made; None where that can't be seen.
-        node: The machine it was on, where that isn't this one.
+        step: Optimizer steps that its rank had made; None where they can't be seen.
+        node: The machine that it was on, where that isn't this one.
         earlier: What became of earlier attempts of the run; empty where this was the first.
         final: Why the run was not started again; empty where nobody asked for that.
     """

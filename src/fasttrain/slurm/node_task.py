@@ -17,8 +17,8 @@ from submitit.helpers import DelayedSubmission
 from fasttrain.config.environ import read_environ
 from fasttrain.hardware.host import Host
 from fasttrain.hardware.host_state import look_around
-from fasttrain.launch.crash.cause_rules import Heals
-from fasttrain.launch.crash.causes import heals
+from fasttrain.launch.crash.cause_rules import Retry
+from fasttrain.launch.crash.causes import retry_of
 from fasttrain.launch.node_run import Around, Ended, Part
 from fasttrain.launch.output.display import PlainDisplay
 from fasttrain.launch.report.receipts import gather
@@ -136,7 +136,7 @@ def _queue_again(request: JobRequest, place: Allocation, crash: Crash | None) ->
         _say(f"not queued again: it was {place.restarts} times")
         return
     if crash and is_hopeless(crash.cause):
-        _say(f"not queued again: {crash.cause}: {Heals.NEVER}")
+        _say(f"not queued again: {crash.cause}: {Retry.NEVER}")
         return
     name, _ = signal_and_lead(request.slurm.signal)
     os.kill(os.getpid(), signal.Signals["SIG" + name])
@@ -144,8 +144,8 @@ def _queue_again(request: JobRequest, place: Allocation, crash: Crash | None) ->
 
 
 def is_hopeless(cause: str) -> bool:
-    """Return whether a job would fail so again; SIGINT may be what warned it of its end."""
-    return cause != "interrupted" and heals(cause) is Heals.NEVER
+    """True if a job would fail so again; SIGINT may have been the warning before its end."""
+    return cause != "interrupted" and retry_of(cause) is Retry.NEVER
 
 
 def _say_hang(hang: Hang) -> None:

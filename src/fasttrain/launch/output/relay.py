@@ -9,16 +9,19 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import select
 import selectors
 import struct
 import sys
 import termios
 import threading
+import time
 from pathlib import Path
 
 from fasttrain.launch.output.display import Display, write_all
 
 CHUNK_BYTES = 65536
+SETTLE_S = 0.005  # between two looks for output that is still to be carried
 DRAIN_S = 0.3  # for what is left in the pipes when the script has ended
 
 
@@ -48,6 +51,7 @@ class Relay:
         self._log = self._open_log(log)
         self._selector = selectors.DefaultSelector()
         self._terminals: list[int] = []
+        self._ours: list[int] = []  # read ends of the streams
         self._wake_read, self._wake_write = os.pipe()
         self._selector.register(self._wake_read, selectors.EVENT_READ, None)
         self._thread = threading.Thread(target=self._run, name="fasttrain-relay", daemon=True)
@@ -84,6 +88,7 @@ class Relay:
         else:
             ours, theirs = os.pipe()
         self._selector.register(ours, selectors.EVENT_READ, descriptor)
+        self._ours.append(ours)
         return theirs
 
     def start(self) -> None:
@@ -101,6 +106,19 @@ class Relay:
         for terminal in self._terminals:
             for descriptor in (1, 2):
                 copy_window_size(descriptor, terminal)
+
+    def settle(self) -> None:
+        """Wait until what the child has written so far is in the log, but not for a slow reader."""
+        due_s = time.monotonic() + DRAIN_S
+        waiting = select.poll()
+        for end in tuple(self._ours):  # the relay's thread takes away what it closes
+            waiting.register(end, select.POLLIN)
+        # Asked in this order: the relay sets `held` before it reads, and clears it once all that
+        # it has read is in the log.
+        while any(ready & select.POLLIN for _, ready in waiting.poll(0)) or self.held:
+            if time.monotonic() >= due_s:
+                return
+            time.sleep(SETTLE_S)
 
     def finish(self) -> None:
         """Carry what is left and stop; a grandchild that holds a stream open doesn't hold us."""
@@ -151,6 +169,8 @@ class Relay:
 
     def _close(self, descriptor: int) -> None:
         self._selector.unregister(descriptor)
+        if descriptor in self._ours:
+            self._ours.remove(descriptor)
         os.close(descriptor)
 
 

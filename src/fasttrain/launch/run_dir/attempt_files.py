@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fasttrain.files.writing import give_back
 from fasttrain.model.attempts import DECIDED_FILE, DIVIDER, VERDICT_FILE, attempt_folder
-from fasttrain.model.crash import CRASH_FILE, ENDS_FILE
+from fasttrain.model.crash import CRASH_FILE, EXITS_FILE
 from fasttrain.model.hang import HANG_FILE
 from fasttrain.model.outcome import RECEIPT_FILE
 
@@ -16,11 +16,11 @@ _LINE = re.compile(rf"^{DIVIDER}.*\n?", re.MULTILINE)
 # What the ranks and the launcher write of one attempt; whatever else lies there is the script's.
 RECORDS = (
     "failure-*.json", "fault-*.txt", "rank-*.json", "events-*.jsonl", "pulse-*.json",
-    "stacks-*.txt", CRASH_FILE, HANG_FILE, RECEIPT_FILE, ENDS_FILE, VERDICT_FILE,
+    "stacks-*.txt", CRASH_FILE, HANG_FILE, RECEIPT_FILE, EXITS_FILE, VERDICT_FILE,
 )  # fmt: skip
 
 # What room is kept for, by whoever writes it.
-_KEPT_FOR = ("failure-*.json", ENDS_FILE, VERDICT_FILE, DECIDED_FILE)
+_KEPT_FOR = ("failure-*.json", EXITS_FILE, VERDICT_FILE, DECIDED_FILE)
 
 
 def give_all_back(run_dir: Path) -> None:

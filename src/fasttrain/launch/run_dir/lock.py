@@ -16,7 +16,7 @@ from fasttrain.files.trust import Danger, doubts, refused, refused_folder, refus
 from fasttrain.files.writing import write_private
 from fasttrain.launch.run_dir.attempt_files import put_aside
 from fasttrain.model.codec import CodecError
-from fasttrain.model.crash import CRASH_FILE, ENDS_FILE
+from fasttrain.model.crash import CRASH_FILE, EXITS_FILE
 from fasttrain.model.errors import ExitCode, FasttrainError
 from fasttrain.model.guards import ResumeMode
 from fasttrain.model.hang import HANG_FILE
@@ -27,7 +27,7 @@ from fasttrain.model.plan import PLAN_FILE
 from fasttrain.model.reading import load
 
 PARENTS_MODE = 0o775  # cut down by the umask; never open to everybody
-OF_A_RUN = {PLAN_FILE, JOB_FILE, RECEIPT_FILE, CRASH_FILE, ENDS_FILE, HANG_FILE}
+OF_A_RUN = {PLAN_FILE, JOB_FILE, RECEIPT_FILE, CRASH_FILE, EXITS_FILE, HANG_FILE}
 _OF_A_RANK = re.compile(r"(rank|events|failure|fault|pulse|stacks)-\d+\..+")
 # A file system without locks, or an NFS server whose lock service doesn't run.
 # Source: flock(2), fcntl(2), nfs(5)
