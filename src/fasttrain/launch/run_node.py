@@ -26,6 +26,7 @@ from fasttrain.model.errors import ExitCode
 from fasttrain.model.hang import HANG_FILE
 from fasttrain.model.plan import EnvVar, LaunchPlan
 from fasttrain.model.secrets import secrets_of
+from fasttrain.processes.agent_pipe import AgentPipe, Handed, open_pipe
 
 # Those that workers and torchrun's agent take up once they have started.
 HELD_BACK = {int(signal.SIGUSR1), int(signal.SIGUSR2)}
@@ -37,6 +38,19 @@ def attend(part: Part, around: Around) -> Ended:
     Raises:
         FasttrainError: The program can't be started.
     """
+    if part.plan.processes.value.backend != "torchrun":
+        return _attend(part, around)
+    pipe, handed = open_pipe()
+    try:
+        return _attend(part, around, pipe, handed)
+    finally:
+        pipe.close()
+        handed.close()
+
+
+def _attend(
+    part: Part, around: Around, pipe: AgentPipe | None = None, handed: Handed | None = None
+) -> Ended:
     plan, run_dir = part.plan, Path(part.plan.run_dir)
     disk = DiskWatch(run_dir, plan.processes.value.nproc_per_node, around.display.tell)
     disk.tick()  # before there is anything to lose
@@ -47,11 +61,10 @@ def attend(part: Part, around: Around) -> Ended:
     save = _save(plan)
     stop = Stop(plan.shutdown_timeout_s, around.display.tell, follower.heard, save)
     relay = Relay(run_dir / log_name(plan), around.display, again=restartable(plan))
-    attempts = Attempts(part, around, stop, relay, follower.begin_again)
+    attempts = Attempts(part, around, stop, relay, follower.begin_again, pipe)
     started_s = time.monotonic()
-    apart = plan.processes.value.backend == "torchrun"
     held = frozenset({save} & HELD_BACK)
-    child = Child(part.program, plan.argv, part.environment, relay, apart, held)
+    child = Child(part.program, plan.argv, part.environment, relay, held, handed)
     try:
         end = supervise(child, partial(follower.tick, attempts, relay), stop, attempts)
     finally:

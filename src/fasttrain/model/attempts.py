@@ -1,9 +1,9 @@
-"""Attempts of a run that is started again when it fails, and what its nodes tell each other.
+"""Attempts of a run that is started again when it fails, and how its nodes agree on that.
 
-Where there is an agent, it writes how its workers ended (`EXITS_FILE`). The launcher, which knows
-causes, answers with a verdict; the agent exchanges it with those of the other nodes, and writes
-what all of them come to. The launcher clears the way, and the next attempt begins once that file
-is gone.
+Where there is an agent, it reports how its workers ended to the launcher of its node, by a pipe.
+The launcher, which knows causes, answers with a verdict; the agent exchanges it with those of the
+other nodes, and reports what all of them decide. Where that is another attempt, the launcher clears
+the way: it ends what is left of the workers and puts their records aside. Then the agent goes on.
 """
 
 from __future__ import annotations
@@ -11,37 +11,35 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from fasttrain.model.crash import Crash
+from fasttrain.model.crash import Crash, WorkerExits
 
-VERDICT_FILE = "verdict.json"  # in the run directory, as all of these
-DECIDED_FILE = "decided.json"
 NODE_LEFT, NODE_CAME = "a node left", "a node came"
 RESTART_COUNT = "FASTTRAIN_RESTART_COUNT"
-DIVIDER = "--- fasttrain: "  # begins the line between two attempts in a log
+DIVIDER = "--- fasttrain: "  # starts the line between two attempts in a log
 
 
 def restart_count(environ: Mapping[str, str]) -> int:
-    """Return how often a run was started again; what is no number counts as 0, being nobody's."""
+    """Return how often a run was started again; 0 where the variable is not a number of ours."""
     text = environ.get(RESTART_COUNT, "")
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else 0
 
 
 def attempt_folder(number: int) -> str:
-    """Return where the records of an attempt that failed are kept; attempts count from 1."""
+    """Return the folder for the records of a failed attempt; attempts count from 1."""
     return f"attempt-{number}"
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the launcher of one node makes of a failed attempt.
+    """How the launcher of one node judges a failed attempt.
 
     Attributes:
         host: Name of the node.
         again: Whether another attempt can end better, as far as this node knows.
-        reason: Why.
+        reason: Why, or why not.
         delay_s: Seconds before another attempt.
         crash: The first failure on this node; None where nothing failed.
-        of_a_peer: Whether that is what a rank says of another one that it lost or waited for.
+        of_a_peer: Whether that is what a rank reports of another one that it lost or waited for.
     """
 
     host: str
@@ -54,7 +52,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """What all nodes of a run come to, each of them by the same verdicts.
+    """What all nodes of a run decide, each of them from the same verdicts.
 
     Attributes:
         again: Whether the run is started again.
@@ -74,8 +72,27 @@ class Decided:
 
 
 @dataclass(frozen=True, slots=True)
+class Message:
+    """What the agent and the launcher of a node tell each other; one field is set.
+
+    Attributes:
+        exits: From the agent: how its workers ended.
+        asks: Whether it waits for a verdict on that.
+        verdict: From the launcher: its answer.
+        decided: From the agent: what all nodes decided. It waits where the run is started again.
+        cleared: From the launcher: the next attempt can begin.
+    """
+
+    exits: WorkerExits | None = None
+    asks: bool = False
+    verdict: Verdict | None = None
+    decided: Decided | None = None
+    cleared: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Attempt:
-    """An attempt behind which the run was started again.
+    """An attempt after which the run was started again.
 
     Attributes:
         number: Counted from 1.
@@ -109,7 +126,7 @@ class GivenUpError(Exception):
 def agree(
     verdicts: Sequence[Verdict], *, used: int, most: int, lost: int = 0, elastic: bool = False
 ) -> Decided:
-    """Return what becomes of a run that failed; the same on every node, but for `elsewhere`.
+    """Decide whether a failed run is started again; the same on every node, but for `elsewhere`.
 
     Args:
         verdicts: Those of the nodes, in the order of their ranks.

@@ -10,7 +10,7 @@ from itertools import takewhile
 from pathlib import Path
 
 from fasttrain.launch.hang import faulthandler_text
-from fasttrain.launch.run_dir.attempt_files import behind_divider
+from fasttrain.launch.run_dir.attempt_files import of_last_attempt
 from fasttrain.model.crash import MESSAGE_LENGTH, Frame, Raised
 from fasttrain.model.places import WORKER_FOLDER
 from fasttrain.model.reading import open_regular
@@ -53,7 +53,7 @@ def tail(log: Path) -> str:
         line.removesuffix("\r").rpartition("\r")[2]
         for line in data.decode(errors="replace").split("\n")
     )
-    return behind_divider("\n".join(_printable(_ESCAPES.sub("", line)) for line in lines))
+    return of_last_attempt("\n".join(_printable(_ESCAPES.sub("", line)) for line in lines))
 
 
 def last_lines(text: str, count: int) -> tuple[str, ...]:

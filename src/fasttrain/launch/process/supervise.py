@@ -21,6 +21,7 @@ from fasttrain.launch.process.job_control import (
 )
 from fasttrain.launch.process.stop import Stop
 from fasttrain.model.errors import ExitCode, FasttrainError
+from fasttrain.processes.agent_pipe import Handed
 from fasttrain.processes.ending import Ended, end, named
 
 TICK_S = 0.25
@@ -51,16 +52,21 @@ class Child:
         argv: Its arguments, its own name first.
         environ: Its environment.
         relay: What carries its output.
-        apart: Whether it starts the script in sessions of their own, which no terminal stops.
         held: Signals that wait until it takes them, instead of ending it while it starts.
+        handed: The end of a pipe that it is to get, if it is an agent; None for the script itself.
     """
 
     program: str
     argv: tuple[str, ...]
     environ: Mapping[str, str]
     relay: Relay
-    apart: bool = False
     held: frozenset[int] = frozenset()
+    handed: Handed | None = None
+
+    @property
+    def is_agent(self) -> bool:
+        """True if it starts the script's ranks, each in a session that no terminal stops."""
+        return self.handed is not None
 
 
 class Again(Protocol):
@@ -103,10 +109,13 @@ def _spawn(child: Child, environ: Mapping[str, str], mask: set[Any]) -> int:
         return os.posix_spawn(
             child.program,
             child.argv,
-            environ,
+            {**environ, **(child.handed.environ if child.handed else {})},
             file_actions=[
-                (os.POSIX_SPAWN_DUP2, end, descriptor)
-                for descriptor, end in child.relay.child_ends.items()
+                *(
+                    (os.POSIX_SPAWN_DUP2, end, descriptor)
+                    for descriptor, end in child.relay.child_ends.items()
+                ),
+                *([(os.POSIX_SPAWN_DUP2, *child.handed)] if child.handed else []),
             ],
             setsigmask=mask | child.held,
             setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],  # Python ignores them; a child must not
@@ -135,7 +144,7 @@ class _Watch:
     ) -> None:
         self._child = pid
         self._status: int | None = None
-        self._relay, self._apart = child.relay, child.apart
+        self._relay, self._is_agent = child.relay, child.is_agent
         self._tick = tick
         self._stop = stop
         self._guardian, self._family = guardian, family
@@ -208,7 +217,7 @@ class _Watch:
 
     def _stand_still(self, info: signal.struct_siginfo) -> None:
         """Stop with all ranks; a single script was stopped by the terminal, as it would alone."""
-        if self._apart:
+        if self._is_agent:
             stand_still(lambda: self._family.find(self._guardian.pid))
             return
         if not reached_the_script(info) and self._status is None:

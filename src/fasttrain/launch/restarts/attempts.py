@@ -6,11 +6,9 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from fasttrain.files.writing import reserve, write_private
 from fasttrain.launch.crash.causes import HUNG, is_of_a_peer
 from fasttrain.launch.crash.gather import FailedRun
 from fasttrain.launch.crash.judge import judge, keep
@@ -23,23 +21,21 @@ from fasttrain.launch.report.receipts import was_preempted
 from fasttrain.launch.restarts.restart_policy import FailureKey, key_of, retryable
 from fasttrain.launch.run_dir.attempt_files import divide_logs, put_aside
 from fasttrain.model.attempts import (
-    DECIDED_FILE,
     NODE_CAME,
     NODE_LEFT,
     RESTART_COUNT,
-    VERDICT_FILE,
     Attempt,
     Decided,
+    Message,
     Verdict,
     agree,
     restart_count,
 )
-from fasttrain.model.codec import CodecError, dumps
 from fasttrain.model.crash import EXITS_FILE, Crash, WorkerExits
 from fasttrain.model.decision import Decision
 from fasttrain.model.hang import HANG_FILE, Hang
 from fasttrain.model.plan import LaunchPlan
-from fasttrain.model.reading import load
+from fasttrain.processes.agent_pipe import AgentPipe
 from fasttrain.processes.table import look_up, send
 
 # Attempts in words.
@@ -126,6 +122,7 @@ class Attempts:
         stop: Stop,
         relay: Relay,
         begin_again: Callable[[], None],
+        pipe: AgentPipe | None = None,
     ) -> None:
         """Begin the first attempt.
 
@@ -135,14 +132,14 @@ class Attempts:
             stop: Knows whether somebody has asked the run to end.
             relay: Carries the output of the processes.
             begin_again: Has those who follow the ranks start again with each further attempt.
+            pipe: Leads to the agent of this node, where it has one.
         """
         self.done: list[Attempt] = []
         self.problems: list[str] = []
         self._part, self._around, self._stop, self._relay = part, around, stop, relay
-        self._begin_again = begin_again
+        self._begin_again, self._pipe = begin_again, pipe
         self._run_dir = Path(part.plan.run_dir)
         self._restarts = part.plan.restarts
-        self._asked_by_agent = part.plan.judged and self._by_agent
         self._progress = Progress(self._run_dir)
         self._used = self._without_training = 0
         self._crash: Crash | None = None  # of the present attempt, once it is judged
@@ -150,20 +147,14 @@ class Attempts:
         self._decided: Decided | None = None
         self._given_up: Decided | None = None
         self._waits = False  # between two attempts
-        for name in (EXITS_FILE, VERDICT_FILE, DECIDED_FILE):  # of a job that was queued again
-            (self._run_dir / name).unlink(missing_ok=True)
+        self._exits = WorkerExits()
+        (self._run_dir / EXITS_FILE).unlink(missing_ok=True)  # of a job that was queued again
         self._begin()
 
     def tick(self) -> None:
         """Note how far the ranks are, and judge an attempt when the agent asks for it."""
         self._progress.tick()
-        asked = self._asked_by_agent and (self._run_dir / EXITS_FILE).exists()
-        if asked and not self._judged:
-            verdict = self._verdict(self._judge(1))
-            try:
-                write_private(self._run_dir / VERDICT_FILE, dumps(verdict))
-            except OSError as error:
-                self._give_up(error)
+        self._listen()
 
     def failed(self, exit_code: int) -> float | None:
         """Return the seconds after which to start again; None if the run has ended."""
@@ -177,13 +168,13 @@ class Attempts:
         return self._decided.delay_s
 
     def asks(self) -> bool:
-        """True if an agent waits for the way to be cleared, or waits in vain for an answer."""
-        if self._given_up or not self._asked_by_agent:
-            return bool(self._given_up)
-        if (decided := self._read_decided()) is None or not decided.again:
+        """True if the agent waits for the way to be cleared, or would wait for ever."""
+        self._listen()
+        if self._given_up:
+            return True
+        if not (self._pipe and self._decided and self._decided.again):
             return False
-        self._decided = decided
-        self._tell(decided)
+        self._tell(self._decided)
         return True
 
     def clear(self) -> bool:
@@ -209,6 +200,8 @@ class Attempts:
         self._progress.begin_again()
         self._begin_again()
         self._begin(decided.delay_s)
+        if self._pipe:
+            self._pipe.send(Message(cleared=True))
         return True
 
     def steps(self) -> dict[int, int]:
@@ -243,7 +236,8 @@ class Attempts:
             self._progress.close()
             self.problems.append(ended_waiting(self.done))
             return None
-        decided = self._given_up or self._decided or self._read_decided()
+        self._listen()  # the last thing that the agent sent before it ended
+        decided = self._given_up or self._decided
         # A failure that was judged when the agent or the supervisor asked is not judged again.
         known = self._judged and exit_code and (self._crash or decided)
         crash = self._crash if known else self._judge(exit_code)
@@ -259,17 +253,11 @@ class Attempts:
         self.problems += keep(self._run_dir, crash)
         return crash
 
-    @property
-    def _by_agent(self) -> bool:
-        return self._part.plan.processes.value.backend == "torchrun"
-
     def _begin(self, delay_s: float = 0.0) -> None:
         self._judged, self._crash, self._hang = False, None, None
+        self._exits = WorkerExits()
         self._started_s = time.monotonic() + delay_s
         self._ended_s = 0.0  # what the attempt leaves running is ended later
-        if self._asked_by_agent:
-            with suppress(OSError):  # the disk is full already, and a warning says so
-                reserve(self._run_dir / VERDICT_FILE)
         self._before = self._around.look_around()
 
     def _judge(self, exit_code: int) -> Crash | None:
@@ -280,21 +268,24 @@ class Attempts:
         run = FailedRun(
             part.plan, part.masked, part.environ, exit_code, self._before,
             self._around.look_around(), shown_ranks(part.plan), part.rank,
-            None if command else self._progress.steps(), self._exits(),
+            None if command else self._progress.steps(), self._exits,
         )  # fmt: skip
         crash, problems = judge(run)
         self.problems += problems
         self._crash = of_a_hang(crash, self._hang) if crash and self._hang else crash
         return self._crash
 
-    def _exits(self) -> WorkerExits:
-        try:
-            return load(WorkerExits, self._run_dir / EXITS_FILE)
-        except FileNotFoundError:
-            pass  # stopped from outside, or the agent could not start anything
-        except (OSError, CodecError) as error:
-            self.problems.append(f"{EXITS_FILE} can't be read: {error}")
-        return WorkerExits()
+    def _listen(self) -> None:
+        """Take what the agent has sent."""
+        while self._pipe and (message := self._pipe.look()):
+            if message.exits:
+                self._exits = message.exits
+            if message.asks:
+                # Asked again after a node came: of the same attempt, so the answer is the same.
+                crash = self._crash if self._judged else self._judge(1)
+                self._pipe.send(Message(verdict=self._verdict(crash)))
+            if message.decided:
+                self._decided = message.decided
 
     def _verdict(self, crash: Crash | None) -> Verdict:
         host = socket.gethostname()
@@ -330,9 +321,3 @@ class Attempts:
         """End the run after this attempt; it keeps the exit code of its script."""
         reason = f"the records of the attempt can't be put aside: {error.strerror}"
         self._given_up = Decided(again=False, reason=reason)
-
-    def _read_decided(self) -> Decided | None:
-        try:
-            return load(Decided, self._run_dir / DECIDED_FILE)
-        except FileNotFoundError:
-            return None
