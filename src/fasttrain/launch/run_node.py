@@ -1,4 +1,4 @@
-"""Starts the processes of one node and stays with them to their end."""
+"""Starts the processes of one node and supervises them until they end."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from fasttrain.model.plan import EnvVar, LaunchPlan
 from fasttrain.model.secrets import secrets_of
 from fasttrain.processes.agent_pipe import AgentPipe, Handed, open_pipe
 
-# Those that workers and torchrun's agent take up once they have started.
+# Blocked until workers and torchrun's agent have handlers for them.
 HELD_BACK = {int(signal.SIGUSR1), int(signal.SIGUSR2)}
 
 
 def attend(part: Part, around: Around) -> Ended:
-    """Start this node's processes and stay with them to their end.
+    """Start this node's processes and supervise them until they end.
 
     Raises:
         FasttrainError: The program can't be started.
@@ -53,7 +53,7 @@ def _attend(
 ) -> Ended:
     plan, run_dir = part.plan, Path(part.plan.run_dir)
     disk = DiskWatch(run_dir, plan.processes.value.nproc_per_node, around.display.tell)
-    disk.tick()  # before there is anything to lose
+    disk.tick()  # a disk that is full already is reported before anything is lost
     around = replace(around, watches=(*around.watches, disk))
     secrets = secrets_of(plan, part.environ)
     hang = HangWatch(part.masked, around.on_hang, around.nodes, secrets)
@@ -70,7 +70,7 @@ def _attend(
     finally:
         relay.finish()
         follower.close()
-        give_all_back(run_dir)  # which leaves room for what is told of the end
+        give_all_back(run_dir)  # makes room for the crash card and the receipt
     wall_s = time.monotonic() - started_s
     seen = (*disk.warnings, *_seen(hang, relay, run_dir))
     if hang.stopped:
@@ -79,23 +79,25 @@ def _attend(
         return Ended(ExitCode.HUNG, wall_s, warnings, None, done, attempts.steps())
     crash = attempts.conclude(end.exit_code)
     code = crash.exit_code if crash else end.exit_code
-    # To torchrun's agent, which would start a worker with another exit code anew, it ended well.
+    # Preempted workers end with 0: torchrun's agent would restart any other exit code.
     if plan.preempt.value.mode == "snapshot" and was_preempted(run_dir):
         code, crash = ExitCode.PREEMPTED, None
-        (run_dir / CRASH_FILE).unlink(missing_ok=True)  # what the script made of its end
+        (run_dir / CRASH_FILE).unlink(
+            missing_ok=True
+        )  # the script may have failed after its snapshot
     warnings = (*end.warnings, *seen, *dict.fromkeys(attempts.problems))  # attempts may share them
-    # torchrun tells the first to fail by whole seconds; here, the ranks' own clocks do.
+    # torchrun compares times of failures in whole seconds; the judgement has the ranks' own clocks.
     return Ended(code, wall_s, warnings, crash, tuple(attempts.done), attempts.steps())
 
 
 def _save(plan: LaunchPlan) -> int:
-    """Return the signal behind which the workers end with a snapshot; 0 where they take none."""
+    """Return the signal after which the workers save a snapshot and end; 0 without snapshots."""
     preempt = plan.preempt.value
     return signal.Signals[preempt.signals[0]] if preempt.mode == "snapshot" else 0
 
 
 class _Follower:
-    """Shows what the ranks write to their files, and has the watches do theirs."""
+    """Shows what the ranks write to their files, and ticks the watches."""
 
     def __init__(self, part: Part, around: Around, hang: HangWatch) -> None:
         self._run_dir = Path(part.plan.run_dir)
@@ -119,7 +121,7 @@ class _Follower:
             watch.tick()
         attempts.tick()
         if self._hang.tick(held=relay.held) and not attempts.hung(self._hang.hangs[-1]):
-            os.kill(os.getpid(), signal.SIGTERM)  # as whoever would stop the run from outside
+            os.kill(os.getpid(), signal.SIGTERM)  # ends the run as a signal from outside would
 
     def begin_again(self) -> None:
         """Follow another attempt."""
@@ -133,7 +135,7 @@ class _Follower:
         self._display.close()
 
     def _show(self, lines: Iterator[bytes]) -> None:
-        """Show lines of ranks whose output is in their logs, whoever reads it here or not."""
+        """Show lines of other ranks; a reader that went away must not end the run."""
         if not self._shows:
             return
         try:
@@ -148,7 +150,7 @@ class _Follower:
 
 
 def _seen(hang: HangWatch, relay: Relay, run_dir: Path) -> Iterator[str]:
-    """Tell what the launcher saw go wrong."""
+    """Yield what the launcher saw go wrong, one sentence each."""
     for found in hang.hangs:
         yield f"no rank went on for {found.quiet_s:.0f} s: see {HANG_FILE}"
     yield from hang.problems

@@ -3,7 +3,8 @@
 Where there is an agent, it reports how its workers ended to the launcher of its node, by a pipe.
 The launcher, which knows causes, answers with a verdict; the agent exchanges it with those of the
 other nodes, and reports what all of them decide. Where that is another attempt, the launcher clears
-the way: it ends what is left of the workers and puts their records aside. Then the agent goes on.
+the way: it ends what is left of the workers and puts their records aside. Then the agent starts
+its workers again.
 """
 
 from __future__ import annotations
@@ -133,7 +134,7 @@ def agree(
         used: Restarts that were used before.
         most: Restarts that were asked for.
         lost: Nodes that gave no verdict.
-        elastic: Whether the run goes on without them.
+        elastic: Whether the run continues without them.
     """
     failed = [verdict for verdict in verdicts if verdict.crash]
     failed.sort(key=lambda one: (one.of_a_peer, one.crash.time_ns if one.crash else 0))

@@ -1,4 +1,4 @@
-"""Records what ends a worker, for the launcher to tell: its exception, or its stack at a signal."""
+"""Records what ends a worker, for the launcher: its exception, or its stack at a fatal signal."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ HIGH_DESCRIPTOR = 200  # below the 256 that macOS allows by default; the script'
 
 
 def recorder(run_dir: str, rank: int) -> Callable[[BaseException], None]:
-    """Return what records the exception that ends this process, but not one of its forks."""
+    """Return a function that records the exception that ends this process; no-op in its forks."""
     pid, path = os.getpid(), Path(run_dir, failure_file(rank))
     _reserve(path)
 
@@ -45,17 +45,17 @@ def recorder(run_dir: str, rank: int) -> Callable[[BaseException], None]:
             chain = tuple(islice(_chain(error), MOST_RAISED))
             failure = Failure(rank, pid, *now_ns, _exit_code(error), chain, _cwd())
             write_private(path, dumps(failure))
-        except Exception as problem:  # noqa: BLE001 - the script's own error is what must be told
+        except Exception as problem:  # noqa: BLE001 - it must not hide the script's own error
             print(f"fasttrain: how the script failed is not recorded: {problem}", file=sys.stderr)  # noqa: T201
 
     return record
 
 
 def _reserve(path: Path) -> None:
-    """Keep room for the record: a checkpoint that fills the disk is what it may have to tell."""
+    """Reserve room for the record, which may have to report that the disk is full."""
     try:
         reserve(path)
-    except OSError as error:  # the disk is full already, and the launcher has told that
+    except OSError as error:  # the disk is full already, and the launcher has said so
         print(f"fasttrain: no room is kept to record a failure: {error}", file=sys.stderr)  # noqa: T201
         return
     pid = os.getpid()
@@ -65,16 +65,16 @@ def _reserve(path: Path) -> None:
 def watch_faults(run_dir: str, rank: int) -> None:
     """Have Python write its stacks into the run directory when SIGSEGV and its kin end it.
 
-    Where they are to go to stderr already, by -X faulthandler or PYTHONFAULTHANDLER, they do; and
-    a script that enables faulthandler itself takes them over. Nothing that is visible to the
-    script changes but `faulthandler.is_enabled()`.
+    If they go to stderr already, by -X faulthandler or PYTHONFAULTHANDLER, they still do, and a
+    script that enables faulthandler itself takes them over. The script sees no other change than
+    that of `faulthandler.is_enabled()`.
     """
     if faulthandler.is_enabled():
         return
     path = os.path.join(run_dir, stack_file(rank))  # noqa: PTH118
     try:
         opened = open_log(path)
-    except OSError as error:  # a full disk must not stop a script that writes nothing
+    except OSError as error:  # a full disk must not keep a script from starting
         print(f"fasttrain: a fatal signal would leave no stack: {error}", file=sys.stderr)  # noqa: T201
         return
     faulthandler.enable(_out_of_the_way(opened))
@@ -86,7 +86,7 @@ def _out_of_the_way(descriptor: int) -> int:
 
     try:
         high = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, HIGH_DESCRIPTOR)
-    except OSError:  # the limit of open files lies lower; the low number works as well
+    except OSError:  # the limit of open files is lower; a low number works as well
         return descriptor
     os.close(descriptor)
     return high
@@ -100,7 +100,7 @@ def _chain(error: BaseException) -> Iterator[Raised]:
 
 
 def _linked(error: BaseException, seen: set[int]) -> Iterator[tuple[BaseException, bool]]:
-    """Yield an exception and those behind it, each with whether it was only being handled."""
+    """Yield an exception and those that led to it, each with whether it was only being handled."""
     now, handled = error, False
     while id(now) not in seen:
         seen.add(id(now))
@@ -109,18 +109,18 @@ def _linked(error: BaseException, seen: set[int]) -> Iterator[tuple[BaseExceptio
             for part in now.exceptions:
                 yield from _linked(part, seen)
         handled = now.__cause__ is None
-        behind = now.__context__ if handled and not now.__suppress_context__ else now.__cause__
-        if behind is None:
+        before = now.__context__ if handled and not now.__suppress_context__ else now.__cause__
+        if before is None:
             return
-        now = behind
+        now = before
 
 
 def _home() -> str:
-    """Return what the paths of the user's program begin with: its file, or its whole package.
+    """Return the prefix of paths in the user's program: its file, or its whole package.
 
-    An installed program, started by -m, lies among the packages of others.
+    The package, because a program that is started by -m may be in site-packages.
     """
-    main = sys.modules.get("__main__")  # a script may take it away, or what is in it
+    main = sys.modules.get("__main__")  # a script may remove or replace it
     file = str(getattr(main, "__file__", None) or "?")
     top = str(getattr(main, "__package__", None) or "").partition(".")[0]
     folder = next((one for one in Path(file).parents if one.name == top), None)
@@ -135,10 +135,10 @@ def _cwd() -> str:
 
 
 def _raised(error: BaseException, values: tuple[str, ...], home: str) -> Raised:
-    told = traceback.TracebackException(
+    summary = traceback.TracebackException(
         type(error), error, without_shim(error.__traceback__), compact=True
     )
-    stack = list(told.stack)
+    stack = list(summary.stack)
     if len(stack) > OUTER_FRAMES + INNER_FRAMES:
         stack = stack[:OUTER_FRAMES] + stack[-INNER_FRAMES:]
     return Raised(
@@ -174,7 +174,7 @@ def _exit_code(error: BaseException) -> int:
 def _message(error: BaseException) -> str:
     try:
         return str(error)
-    except Exception:  # noqa: BLE001 - its class may be as broken as its script
+    except Exception:  # noqa: BLE001 - __str__ of a script's class may raise anything
         return "<exception str() failed>"  # as Python says it
 
 

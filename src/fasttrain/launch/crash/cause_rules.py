@@ -10,7 +10,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from fasttrain.launch.crash.evidence import Evidence
-from fasttrain.launch.crash.log_tail import LAST_WORDS, last_lines
+from fasttrain.launch.crash.log_tail import LAST_LINES, last_lines
 from fasttrain.model import printable
 from fasttrain.model.crash import Frame, Raised
 from fasttrain.model.plan import Target
@@ -156,7 +156,7 @@ def _with_check(facts: Facts, frames: tuple[Frame, ...]) -> Facts:
 
 def _gave_up(log: str) -> str:
     """Return the last line that says why compiled code aborted, after a colon; empty without."""
-    lines = last_lines(log, LAST_WORDS)
+    lines = last_lines(log, LAST_LINES)
     said = next((line.strip() for line in reversed(lines) if _GAVE_UP.search(line)), "")
     return f": {said}" if said else ""
 

@@ -1,4 +1,4 @@
-"""Causes that lie around the script: other ranks, memory, devices, disks, installed modules."""
+"""Causes outside of the script: other ranks, memory, devices, disks, installed modules."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SHM_FIX = (
 
 AROUND = (
     Cause("refused", Retry.NEVER, own_error, "{why}", "{fix}"),
-    # What ranks say of each other. Source of the texts: torch 2.13, gloo's transport/tcp and
+    # What ranks report of each other. Source of the texts: torch 2.13, gloo's transport/tcp and
     # c10d's TCPStore and ProcessGroupNCCL; NVIDIA/nccl#2076.
     Cause(
         "collective-timeout", Retry.ONCE,

@@ -1,4 +1,4 @@
-"""Causes that lie in the script: checkpoints, its processes, shapes, gradients."""
+"""Causes inside the script: checkpoints, its processes, shapes, gradients."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ INSIDE = (
         text(r"process \d+ terminated with (?P<how>signal \w+|exit code \d+)"),
         "a process that the script started died with {how}", "see what it said in the log",
     ),
-    # Shapes and types. Source: what torch 2.13 says on a CPU.
+    # Shapes and types. Source: messages of torch 2.13 on a CPU.
     Cause(
         "shape-mismatch", Retry.TRAINED,
         text(
@@ -93,7 +93,7 @@ INSIDE = (
     Cause(
         "backward-twice", Retry.TRAINED, text(r"backward through the graph a second time"),
         "the graph of this loss is gone: a backward pass has used it up",
-        "compute the loss anew for each backward pass, or detach() what is kept from the last one",
+        "compute the loss again for each backward pass, or detach() what is kept from the last one",
     ),
     Cause(
         "inplace", Retry.TRAINED, text(r"has been modified by an inplace operation"),
@@ -101,7 +101,7 @@ INSIDE = (
         "write x = x + y instead of x += y;"
         " torch.autograd.set_detect_anomaly(True) names the operation",
     ),
-    # What Python itself tells.
+    # Exceptions of Python itself.
     Cause(
         "interrupted", Retry.NEVER,
         kind("KeyboardInterrupt"), "it was interrupted by SIGINT (ctrl-C)", "",
@@ -118,7 +118,7 @@ INSIDE = (
     ),
     Cause(
         "usage", Retry.NEVER, argparse_refused, "the script refused its arguments: {arguments}",
-        "its own options go behind --: fasttrain run SCRIPT -- --its-option",
+        "its own options go after --: fasttrain run SCRIPT -- --its-option",
     ),
     Cause(
         "recursion", Retry.TRAINED,

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from fasttrain.launch.crash.log_tail import LAST_WORDS, before_traceback, last_lines, read_traceback
+from fasttrain.launch.crash.log_tail import LAST_LINES, before_traceback, last_lines, read_traceback
 from fasttrain.model.crash import Failure, Frame, Raised, Surroundings, WorkerExit
 from fasttrain.model.plan import LaunchPlan
 
@@ -99,7 +99,7 @@ class Evidence:
         """
         if self.raised:
             return "\n".join(map(_ends, self.raised[0].message.split("\n")))
-        return "\n".join(last_lines(self.log, LAST_WORDS)) if self.signal == "SIGABRT" else ""
+        return "\n".join(last_lines(self.log, LAST_LINES)) if self.signal == "SIGABRT" else ""
 
     @property
     def frames(self) -> tuple[Frame, ...]:

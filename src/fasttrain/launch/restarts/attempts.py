@@ -301,7 +301,7 @@ class Attempts:
 
         A script may end with any code after its snapshot.
         """
-        return "it ended behind a snapshot, to go on later" if was_preempted(self._run_dir) else ""
+        return "it ended after a snapshot, to be resumed" if was_preempted(self._run_dir) else ""
 
     def _retryable(self, failure: FailureKey) -> Decision[bool]:
         last = self.done[-1].crash if self.done else None

@@ -1,4 +1,4 @@
-"""Whether a run that failed is worth another attempt."""
+"""Decides whether a run that failed is worth another attempt."""
 
 from __future__ import annotations
 
