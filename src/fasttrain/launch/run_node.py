@@ -82,9 +82,8 @@ def _attend(
     # Preempted workers end with 0: torchrun's agent would restart any other exit code.
     if plan.preempt.value.mode == "snapshot" and was_preempted(run_dir):
         code, crash = ExitCode.PREEMPTED, None
-        (run_dir / CRASH_FILE).unlink(
-            missing_ok=True
-        )  # the script may have failed after its snapshot
+        # Of a script that failed after its snapshot: it is no crash.
+        (run_dir / CRASH_FILE).unlink(missing_ok=True)
     warnings = (*end.warnings, *seen, *dict.fromkeys(attempts.problems))  # attempts may share them
     # torchrun compares times of failures in whole seconds; the judgement has the ranks' own clocks.
     return Ended(code, wall_s, warnings, crash, tuple(attempts.done), attempts.steps())
