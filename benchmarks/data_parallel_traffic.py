@@ -39,7 +39,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fasttrain.model.plan import Strategy
+from fasttrain.model.levers import Strategy
 from fasttrain.shim.data_parallel import ranks as ranks_module
 from fasttrain.shim.data_parallel import replica
 from fasttrain.shim.data_parallel.context import ParallelContext
@@ -48,7 +48,7 @@ from fasttrain.shim.data_parallel.parting import Parting
 from fasttrain.shim.data_parallel.random_streams import RandomStreams
 from fasttrain.shim.data_parallel.ranks import Ranks
 from fasttrain.shim.data_parallel.split import trial
-from fasttrain.shim.data_parallel.split.agreement import tensors_in
+from fasttrain.shim.hooks.casting import tensors_in
 from fasttrain.shim.hooks.outcome_recorder import Ledger
 from fasttrain.shim.hooks.roots import RootCalls
 from fasttrain.shim.hooks.training_mode import TrainingState

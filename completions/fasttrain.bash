@@ -10,7 +10,7 @@ _fasttrain() {
         --batch) words='split per-rank' ;;
         --compile) words='off default reduce-overhead max-autotune max-autotune-no-cudagraphs' ;;
         --compile-scope) words='model blocks' ;;
-        --device) words='auto cuda npu rocm xpu mps cpu' ;;
+        --device) words='auto cuda npu rocm xpu musa mps cpu' ;;
         --matmul) words='auto highest high medium' ;;
         --on-hang) words='stop report' ;;
         --on-nan) words='off warn stop' ;;

@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
+import gc
 import os
-import pty
 import re
-import runpy
 import signal
-import struct
-import subprocess
-import sys
-import termios
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -23,13 +16,9 @@ import psutil
 import pytest
 from xdist.scheduler import LoadFileScheduling
 
-Completed = subprocess.CompletedProcess[bytes]
+from support.command import Command, Terminal, clean_environ
+from support.session import SlurmTogether, table_lines
 
-# What would change what fasttrain or torch does: a test says what it needs of these itself.
-_FOREIGN = re.compile(
-    r"FASTTRAIN_|(LOCAL_|GROUP_|NODE_)?RANK$|(LOCAL_)?WORLD_SIZE$|MASTER_|SLURM_|SBATCH_|TORCHELASTIC_"
-    r"|VIRTUAL_ENV$|CONDA_PREFIX$|PYTHONUNBUFFERED$|PYTHONWARNINGS$|NO_COLOR$|FORCE_COLOR$|COLUMNS$|LINES$"
-)
 # torch sets variables and keeps compile workers for the rest of the process that imported it.
 _TORCHS_OWN = re.compile(r"_?TORCH|TRITON|KMP_|KINETO|PYTEST_CURRENT_TEST")
 _HELPERS = re.compile(r"torch/_inductor|multiprocessing[./](resource_tracker|forkserver)")
@@ -43,102 +32,35 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
-class _SlurmTogether(LoadFileScheduling):
-    """Deals files to processes, and all that run on SLURM to one: it holds the cluster for them.
-
-    The tests of faults share nothing, and are dealt one by one.
-    """
-
-    def _split_scope(self, nodeid: str) -> str:
-        if nodeid.startswith("tests/faults/"):
-            return nodeid
-        folder = "tests/slurm/"
-        return folder if nodeid.startswith(folder) else super()._split_scope(nodeid)
-
-
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling | None:
     """Keep the tests on SLURM together, unless another way of dealing was asked for."""
-    return _SlurmTogether(config, log) if config.getvalue("dist") == "loadfile" else None
+    return SlurmTogether(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
-def clean_environ() -> dict[str, str]:
-    """Return this environment without what could steer fasttrain, and with one thread for torch.
-
-    Inductor's kernels for a CPU don't use vectors in it: compiling them takes 40 % less time. The
-    README's first command compiles with them.
-    """
-    kept = {name: value for name, value in os.environ.items() if not _FOREIGN.match(name)}
-    return {**kept, "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_VEC_ISA_OK": "0"}
-
-
-class Command:
-    """``fasttrain`` as a user runs it, in a directory of the test's own."""
-
-    def __init__(self, cwd: Path) -> None:
-        self.cwd = cwd
-        self.environ = clean_environ()
-
-    def argv(self, *words: str | Path) -> list[str]:
-        """Give the command line."""
-        return [sys.executable, "-m", "fasttrain", *map(str, words)]
-
-    def __call__(
-        self,
-        *words: str | Path,
-        cwd: Path | None = None,
-        env: dict[str, str] | None = None,
-        stdin: bytes = b"",
-        timeout_s: float = 60,
-    ) -> Completed:
-        """Run it to its end."""
-        return subprocess.run(
-            self.argv(*words),
-            cwd=cwd or self.cwd,
-            env={**self.environ, **(env or {})},
-            input=stdin,
-            capture_output=True,
-            timeout=timeout_s,
-        )
-
-    def start(self, *words: str | Path, **popen: Any) -> subprocess.Popen[bytes]:
-        """Start it; the caller stays with it."""
-        settings = {"cwd": self.cwd, "env": self.environ, "stdin": subprocess.DEVNULL}
-        return subprocess.Popen(self.argv(*words), **{**settings, **popen})
+# Longest first, so that no process is left alone with one of them at the end.
+LONGEST = (
+    "tests/slurm/", "tests/e2e/", "tests/contract/test_scripts.py", "tests/contract/test_frame",
+    "tests/contract/test_checkpoints.py", "tests/contract/test_ranks_styles.py",
+    "tests/contract/test_preempt_snapshots.py", "tests/contract/test_data_parallel",
+    "tests/integration/", "tests/contract/", "tests/fuzz/", "tests/unit/shim/", "tests/unit/",
+    "tests/faults/",  # these are dealt one by one
+)  # fmt: skip
 
 
-class Terminal:
-    """A terminal of 33 lines and 91 columns with one command in its foreground."""
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put what takes longest first."""
 
-    def __init__(self, argv: list[str], cwd: Path, environ: dict[str, str]) -> None:
-        self.screen = b""
-        self._ours, theirs = pty.openpty()
-        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 33, 91, 0, 0))
-        self.process = subprocess.Popen(
-            argv, cwd=cwd, env=environ, stdin=theirs, stdout=theirs, stderr=theirs,
-            start_new_session=True, preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
-        )  # fmt: skip
-        os.close(theirs)
+    def place(item: pytest.Item) -> int:
+        names = (at for at, name in enumerate(LONGEST) if item.nodeid.startswith(name))
+        return next(names, len(LONGEST))
 
-    def type(self, data: bytes) -> None:
-        """Press keys."""
-        os.write(self._ours, data)
+    items.sort(key=place)
 
-    def read_until(self, text: bytes) -> None:
-        """Wait until the screen has shown a text."""
-        while text not in self.screen:
-            self.screen += os.read(self._ours, 65536)  # OSError when it ends without the text
 
-    def hang_up(self) -> None:
-        """Take the terminal away, as a closed window or a lost connection does."""
-        os.close(self._ours)
-
-    def end(self) -> int:
-        """Read all that is shown until the command has left, and give its exit code."""
-        with contextlib.suppress(OSError):  # EIO: the last program has left the terminal
-            while data := os.read(self._ours, 65536):
-                self.screen += data
-        os.close(self._ours)
-        return self.process.wait(20)
+def pytest_collection_finish() -> None:
+    """Keep all that is there by now out of the garbage collector's way; tests collect a lot."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture
@@ -287,6 +209,5 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         if name == "table" and report.when == "call"
     ]
     # Here, and not in the folder's own conftest.py, which the process that prints never loads.
-    tables = runpy.run_path(str(Path(__file__).parent / "faults" / "tables.py"))
-    for line in tables["lines"](rows):
+    for line in table_lines(rows):
         terminalreporter.write_line(line)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import runpy
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -12,11 +11,22 @@ from typing import Any
 
 import pytest
 
+from support.rig import backend, rig
+from support.zygote import Zygote
+
 PROGRAMS = Path(__file__).parent / "programs"
 LEVERS_OFF = ("--preset", "exact", "--quiet")
 
 Completed = subprocess.CompletedProcess[bytes]
 SameAsPython = Callable[..., Completed]
+
+
+@pytest.fixture(scope="session")
+def zygote(environ: dict[str, str]) -> Iterator[Zygote]:
+    """Run scripts in forks of one process that has imported torch."""
+    zygote = Zygote(environ)
+    yield zygote
+    zygote.close()
 
 
 @pytest.fixture
@@ -63,6 +73,5 @@ def same_as_python(fasttrain: Any, tmp_path: Path) -> SameAsPython:
 @pytest.fixture
 def compiled() -> Iterator[Any]:
     """Compile without generating code, and give what became of it."""
-    rig = runpy.run_path(str(Path(__file__).parents[1] / "unit/shim/rig.py"))
-    with rig["backend"]("eager"), rig["rig"](compile="default") as runtime:
+    with backend("eager"), rig(compile="default") as runtime:
         yield lambda: runtime.outcomes()["compile"]

@@ -7,7 +7,6 @@ the compile lever takes the backend "eager"; a few cases run it by the real comm
 from __future__ import annotations
 
 import json
-import runpy
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -17,10 +16,10 @@ from typing import Any
 import pytest
 import torch
 
+from support.checkpoint_matrix import CASES, HALF, Case, Runs, losses_in
+from support.command import clean_environ
+
 PROGRAMS = Path(__file__).parent / "checkpoints"
-MATRIX = runpy.run_path(str(PROGRAMS / "matrix.py"))
-Case, Runs, losses_in = MATRIX["Case"], MATRIX["Runs"], MATRIX["losses_in"]
-CASES, HALF = MATRIX["CASES"], MATRIX["HALF"]
 BLOCKS = 3  # of the script's model
 # torch alone: fasttrain is installed beside it, and an import would find it.
 WITHOUT_FASTTRAIN = """
@@ -37,7 +36,25 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 # dynamo warns while it compiles; here that would be an error inside the compiler
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
-every_case = pytest.mark.parametrize("case", CASES, ids=str)
+AMPS, COMPILED = ["off", "bfloat16", "float16"], ["off", "model", "blocks"]
+
+
+def in_pairs(case: Case) -> bool:
+    """Whether a case is one of those that bring any two choices together."""
+    if case.kind != "adamw":
+        return case.kind == ("sgd" if case.amp == "float16" else "adam") and case.amp != "off"
+    compiled = case.scope if case.compile != "off" else "off"
+    both = AMPS.index(case.amp) + COMPILED.index(compiled)
+    return case.optimizer == ["keep", "fused"][both % 2]
+
+
+every_case = pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, id=str(case), marks=() if in_pairs(case) else pytest.mark.matrix)
+        for case in CASES
+    ],
+)
 
 
 @pytest.fixture(scope="module")
@@ -151,8 +168,7 @@ def test_the_averaged_copy_is_a_model_of_its_own(runs: Runs, case: Case) -> None
 
 
 def alone_environ() -> dict[str, str]:
-    environ = runpy.run_path(str(Path(__file__).parents[1] / "conftest.py"))["clean_environ"]()
-    return {**environ, "PYTHONDONTWRITEBYTECODE": "1"}
+    return {**clean_environ(), "PYTHONDONTWRITEBYTECODE": "1"}
 
 
 def by_torch_alone(program: str, *words: str | Path) -> list[str]:
@@ -172,9 +188,14 @@ def inspect(*folders: Path) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def inspected(runs: Runs) -> dict[Case, dict[str, Any]]:
-    """What torch alone finds in the checkpoints of all cases."""
-    return dict(zip(CASES, inspect(*map(runs.folder, CASES)), strict=True))
+def inspected(runs: Runs, request: pytest.FixtureRequest) -> dict[Case, dict[str, Any]]:
+    """What torch alone finds in the checkpoints of all cases that are tested."""
+    cases = [case for case in CASES if any(_takes(item, case) for item in request.session.items)]
+    return dict(zip(cases, inspect(*map(runs.folder, cases)), strict=True))
+
+
+def _takes(item: pytest.Item, case: Case) -> bool:
+    return getattr(item, "callspec", None) is not None and item.callspec.params.get("case") is case
 
 
 @every_case
@@ -213,6 +234,7 @@ LEVERS = "--amp bf16 --compile default --optimizer auto"
 
 
 @pytest.mark.slow
+@pytest.mark.matrix
 def test_saved_and_resumed_with_inductor(runs: Runs, train: Train, tmp_path: Path) -> None:
     half, both, once = (tmp_path / name for name in ("half", "both", "once"))
     first = train(LEVERS, "train.py", "--steps", str(HALF), "--save", half)

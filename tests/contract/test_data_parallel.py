@@ -5,18 +5,27 @@ The ranks must print and save what one process prints and saves.
 
 from __future__ import annotations
 
-import runpy
 import socket
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from support.script_runs import (
+    LEVERS_OFF,
+    Alone,
+    assert_same_prints,
+    differences,
+    forked_ranks,
+    with_ranks,
+)
+from support.thinned import thinned
+from support.zygote import Zygote
+
 HERE = Path(__file__).parent
 LOADERS = HERE.parent / "scripts/loaders"
-RUNNING = runpy.run_path(str(HERE / "data_parallel/running.py"))
 pytestmark = pytest.mark.slow
 
 
@@ -39,41 +48,52 @@ STEPS = {
     "workers_drop_last": 4 * 6,
 }
 every_script = pytest.mark.parametrize("script", STEPS)
-two_and_four = pytest.mark.parametrize("ranks", ["2", "4"])
+# Those that an ordinary run runs twice, and by the real command.
+two_scripts = pytest.mark.parametrize("script", thinned(list(STEPS), 7, 2))
+# Every script with 2 ranks, and every other one with 4.
+pairs = pytest.mark.parametrize(
+    ("script", "ranks"),
+    [
+        pytest.param(script, ranks, marks=pytest.mark.matrix if ranks == "4" and i % 2 else ())
+        for i, script in enumerate(STEPS)
+        for ranks in ("2", "4")
+    ],
+)
 
 
 class Runs:
     """The runs of every script, each made once."""
 
-    def __init__(self, base: Path) -> None:
+    def __init__(self, base: Path, zygote: Zygote) -> None:
         self.base = base
-        self.alone = RUNNING["Alone"]()
-        self._runs: dict[str, dict[str, Any]] = {}
+        self.alone = Alone(zygote)
+        self._zygote = zygote
+        self._runs: dict[tuple[str, str], Any] = {}
 
-    def __call__(self, name: str, fasttrain: Any) -> dict[str, Any]:
-        """Give all runs of a script, two at a time: much of each is waiting for another process."""
-        if name not in self._runs:
-            path = LOADERS / f"{name}.py"
-            jobs = {
-                kind: partial(RUNNING["with_ranks"], fasttrain, self.base / name / kind, path,
-                              ranks=ranks)
-                for kind, ranks in (("4", 4), ("2", 2), ("again", 2))
-            }  # fmt: skip
-            jobs["alone"] = partial(self.alone, self.base / name / "alone", path)
-            with ThreadPoolExecutor(2) as pool:
-                pending = {kind: pool.submit(job) for kind, job in jobs.items()}
-                self._runs[name] = {kind: job.result() for kind, job in pending.items()}
-        return self._runs[name]
+    def __call__(self, name: str, kind: str, fasttrain: Any) -> Any:
+        """Give a run of a script: alone, as 2 or 4 forks, or as 2 ranks of the real command."""
+        if (name, kind) not in self._runs:
+            path, cwd = LOADERS / f"{name}.py", self.base / name / kind
+            if kind == "alone":
+                made = self.alone(cwd, path)
+            elif kind == "command":
+                made = with_ranks(fasttrain, cwd, path)
+            else:
+                ranks = 4 if kind == "4" else 2
+                made = forked_ranks(self._zygote, cwd, path, ranks=ranks)
+            self._runs[name, kind] = made
+        return self._runs[name, kind]
 
 
 @pytest.fixture(scope="module")
-def all_runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
-    return Runs(tmp_path_factory.mktemp("ranks"))
+def all_runs(tmp_path_factory: pytest.TempPathFactory, zygote: Zygote) -> Runs:
+    return Runs(tmp_path_factory.mktemp("ranks"), zygote)
 
 
 @pytest.fixture
-def runs(all_runs: Runs, script: str, fasttrain: Any) -> dict[str, Any]:
-    return all_runs(script, fasttrain)
+def runs(all_runs: Runs, script: str, fasttrain: Any) -> Callable[[str], Any]:
+    """Give a run of the script by its kind."""
+    return lambda kind: all_runs(script, kind, fasttrain)
 
 
 def losses_closer_than_the_rest(line: str) -> dict[str, float]:
@@ -83,28 +103,26 @@ def losses_closer_than_the_rest(line: str) -> dict[str, float]:
 
 
 def assert_same_run(found: Any, alone: Any) -> None:
-    RUNNING["assert_same_prints"](
-        found.lines(), alone.good.stdout.splitlines(), losses_closer_than_the_rest
-    )
-    assert RUNNING["differences"](found.saved(), alone.saved()) == []
+    assert_same_prints(found.lines(), alone.good.stdout.splitlines(), losses_closer_than_the_rest)
+    assert differences(found.saved(), alone.saved()) == []
 
 
 def test_every_script_is_in_the_table() -> None:
     assert list(STEPS) == sorted(p.stem for p in LOADERS.glob("*.py"))
 
 
-@two_and_four
-@every_script
-def test_ranks_train_what_one_process_trains(script: str, runs: dict[str, Any], ranks: str) -> None:
-    assert_same_run(runs[ranks], runs["alone"])
-
-
-@two_and_four
-@every_script
-def test_the_receipt_counts_what_the_ranks_did(
-    script: str, runs: dict[str, Any], ranks: str
+@pairs
+def test_ranks_train_what_one_process_trains(
+    script: str, runs: Callable[[str], Any], ranks: str
 ) -> None:
-    strategies = runs[ranks].good.outcomes("strategy")
+    assert_same_run(runs(ranks), runs("alone"))
+
+
+@pairs
+def test_the_receipt_counts_what_the_ranks_did(
+    script: str, runs: Callable[[str], Any], ranks: str
+) -> None:
+    strategies = runs(ranks).good.outcomes("strategy")
     assert len(strategies) == int(ranks)
     for strategy in strategies:
         assert strategy["state"] == "applied", strategy
@@ -115,25 +133,34 @@ def test_the_receipt_counts_what_the_ranks_did(
     assert len({str(strategy["counts"]) for strategy in strategies}) == 1
 
 
-@every_script
-def test_two_runs_are_the_same_bit_for_bit(script: str, runs: dict[str, Any]) -> None:
-    assert runs["2"].good.stdout == runs["again"].good.stdout
+@two_scripts
+def test_two_runs_are_the_same_bit_for_bit(script: str, runs: Callable[[str], Any]) -> None:
+    assert runs("2").good.stdout == runs("again").good.stdout
     exactly = {"rtol": 0.0, "atol": 0.0}
-    assert RUNNING["differences"](runs["again"].saved(), runs["2"].saved(), **exactly) == []
+    assert differences(runs("again").saved(), runs("2").saved(), **exactly) == []
 
 
 @every_script
-def test_rank_0_alone_leaves_files(script: str, runs: dict[str, Any]) -> None:
-    for kind in ("2", "4"):
-        assert [path.name for path in sorted(runs[kind].cwd.iterdir())] == ["model.pt", "run"]
+def test_rank_0_alone_leaves_files(script: str, runs: Callable[[str], Any]) -> None:
+    assert [path.name for path in sorted(runs("2").cwd.iterdir())] == ["model.pt", "run"]
+
+
+@two_scripts
+def test_the_command_trains_what_one_process_trains(
+    script: str, runs: Callable[[str], Any]
+) -> None:
+    assert_same_run(runs("command"), runs("alone"))
+    assert [path.name for path in sorted(runs("command").cwd.iterdir())] == ["model.pt", "run"]
+    steps = {strategy["counts"]["steps"] for strategy in runs("command").outcomes("strategy")}
+    assert steps == {STEPS[script]}
 
 
 def test_three_ranks_train_what_one_process_trains(
-    all_runs: Runs, fasttrain: Any, tmp_path: Path
+    all_runs: Runs, zygote: Zygote, tmp_path: Path
 ) -> None:
     """No batch of this script can be divided by 3, and a third is no exact number."""
     path = LOADERS / "shuffled_classifier.py"
-    three = RUNNING["with_ranks"](fasttrain, tmp_path / "three", path, ranks=3)
+    three = forked_ranks(zygote, tmp_path / "three", path, ranks=3)
     assert_same_run(three, all_runs.alone(tmp_path / "alone", path))
     assert three.outcome("strategy")["counts"]["split calls"] > 0
 
@@ -145,7 +172,7 @@ def free_port() -> int:
         return port
 
 
-@pytest.mark.parametrize("kind", ["static", "elastic"])
+@pytest.mark.parametrize("kind", ["static", pytest.param("elastic", marks=pytest.mark.matrix)])
 def test_two_nodes_train_what_one_process_trains(
     all_runs: Runs, fasttrain: Any, tmp_path: Path, kind: str
 ) -> None:
@@ -157,9 +184,9 @@ def test_two_nodes_train_what_one_process_trains(
                        "--master-port", port),
             "elastic": ("--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "together"),
         }[kind]  # fmt: skip
-        options = (*RUNNING["LEVERS_OFF"], "--nodes", "2", *meeting, "--show-ranks", "0")
+        options = (*LEVERS_OFF, "--nodes", "2", *meeting, "--show-ranks", "0")
         cwd = tmp_path / f"node-{rank}"
-        return RUNNING["with_ranks"](fasttrain, cwd, path, ranks=1, options=options)
+        return with_ranks(fasttrain, cwd, path, ranks=1, options=options)
 
     with ThreadPoolExecutor(2) as pool:
         nodes = list(pool.map(node, range(2)))

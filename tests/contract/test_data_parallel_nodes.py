@@ -6,7 +6,6 @@ Nothing but the link between them connects the two: neither sees the other's loo
 from __future__ import annotations
 
 import os
-import runpy
 import shutil
 import subprocess
 import sys
@@ -17,10 +16,12 @@ from typing import Any
 
 import pytest
 
+from support.command import Command
+from support.script_runs import LEVERS_OFF, Alone, assert_same_prints, differences, with_ranks
+from support.zygote import Zygote
+
 HERE = Path(__file__).parent
 LOADERS = HERE.parent / "scripts/loaders"
-RUNNING = runpy.run_path(str(HERE / "data_parallel/running.py"))
-MAIN = runpy.run_path(str(HERE.parent / "conftest.py"))
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(
@@ -72,7 +73,7 @@ def hosts(tmp_path: Path) -> Iterator[list[Any]]:
 
 def host(name: str, cwd: Path) -> Any:
     """Give the command ``fasttrain`` inside of a namespace."""
-    command = MAIN["Command"](cwd)
+    command = Command(cwd)
     argv = command.argv
     inside = ["ip", "netns", "exec", name, "unshare", "--uts", sys.executable, "-c", NAMED, name]
     command.argv = lambda *words: [*inside, *argv(*words)]
@@ -86,28 +87,28 @@ def meeting(kind: str, node: int) -> tuple[str, ...]:
     return ("--node-rank", str(node), *where)
 
 
-@pytest.mark.parametrize("kind", ["static", "elastic"])
+@pytest.mark.parametrize("kind", [pytest.param("static", marks=pytest.mark.matrix), "elastic"])
 def test_nodes_apart_train_what_one_process_trains(
-    hosts: list[Any], tmp_path: Path, kind: str
+    hosts: list[Any], tmp_path: Path, kind: str, zygote: Zygote
 ) -> None:
     path = LOADERS / "shuffled_classifier.py"
 
     def node(at: int) -> Any:
-        options = (*RUNNING["LEVERS_OFF"], "--nodes", "2", *meeting(kind, at))
+        options = (*LEVERS_OFF, "--nodes", "2", *meeting(kind, at))
         options += ("--show-ranks", "0")
         cwd = tmp_path / f"node-{at}"
-        return RUNNING["with_ranks"](hosts[at], cwd, path, ranks=2, options=options)
+        return with_ranks(hosts[at], cwd, path, ranks=2, options=options)
 
     with ThreadPoolExecutor(2) as pool:
         nodes = list(pool.map(node, range(2)))
     first, second = sorted(nodes, key=lambda run: not run.good.stdout)
-    alone = RUNNING["Alone"]()(tmp_path / "alone", path)
+    alone = Alone(zygote)(tmp_path / "alone", path)
     # torch warns of hosts that no name server knows.
     printed = [line for line in first.lines() if "[c10d]" not in line]
-    RUNNING["assert_same_prints"](
+    assert_same_prints(
         printed, alone.good.stdout.splitlines(), lambda _: {"rel": 1e-4, "abs": 1e-4}
     )
-    assert RUNNING["differences"](first.saved(), alone.saved()) == []
+    assert differences(first.saved(), alone.saved()) == []
     assert second.stdout == ""
     assert not (second.cwd / "model.pt").exists()
     (strategy, _) = first.outcomes("strategy")

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import runpy
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -19,12 +17,10 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 
 from fasttrain.model.outcome import State
 from fasttrain.shim.levers.amp.lever import AmpLever
-from fasttrain.shim.levers.compile.lever import CompileLever
+from fasttrain.shim.levers.compile.lever import UNUSED, CompileLever
 from fasttrain.shim.levers.matmul import MatmulLever
 from fasttrain.shim.levers.optimizer import OptimizerLever
-
-RIG = runpy.run_path(str(Path(__file__).parents[1] / "unit/shim/rig.py"))
-rig, backend = RIG["rig"], RIG["backend"]
+from support.rig import MACHINE, backend, rig
 
 
 @dataclass(frozen=True)
@@ -43,15 +39,15 @@ class Case:
 
 
 CASES = [
-    Case("amp", "bfloat16", AmpLever, "no module", {"forwards": 3}),
+    Case("amp", "bfloat16", AmpLever, "fp32", {"forwards": 3}),
     Case(
         "compile",
         "default",
         CompileLever,
-        "no trainable module",
+        UNUSED,
         {"targets": 1, "graphs": 1, "breaks": 0, "recompiles": 0, "failures": 0, "limits": 0},
     ),
-    Case("optimizer", "fused", OptimizerLever, "no optimizer", {"steps": 3}),
+    Case("optimizer", "fused", OptimizerLever, "optimizer", {"steps": 3}),
     Case("matmul", "high", MatmulLever, ""),
 ]
 lever = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -155,7 +151,7 @@ def test_not_chosen_it_says_so(case: Case) -> None:
     with rig() as runtime:
         train(nn.Linear(4, 4))
         asked = runtime.outcomes()[case.name]
-    with rig(RIG["MACHINE"]) as runtime:
+    with rig(MACHINE) as runtime:
         decided = runtime.outcomes()[case.name]
     assert (asked.state, decided.state) == (State.OFF, State.SKIPPED)
     assert decided.reason == "a test wants it"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +76,7 @@ def test_a_script_that_bf16_would_end(fasttrain: Any, script: Any, tmp_path: Pat
     assert (amp.state, amp.counts) == (State.APPLIED, {"forwards": 2})
     line = 1 + SCRIPT.splitlines().index(next(t for t in SCRIPT.splitlines() if "# scatter" in t))
     (unmet,) = receipt.unmet
-    assert unmet.startswith("rank 0: amp bfloat16 was not applied to Graph (")
+    assert re.match(r"rank 0: amp bfloat16 .* Graph \(", unmet)
     assert f"{Path(path).name}:{line})" in unmet
     assert done.returncode != 0  # as --strict has it
     assert b"[strict]" in done.stderr
@@ -105,9 +106,9 @@ kept[0] @ torch.eye(4)  # in bf16, by what no call of the model can be repeated 
 
 def test_an_error_that_precision_may_explain_says_so(fasttrain: Any, script: Any) -> None:
     options = ("--device", "cpu", "--run-dir")
-    told = b"\nfasttrain ran the model in bfloat16: try --amp off\n"
+    told = re.compile(rb"\nfasttrain [^\n]*\bbfloat16\b[^\n]* --amp off\n")
     done = fasttrain("run", script(KEEPS), "--amp", "bf16", *options, "low")
-    assert (done.returncode, told in done.stderr) == (1, True), done.stderr
+    assert (done.returncode, bool(told.search(done.stderr))) == (1, True), done.stderr
     other = script("import torch\ntorch.nn.Linear(2, 2)(torch.ones(1, 2))\n{}['key']", "other.py")
     done = fasttrain("run", other, "--amp", "bf16", *options, "other")
-    assert (done.returncode, told in done.stderr) == (1, False)
+    assert (done.returncode, told.search(done.stderr)) == (1, None)

@@ -6,9 +6,7 @@ The mode with graphs is compiled by a backend that marks its calls, the mode wit
 from __future__ import annotations
 
 import contextlib
-import runpy
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -16,8 +14,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-RIG = runpy.run_path(str(Path(__file__).parents[1] / "unit/shim/rig.py"))
-rig, network = RIG["rig"], RIG["network"]
+from fasttrain.shim.levers.compile.cuda_graphs import (
+    CALLED_AGAIN,
+    EARLIER_GRADIENTS,
+    HOOKED,
+    INPUT_GRADIENT,
+    KEPT_GRADIENTS,
+    OTHER_SHAPES,
+    WITHOUT_GRAPHS,
+)
+from fasttrain.shim.levers.compile.lever import SEVERAL_MODELS
+from support.rig import network, rig
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning"),
@@ -142,20 +149,20 @@ def wants_input_gradients(model: nn.Module, optimizer: Any) -> None:
 @pytest.mark.parametrize(
     ("loop", "reason"),
     [
-        (accumulates, "more than once per optimizer step"),
-        (calls_twice, "more than once per optimizer step"),
-        (keeps_gradients, "gradients of an earlier backward pass"),
-        (never_steps, "more than once per optimizer step"),
-        (keeps_parameter_gradients, "kept beyond their step"),
-        (hooks_parameters, "gradient hooks"),
-        (hooks_accumulation, "gradient hooks"),
-        (wants_input_gradients, "an input takes a gradient"),
+        (accumulates, CALLED_AGAIN),
+        (calls_twice, CALLED_AGAIN),
+        (keeps_gradients, EARLIER_GRADIENTS),
+        (never_steps, CALLED_AGAIN),
+        (keeps_parameter_gradients, KEPT_GRADIENTS),
+        (hooks_parameters, HOOKED),
+        (hooks_accumulation, HOOKED),
+        (wants_input_gradients, INPUT_GRADIENT),
     ],
 )
 def test_a_loop_that_graphs_would_make_wrong_gets_none(loop: Any, reason: str) -> None:
     calls, outcome = run(loop)
     assert "graphs" not in calls
-    assert any("without CUDA graphs" in note and reason in note for note in outcome.notes)
+    assert any(WITHOUT_GRAPHS in note and reason in note for note in outcome.notes)
 
 
 def test_graphs_are_given_up_before_the_first_unsafe_call() -> None:
@@ -187,7 +194,7 @@ def test_validation_and_other_shapes_run_without_graphs() -> None:
 
     calls, outcome = run(loop)
     assert calls[STEPS:] == ["plain", "plain", "graphs", "plain"]
-    assert any("other input shapes" in note for note in outcome.notes)
+    assert OTHER_SHAPES in outcome.notes
 
 
 def test_several_models_get_none() -> None:
@@ -201,7 +208,7 @@ def test_several_models_get_none() -> None:
     calls, outcome = run(loop)
     assert calls.count("graphs") == 2
     assert calls[-1] == "plain"
-    assert any("several models" in note for note in outcome.notes)
+    assert any(SEVERAL_MODELS in note for note in outcome.notes)
 
 
 def test_what_a_replay_gives_is_a_copy() -> None:

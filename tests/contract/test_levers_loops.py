@@ -14,9 +14,7 @@ import pytest
 import torch
 
 from fasttrain.model.outcome import State
-
-RIG = runpy.run_path(str(Path(__file__).parents[1] / "unit/shim/rig.py"))
-rig, backend = RIG["rig"], RIG["backend"]
+from support.rig import backend, rig
 
 # dynamo warns while it compiles; here that would be an error inside the compiler
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import runpy
 import signal
 import subprocess
 import sys
@@ -14,8 +13,8 @@ import pytest
 
 from fasttrain.model.codec import loads
 from fasttrain.model.outcome import RankReport, State
+from support.rig import read_report
 
-RIG = runpy.run_path(str(Path(__file__).parents[1] / "unit/shim/rig.py"))
 LEVERS = ("--device", "cpu", "--amp", "bf16", "--optimizer", "fused")
 
 TRAIN = """
@@ -74,7 +73,7 @@ def test_workers_of_a_loader_get_no_levers(fasttrain: Any, script: Any) -> None:
     )
     done = fasttrain("run", path, *LEVERS, "--run-dir", fasttrain.cwd / "run")
     assert done.stdout == python(fasttrain, path), done.stderr
-    amp = RIG["read_report"](fasttrain.cwd / "run").outcomes[0]
+    amp = read_report(fasttrain.cwd / "run").outcomes[0]
     assert (amp.state, amp.counts) == (State.APPLIED, {"forwards": 1})
 
 
@@ -82,7 +81,7 @@ def test_a_script_that_leaves_by_os_exit_leaves_a_report(fasttrain: Any, script:
     path = script(TRAIN + "train(3)\nos._exit(7)\n")
     done = fasttrain("run", path, *LEVERS, "--run-dir", fasttrain.cwd / "run")
     assert done.returncode == 7
-    report = RIG["read_report"](fasttrain.cwd / "run")
+    report = read_report(fasttrain.cwd / "run")
     assert (report.stats.steps, report.finished) == (1, False)
     assert {o.lever: o.state for o in report.outcomes}["amp"] is State.APPLIED
 
@@ -94,12 +93,12 @@ def test_a_script_that_is_killed_leaves_a_report(fasttrain: Any, script: Any) ->
     assert process.stdout is not None
     assert process.stdout.readline() == b"ready\n"
     deadline = time.monotonic() + 20
-    while RIG["read_report"](run_dir).stats.steps == 0 and time.monotonic() < deadline:
+    while read_report(run_dir).stats.steps == 0 and time.monotonic() < deadline:
         time.sleep(0.05)
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=20)
     assert process.returncode == 128 + signal.SIGTERM
-    report = RIG["read_report"](run_dir)
+    report = read_report(run_dir)
     assert report.stats.steps >= 1
     assert report.device == "cpu"
 
@@ -109,7 +108,7 @@ def test_the_first_step_may_be_far_away(fasttrain: Any, script: Any) -> None:
     """A worker that dies before any step has told what it was about to do."""
     path = script("import os, torch\nos.abort()\n")
     fasttrain("run", path, *LEVERS, "--run-dir", fasttrain.cwd / "run")
-    report = RIG["read_report"](fasttrain.cwd / "run")
+    report = read_report(fasttrain.cwd / "run")
     assert report.stats.steps == 0
     assert report.outcomes[0].state is State.ARMED
 

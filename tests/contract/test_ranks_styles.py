@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import re
-import runpy
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,9 +18,12 @@ import psutil
 import pytest
 import torch
 
+from support.script_runs import Alone, assert_same_prints, differences, forked_ranks
+from support.thinned import thinned
+from support.zygote import Zygote
+
 HERE = Path(__file__).parent
 DRIVER = HERE / "ranks_styles/run_many.py"
-RUNNING = runpy.run_path(str(HERE / "data_parallel/running.py"))
 SCRIPTS = sorted((HERE.parent / "scripts/ranks").glob("*.py"))
 PARTING = [path for path in SCRIPTS if path.stem.startswith("part_")]
 TOGETHER = [path for path in SCRIPTS if path not in PARTING]
@@ -47,9 +49,10 @@ class Shown:
 class Launches:
     """Runs of the driver, each made once: alone with all scripts, and as ranks with some."""
 
-    def __init__(self, base: Path) -> None:
+    def __init__(self, base: Path, zygote: Zygote) -> None:
         self._base = base
-        self._alone = RUNNING["Alone"]()
+        self._zygote = zygote
+        self._alone = Alone(zygote)
         self._made: dict[str, Any] = {}
 
     def alone(self, script: Path) -> Shown:
@@ -59,14 +62,14 @@ class Launches:
             self._made["alone"] = self._alone(self._base / "alone", DRIVER, *paths)
         return _shown(self._made["alone"], script)
 
-    def as_ranks(self, script: Path, fasttrain: Any) -> Shown:
+    def as_ranks(self, script: Path) -> Shown:
         """Give what a script did as two ranks, of which every other launch gathers lazily."""
         number = TOGETHER.index(script) % LAUNCHES  # the like are not all in one launch
         name = f"ranks-{number}"
         if name not in self._made:
             words = ["--lazily"] * (number % 2) + [str(p) for p in TOGETHER[number::LAUNCHES]]
-            self._made[name] = RUNNING["with_ranks"](
-                fasttrain, self._base / name, DRIVER, *words, options=EXACT, timeout_s=TIMEOUT_S
+            self._made[name] = forked_ranks(
+                self._zygote, self._base / name, DRIVER, *words, options=EXACT, timeout_s=TIMEOUT_S
             )
         return _shown(self._made[name], script)
 
@@ -85,8 +88,8 @@ def _blocks(stdout: str) -> Iterator[tuple[str, list[str]]]:
 
 
 @pytest.fixture(scope="module")
-def launches(tmp_path_factory: pytest.TempPathFactory) -> Launches:
-    return Launches(tmp_path_factory.mktemp("styles"))
+def launches(tmp_path_factory: pytest.TempPathFactory, zygote: Zygote) -> Launches:
+    return Launches(tmp_path_factory.mktemp("styles"), zygote)
 
 
 def closely(_: str) -> dict[str, float]:
@@ -107,23 +110,25 @@ def finite(value: Any) -> bool:
 
 
 @pytest.mark.parametrize("script", TOGETHER, ids=lambda path: path.stem)
-def test_two_ranks_do_what_python_does(script: Path, launches: Launches, fasttrain: Any) -> None:
+def test_two_ranks_do_what_python_does(script: Path, launches: Launches) -> None:
     alone = launches.alone(script)
     assert alone.lines, alone.stderr
     assert not alone.lines[-1].startswith("ERROR")
     assert alone.saved is not None
-    found = launches.as_ranks(script, fasttrain)
+    found = launches.as_ranks(script)
     assert found.lines is not None, f"not come to: {found.stderr}"
     by_chance = script.stem.startswith("dropout_")
-    RUNNING["assert_same_prints"](found.lines, alone.lines, in_structure if by_chance else closely)
+    assert_same_prints(found.lines, alone.lines, in_structure if by_chance else closely)
     far = {"rtol": 0.0, "atol": float("inf")} if by_chance else {}
-    assert RUNNING["differences"](found.saved, alone.saved, **far) == []
+    assert differences(found.saved, alone.saved, **far) == []
     assert finite(found.saved)
 
 
-@pytest.mark.parametrize("script", PARTING, ids=lambda path: path.stem)
-def test_ranks_that_would_part_end(script: Path, fasttrain: Any, tmp_path: Path) -> None:
-    alone = RUNNING["Alone"]()(tmp_path / "alone", script).good
+@pytest.mark.parametrize("script", thinned(PARTING, 8, ids=lambda path: path.stem))
+def test_ranks_that_would_part_end(
+    script: Path, fasttrain: Any, tmp_path: Path, zygote: Zygote
+) -> None:
+    alone = Alone(zygote)(tmp_path / "alone", script).good
     process = fasttrain.start(
         "run", script, "--nproc-per-node", "2", "--device", "cpu", *EXACT, "--quiet",
         "--run-dir", "run", stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import runpy
 import subprocess
 import sys
 import time
@@ -13,9 +12,10 @@ from typing import Any
 
 import pytest
 
+from support.script_runs import assert_same_prints, with_ranks
+
 HERE = Path(__file__).parent
 SCRIPTS = HERE / "shared_loading"
-RUNNING = runpy.run_path(str(HERE / "data_parallel/running.py"))
 TIMEOUT_S = 100.0
 
 pytestmark = [
@@ -53,7 +53,10 @@ def lines_alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]
     }
 
 
-@pytest.mark.parametrize(("ranks", "methods"), [(2, ("spawn", "forkserver")), (3, ())])
+@pytest.mark.parametrize(
+    ("ranks", "methods"),
+    [pytest.param(2, ("spawn", "forkserver"), marks=pytest.mark.matrix), (3, ())],
+)
 def test_ranks_read_what_python_reads(
     ranks: int,
     methods: tuple[str, ...],
@@ -62,20 +65,20 @@ def test_ranks_read_what_python_reads(
     lines_alone: dict[str, list[str]],
 ) -> None:
     before = temporary()
-    run = RUNNING["with_ranks"](
+    run = with_ranks(
         fasttrain, tmp_path / "ranks", SCRIPTS / "styles.py", *methods, ranks=ranks,
         timeout_s=TIMEOUT_S,
     ).good  # fmt: skip
     expected = lines_alone["all" if methods else "fork"]
     assert [x for x in expected if x.startswith("children")] == ["children 2"] * 3
-    RUNNING["assert_same_prints"](run.stdout.splitlines(), expected, closely)
+    assert_same_prints(run.stdout.splitlines(), expected, closely)
     of_others = [
         line.replace("children 2", "children 0")
         for line in expected
         if not line.startswith("worker")
     ]
     for rank in range(1, ranks):
-        RUNNING["assert_same_prints"](logged(run.cwd, rank), of_others, closely)
+        assert_same_prints(logged(run.cwd, rank), of_others, closely)
     for outcome in run.outcomes("loading"):
         assert outcome["state"] == "applied"
         assert outcome["counts"]["shared batches"] > 150
@@ -85,7 +88,7 @@ def test_ranks_read_what_python_reads(
 
 def test_a_worker_that_dies_is_seen_by_all_ranks(fasttrain: Any, tmp_path: Path) -> None:
     before, began_s = temporary(), time.monotonic()
-    run = RUNNING["with_ranks"](
+    run = with_ranks(
         fasttrain, tmp_path / "ranks", SCRIPTS / "worker_dies.py", "killed", timeout_s=TIMEOUT_S
     )
     assert run.returncode == 1

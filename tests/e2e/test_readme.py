@@ -46,6 +46,7 @@ def test_there_are_two_commands():
 
 
 @pytest.mark.slow
+@pytest.mark.runs
 @pytest.mark.timeout(900)
 def test_the_first_command_trains_and_shows_what_took_effect(checkout):
     done = run(readme_commands()[0], checkout)

@@ -7,7 +7,6 @@ once.
 from __future__ import annotations
 
 import json
-import runpy
 import signal
 import sys
 from collections.abc import Iterator
@@ -17,17 +16,18 @@ from typing import Any
 
 import pytest
 
+from fasttrain.launch.crash.judge import AGENT_DIED
 from fasttrain.model.codec import loads
 from fasttrain.model.crash import CRASH_FILE, Crash
 from fasttrain.model.hang import HANG_FILE, Hang
 from fasttrain.model.outcome import RankReport, Receipt, State
+from support.fault_matrix import CAUSES, IN_A_STEP, LEVERS, PLACES, cells
+from support.observed_run import ObservedRun, can_mount, wait_for
 
 pytestmark = pytest.mark.faults
 
 HERE = Path(__file__).parent
-MATRIX = runpy.run_path(str(HERE / "matrix.py"))
-OBSERVED = runpy.run_path(str(HERE / "observed_run.py"))
-CELLS = tuple(MATRIX["cells"]())
+CELLS = tuple(cells())
 PATIENCE_S = 240.0  # to compile on a busy machine
 
 
@@ -59,15 +59,15 @@ def test_cell(
 
 def problems(cell: Any, folder: Path, environ: dict[str, str], memory_group: Any) -> Iterator[str]:
     """Make the run of a cell, and tell what is not as it should be."""
-    if cell.cause.mount != "folder" and not OBSERVED["can_mount"]():
+    if cell.cause.mount != "folder" and not can_mount():
         pytest.skip("no process here can have mounts of its own")
     limit = cell.cause.memory_bytes
     limited = {"preexec_fn": memory_group(limit)} if limit else {}
-    run = OBSERVED["ObservedRun"](folder, argv(cell), environ, cell.cause.mount, **limited)
+    run = ObservedRun(folder, argv(cell), environ, cell.cause.mount, **limited)
     try:
         if cell.cause.send:
             name, target = cell.cause.send
-            assert OBSERVED["wait_for"]((folder / "here").exists, PATIENCE_S), run.said
+            assert wait_for((folder / "here").exists, PATIENCE_S), run.said
             run.victim(target).send_signal(getattr(signal, name))
         code = run.launcher.wait(PATIENCE_S)
         if code != cell.cause.code:
@@ -81,7 +81,7 @@ def problems(cell: Any, folder: Path, environ: dict[str, str], memory_group: Any
 
 def argv(cell: Any) -> list[str]:
     several = ("--nproc-per-node", "2") if cell.ranks == 2 else ()
-    options = (*several, "--device", "cpu", *MATRIX["LEVERS"][cell.levers], *cell.cause.options)
+    options = (*several, "--device", "cpu", *LEVERS[cell.levers], *cell.cause.options)
     rank = str(cell.rank) if cell.ranks == 2 else "-"
     program = HERE / "programs" / cell.cause.program
     words = (cell.cause.what, cell.place, rank)
@@ -116,7 +116,7 @@ def receipt_wrong(
         yield "its receipt tells something else"
     if not {report.rank for report in reports} <= {report.rank for report in receipt.ranks}:
         yield "its receipt lacks ranks"
-    if cell.lost_agent != any("agent died" in warning for warning in receipt.warnings):
+    if cell.lost_agent != any(AGENT_DIED in warning for warning in receipt.warnings):
         yield "its receipt tells wrongly of the agent"
 
 
@@ -154,11 +154,11 @@ def test_the_matrix_covers_what_it_says() -> None:
     assert len(CELLS) >= 60
     assert len(set(map(str, CELLS))) == len(CELLS)
     met = {(cell.cause, cell.ranks) for cell in CELLS}
-    assert met >= {(cause, ranks) for cause in MATRIX["CAUSES"] for ranks in cause.ranks}
+    assert met >= {(cause, ranks) for cause in CAUSES for ranks in cause.ranks}
     met = {(cell.cause, cell.levers == "off") for cell in CELLS}
-    assert met == set(product(MATRIX["CAUSES"], (True, False)))
+    assert met == set(product(CAUSES, (True, False)))
     met = {(cell.place, cell.ranks) for cell in CELLS}
-    assert met >= set(product(MATRIX["PLACES"], (1, 2)))
+    assert met >= set(product(PLACES, (1, 2)))
     met = {(cell.place, cell.levers) for cell in CELLS}
-    assert met >= set(product(MATRIX["IN_A_STEP"], MATRIX["LEVERS"]))
-    assert {(cell.ranks, cell.levers) for cell in CELLS} == set(product((1, 2), MATRIX["LEVERS"]))
+    assert met >= set(product(IN_A_STEP, LEVERS))
+    assert {(cell.ranks, cell.levers) for cell in CELLS} == set(product((1, 2), LEVERS))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import runpy
 import signal
 import sys
 import time
@@ -13,10 +12,11 @@ from typing import Any
 import psutil
 import pytest
 
+from support.observed_run import PATIENCE_S, ObservedRun, lives, wait_for
+
 pytestmark = pytest.mark.faults
 
 HERE = Path(__file__).parent
-OBSERVED = runpy.run_path(str(HERE / "observed_run.py"))
 SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR2", "SIGKILL")
 # Nothing says any more whose the last one is: no environment, and a parent that has ended.
 CLEARED = """
@@ -34,8 +34,8 @@ def started(folder: Path, environ: dict[str, str], program: str, ranks: int) -> 
     """Give a run all of whose processes are there."""
     several = ["--nproc-per-node", "2", "--strategy", "none"] if ranks == 2 else []
     words = ["run", str(HERE / "programs" / program), "--device", "cpu", *several]
-    run = OBSERVED["ObservedRun"](folder, [sys.executable, "-m", "fasttrain", *words], environ)
-    if not OBSERVED["wait_for"](lambda: len(list(folder.glob("ready-*"))) == ranks):
+    run = ObservedRun(folder, [sys.executable, "-m", "fasttrain", *words], environ)
+    if not wait_for(lambda: len(list(folder.glob("ready-*"))) == ranks):
         run.end()
         pytest.fail(run.said)
     return run
@@ -53,7 +53,7 @@ def test_nothing_of_the_run_is_left(
     run, number = started(tmp_path, environ, "family.py", ranks), getattr(signal, name)
     try:
         run.victim(target).send_signal(number)
-        code = run.launcher.wait(OBSERVED["PATIENCE_S"])
+        code = run.launcher.wait(PATIENCE_S)
         left = run.left()
     finally:
         run.end()
@@ -74,7 +74,7 @@ def test_workers_of_a_data_loader_end_too(
     try:
         assert len(run.look()) == 5, "launcher, guardian, worker and two of the loader's"
         run.victim(target).kill()
-        run.launcher.wait(OBSERVED["PATIENCE_S"])
+        run.launcher.wait(PATIENCE_S)
         assert run.left() == []
     finally:
         run.end()
@@ -85,13 +85,13 @@ def test_what_has_neither_mark_nor_parent_ends_with_a_killed_launcher(
 ) -> None:
     (tmp_path / "train.py").write_text(CLEARED)
     words = [sys.executable, "-m", "fasttrain", "run", "train.py"]
-    run = OBSERVED["ObservedRun"](tmp_path, words, environ)
+    run = ObservedRun(tmp_path, words, environ)
     try:
-        assert OBSERVED["wait_for"](lambda: list(tmp_path.glob("pid-*")))
+        assert wait_for(lambda: list(tmp_path.glob("pid-*")))
         time.sleep(3)  # the guardian looks once a second
         assert len(run.look()) == 4, "launcher, guardian, worker and what it left"
         run.launcher.kill()
-        run.launcher.wait(OBSERVED["PATIENCE_S"])
+        run.launcher.wait(PATIENCE_S)
         assert run.left() == []
     finally:
         run.end()
@@ -106,17 +106,17 @@ def test_what_a_shell_had_started_before_lives_on(tmp_path: Path, environ: dict[
         "open(f'job-{job.pid}', 'w').close()\n"
         "os.execv(sys.executable, [sys.executable, '-m', 'fasttrain', 'run', 'train.py'])\n"
     )
-    run = OBSERVED["ObservedRun"](tmp_path, [sys.executable, "-c", shell], environ)
+    run = ObservedRun(tmp_path, [sys.executable, "-c", shell], environ)
     try:
-        assert OBSERVED["wait_for"]((tmp_path / "ready").exists)
+        assert wait_for((tmp_path / "ready").exists)
         (path,) = tmp_path.glob("job-*")
         job = psutil.Process(int(path.name.partition("-")[2]))
         time.sleep(3)
         others = [process for process in run.look() if process != job]
         run.launcher.kill()
-        run.launcher.wait(OBSERVED["PATIENCE_S"])
-        assert OBSERVED["wait_for"](lambda: not any(map(OBSERVED["lives"], others)), 8)
+        run.launcher.wait(PATIENCE_S)
+        assert wait_for(lambda: not any(map(lives, others)), 8)
         time.sleep(0.5)
-        assert OBSERVED["lives"](job)
+        assert lives(job)
     finally:
         run.end()

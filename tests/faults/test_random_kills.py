@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import random
-import runpy
 import signal
 import sys
 import time
@@ -19,10 +18,11 @@ from typing import Any
 import psutil
 import pytest
 
+from support.observed_run import PATIENCE_S, PROGRAMS, ObservedRun, command, lives, wait_for
+
 pytestmark = pytest.mark.faults
 
 HERE = Path(__file__).parent
-OBSERVED = runpy.run_path(str(HERE / "observed_run.py"))
 SEED = 7
 KILLS = {"few": 20, "full": 200}
 SIGNALS = ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGUSR2", "SIGABRT")
@@ -80,10 +80,10 @@ def test_nothing_is_left(
 ) -> None:
     several = ["--nproc-per-node", "2"] if one.ranks == 2 else []
     words = ["run", str(HERE / "programs" / one.program), "--device", "cpu", *several]
-    run = OBSERVED["ObservedRun"](tmp_path, [sys.executable, "-m", "fasttrain", *words], environ)
+    run = ObservedRun(tmp_path, [sys.executable, "-m", "fasttrain", *words], environ)
     try:
         if not one.starting:
-            there = OBSERVED["wait_for"](lambda: len(list(tmp_path.glob("ready-*"))) == one.ranks)
+            there = wait_for(lambda: len(list(tmp_path.glob("ready-*"))) == one.ranks)
             assert there, run.said
         time.sleep(one.after_s)
         kind, victim = chosen(run, one.victim)
@@ -109,24 +109,24 @@ def chosen(run: Any, number: int) -> tuple[str, psutil.Process]:
 
 def kind_of(run: Any, process: psutil.Process) -> str:
     """Give what a process of a run is."""
-    words = OBSERVED["command"](process)
+    words = command(process)
     if process.pid == run.launcher.pid:
         return "launcher"
     if "guardian.py" in words:
         return "guardian"
-    for kind, program in OBSERVED["PROGRAMS"].items():
+    for kind, program in PROGRAMS.items():
         if program in words.split(" --")[0]:
             # A child that was forked has its parent's command line.
-            same = [p for p in process.parents() if OBSERVED["command"](p) == words]
+            same = [p for p in process.parents() if command(p) == words]
             return "loader" if same else kind
     return "grandchild"
 
 
 def end(run: Any, victim: psutil.Process, kind: str) -> None:
     """Wait for the run's end; where it may go on, as without its guardian, kill its launcher."""
-    OBSERVED["wait_for"](lambda: not OBSERVED["lives"](victim), HEED_S)
-    must_end = kind in ("launcher", "agent", "worker") and not OBSERVED["lives"](victim)
-    if not OBSERVED["wait_for"](lambda: run.launcher.poll() is not None, 0 if must_end else HEED_S):
+    wait_for(lambda: not lives(victim), HEED_S)
+    must_end = kind in ("launcher", "agent", "worker") and not lives(victim)
+    if not wait_for(lambda: run.launcher.poll() is not None, 0 if must_end else HEED_S):
         if not must_end:
             run.launcher.kill()
-        run.launcher.wait(OBSERVED["PATIENCE_S"])
+        run.launcher.wait(PATIENCE_S)

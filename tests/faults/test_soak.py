@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +13,6 @@ import pytest
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(1500)]
 
 PROGRAMS = Path(__file__).parent / "programs"
-OBSERVED = runpy.run_path(str(Path(__file__).with_name("observed_run.py")))
 RUNS = {"few": 20, "full": 200}
 WARM_UP = 10
 # A network, a /dev/shm and semaphores without any others' in them.

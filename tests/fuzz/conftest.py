@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-import runpy
 import signal
 import threading
 from collections import Counter
@@ -20,10 +19,10 @@ import hypothesis
 import pytest
 
 from fasttrain.cli.app import main
+from support.fuzz import seams
+from support.fuzz.ground import Ground, problems
 
 HERE = Path(__file__).parent
-GROUND = runpy.run_path(str(HERE / "ground.py"))
-SEAMS = runpy.run_path(str(HERE / "seams.py"))
 SEED = 7
 FIGURES = ("kind", "lines", "went on", "refused", "exit codes")
 
@@ -81,7 +80,7 @@ def figures(record_property: Any, request: pytest.FixtureRequest) -> Iterator[Co
 @pytest.fixture(scope="module")
 def ground(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """Give a private place."""
-    made = GROUND["Ground"](tmp_path_factory.mktemp("fuzz"))
+    made = Ground(tmp_path_factory.mktemp("fuzz"))
     yield made
     for path in made.root.rglob("*"):  # what pytest could not take away for another user
         if path.is_dir():
@@ -92,14 +91,14 @@ def ground(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 def recorder() -> Iterator[Any]:
     """Start nothing but stand-ins."""
     with pytest.MonkeyPatch.context() as patch:
-        yield SEAMS["install"](patch)
+        yield seams.install(patch)
 
 
 @pytest.fixture
 def say(ground: Any, recorder: Any) -> Iterator[Callable[..., Said]]:
     """Run one command line in this process, in the private place and with a time limit."""
     thread = threading.get_ident()
-    with SEAMS["watchdog"](lambda: signal.pthread_kill(thread, signal.SIGINT)) as late:
+    with seams.watchdog(lambda: signal.pthread_kill(thread, signal.SIGINT)) as late:
 
         def run(
             words: list[str],
@@ -113,7 +112,7 @@ def say(ground: Any, recorder: Any) -> Iterator[Callable[..., Said]]:
             with _as_called({**ground.environ(), **(environ or {})}, encoding) as (out, err):
                 code = _in_place(ground.root / place, words)
             told = [_text(stream) for stream in (out, err)]
-            found = GROUND["problems"](code, *told, started=bool(recorder.started))
+            found = problems(code, *told, started=bool(recorder.started))
             found += [*recorder.problems, *late()]
             found += [f"written: {path}" for path in ground.stray(before)]
             if left := _children() - had:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-import runpy
+import re
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from hypothesis import given
+
+from support.fuzz.words import ENCODINGS, ENVIRONS, LINES, PLACES
 
 WAITS = """
 import pathlib
@@ -18,7 +20,6 @@ pathlib.Path("ready").touch()
 while not pathlib.Path("enough").exists():
     time.sleep(0.05)
 """
-WORDS = runpy.run_path(str(Path(__file__).with_name("words.py")))
 
 
 def test_command_lines(
@@ -31,7 +32,7 @@ def test_command_lines(
     }
 
     @rounds(700, 5000)
-    @given(WORDS["LINES"], WORDS["ENVIRONS"], WORDS["PLACES"], WORDS["ENCODINGS"])
+    @given(LINES, ENVIRONS, PLACES, ENCODINGS)
     def check(words: list[str], environ: dict[str, str], place: str, encoding: str) -> None:
         recorder.exit_code = len(words) % 2
         said = say(words, environ, place, encoding)
@@ -57,4 +58,8 @@ def test_runs_of_others_are_out_of_reach(
             assert tmp_path.name not in said.out
     finally:
         (tmp_path / "enough").touch()
-    until(lambda: "ended with exit code 0" in (tmp_path / "said").read_text())
+    until(
+        lambda: re.search(
+            r"^fasttrain: .* exit code 0\b", (tmp_path / "said").read_text(), re.MULTILINE
+        )
+    )

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import runpy
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-HERE = Path(__file__).parent
-TEXTS = runpy.run_path(str(HERE / "texts.py"))
-PLACES = runpy.run_path(str(HERE / "no_files.py"))
+from support.fuzz.no_files import KINDS, in_place
+from support.fuzz.texts import CONTENTS
+
 LINES = (
     ["run", "train.py", "--dry-run"], ["run", "--explain", "--machine", "../gpus.json"], ["run"],
     ["run", "--dry-run", "--json", "--machine", "../gpus.json"],
@@ -30,7 +28,7 @@ def test_configs(
     path = ground.work / "fasttrain.yaml"
 
     @rounds(400, 2400)
-    @given(TEXTS["CONTENTS"], st.sampled_from(LINES))
+    @given(CONTENTS, st.sampled_from(LINES))
     def check(content: bytes, words: list[str]) -> None:
         path.write_bytes(content)
         said = say(words)
@@ -41,10 +39,10 @@ def test_configs(
     check()
 
 
-@pytest.mark.parametrize("kind", PLACES["KINDS"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("named", [True, False], ids=["named", "found"])
 def test_what_is_no_file(say: Callable[..., Any], ground: Any, kind: str, named: bool) -> None:
     path = ground.work / "fasttrain.yaml"
-    with PLACES["in_place"](path, kind):
+    with in_place(path, kind):
         said = say(["run", "train.py", "--dry-run", *(["--config", path.name] if named else [])])
     assert not said.problems, said

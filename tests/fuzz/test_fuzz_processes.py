@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import runpy
 import signal
 import subprocess
 import sys
@@ -20,11 +19,10 @@ import pytest
 from hypothesis import assume, given
 
 import fasttrain
+from support.fuzz.ground import NAMES, problems
+from support.fuzz.records import sound, spoiled
+from support.fuzz.words import ENVIRONS, HOSTILE, LETTERS, LINES, NUMBERS
 
-HERE = Path(__file__).parent
-WORDS = runpy.run_path(str(HERE / "words.py"))
-RECORDS = runpy.run_path(str(HERE / "records.py"))
-GROUND = runpy.run_path(str(HERE / "ground.py"))
 SHIM = str(Path(fasttrain.__file__).parent / "shim" / "__main__.py")
 LIMIT_S = 60.0  # many times what any of them takes: this machine may be busy
 SETTLE_S = 3.0
@@ -103,8 +101,8 @@ def real(ground: Any) -> Real:
     return Real(ground)
 
 
-# They could end what others run on this machine (see seams.py), measure it for a minute, start more
-# processes than it has room for, or wait for nodes that never come.
+# They could end what others run on this machine (see support/fuzz/seams.py), measure it for a
+# minute, start more processes than it has room for, or wait for nodes that never come.
 NOT_FOR_REAL = re.compile(
     r"kill|--(f|b|n|gpus|rd|max-r)|FASTTRAIN_(SLURM_)?(N|GPUS|RDZV|MAX_R)", re.IGNORECASE
 )
@@ -117,7 +115,7 @@ def harmless(words: Iterable[str]) -> bool:
 
 def test_processes(real: Real, rounds: Any, figures: Counter[int]) -> None:
     @rounds(15, 200)
-    @given(WORDS["LINES"], WORDS["ENVIRONS"], PYTHONS)
+    @given(LINES, ENVIRONS, PYTHONS)
     def check(words: list[str], environ: dict[str, str], pythons: dict[str, str]) -> None:
         # Not by a filter, which hypothesis describes in megabytes whenever it refuses a line.
         assume(harmless((*words, *environ)))
@@ -125,16 +123,16 @@ def test_processes(real: Real, rounds: Any, figures: Counter[int]) -> None:
         figures[code] += 1
         if not any(text.decode() in err for text in NOT_STARTED):
             # A real script was started unless there is no run directory; its ends are its own.
-            found += GROUND["problems"](code, out, err, started="kept in " in err)
+            found += problems(code, out, err, started="kept in " in err)
         assert not found, f"{words}\n{environ}\n{pythons}\n{code}\n{out}\n{err}\n{found}"
 
     check()
 
 
 def test_workers(real: Real, rounds: Any, figures: Counter[int], ground: Any) -> None:
-    plan = {**RECORDS["sound"]()["plan.json"], "run_dir": "."}
+    plan = {**sound()["plan.json"], "run_dir": "."}
     path = ground.work / "plan.json"
-    numbers = st.sampled_from(WORDS["NUMBERS"])
+    numbers = st.sampled_from(NUMBERS)
     names = (
         "RANK",
         "LOCAL_RANK",
@@ -144,21 +142,19 @@ def test_workers(real: Real, rounds: Any, figures: Counter[int], ground: Any) ->
     )
 
     @rounds(15, 200)
-    @given(RECORDS["spoiled"](plan), st.dictionaries(st.sampled_from(names), numbers, max_size=4))
+    @given(spoiled(plan), st.dictionaries(st.sampled_from(names), numbers, max_size=4))
     def check(content: bytes, environ: dict[str, str]) -> None:
         path.write_bytes(content)
         code, out, err, found = real([SHIM, "plan.json", "script", "train.py", "a b"], environ)
         path.unlink()
         figures[code] += 1
-        found += GROUND["problems"](code, out, err)
+        found += problems(code, out, err)
         assert not found, f"{content!r}\n{environ}\n{code}\n{out}\n{err}\n{found}"
 
     check()
 
 
-ARGUMENT = st.text(WORDS["LETTERS"], max_size=8) | st.sampled_from(
-    (*WORDS["HOSTILE"], *WORDS["NUMBERS"])
-)
+ARGUMENT = st.text(LETTERS, max_size=8) | st.sampled_from((*HOSTILE, *NUMBERS))
 
 
 def test_arguments_arrive_byte_for_byte(real: Real, rounds: Any, ground: Any) -> None:
@@ -166,7 +162,7 @@ def test_arguments_arrive_byte_for_byte(real: Real, rounds: Any, ground: Any) ->
     shows = "import os, sys\nprint(*(os.fsencode(word).hex() for word in sys.argv), sep=',')\n"
 
     @rounds(6, 60)
-    @given(st.sampled_from(GROUND["NAMES"]), st.lists(ARGUMENT, max_size=5))
+    @given(st.sampled_from(NAMES), st.lists(ARGUMENT, max_size=5))
     def check(name: str, args: list[str]) -> None:
         before = (ground.work / name).read_bytes()
         (ground.work / name).write_text(shows)

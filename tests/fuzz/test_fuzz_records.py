@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import runpy
 import shutil
 from collections import Counter
 from collections.abc import Callable
@@ -15,10 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-HERE = Path(__file__).parent
-RECORDS = runpy.run_path(str(HERE / "records.py"))
-NO_FILES = runpy.run_path(str(HERE / "no_files.py"))
-SOUND: dict[str, Any] = RECORDS["sound"]()
+from support.fuzz import records
+from support.fuzz.no_files import KINDS, in_place
+
+SOUND: dict[str, Any] = records.sound()
 # Folder, the files in it that are spoiled in turn, those of them that are not there otherwise, and
 # who reads them.
 SCENES: dict[str, tuple[str, tuple[str, ...], tuple[str, ...], tuple[list[str], ...]]] = {
@@ -80,7 +79,7 @@ CASES = st.sampled_from(sorted(SCENES)).flatmap(
         lambda name: st.tuples(
             st.just(scene),
             st.just(name),
-            RECORDS["spoiled"](SOUND[name]) if name in SOUND else RECORDS["LOGS"],
+            records.spoiled(SOUND[name]) if name in SOUND else records.LOGS,
             st.sampled_from(SCENES[scene][3]),
         )
     )
@@ -123,7 +122,7 @@ def _clear(ground: Any) -> None:
         shutil.rmtree(ground.work / name, ignore_errors=True)
 
 
-@pytest.mark.parametrize("kind", NO_FILES["KINDS"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("scene", sorted(SCENES))
 def test_what_is_no_record(
     say: Callable[..., Any], ground: Any, recorder: Any, scene: str, kind: str
@@ -136,7 +135,7 @@ def test_what_is_no_record(
             def lay(name: str = name, placed: ExitStack = placed) -> None:
                 path = ground.work / folder / name
                 _lay(ground.work / folder, scene, name, b"")
-                placed.enter_context(NO_FILES["in_place"](path, kind))
+                placed.enter_context(in_place(path, kind))
 
             try:
                 _at_its_time(recorder, scene, lay)

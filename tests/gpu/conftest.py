@@ -7,18 +7,17 @@ CPU, to see that they can be executed at all.
 from __future__ import annotations
 
 import os
-import runpy
 from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+import support.rig
+
 DEVICE = os.environ.get("GPU_TESTS_DEVICE", "cuda")
 NO_GPU = "needs a CUDA GPU: none is visible to torch"
-_RIG = runpy.run_path(str(Path(__file__).parents[1] / "unit/shim/rig.py"))
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -54,12 +53,12 @@ def cuda(device: str) -> Iterator[str]:
 @pytest.fixture
 def rig(device: str) -> Any:
     """Install levers for the device."""
-    return partial(_RIG["rig"], device=device)
+    return partial(support.rig.rig, device=device)
 
 
 @pytest.fixture
 def read_report() -> Any:
-    return _RIG["read_report"]
+    return support.rig.read_report
 
 
 @pytest.fixture

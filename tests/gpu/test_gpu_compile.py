@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from fasttrain.model.outcome import Outcome, State
+from fasttrain.shim.levers.compile.cuda_graphs import WITHOUT_GRAPHS
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]
 
@@ -76,7 +77,7 @@ def test_accumulation_repeated_calls_and_kept_outputs(run: Programs, mode: str) 
     assert compiled.counts["graphs"] >= 1
     assert compiled.counts["failures"] == compiled.counts["breaks"] == 0
     assert "CUDA graph calls" not in compiled.counts
-    told = [note for note in compiled.notes if note.startswith("without CUDA graphs")]
+    told = [note for note in compiled.notes if note.startswith(WITHOUT_GRAPHS)]
     assert bool(told) == (mode in GRAPHED and run.device == "cuda")
 
 

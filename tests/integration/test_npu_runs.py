@@ -6,7 +6,6 @@ Nothing here has run on a card: fp16 is the CPU's, and hccl is gloo (``tests/fak
 from __future__ import annotations
 
 import json
-import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -14,8 +13,7 @@ from typing import Any
 
 import pytest
 
-FAKE_NPU = Path(__file__).parents[1] / "fake_npu"
-pretend_triton = runpy.run_path(str(FAKE_NPU / "simulated_site.py"))["pretend_triton"]
+from support.npu_site import pretend_triton
 
 # Its fourth batch has a sample that overflows in fp16, and the last rank gets it.
 TASK = """

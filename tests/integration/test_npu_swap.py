@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -16,10 +15,11 @@ from typing import Any
 
 import pytest
 
+from fake_npu.swap_loops import LOOPS, MAKERS, MIDDLE, STEPS
+
 FAKE_NPU = Path(__file__).parents[1] / "fake_npu"
 
-LOOPS = runpy.run_path(str(FAKE_NPU / "swap_loops.py"))
-EVERY_STEP = LOOPS["STEPS"] - 1  # the first one is the script's own: it makes the state
+EVERY_STEP = STEPS - 1  # the first one is the script's own: it makes the state
 # Loops in which the script's own optimizer makes more steps than the first, and those it makes.
 OWN_STEPS = {
     "rollback": 1 - 4,  # four steps more in all
@@ -34,8 +34,8 @@ OWN_STEPS = {
     "GradScaler": 2,  # overflow: no step at all
     "npu.GradScaler": 2,
     "outlived": 1 - 3,  # another optimizer's steps are counted too
-    "resume-native": LOOPS["MIDDLE"],
-    "resume-swapped": LOOPS["MIDDLE"] - 1,
+    "resume-native": MIDDLE,
+    "resume-swapped": MIDDLE - 1,
 }
 
 
@@ -57,8 +57,8 @@ def result(results: dict[str, Any], name: str) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("maker", LOOPS["MAKERS"])
-@pytest.mark.parametrize("loop", [*LOOPS["LOOPS"], "resume-native", "resume-swapped"])
+@pytest.mark.parametrize("maker", MAKERS)
+@pytest.mark.parametrize("loop", [*LOOPS, "resume-native", "resume-swapped"])
 def test_a_swapped_loop_ends_as_the_scripts_own(
     results: dict[str, Any], loop: str, maker: str
 ) -> None:
@@ -80,7 +80,7 @@ def test_lamb_keeps_its_norms_too(results: dict[str, Any], loop: str) -> None:
 def test_a_kernel_that_computes_something_else_is_not_trusted(results: dict[str, Any]) -> None:
     found = result(results, "wrong-kernel")
     assert (found["excess"], found["state"], found["steps"]) == (0, "skipped", 0)
-    assert "on a small copy" in found["reason"]
+    assert "ValueError: " in found["reason"]
 
 
 def test_a_failure_while_swapping_leaves_the_script_its_own(results: dict[str, Any]) -> None:
@@ -92,7 +92,7 @@ def test_a_failure_while_swapping_leaves_the_script_its_own(results: dict[str, A
 def test_hooks_see_the_scripts_optimizer_alone(results: dict[str, Any]) -> None:
     found = result(results, "hooks")
     assert found["state"] == "applied"
-    assert found["seen"] == {"Adam": 2 * LOOPS["STEPS"], "any Adam": LOOPS["STEPS"]}
+    assert found["seen"] == {"Adam": 2 * STEPS, "any Adam": STEPS}
 
 
 def test_unguarded_the_fused_optimizer_does_train_wrong(results: dict[str, Any]) -> None:

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from fasttrain.planning.dry_run import SET_FIRST
+
 PLANTED = "s3same"  # each secret begins with it, and nothing else here holds it
 
 
@@ -100,7 +102,7 @@ def test_a_run_that_fails_tells_nothing(place: Any, tmp_path: Path) -> None:
     assert set(found) >= {"plan.json", "receipt.json", "crash.json", "failure-1.json", "ends.json"}
     assert {name: told for name, told in found.items() if told} == {}
     told = done.stderr.decode()
-    assert "rank 1 failed first" in told
+    assert "fasttrain: rank 1 " in told
     assert "RuntimeError" in told
     assert "    | denied:" in told, "the end of its log is on the card"
     assert leaks(told) == []
@@ -123,7 +125,7 @@ def test_a_plan_that_is_pasted_asks_for_each_secret(place: Any, fasttrain: Any) 
         ["sh"], input=text, capture_output=True, cwd=fasttrain.cwd, env=fasttrain.environ
     )
     assert done.returncode != 0
-    assert b"its value is not printed; set it first" in done.stderr
+    assert SET_FIRST.encode() in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import time
@@ -10,6 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from fasttrain.launch.crash.cause_rules import Retry
+from fasttrain.launch.process.supervise import ENDED_LEFT
+from fasttrain.launch.restarts.restart_policy import SAME_WAY, UNTRAINED
+from fasttrain.model.attempts import used_up
+from fasttrain.model.hang import NO_PROGRESS
 
 TWO = ("--nproc-per-node", "2", "--device", "cpu", "--preset", "exact")
 ONE = ("--device", "cpu", "--preset", "exact")
@@ -73,9 +80,8 @@ def test_what_can_heal_is_tried_again(
     assert done.returncode == 0, told
     assert done.stdout.decode().splitlines() == [f"attempt {at} of rank 0" for at in range(3)]
     who = "rank 1, " if last else ""
-    assert f"attempt 1 failed: {who}network: " in told
-    assert "restart 1 of 2 in 2 s" in told
-    assert f"attempt 2 failed: {who}segfault: " in told
+    assert re.search(rf"\battempt 1 .*: {who}network: .*\b1 of 2\b.*\b2 s\b", told)
+    assert re.search(rf"\battempt 2 .*: {who}segfault: .*\b2 of 2\b", told)
     first, second = receipt(only_run_dir())["attempts"]
     assert (first["crash"]["cause"], first["crash"]["step"]) == ("network", 1)
     assert (second["crash"]["cause"], second["crash"]["step"]) == ("segfault", 2)
@@ -92,8 +98,8 @@ def test_what_can_heal_is_tried_again(
 @pytest.mark.parametrize(
     ("hows", "attempts", "why"),
     [
-        (("raise",), 0, "before the first training step"),
-        (("raise:2", "raise:2", "well"), 1, "in the same way at step 2"),
+        (("raise",), 0, UNTRAINED),
+        (("raise:2", "raise:2", "well"), 1, f"{SAME_WAY} at step 2"),
     ],
 )
 def test_what_can_not_heal_is_not(
@@ -105,8 +111,9 @@ def test_what_can_not_heal_is_not(
     assert why in crash["final"]
     assert crash == json.loads((only_run_dir() / "crash.json").read_text())
     assert len(receipt(only_run_dir())["attempts"]) == attempts
-    assert "again: no: " in done.stderr.decode()
-    assert ("tried: attempt 1: " in done.stderr.decode()) is bool(attempts)
+    card = " ".join(done.stderr.decode().split())
+    assert crash["final"][:60] in card
+    assert (": attempt 1: " in card) is bool(attempts)
 
 
 def test_a_module_that_is_no_python_is_tried_again_only_if_asked(
@@ -115,11 +122,11 @@ def test_a_module_that_is_no_python_is_tried_again_only_if_asked(
     script("x y", "wrong.py")
     path = script("import wrong")
     done = fasttrain("run", path, "--max-restarts", "1")
-    assert b"restart 1 of 1" not in done.stderr
-    assert b"syntax: another attempt would meet the same" in done.stderr
+    assert b" 1 of 1" not in done.stderr
+    assert f"syntax: {Retry.NEVER}".encode() in done.stderr
     done = fasttrain("run", path, "--max-restarts", "1", "--restart-on", "any")
-    assert b"restart 1 of 1 in 2 s" in done.stderr
-    assert b"again: no: its one restart was used" in done.stderr
+    assert re.search(rb"\b1 of 1\b.*\b2 s\b", done.stderr)
+    assert used_up(1).encode() in done.stderr
     assert done.returncode == 1
 
 
@@ -140,7 +147,7 @@ def test_strays_are_gone_before_the_next_attempt(
     done = fasttrain("run", script(STRAY), *ranks, "--max-restarts", "1")
     assert done.returncode == 0, done.stderr.decode()
     assert b"stray False\n" in done.stdout
-    assert b"ended what the script left running: sleep" in done.stderr
+    assert f"{ENDED_LEFT}: sleep".encode() in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -160,7 +167,7 @@ def test_the_wait_ends_at_once_when_asked(
     with said.open("wb") as log:
         words = (*options, "--max-restarts", "8")
         run = fasttrain.start("run", path, *words, stdout=subprocess.DEVNULL, stderr=log)
-    until(lambda: "restart 2 of 8 in 4 s" in said.read_text())
+    until(lambda: re.search(r"\b2 of 8\b.*\b4 s\b", said.read_text()))
     started_s = time.monotonic()
     run.send_signal(signum)
     assert run.wait(20) == code
@@ -178,12 +185,12 @@ def test_a_run_that_hangs_is_killed_and_tried_again(
     (attempt,) = receipt(only_run_dir())["attempts"]
     assert attempt["crash"]["cause"] == "hang"
     assert (only_run_dir() / attempt["folder"] / "hang.json").exists()
-    assert b"hang: no rank went on for 2 s" in done.stderr
+    assert f"hang: {NO_PROGRESS} for 2 s".encode() in done.stderr
 
 
 def test_the_same_hang_ends_the_run(fasttrain: Any, script: Any, only_run_dir: Any) -> None:
     options = (*ONE, "--hang-timeout", "2", "--max-restarts", "5", *["hang:2"] * 6)
     done = fasttrain("run", script(TRAIN), *options, timeout_s=120)
     assert done.returncode == 75
-    assert b"not started again: the attempt before failed in the same way at step 2" in done.stderr
+    assert f"{SAME_WAY} at step 2".encode() in done.stderr
     assert len(receipt(only_run_dir())["attempts"]) == 1

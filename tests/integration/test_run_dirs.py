@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from fasttrain.files.trust import owned, shared
 from fasttrain.model.codec import loads
 from fasttrain.model.outcome import Receipt
 
@@ -35,7 +36,7 @@ def test_the_second_launcher_is_refused_and_the_first_goes_on(
     before = {path: path.read_bytes() for path in (tmp_path / "run").iterdir()}
     second = fasttrain(*words)
     assert second.returncode == 71
-    assert f"process {first.pid} on " in second.stderr.decode()
+    assert f" {first.pid} " in second.stderr.decode()
     assert "[run-dir-busy]" in second.stderr.decode()
     assert {path: path.read_bytes() for path in (tmp_path / "run").iterdir()} == before
     (tmp_path / "go").touch()
@@ -85,8 +86,9 @@ def test_what_belongs_to_somebody_else_is_refused_before_anything_starts(
         done = fasttrain("run", script(WAITS), "--run-dir", name)
         assert done.returncode == 71
         what, why, fix = done.stderr.decode().splitlines()
-        assert what.startswith("error: the run directory ")
-        assert f"belongs to user {SOMEBODY}" in why
+        assert what.startswith("error: ")
+        assert f"{tmp_path / name} " in what
+        assert owned("", SOMEBODY) in why
         assert fix.endswith("[run-dir-unsafe]")
     assert not (tmp_path / "begun").exists()
     assert list((tmp_path / "theirs").iterdir()) == []
@@ -102,7 +104,7 @@ def test_who_could_swap_it_is_a_warning_that_the_receipt_keeps(
     (tmp_path / "project").chmod(0o775)
     done = fasttrain("run", script(WAITS), "--run-dir", "project/run")
     assert done.returncode == 0
-    told = f"the group {SOMEBODY} may write to {tmp_path / 'project'}"
+    told = shared(tmp_path / "project", SOMEBODY)
     assert f"fasttrain: warning: {told}" in done.stderr.decode()
     receipt = json.loads((tmp_path / "project" / "run" / "receipt.json").read_bytes())
     assert any(warning.startswith(told) for warning in receipt["warnings"])

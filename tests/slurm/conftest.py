@@ -6,7 +6,6 @@ How it is made, and what else it can do: tests/slurm_cluster/README.md.
 from __future__ import annotations
 
 import os
-import runpy
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,8 +13,9 @@ from typing import Any
 
 import pytest
 
+import support.cluster
+
 HERE = Path(__file__).parent
-REAL = runpy.run_path(str(HERE / "real_cluster.py"))
 # No FASTTRAIN_ variable: fasttrain refuses those that it doesn't know.
 REQUIRED = "REQUIRE_SLURM"
 CLUSTERS = ("cluster", "cluster_without_accounting", "cluster_losing_nodes")
@@ -31,9 +31,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def held(*options: str) -> Iterator[Any]:
     """Keep a cluster up, or skip where this machine can't hold one."""
     try:
-        with REAL["held"](*options) as cluster:
+        with support.cluster.held(*options) as cluster:
             yield cluster
-    except REAL["UnavailableError"] as missing:
+    except support.cluster.UnavailableError as missing:
         if os.environ.get(REQUIRED):
             pytest.fail(f"{REQUIRED} is set, and {missing}", pytrace=False)
         pytest.skip(str(missing).strip())

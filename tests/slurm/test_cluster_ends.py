@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import runpy
 import signal
 import socket
 import subprocess
@@ -16,9 +15,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-REAL = runpy.run_path(str(Path(__file__).with_name("real_cluster.py")))
-MAIN = REAL["MAIN"]
-TOOL = str(REAL["TOOL"])
+from support.cluster import TOOL, UNAVAILABLE, RealCluster
+from support.command import clean_environ
+
 SMALL = ("--accounting=no", "--no-install", "--nodes=1")
 PATIENCE_S = 20.0
 # Holds a cluster by a pipe, as pytest does, and waits for its death.
@@ -42,14 +41,14 @@ def folder() -> Iterator[Path]:
 
 def tool(*words: str, **popen: object) -> subprocess.CompletedProcess[str]:
     argv = [sys.executable, TOOL, *words]
-    environ = MAIN["clean_environ"]()
+    environ = clean_environ()
     return subprocess.run(argv, env=environ, text=True, capture_output=True, timeout=60, **popen)
 
 
 def up(folder: Path, *options: str) -> None:
     """Bring a small cluster up, or skip where this machine can't hold it."""
     done = tool("up", "--dir", str(folder), *SMALL, *options)
-    if done.returncode == REAL["UNAVAILABLE"] and not os.environ.get("REQUIRE_SLURM"):
+    if done.returncode == UNAVAILABLE and not os.environ.get("REQUIRE_SLURM"):
         pytest.skip(done.stderr.strip())
     assert done.returncode == 0, done.stderr
 
@@ -99,7 +98,7 @@ def test_down_leaves_nothing(folder: Path, net: str) -> None:
     up(folder, f"--net={net}", f"--prefix=ends{os.getpid()}n")
     links = links_of(folder)
     assert len(links) == (2 if net == "netns" else 0)
-    cluster = REAL["RealCluster"](folder)
+    cluster = RealCluster(folder)
     # One that leaves its job's session, as a daemon does, and ignores all that it may.
     started = "setsid bash -c 'trap \"\" TERM HUP; echo lives; while :; do sleep 1; done' & wait"
     job = cluster.submit(started)
@@ -113,7 +112,7 @@ def test_down_leaves_nothing(folder: Path, net: str) -> None:
 def test_a_cluster_ends_with_the_process_that_holds_it(folder: Path) -> None:
     argv = [sys.executable, "-c", HOLDER, TOOL, "hold", "--dir", str(folder), *SMALL]
     holder = subprocess.Popen(
-        argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=MAIN["clean_environ"]()
+        argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=clean_environ()
     )
     with holder:
         assert holder.stdout is not None

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import runpy
-from pathlib import Path
-
-SCHEDULER = runpy.run_path(str(Path(__file__).parents[1] / "conftest.py"))["_SlurmTogether"]
+from support.session import SlurmTogether
 
 
 def test_tests_on_slurm_stay_together() -> None:
-    scope = SCHEDULER._split_scope
-    dealer = object.__new__(SCHEDULER)
+    scope = SlurmTogether._split_scope
+    dealer = object.__new__(SlurmTogether)
     first = scope(dealer, "tests/slurm/test_cluster.py::test_a")
     assert scope(dealer, "tests/slurm/test_dealing.py::test_b[1]") == first
     others = ["tests/unit/test_a.py", "tests/unit/hardware/test_cluster.py"]
@@ -18,6 +15,6 @@ def test_tests_on_slurm_stay_together() -> None:
 
 
 def test_tests_of_faults_are_dealt_one_by_one() -> None:
-    dealer = object.__new__(SCHEDULER)
+    dealer = object.__new__(SlurmTogether)
     tests = [f"tests/faults/test_matrix.py::test_cell[{number}]" for number in range(2)]
-    assert [SCHEDULER._split_scope(dealer, test) for test in tests] == tests
+    assert [SlurmTogether._split_scope(dealer, test) for test in tests] == tests

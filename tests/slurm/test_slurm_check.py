@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -73,21 +74,21 @@ def test_a_clean_request_sends_nothing_and_is_told_its_start(check: Check) -> No
 @pytest.mark.parametrize(
     ("words", "slug", "text"),
     [
-        (("--partition", "nope"), "slurm-partition", "there are main, low"),
-        (("--nodes", "3"), "slurm-nodes", "2 at the most"),
-        (("--gpus-per-node", "9"), "slurm-resources", "8 is the most"),
+        (("--partition", "nope"), "slurm-partition", "main, low"),
+        (("--nodes", "3"), "slurm-nodes", r"\b2\b"),
+        (("--gpus-per-node", "9"), "slurm-resources", r"\b8\b"),
         (("--mem", "900G"), "slurm-resources", "921600 MiB"),
         (("--cpus-per-task", "65"), "slurm-resources", "65 CPUs"),
-        (("--time", "1"), "slurm-signal", "90 s before the end"),
+        (("--time", "1"), "slurm-signal", r"\b90 s\b"),
         (("--setup", "a=1", "--setup", "fi"), "slurm-setup", "'fi'; syntax error"),
-        (("--constraint", "nope"), "slurm-constraint", "sbatch said: Invalid feature"),
-        (("--reservation", "nope"), "slurm-reservation", "sbatch said:"),
+        (("--constraint", "nope"), "slurm-constraint", "Invalid feature"),
+        (("--reservation", "nope"), "slurm-reservation", "(?i)reservation"),
     ],
 )
 def test_what_would_never_run(check: Check, words: tuple[str, ...], slug: str, text: str) -> None:
     errors = told(check(*words))
     assert set(errors) == {slug}
-    assert text in errors[slug]
+    assert re.search(text, errors[slug])
 
 
 def test_a_time_limit_over_the_partitions(check: Check, cluster: Any) -> None:
@@ -110,7 +111,8 @@ def test_a_node_that_is_drained_may_come_back(check: Check, cluster: Any) -> Non
         found = check("--nodes", "2")
         assert told(check("--nodes", "1")) == {}
     assert told(found) == {}
-    assert "1 are up" in told(found, "warning")["slurm-nodes"]
+    numbers = re.findall(r"\b\d+\b", told(found, "warning")["slurm-nodes"])
+    assert "1" in numbers, "which are up"
 
 
 def test_an_interpreter_without_fasttrain(check: Check, tmp_path: Path) -> None:
@@ -133,7 +135,7 @@ def test_one_gpu_per_task_and_a_script_that_reads_its_local_rank(check: Check) -
 
 
 def test_an_account_that_is_not_the_users_is_a_hint_where_slurm_takes_it(check: Check) -> None:
-    assert "sacctmgr lists" in told(check("--account", "nope"), "hint")["slurm-account"]
+    assert "sacctmgr" in told(check("--account", "nope"), "hint")["slurm-account"]
 
 
 def test_what_is_asked_for_beats_sbatchs_variable(
@@ -146,7 +148,7 @@ def test_what_is_asked_for_beats_sbatchs_variable(
     for words, partition in ((("--partition", "main"), "main"), ((), "low")):
         done = fasttrain("slurm", "train.py", "--setup", "sleep 30", *words, env=variables)
         assert done.returncode == 0, done.stderr.decode()
-        assert b"SBATCH_WAIT is left out" in done.stderr
+        assert b"SBATCH_WAIT" in done.stderr
         number = json.loads(fasttrain("job", "list", "--json").stdout)["data"][-1]["job_id"]
         assert cluster.job_field(number, "Partition") == partition
         assert cluster.job_field(number, "TimeLimit") == "00:33:00"

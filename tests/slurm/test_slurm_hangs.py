@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -45,14 +46,13 @@ def test_the_ranks_of_all_nodes_are_told(
     done = fasttrain("slurm", "train.py", *FOUR_RANKS, "--tasks", tasks, timeout_s=100)
     assert done.returncode == ExitCode.HUNG, done.stderr.decode()
     hang = loads(Hang, (run_dir() / "hang.json").read_bytes())
-    assert hang.verdict == (
-        "ranks 0-2 wait in all_reduce (train.py:13)",
-        "rank 3 doesn't: it is at train.py:12 in <module>: time.sleep(100)",
-    )
+    waits, sleeps = hang.verdict
+    assert re.fullmatch(r"ranks 0-2 .*\ball_reduce\b.*\btrain\.py:13\b.*", waits)
+    assert re.fullmatch(r"rank 3 .*\btrain\.py:12 in <module>: time\.sleep\(100\)", sleeps)
     assert [(rank.rank, rank.steps) for rank in hang.ranks] == [(n, 2) for n in range(4)]
     told = done.stderr.decode()
-    assert "rank 3 doesn't: it is at train.py:12" in told
-    assert "all stacks: " in told, "the whole card"
+    assert waits in told
+    assert "hang.json" in told, "the whole card"
 
 
 def test_ranks_that_wait_for_another_node_do_not_hang(

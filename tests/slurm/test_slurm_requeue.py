@@ -10,6 +10,10 @@ from typing import Any
 import pytest
 import torch
 
+from fasttrain.model.guards import GOING_ON
+from fasttrain.slurm.ending import FORGOTTEN
+from fasttrain.slurm.node_part import PUT_ASIDE
+
 # Seeded, and saves nothing before its end: STEPS OUT SECONDS, of a batch.
 TRAINS = """
 import sys
@@ -108,7 +112,7 @@ def test_the_warning_signal_has_it_saved_and_queued_again(
     (run_dir,) = shared_folder.glob("fasttrain_runs/[!.]*")
     for attempt in (run_dir, run_dir / "attempt-1"):  # what each has told stays apart
         assert (attempt / "plan.json").exists()
-    assert "told is in attempt-1" in "".join(
+    assert f"{PUT_ASIDE} attempt-1\n" in "".join(
         path.read_text() for path in run_dir.glob("slurm/*_log.err")
     )
 
@@ -135,7 +139,7 @@ def test_a_script_without_checkpoints_goes_on_from_a_snapshot(
         line for line in log(shared_folder).splitlines() if line[:4] in {"from", "step", "done"}
     ]
     assert lines == whole.stdout.decode().splitlines()
-    assert "going on from the snapshot" in log(shared_folder)
+    assert GOING_ON in log(shared_folder)
     parts, once = (torch.load(shared_folder / f"{name}.pt") for name in ("parts", "whole"))
     assert parts.keys() == once.keys()
     assert all(torch.equal(parts[name], once[name]) for name in once)
@@ -227,4 +231,4 @@ def test_without_accounting_a_job_that_vanished_is_told(
     (run_dir(shared_folder) / "submitted.json").write_text(json.dumps(gone))
     done = fasttrain("job", "wait", timeout_s=100)
     assert done.returncode == 69
-    assert b"no longer knows it" in done.stderr
+    assert FORGOTTEN.encode() in done.stderr

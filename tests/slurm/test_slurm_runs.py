@@ -193,7 +193,7 @@ def test_the_rank_that_failed_first_is_told_whichever_its_node(
     )  # fmt: skip
     said = done.stderr.decode()
     assert done.returncode == 1
-    assert "rank 2 failed first" in said
+    assert "fasttrain: rank 2 " in said
     assert "ValueError: bad shard" in said
     assert "task-1/rank-2.log" in said
 

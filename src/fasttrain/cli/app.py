@@ -10,13 +10,14 @@ import typer
 
 from fasttrain import __version__
 from fasttrain.cli.commands import doctor, init, job, kill, ps, report, run, slurm
-from fasttrain.cli.console import mend_streams
-from fasttrain.cli.usage import translate
+from fasttrain.cli.console import prepare_streams
+from fasttrain.cli.typed import translate
 from fasttrain.config.environ import read_environ
 from fasttrain.model.errors import ExitCode, FasttrainError
 from fasttrain.model.secrets import hide, secret_values
 
 COMMANDS = (run, slurm, job, ps, kill, doctor, init, report)
+BUG_NOTE = "error: this is a bug in fasttrain; please report the lines above"
 USAGE_ERROR = cast("type[Exception]", typer.BadParameter.__base__)  # typer exports no name for it
 
 
@@ -41,10 +42,10 @@ def build() -> typer.Typer:
     """Return the application with all its commands."""
     app = typer.Typer(
         name="fasttrain",
-        add_completion=False,  # completions/ holds static ones, which start no Python
+        add_completion=False,  # completions/ has static ones, which start no Python
         pretty_exceptions_enable=False,
         rich_markup_mode=None,  # see GroupedCommand
-        # Help is as wide as the terminal, up to a line that can still be read.
+        # Help is as wide as the terminal, up to a width that is still readable.
         context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 140},
     )
     app.callback()(_root)
@@ -54,29 +55,29 @@ def build() -> typer.Typer:
 
 
 def main(argv: list[str]) -> int:
-    """Run one command line and give its exit code; every error is printed here, once."""
-    mend_streams()
+    """Run one command line and return its exit code; every error is printed here, once."""
+    prepare_streams()
     try:
         code = build()(args=argv or ["--help"], prog_name="fasttrain", standalone_mode=False)
-        sys.stdout.flush()  # while an error can still be told
+        sys.stdout.flush()  # here, where an error is still reported
     except FasttrainError as error:
-        return _tell(error, argv)
+        return _report(error, argv)
     except (KeyboardInterrupt, typer.Abort):
         return ExitCode.INTERRUPTED
     except USAGE_ERROR as error:
-        return _tell(translate(error, argv, {command.NAME for command in COMMANDS}), argv)
-    except Exception:  # noqa: BLE001 - the last line of defence, which tells all it knows
+        return _report(translate(error, argv, {command.NAME for command in COMMANDS}), argv)
+    except Exception:  # noqa: BLE001 - the last line of defence, which prints all it knows
         sys.stderr.write(_without_secrets(traceback.format_exc(), argv))
-        sys.stderr.write("error: this is a bug in fasttrain; please report the lines above\n")
+        sys.stderr.write(f"{BUG_NOTE}\n")
         return ExitCode.BUG
     return code if isinstance(code, int) else 0
 
 
-def _tell(error: FasttrainError, argv: list[str]) -> int:
+def _report(error: FasttrainError, argv: list[str]) -> int:
     sys.stderr.write(_without_secrets(f"{error}\n", argv))
     return int(error.exit_code)
 
 
 def _without_secrets(text: str, argv: list[str]) -> str:
-    """Return a text in which an error may have repeated what was typed."""
+    """Return a text with the secrets masked that an error may repeat from the command line."""
     return hide(text, secret_values(read_environ(), argv))

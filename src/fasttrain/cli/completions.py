@@ -1,7 +1,7 @@
-"""Generates the shell completions from the command line itself: ``python -m … OUT_DIRECTORY``.
+"""Generate the shell completions from the command line: ``python -m … OUT_DIRECTORY``.
 
-They are static files, so that a TAB starts no Python; words that are no option are left to the
-shell's own completion of file names.
+They are static files, so that a TAB starts no Python. Words other than options get the shell's own
+completion of file names.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ FILES = {"bash": "fasttrain.bash", "zsh": "_fasttrain", "fish": "fasttrain.fish"
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One option as a shell needs it.
+    """One option, as a shell's completion needs it.
 
     Attributes:
         flags: Its spellings.
         help: One line.
-        choices: The values it takes; empty for any.
+        choices: The values that it allows; empty for any.
         takes_value: Whether a value follows.
     """
 
@@ -48,7 +48,7 @@ class Command:
 
 
 def commands() -> tuple[Command, ...]:
-    """Give all sub-commands, read off the application."""
+    """Return all sub-commands of the application."""
     group = typer.main.get_command(build())
     found: dict[str, typer.core.TyperCommand] = group.commands  # type: ignore[attr-defined]
     return tuple(
@@ -126,12 +126,12 @@ def zsh(found: tuple[Command, ...]) -> str:
 
 
 def _zsh_specs(option: Option) -> Iterator[str]:
-    told = option.help.translate({ord("["): "(", ord("]"): ")", ord(":"): "\\:"})
+    help_text = option.help.translate({ord("["): "(", ord("]"): ")", ord(":"): "\\:"})
     value = ""
     if option.takes_value:
         value = f":value:({' '.join(option.choices)})" if option.choices else ":value:_files"
     for flag in option.flags:
-        yield f"*{flag}[{told}]{value}"
+        yield f"*{flag}[{help_text}]{value}"
 
 
 def fish(found: tuple[Command, ...]) -> str:
@@ -156,12 +156,12 @@ def _fish_option(option: Option) -> str:
 
 
 def _quoted(text: str) -> str:
-    r"""Quote for zsh and fish alike; the help texts hold no backslashes but those of zsh."""
+    r"""Quote for zsh and for fish; the only backslashes in help texts are those for zsh."""
     return "'" + text.replace("'", "’") + "'"
 
 
 def generate() -> dict[str, str]:
-    """Return the text of each file in ``completions/`` by its name."""
+    """Return the text of each file in ``completions/``, by file name."""
     found = commands()
     texts = {"bash": bash(found), "zsh": zsh(found), "fish": fish(found)}
     return {FILES[shell]: text for shell, text in texts.items()}

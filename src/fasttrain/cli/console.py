@@ -1,4 +1,4 @@
-"""The rich consoles: stderr for what accompanies a run, stdout for what was asked for."""
+"""The rich consoles, and the two streams below them: stderr around a run, stdout for answers."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from fasttrain.config.environ import read_environ
 from fasttrain.model.codec import to_data
 from fasttrain.model.errors import ExitCode, FasttrainError
 
-WIDTH = 100  # where the stream is no terminal
+WIDTH = 100  # columns if the stream is no terminal
 _PADDING = re.compile(r" +$", re.MULTILINE)
 WIDEST = 65_535  # Source: ioctl_tty(2), struct winsize: columns are an unsigned short
 
 
 def stderr_console() -> Console:
-    """Return a console that honours NO_COLOR and never wraps machine-read text at 80 columns."""
+    """Return a console on stderr, which honours NO_COLOR."""
     return _console(WIDTH, stderr=True)
 
 
 def stdout_console(width: int = WIDTH) -> Console:
-    """Return the same on stdout, for commands whose answer is what they print.
+    """Return a console on stdout, for commands whose answer is what they print.
 
     Args:
-        width: Columns where stdout is no terminal.
+        width: Columns if stdout is no terminal.
     """
     return _console(width, stderr=False)
 
@@ -47,14 +47,14 @@ def _console(width: int, *, stderr: bool) -> Console:
 
 
 class _Trimmed(io.TextIOBase):
-    """A stream without the blanks by which rich fills its tables' lines."""
+    """A stream without the trailing blanks with which rich pads the lines of tables."""
 
     def __init__(self, stream: IO[str]) -> None:
         self._stream = stream
 
     @property
     def encoding(self) -> str:  # type: ignore[override]
-        """Return the encoding of the stream, by which rich chooses its characters."""
+        """Encoding of the stream, by which rich chooses its characters."""
         return str(getattr(self._stream, "encoding", "utf-8"))
 
     def write(self, text: str) -> int:
@@ -67,32 +67,33 @@ class _Trimmed(io.TextIOBase):
 
 
 def _is_sound(name: str, value: str) -> bool:
-    """True if rich can take a variable: it calls int() on any digits, and believes the number."""
+    """Return True if rich can handle a variable: it trusts any number in COLUMNS and LINES."""
     if name not in ("COLUMNS", "LINES"):
         return True
     return value.isdecimal() and len(value) <= len(str(WIDEST)) and 0 < int(value) <= WIDEST
 
 
-# stdout and stderr as fasttrain writes to them: what nobody can take must not change a run.
-
-
-ERRORS = "backslashreplace"  # for a file name that is no text, or a locale without our letters
+# For a file name that is not text, and for a locale that lacks a character.
+ERRORS = "backslashreplace"
 
 
 class Outlet(io.FileIO):
-    """The descriptor below one of the two streams, which stays open when this object is gone."""
+    """The descriptor of stdout or stderr; output that can't be written must not end a run.
+
+    The descriptor stays open when this object is deleted.
+    """
 
     def __init__(self, descriptor: int) -> None:
         super().__init__(descriptor, "w", closefd=False)
 
     def write(self, data: Any) -> int:
-        """Write some of ``data``, and say how much.
+        """Write a part of ``data``; return the number of bytes written, or dropped.
 
         Raises:
             FasttrainError: As `lost` does.
         """
         try:
-            while (taken := super().write(data)) is None:  # it has no room now, and doesn't wait
+            while (taken := super().write(data)) is None:  # non-blocking, and full at the moment
                 select.select([], [self], [])
         except OSError as error:
             self.lost(error)
@@ -100,22 +101,22 @@ class Outlet(io.FileIO):
         return taken
 
     def lost(self, error: OSError) -> None:
-        """Leave it at that: the reader is gone, the terminal closed, the disk full.
+        """Drop output that can't be written: a reader has gone, a terminal closed, a disk is full.
 
-        On stderr there is nobody to tell, and the exit code is the script's.
+        On stderr there is nowhere to report that, and the exit code is the script's.
         """
 
 
-class Answers(Outlet):
-    """The same of stdout, for commands whose answer is what they print."""
+class StdoutOutlet(Outlet):
+    """The descriptor of stdout, for commands whose answer is what they print."""
 
     failed = False
 
     def lost(self, error: OSError) -> None:
-        """Leave it at that where the reader has gone, as with ``fasttrain run --dry-run | head``.
+        """Drop the output if its reader has gone, as in ``fasttrain run --dry-run | head``.
 
         Raises:
-            FasttrainError: ``stdout`` otherwise, once: Python writes what is left when it ends.
+            FasttrainError: ``stdout`` otherwise, but only once: at exit Python flushes again.
         """
         if isinstance(error, BrokenPipeError) or self.failed:
             return
@@ -123,22 +124,22 @@ class Answers(Outlet):
         raise FasttrainError(
             "the answer can't be written to stdout",
             why=error.strerror or str(error),
-            fix="make room, or send it somewhere else",
+            fix="free some space, or write it somewhere else",
             slug="stdout",
             exit_code=ExitCode.UNAVAILABLE,
         )
 
 
-def mend_streams() -> None:
-    """Have stdout and stderr take any text, and go on where they can't be written."""
-    # Closed by the caller: what fasttrain would say has nowhere to go.
+def prepare_streams() -> None:
+    """Make stdout and stderr accept any text, and let a run go on if they can't be written."""
+    # None if the caller has closed the descriptor.
     if sys.stdout is None:
         sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115 - for as long as we live
     if sys.stderr is None:
         sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115
-    # Whoever calls this function from Python may have streams of their own in their places.
+    # A caller in Python, such as a test, may have replaced the streams by its own.
     if sys.stdout is sys.__stdout__:
-        sys.stdout = _stream(Answers(1), sys.__stdout__)
+        sys.stdout = _stream(StdoutOutlet(1), sys.__stdout__)
     elif isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors=ERRORS)
     if sys.stderr is sys.__stderr__:
@@ -156,10 +157,7 @@ def _stream(outlet: Outlet, before: Any) -> io.TextIOWrapper:
     )
 
 
-# The one versioned envelope of everything that ``--json`` prints.
-
-
-ENVELOPE_SCHEMA = 1
+ENVELOPE_SCHEMA = 1  # of everything that --json prints
 
 
 def envelope(kind: str, value: Any) -> str:

@@ -1,4 +1,4 @@
-"""From the words of ``fasttrain doctor`` to a diagnosis, and to what is printed of it."""
+"""Perform ``fasttrain doctor``: examine the machine, judge it and a script, print the diagnosis."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal
 
+from fasttrain.cli.commands.doctor import DoctorRequest
 from fasttrain.cli.console import envelope
 from fasttrain.cli.python import choose_python, same_syntax
-from fasttrain.cli.target import Starts, script_folder
+from fasttrain.cli.typed import script_folder
 from fasttrain.config.environ import read_environ
 from fasttrain.config.resolve import resolve
 from fasttrain.doctor.bench import MEASURING_S, Measurement, measure, verdicts
@@ -27,8 +27,7 @@ from fasttrain.hardware.torch_trial import try_torch
 from fasttrain.launch.preflight import check_target
 from fasttrain.launch.start import read_invocation, working_directory
 from fasttrain.model.errors import ExitCode, FasttrainError
-from fasttrain.model.examination import Examination
-from fasttrain.model.finding import Finding
+from fasttrain.model.examination import Examination, Finding
 from fasttrain.model.places import RUNS_FOLDER
 from fasttrain.model.plan import Target
 from fasttrain.model.settings import Settings
@@ -36,40 +35,9 @@ from fasttrain.planning.interpreter import Chosen
 from fasttrain.planning.plan import make_plan
 from fasttrain.source.read import read_program
 
-Form = Literal["screen", "json", "markdown"]
 
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """The command line, parsed.
-
-    Attributes:
-        script: A script to judge.
-        form: How the diagnosis is printed.
-        quick: Whether no torch is started.
-        bench: Whether the devices are measured.
-        fix: Whether what can be mended is mended.
-        python: The Python to examine for; None for the one that a run would take.
-        list_checks: Whether the checks are only listed.
-        only: Checks to make; empty for all.
-        skip: Checks to leave out.
-        machine: File of a recorded machine to judge.
-    """
-
-    script: str | None
-    form: Form
-    quick: bool
-    bench: bool
-    fix: bool
-    python: str | None
-    list_checks: bool
-    only: tuple[str, ...]
-    skip: tuple[str, ...]
-    machine: str | None
-
-
-def perform(request: Request) -> int:
-    """Do what was asked for and give the exit code."""
+def perform(request: DoctorRequest) -> int:
+    """Perform the command and return the exit code: UNAVAILABLE if training can't work here."""
     if request.list_checks:
         width = max(len(check.slug) for check in CHECKS)
         lines = (f"{check.slug:<{width}}  {check.about}" for check in CHECKS)
@@ -80,10 +48,10 @@ def perform(request: Request) -> int:
     environ = read_environ()
     program = _program(request, environ)
     seen = _examination(request, environ, program.python)
-    findings = diagnose(seen, only=request.only, skip=request.skip)
-    if request.fix and _mend(seen, findings):
+    findings = diagnose(seen, only=_slugs(request.only), skip=_slugs(request.skip))
+    if request.fix and _mend(seen, findings):  # examine again: the fixes may have helped
         seen = _examination(request, environ, program.python)
-        findings = diagnose(seen, only=request.only, skip=request.skip)
+        findings = diagnose(seen, only=_slugs(request.only), skip=_slugs(request.skip))
     if not request.only:
         findings = worst_first((*findings, *_unusable_environment(program.python)))
     levers: tuple[LeverLine, ...] = ()
@@ -92,41 +60,46 @@ def perform(request: Request) -> int:
         findings = worst_first((*findings, *of_script))
     measured = tuple(_bench(seen, environ, program.python)) if request.bench else ()
     command, why = best_command(seen, request.script or "")
-    told = verdicts(measured)
     script, python = request.script or "", program.python.other
     if python and request.python:
         command += f" --python {shlex.quote(request.python)}"
     path = python.path if python else ""
-    diagnosis = Diagnosis(seen, findings, command, why, script, path, levers, measured, told)
-    _print(diagnosis, request.form)
+    diagnosis = Diagnosis(
+        seen, findings, command, why, script, path, levers, measured, verdicts(measured)
+    )
+    _print(diagnosis, request)
     return ExitCode.UNAVAILABLE if diagnosis.broken else 0
+
+
+def _slugs(text: str | None) -> tuple[str, ...]:
+    return tuple(word.strip() for word in (text or "").split(",") if word.strip())
 
 
 @dataclass(frozen=True, slots=True)
 class _Program:
-    """The script to judge, and all that a run of it would start from."""
+    """The script to judge, with the options and the Python that a run of it would have."""
 
     target: Target
     settings: Settings
     python: Chosen
 
 
-def _program(request: Request, environ: Mapping[str, str]) -> _Program:
+def _program(request: DoctorRequest, environ: Mapping[str, str]) -> _Program:
     cwd = working_directory()
-    words = (request.script,) if request.script else ()
-    beside = script_folder(words, Starts(), cwd)
+    beside = script_folder(request.script, cwd) if request.script else None
     flags = {"python": request.python}
     settings = resolve(flags, environ=environ, cwd=cwd, beside=beside).settings
     target = Target("script", request.script or "", ())
-    # Of a recorded machine, what is here isn't asked.
+    # A recorded machine has a Python of its own; the one here says nothing about it.
     python = Chosen() if request.machine else choose_python(target, settings, environ)
     return _Program(target, settings, python)
 
 
-def _examination(request: Request, environ: Mapping[str, str], python: Chosen) -> Examination:
+def _examination(request: DoctorRequest, environ: Mapping[str, str], python: Chosen) -> Examination:
     if request.machine:
         return read_examination(Path(request.machine))
-    # One after the other: what the trial itself does on a device would look like somebody's work.
+    # One after the other: at the same time, the trial's own use of a device would look like
+    # another process's.
     seen = examine(environ, run_root=working_directory() / RUNS_FOLDER, other=python.other)
     if request.quick:
         return seen
@@ -144,7 +117,7 @@ def _gpus(seen: Examination) -> int:
 def _judge(
     program: _Program, seen: Examination, environ: Mapping[str, str]
 ) -> tuple[tuple[LeverLine, ...], tuple[Finding, ...]]:
-    """Return what fasttrain would do with a script on the machine that was seen."""
+    """Return what a run would do with the script on this machine, and the findings about it."""
     cwd = working_directory()
     target, other = program.target, program.python.other
     check_target(target, str(cwd), parsed=same_syntax(other))
@@ -160,13 +133,13 @@ def _unusable_environment(python: Chosen) -> Iterator[Finding]:
             "active-environment",
             "warning",
             python.note,
-            why=f"fasttrain run takes {sys.executable} instead, which has other packages",
+            why=f"fasttrain run uses {sys.executable} instead, which has other packages",
             fix="install torch there, or name a Python with --python",
         )
 
 
 def _mend(seen: Examination, findings: tuple[Finding, ...]) -> bool:
-    """Mend what can be mended, tell of it, and say whether anything was."""
+    """Fix what can be fixed, and report it on stderr; return True if anything was fixed."""
     found = {finding.check for finding in findings}
     done = [check.mend(seen) for check in CHECKS if check.mend and check.slug in found]
     for text in done:
@@ -192,16 +165,14 @@ def _bench(seen: Examination, environ: Mapping[str, str], python: Chosen) -> Ite
             yield measurement
 
 
-def _print(diagnosis: Diagnosis, form: Form) -> None:
-    if form == "json":
-        text = envelope("doctor", diagnosis) + "\n"
-    elif form == "markdown":
-        from fasttrain.cli.cards.markdown import markdown
+def _print(diagnosis: Diagnosis, request: DoctorRequest) -> None:
+    from fasttrain.cli.cards.diagnosis import markdown, print_diagnosis
 
+    if request.json:
+        text = envelope("doctor", diagnosis) + "\n"
+    elif request.markdown:
         text = markdown(diagnosis)
     else:
-        from fasttrain.cli.cards.diagnosis import print_diagnosis
-
         print_diagnosis(diagnosis)
         return
     sys.stdout.buffer.write(text.encode(errors="surrogateescape"))
@@ -211,7 +182,7 @@ def _print(diagnosis: Diagnosis, form: Form) -> None:
 def _recorded(file: str) -> FasttrainError:
     return FasttrainError(
         "a recorded machine can only be judged",
-        why=f"--machine {file} stands for another machine than this one",
+        why=f"--machine {file} describes another machine than this one",
         fix="leave out --bench, --fix and --python, or leave out --machine",
         slug="machine-recorded",
         exit_code=ExitCode.USAGE,

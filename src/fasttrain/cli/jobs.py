@@ -1,13 +1,13 @@
-"""What ``fasttrain job`` does, and how ``fasttrain slurm`` stays with what it has sent."""
+"""Perform ``fasttrain job``, and wait for a job as ``fasttrain slurm --wait`` does."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from fasttrain.cli.cards.progress import choose_display
+from fasttrain.cli.commands.job import JobCommand
 from fasttrain.cli.console import envelope
 from fasttrain.config.environ import read_environ
 from fasttrain.hardware.host import Host
@@ -26,20 +26,9 @@ from fasttrain.slurm.state import JobState, ask
 CANCEL_TIMEOUT_S = 30.0
 
 
-@dataclass(frozen=True, slots=True)
-class JobRequest:
-    """The command line, parsed; see `fasttrain.cli.commands.job`."""
-
-    action: str
-    job_id: str | None
-    follow: bool
-    rank: int
-    json: bool
-
-
-def perform(request: JobRequest) -> int:
-    """Do what was asked for and give the exit code."""
-    actions: dict[str, Callable[[JobRequest, Mapping[str, str]], int]] = {
+def perform(request: JobCommand) -> int:
+    """Perform the command and return the exit code."""
+    actions: dict[str, Callable[[JobCommand, Mapping[str, str]], int]] = {
         "list": _list,
         "show": _show,
         "logs": _logs,
@@ -57,14 +46,14 @@ def stay(
     as_json: bool,
     quiet: bool = False,
 ) -> int:
-    """Wait for a job's end, tell it, and give the exit code of its script.
+    """Wait for a job's end, print it, and return the exit code of its script.
 
     Args:
         job: The job.
         environ: The environment.
-        show: Whether to show what rank 0 prints.
-        as_json: Whether the end is told as JSON.
-        quiet: Whether nothing is told but what went wrong.
+        show: Whether to show the output of rank 0.
+        as_json: Whether to print the end as JSON.
+        quiet: Whether to print only errors.
     """
     display = choose_display(quiet=quiet) if show else None
     try:
@@ -76,10 +65,10 @@ def stay(
         return ExitCode.INTERRUPTED
     if quiet and not as_json and not ending.exit_code:
         return 0
-    return _tell(ending, shown=show, as_json=as_json)
+    return _print(ending, shown=show, as_json=as_json)
 
 
-def _tell(ending: Ending, *, shown: bool, as_json: bool) -> int:
+def _print(ending: Ending, *, shown: bool, as_json: bool) -> int:
     from fasttrain.cli.cards.jobs import print_ending
 
     if as_json:
@@ -92,7 +81,7 @@ def _tell(ending: Ending, *, shown: bool, as_json: bool) -> int:
     return ending.exit_code
 
 
-def _list(request: JobRequest, environ: Mapping[str, str]) -> int:
+def _list(request: JobCommand, environ: Mapping[str, str]) -> int:
     from fasttrain.cli.cards.jobs import job_rows, print_jobs
 
     sent = submitted_jobs(working_directory())
@@ -104,7 +93,7 @@ def _list(request: JobRequest, environ: Mapping[str, str]) -> int:
     return 0
 
 
-def _show(request: JobRequest, environ: Mapping[str, str]) -> int:
+def _show(request: JobCommand, environ: Mapping[str, str]) -> int:
     from fasttrain.cli.cards.jobs import print_job
 
     job = find_job(request.job_id, working_directory(), environ)
@@ -116,7 +105,7 @@ def _show(request: JobRequest, environ: Mapping[str, str]) -> int:
     return 0
 
 
-def _logs(request: JobRequest, environ: Mapping[str, str]) -> int:
+def _logs(request: JobCommand, environ: Mapping[str, str]) -> int:
     job = find_job(request.job_id, working_directory(), environ)
     if request.follow and request.rank == 0 and not job.cells:
         return stay(job, environ, show=True, as_json=False)
@@ -128,7 +117,7 @@ def _logs(request: JobRequest, environ: Mapping[str, str]) -> int:
     if not path.exists():
         for text in last_words(job):
             write_all(1, f"{text}\n".encode())
-        _say(f"rank {request.rank} has no log yet; fasttrain job show {job.job_id} tells the state")
+        _say(f"rank {request.rank} has no log yet; fasttrain job show {job.job_id} shows the state")
     return 0
 
 
@@ -147,13 +136,13 @@ def _run_dir(job: SubmittedJob, job_id: str | None) -> Path:
     return Path(job.cells[cell])
 
 
-def _wait(request: JobRequest, environ: Mapping[str, str]) -> int:
+def _wait(request: JobCommand, environ: Mapping[str, str]) -> int:
     job = find_job(request.job_id, working_directory(), environ)
     return stay(job, environ, show=request.follow, as_json=request.json)
 
 
-def _cancel(request: JobRequest, environ: Mapping[str, str]) -> int:
-    """Cancel only what this tool has sent: a number mistyped must not end another's work."""
+def _cancel(request: JobCommand, environ: Mapping[str, str]) -> int:
+    """Cancel a job, but only one that fasttrain sent: a mistyped number must not end other work."""
     job = find_job(request.job_id, working_directory(), environ)
     tool = Host(environ).which("scancel")
     if not tool:
@@ -163,7 +152,7 @@ def _cancel(request: JobRequest, environ: Mapping[str, str]) -> int:
         run_tool([tool, target], timeout_s=CANCEL_TIMEOUT_S)
     except ToolError as error:
         raise down(str(error), job.job_id) from error
-    _say(f"job {target} was told to end; its workers get SIGTERM and time to save")
+    _say(f"job {target} was cancelled; its workers get SIGTERM and time to save")
     return 0
 
 

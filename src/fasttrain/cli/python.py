@@ -1,4 +1,4 @@
-"""Which Python runs the script: asks the one in question, and has the planning decide."""
+"""Choose the Python that runs the script: query the candidate, and let planning decide."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from fasttrain.planning.interpreter import Chosen, decide_python
 
 
 def choose_python(target: Target, settings: Settings, environ: Mapping[str, str]) -> Chosen:
-    """Return the Python that was named, that of the active environment, or fasttrain's own.
+    """Return the named Python, that of the active environment, or fasttrain's own.
 
     Raises:
-        FasttrainError: ``python-unusable`` for one that was named and can't run the script.
+        FasttrainError: ``python-unusable`` if a named one can't run the script.
     """
     if target.kind == "command":
         return Chosen()
@@ -33,7 +33,7 @@ def choose_python(target: Target, settings: Settings, environ: Mapping[str, str]
 
 
 def same_syntax(other: Interpreter | None) -> bool:
-    """Return whether a script is Python for the interpreter that runs it if it is Python here."""
+    """Return True if an interpreter has the syntax of this Python, so that we can parse for it."""
     return other is None or other.version.split(".")[:2] == list(map(str, sys.version_info[:2]))
 
 
@@ -44,6 +44,6 @@ def _named(word: str, environ: Mapping[str, str]) -> Interpreter:
 
 def _own(asked: Interpreter) -> bool:
     there = Path(asked.prefix)
-    # Two versions may be installed below one prefix, such as /usr.
+    # Two versions may share one prefix, such as /usr.
     same = asked.version == ".".join(map(str, sys.version_info[:3]))
     return same and bool(asked.prefix) and there.is_dir() and there.samefile(sys.prefix)

@@ -1,18 +1,18 @@
-"""From the words of ``fasttrain run`` to a plan, and from the plan to a receipt."""
+"""Perform ``fasttrain run``: make a plan; start it, or print it."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
 from fasttrain.cli.console import envelope
 from fasttrain.cli.python import choose_python, same_syntax
-from fasttrain.cli.target import choose_target
-from fasttrain.cli.typed import CommandLine, resolve_told
+from fasttrain.cli.requests import RunRequest
+from fasttrain.cli.typed import choose_target, resolve_options
 from fasttrain.config.environ import read_environ
 from fasttrain.hardware.host import Host
 from fasttrain.hardware.host_state import look_around
@@ -26,42 +26,26 @@ from fasttrain.model.hang import Hang
 from fasttrain.model.plan import Invocation, LaunchPlan, ScriptFacts, Target
 from fasttrain.model.settings import Settings
 from fasttrain.planning.dry_run import shell_script
-from fasttrain.planning.explain import decisions
+from fasttrain.planning.explain import Row, decisions
 from fasttrain.planning.interpreter import Chosen
 from fasttrain.planning.plan import make_plan
 from fasttrain.planning.secrets import mask_plan
 from fasttrain.source.read import read_script
 
 
-@dataclass(frozen=True, slots=True)
-class Request(CommandLine):
-    """A command line, parsed.
-
-    Attributes:
-        dry_run: Whether the plan is only printed.
-        explain: Whether its decisions are only printed.
-        json: Whether what is printed is JSON.
-        machine: Value of ``--machine``.
-    """
-
-    dry_run: bool
-    explain: bool
-    json: bool
-    machine: str | None
-
-
-def perform(request: Request) -> int:
-    """Do what was asked for and give the exit code."""
+def perform(request: RunRequest) -> int:
+    """Perform the command and return the exit code: the script's own, if one ran."""
     environ = read_environ()
     cwd = working_directory()
-    wanted = resolve_told(request, "run", environ)
-    target = choose_target(request.words, request.behind, wanted, request.starts)
+    wanted = resolve_options(request, environ)
+    target = choose_target(request, wanted)
     planning_only = request.dry_run or request.explain
     if request.machine and not planning_only:
         raise _described_machine(request.machine)
     python = choose_python(target, wanted.settings, environ)
     check_target(target, str(cwd), parsed=same_syntax(python.other))
     invocation = _invocation(target, wanted.settings, environ, python)
+    # The machine is examined last: a mistake in the command line needs no probe.
     described = read_machine(Path(request.machine)) if request.machine else None
     machine = described or probe_machine(environ, python.other)
     plan = make_plan(wanted.settings, machine, invocation)
@@ -84,7 +68,7 @@ def _invocation(
 
 
 def _may_be_several(settings: Settings) -> bool:
-    """True if there can be several processes, so that it matters what the script makes of them."""
+    """Return True if there may be several processes; only then must the source be read."""
     asked = (settings.gpus.value, settings.nproc_per_node.value, settings.rdzv_endpoint.value)
     return settings.nodes.value != "1" or any(value is not None for value in asked)
 
@@ -92,7 +76,7 @@ def _may_be_several(settings: Settings) -> bool:
 def _described_machine(file: str) -> FasttrainError:
     return FasttrainError(
         "a described machine can't run anything",
-        why=f"--machine {file} stands for another machine than this one",
+        why=f"--machine {file} describes another machine than this one",
         fix="add --dry-run, or leave --machine out",
         slug="machine-dry-run",
         exit_code=ExitCode.USAGE,
@@ -105,14 +89,28 @@ def _print_plan(plan: LaunchPlan, invocation: Invocation, *, explain: bool, as_j
         kind, value = ("decisions", decisions(masked)) if explain else ("plan", masked)
         text = envelope(kind, value) + "\n"
     elif explain:
-        from fasttrain.cli.cards.findings import decision_table
-
-        decision_table(decisions(mask_plan(plan, invocation.environ)))
+        _print_decisions(decisions(mask_plan(plan, invocation.environ)))
         return
     else:
         text = shell_script(plan, invocation.environ)
     sys.stdout.buffer.write(text.encode(errors="surrogateescape"))
     sys.stdout.flush()
+
+
+def _print_decisions(rows: tuple[Row, ...]) -> None:
+    """Print every decision with its reason and source to stdout."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from fasttrain.cli.console import stdout_console
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("decision", "value", "reason", "source"):
+        table.add_column(title, overflow="fold")
+    for row in rows:
+        # Text, not str: square brackets in a value would be markup.
+        table.add_row(*(Text(cell) for cell in (row.topic, row.value, row.reason, row.source)))
+    stdout_console(width=160).print(table)
 
 
 def _start(plan: LaunchPlan, invocation: Invocation, *, quiet: bool, as_json: bool) -> int:
@@ -131,7 +129,7 @@ def _start(plan: LaunchPlan, invocation: Invocation, *, quiet: bool, as_json: bo
     display = choose_display(quiet=quiet)
 
     def on_hang(hang: Hang) -> None:
-        if hang.action == "stop" or not quiet:  # what ends the run is an error
+        if hang.action == "stop" or not quiet:  # a hang that ends the run is an error
             display.close()
             print_hang(hang, plan.run_dir)
 
@@ -139,7 +137,7 @@ def _start(plan: LaunchPlan, invocation: Invocation, *, quiet: bool, as_json: bo
     receipt = start(plan, mask_plan(plan, invocation.environ), invocation.environ, around)
     if as_json:
         sys.stderr.write(envelope("receipt", receipt) + "\n")
-    elif receipt.crash:  # its cause stands right behind the traceback
+    elif receipt.crash:  # before the receipt, so that the cause follows the traceback
         print_crash(receipt.crash, receipt.run_dir, brief=quiet)
     if not (as_json or quiet):
         print_receipt(receipt)

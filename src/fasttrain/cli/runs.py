@@ -1,4 +1,4 @@
-"""What ``fasttrain ps`` and ``fasttrain kill`` share: the runs of this machine, shown and ended."""
+"""Perform ``fasttrain ps`` and ``fasttrain kill``: list and end the runs on this machine."""
 
 from __future__ import annotations
 
@@ -6,20 +6,21 @@ import os
 
 from rich.text import Text
 
-from fasttrain.cli.cards.receipt import near, size
+from fasttrain.cli.cards.receipt import near
 from fasttrain.cli.console import stdout_console
 from fasttrain.hardware.runs import find_runs
 from fasttrain.hardware.vendors.cuda import held_bytes
 from fasttrain.launch.run_dir.paths import matching
 from fasttrain.launch.start import working_directory
-from fasttrain.model.errors import ExitCode, FasttrainError
+from fasttrain.model.errors import ExitCode, FasttrainError, size
 from fasttrain.model.job import LocalRun
 from fasttrain.model.outcome import RECEIPT_FILE
 from fasttrain.model.places import RUNS_FOLDER
 from fasttrain.processes import launchers
 from fasttrain.processes.ending import named
 
-TITLES = ("run", "state", "processes", "GPU memory")  # its name begins with when it started
+NO_RUN = "you have no runs on this machine"
+TITLES = ("run", "state", "processes", "GPU memory")  # a run's name begins with its start time
 
 
 def local_runs() -> tuple[LocalRun, ...]:
@@ -28,16 +29,16 @@ def local_runs() -> tuple[LocalRun, ...]:
 
 
 def run_table(runs: tuple[LocalRun, ...]) -> None:
-    """Print runs to stdout, each above its directory; never folded, so that names can be copied."""
+    """Print runs to stdout, each with its directory; lines aren't folded, for copying names."""
     console = stdout_console()
     if not runs:
-        console.print("no run of yours is on this machine")
+        console.print(NO_RUN)
         return
     rows = [TITLES, *map(_cells, runs)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row, run in zip(rows, (None, *runs), strict=True):
         cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        # Text, not str: a directory with square brackets is no markup.
+        # Text, not str: square brackets in a directory would be markup.
         line = Text("  ".join(cells).rstrip(), style="" if run else "bold")
         console.print(line, soft_wrap=True)
         if run and run.run_dir:
@@ -52,11 +53,11 @@ def _cells(run: LocalRun) -> tuple[str, ...]:
 def chosen(
     runs: tuple[LocalRun, ...], run_id: str | None, *, all_runs: bool
 ) -> tuple[LocalRun, ...]:
-    """Return the runs that are meant: all, or one by its folder or a part of its name alone.
+    """Return the chosen runs: all, or one by its folder or by a unique part of its name.
 
     Raises:
-        FasttrainError: ``kill-what`` if neither or both are named; ``run-unknown``, also for
-            a part of several names.
+        FasttrainError: ``kill-what`` if neither or both are given; ``run-unknown`` if no run, or
+            more than one, has such a name.
     """
     if (run_id is not None) == all_runs:
         raise FasttrainError(
@@ -76,10 +77,10 @@ def chosen(
         there = names or [run.run_id for run in runs]
         fix = "name one of them in full" if names else "fasttrain ps lists them"
         raise FasttrainError(
-            f"there {'are several runs' if names else 'is no run'} {run_id!r} of yours here",
-            why=f"{'it is part of' if names else 'those that are:'} {', '.join(there)}"
+            f"you have {'several runs' if names else 'no run'} {run_id!r} on this machine",
+            why=f"{'it is a part of' if names else 'your runs are'} {', '.join(there)}"
             if there
-            else "no run of yours is on this machine",
+            else NO_RUN,
             fix=fix if there else "nothing is left to end",
             slug="run-unknown",
             exit_code=ExitCode.UNAVAILABLE,
@@ -92,19 +93,19 @@ def _in_folder(run: LocalRun, folder: str) -> bool:
 
 
 def end_run(run: LocalRun, grace_s: float) -> str:
-    """End a run and give what was ended in one line.
+    """End a run; return one line that names the ended processes.
 
     Raises:
-        FasttrainError: ``run-left`` if some of it is still there.
+        FasttrainError: ``run-left`` if some processes still exist.
     """
     ended = launchers.end_run(run.run_id, grace_s)
     if ended.left:
         raise FasttrainError(
             f"{run.run_id} could not be ended",
-            why=f"{named(ended.left)} did not go away",
-            fix="it may wait for a device or a disk: look again later, or restart the machine",
+            why=f"SIGKILL did not end {named(ended.left)}",
+            fix="it may wait for a device or a disk: try again later, or restart the machine",
             slug="run-left",
             exit_code=ExitCode.UNAVAILABLE,
         )
     hard = f"; {len(ended.killed)} by SIGKILL" if ended.killed else ""
-    return f"{run.run_id}: ended {named(ended.ended) or 'nothing, it was over'}{hard}"
+    return f"{run.run_id}: ended {named(ended.ended) or 'nothing, the run was over'}{hard}"

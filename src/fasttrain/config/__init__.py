@@ -1,1 +1,1 @@
-"""What does the user want? Flags, environment, fasttrain.yaml and presets become `Settings`."""
+"""The user's options: flags, environment, fasttrain.yaml and presets become `Settings`."""

@@ -1,4 +1,4 @@
-"""The environment: the only reader of os.environ, and the FASTTRAIN_* variables in it."""
+"""Read the environment (nothing else reads os.environ) and the FASTTRAIN_* variables in it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fasttrain.model.settings import OPTION_NAMES
 PREFIX = "FASTTRAIN_"
 CONFIG_VARIABLE = "FASTTRAIN_CONFIG"
 PRESET_VARIABLE = "FASTTRAIN_PRESET"
-# Set by fasttrain for its workers: a script that calls fasttrain again must not trip over them.
+# Set by fasttrain for its workers, and no options: a script may call fasttrain itself.
 WORKER_VARIABLES = frozenset({RUN_MARK, RESTART_COUNT, PULSES_VARIABLE})
 
 
@@ -33,11 +33,11 @@ def option_values(
 
     Args:
         environ: The environment.
-        slurm: Whether FASTTRAIN_SLURM_PYTHON counts, before FASTTRAIN_PYTHON.
+        slurm: Whether FASTTRAIN_SLURM_PYTHON counts; it then overrides FASTTRAIN_PYTHON.
 
     Raises:
-        FasttrainError: ``env-option`` for a FASTTRAIN_* variable that means nothing;
-            ``option-value`` or ``env-value`` for a value that its option can't take.
+        FasttrainError: ``env-option`` for a FASTTRAIN_* variable that is no option;
+            ``option-value`` or ``env-value`` for a value that its option doesn't allow.
     """
     by_variable = {spec.env: spec for spec in (*OPTIONS, *SLURM_OPTIONS)}
     others = {CONFIG_VARIABLE, PRESET_VARIABLE} | WORKER_VARIABLES
@@ -49,6 +49,7 @@ def option_values(
             raise _unknown(variable, [*by_variable, CONFIG_VARIABLE, PRESET_VARIABLE])
         if raw := environ[variable]:
             spec = by_variable[variable]
+            # `python` is an option of both tables; on one machine only FASTTRAIN_PYTHON counts.
             if spec.slurm and spec.name in OPTION_NAMES and not slurm:
                 continue
             settings[spec.name] = parse_setting(spec, raw, Source(SourceKind.ENV, variable))
@@ -56,12 +57,12 @@ def option_values(
 
 
 def _unknown(variable: str, known: list[str]) -> FasttrainError:
-    # Without the prefix: eleven equal letters would make any two variables look alike.
+    # Compare without the prefix: its ten letters would make any two variables look alike.
     match = nearest(variable.removeprefix(PREFIX), [name.removeprefix(PREFIX) for name in known])
     otherwise = f"unset {variable}; fasttrain run --help lists the options"
     return FasttrainError(
         f"the environment variable {variable} is not an option of fasttrain",
-        why="a misspelt option would otherwise be ignored in silence",
+        why="a misspelt option would otherwise be ignored silently",
         fix=f"did you mean {PREFIX}{match}?" if match else otherwise,
         slug="env-option",
     )

@@ -1,4 +1,4 @@
-"""The table of options, derived from the fields of `Settings`; nothing is written here twice."""
+"""The table of options, derived from the fields of `Settings` and `SlurmSettings`."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from fasttrain.model.slurm import SlurmSettings
 OptionKind = Literal["bool", "int", "str", "list"]
 OptionValue = bool | int | str | tuple[str, ...] | None
 
-# The placeholder in --help says what a text holds; these two are lists written with commas.
+# The metavars of texts that are lists with commas.
 _COMMA_LISTS = frozenset({"LIST", "RANKS"})
 
 
 @dataclass(frozen=True, slots=True)
 class OptionSpec:
-    """One option, as the command line, the environment and the file spell it.
+    """One option, as spelled on the command line, in the environment and in the file.
 
     Attributes:
         name: Field of `Settings`, and key in fasttrain.yaml.
-        kind: Type of one value; ``list`` is a tuple of texts, repeatable as a flag.
+        kind: Type of its value; ``list`` is a tuple of texts, repeatable as a flag.
         choices: The only texts allowed; empty for any.
-        optional: Whether None stands for "not set".
-        default: Value when no layer names one.
+        optional: Whether None means "not set".
+        default: Value if no layer names one.
         help: One line.
         panel: Heading in ``--help``.
-        metavar: Placeholder in ``--help``; empty for the usual one.
-        minimum: Smallest whole number allowed.
-        maximum: Largest one.
+        metavar: Placeholder in ``--help``; empty for typer's own.
+        minimum: Smallest integer allowed.
+        maximum: Largest integer allowed.
         slurm: Whether it is an option of `SlurmSettings`.
     """
 
@@ -48,27 +48,27 @@ class OptionSpec:
 
     @property
     def flag(self) -> str:
-        """Its flag, such as ``--nproc-per-node``."""
+        """Flag of the option, such as ``--nproc-per-node``."""
         return "--" + self.name.replace("_", "-")
 
     @property
     def env(self) -> str:
-        """Its environment variable, such as ``FASTTRAIN_NPROC_PER_NODE``."""
+        """Environment variable of the option, such as ``FASTTRAIN_NPROC_PER_NODE``."""
         return ("FASTTRAIN_SLURM_" if self.slurm else "FASTTRAIN_") + self.name.upper()
 
     @property
     def pairs(self) -> bool:
-        """Return whether its list holds ``NAME=VALUE``, of which layers can each say some."""
+        """True if it is a list of ``NAME=VALUE``, which is merged over the layers by name."""
         return self.kind == "list" and "=" in self.metavar
 
     @property
     def comma_list(self) -> bool:
-        """True if its text is a list such as ``0,3``, which YAML may write as ``[0, 3]`` too."""
+        """True if its text is a list such as ``0,3``, for which YAML also allows ``[0, 3]``."""
         return self.kind == "str" and self.metavar in _COMMA_LISTS
 
 
 def _unwrap(kind: Any) -> tuple[Any, bool]:
-    """Return the type inside ``X | None``, and whether None was there."""
+    """Return the type X of ``X | None``, and True if None was allowed."""
     if get_origin(kind) not in (Union, types.UnionType):
         return kind, False
     (inner,) = (arm for arm in get_args(kind) if arm is not type(None))
@@ -98,7 +98,7 @@ def _derive(table: type[Settings] | type[SlurmSettings]) -> tuple[OptionSpec, ..
 
 OPTIONS: tuple[OptionSpec, ...] = _derive(Settings)
 SLURM_OPTIONS: tuple[OptionSpec, ...] = _derive(SlurmSettings)
-# Of an option of both tables (`python`) that of `Settings`, which may stand anywhere in a file.
+# An option of both tables (`python`) is that of `Settings`, which a file may set in any section.
 BY_NAME: dict[str, OptionSpec] = {
     **{spec.name: spec for spec in OPTIONS},
     **{spec.name: spec for spec in SLURM_OPTIONS if spec.name not in OPTION_NAMES},

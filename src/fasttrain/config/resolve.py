@@ -1,4 +1,4 @@
-"""All layers into one `Settings`: flag > environment > file > preset > default."""
+"""Merge all layers into one `Settings`: flag > environment > file > preset > default."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ Layer = Mapping[str, Setting[OptionValue]]
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """What the user wants.
+    """The merged options.
 
     Attributes:
         settings: Every option with its source.
-        script: Script that the file names; None when it names none.
-        args: Arguments that the file gives it.
-        config_path: The file that was read; None when there was none.
-        slurm: What is wanted of SLURM; the defaults unless it was asked for.
+        script: Script that the file names; None if it names none.
+        args: Arguments of the script, from the file.
+        config_path: The file that was read; None without one.
+        slurm: Options of SLURM; the defaults unless the command is for SLURM.
     """
 
     settings: Settings
@@ -51,27 +51,29 @@ def resolve(
     preset: str | None = None,
     slurm: bool = False,
 ) -> Resolved:
-    """Give each option the value of the strongest layer that names it.
+    """Return each option with the value of the strongest layer that names it.
 
     Args:
-        flags: Options given on the command line, by name; None counts as not given.
+        flags: Options from the command line, by name; None counts as not given.
         environ: The environment.
-        cwd: Directory in which fasttrain.yaml is looked for, and from which paths are taken.
+        cwd: Directory that is searched for fasttrain.yaml, and to which paths are relative.
         config: Value of ``--config``.
-        beside: Folder of the script; the file there counts before the one in ``cwd``.
+        beside: Folder of the script; a file there is stronger than the one in ``cwd``.
         preset: Value of ``--preset``.
-        slurm: Whether the section ``slurm`` of the file counts, with the profile that is named.
+        slurm: Whether the file's section ``slurm`` counts, with the profile that is named.
 
     Raises:
-        FasttrainError: Something in some layer is wrong; see `read_yaml`, `option_values`,
-            `preset_values` and `parse_value`. ``config-ambiguous`` when both file names exist;
-            ``slurm-cluster`` for a profile that the file doesn't have.
+        FasttrainError: If a layer is wrong: see `read_yaml`, `option_values`, `preset_values` and
+            `parse_value`; ``config-ambiguous`` if both file names exist; ``slurm-cluster`` for a
+            profile that the file doesn't have.
     """
     named = environ.get(CONFIG_VARIABLE) or None if config is None else config
     files = [read_yaml(cwd / named, name=named)] if named is not None else _found(cwd, beside)
     said = [_flag_layer(flags), option_values(environ, slurm=slurm)]
     sections = _slurm_layers(files, said) if slurm else []
     entries = [_layer(file, file.entries) for file in files]
+    # Strongest first. The presets come last, whoever chose one: a flag --preset must not override
+    # an option of the file.
     layers = [*said, *sections, *entries, _preset_layer(preset, environ, files)]
     settings = Settings(**_strongest(layers, OPTIONS))
     on_slurm = SlurmSettings(**_strongest(layers, SLURM_OPTIONS))
@@ -82,7 +84,7 @@ def resolve(
 
 
 def _slurm_layers(files: Sequence[YamlFile], stronger: Sequence[Layer]) -> list[Layer]:
-    """Return the sections ``slurm``, after the profile that one or a stronger layer names."""
+    """Return the sections ``slurm``, preceded by the profile that they or stronger layers name."""
     sections = [_layer(file, file.slurm) for file in files]
     named = [layer["cluster"] for layer in (*stronger, *sections) if "cluster" in layer]
     if not named or named[0].value is None:
@@ -93,7 +95,7 @@ def _slurm_layers(files: Sequence[YamlFile], stronger: Sequence[Layer]) -> list[
         raise FasttrainError(
             f"{place('cluster', named[0].source)}: there is no profile {name!r}",
             why=f"the profiles of {files[0].name if files else FILE_NAMES[0]} are: {listed}",
-            fix=suggest(name, there, "add one below slurm: clusters:"),
+            fix=suggest(name, there, "add one under slurm: clusters:"),
             slug="slurm-cluster",
             exit_code=exit_code(named[0].source),
         )
@@ -102,7 +104,7 @@ def _slurm_layers(files: Sequence[YamlFile], stronger: Sequence[Layer]) -> list[
 
 
 def _found(cwd: Path, beside: Path | None) -> list[YamlFile]:
-    """Return the files that nobody named, the one beside the script first."""
+    """Return the configuration files in the default places, that of the script's folder first."""
     folders = [cwd] if beside is None or (cwd / beside).samefile(cwd) else [cwd / beside, cwd]
     return [file for folder in folders for file in _file_in(folder, cwd)]
 
@@ -151,6 +153,7 @@ def _strongest(layers: Sequence[Layer], specs: Sequence[OptionSpec]) -> dict[str
     chosen: dict[str, Any] = {}
     for spec in specs:
         said = [layer[spec.name] for layer in layers if spec.name in layer]
+        # None is a key without a value, such as `max_steps:`, which leaves the option unset.
         said = [setting for setting in said if setting.value is not None]
         if said:
             chosen[spec.name] = _merge(said) if spec.pairs else said[0]
@@ -158,7 +161,7 @@ def _strongest(layers: Sequence[Layer], specs: Sequence[OptionSpec]) -> dict[str
 
 
 def _merge(said: Sequence[Setting[Any]]) -> Setting[tuple[str, ...]]:
-    """Join lists of ``NAME=VALUE``: for each name the strongest layer, and its last word, wins."""
+    """Merge lists of ``NAME=VALUE``: for each name the strongest layer's last value wins."""
     by_name = {variable_name(item): item for setting in reversed(said) for item in setting.value}
     where = ", ".join(str(setting.source) for setting in said)
     return Setting(tuple(by_name.values()), Source(said[0].source.kind, where))

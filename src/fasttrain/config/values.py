@@ -1,4 +1,4 @@
-"""One raw value of one option, from any layer, checked and typed."""
+"""Check and convert the raw value of one option, from any layer."""
 
 from __future__ import annotations
 
@@ -11,13 +11,11 @@ from fasttrain.config.options import OptionSpec, OptionValue
 from fasttrain.model.decision import Setting, Source, SourceKind
 from fasttrain.model.errors import ExitCode, FasttrainError
 
-# The known word that a misspelt one was most likely meant to be.
-
 
 def nearest(word: str, candidates: Iterable[str]) -> str | None:
-    """Return the candidate most like `word`, or None when none is near.
+    """Return the candidate most similar to a misspelt word; None if none is similar.
 
-    Neither case counts, nor the dashes of options, which would make any two short ones look alike.
+    Case is ignored, and so are leading dashes: they would make any two short options look alike.
     """
     folded = {_folded(candidate): candidate for candidate in candidates}
     matches = get_close_matches(_folded(word), folded, n=1)
@@ -29,54 +27,58 @@ def _folded(word: str) -> str:
 
 
 def suggest(word: str, candidates: Iterable[str], otherwise: str) -> str:
-    """Return the text of a fix: the nearest candidate as a question, or else `otherwise`."""
+    """Return the text of a fix: ``did you mean ...?`` for the nearest candidate, or `otherwise`."""
     match = nearest(word, candidates)
     return f"did you mean {match}?" if match else otherwise
 
 
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off"})
-# No underscores, bases or leading zeros: YAML 1.1 would read 010 as eight and 1:30 as ninety.
+# No underscores, bases or leading zeros: YAML 1.1 reads 010 as eight and 1:30 as ninety.
 _WHOLE_NUMBER = re.compile(r"-?(0|[1-9][0-9]{0,17})")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _OPTION = re.compile(r"[A-Za-z_][A-Za-z0-9_.+-]*")  # of a script, Hydra's included, or of sbatch
 _SHOWN_CHARACTERS = 60
 
+EMPTY = "it is empty"
+ONE_VALUE = "it takes one value"
+WHOLE_NUMBER = "it takes a whole number"
+
 
 def parse_setting(spec: OptionSpec, raw: object, source: Source) -> Setting[OptionValue]:
-    """Return the checked value together with its source."""
+    """Return the checked value with its source."""
     return Setting(parse_value(spec, raw, source), source)
 
 
 def parse_value(spec: OptionSpec, raw: object, source: Source) -> OptionValue:
-    """Return the typed value of an option from what one layer says.
+    """Return the typed value of an option from the raw value of one layer.
 
     Args:
         spec: The option.
         raw: A text, a typed flag (bool, int, tuple), a YAML list or mapping; None for "not set".
-        source: Who says so; the error names the place, and only a flag is a usage error.
+        source: Where the value is set; the error names it, and only a flag is a usage error.
 
     Raises:
-        FasttrainError: ``option-value`` for a value of the wrong type or outside its choices;
-            ``env-value`` for a ``NAME=VALUE`` without a proper name.
+        FasttrainError: ``option-value`` for a value of the wrong type or outside the choices;
+            ``env-value`` for a ``NAME=VALUE`` without a valid name.
     """
     if raw is None:
         if spec.optional or spec.kind == "list":
             return None
-        raw = ""
+        raw = ""  # fails below as an empty value
     if spec.kind == "list":
         return _parse_list(spec, raw, source)
     if spec.comma_list and isinstance(raw, list) and all(_is_scalar(item) for item in raw):
         raw = ",".join(str(item) for item in raw)
     if not _is_scalar(raw):
-        raise bad_value(spec.name, raw, source, "it takes one value")
+        raise bad_value(spec.name, raw, source, ONE_VALUE)
     return _parse_text(spec, str(raw), source)
 
 
 def bad_value(
     name: str, raw: object, source: Source, why: str, fix: str = "see fasttrain run --help"
 ) -> FasttrainError:
-    """Return the error for a value that an option or key can't take, naming the place."""
+    """Return the error for a value that an option or key doesn't allow; it names the place."""
     return FasttrainError(
         f"{place(name, source)} can't be {shown(raw)}",
         why=why,
@@ -87,18 +89,18 @@ def bad_value(
 
 
 def shown(raw: object) -> str:
-    """Return a value as errors show it: quoted, and cut when it is long."""
+    """Return a value as it is shown in errors: quoted, and truncated if it is long."""
     text = repr(raw)
     return text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "..."
 
 
 def place(name: str, source: Source) -> str:
-    """Return the place of a value as a user would look for it: ``fasttrain.yaml:3: amp``."""
+    """Return where a value is set, for a user: ``--amp`` or ``fasttrain.yaml:3: amp``."""
     return f"{source}: {name}" if source.kind is SourceKind.FILE else str(source)
 
 
 def exit_code(source: Source) -> ExitCode:
-    """Return the exit code of a wrong value: usage for a flag, a contradiction elsewhere."""
+    """Return the exit code for a wrong value: USAGE for a flag, else CONTRADICTION."""
     return ExitCode.USAGE if source.kind is SourceKind.FLAG else ExitCode.CONTRADICTION
 
 
@@ -113,7 +115,7 @@ def _is_scalar(raw: object) -> bool:
 
 def _parse_text(spec: OptionSpec, text: str, source: Source) -> OptionValue:
     if not text.strip():
-        raise bad_value(spec.name, text, source, "it is empty", "give a value, or leave it out")
+        raise bad_value(spec.name, text, source, EMPTY, "set a value, or leave the option out")
     if spec.choices:
         return _parse_choice(spec, text.strip(), source)
     if spec.kind == "bool":
@@ -144,9 +146,7 @@ def _parse_bool(spec: OptionSpec, text: str, source: Source) -> bool:
 
 def _parse_int(spec: OptionSpec, text: str, source: Source) -> int:
     if not _WHOLE_NUMBER.fullmatch(text):
-        raise bad_value(
-            spec.name, text, source, "it takes a whole number", "write decimal digits alone"
-        )
+        raise bad_value(spec.name, text, source, WHOLE_NUMBER, "write only decimal digits")
     if spec.minimum is not None and int(text) < spec.minimum:
         why = f"the smallest number allowed is {spec.minimum}"
         raise bad_value(spec.name, int(text), source, why, f"use {spec.minimum} or more")
@@ -157,7 +157,8 @@ def _parse_int(spec: OptionSpec, text: str, source: Source) -> int:
 
 
 def _parse_list(spec: OptionSpec, raw: object, source: Source) -> tuple[str, ...]:
-    """Return checked texts; no error shows a value, since it may be a secret."""
+    """Return the checked texts of a list; errors don't show values, which may be secrets."""
+    # A flag is repeated and YAML has lists, but a variable has to hold all values in one text.
     if isinstance(raw, str) and source.kind is SourceKind.ENV:
         raw = _split(spec, raw, source)
     if isinstance(raw, Mapping) and spec.pairs:
@@ -177,7 +178,7 @@ def _parse_list(spec: OptionSpec, raw: object, source: Source) -> tuple[str, ...
 
 
 def _one(value: object, *, several: bool) -> str | None:
-    """Return a scalar as text; where there may be several, a list of them joined by commas."""
+    """Return a scalar as text; with `several`, also a list of scalars, joined by commas."""
     if several and isinstance(value, list) and value and all(_is_scalar(item) for item in value):
         return ",".join(str(item) for item in value)
     return str(value) if _is_scalar(value) else None
@@ -187,7 +188,7 @@ def _texts(spec: OptionSpec, raw: Sequence[object], source: Source) -> tuple[str
     if all(isinstance(item, str) and item.strip() for item in raw):
         return tuple(str(item) for item in raw)
     what = f"{place(spec.name, source)} has an entry that is not a text"
-    raise _list_error(spec, what, "it is empty, or a list itself", "option-value", source)
+    raise _list_error(spec, what, f"{EMPTY}, or a list itself", "option-value", source)
 
 
 def _split(spec: OptionSpec, raw: str, source: Source) -> list[str]:
@@ -206,7 +207,7 @@ def _pair(item: object) -> tuple[str, str | None]:
 def _assignment(spec: OptionSpec, name: str, value: str | None, source: Source) -> str:
     what = f"{place(spec.name, source)} has an entry that is not {spec.metavar}"
     if value is None:
-        raise _list_error(spec, what, "it has no value, or not a single one", "env-value", source)
+        raise _list_error(spec, what, "it has no value, or more than one", "env-value", source)
     of_variable = spec.metavar.startswith("NAME")
     if not (_VARIABLE if of_variable else _OPTION).fullmatch(name.removeprefix("--")):
         noun = "a variable" if of_variable else "an option"

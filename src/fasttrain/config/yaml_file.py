@@ -1,4 +1,4 @@
-"""Reads fasttrain.yaml: its keys, each with the value as it is written and the line."""
+"""Read fasttrain.yaml: its keys, each with the value as it is written and its line."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from fasttrain.config.yaml_text import compose, read_bounded, syntax_error
 from fasttrain.model.decision import Source, SourceKind
 from fasttrain.model.errors import FasttrainError
 
+NOT_A_WORD = "a key is not a word"
+
 MAX_BYTES = 1 << 20
 OTHER_KEYS = ("script", "args", "preset")
 SLURM, CLUSTERS = "slurm", "clusters"
@@ -28,12 +30,12 @@ class YamlFile:
     """The content of one configuration file.
 
     Attributes:
-        path: Where it was read.
-        name: What messages call it.
-        entries: Option name to value and line. Scalars are the text as written (None for an
-            empty one), so that ``off``, ``1:4`` and ``0123`` mean what they look like.
+        path: Path of the file.
+        name: Its name in messages.
+        entries: Option name to value and line. Scalars are the text as written (None if empty), so
+            that ``off``, ``1:4`` and ``0123`` mean what they look like.
         script: Script to run, if the file names one.
-        args: Its arguments.
+        args: Arguments of the script.
         preset: Name of a preset, unchecked.
         preset_line: Its line; 0 without one.
         slurm: Options in the section ``slurm``, as in ``entries``.
@@ -52,7 +54,7 @@ class YamlFile:
 
 
 def file_source(name: str, line: int) -> Source:
-    """Return the origin of a value in a file, such as ``fasttrain.yaml:3``."""
+    """Return the source of a value in a file, such as ``fasttrain.yaml:3``."""
     return Source(SourceKind.FILE, f"{name}:{line}")
 
 
@@ -61,10 +63,10 @@ def read_yaml(path: Path, *, name: str = "") -> YamlFile:
 
     Args:
         path: The file.
-        name: What messages call it; its path by default.
+        name: Its name in messages; by default its path.
 
     Raises:
-        FasttrainError: ``config-missing`` when it can't be opened, ``config-syntax``,
+        FasttrainError: ``config-missing`` if it can't be opened, ``config-syntax``,
             ``config-mapping``, ``config-key`` for an unknown or repeated key, ``option-value``
             for a script, args or preset of the wrong type.
     """
@@ -75,15 +77,15 @@ def read_yaml(path: Path, *, name: str = "") -> YamlFile:
     if not isinstance(root, yaml.MappingNode):
         raise FasttrainError(
             f"{name}:{root.start_mark.line + 1}: the file is not a mapping",
-            why="a configuration is lines of the form `option: value`",
-            fix="write for example `amp: bf16`, with a space after the colon",
+            why="a configuration consists of lines such as `option: value`",
+            fix="write, for example, `amp: bf16`, with a space after the colon",
             slug="config-mapping",
         )
     return _fill(path, name, _items(root, name, TOP_KEYS))
 
 
 def _read_bytes(path: Path, name: str) -> bytes:
-    """Return the file's bytes; a bounded read, so that a pipe or a device is safe too."""
+    """Return the file's bytes; the read is bounded, since the file may be a pipe or a device."""
     try:
         data = read_bounded(path, MAX_BYTES + 1)
     except OSError as error:
@@ -93,40 +95,41 @@ def _read_bytes(path: Path, name: str) -> bytes:
             fix="check --config, FASTTRAIN_CONFIG and the file's permissions",
             slug="config-missing",
         ) from error
-    if len(data) > MAX_BYTES:
+    if len(data) > MAX_BYTES:  # MAX_BYTES + 1 were read, so that this shows
         why = f"it is larger than {MAX_BYTES >> 20} MiB"
-        raise syntax_error(name, 1, why, "check that this is the file that was meant")
+        raise syntax_error(name, 1, why, "check that this is the intended file")
     return data
 
 
 def _items(
     mapping: yaml.MappingNode, name: str, known: Sequence[str] = ()
 ) -> dict[str, tuple[yaml.Node, int]]:
-    """Return key to value node and line; only known keys, where they are given."""
+    """Return key to value node and line; with `known`, other keys are errors."""
     items: dict[str, tuple[yaml.Node, int]] = {}
     for key_node, node in mapping.value:
         line = key_node.start_mark.line + 1
         if not isinstance(key_node, yaml.ScalarNode):
             why = "it is a list or a mapping"
-            raise _key_error(name, line, "a key is not a word", why, "write option: value")
+            raise _key_error(name, line, NOT_A_WORD, why, "write option: value")
         key = str(key_node.value)
         if known:
             key = _known_key(key, known, name, line)
         if key in items:
-            why = f"line {items[key][1]} sets it already, and one of the two would be ignored"
+            # PyYAML itself would silently keep the last one.
+            why = f"line {items[key][1]} sets it too, and one of the two would be ignored"
             raise _key_error(name, line, f"{key} is set twice", why, "keep one of them")
         items[key] = (node, line)
     return items
 
 
 def _known_key(written: str, known: Sequence[str], name: str, line: int) -> str:
-    key = written.replace("-", "_")
+    key = written.replace("-", "_")  # keys may be written like flags
     if key in known:
         return key
     what, fix = f"unknown key {shown(written)}", "fasttrain run --help lists the options"
     if key in BY_NAME:
         why = "it is an option of fasttrain slurm"
-        raise _key_error(name, line, what, why, "write it below slurm:, indented")
+        raise _key_error(name, line, what, why, "write it under slurm:, indented")
     fix = suggest(written, known, fix)
     raise _key_error(name, line, what, "it is not an option", fix)
 
@@ -165,18 +168,19 @@ def _entries(items: dict[str, tuple[yaml.Node, int]], name: str) -> Entries:
 def _section(
     item: tuple[yaml.Node, int], name: str, known: Sequence[str]
 ) -> dict[str, tuple[yaml.Node, int]]:
-    """Return what a section holds; nothing where it is empty."""
+    """Return the items of a section, which may be empty."""
     node, line = item
     if isinstance(node, yaml.MappingNode):
         return _items(node, name, known)
     if _value(node, name) is None:
         return {}
-    why, fix = "a section is indented lines of the form option: value", "indent what belongs to it"
+    why = "a section consists of indented lines such as option: value"
+    fix = "indent the lines of the section"
     raise _key_error(name, line, "this section is not a mapping", why, fix)
 
 
 def _word(key: str, items: dict[str, tuple[yaml.Node, int]], name: str) -> str | None:
-    """Return the text of a key that takes one; None when it is absent or empty."""
+    """Return the text of a key that takes one; None if it is absent or empty."""
     if key not in items:
         return None
     node, line = items[key]
@@ -187,7 +191,7 @@ def _word(key: str, items: dict[str, tuple[yaml.Node, int]], name: str) -> str |
 
 
 def _args(items: dict[str, tuple[yaml.Node, int]], name: str) -> tuple[str, ...]:
-    """Give the script's arguments as written: ``1e-3``, ``010`` and ``yes`` stay what they are."""
+    """Return the script's arguments as written: ``1e-3``, ``010`` and ``yes`` stay texts."""
     if "args" not in items:
         return ()
     node, _ = items["args"]
@@ -208,14 +212,14 @@ def _argument(node: yaml.Node, name: str) -> str:
 def _args_error(node: yaml.Node, name: str) -> FasttrainError:
     return FasttrainError(
         f"{name}:{node.start_mark.line + 1}: args is not a list of texts",
-        why="each entry is one argument of the script, handed over as it is written",
+        why="each entry is one argument of the script, passed on as it is written",
         fix='write args: [--lr, 0.1], and "" for an empty argument',
         slug="option-value",
     )
 
 
 def _value(node: yaml.Node, name: str) -> object:
-    """Return the text of a scalar, None for an empty one, or a list or dict of such values."""
+    """Return a node's value: a scalar's text (None if empty), or a list or dict of values."""
     if isinstance(node, yaml.SequenceNode):
         return [_value(item, name) for item in node.value]
     if isinstance(node, yaml.MappingNode):

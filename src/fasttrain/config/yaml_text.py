@@ -1,4 +1,4 @@
-"""YAML text to nodes: strict, bounded, and with the line of every problem."""
+"""Read and parse YAML text: strictly, with limits, and with the line of every error."""
 
 from __future__ import annotations
 
@@ -17,16 +17,18 @@ from yaml.reader import ReaderError
 from fasttrain.model.errors import FasttrainError
 from fasttrain.model.reading import without_waiting
 
+NO_ANCHORS = "anchors (&) and aliases (*) are not allowed; quote a text that starts with one"
+
 _MAX_DEPTH = 8
 _MAX_NODES = 20_000
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader that refuses what makes YAML dangerous or boundless.
+    """SafeLoader that refuses dangerous and unbounded YAML.
 
-    Anchors and aliases let a small file stand for gigabytes, deep nesting exhausts the stack, and
-    PyYAML's parser needs seconds for 100,000 values.
+    Anchors and aliases let a small file expand to gigabytes, deep nesting exhausts the stack, and
+    PyYAML's parser takes seconds for 100,000 values.
     """
 
     depth = 0
@@ -44,27 +46,27 @@ class _Loader(yaml.SafeLoader):
 
 
 def _problem(event: yaml.Event, depth: int, nodes: int) -> str:
-    """Return why the node that an event starts is refused; empty when it isn't."""
+    """Return why the node that starts at this event is refused; empty if it is allowed."""
     if getattr(event, "anchor", None) is not None:
-        return "anchors (&) and aliases (*) are not allowed; quote a text that starts so"
+        return NO_ANCHORS
     if getattr(event, "tag", None) is not None:
-        return "tags (!) are not allowed; quote a text that starts so"
+        return "tags (!) are not allowed; quote a text that starts with one"
     if depth == _MAX_DEPTH:
         return f"it is nested more than {_MAX_DEPTH} deep"
     if nodes == _MAX_NODES:
         return f"it has more than {_MAX_NODES} values"
     text = getattr(event, "value", "")
     if "\0" in text or _SURROGATE.search(text):
-        return "a NUL or half a character can't be handed to a process"
+        return "a NUL or half a character can't be passed to a process"
     return ""
 
 
 def compose(data: bytes, name: str) -> yaml.Node | None:
-    """Return the root node of a YAML document; None when it is empty.
+    """Return the root node of a YAML document; None if it is empty.
 
     Args:
         data: The file's bytes.
-        name: What errors call the file.
+        name: The file's name in errors.
 
     Raises:
         FasttrainError: ``config-syntax``, with the line.
@@ -85,17 +87,17 @@ def compose(data: bytes, name: str) -> yaml.Node | None:
         line = mark.line + 1 if mark else loader.line + 1
         raise syntax_error(name, line, error.problem or "it is not YAML") from error
     except (ValueError, OverflowError) as error:
-        # PyYAML 6.0 hands the digits of "\UFFFFFFFF" to chr() unchecked.
+        # PyYAML 6.0 passes the digits of "\UFFFFFFFF" to chr() unchecked.
         raise syntax_error(name, loader.line + 1, str(error)) from error
     finally:
         loader.dispose()
 
 
-_QUOTE = "mend that line; a text with special characters goes into quotes"
+_QUOTE = "correct that line; put a text with special characters into quotes"
 
 
 def syntax_error(name: str, line: int, why: str, fix: str = _QUOTE) -> FasttrainError:
-    """Return the error for text that isn't acceptable YAML."""
+    """Return the error for text that is not valid YAML, or not allowed."""
     return FasttrainError(
         f"{name}:{line}: can't be read as YAML",
         why=why,
@@ -104,18 +106,18 @@ def syntax_error(name: str, line: int, why: str, fix: str = _QUOTE) -> Fasttrain
     )
 
 
-# Reads a file that may be a pipe, as a shell's ``<(command)`` is one.
-
-
-WRITER_S = 1.0  # for whoever writes to a named pipe to open it; a shell's own is open already
-LOOK_S = 0.01
+# The file may be a pipe: ``--config <(command)`` is one. A shell's pipe has its writer already; a
+# named pipe may wait for one this long.
+WRITER_S = 1.0
+POLL_S = 0.01
+NOBODY_WRITES = "nobody writes to this pipe"
 
 
 def read_bounded(path: Path, most_bytes: int) -> bytes:
-    """Return the beginning of a file, of at most so many bytes.
+    """Return the first bytes of a file or a pipe, at most `most_bytes`.
 
     Raises:
-        OSError: It can't be read, or is a pipe to which nobody writes.
+        OSError: If it can't be read, or is a pipe without a writer.
     """
     with open(path, "rb", buffering=0, opener=without_waiting) as file:
         if stat.S_ISFIFO(os.fstat(file.fileno()).st_mode):
@@ -127,10 +129,10 @@ def read_bounded(path: Path, most_bytes: int) -> bytes:
 
 
 def _written_to(pipe: int, most_bytes: int, path: Path) -> bytes:
-    """Give what is written to a pipe, as long as there is somebody who writes.
+    """Return what is written to a pipe, until its last writer closes it.
 
-    Source: pipe(7): a read that must not wait gives nothing where nobody has the pipe open for
-    writing, and EAGAIN where somebody has, and hasn't written yet.
+    Source: pipe(7): a non-blocking read returns nothing if the pipe has no writer, and fails with
+    EAGAIN if it has one that hasn't written yet.
     """
     data, deadline_s = b"", time.monotonic() + WRITER_S
     while len(data) < most_bytes:
@@ -143,7 +145,7 @@ def _written_to(pipe: int, most_bytes: int, path: Path) -> bytes:
         if data and not piece:
             break
         if time.monotonic() > deadline_s and not data:
-            raise OSError(errno.EPIPE, "nobody writes to this pipe", str(path))
+            raise OSError(errno.EPIPE, NOBODY_WRITES, str(path))
         if not piece:
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
     return data

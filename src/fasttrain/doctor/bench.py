@@ -13,7 +13,7 @@ from fasttrain.hardware.vendors.cuda_links import data_sheet
 from fasttrain.model.codec import CodecError, from_data
 from fasttrain.model.machine import Device
 from fasttrain.model.places import BENCH_PROGRAM, program
-from fasttrain.planning.vendors import VENDORS
+from fasttrain.model.vendors import VENDORS, DeviceKind
 
 LIMIT_S = 60.0
 MEASURING_S = 45.0  # after which no further measurement is begun
@@ -146,7 +146,8 @@ def _failed(problem: str) -> Measurement:
 
 def _request(names: Mapping[str, Device], folder: str) -> dict[str, Any]:
     kinds = {name: _types(device) for name, device in names.items()} or {"cpu": ["fp32", "bf16"]}
-    backend = {"cuda": "nccl", "rocm": "nccl"}.get(next(iter(names.values())).kind) if names else ""
+    vendor = VENDORS[next(iter(names.values())).kind] if names else None
+    backend = vendor.collectives if vendor and vendor.torch_type == "cuda" else ""
     count = sum(len(types) + 3 for types in kinds.values()) + 2
     return {
         "devices": [{"name": name, "types": types} for name, types in kinds.items()],
@@ -163,8 +164,8 @@ def _types(device: Device) -> list[str]:
     return [name for name, can in able.items() if can]
 
 
-def _torch_type(kind: str, index: int) -> str:
-    return f"{'cuda' if kind == 'rocm' else kind}:{index}"
+def _torch_type(kind: DeviceKind, index: int) -> str:
+    return f"{VENDORS[kind].torch_type}:{index}"
 
 
 def _visibility(devices: Sequence[Device]) -> dict[str, str]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from fasttrain.model.examination import Examination
-from fasttrain.model.finding import Finding, Severity
+from fasttrain.model.examination import Examination, Finding, Severity
 
 Mend = Callable[[Examination], str]
 Judge = Callable[[Examination], Iterator[Finding]]

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from fasttrain.doctor.bench import Measurement, Verdict
 from fasttrain.doctor.checks.words import alike, present, visible
 from fasttrain.doctor.script import LeverLine
-from fasttrain.model.examination import Examination
-from fasttrain.model.finding import Finding
+from fasttrain.model.examination import Examination, Finding
 from fasttrain.model.machine import Device
+from fasttrain.model.vendors import VENDORS
 from fasttrain.planning.describe import counted
-from fasttrain.planning.vendors import VENDORS
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +80,8 @@ def usable(seen: Examination) -> list[Device]:
         return []
     kind = kinds[0]
     if seen.torch is not None and seen.torch.imported.state == "ok":
-        names = {"rocm": "cuda"}
-        if names.get(kind, kind) not in seen.torch.available:
+        if VENDORS[kind].torch_type not in seen.torch.available:
             return []
-    elif kind in ("cuda", "rocm") and seen.machine.torch.build != kind:
+    elif (build := VENDORS[kind].torch_build) and seen.machine.torch.build != build:
         return []
     return [slot.device for slot in visible(seen, kind)]

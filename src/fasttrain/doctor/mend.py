@@ -13,6 +13,7 @@ from fasttrain.planning.describe import counted
 from fasttrain.processes.ending import end, named
 from fasttrain.processes.table import alive, look_up
 
+NOTHING_LEFT = "no worker of a dead run is left"
 GRACE_S = 5.0  # between being asked to end and being ended
 
 
@@ -30,7 +31,7 @@ def end_orphans(_seen: Examination) -> str:
     if done.ended:
         told = f"ended {counted(len(done.ended), 'worker')} of dead runs: {named(done.ended)}"
     stuck = f"could not end {named(done.left)}" if done.left else ""
-    return "; ".join(part for part in (told, stuck) if part) or "no worker of a dead run is left"
+    return "; ".join(part for part in (told, stuck) if part) or NOTHING_LEFT
 
 
 def _is_worker(pid: int) -> bool:

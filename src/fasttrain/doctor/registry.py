@@ -20,8 +20,7 @@ from fasttrain.doctor.checks import (
     visibility,
 )
 from fasttrain.model.errors import ExitCode, FasttrainError
-from fasttrain.model.examination import Examination
-from fasttrain.model.finding import Finding, Severity
+from fasttrain.model.examination import Examination, Finding, Severity
 
 CHECKS: tuple[Check, ...] = (
     *torch_install.CHECKS,

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import partial
 
 from fasttrain.doctor import script_levers
 from fasttrain.doctor.script_habits import judge_habits
 from fasttrain.doctor.script_levers import Verdict
-from fasttrain.model.finding import Finding, Severity
+from fasttrain.model.examination import Finding, Severity
 from fasttrain.model.machine import Machine
 from fasttrain.model.outcome import State
 from fasttrain.model.plan import LaunchPlan, ScriptFacts
@@ -16,7 +17,8 @@ from fasttrain.planning.describe import and_join, counted
 from fasttrain.planning.explain import lever_rows
 from fasttrain.source.habits import Habits
 
-_LEVERS: dict[str, Callable[[LaunchPlan, Habits], Verdict]] = {
+# What can be said without a run; of other levers only that is known which the plan says.
+_JUDGES: dict[str, Callable[[LaunchPlan, Habits], Verdict]] = {
     "amp": script_levers.amp,
     "compile": script_levers.compile_,
     "optimizer": script_levers.optimizer,
@@ -67,7 +69,8 @@ def lever_lines(plan: LaunchPlan, habits: Habits) -> tuple[LeverLine, ...]:
     strategy = plan.levers.strategy.value
     values["dataloader"] = strategy.batch if strategy.injected else "keep"
     lines = []
-    for lever, judge in _LEVERS.items():
+    for lever in (*(field.name for field in fields(plan.levers)), "dataloader"):
+        judge = _JUDGES.get(lever, partial(script_levers.unjudged, lever))
         verdict = judge(plan, habits)
         line = LeverLine(lever, values[lever], verdict.state, verdict.why, verdict.where)
         lines.append(line)

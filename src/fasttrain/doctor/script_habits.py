@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from fasttrain.model.finding import Finding
+from fasttrain.model.examination import Finding
 from fasttrain.model.machine import Machine
 from fasttrain.model.plan import Evidence, LaunchPlan
+from fasttrain.model.vendors import VENDORS
 from fasttrain.planning.describe import counted
-from fasttrain.planning.vendors import VENDORS
 from fasttrain.source.habits import Habit, Habits
 
-_CUDA = ("cuda", "rocm")  # ROCm answers to CUDA's names
+# ROCm answers to CUDA's names.
+_CUDA = tuple(kind for kind, vendor in VENDORS.items() if vendor.torch_type == "cuda")
 
 Judge = Callable[[Habits, LaunchPlan, Machine], Iterator[Finding]]
 
@@ -29,18 +30,14 @@ def _bound_to_cuda(habits: Habits, plan: LaunchPlan, _machine: Machine) -> Itera
     found, kind = habits.sure(Habit.DEVICE), plan.device_kind.value
     if not found or kind in _CUDA:
         return
-    # Source: "Automatic Migration", https://www.hiascend.com/document/detail/en/mindstudio/830/
-    # TITools/migrationtoolpt/atlasfmkt_16_0035.html
-    replaced = kind == "npu"
-    where = "without torch_npu.contrib.transfer_to_npu, " if replaced else ""
+    stand_in = VENDORS[kind].cuda_stand_in
+    where = f"without `{stand_in}`, " if stand_in else ""
     yield Finding(
         "script-device",
-        "hint" if replaced else "warning",
+        "hint" if stand_in else "warning",
         f"{found.what} is CUDA's, and the run is on {kind}",
         f"{where}torch raises where the script gets there",
-        "from torch_npu.contrib import transfer_to_npu"
-        if replaced
-        else 'use torch.device("cuda" if torch.cuda.is_available() else "cpu")',
+        stand_in or 'use torch.device("cuda" if torch.cuda.is_available() else "cpu")',
         found.where,
     )
 

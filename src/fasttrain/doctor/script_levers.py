@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fasttrain.model.decision import Decision
+from fasttrain.model.levers import LEVERS
 from fasttrain.model.outcome import State
 from fasttrain.model.plan import Evidence, LaunchPlan
 from fasttrain.source.habits import Habit, Habits
@@ -165,6 +166,14 @@ def dataloader(plan: LaunchPlan, habits: Habits) -> Verdict:
     if decided.batch == "per-rank":
         return Verdict(State.APPLIED, f"{ranks} ranks have batches of their own")
     return Verdict(State.APPLIED, f"{ranks} ranks share each batch")
+
+
+def unjudged(name: str, plan: LaunchPlan, _habits: Habits) -> Verdict:
+    """Return what the plan alone says of a lever."""
+    decision: Decision[Any] = getattr(plan.levers, name)
+    if LEVERS[name].mode(decision.value) == LEVERS[name].off:
+        return _left(decision)
+    return Verdict(State.ARMED, decision.reason)
 
 
 def _left(decision: Decision[Any]) -> Verdict:

@@ -1,1 +1,1 @@
-"""The files of a run: written whole, for the user alone, in folders that nobody else can write."""
+"""The files of a run: written atomically, private, in folders that only the user can write to."""

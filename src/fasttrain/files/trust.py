@@ -1,7 +1,7 @@
-"""Whether somebody else could have put into a folder what is read there, or could do so later.
+"""Whether another user could have written what a folder holds, or could replace the folder.
 
-Source: OpenSSH 9.6, misc.c, safe_path. It refuses any parent that a group may write; on clusters
-most projects share such a folder, so that here a group is only warned about.
+Source: OpenSSH 9.6, misc.c, safe_path. It refuses any parent that a group may write to. On clusters
+most projects share such a folder, so here a group is only a warning.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from pathlib import Path
 from shlex import quote
 from typing import NamedTuple
 
-MOST_LINKS = 40  # Linux follows as many; Source: path_resolution(7)
+MOST_LINKS = 40  # as many as Linux follows; Source: path_resolution(7)
 
 Step = tuple[Path, os.stat_result]
 
 
 def steps(path: Path, links: int = 0) -> Iterator[Step]:
-    """Yield the folders and links that lead to an absolute path and itself, as far as they exist.
+    """Yield the existing folders and links on the way to an absolute path, the path included.
 
     Raises:
-        OSError: Links lead in a circle, or something on the way is no folder.
+        OSError: If links form a loop, or a part of the path is not a folder.
     """
     if links > MOST_LINKS:
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
@@ -40,20 +40,20 @@ def steps(path: Path, links: int = 0) -> Iterator[Step]:
 
 
 class Danger(NamedTuple):
-    """Why something may be somebody else's, and the command that ends that, if there is one."""
+    """Why another user may control a path, and the command that ends it, if there is one."""
 
     why: str
     mend: str = ""
 
 
 def refused_way(path: Path, beside: Path | None = None) -> Danger | None:
-    """Return why anybody could lead a path elsewhere; None where nobody can.
+    """Return why any user could make a path lead elsewhere; None if that is impossible.
 
-    Neither the owner of a parent counts nor its group: see `doubts`.
+    The owners and groups of its parents don't count here: see `doubts`.
 
     Args:
-        path: What is judged.
-        beside: A folder that is no safer: what leads to it, too, is left to `doubts`.
+        path: The path to check.
+        beside: A folder that is trusted anyway: parents that both share are left to `doubts`.
 
     Raises:
         OSError: As `steps`.
@@ -66,29 +66,28 @@ def refused_way(path: Path, beside: Path | None = None) -> Danger | None:
         everybody = step not in beside_it and _is_everybodys(found)
         if stat.S_ISLNK(found.st_mode):
             if found.st_uid not in (0, os.geteuid()):
-                return Danger(f"the link {step} belongs to {user(found.st_uid)}")
+                return Danger(owned(f"the link {step}", found.st_uid))
         elif everybody:
-            why = f"everybody may write to {step}, and so put something else in its place"
+            why = f"{everybodys(step)}, and so replace what is in it"
             return Danger(why, f"chmod o-w {quote(str(step))}")
     return None
 
 
 def refused_folder(path: Path, found: os.stat_result) -> Danger | None:
-    """Return why a folder is not the user's alone to write to; None where it is."""
+    """Return why others may write to a folder; None if only the user may."""
     if found.st_uid != os.geteuid():
-        return Danger(f"it belongs to {user(found.st_uid)}")
+        return Danger(owned("it", found.st_uid))
     if found.st_mode & stat.S_IWOTH:
-        return Danger("everybody may write to it", f"chmod go-w {quote(str(path))}")
+        return Danger(everybodys("it"), f"chmod go-w {quote(str(path))}")
     if _is_shared(found):
-        who = f"the group {_group(found.st_gid)}"
-        return Danger(f"{who} may write to it", f"chmod g-w {quote(str(path))}")
+        return Danger(shared("it", found.st_gid), f"chmod g-w {quote(str(path))}")
     return None
 
 
 def refused(path: Path) -> Danger | None:
-    """Return why what lies in a folder may be somebody else's; None where it can't be.
+    """Return why the files of a folder may be another user's; None if they can't be.
 
-    A folder that isn't there yet is judged by its parents.
+    A folder that doesn't exist yet is judged by its parents.
 
     Raises:
         OSError: As `steps`.
@@ -102,10 +101,9 @@ def refused(path: Path) -> Danger | None:
 
 
 def doubts(path: Path, cwd: Path) -> list[str]:
-    """Return who could put another folder in the place of one, where that isn't refused.
+    """Return a warning for each owner or group that could replace a folder and isn't refused.
 
-    Owners and groups that could do so to the working directory are left out: they could change the
-    script as well.
+    Those who could replace the working directory are left out: they could change the script anyway.
 
     Raises:
         OSError: As `steps`.
@@ -123,12 +121,27 @@ def _doubt(step: Path, found: os.stat_result) -> str:
     if stat.S_ISLNK(found.st_mode):
         return ""
     if _is_everybodys(found):
-        return f"everybody may write to {step}"
+        return everybodys(step)
     if found.st_uid not in (0, os.geteuid()):
-        return f"{step} belongs to {user(found.st_uid)}"
+        return owned(step, found.st_uid)
     if _is_shared(found) and not found.st_mode & stat.S_ISVTX:
-        return f"the group {_group(found.st_gid)} may write to {step}"
+        return shared(step, found.st_gid)
     return ""
+
+
+def everybodys(what: Path | str) -> str:
+    """Return that everybody may write to something."""
+    return f"everybody may write to {what}"
+
+
+def shared(what: Path | str, gid: int) -> str:
+    """Return which group may write to something."""
+    return f"the group {_group(gid)} may write to {what}"
+
+
+def owned(what: Path | str, uid: int) -> str:
+    """Return whom something belongs to."""
+    return f"{what} belongs to {user(uid)}"
 
 
 def _is_everybodys(found: os.stat_result) -> bool:
@@ -136,22 +149,22 @@ def _is_everybodys(found: os.stat_result) -> bool:
 
 
 def _is_shared(found: os.stat_result) -> bool:
-    """Return whether a group may write that is more than one user.
+    """Return True if a group of more than one user may write.
 
-    A group with the name of its user is that user's alone, which makes a umask of 002 usable.
-    Source: login.defs(5), USERGROUPS_ENAB.
+    A group with the same name as its user is private to that user, which makes a umask of 002
+    usable. Source: login.defs(5), USERGROUPS_ENAB.
     """
     if not found.st_mode & stat.S_IWGRP:
         return False
     try:
         me = pwd.getpwuid(os.geteuid())
         return found.st_gid != me.pw_gid or grp.getgrgid(found.st_gid).gr_name != me.pw_name
-    except KeyError:  # a container's user is often in no list
+    except KeyError:  # in a container the user often has no entry in /etc/passwd
         return True
 
 
 def user(uid: int) -> str:
-    """Return a user's name, or its number where it has none here."""
+    """Return a user's name, or ``user UID`` if it has none on this machine."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:

@@ -1,4 +1,4 @@
-"""Writes files that only their owner can read, so that none is ever half of one."""
+"""Write files that only their owner can read, and never leave half a file."""
 
 from __future__ import annotations
 
@@ -7,46 +7,46 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-# As they are now: in a worker, others may take their place to keep a rank from writing.
+# Bound at import: in a worker, os.replace and os.unlink may be patched to keep other ranks than 0
+# from writing the script's files.
 _replace, _unlink = os.replace, os.unlink
 RESERVED_BYTES = 64 << 10  # an exception with its calls takes some 8 KiB
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def write_private(path: Path, text: str, *, durable: bool = True) -> None:
-    """Put a file in its place, whole or not at all, whenever this process is killed.
+    """Write a file atomically: whole or not at all, even if this process is killed.
 
     Args:
-        path: Where it goes.
-        text: What it holds; lone surrogates become question marks.
-        durable: Whether it must outlive the machine's loss of power too, for which the disk is
-            waited for.
+        path: The file.
+        text: Its content; lone surrogates become question marks.
+        durable: Whether it must survive a power failure too, which takes an fsync.
 
     Raises:
-        OSError: It can't be written; nothing of it is left.
+        OSError: If it can't be written; nothing of it is left.
     """
     draft = _draft(path)
     descriptor = os.open(draft, _FLAGS, 0o600)
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8", errors="replace") as file:
             file.write(text)
-            file.truncate()  # behind it, because what was reserved must not be anybody's meanwhile
+            file.truncate()  # only after the write: until then the reserved space must stay ours
             file.flush()
             if durable:
                 os.fsync(descriptor)
         _replace(draft, path)
     except OSError:
-        _unlink(draft)  # it takes room where there may be none
+        _unlink(draft)  # it takes space on a disk that may be full
         raise
 
 
 def reserve(path: Path, size_bytes: int = RESERVED_BYTES) -> None:
-    """Take the room for a file that `write_private` is to write when others have filled the disk.
+    """Reserve disk space so that `write_private` can write this file on a full disk.
 
-    A system that can't set room aside, such as macOS, keeps none.
+    No-op on a system without posix_fallocate, such as macOS.
 
     Raises:
-        OSError: There is none, even now.
+        OSError: If there is no space even now.
     """
     if not hasattr(os, "posix_fallocate"):
         return
@@ -62,8 +62,8 @@ def reserve(path: Path, size_bytes: int = RESERVED_BYTES) -> None:
 
 
 def give_back(path: Path) -> None:
-    """Give up what was reserved for a file; no-op where nothing is."""
-    with suppress(OSError):  # gone already, or with the run directory
+    """Free the space that was reserved for a file, if any."""
+    with suppress(OSError):  # removed already, perhaps with the run directory
         _unlink(_draft(path))
 
 
@@ -72,10 +72,10 @@ def _draft(path: Path) -> Path:
 
 
 class Lines:
-    """Lines that are added to a file, each by one call into the system.
+    """A file to which lines are appended, each by one write, which the kernel puts at the end.
 
-    The kernel puts each at the end. Only the last one can be cut off, where SIGKILL comes between
-    two pages of a write, or by a full disk; the next one then begins on a line of its own.
+    Only the last line can be incomplete, after a SIGKILL between two pages of a write, or on a full
+    disk; the next line then starts on a line of its own.
     Source: Linux 6.1, mm/filemap.c, generic_perform_write, fatal_signal_pending
     """
 
@@ -84,10 +84,10 @@ class Lines:
         self._cut: bool | None = None
 
     def add(self, line: str) -> None:
-        """Add a line, which has no line end of its own.
+        """Append a line, given without its newline.
 
         Raises:
-            OSError: It can't be written, or only a part of it.
+            OSError: If it can't be written, or only in part.
         """
         if self._cut is None:
             self._cut = _ends_amid_line(self._path)
@@ -102,7 +102,7 @@ class Lines:
 
 
 def _ends_amid_line(path: Path) -> bool:
-    """Return whether a file was left with half a line, by a process that met a full disk."""
+    """Return True if a file ends with an incomplete line, as a full disk or SIGKILL leaves it."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -115,28 +115,26 @@ def _ends_amid_line(path: Path) -> bool:
 
 
 def open_log(path: Path | str) -> int:
-    """Return a descriptor that adds to the end of a private file.
+    """Return a descriptor that appends to a private file.
 
     Raises:
-        OSError: It can't be opened.
+        OSError: If it can't be opened.
     """
     return os.open(path, _FLAGS | os.O_APPEND, 0o600)
 
 
-# How much room there is for files.
-
-
-# One checkpoint of 100 million parameters with AdamW's state in fp32 is 1.2 GB.
+# Less free space than this is reported. One checkpoint of 100 million parameters with AdamW's state
+# in fp32 is 1.2 GB.
 FEW_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What is free of a file system for this user; None where it doesn't say.
+    """Free space of a file system for this user; None if the file system doesn't report it.
 
     Attributes:
         free_bytes: Bytes.
-        free_files: New files, folders and links.
+        free_files: Inodes: new files, folders and links.
     """
 
     free_bytes: int | None
@@ -144,13 +142,13 @@ class Room:
 
 
 def room_at(folder: Path) -> Room:
-    """Give what is free for a folder that exists; a quota may allow less.
+    """Return the free space at an existing folder; a quota may allow less.
 
-    File systems without limits of these kinds, such as btrfs for files, count none at all.
+    File systems without a limit report a total of 0, as btrfs does for inodes.
     Source: statvfs(3); Linux, fs/btrfs/super.c, btrfs_statfs, which leaves f_files at 0
 
     Raises:
-        OSError: The file system can't be asked.
+        OSError: If the file system can't be queried.
     """
     found = os.statvfs(folder)
     return Room(

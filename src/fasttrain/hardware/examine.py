@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 from fasttrain.hardware.cluster import find_cluster
 from fasttrain.hardware.host import Host, Vendor, VendorReport
 from fasttrain.hardware.host_state import host_state
-from fasttrain.hardware.probe import finds, probe_host, vendors
+from fasttrain.hardware.probe import probe_host, vendors
 from fasttrain.hardware.runs import RunProcess, find_run_processes
 from fasttrain.hardware.tool import attempt, within
 from fasttrain.hardware.vendors.cuda import Cuda
-from fasttrain.hardware.vendors.cuda_state import cuda_states
-from fasttrain.hardware.vendors.npu import Npu
-from fasttrain.hardware.vendors.npu_smi import NpuSmi
-from fasttrain.hardware.vendors.npu_state import npu_states
-from fasttrain.hardware.vendors.rocm import rocm_states
-from fasttrain.hardware.vendors.xpu import xpu_states
 from fasttrain.model.examination import Cluster, DeviceState, Examination, HostState
-from fasttrain.model.machine import DeviceKind, Interpreter, Machine
+from fasttrain.model.machine import Device, Interpreter, Machine
 from fasttrain.model.secrets import MASK, mask_value
+from fasttrain.model.vendors import VENDORS, DeviceKind
 
 # Without persistence mode the driver starts every board anew, which takes seconds each.
 NVML_TIMEOUT_S = 30.0
@@ -31,9 +27,9 @@ NVML_TIMEOUT_S = 30.0
 _ENV_OPTION = "FASTTRAIN_ENV"  # NAME=VALUE words, split as a shell would
 
 _PREFIXES = (
-    "ASCEND_", "CUDA_", "FASTTRAIN_", "GOMP_", "HCCL_", "HIP_", "HSA_", "KMP_", "MKL_", "NCCL_",
-    "NVIDIA_", "OMP_", "PYTORCH_", "ROCR_", "SLURM_", "TORCH", "XLA_", "ZE_",
-)  # fmt: skip
+    *("FASTTRAIN_", "GOMP_", "KMP_", "MKL_", "OMP_", "PYTORCH_", "SLURM_", "TORCH", "XLA_"),
+    *(prefix for vendor in VENDORS.values() for prefix in vendor.prefixes),
+)
 _NAMES = frozenset(
     {"CXX", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "RANK", "TMPDIR", "WORLD_SIZE"}
 )
@@ -53,6 +49,11 @@ class _Patient:
         except TimeoutError as error:
             note = f"an NVIDIA driver is here, but hangs: {error}; restart the machine"
             return VendorReport(notes=(note,))
+
+    def states(
+        self, devices: Iterable[Device], runs: Mapping[int, RunProcess]
+    ) -> tuple[DeviceState, ...]:
+        return within(self.timeout_s, lambda: self.cuda.states(devices, runs))
 
 
 def examine(
@@ -82,15 +83,11 @@ def examine_host(
     notes: list[str] = []
     none: dict[int, RunProcess] = {}
     runs = attempt("processes", lambda: find_run_processes(run_root), none, notes)
-    cuda = _Patient(Cuda(host, nvml), nvml_timeout_s)
-    smi = NpuSmi(host)
-    own: dict[DeviceKind, Vendor] = {
-        "cuda": cuda,
-        "npu": Npu(host, smi=smi, installed=finds(other)),
-    }
-    probes = tuple(own.get(vendor.kind, vendor) for vendor in vendors(host, other))
+    patient = _Patient(Cuda(host, nvml), nvml_timeout_s)
+    found = vendors(host, other)
+    probes = tuple(patient if vendor.kind == patient.kind else vendor for vendor in found)
     machine = probe_host(host, probes, other)
-    devices = _device_states(cuda, smi, machine, runs, notes)
+    devices = tuple(_device_states(probes, machine, runs, notes))
     state = attempt(
         "the host", lambda: host_state(host, run_root=run_root, runs=runs), HostState(), notes
     )
@@ -105,26 +102,17 @@ def examine_host(
 
 
 def _device_states(
-    patient: _Patient,
-    smi: NpuSmi,
+    probes: tuple[Vendor, ...],
     machine: Machine,
     runs: Mapping[int, RunProcess],
     notes: list[str],
-) -> tuple[DeviceState, ...]:
-    host, nvml = patient.cuda.host, patient.cuda.nvml
-
-    def cuda() -> tuple[DeviceState, ...]:
-        return within(patient.timeout_s, lambda: cuda_states(host, machine.devices, runs, nvml))
-
-    # In the order in which the machine lists them.
-    asks: dict[str, Callable[[], tuple[DeviceState, ...]]] = {
-        "the state of NVIDIA's GPUs": cuda,
-        "the state of the NPUs": lambda: npu_states(host, machine.devices, runs, smi),
-        "the state of AMD's GPUs": lambda: rocm_states(host, machine.devices, runs),
-        "the state of Intel's GPUs": lambda: xpu_states(host, machine.devices, runs),
-    }
+) -> Iterator[DeviceState]:
+    """Yield the devices' states, in the order in which the machine lists them."""
     none: tuple[DeviceState, ...] = ()
-    return tuple(state for what, ask in asks.items() for state in attempt(what, ask, none, notes))
+    for vendor in probes:
+        row = VENDORS[vendor.kind]
+        what = f"the state of {row.maker}'s {row.noun}s"
+        yield from attempt(what, partial(vendor.states, machine.devices, runs), none, notes)
 
 
 def relevant(environ: Mapping[str, str]) -> dict[str, str]:

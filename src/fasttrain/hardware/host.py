@@ -6,13 +6,16 @@ import os
 import platform
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Protocol
 
+from fasttrain.hardware.runs import RunProcess
 from fasttrain.hardware.tool import run_tool
-from fasttrain.model.machine import Device, DeviceKind
+from fasttrain.model.examination import DeviceState
+from fasttrain.model.machine import Device
+from fasttrain.model.vendors import DeviceKind
 
 SYSCTL_TIMEOUT_S = 2.0
 
@@ -33,6 +36,16 @@ class Vendor(Protocol):
 
     def probe(self) -> VendorReport:
         """Return this vendor's devices, cheaply and without starting their runtime."""
+
+    def states(
+        self, devices: Iterable[Device], runs: Mapping[int, RunProcess]
+    ) -> tuple[DeviceState, ...]:
+        """Return how those of a machine's devices that are this vendor's are, in their order.
+
+        Args:
+            devices: All devices of the machine.
+            runs: Processes of fasttrain's runs.
+        """
 
 
 def granted_cpus() -> int:

@@ -27,6 +27,9 @@ print("\\n" + json.dumps(told))
 """
 
 
+NOT_PYTHON = "doesn't answer as Python does"
+
+
 def ask_interpreter(path: str) -> Interpreter:
     """Return what a Python says of itself; torch is looked for, and not imported."""
     if not os.path.exists(path):  # noqa: PTH110 - a name that is too long is none
@@ -40,7 +43,7 @@ def ask_interpreter(path: str) -> Interpreter:
     except ToolError as error:
         return Interpreter(path, str(error))
     except (ValueError, LookupError, TypeError):
-        return Interpreter(path, f"{path} doesn't answer as Python does")
+        return Interpreter(path, f"{path} {NOT_PYTHON}")
 
 
 def torch_of(other: Interpreter) -> Torch:

@@ -13,6 +13,16 @@ from fasttrain.model.errors import FasttrainError
 from fasttrain.model.examination import Examination
 from fasttrain.model.machine import MACHINE_SCHEMA, Device, Machine
 
+NO_FILE = "no such file"
+NOT_REGULAR = "it is not a regular file"
+BINARY = "it is not text but binary data"
+NOT_JSON = "it is not JSON"
+
+
+def other_version(version: object) -> str:
+    """Return what is wrong with a file of this version."""
+    return f"schema is {version!r}; this fasttrain reads version {MACHINE_SCHEMA}"
+
 
 def read_machine(path: Path) -> Machine:
     """Return the machine that a JSON file describes, by itself or as ``doctor --json`` prints it.
@@ -36,8 +46,7 @@ def read_examination(path: Path) -> Examination:
     if isinstance(described, dict):
         version = described.get("schema", MACHINE_SCHEMA)
         if version != MACHINE_SCHEMA:
-            why = f"schema is {version!r}; this fasttrain reads version {MACHINE_SCHEMA}"
-            raise _refused(path, why)
+            raise _refused(path, other_version(version))
     try:
         seen = from_data(Examination, data) if whole else Examination(from_data(Machine, data))
     except CodecError as error:
@@ -62,16 +71,16 @@ def _read_json(path: Path) -> Any:
     try:
         # A pipe or a device could block for ever or never end.
         if not path.is_file():
-            raise _refused(path, "it is not a regular file" if path.exists() else "no such file")
+            raise _refused(path, NOT_REGULAR if path.exists() else NO_FILE)
         text = path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise _refused(path, "it is not text but binary data") from error
+        raise _refused(path, BINARY) from error
     except OSError as error:
         raise _refused(path, error.strerror or str(error)) from error
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise _refused(path, f"it is not JSON: {error}") from error
+        raise _refused(path, f"{NOT_JSON}: {error}") from error
 
 
 def _problem(machine: Machine) -> str:
@@ -108,6 +117,9 @@ def _refused(path: Path, why: str) -> FasttrainError:
 # A machine in a few words, for error texts.
 
 
+NO_GPU = "no GPU"
+
+
 def describe(machine: Machine) -> str:
     """Return accelerators in one phrase: ``8 x NVIDIA H100 80GB HBM3``, ``no GPU, 2 CPU cores``.
 
@@ -117,4 +129,4 @@ def describe(machine: Machine) -> str:
     if names:
         return ", ".join(f"{count} x {name}" for name, count in names.items())
     cores = machine.cpu.cores
-    return f"no GPU, {cores} CPU core{'' if cores == 1 else 's'}"
+    return f"{NO_GPU}, {cores} CPU core{'' if cores == 1 else 's'}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from importlib.util import find_spec
 from typing import TypeVar
 
@@ -11,20 +12,19 @@ from fasttrain.hardware.cpu import find_cxx_compiler, probe_cpu
 from fasttrain.hardware.host import Host, Vendor, VendorReport
 from fasttrain.hardware.interpreter import Locate, torch_of
 from fasttrain.hardware.torch_install import find_torch
-from fasttrain.hardware.vendors.cuda import Cuda
-from fasttrain.hardware.vendors.mps import Mps
-from fasttrain.hardware.vendors.npu import Npu
-from fasttrain.hardware.vendors.rocm import Rocm
-from fasttrain.hardware.vendors.xpu import Xpu
 from fasttrain.model.machine import Cpu, Interpreter, Machine, Torch
+from fasttrain.model.vendors import ACCELERATORS
 
 T = TypeVar("T")
+
+PROBE_FAILED = "probe failed"
+TORCH_UNREAD = f"the torch {PROBE_FAILED}"
 
 
 def vendors(host: Host, other: Interpreter | None = None) -> tuple[Vendor, ...]:
     """Give every vendor's probe, in the order in which devices are listed."""
-    npu = Npu(host, installed=finds(other))
-    return (Cuda(host), npu, Rocm(host), Xpu(host), Mps(host))
+    modules = (import_module(f"fasttrain.hardware.vendors.{kind}") for kind in ACCELERATORS)
+    return tuple(module.vendor(host, finds(other)) for module in modules)
 
 
 def finds(other: Interpreter | None) -> Callable[[str], bool]:
@@ -68,5 +68,5 @@ def _attempt(what: str, probe: Callable[[], T], fallback: T, notes: list[str]) -
     try:
         return probe()
     except Exception as error:  # noqa: BLE001 - a plan is wanted on a broken machine too
-        notes.append(f"the {what} probe failed: {type(error).__name__}: {error}")
+        notes.append(f"the {what} {PROBE_FAILED}: {type(error).__name__}: {error}")
         return fallback

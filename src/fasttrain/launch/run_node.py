@@ -23,7 +23,7 @@ from fasttrain.launch.run_dir.attempt_files import give_all_back
 from fasttrain.launch.run_dir.disk_watch import DiskWatch
 from fasttrain.model.crash import CRASH_FILE
 from fasttrain.model.errors import ExitCode
-from fasttrain.model.hang import HANG_FILE
+from fasttrain.model.hang import HANG_FILE, NO_PROGRESS
 from fasttrain.model.plan import EnvVar, LaunchPlan
 from fasttrain.model.secrets import secrets_of
 from fasttrain.processes.agent_pipe import AgentPipe, Handed, open_pipe
@@ -151,7 +151,7 @@ class _Follower:
 def _seen(hang: HangWatch, relay: Relay, run_dir: Path) -> Iterator[str]:
     """Yield what the launcher saw go wrong, one sentence each."""
     for found in hang.hangs:
-        yield f"no rank went on for {found.quiet_s:.0f} s: see {HANG_FILE}"
+        yield f"{NO_PROGRESS} for {found.quiet_s:.0f} s: see {HANG_FILE}"
     yield from hang.problems
     if relay.log_error:
         yield f"the log in {run_dir} is not whole: {relay.log_error}"

@@ -1,10 +1,12 @@
-"""Attempts of a run that is started again when it fails, and how its nodes agree on that.
+"""Attempts of a run that restarts after a failure, and the messages that decide on a restart.
 
-Where there is an agent, it reports how its workers ended to the launcher of its node, by a pipe.
-The launcher, which knows causes, answers with a verdict; the agent exchanges it with those of the
-other nodes, and reports what all of them decide. Where that is another attempt, the launcher clears
-the way: it ends what is left of the workers and puts their records aside. Then the agent starts
-its workers again.
+One exchange over the agent's pipe, on each node of a run that has an agent:
+
+1. The agent reports how its workers ended.
+2. The launcher, which knows the causes of failures, answers with its verdict.
+3. The agent exchanges verdicts with the other nodes and reports the common decision.
+4. If the run restarts, the launcher cleans up: it ends what is left of the workers and puts their
+   records aside. Then it reports that, and the agent starts its workers again.
 """
 
 from __future__ import annotations
@@ -15,32 +17,39 @@ from dataclasses import dataclass, replace
 from fasttrain.model.crash import Crash, WorkerExits
 
 NODE_LEFT, NODE_CAME = "a node left", "a node came"
+NODE_MISSED = "a node is gone that the run can't do without"
 RESTART_COUNT = "FASTTRAIN_RESTART_COUNT"
 DIVIDER = "--- fasttrain: "  # starts the line between two attempts in a log
 
 
 def restart_count(environ: Mapping[str, str]) -> int:
-    """Return how often a run was started again; 0 where the variable is not a number of ours."""
+    """Return how often the run was restarted.
+
+    Anything but a short number counts as 0: fasttrain didn't write it.
+    """
     text = environ.get(RESTART_COUNT, "")
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else 0
 
 
 def attempt_folder(number: int) -> str:
-    """Return the folder for the records of a failed attempt; attempts count from 1."""
+    """Return the folder, in the run directory, for the records of a failed attempt.
+
+    Attempts count from 1.
+    """
     return f"attempt-{number}"
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """How the launcher of one node judges a failed attempt.
+    """The judgement of one node's launcher on a failed attempt.
 
     Attributes:
         host: Name of the node.
-        again: Whether another attempt can end better, as far as this node knows.
-        reason: Why, or why not.
+        again: Whether another attempt may succeed, as far as this node knows.
+        reason: Why.
         delay_s: Seconds before another attempt.
-        crash: The first failure on this node; None where nothing failed.
-        of_a_peer: Whether that is what a rank reports of another one that it lost or waited for.
+        crash: The first failure on this node; None if nothing failed here.
+        of_a_peer: Whether that failure only reports another rank as lost or late.
     """
 
     host: str
@@ -53,15 +62,15 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """What all nodes of a run decide, each of them from the same verdicts.
+    """The common decision of all nodes; each derives it from the same verdicts.
 
     Attributes:
-        again: Whether the run is started again.
+        again: Whether the run restarts.
         reason: Why, or why not.
-        delay_s: Seconds before that.
-        used: Restarts that were used, this one included.
-        crash: The first failure of all nodes; None where none is known.
-        elsewhere: Whether that was on another node than this one.
+        delay_s: Seconds before the restart.
+        used: Restarts used so far, this one included.
+        crash: The first failure on any node; None if none is known.
+        elsewhere: Whether that failure was on another node than this one.
     """
 
     again: bool
@@ -93,15 +102,15 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """An attempt after which the run was started again.
+    """An attempt after which the run restarted.
 
     Attributes:
         number: Counted from 1.
         wall_s: Seconds that it took.
-        reason: Why the run was started again.
-        delay_s: Seconds before that.
-        crash: Why it failed; None where it ended because a node came or left.
-        folder: Where its records are kept, in the run directory.
+        reason: Why the run restarted.
+        delay_s: Seconds before the restart.
+        crash: Why it failed; None if it ended because a node joined or left.
+        folder: Folder of its records, in the run directory.
     """
 
     number: int
@@ -113,10 +122,10 @@ class Attempt:
 
 
 class GivenUpError(Exception):
-    """Another node's workers failed, and the run is not started again.
+    """Another node's workers failed, and the run does not restart.
 
     Attributes:
-        exit_code: What the first failure ended with.
+        exit_code: Exit code of the first failure.
     """
 
     def __init__(self, exit_code: int, why: str) -> None:
@@ -124,19 +133,26 @@ class GivenUpError(Exception):
         self.exit_code = exit_code
 
 
+def used_up(most: int) -> str:
+    """Return the reason not to start again after this many restarts."""
+    return f"all {most} restarts were used" if most > 1 else "its one restart was used"
+
+
 def agree(
     verdicts: Sequence[Verdict], *, used: int, most: int, lost: int = 0, elastic: bool = False
 ) -> Decided:
-    """Decide whether a failed run is started again; the same on every node, but for `elsewhere`.
+    """Return the decision on a failed run; the same on every node, except for `elsewhere`.
 
     Args:
-        verdicts: Those of the nodes, in the order of their ranks.
-        used: Restarts that were used before.
-        most: Restarts that were asked for.
-        lost: Nodes that gave no verdict.
-        elastic: Whether the run continues without them.
+        verdicts: One per node, in the order of the node ranks.
+        used: Restarts used before.
+        most: Restarts allowed.
+        lost: Number of nodes that sent no verdict.
+        elastic: Whether the run can continue without those nodes.
     """
     failed = [verdict for verdict in verdicts if verdict.crash]
+    # A lost connection is often reported before the death that caused it is seen, so a failure of a
+    # rank's own comes before any report of a peer, whatever their times.
     failed.sort(key=lambda one: (one.of_a_peer, one.crash.time_ns if one.crash else 0))
     first = failed[0] if failed else None
     crash = replace(first.crash, node=first.host) if first and first.crash else None
@@ -146,10 +162,10 @@ def agree(
     if refusing:
         final = refusing.reason
     elif lost and not elastic:
-        final = "a node is gone that the run can't do without"
+        final = NODE_MISSED
     elif not left and used >= most:
-        final = f"all {most} restarts were used" if most > 1 else "its one restart was used"
-    elif left:
+        final = used_up(most)
+    elif left:  # an elastic run goes on with fewer nodes, and that costs no restart
         return Decided(again=True, reason=NODE_LEFT, delay_s=delay_s, used=used, crash=crash)
     else:
         reason = first.reason if first else ""

@@ -1,4 +1,4 @@
-"""Dataclasses to JSON and back, checked by their own annotations; standard library only."""
+"""Dataclasses to JSON and back, checked against their annotations; standard library only."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _SHOWN_CHARACTERS = 60
 
 
 class CodecError(ValueError):
-    """Data that does not have the shape of the dataclass it is read into."""
+    """Data that does not fit the dataclass that it is read into."""
 
 
 def to_data(value: Any) -> Any:
-    """Return plain JSON data for a dataclass, with enums as their values and tuples as lists."""
+    """Return a dataclass as JSON data: enums as their values, tuples as lists."""
     if is_dataclass(value) and not isinstance(value, type):
         return {f.name: to_data(getattr(value, f.name)) for f in fields(value)}
     if isinstance(value, Enum):
@@ -35,10 +35,10 @@ def to_data(value: Any) -> Any:
 
 
 def from_data(kind: type[T], data: Any) -> T:
-    """Read JSON data into a dataclass.
+    """Return a dataclass built from JSON data.
 
     Raises:
-        CodecError: A field is missing, unknown or of the wrong type; the message names its path.
+        CodecError: If a field is missing, unknown or of the wrong type; the message names its path.
     """
     result: T = _read(kind, data, "", {})
     return result
@@ -50,10 +50,10 @@ def dumps(value: Any, *, indent: int | None = 2) -> str:
 
 
 def loads(kind: type[T], text: str | bytes) -> T:
-    """Read JSON text into a dataclass.
+    """Return a dataclass built from JSON text.
 
     Raises:
-        CodecError: The text is not JSON, or does not have the dataclass's shape.
+        CodecError: If the text is not JSON, or does not fit the dataclass.
     """
     try:
         data = json.loads(text)
@@ -68,7 +68,7 @@ def _hints(kind: type) -> dict[str, Any]:
 
 
 def _read(kind: Any, data: Any, path: str, variables: Mapping[Any, Any]) -> Any:
-    kind = variables.get(kind, kind)
+    kind = variables.get(kind, kind)  # T of a generic dataclass such as Decision[T]
     origin = get_origin(kind)
     if is_dataclass(origin or kind):
         return _read_dataclass(kind, data, path)
@@ -77,7 +77,7 @@ def _read(kind: Any, data: Any, path: str, variables: Mapping[Any, Any]) -> Any:
     if origin in (Union, types.UnionType):
         return _read_union(kind, data, path, variables)
     if origin is Literal:
-        if not any(data is choice or data == choice for choice in get_args(kind)):
+        if data not in get_args(kind):
             raise CodecError(
                 f"{path or 'value'} is {_shown(data)}, not one of {list(get_args(kind))}"
             )
@@ -124,6 +124,7 @@ def _read_scalar(kind: Any, data: Any, path: str) -> Any:
             ) from None
     else:
         expected = kind
+    # bool is a subclass of int in Python, but not a number in JSON.
     if not isinstance(data, expected) or (isinstance(data, bool) and expected is not bool):
         raise CodecError(f"{path or 'value'} is {_shown(data)}, not {expected.__name__}")
     return data
@@ -134,6 +135,7 @@ def _is_number(data: Any) -> bool:
 
 
 def _read_number(kind: type[int] | type[float], data: float, path: str) -> float:
+    # Python's json reads NaN and Infinity, which no field of ours can mean.
     if isinstance(data, float) and (kind is int or not math.isfinite(data)):
         raise CodecError(f"{path or 'value'} is {data}, not {kind.__name__}")
     if not -_LARGEST <= data < _LARGEST and isinstance(data, int):
@@ -159,6 +161,7 @@ def _read_dataclass(kind: Any, data: Any, path: str) -> Any:
     for name, f in known.items():
         if name in data:
             values[name] = _read(hints[name], data[name], _join(path, name), variables)
+            # Records of another version of fasttrain are refused, not guessed at.
             if name == "schema" and values[name] != f.default:
                 what = f"{_join(path, name)} is {values[name]}"
                 raise CodecError(f"{what}; this fasttrain reads version {f.default}")
@@ -166,7 +169,7 @@ def _read_dataclass(kind: Any, data: Any, path: str) -> Any:
             raise CodecError(f"{_join(path, name)} is missing")
     try:
         return cls(**values)
-    except ValueError as error:  # what a class demands of itself
+    except ValueError as error:  # raised by the class's own __post_init__
         raise CodecError(f"{path or cls.__name__}: {error}") from error
 
 

@@ -1,4 +1,4 @@
-"""How a run failed: what a worker and its agent record, and how the launcher judges it."""
+"""How a run failed: the records of a worker and its agent, and the launcher's diagnosis."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ CRASH_FILE = "crash.json"  # in the run directory, as all of these
 EXITS_FILE = "ends.json"  # WorkerExits
 MESSAGE_LENGTH = 4000  # a compiler's error or a C++ stack can be megabytes
 
-# Python's own library, installed packages, frozen modules and generated code: not the user's.
-_OF_OTHERS = re.compile(r"[/\\](site-packages|dist-packages)[/\\]|[/\\]lib(64)?[/\\]python3|^<")
+# Python's own library, installed packages, frozen modules and generated code.
+_NOT_THE_USERS = re.compile(r"[/\\](site-packages|dist-packages)[/\\]|[/\\]lib(64)?[/\\]python3|^<")
 
 
 def failure_file(rank: int) -> str:
-    """Return where a worker records the exception that ends it."""
+    """Return the name of the file in which a worker records the exception that ends it."""
     return f"failure-{rank}.json"
 
 
 def stack_file(rank: int) -> str:
-    """Return where a worker writes its Python stack when a signal such as SIGSEGV ends it."""
+    """Return the name of the file for a worker's Python stack at a signal such as SIGSEGV."""
     return f"fault-{rank}.txt"
 
 
@@ -31,11 +31,11 @@ class Frame:
     """One call of a traceback.
 
     Attributes:
-        file: Its file, as Python names it.
-        line: The line, from 1.
+        file: Path of the file, as Python names it.
+        line: Line number, from 1.
         function: Name of the function.
-        source: Text of the line, where that is known.
-        of_target: Whether it is in the script or module that was started, or in its package.
+        source: Text of the line; empty if unknown.
+        of_target: Whether the file belongs to the program that was started, or to its package.
     """
 
     file: str
@@ -46,8 +46,8 @@ class Frame:
 
     @property
     def own(self) -> bool:
-        """True if it is in the user's code: the program itself, or a file outside of packages."""
-        return self.of_target or not _OF_OTHERS.search(self.file)
+        """True if the frame is in the user's code, by its program or by the file's folder."""
+        return self.of_target or not _NOT_THE_USERS.search(self.file)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +55,13 @@ class Raised:
     """One exception.
 
     Attributes:
-        kinds: Full names of its class and of its base classes, most derived first.
-        message: Its text, of at most `MESSAGE_LENGTH` characters.
-        frames: The calls of its traceback, innermost last.
-        errno: Number of an OSError; 0 without.
-        subject: File of an OSError or module of an ImportError; empty without.
-        handled: Whether it was only being handled when the exception before it in the chain was
-            raised, without ``raise ... from``.
+        kinds: Full names of its class and of the base classes, the class itself first.
+        message: Its text, at most `MESSAGE_LENGTH` characters.
+        frames: Its traceback, innermost frame last.
+        errno: Number of an OSError; 0 without one.
+        subject: File of an OSError or module of an ImportError; empty without one.
+        handled: Whether it was merely being handled (`__context__`) when the exception before it
+            was raised, without a ``raise ... from`` that names it as the cause.
     """
 
     kinds: tuple[str, ...]
@@ -73,23 +73,23 @@ class Raised:
 
     @property
     def name(self) -> str:
-        """Its class, without the module."""
+        """Name of the exception's class, without the module."""
         return self.kinds[0].rpartition(".")[2]
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """The exception that ends a worker, as the worker itself records it.
+    """A worker's record of the exception that ends it.
 
     Attributes:
-        rank: Its global rank.
-        pid: Its process.
-        time_ns: When it left the script, in nanoseconds since the epoch.
-        monotonic_ns: The same by the monotonic clock, which all processes of a node share.
-        exit_code: What the interpreter ends with because of it, or minus a signal; a worker that
-            is stopped while it is ending still failed with this code.
-        raised: The exception, followed by those that led to it.
-        cwd: Its working directory then, which the script may have changed; empty if it is gone.
+        rank: Global rank.
+        pid: The worker's process ID.
+        time_ns: When the exception left the script, in nanoseconds since the epoch.
+        monotonic_ns: The same on the monotonic clock, which all processes of a node share.
+        exit_code: Exit code of the interpreter for this exception, or -N for signal N; it stays the
+            worker's exit code even if a signal stops the worker during its shutdown.
+        raised: The exception, followed by its causes and contexts.
+        cwd: Working directory at that time, which the script may have changed; empty if deleted.
     """
 
     rank: int
@@ -108,14 +108,14 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class WorkerExit:
-    """A worker that ended badly, as the process that started it saw it.
+    """The end of a failed worker, as seen by the process that started it.
 
     Attributes:
-        rank: Its global rank.
-        pid: Its process; 0 where it isn't known.
-        exit_code: Its exit code, or minus the signal that it died of.
-        time_ns: When its end was seen, in nanoseconds since the epoch.
-        monotonic_ns: The same by the monotonic clock.
+        rank: Global rank.
+        pid: The worker's process ID; 0 if unknown.
+        exit_code: Its exit code, or -N if signal N killed it.
+        time_ns: When its end was noticed, in nanoseconds since the epoch.
+        monotonic_ns: The same on the monotonic clock.
     """
 
     rank: int
@@ -130,7 +130,7 @@ class WorkerExit:
 
 @dataclass(frozen=True, slots=True)
 class WorkerExits:
-    """The workers of one node that ended badly.
+    """The failed workers of one node.
 
     Attributes:
         ends: How each of them ended.
@@ -143,12 +143,12 @@ class WorkerExits:
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """State of the machine that can explain a failure; None where it isn't known.
+    """State of the machine that can explain a failure; None if unknown.
 
     Attributes:
-        group_oom_kills: Processes of our control group that the kernel has killed for memory.
-        machine_oom_kills: The same for the whole machine, including other users' processes.
-        memory_limit_bytes: Limit of the control group.
+        group_oom_kills: Number of OOM kills in our control group (cgroup) so far.
+        machine_oom_kills: The same for the whole machine, other users' processes included.
+        memory_limit_bytes: Memory limit of the control group.
         memory_bytes: Memory of the machine.
         shm_bytes: Size of /dev/shm.
     """
@@ -166,23 +166,23 @@ class Crash:
 
     Attributes:
         rank: The rank that failed first.
-        ranks: Ranks of this node.
-        exit_code: Its exit code, or 128 + signal.
-        signal: Name of the signal that it died of; empty for an exit code.
+        ranks: Number of ranks on this node.
+        exit_code: Exit code of that rank, or 128 + signal.
+        signal: Name of the signal that killed it; empty if it exited.
         time_ns: When it failed, in nanoseconds since the epoch.
         cause: Stable name of the cause; tests and searches match it, never the prose.
         why: The cause in words.
-        fix: The next thing to type or change; empty where there is nothing to suggest.
+        fix: The next thing to type or change; empty without a suggestion.
         error: The exception as Python prints it; empty without one.
-        frames: The calls that led there, cut to the user's own.
+        frames: The traceback, cut to the user's part.
         log: The last lines of its log before the traceback.
         log_file: Name of its log in the run directory; empty without one.
         shown: Whether its output was on the screen.
-        others: What became of the other ranks, in one sentence; empty where there are none.
-        step: Optimizer steps that its rank had made; None where they can't be seen.
-        node: The machine that it was on, where that isn't this one.
-        earlier: What became of earlier attempts of the run; empty where this was the first.
-        final: Why the run was not started again; empty where nobody asked for that.
+        others: What happened to the other ranks, in one sentence; empty if there are none.
+        step: Optimizer steps that the rank had made; None if unknown.
+        node: Host name of its node, unless that is this one.
+        earlier: What happened to earlier attempts of the run; empty on the first.
+        final: Why the run did not restart; empty if no restarts were asked for.
     """
 
     rank: int

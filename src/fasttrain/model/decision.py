@@ -26,8 +26,8 @@ class Source:
 
     Attributes:
         kind: Layer that supplied it.
-        where: The place a user can go and change it: ``--amp``, ``FASTTRAIN_AMP``,
-            ``fasttrain.yaml:3``, ``preset exact``, a device name.
+        where: Where a user can change it, or what it was derived from: ``--amp``,
+            ``FASTTRAIN_AMP``, ``fasttrain.yaml:3``, ``preset exact``, a device name.
     """
 
     kind: SourceKind
@@ -35,7 +35,7 @@ class Source:
 
     @property
     def explicit(self) -> bool:
-        """Return whether a person named this value, so that it must never be dropped silently."""
+        """True if a person named this value, so that it must never be dropped silently."""
         return self.kind in (SourceKind.FLAG, SourceKind.ENV, SourceKind.FILE, SourceKind.PRESET)
 
     def __str__(self) -> str:
@@ -44,7 +44,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Setting(Generic[T]):
-    """What the user wants for one option, and where they said so."""
+    """The value of one option, and where it was set."""
 
     value: T
     source: Source
@@ -52,7 +52,7 @@ class Setting(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Decision(Generic[T]):
-    """What fasttrain decided, why, and which source had the last word."""
+    """A value that fasttrain decided, the reason, and the source that settled it."""
 
     value: T
     reason: str

@@ -1,14 +1,16 @@
-"""What was seen of a machine beyond its description: what the checks of ``doctor`` judge."""
+"""The state of a machine, as the checks of ``doctor`` read it, and what they find wrong."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Literal
 
-from fasttrain.model.machine import DeviceKind, Machine
+from fasttrain.model.machine import Machine
+from fasttrain.model.vendors import DeviceKind
 
 TrialState = Literal["ok", "failed", "crashed", "hung", "unreadable", "not tried"]
 Purpose = Literal["runs", "cache", "temporary"]
+Severity = Literal["error", "warning", "hint"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,12 +18,12 @@ class DeviceProcess:
     """A process that holds memory of a device.
 
     Attributes:
-        pid: Its number here; 0 where it is hidden by a container.
-        memory_bytes: What it holds; 0 when unknown.
-        command: The program alone, such as ``python``; empty when it is closed to us.
-        run: Run directory of the fasttrain run that it belongs to; empty if to none.
-        orphan: Whether it belongs to a run of fasttrain whose launcher is dead.
-        display: Whether it draws on the device, as a display server and desktop programs do.
+        pid: Its process ID here; 0 if a container hides it.
+        memory_bytes: Device memory that it holds; 0 if unknown.
+        command: Name of the program, such as ``python``; empty if we may not read it.
+        run: Run directory of the fasttrain run that it belongs to; empty if none.
+        orphan: Whether it belongs to a fasttrain run whose launcher is dead.
+        display: Whether it renders graphics, as display servers and desktop programs do.
     """
 
     pid: int
@@ -34,31 +36,31 @@ class DeviceProcess:
 
 @dataclass(frozen=True, slots=True)
 class DeviceState:
-    """How a device is at the moment; None stands for what its driver doesn't tell.
+    """The current state of a device; None for values that its driver doesn't report.
 
     Attributes:
         kind: Kind of the device.
         index: Its index in `Machine.devices`' numbering.
         uuid: Its UUID, as in `Device`.
-        memory_used_bytes: Memory in use by anyone.
-        processes: Who holds memory of it.
-        throttled: Why its clocks are held down at the moment: ``power``, ``thermal``,
-            ``hardware``; idle clocks are no throttling.
-        power_limit_w: The limit set, in watts.
-        power_default_w: The limit that the board has from the factory, in watts.
+        memory_used_bytes: Memory in use, whoever uses it.
+        processes: The processes that hold its memory.
+        throttled: Why its clocks are throttled now: ``power``, ``thermal``, ``hardware``; idle
+            clocks are no throttling.
+        power_limit_w: The power limit that is set, in watts.
+        power_default_w: The board's default power limit, in watts.
         clock_limit_mhz: Highest graphics clock that the present settings allow, in MHz.
         clock_max_mhz: Highest graphics clock of the board, in MHz.
-        temperature_c: Of the chip, in degrees Celsius.
-        persistence: Whether the driver stays loaded while nobody uses the device.
+        temperature_c: Temperature of the chip, in degrees Celsius.
+        persistence: Whether the driver stays loaded while the device is unused.
         ecc_uncorrected: Uncorrected memory errors since the driver was loaded.
-        rows_failed: Whether a row of its memory failed to be remapped: the board must be replaced.
+        rows_failed: Whether remapping a row of its memory failed: the board must be replaced.
         xids: Numbers of the latest errors that the kernel logged for it (NVIDIA's Xid).
-        health: ``OK``, or what the driver says instead (Ascend).
-        numa_node: NUMA node that it hangs on.
-        pcie_gen: Generation that its link runs at under load, and `pcie_gen_max` could.
-        pcie_width: Lanes of its link, of `pcie_width_max`.
-        links: How it reaches the others, by their index: ``NV18``, ``NV4``, ``PIX``, ``PHB``,
-            ``NODE``, ``SYS``, as ``nvidia-smi topo -m`` calls them.
+        health: ``OK``, or the driver's word for what is wrong (Ascend).
+        numa_node: NUMA node that it is attached to.
+        pcie_gen: PCIe generation of its link under load; `pcie_gen_max` is the highest possible.
+        pcie_width: Lanes that its link uses; `pcie_width_max` is the most possible.
+        links: Link to each other device, by index: ``NV18``, ``NV4``, ``PIX``, ``PHB``, ``NODE``,
+            ``SYS``, as in ``nvidia-smi topo -m``.
         peer_access: Indices of the devices whose memory it can read directly.
     """
 
@@ -93,10 +95,10 @@ class Disk:
 
     Attributes:
         purpose: ``runs`` (run directories), ``cache`` (inductor's and triton's), ``temporary``.
-        path: The folder, or the nearest one above it that exists.
-        free_bytes: What this user may still write there.
+        path: The folder, or its nearest parent that exists.
+        free_bytes: Free space for this user.
         writable: Whether this user may write there.
-        executable: Whether programs can be started from there; compiled kernels are.
+        executable: Whether programs can be started from there, as compiled kernels are.
         filesystem: Such as ``ext4``, ``nfs4``, ``overlay``, ``tmpfs``.
     """
 
@@ -110,13 +112,13 @@ class Disk:
 
 @dataclass(frozen=True, slots=True)
 class RdmaPort:
-    """A port of an InfiniBand or RoCE adapter, by which nodes reach each other's memory.
+    """A port of an InfiniBand or RoCE adapter.
 
     Attributes:
         name: Adapter and port, such as ``mlx5_0/1``.
         state: ``ACTIVE``, ``DOWN``, ``INIT``, ``ARMED``, ``ACTIVE_DEFER``.
-        link_layer: ``InfiniBand`` or ``Ethernet``; empty when unknown.
-        rate_gbps: What the link carries, in Gbit/s; None when unknown.
+        link_layer: ``InfiniBand`` or ``Ethernet``; empty if unknown.
+        rate_gbps: Rate of the link in Gbit/s; None if unknown.
     """
 
     name: str
@@ -127,23 +129,23 @@ class RdmaPort:
 
 @dataclass(frozen=True, slots=True)
 class HostState:
-    """Limits and surroundings of this process; None stands for what can't be read here.
+    """The host and the limits of this process; None for what can't be read here.
 
     Attributes:
-        shm_bytes: Size of /dev/shm, and `shm_free_bytes` what is free of it.
+        shm_bytes: Size of /dev/shm; `shm_free_bytes` is the free part.
         open_files: Soft and hard limit of open files; -1 for no limit.
         locked_memory_bytes: Soft limit of locked memory; -1 for no limit.
         disks: Folders that runs write to.
-        memory_available_bytes: Memory that can be had without swapping.
+        memory_available_bytes: Memory that is available without swapping.
         load: Runnable processes, averaged over the last minute.
         logical_cpus: Logical processors of the whole machine.
         quota_cores: CPU quota of the cgroup in cores; None without one.
         numa_nodes: NUMA nodes with processors.
         hostname_resolves: Whether the machine's own name has an address here.
-        ports: First and last port that the kernel gives out by itself.
+        ports: First and last ephemeral port.
         container: ``docker``, ``podman``, ``kubernetes``, ``apptainer``, ``lxc``; empty outside.
         kernel: Release of the kernel.
-        orphans: Processes of fasttrain runs whose launcher is dead, with run directories.
+        orphans: Processes of fasttrain runs whose launcher is dead.
         rdma_ports: Ports of InfiniBand and RoCE adapters.
     """
 
@@ -167,12 +169,12 @@ class HostState:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """Something that was tried in a process of its own.
+    """The result of something that was tried in a process of its own.
 
     Attributes:
-        state: What became of it; ``unreadable`` when it printed something else than asked.
+        state: How it ended; ``unreadable`` if its output was not the expected one.
         took_s: Seconds it took.
-        message: Its error's last line; empty when it went well.
+        message: Last line of its error; empty on success.
     """
 
     state: TrialState = "not tried"
@@ -182,21 +184,21 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class TorchTrial:
-    """What the script's torch says of itself, asked in a process of its own.
+    """The script's torch, as queried in a process of its own.
 
     Attributes:
-        imported: ``import torch``, and asking it what it sees.
+        imported: ``import torch``, and the queries below.
         version: ``torch.__version__``.
         available: Device types that it can use, such as ``cuda``.
-        device_counts: How many devices of each type it sees.
+        device_counts: Number of visible devices of each type.
         architectures: Compute capabilities that its kernels were built for (``sm_90``).
-        init_error: What initialising the accelerator said; empty when it went well.
-        cudnn: Version of cuDNN, and so on; empty where torch has none.
-        backends: Of torch.distributed: ``gloo``, ``nccl``, ``hccl``, ``mpi``.
-        autoload_error: What loading a device's extension said, where torch can only be imported
-            without it (torch_npu without CANN).
+        init_error: Error of initialising the accelerator; empty on success.
+        cudnn: Version of cuDNN; as for `nccl` and `triton`, empty if torch has none.
+        backends: Backends of torch.distributed: ``gloo``, ``nccl``, ``hccl``, ``mpi``.
+        autoload_error: Error of loading a device's extension, if torch can only be imported without
+            it (torch_npu without CANN).
         compiled: ``torch.compile`` of a small function.
-        all_reduced: A sum over two processes of this machine.
+        all_reduced: An all-reduce over two processes of this machine.
     """
 
     imported: Trial = Trial()
@@ -220,8 +222,8 @@ class Partition:
 
     Attributes:
         name: Its name.
-        nodes: Number of its nodes, and `nodes_up` how many take jobs.
-        gpus_per_node: Most GPUs that one of its nodes has.
+        nodes: Number of its nodes; `nodes_up` counts those that take jobs.
+        gpus_per_node: GPUs of the node that has most.
         time_limit_min: Longest time of a job in minutes; None for no limit.
         default: Whether jobs that name no partition go there.
     """
@@ -239,12 +241,12 @@ class Cluster:
     """SLURM as seen from here.
 
     Attributes:
-        version: SLURM's version; empty where ``sinfo`` is not installed.
+        version: SLURM's version; empty if ``sinfo`` is not installed.
         partitions: Its partitions.
-        error: What asking the controller said; empty when it answered.
-        job: Number of the job that this process runs in; empty outside of one.
-        job_gpus: GPUs that the job was given on this node.
-        configured: Whether its tools know of a cluster to ask.
+        error: Error of the query to the controller; empty if it answered.
+        job: Number of the job that this process runs in; empty outside a job.
+        job_gpus: GPUs that the job was granted on this node.
+        configured: Whether SLURM's tools are configured for a cluster.
     """
 
     version: str = ""
@@ -260,11 +262,11 @@ class Examination:
     """Everything that the checks look at.
 
     Attributes:
-        machine: The description, as a plan takes it.
-        devices: State of its devices, in their order; those of vendors that tell none are left out.
-        host: Limits and surroundings.
-        environ: Variables that matter to training, of the environment that a run would start in.
-        torch: What its torch says of itself; None with ``--quick``.
+        machine: The description that plans are made from.
+        devices: State of its devices, in their order, without vendors that report no state.
+        host: The host and the limits of this process.
+        environ: Variables that matter to training, of the environment in which a run would start.
+        torch: The script's torch; None with ``--quick``.
         cluster: SLURM.
     """
 
@@ -274,3 +276,27 @@ class Examination:
     environ: dict[str, str] = field(default_factory=dict)
     torch: TorchTrial | None = None
     cluster: Cluster = Cluster()
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something wrong with a machine, a script or a job, from ``doctor`` or ``slurm --check``.
+
+    Attributes:
+        check: Slug of the check that found it.
+        severity: ``error``: a run will fail or be wrong; ``warning``: it will be slow, or may fail;
+            ``hint``: it could be better.
+        what: The fact, in one line.
+        why: The effect on a run.
+        fix: The next thing to type or change.
+        where: ``file:line`` in the user's code; empty for a machine.
+        mendable: Whether ``--fix`` can do it here.
+    """
+
+    check: str
+    severity: Severity
+    what: str
+    why: str
+    fix: str
+    where: str = ""
+    mendable: bool = False

@@ -1,4 +1,4 @@
-"""What is watched in a run, and what becomes of it when it fails or has to make room."""
+"""The watches over a run, its restarts, and what happens to it at preemption."""
 
 from __future__ import annotations
 
@@ -10,15 +10,20 @@ from fasttrain.model.settings import HangAction, NanChoice, PreemptChoice, Resta
 
 ResumeMode = Literal["no", "if-there", "required"]
 
+# What rank 0 reports about snapshots, followed by a step or by nothing.
+PREEMPTED_AFTER = "preempted after step"
+GOING_ON = "going on from the snapshot of step"
+NONE_YET = "there is no snapshot yet; the run starts from the beginning"
+
 
 @dataclass(frozen=True, slots=True)
 class HangWatch:
-    """When a run counts as hung, and what then.
+    """When a run counts as hung, and what happens then.
 
     Attributes:
-        on: Whether it is watched at all.
+        on: Whether the run is watched at all.
         timeout_s: Seconds without progress; None for a limit that follows the time of a step.
-        action: Whether it is stopped, or told and left.
+        action: Whether a hung run is stopped, or only reported.
     """
 
     on: bool
@@ -28,7 +33,7 @@ class HangWatch:
 
 @dataclass(frozen=True, slots=True)
 class Guards:
-    """What is watched while the script trains, one decision each."""
+    """The watches over a training script, one decision each."""
 
     hang: Decision[HangWatch]
     nan: Decision[NanChoice]
@@ -36,12 +41,12 @@ class Guards:
 
 @dataclass(frozen=True, slots=True)
 class Restarts:
-    """What becomes of a run that failed.
+    """The restarts of a failed run.
 
     Attributes:
-        most: How often it is started again.
-        on: Whether only after recoverable failures, or after any.
-        first_s: Seconds before a restart.
+        most: Most restarts.
+        on: ``auto``: restart after retryable failures; ``any``: after any failure.
+        first_s: Seconds before the first restart.
         cap_s: Most seconds before a restart.
     """
 
@@ -51,7 +56,7 @@ class Restarts:
     cap_s: float = 300.0
 
     def delay_s(self, barren: int) -> float:
-        """Return the seconds before the next restart.
+        """Return the seconds before the next restart: exponential backoff up to `cap_s`.
 
         Args:
             barren: Attempts in a row, the last included, that failed without a training step.
@@ -61,14 +66,14 @@ class Restarts:
 
 @dataclass(frozen=True, slots=True)
 class Preempt:
-    """What becomes of a run that has to make room for another one.
+    """What happens at preemption, and the snapshots of a run.
 
     Attributes:
-        mode: ``signal``: the script gets the signal; ``snapshot``: the run ends behind a snapshot.
-        signals: The signals that ask a worker for it; the launcher sends the first.
-        every_min: Minutes between snapshots without a signal; None takes none.
-        resume: Whether the run goes on from a snapshot: ``no``; ``if-there``, as a run that was
-            queued again; ``required``, as a person has asked for.
+        mode: ``signal``: the script gets the signal; ``snapshot``: the run ends after a snapshot.
+        signals: The signals that preempt a worker; the launcher sends the first.
+        every_min: Minutes between snapshots without a signal; None for no such snapshots.
+        resume: Whether the run resumes from a snapshot: ``no``; ``if-there``, for a requeued run;
+            ``required``, if a person asked for it.
     """
 
     mode: PreemptChoice = "signal"

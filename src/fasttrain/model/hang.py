@@ -1,4 +1,4 @@
-"""A run in which no rank goes on: who is where, as hang.json and the card tell it."""
+"""A run without progress: the records of hang.json, and the heartbeats by which it is seen."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from enum import IntEnum
 from typing import Literal
 
 from fasttrain.model.errors import demand
+
+NO_PROGRESS = "no progress"
 
 HANG_SCHEMA = 1
 HANG_FILE = "hang.json"  # in the run directory
@@ -19,10 +21,10 @@ class Frame:
     """One line of a stack.
 
     Attributes:
-        file: Path as Python knows it.
-        line: Number of the line.
+        file: Path of the file, as Python names it.
+        line: Line number, from 1.
         function: Name of the function.
-        source: The line itself; empty where its file can't be read.
+        source: Text of the line; empty if the file can't be read.
         user: Whether it is the user's own code.
     """
 
@@ -38,10 +40,10 @@ class StuckProcess:
     """One process of a rank.
 
     Attributes:
-        pid: Its number.
+        pid: Its process ID.
         role: ``rank`` for the worker itself.
         threads: Its stacks, the main thread's first, each from the innermost frame outwards.
-        missing: Why there are none; empty when there are.
+        missing: Why there are no stacks; empty if there are.
     """
 
     pid: int
@@ -57,7 +59,7 @@ class StuckRank:
     Attributes:
         rank: Global rank.
         steps: Its optimizer steps.
-        processes: The worker and what it has started, those that are Python.
+        processes: The worker and the Python processes that it started.
     """
 
     rank: int
@@ -70,16 +72,16 @@ class StuckRank:
 
 @dataclass(frozen=True, slots=True)
 class Hang:
-    """What was found when no rank had gone on for a time.
+    """The state of a run that made no progress for too long.
 
     Attributes:
         run_id: Name of the run.
         quiet_s: Seconds without progress.
-        limit_s: Seconds after which that counts as a hang.
-        action: Whether the run is stopped; goes on, as was asked for; or is spared, since its only
-            process computes.
+        limit_s: Seconds without progress that count as a hang.
+        action: ``stop``: the run is stopped; ``report``: it goes on, as the user asked; ``spare``:
+            it goes on because its only process is still computing.
         verdict: Who waits for whom, one sentence each.
-        ranks: The ranks of this node that run.
+        ranks: The ranks of this node that still run.
         ended: Ranks of this node that have ended.
     """
 
@@ -93,42 +95,41 @@ class Hang:
     schema: int = HANG_SCHEMA
 
 
-# How a worker shows its launcher that it goes on: a few numbers in memory that both see.
+# Heartbeats: a worker shows its launcher that it makes progress by a few numbers in shared memory.
 #
-# The memory has no name in any file system: it goes with the processes that hold it, and a step
-# never waits for a disk. The ranks write theirs into memory that the launcher holds, so that it
-# outlives them; processes that the script starts hold their own. The launcher finds each record
-# by the process and its descriptor.
-
+# The memory is a memfd, which has no name in any file system: it is freed with the last process
+# that holds it, and a step never waits for a disk. Ranks write into memory that the launcher holds,
+# so that the numbers outlive them; processes that the script starts hold memory of their own. The
+# launcher finds a record by the process ID and the descriptor in pulse-N.json.
 
 MEMORY_NAME = "fasttrain-pulse"
 MEMORY_BYTES = 4096  # one page
-RECORD_BYTES = 64  # one line of the processor's cache: no rank slows another down
+RECORD_BYTES = 64  # one cache line, so that ranks don't slow each other down (false sharing)
 MOST_RANKS = MEMORY_BYTES // RECORD_BYTES
-# For the ranks of a node: the launcher's process and its descriptor of the memory.
+# For the ranks of a node: the launcher's process ID and its descriptor of the memory.
 PULSES_VARIABLE = "FASTTRAIN_PULSES"
 
 
 class Slot(IntEnum):
-    """Where each number is, counted in unsigned 64-bit words."""
+    """Index of each number in a record of unsigned 64-bit words."""
 
     STEPS = 0  # optimizer steps
-    BEATS = 1  # DataLoader batches, collectives, and calls of roots where levers see them
-    P95_NS = 2  # 95th percentile of a step
-    ENDED = 3  # 1 once the script has come to its end
-    RANK = 4  # global rank + 1; 0 where none has come
+    BEATS = 1  # DataLoader batches, collectives, and calls of roots if levers hook them
+    P95_NS = 2  # 95th percentile of the time of a step
+    ENDED = 3  # 1 once the script has ended
+    RANK = 4  # global rank + 1; 0 while the record is unused
 
 
 @dataclass(frozen=True, slots=True)
 class PulseAddress:
-    """Where one process of a rank has its record, as it stands in ``pulse-N.json``.
+    """The place of one process's heartbeat record, as written to ``pulse-N.json``.
 
     Attributes:
         rank: Global rank.
-        pid: The process.
+        pid: Process ID.
         descriptor: Its descriptor of the memory.
-        record: Which of the memory's records is its own.
-        signal: Signal at which it writes its Python stacks; 0 when no signal was free.
+        record: Index of its record in the memory.
+        signal: Signal at which it writes its Python stacks; 0 if no signal was free.
     """
 
     rank: int

@@ -1,4 +1,4 @@
-"""A run that SLURM is to make: what is sent, and what its nodes tell each other and the sender."""
+"""A run on SLURM: the request that is sent, and the records that its tasks write."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ SECRETS_VARIABLE = "FASTTRAIN_JOB_SECRETS"
 
 @dataclass(frozen=True, slots=True)
 class JobRequest:
-    """One run as it is sent to the cluster; its plan is completed on the nodes.
+    """One run as it is sent to the cluster; its plan is made on the nodes.
 
     Attributes:
         run_id: Unique name of the run.
         run_dir: Absolute run directory, on a file system that the nodes share.
-        target: What to start; its secret arguments masked.
+        target: What to start; secret arguments are masked.
         cwd: Working directory.
-        settings: What the user wants of the run; secret values of ``env`` masked.
-        slurm: What the user wants of SLURM.
-        facts: What the source of the script says about it.
+        settings: Options of the run; secret values of ``env`` are masked.
+        slurm: Options of SLURM.
+        facts: Facts from the source of the script.
         version: Version of fasttrain that sent it.
-        cell: For a cell of a sweep, the script's options that are its own.
+        cell: For a cell of a sweep, the script's options of this cell.
     """
 
     run_id: str
@@ -51,12 +51,12 @@ class JobRequest:
 
 @dataclass(frozen=True, slots=True)
 class NodeShape:
-    """CPUs and GPUs of a node of the partition, the smallest where they differ, and how many fit.
+    """The nodes of a partition; where they differ, the smallest of them.
 
     Attributes:
         cpus: CPUs of a node.
-        gpus: Its GPUs.
-        nodes: Nodes of the partition that have as many GPUs as were asked for.
+        gpus: GPUs of a node.
+        nodes: Nodes of the partition that have as many GPUs as the job asks for.
     """
 
     cpus: int
@@ -66,7 +66,7 @@ class NodeShape:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One parameter of a job as ``--dry-run`` tells it: name, value, why, and who said so."""
+    """One parameter of a job as ``--dry-run`` prints it: name, value, reason and source."""
 
     name: str
     value: str
@@ -76,16 +76,16 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class JobParameters:
-    """What is handed to submitit.
+    """The parameters of a job that submitit sends.
 
     Attributes:
         submitit: Parameters of its `SlurmExecutor`, by its own names.
         nodes: Number of nodes.
-        time_min: Time limit; None for the partition's own.
-        requeue: How often the job may be queued again after its warning signal.
+        time_min: Time limit in minutes; None for the partition's own.
+        requeue: How often the job may be requeued after its warning signal.
         python: Interpreter on the nodes, as a shell word; None for this one.
-        rows: The same, to be shown.
-        warnings: What the user should know before it is sent, one sentence each.
+        rows: The same parameters, for display.
+        warnings: What the user should know before the job is sent, one sentence each.
     """
 
     submitit: dict[str, Any]
@@ -99,16 +99,16 @@ class JobParameters:
 
 @dataclass(frozen=True, slots=True)
 class SubmittedJob:
-    """What SLURM took.
+    """A job that SLURM accepted.
 
     Attributes:
-        job_id: Its number; that of the array for a sweep.
+        job_id: Number of the job; of the job array for a sweep.
         run_id: Name of the run.
         run_dir: Its directory.
-        command: The command line that it stands for, secrets masked.
-        submitted_s: When, in seconds since the epoch.
+        command: The equivalent command line, secrets masked.
+        submitted_s: When it was sent, in seconds since the epoch.
         nodes: Number of nodes.
-        cells: Run directories of the cells of a sweep, in the order of the array; empty without.
+        cells: Run directories of the cells of a sweep, in the order of the array; else empty.
     """
 
     job_id: str
@@ -128,17 +128,17 @@ class SubmittedJob:
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """The place of this task in its job, as SLURM tells it.
+    """The place of this task in its job, from SLURM's variables.
 
     Attributes:
-        job_id: Number of the job; of the element, in an array.
+        job_id: Number of the job; of the element in a job array.
         hosts: Names of the nodes, in the order of their ranks.
         node_rank: Rank of this node.
-        task: Rank of this task among all.
+        task: Rank of this task among all tasks of the job.
         local_task: Rank of this task on its node.
         tasks: Number of tasks.
-        gpus: GPUs that SLURM granted on this node; 0 where it says nothing of any.
-        restarts: How often the job was queued again.
+        gpus: GPUs that SLURM granted on this node; 0 if it names none.
+        restarts: How often the job was requeued.
     """
 
     job_id: str
@@ -153,12 +153,12 @@ class Allocation:
 
 @dataclass(frozen=True, slots=True)
 class TaskStart:
-    """What a task tells the others before anything starts; all must be equal but for the place.
+    """The record with which a task announces itself to the others before anything starts.
 
     Attributes:
         host: Name of the node.
-        port: On the first task, the port at which the ranks meet; 0 on others.
-        facts: What must be equal on all nodes, in words, by topic.
+        port: On the first task, the port of the ranks' rendezvous; 0 on others.
+        facts: Facts that must be equal on all nodes, in words, by topic.
     """
 
     host: str
@@ -171,10 +171,10 @@ class TaskEnd:
     """How a task ended.
 
     Attributes:
-        task: Rank of the task among all.
-        exit_code: Of the script, or 128 + signal.
-        ended_ns: When it ended or, where a rank has recorded that, when it failed; nanoseconds
-            since the epoch by the node's clock.
+        task: Rank of the task among all tasks of the job.
+        exit_code: Exit code of the script, or 128 + signal.
+        ended_ns: When it failed, if a rank recorded that, else when it ended; in nanoseconds since
+            the epoch, by the node's clock.
     """
 
     task: int
@@ -183,9 +183,6 @@ class TaskEnd:
 
     def __post_init__(self) -> None:
         demand_exit_code(self.exit_code)
-
-
-# A run as it is seen on this machine.
 
 
 RunState = Literal["running", "orphaned", "finished"]
@@ -197,12 +194,12 @@ class LocalRun:
 
     Attributes:
         run_id: Its name.
-        state: ``running`` under its launcher, between two attempts too; ``orphaned`` if that was
-            killed; ``finished`` if the run came to its end, and the script left something running.
-        started_s: When the first of its processes started, in seconds since 1970.
-        processes: What is alive of it but the launcher, with the device memory that each holds.
-        run_dir: Its directory; empty where it isn't known.
-        launcher: Number of the launcher's process; 0 where there is none, or on a node of SLURM.
+        state: ``running`` while its launcher lives, between two attempts too; ``orphaned`` if the
+            launcher was killed; ``finished`` if the run ended but the script left processes behind.
+        started_s: When the first of its processes started, in seconds since the epoch.
+        processes: Its live processes without the launcher, and the device memory that each holds.
+        run_dir: Its directory; empty if unknown.
+        launcher: Process ID of the launcher; 0 if there is none, or on a node of SLURM.
     """
 
     run_id: str
@@ -214,5 +211,5 @@ class LocalRun:
 
     @property
     def memory_bytes(self) -> int:
-        """Device memory that the run holds; 0 when unknown."""
+        """Device memory that the run holds; 0 if unknown."""
         return sum(process.memory_bytes for process in self.processes)

@@ -1,34 +1,35 @@
-"""What a machine is: the answer of the probes, and the input of ``--machine FILE``."""
+"""The description of a machine: the result of the probes, and the input of ``--machine FILE``."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
+from fasttrain.model.vendors import DeviceKind
+
 MACHINE_SCHEMA = 1
 
-# What fp16 arithmetic gives where its range ends: inf, or its largest number.
+# The result of an fp16 overflow: inf, or fp16's largest number.
 Overflow = Literal["inf", "saturates", ""]
-DeviceKind = Literal["cuda", "npu", "rocm", "xpu", "mps", "cpu"]
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One accelerator that a process can be given.
+    """One accelerator that a process can use.
 
     Attributes:
-        kind: Vendor family; also torch's device type, save that ROCm devices answer to ``cuda``.
-        index: Position in the driver's own numbering, before any visibility variable.
+        kind: Vendor family; also torch's device type, except that ROCm's is ``cuda``.
+        index: Index in the driver's own numbering, before any visibility variable.
         name: Marketing name, such as ``NVIDIA H100 80GB HBM3``.
-        uuid: Stable identity, such as ``GPU-…`` or ``MIG-…``; empty where the vendor has none.
-        memory_bytes: Total device memory; 0 when unknown.
+        uuid: Stable identity, such as ``GPU-…`` or ``MIG-…``; empty if the vendor has none.
+        memory_bytes: Total device memory; 0 if unknown.
         capability: CUDA compute capability as ``"9.0"``, or the chip name of an Ascend card.
         bf16: Whether bf16 arithmetic is native.
         fp16: Whether fp16 arithmetic is native.
         tf32: Whether fp32 matrix products can use TF32.
-        overflow: What fp16 gives where it overflows, for kinds whose devices differ in it (Ascend);
-            empty elsewhere, and where it is unknown.
-        parent_uuid: UUID of the GPU that a MIG instance is a slice of; empty otherwise.
+        overflow: The result of an fp16 overflow, for kinds whose devices differ in it (Ascend);
+            empty for other kinds, or if unknown.
+        parent_uuid: UUID of the GPU that a MIG instance is a slice of; else empty.
     """
 
     kind: DeviceKind
@@ -46,13 +47,13 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Cpu:
-    """The processor and what this process was really granted of it.
+    """The processor, and the part of it that this process may use.
 
     Attributes:
         model: Name of the processor.
         cores: Whole cores granted: the least of affinity, cgroup quota and SLURM_CPUS_PER_TASK.
-        cores_reason: Which of those limits decided.
-        memory_bytes: Memory granted: the least of physical memory and the cgroup's limit.
+        cores_reason: Which of those limits is the least.
+        memory_bytes: Memory granted: the lesser of physical memory and the cgroup's limit.
         features: Instruction sets that matter here: ``avx2``, ``avx512_bf16``, ``amx_bf16``, ….
     """
 
@@ -73,7 +74,7 @@ class Torch:
     """The torch that the script would import, read without importing it.
 
     Attributes:
-        version: Full version, such as ``2.13.0+cpu``; empty when torch is not installed.
+        version: Full version, such as ``2.13.0+cpu``; empty if torch is not installed.
         build: ``cuda``, ``rocm`` or ``cpu``.
         build_version: Version of that toolkit, such as ``12.8``; empty for ``cpu``.
         triton_ascend: Version of triton-ascend, which torch.compile needs on NPUs; empty if none.
@@ -86,7 +87,7 @@ class Torch:
 
     @property
     def release(self) -> tuple[int, int]:
-        """Major and minor version; ``(0, 0)`` when torch is not installed."""
+        """Major and minor version; ``(0, 0)`` if torch is not installed."""
         parts = self.version.split("+")[0].split(".")
         if len(parts) < 2 or not (parts[0].isdigit() and parts[1].isdigit()):
             return (0, 0)
@@ -103,10 +104,10 @@ class Machine:
         python: Version of the interpreter that runs the script.
         torch: Its torch.
         cpu: Its processor.
-        devices: Accelerators in the drivers' own order.
+        devices: Accelerators, in the order of their drivers.
         cxx_compiler: Path or name of the C++ compiler that inductor would use; empty if none.
         driver: Version of the accelerator's driver; empty if none.
-        notes: Findings of the probes that a user should know, one sentence each.
+        notes: Findings of the probes for the user, one sentence each.
     """
 
     hostname: str
@@ -121,20 +122,18 @@ class Machine:
     schema: int = MACHINE_SCHEMA
 
 
-# A Python other than fasttrain's own, as it described itself.
-
-
 @dataclass(frozen=True, slots=True)
 class Interpreter:
-    """What is known of another Python; nothing of it was imported here.
+    """A Python other than fasttrain's own, as it describes itself; it never imports torch for that.
 
     Attributes:
-        path: Absolute path, links not followed: by them a virtual environment is found.
-        error: Why it couldn't be asked; empty where it was.
+        path: Absolute path. Links aren't followed: Python finds its virtual environment by the
+            path that it was started with.
+        error: Why it couldn't be queried; empty on success.
         version: Its version, such as ``3.12.1``.
         prefix: Its environment's folder.
         torch: Folder of its torch; empty without one.
-        search: Where it looks for modules.
+        search: Its module search path.
     """
 
     path: str

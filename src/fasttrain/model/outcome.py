@@ -1,4 +1,4 @@
-"""What became of the levers: one report per rank, one receipt per run."""
+"""The outcome of the levers: one report per rank, one receipt per run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fasttrain.model.crash import Crash
 
 RECEIPT_SCHEMA = 1
 RECEIPT_FILE = "receipt.json"  # in the run directory
-PREEMPTED = "preempted"  # among the counts of a rank that ended behind its last snapshot
+PREEMPTED = "preempted"  # among the counts of a rank that ended after its last snapshot
 
 
 class State(StrEnum):
@@ -29,7 +29,7 @@ class Site:
     """One place where a lever took effect, or where the script does the lever's work itself.
 
     Attributes:
-        what: The object: a module's or an optimizer's class.
+        what: Class of the module or optimizer.
         where: ``file:line`` in the user's code, or a module path.
         count: How often.
     """
@@ -41,19 +41,19 @@ class Site:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The end of one lever on one rank.
+    """The outcome of one lever on one rank.
 
     Attributes:
-        lever: Its name.
-        asked: What was asked of it, in the words of the option.
+        lever: Name of the lever.
+        asked: The value that was asked for, in the words of the option.
         state: How it ended.
         reason: Why, unless it simply applied.
-        explicit: Whether a person named it, so that anything short of applied must be told.
-        sites: Where.
+        explicit: Whether a person named it, so that anything but ``applied`` must be reported.
+        sites: Where it took effect.
         counts: Named totals, such as ``graphs`` or ``forwards``.
-        notes: Details worth a line each, such as graph-break and recompile reasons.
-        missed: Objects that it could not be applied to, with the reason of each; unmet where a
-            person named the lever.
+        notes: Details worth a line each, such as reasons of graph breaks and recompilations.
+        missed: Objects that it could not be applied to, each with the reason. If a person named
+            the lever, they make it unmet.
     """
 
     lever: str
@@ -69,23 +69,23 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class StepStats:
-    """Speed and memory of one rank; times in seconds, memory in bytes, 0 where unknown.
+    """Speed and memory of one rank; times in seconds, memory in bytes, 0 if unknown.
 
     Attributes:
-        steps: Iterations, in each of which an optimizer stepped once.
-        median_step_s: Median time between two of them, the first excluded.
+        steps: Iterations of the training loop; in each, an optimizer stepped once.
+        median_step_s: Median time of a step, the first excluded.
         p95_step_s: 95th percentile of the same.
-        samples_per_s: Samples that this rank trained on, by the wall clock from the end of its
-            first step to that of its last one, less the validations between them.
+        samples_per_s: Samples that this rank trained on per second of wall-clock time, from the end
+            of its first step to the end of its last, without validations in between.
         first_step_s: From the start of the worker to the end of its first step.
         compile_s: Time spent compiling.
         peak_memory_bytes: Peak device memory, or peak resident memory on a CPU.
         wall_s: From the start of the worker to this report.
-        are_passes: Whether the steps are backward passes, of a script that makes no optimizer.
-        tokens_per_s: The same for batches of integers in two dimensions; 0 for others.
-        reported_until: Where the rank was killed or ended itself without a last report, the step of
-            its last one, of which all figures but the steps are; 0 where they are of the end.
-        resumed_from: How many of the steps an earlier run or attempt made, up to its snapshot.
+        are_passes: Whether the steps are backward passes, of a script without an optimizer.
+        tokens_per_s: As `samples_per_s`, for integer batches ``(batch, seq)``; 0 for others.
+        reported_until: If the rank was killed or ended without a last report, the step of its
+            latest report: all figures but `steps` are of that time. Else 0.
+        resumed_from: Number of the steps that an earlier run or attempt made, up to its snapshot.
     """
 
     steps: int = 0
@@ -104,15 +104,15 @@ class StepStats:
 
 @dataclass(frozen=True, slots=True)
 class RankReport:
-    """What one worker did; rewritten while it runs, so that a killed worker leaves its last one.
+    """The report of one worker; rewritten while it runs, so that a killed worker leaves one.
 
     Attributes:
         rank: Global rank.
-        device: Torch device of the model, such as ``cuda:0``; empty when no model was called.
-        torch_version: Torch of the worker; empty when the script never imported it.
+        device: Torch device of the model, such as ``cuda:0``; empty if no model was called.
+        torch_version: Version of the worker's torch; empty if the script never imported it.
         outcomes: One per lever.
         stats: Speed and memory.
-        finished: Whether the worker reached its end, by whatever way Python can see.
+        finished: Whether the worker ended by itself, in any way that Python can see.
         warnings: What the user should know before trusting the run.
     """
 
@@ -126,26 +126,26 @@ class RankReport:
 
     @property
     def idle(self) -> bool:
-        """True if no model was called and no optimizer made a step, as far as can be seen."""
+        """True if no model was called and no optimizer made a step, as far as is known."""
         return not (self.device or self.stats.steps)
 
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """The end of a run.
+    """The receipt of a run.
 
     Attributes:
         run_id: Name of the run.
         run_dir: Its directory.
-        command: The command line that it stands for, secrets masked.
+        command: The equivalent command line, secrets masked.
         exit_code: The script's exit code, or 128 + signal.
-        wall_s: Seconds from start to end as the launcher saw it.
+        wall_s: Seconds from start to end, by the launcher's clock.
         ranks: One report for each rank of this node that left one.
         unmet: Levers that were named by the user or armed, and did not take effect.
         warnings: What the user should know before trusting the run.
         hints: What the user might try next.
-        crash: Why it failed; None where it didn't, or was stopped from outside.
-        attempts: The attempts before the last, which failed.
+        crash: Why it failed; None if it succeeded, or was stopped from outside.
+        attempts: The failed attempts before the last one.
     """
 
     run_id: str

@@ -1,4 +1,4 @@
-"""Where runs and caches lie, and what the processes of a run are known by."""
+"""Where runs and caches are stored, and the marks by which processes of a run are found."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pathlib import Path
 import fasttrain
 
 RUN_MARK = "FASTTRAIN_RUN_ID"  # every process of a run has the run's name there
-RUNS_FOLDER = "fasttrain_runs"  # of the working directory, for runs for which no other was named
-LOCK_FILE = "launcher.lock"  # in a run directory: held as long as its launcher lives
+RUNS_FOLDER = "fasttrain_runs"  # in the working directory, for runs without --run-dir
+LOCK_FILE = "launcher.lock"  # in a run directory; locked while its launcher lives
 SNAPSHOTS_FOLDER = "snapshots"  # in the run directory
 COMPILED_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
-COMPILED_FOLDER = "inductor"  # of the cache; triton's kernels lie below inductor's
+COMPILED_FOLDER = "inductor"  # in the cache; triton's kernels are in a folder of inductor's
 
 # Files of fasttrain that other processes know by name: programs that are started by path, and files
 # whose frames mean something in a stack or a traceback. Each is relative to the package's parent.

@@ -1,4 +1,4 @@
-"""Everything that is decided about a run; written to plan.json and read by every worker."""
+"""All decisions about a run; written to plan.json and read by every worker."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Literal
 
 from fasttrain.model.decision import Decision, Source
 from fasttrain.model.guards import Guards, Preempt, Restarts, left_to_the_script
-from fasttrain.model.machine import DeviceKind
-from fasttrain.model.settings import BatchChoice, CompileMode, CompileScope, MatmulChoice
+from fasttrain.model.levers import Levers
+from fasttrain.model.vendors import DeviceKind
 
 # What a script's source tells before anything of it has run.
 
@@ -19,7 +19,7 @@ class Evidence:
 
     Attributes:
         what: What is used there: ``init_process_group``, ``Accelerator``, ``--local_rank``.
-        where: ``file:line``, the file as the user can open it from the working directory.
+        where: ``file:line``, with a path that can be opened from the working directory.
     """
 
     what: str
@@ -28,12 +28,11 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class ScriptFacts:
-    """All that was read from a script and the user's modules that it imports.
+    """Facts from the source of a script and of the user's modules that it imports.
 
     Attributes:
-        handles_ranks: The strongest sign that it works as one of several processes by itself; None
-            when it knows nothing of ranks.
-        unread: The user's modules that were not looked at, each with the reason.
+        handles_ranks: The strongest sign that it handles ranks itself; None without any sign.
+        unread: The user's modules that were not read, each with the reason.
     """
 
     handles_ranks: Evidence | None = None
@@ -44,10 +43,7 @@ PLAN_SCHEMA = 1
 PLAN_FILE = "plan.json"  # in the run directory
 
 TargetKind = Literal["script", "module", "command"]
-Precision = Literal["off", "bfloat16", "float16"]
-OptimizerMode = Literal["keep", "fused", "npu"]
 Backend = Literal["direct", "torchrun", "slurm"]
-StrategyMode = Literal["none", "script", "ddp", "fsdp"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,26 +57,26 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Invocation:
-    """The circumstances of one call of fasttrain, read once at the edge.
+    """The circumstances of one call of fasttrain, read once by the command.
 
     Attributes:
         target: What to start.
         cwd: Working directory.
         python: Interpreter that runs the script.
-        shim: Path of the shim's entry point in that interpreter.
-        agent: Path of the torchrun agent's entry point.
-        environ: The environment as the user has it.
+        shim: Path of the worker's program.
+        agent: Path of the torchrun agent's program.
+        environ: The user's environment.
         run_id: Unique name of this run.
         run_dir: Absolute run directory.
-        cache_dir: Absolute directory for what persists between runs.
+        cache_dir: Absolute directory for files that persist between runs.
         version: Version of fasttrain.
-        facts: What the source of the script says about it.
-        ranks_by_slurm: Whether SLURM starts the workers and gives them their ranks.
-        restart_count: How often SLURM queued the run again.
-        cache_note: Why the cache is not the usual one; empty where it is.
-        warning: The signal that SLURM sends before a job's time is over.
-        python_decision: Why `python` is another than fasttrain's own; None where it is its own.
-        python_note: The active environment and why `python` isn't its own; empty without one.
+        facts: Facts from the source of the script.
+        ranks_by_slurm: Whether SLURM starts the workers and assigns their ranks.
+        restart_count: How often SLURM requeued the run.
+        cache_note: Why the cache is not the usual one; else empty.
+        warning: The signal that SLURM sends before a job's time limit.
+        python_decision: Why `python` isn't fasttrain's own; None if it is.
+        python_note: Why `python` isn't that of the active environment; else empty.
     """
 
     target: Target
@@ -108,10 +104,10 @@ class EnvVar:
 
     Attributes:
         name: Its name.
-        value: The value that the workers see; None when it is unset for them.
+        value: The value that the workers see; None if it is unset for them.
         reason: Why it is set, or why the user's own value stays.
         source: Who decided.
-        kept: True when the user's own value won over the one fasttrain would have set.
+        kept: Whether the user's own value stays, in place of the one fasttrain would have set.
     """
 
     name: str
@@ -123,22 +119,22 @@ class EnvVar:
 
 @dataclass(frozen=True, slots=True)
 class Processes:
-    """How many processes there are, and how they find each other.
+    """The number of processes, and how they find each other.
 
     Attributes:
-        backend: ``direct`` for one process without an agent, ``torchrun`` for those of an agent,
-            ``slurm`` where each process is a task of SLURM's.
+        backend: ``direct``: one process without an agent; ``torchrun``: an agent's workers;
+            ``slurm``: each process is a SLURM task.
         nproc_per_node: Workers on each node.
         min_nodes: Fewest nodes of an elastic run; equals ``max_nodes`` in a static one.
         max_nodes: Most nodes.
         node_rank: Rank of this node in a static run.
-        master_addr: Address of node 0 in a static multi-node run; empty otherwise.
-        master_port: Port on node 0; 0 lets the rendezvous take a free one.
-        rdzv_backend: Rendezvous backend of an elastic run; empty otherwise.
-        rdzv_endpoint: ``HOST[:PORT]`` of an elastic run; empty otherwise.
-        rdzv_id: Name that the nodes of an elastic run share; empty otherwise.
-        rdzv_conf: Settings of that rendezvous, as torchrun takes them; empty without any.
-        max_restarts: Restarts of a failed group of workers.
+        master_addr: Address of node 0 in a static multi-node run; else empty.
+        master_port: Port on node 0; 0 for any free one.
+        rdzv_backend: Rendezvous backend of an elastic run; else empty.
+        rdzv_endpoint: ``HOST[:PORT]`` of an elastic run; else empty.
+        rdzv_id: Name that the nodes of an elastic run share; else empty.
+        rdzv_conf: Settings of that rendezvous, in torchrun's syntax; empty without any.
+        max_restarts: Most restarts of a failed group of workers.
     """
 
     backend: Backend
@@ -161,89 +157,29 @@ class Processes:
 
 
 @dataclass(frozen=True, slots=True)
-class Amp:
-    """Mixed precision: the autocast dtype, and the device kind it was decided for."""
-
-    precision: Precision
-    device: DeviceKind
-
-
-@dataclass(frozen=True, slots=True)
-class Compile:
-    """torch.compile: how models are compiled.
-
-    Attributes:
-        asked: The mode asked for.
-        mode: The mode used, without CUDA graphs where there are any.
-        scope: What is compiled.
-        graphs: The mode with CUDA graphs, for a loop that has shown to be safe for them; None
-            without.
-    """
-
-    asked: CompileMode
-    mode: CompileMode
-    scope: CompileScope = "model"
-    graphs: CompileMode | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Strategy:
-    """What makes several processes one training run.
-
-    Attributes:
-        mode: ``none``: they are alone, or unrelated on purpose; ``script``: the script handles its
-            ranks; ``ddp`` and ``fsdp``: the shim makes a script that doesn't data-parallel.
-        batch: Whether the ranks share each batch of the script, or each has batches of its own.
-        collectives: torch.distributed's backend for the devices, such as ``nccl``.
-        visibility: Variable that narrows a worker to its own device; empty where there is none.
-    """
-
-    mode: StrategyMode
-    batch: BatchChoice = "split"
-    collectives: str = ""
-    visibility: str = ""
-
-    @property
-    def injected(self) -> bool:
-        """Return whether the shim does the work, for a script that knows nothing of ranks."""
-        return self.mode in ("ddp", "fsdp")
-
-
-@dataclass(frozen=True, slots=True)
-class Levers:
-    """What the shim is to change in the worker, one decision per lever."""
-
-    amp: Decision[Amp]
-    compile: Decision[Compile]
-    optimizer: Decision[OptimizerMode]
-    matmul: Decision[MatmulChoice | Literal["keep"]]
-    strategy: Decision[Strategy]
-
-
-@dataclass(frozen=True, slots=True)
 class LaunchPlan:
     """All that is decided before anything starts.
 
     Attributes:
-        fasttrain_version: Version that decided.
+        fasttrain_version: Version of fasttrain that decided.
         run_id: Unique name of the run.
         run_dir: Absolute run directory.
         target: What is started.
         cwd: Working directory of the workers.
         device_kind: Kind of device that the run trains on.
-        devices: Names for the visibility variable, in the order of the local ranks.
-        processes: Number of processes and rendezvous.
-        environment: Every variable that differs from the user's environment or was kept on purpose.
+        devices: Values for the visibility variable, in the order of the local ranks.
+        processes: Number of processes, and their rendezvous.
+        environment: Every variable that differs from the user's environment, or is kept on purpose.
         levers: Changes in the worker.
-        guards: What is watched while it runs.
-        restarts: What becomes of it when it fails.
+        guards: The watches while it runs.
+        restarts: What happens after a failure.
         argv: The exact command, program first.
-        shutdown_timeout_s: Seconds that a run has to end in, once a signal asked for it.
+        shutdown_timeout_s: Seconds that a run has to end after a signal, before SIGKILL.
         show_ranks: Ranks whose output is shown live; None for all.
-        max_steps: Optimizer steps after which the run stops; None for as many as the script does.
+        max_steps: Optimizer steps after which the run stops; None for no limit.
         strict: Whether a lever that was asked for and did not take effect fails the run.
-        preempt: What becomes of the run when it has to make room.
-        python: The Python that runs the script; None where it is fasttrain's own.
+        preempt: What happens at preemption.
+        python: The Python that runs the script; None if it is fasttrain's own.
         hints: What the user might want to know or try, one sentence each.
         warnings: What the user should know before trusting the run, one sentence each.
     """
@@ -273,5 +209,5 @@ class LaunchPlan:
 
     @property
     def judged(self) -> bool:
-        """Return whether an agent asks its launcher what becomes of an attempt that failed."""
+        """True if an agent waits for its launcher's verdict on a failed attempt."""
         return self.restarts.value.most > 0 or self.processes.value.max_nodes > 1

@@ -1,4 +1,7 @@
-"""Reads files so that nothing that lies in the place of one can block for ever."""
+"""Read files without blocking for ever on what may lie in the place of one, such as a pipe.
+
+Not a part of `codec`: planning, which is pure, imports that one and must not import os.
+"""
 
 from __future__ import annotations
 
@@ -14,21 +17,21 @@ T = TypeVar("T")
 
 
 def load(kind: type[T], path: Path) -> T:
-    """Read a JSON file into a dataclass.
+    """Return a dataclass built from a JSON file.
 
     Raises:
-        OSError: It can't be read, or is no regular file.
-        CodecError: It is not JSON, or does not have the dataclass's shape.
+        OSError: If the file can't be read, or is not a regular file.
+        CodecError: If it is not JSON, or does not fit the dataclass.
     """
     with open_regular(path) as file:
         return loads(kind, file.read())
 
 
 def open_regular(path: Path) -> IO[bytes]:
-    """Open a regular file; a pipe, without somebody who writes to it, would block here.
+    """Open a regular file, and nothing else: opening a pipe that has no writer would block.
 
     Raises:
-        OSError: It can't be opened, or is something else.
+        OSError: If the file can't be opened, or is not a regular file.
     """
     file = open(path, "rb", opener=without_waiting)  # noqa: SIM115 - Path.open takes no opener
     if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -38,5 +41,5 @@ def open_regular(path: Path) -> IO[bytes]:
 
 
 def without_waiting(path: str, flags: int) -> int:
-    """Open as `open` would, but don't wait for the other end of a pipe."""
+    """Open a file as `open` does, without waiting for the other end of a pipe."""
     return os.open(path, flags | os.O_NONBLOCK)

@@ -1,4 +1,4 @@
-"""What counts as a secret, for the launcher and the workers alike."""
+"""Find and mask secrets, by the same rules in the launcher and the workers."""
 
 from __future__ import annotations
 
@@ -14,41 +14,42 @@ from fasttrain.model.plan import LaunchPlan
 T = TypeVar("T")
 
 MASK = "***"
-# Shorter values are words such as the `false` of TOKENIZERS_PARALLELISM, which a text may hold.
+# Shorter values are words that any text may hold, such as the `false` of TOKENIZERS_PARALLELISM.
 SHORTEST_VALUE = 6
 
-# JWT: SLURM_JWT is how SLURM knows its users.
+# JWT: SLURM authenticates its users by SLURM_JWT.
 _SECRET_NAME = re.compile(r"TOKEN|KEY|SECRET|PASSWORD|PASSWD|PASSPHRASE|JWT", re.IGNORECASE)
 _SECRET_WORDS = frozenset(
     {"token", "key", "apikey", "secret", "password", "passwd", "passphrase", "jwt"}
 )
-# The password in a URL; all in front of the host in one for the web, where a token may have the
-# place of the user. Source: RFC 3986, section 3.2.1, userinfo, which may hold : and '
-# No scheme is as long as 40 characters; a pattern without an end takes minutes for 100 KB of `a.a.`
+# The password in a URL; for http(s), all of the userinfo, since a token may be given as the user.
+# Source: RFC 3986, section 3.2.1, userinfo, which may contain : and '
+# The scheme is limited to 40 characters, more than any has: without a limit the pattern takes
+# quadratic time, minutes for 100 KB of `a.a.`
 _URL = re.compile(
     r"(?P<before>\bhttps?://)(?P<web>[^\s/@\"]+)(?=@)"
     r"|(?P<user>\b[a-z][a-z0-9+.-]{0,40}://[^\s/:@\"']*:)(?P<password>[^\s/@\"]+)(?=@)",
     re.IGNORECASE,
 )
-# What stands for the password where the user is a token.
+# Passwords that mean that the user is a token.
 # Source: https://docs.github.com/en/rest/authentication (2021), https://docs.stripe.com/api
 _NO_PASSWORD = {"", "x-oauth-basic"}
-# apiKey counts as two words, as api-key and api_key do.
+# Splits a name into words: apiKey is two, as api-key and api_key are.
 _WORD_ENDS = re.compile(r"[-_.]|(?<=[a-z])(?=[A-Z])")
 
 
 def is_secret_name(name: str) -> bool:
-    """Return whether a variable's name tells of a secret, such as ``HF_TOKEN``."""
+    """Return whether a variable's name marks a secret, such as ``HF_TOKEN``."""
     return bool(_SECRET_NAME.search(name))
 
 
 def mask_value(name: str, value: str, values: Iterable[str] = ()) -> str:
-    """Return the value of a variable as it may be shown.
+    """Return the value of a variable, masked if it is a secret.
 
     Args:
         name: The variable.
         value: Its value.
-        values: Secrets that are known, as `secret_values` gives them.
+        values: Known secrets, from `secret_values`.
     """
     return MASK if is_secret_name(name) else hide(value, values)
 
@@ -56,9 +57,9 @@ def mask_value(name: str, value: str, values: Iterable[str] = ()) -> str:
 def mask_args(args: Iterable[str], values: Iterable[str] = ()) -> tuple[str, ...]:
     """Return the arguments with the values of secret options masked.
 
-    Both ``--api-key X`` and ``--api-key=X`` are known, and ``wandb.api_key=X``; by its last word,
-    so that ``--tokenizer``, ``--key-dim`` and ``--num-tokens`` keep theirs. In all others,
-    passwords in URLs are masked, and secrets that are known.
+    An option is secret by the last word of its name: ``--api-key X``, ``--api-key=X`` and
+    ``wandb.api_key=X``, but not ``--tokenizer``, ``--key-dim`` and ``--num-tokens``. In other
+    arguments, known secrets and passwords in URLs are masked.
     """
     return tuple(_masked(args, tuple(values)))
 
@@ -87,11 +88,12 @@ def secret_values(environ: Mapping[str, str], args: Iterable[str]) -> tuple[str,
         values.update(_of_url(found) for found in _URL.finditer(text))
     values |= {unquote(value) for value in values}
     values |= {form for value in values for form in _forms(value)}
+    # Longest first: a short secret may be a part of a longer one, whose rest would stay readable.
     return tuple(sorted((v for v in values if len(v) >= SHORTEST_VALUE), key=len, reverse=True))
 
 
 def secrets_of(plan: LaunchPlan, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Return secrets that a run knows: of the user's environment, of --env and its arguments."""
+    """Return the secrets of a run: in the user's environment, ``--env`` and its arguments."""
     named = {v.name: v.value for v in plan.environment if v.value is not None}
     return secret_values({**environ, **named}, plan.target.args)
 
@@ -111,13 +113,13 @@ def _of_url(found: re.Match[str]) -> str:
 
 
 def _forms(value: str) -> set[str]:
-    """Return how a text may stand in a URL, and in a message that quotes it."""
+    """Return the escaped forms of a text, in a URL and in a message that quotes it."""
     quoted = {quote(value), quote(value, safe=""), quote_plus(value)}
     return quoted | {repr(value)[1:-1], json.dumps(value)[1:-1]}
 
 
 def without_secrets(kind: type[T], value: T, values: Iterable[str]) -> T:
-    """Return a dataclass with these values masked in every text of it."""
+    """Return a dataclass with these values masked in all of its texts."""
     return from_data(kind, _hidden(to_data(value), tuple(values)))
 
 

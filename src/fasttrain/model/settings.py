@@ -1,24 +1,14 @@
-"""Every option of a run, resolved to one value each; the types and defaults live only here."""
+"""The options of a run: their types, defaults, help and limits, which are written only here."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
-from typing import Any, Literal, TypeVar
+from dataclasses import dataclass, fields
+from typing import Literal
 
-from fasttrain.model.decision import Setting, Source, SourceKind
+from fasttrain.model.decision import Setting
+from fasttrain.model.levers import LeverOptions
+from fasttrain.model.option import PROCESSES, RUN, option
 
-T = TypeVar("T")
-
-DeviceChoice = Literal["auto", "cuda", "npu", "rocm", "xpu", "mps", "cpu"]
-AmpChoice = Literal["auto", "off", "bf16", "fp16"]
-CompileMode = Literal[
-    "off", "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"
-]
-CompileScope = Literal["model", "blocks"]
-OptimizerChoice = Literal["auto", "keep", "fused", "npu"]
-MatmulChoice = Literal["auto", "highest", "high", "medium"]
-StrategyChoice = Literal["auto", "none", "ddp", "fsdp"]
-BatchChoice = Literal["split", "per-rank"]
 HangAction = Literal["stop", "report"]
 RestartOn = Literal["auto", "any"]
 NanChoice = Literal["off", "warn", "stop"]
@@ -26,69 +16,13 @@ PreemptChoice = Literal["signal", "snapshot"]
 PresetName = Literal["exact", "fast", "max"]
 
 
-def option(
-    default: Any,
-    help: str,
-    *,
-    panel: str = "Run",
-    metavar: str = "",
-    minimum: int | None = None,
-    maximum: int | None = None,
-) -> Any:
-    """Declare one option of `Settings`: its default, its help, and its limits.
-
-    Args:
-        default: Value when no layer names one.
-        help: One line for ``--help``, the completions and the documentation.
-        panel: Heading under which ``--help`` lists it.
-        metavar: Placeholder for the value in ``--help``.
-        minimum: Smallest whole number allowed.
-        maximum: Largest one.
-    """
-    return field(
-        default=Setting(default, Source(SourceKind.DEFAULT, "default")),
-        metadata={
-            "help": help,
-            "panel": panel,
-            "metavar": metavar,
-            "minimum": minimum,
-            "maximum": maximum,
-        },
-    )
-
-
 # Source: proc(5), /proc/sys/kernel/pid_max: at most 2^22 on 64-bit systems
 MOST_PROCESSES = 1 << 22
-DEVICES, LEVERS, PROCESSES, RUN = "Devices", "Levers", "Processes", "Run"
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
-    """What the user wants, option by option. Field names are flags with underscores."""
-
-    gpus: Setting[str | None] = option(
-        None, "GPUs to use: 0,3 | all | auto:N; indices, UUIDs or MIG ids", panel=DEVICES,
-        metavar="LIST",
-    )  # fmt: skip
-    device: Setting[DeviceChoice] = option("auto", "Kind of device to train on", panel=DEVICES)
-
-    amp: Setting[AmpChoice] = option("auto", "Mixed precision of the model's calls", panel=LEVERS)
-    compile: Setting[CompileMode] = option("off", "torch.compile mode of the model", panel=LEVERS)
-    compile_scope: Setting[CompileScope] = option(
-        "model", "Compile the whole model, or its repeated blocks once", panel=LEVERS
-    )
-    optimizer: Setting[OptimizerChoice] = option(
-        "auto", "Optimizer implementation", panel=LEVERS
-    )  # fmt: skip
-    matmul: Setting[MatmulChoice] = option(
-        "auto", "Precision of fp32 matrix products (TF32 on CUDA)", panel=LEVERS
-    )
-    strategy: Setting[StrategyChoice] = option(
-        "auto", "What makes several processes one training run", panel=LEVERS
-    )
-    batch: Setting[BatchChoice] = option(
-        "split", "Ranks share each batch, or have one each", panel=LEVERS
-    )
+class Settings(LeverOptions):
+    """The options of a run. A field's name is its flag, with underscores."""
 
     nproc_per_node: Setting[int | None] = option(
         None, "Processes on this node; default: one per chosen GPU", panel=PROCESSES,
@@ -104,7 +38,7 @@ class Settings:
         None, "Address of node 0 in a static run", panel=PROCESSES, metavar="HOST"
     )
     master_port: Setting[int | None] = option(
-        None, "Port on node 0; on one node a free one is taken", panel=PROCESSES, metavar="PORT",
+        None, "Port on node 0; default on one node: any free one", panel=PROCESSES, metavar="PORT",
         minimum=1, maximum=65_535,
     )  # fmt: skip
     rdzv_endpoint: Setting[str | None] = option(
@@ -121,7 +55,7 @@ class Settings:
         panel=PROCESSES, metavar="KEY=VALUE",
     )  # fmt: skip
     max_restarts: Setting[int] = option(
-        0, "Most restarts of a run that failed", panel=PROCESSES, metavar="N", minimum=0
+        0, "Most restarts of a failed run", panel=PROCESSES, metavar="N", minimum=0
     )
     restart_on: Setting[RestartOn] = option(
         "auto", "Restart after recoverable failures, or after any", panel=PROCESSES
@@ -131,7 +65,7 @@ class Settings:
     )
 
     shutdown_timeout: Setting[int] = option(
-        30, "Seconds to save in after ctrl-C, SIGTERM or SIGHUP, before SIGKILL", panel=RUN,
+        30, "Seconds from ctrl-C, SIGTERM or SIGHUP to SIGKILL, for saving", panel=RUN,
         metavar="S", minimum=0,
     )  # fmt: skip
     debug: Setting[bool] = option(False, "Blocking launches and torch's debug switches", panel=RUN)
@@ -149,29 +83,29 @@ class Settings:
         metavar="SECONDS|off",
     )  # fmt: skip
     on_hang: Setting[HangAction] = option(
-        "stop", "Stop a run that hangs, or tell where it stands and go on", panel=RUN
+        "stop", "Stop a run that hangs, or report where it hangs and go on", panel=RUN
     )
     on_nan: Setting[NanChoice] = option(
-        "warn", "When gradients or losses are inf or NaN, several steps in a row", panel=RUN
+        "warn", "When gradients or losses are NaN or Inf several steps in a row", panel=RUN
     )
     run_dir: Setting[str | None] = option(
-        None, "Directory of this run's plan, events, logs and receipt", panel=RUN, metavar="DIR"
+        None, "Directory for this run's plan, events, logs and receipt", panel=RUN, metavar="DIR"
     )
     preempt: Setting[PreemptChoice] = option(
-        "signal", "SIGUSR2 reaches the script, or ends the run after a snapshot", panel=RUN
+        "signal", "Pass SIGUSR2 to the script, or end the run after a snapshot", panel=RUN
     )
     snapshot_every: Setting[int | None] = option(
-        None, "Minutes between snapshots, beside that of the signal", panel=RUN, metavar="MIN",
+        None, "Minutes between snapshots, besides that at the signal", panel=RUN, metavar="MIN",
         minimum=1,
     )  # fmt: skip
     resume: Setting[str | None] = option(
-        None, "Go on from the last snapshot of a run", panel=RUN, metavar="RUN_DIR"
+        None, "Resume from the last snapshot of a run", panel=RUN, metavar="RUN_DIR"
     )
     python: Setting[str | None] = option(
         None, "Interpreter for the script; default: the active environment's, if it has torch",
         panel=RUN, metavar="PATH",
     )  # fmt: skip
-    quiet: Setting[bool] = option(False, "Print nothing of fasttrain's own but errors", panel=RUN)
+    quiet: Setting[bool] = option(False, "Print only errors of fasttrain's own", panel=RUN)
 
 
 OPTION_NAMES: tuple[str, ...] = tuple(f.name for f in fields(Settings))

@@ -1,4 +1,4 @@
-"""What the user wants of SLURM, option by option; a table like that of `spec.settings`."""
+"""The options of ``fasttrain slurm``, declared as those of `Settings`, and facts of a cluster."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from typing import Literal
 
 from fasttrain.model.decision import Setting
-from fasttrain.model.settings import option
+from fasttrain.model.option import option
 
 TaskMode = Literal["per-node", "per-gpu"]
 
@@ -15,7 +15,7 @@ RESOURCES, JOB, SENDING = "SLURM resources", "SLURM job", "How it is sent"
 
 @dataclass(frozen=True, slots=True)
 class SlurmSettings:
-    """Options of ``fasttrain slurm`` beside those of a run, in SLURM's own terms."""
+    """The options of ``fasttrain slurm`` besides those of a run, in SLURM's own terms."""
 
     gpus_per_node: Setting[int | None] = option(
         None, "GPUs on each node", panel=RESOURCES, metavar="N", minimum=0
@@ -51,7 +51,7 @@ class SlurmSettings:
         None, "Nodes to leave out", panel=RESOURCES, metavar="NODES"
     )
     nodelist: Setting[str | None] = option(
-        None, "Nodes that must be among them", panel=RESOURCES, metavar="NODES"
+        None, "Nodes that the job must have", panel=RESOURCES, metavar="NODES"
     )
     exclusive: Setting[bool] = option(False, "Share the nodes with no other job", panel=RESOURCES)
 
@@ -67,15 +67,15 @@ class SlurmSettings:
     )
     mail_user: Setting[str | None] = option(None, "Whom to send it to", panel=JOB, metavar="USER")
     signal: Setting[str] = option(
-        "USR2@90", "Signal before the end, and how many seconds before", panel=JOB,
+        "USR2@90", "Signal before the time limit, and how many seconds before", panel=JOB,
         metavar="SIGNAL@SECONDS",
     )  # fmt: skip
     requeue: Setting[int] = option(
-        0, "How often a job that got that signal is queued again", panel=JOB, metavar="N", minimum=0
+        0, "Most requeues of a job that got that signal", panel=JOB, metavar="N", minimum=0
     )
 
     cluster: Setting[str | None] = option(
-        None, "Profile of fasttrain.yaml, below slurm: clusters:", panel=SENDING, metavar="NAME"
+        None, "Profile in fasttrain.yaml, under slurm: clusters:", panel=SENDING, metavar="NAME"
     )
     setup: Setting[tuple[str, ...]] = option(
         (), "Shell line before the run, such as 'module load cuda'; repeatable", panel=SENDING,
@@ -92,7 +92,7 @@ class SlurmSettings:
         metavar="PATH",
     )  # fmt: skip
     sweep: Setting[tuple[str, ...]] = option(
-        (), "A script's option and its values, or FROM:TO; repeatable", panel=SENDING,
+        (), "An option of the script and its values, or FROM:TO; repeatable", panel=SENDING,
         metavar="OPTION=VALUES",
     )  # fmt: skip
     parallel: Setting[int | None] = option(
@@ -104,12 +104,9 @@ class SlurmSettings:
 SLURM_OPTION_NAMES: tuple[str, ...] = tuple(f.name for f in fields(SlurmSettings))
 
 
-# What SLURM's own tools say of a cluster, as far as a job may fail on it.
-
-
 @dataclass(frozen=True, slots=True)
 class PartitionLimits:
-    """A partition as ``scontrol show partition`` tells it.
+    """A partition as ``scontrol show partition`` prints it.
 
     Attributes:
         name: Its name.
@@ -117,7 +114,7 @@ class PartitionLimits:
         default: Whether jobs that name no partition go there.
         time_limit_min: Longest time of a job in minutes; None for no limit.
         nodes: Number of its nodes.
-        max_nodes: Most nodes of a job; None for no limit.
+        max_nodes: Most nodes of one job; None for no limit.
     """
 
     name: str
@@ -130,12 +127,12 @@ class PartitionLimits:
 
 @dataclass(frozen=True, slots=True)
 class NodeKind:
-    """Nodes of a partition that are alike.
+    """A set of equal nodes of a partition.
 
     Attributes:
         partition: Name of the partition.
-        state: SLURM's word, such as ``idle`` or ``drained``, without the mark behind it.
-        count: How many they are.
+        state: SLURM's word, such as ``idle`` or ``drained``, without a suffix such as ``*``.
+        count: Number of the nodes.
         cpus: CPUs of each.
         memory_mb: Memory of each in MiB.
         gpus: GPUs of each.
@@ -151,12 +148,12 @@ class NodeKind:
 
 @dataclass(frozen=True, slots=True)
 class Association:
-    """What the user may use together, by the accounting.
+    """An association of SLURM's accounting: an account that the user may charge.
 
     Attributes:
         account: Name of the account.
-        partition: The partition that it is for; empty for all.
-        qos: Names of the QOS that go with it.
+        partition: The partition that it is valid for; empty for all.
+        qos: Names of the QOS that it allows.
     """
 
     account: str
@@ -166,15 +163,15 @@ class Association:
 
 @dataclass(frozen=True, slots=True)
 class ClusterFacts:
-    """The cluster; what couldn't be asked is empty, and told in `unread`.
+    """The limits of a cluster that a job can violate; what couldn't be queried is empty.
 
     Attributes:
         partitions: All partitions that the user can see.
         nodes: Kinds of their nodes.
-        associations: The user's; None where there is no accounting, or it couldn't be asked.
-        accounting: Whether there is accounting; None where unknown.
-        enforced: What of the accounting sbatch insists on: ``associations``, ``qos``, ...
-        unread: What couldn't be asked, with the reason: ``partitions``, ``nodes``, ...
+        associations: The user's; None without accounting, or if the query failed.
+        accounting: Whether there is accounting; None if unknown.
+        enforced: Parts of the accounting that sbatch enforces: ``associations``, ``qos``, ...
+        unread: Failed queries, with the reason: ``partitions``, ``nodes``, ...
     """
 
     partitions: tuple[PartitionLimits, ...] = ()

@@ -17,7 +17,7 @@ _RENDEZVOUS_USERS: dict[str, tuple[str, ...]] = {
     "rdzv_backend": ("elastic",),
     "rdzv_conf": ("elastic",),
 }
-_MEETINGS = {"one node": "a run on one node", "static": "a static run", "elastic": "an elastic run"}
+MEETINGS = {"one node": "a run on one node", "static": "a static run", "elastic": "an elastic run"}
 
 
 def warnings(draft: Draft) -> tuple[str, ...]:
@@ -69,7 +69,7 @@ def _unused_rendezvous(draft: Draft) -> Iterator[str]:
     for name, users in _RENDEZVOUS_USERS.items():
         setting = getattr(draft.settings, name)
         if setting.source.explicit and meeting not in users:
-            yield f"{setting.source} has no effect in {_MEETINGS[meeting]}."
+            yield f"{setting.source} has no effect in {MEETINGS[meeting]}."
 
 
 def _fresh_cache(draft: Draft) -> Iterator[str]:

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from fasttrain.model.decision import Setting, Source, SourceKind
-from fasttrain.model.machine import Device, DeviceKind, Machine
-from fasttrain.planning.vendors import VENDORS
+from fasttrain.model.machine import Device, Machine
+from fasttrain.model.vendors import VENDORS, DeviceKind
 
 
 def counted(number: int, noun: str) -> str:
@@ -57,6 +57,9 @@ CPU_CORES = Source(SourceKind.MACHINE, "CPU cores")
 DEVICES = Source(SourceKind.MACHINE, "devices")
 SLURM = Source(SourceKind.MACHINE, "SLURM")
 TORCH = Source(SourceKind.MACHINE, "torch")
+
+
+NO_PYTHON = "no Python: fasttrain starts this command as it is"
 
 
 def asked(setting: Setting[Any]) -> str:

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 from fasttrain.model.decision import Decision
 from fasttrain.model.errors import ExitCode, FasttrainError
-from fasttrain.model.machine import DeviceKind, Machine
+from fasttrain.model.machine import Machine
 from fasttrain.model.settings import Settings
+from fasttrain.model.vendors import ACCELERATORS, VENDORS, DeviceKind
 from fasttrain.planning.describe import DEVICES, device_names, kind_noun, machine_phrase
-from fasttrain.planning.vendors import ACCELERATORS, VENDORS
 from fasttrain.planning.visible import visible_slots
 
 
@@ -53,8 +53,8 @@ def unusable_kinds(machine: Machine) -> tuple[DeviceKind, ...]:
 
 def build_fix(kind: DeviceKind) -> str:
     """Return what to do about a torch that was built for something else."""
-    word = {"cuda": "CUDA", "rocm": "ROCm"}.get(kind, kind)
-    return f"install the {word} build of torch that pytorch.org/get-started names for your driver"
+    name = VENDORS[kind].build_name
+    return f"install the {name} build of torch that pytorch.org/get-started names for your driver"
 
 
 def _devices(machine: Machine, kind: DeviceKind) -> bool:

@@ -6,9 +6,11 @@ from dataclasses import dataclass
 
 from fasttrain.model.decision import Decision
 from fasttrain.model.guards import Guards
-from fasttrain.model.machine import DeviceKind, Machine
-from fasttrain.model.plan import Invocation, Levers, Processes
+from fasttrain.model.levers import Levers
+from fasttrain.model.machine import Machine
+from fasttrain.model.plan import Invocation, Processes
 from fasttrain.model.settings import Settings
+from fasttrain.model.vendors import DeviceKind
 from fasttrain.planning.gpus import Chosen
 
 

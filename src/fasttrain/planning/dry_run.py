@@ -6,11 +6,13 @@ from collections.abc import Iterator, Mapping
 from shlex import quote
 
 from fasttrain.model.codec import dumps
+from fasttrain.model.errors import printable
 from fasttrain.model.plan import PLAN_FILE, EnvVar, LaunchPlan
-from fasttrain.model.printable import printable
 from fasttrain.model.secrets import MASK, hide, is_secret_name, secrets_of
 from fasttrain.planning.explain import lever_rows
 from fasttrain.planning.secrets import mask_plan
+
+SET_FIRST = "its value is not printed; set it first"
 
 _END = "FASTTRAIN_PLAN"
 
@@ -72,7 +74,7 @@ def _variable(variable: EnvVar, before: str, *, secret: bool) -> str:
     if variable.value is None:
         return f"unset {name}  {why}"
     if secret:
-        ask = f': "${{{variable.name}:?its value is not printed; set it first}}"'
+        ask = f': "${{{variable.name}:?{SET_FIRST}}}"'
         return f"{ask}  {why}\nexport {name}"
     return f"export {name}={quote(variable.value)}  {why}"
 

@@ -11,13 +11,17 @@ from fasttrain.model.decision import Setting, Source, SourceKind
 from fasttrain.model.errors import ExitCode, FasttrainError
 from fasttrain.model.places import COMPILED_FOLDER, COMPILED_VARIABLE, RUN_MARK
 from fasttrain.model.plan import EnvVar
+from fasttrain.model.vendors import VENDORS
 from fasttrain.planning.describe import BUILT_IN, CPU_CORES
 from fasttrain.planning.draft import Draft
-from fasttrain.planning.vendors import VENDORS
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # torch sizes its thread pool by the CPU affinity; these limits it does not see.
 _UNSEEN_BY_TORCH = re.compile(r"quota|slurm", re.IGNORECASE)
+
+
+OWN_VALUE_WON = "your own value won"
+EMPTY = "an empty one"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +94,7 @@ def _settle(wish: _Wish, environ: Mapping[str, str]) -> EnvVar:
     own = Source(SourceKind.ENV, wish.name)
     if before == wish.value:
         return EnvVar(wish.name, before, f"set by you already: {wish.reason}", own, kept=True)
-    reason = f"your own value won; fasttrain would have set {wish.value}: {wish.reason}"
+    reason = f"{OWN_VALUE_WON}; fasttrain would have set {wish.value}: {wish.reason}"
     return EnvVar(wish.name, before, reason, own, kept=True)
 
 
@@ -145,10 +149,8 @@ def _loopback(draft: Draft) -> Iterator[_Wish]:
     if processes.max_nodes == 1 and processes.world_size > 1:
         reason = "the ranks of one node meet on loopback, where nobody else can"
         yield _Wish("GLOO_SOCKET_IFNAME", "lo", reason, BUILT_IN)
-        if VENDORS[draft.kind.value].collectives == "nccl":
-            # NCCL and RCCL take loopback only where there is nothing else, or if it is named.
-            # Source: docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html, NCCL_SOCKET_IFNAME
-            yield _Wish("NCCL_SOCKET_IFNAME", "lo", reason, BUILT_IN)
+        if variable := VENDORS[draft.kind.value].socket_variable:
+            yield _Wish(variable, "lo", reason, BUILT_IN)
 
 
 def _shutdown(draft: Draft) -> Iterator[_Wish]:
@@ -168,7 +170,7 @@ def _hashing(draft: Draft) -> Iterator[_Wish]:
     before = draft.invocation.environ.get("PYTHONHASHSEED")
     random = before in ("", "random")
     if random:
-        reason += f"; your own value, {before or 'an empty one'}, would give each one of its own"
+        reason += f"; your own value, {before or EMPTY}, would give each one of its own"
     yield _Wish("PYTHONHASHSEED", "0", reason, BUILT_IN, forced=random)
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from fasttrain.model.decision import Decision
 from fasttrain.model.guards import HangWatch, Preempt, Restarts
-from fasttrain.model.plan import Compile, EnvVar, LaunchPlan, Processes, Strategy
+from fasttrain.model.levers import LEVERS
+from fasttrain.model.plan import EnvVar, LaunchPlan, Processes
 from fasttrain.planning.secrets import mask_plan
 
 
@@ -35,22 +36,22 @@ def decisions(plan: LaunchPlan) -> tuple[Row, ...]:
 
 def lever_rows(plan: LaunchPlan) -> tuple[Row, ...]:
     """Return one row per decision, without the environment."""
-    levers = plan.levers
     return (
         _row("device", plan.device_kind, plan.device_kind.value),
         _row("devices", plan.devices, ",".join(plan.devices.value) or "none"),
         _row("processes", plan.processes, _processes(plan.processes.value)),
-        _row("amp", levers.amp, levers.amp.value.precision),
-        _row("compile", levers.compile, _compile(levers.compile.value)),
-        _row("optimizer", levers.optimizer, levers.optimizer.value),
-        _row("matmul", levers.matmul, levers.matmul.value),
-        _row("strategy", levers.strategy, _strategy(levers.strategy.value)),
+        *(_lever(field.name, plan) for field in fields(plan.levers)),
         _row("preempt", plan.preempt, _preempt(plan.preempt.value)),
         _row("hang", plan.guards.hang, _hang(plan.guards.hang.value)),
         _row("nan", plan.guards.nan, plan.guards.nan.value),
         _row("restarts", plan.restarts, _restarts(plan.restarts.value)),
         *([_row("python", plan.python, plan.python.value)] if plan.python else []),
     )
+
+
+def _lever(name: str, plan: LaunchPlan) -> Row:
+    decision: Decision[Any] = getattr(plan.levers, name)
+    return _row(name, decision, LEVERS[name].words(decision.value))
 
 
 def _row(topic: str, decision: Decision[Any], value: str) -> Row:
@@ -67,14 +68,6 @@ def _processes(processes: Processes) -> str:
     nodes = str(most) if fewest == most else f"{fewest}:{most}"
     on = "" if nodes == "1" else f" on {nodes} nodes"
     return f"{processes.nproc_per_node}{on}, {processes.backend}"
-
-
-def _compile(decided: Compile) -> str:
-    return decided.mode if decided.scope == "model" else f"{decided.mode}, {decided.scope}"
-
-
-def _strategy(decided: Strategy) -> str:
-    return f"{decided.mode}, batch {decided.batch}" if decided.injected else decided.mode
 
 
 def _restarts(restarts: Restarts) -> str:

@@ -8,15 +8,17 @@ from typing import NoReturn
 
 from fasttrain.model.decision import Decision, Setting, Source
 from fasttrain.model.errors import ExitCode, FasttrainError
-from fasttrain.model.machine import Device, DeviceKind, Machine
+from fasttrain.model.machine import Device, Machine
+from fasttrain.model.vendors import VENDORS, DeviceKind
 from fasttrain.planning.describe import DEVICES, counted, kind_noun, machine_phrase
-from fasttrain.planning.vendors import VENDORS
 from fasttrain.planning.visible import Slot, with_uuid
 
 # Seven digits are more devices than a node can have, and few enough to read as an int.
 _INDEX = re.compile(r"[0-9]{1,7}")
 _UUID = re.compile(r"(?:GPU|MIG)-[0-9A-Za-z/-]+", re.IGNORECASE)
 _AUTO = re.compile(r"auto:([0-9]{1,7})")
+
+IDLE_UNKNOWN = "which ones are idle is not looked at"
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +180,7 @@ def _names(words: tuple[str, ...], picked: tuple[Slot, ...]) -> tuple[str, ...]:
 def _reason(text: str, words: tuple[str, ...], kind: DeviceKind, slots: tuple[Slot, ...]) -> str:
     visible = f"{kind_noun(kind, len(slots))} visible"
     if _AUTO.fullmatch(words[0]):
-        return f"the first of {visible}; which ones are idle is not looked at"
+        return f"the first of {visible}; {IDLE_UNKNOWN}"
     if VENDORS[kind].ascending and len(words) > 1:
         return f"{text} of {visible}, sorted: {VENDORS[kind].visibility} takes ascending ids only"
     return f"{text} of {visible}"

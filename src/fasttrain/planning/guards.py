@@ -15,10 +15,11 @@ from fasttrain.model.guards import (
     ResumeMode,
     left_to_the_script,
 )
+from fasttrain.model.levers import Levers
 from fasttrain.model.machine import Machine
-from fasttrain.model.plan import Invocation, Levers, Processes
+from fasttrain.model.plan import Invocation, Processes
 from fasttrain.model.settings import Settings
-from fasttrain.planning.describe import BUILT_IN, asked
+from fasttrain.planning.describe import BUILT_IN, NO_PYTHON, asked
 
 _SECONDS = re.compile(r"[1-9][0-9]{0,6}")
 
@@ -35,10 +36,9 @@ def decide_guards(settings: Settings, machine: Machine) -> Guards:
 
 def no_guards() -> Guards:
     """Give what is watched of a command that is not Python: nothing."""
-    reason = "no Python: fasttrain starts this command as it is"
     return Guards(
-        hang=Decision(HangWatch(on=False), reason, BUILT_IN),
-        nan=Decision("off", reason, BUILT_IN),
+        hang=Decision(HangWatch(on=False), NO_PYTHON, BUILT_IN),
+        nan=Decision("off", NO_PYTHON, BUILT_IN),
     )
 
 
@@ -155,6 +155,9 @@ def _refuse_without_snapshots(settings: Settings) -> None:
 # Decides what becomes of a run that fails.
 
 
+FAILURES = {"any": "any failure", "auto": "recoverable failures"}
+
+
 def decide_restarts(settings: Settings, processes: Processes) -> Decision[Restarts]:
     """Return how often a run is started again, after what, and after how long."""
     most, on = settings.max_restarts, settings.restart_on
@@ -164,7 +167,7 @@ def decide_restarts(settings: Settings, processes: Processes) -> Decision[Restar
     if not most.value:
         return Decision(Restarts(0, on.value), asked(most), most.source)
     restarts = Restarts(most.value, on.value)
-    what = "after any failure" if on.value == "any" else "after recoverable failures"
+    what = f"after {FAILURES[on.value]}"
     # Doubled as Kubernetes does for containers that fail, up to the same limit.
     # Source: https://kubernetes.io/docs/concepts/workloads/pods/pod-lifecycle, CrashLoopBackOff
     reason = (

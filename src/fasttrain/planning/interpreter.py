@@ -11,6 +11,9 @@ from fasttrain.model.machine import Interpreter
 # The shim's own syntax and library: except*'s groups, sys.flags.safe_path.
 OLDEST = (3, 11)
 
+BY_NAME = "asked for by name"
+ACTIVE = "the active environment"
+
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
@@ -44,12 +47,12 @@ def decide_python(setting: Setting[str | None], active: str, asked: Interpreter 
     if setting.value:
         if problem:
             raise _unusable(asked.path, problem, setting.source)
-        return Chosen(asked, Decision(asked.path, "asked for by name", setting.source))
+        return Chosen(asked, Decision(asked.path, BY_NAME, setting.source))
     if problem:
         return Chosen(note=f"{active} is active, but {problem}")
     variable = active.partition("=")[0]
     source = Source(SourceKind.ENV, variable)
-    return Chosen(asked, Decision(asked.path, "the active environment", source))
+    return Chosen(asked, Decision(asked.path, ACTIVE, source))
 
 
 def _problem(asked: Interpreter) -> str:

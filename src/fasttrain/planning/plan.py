@@ -13,6 +13,7 @@ from fasttrain.planning.environment import compose, parse_env
 from fasttrain.planning.gpus import decide_gpus
 from fasttrain.planning.guards import decide_guards, decide_preempt, decide_restarts, no_guards
 from fasttrain.planning.levers.all import decide_levers, no_levers
+from fasttrain.planning.levers.situation import Situation
 from fasttrain.planning.processes import decide_processes, decide_show_ranks
 from fasttrain.planning.visible import visible_slots
 
@@ -60,6 +61,7 @@ def _draft(settings: Settings, machine: Machine, invocation: Invocation) -> Draf
     if invocation.target.kind == "command":
         levers, guards = no_levers(settings, chosen), no_guards()
     else:
-        levers = decide_levers(settings, machine, chosen, processes.value, invocation.facts)
+        facts = invocation.facts
+        levers = decide_levers(Situation(settings, machine, chosen, processes.value, facts))
         guards = decide_guards(settings, machine)
     return Draft(settings, machine, invocation, kind, chosen, processes, levers, guards)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fasttrain.model.machine import Device, DeviceKind, Machine
-from fasttrain.planning.vendors import VENDORS
+from fasttrain.model.machine import Device, Machine
+from fasttrain.model.vendors import VENDORS, DeviceKind
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,12 +26,12 @@ if __name__ == "__main__":  # see __main__.py
 
     del sys.path[0]
 
+from fasttrain.model.vendors import TORCH_TYPES, VENDORS
 from fasttrain.probes.forked import join, run_ranks, say, stay_on_this_machine, told
 from fasttrain.shim.process.parent_death import die_with_launcher
 
 Doing = Callable[[str], None]
 
-ACCELERATORS = ("cuda", "xpu", "npu", "mps")
 # What Triton is called by PyTorch's own wheels, and since 2.5 by PyPI's.
 # Source: torch 2.0 to 2.13, Requires-Dist of the wheels on download.pytorch.org.
 TRITONS = ("triton", "pytorch-triton", "pytorch-triton-rocm", "triton-rocm", "pytorch-triton-xpu")
@@ -93,7 +93,7 @@ def _device_counts() -> dict[str, int]:
     import torch
 
     counts = {}
-    for kind in ACCELERATORS:
+    for kind in TORCH_TYPES:
         module = getattr(torch, kind, None)
         if module is None:
             continue
@@ -160,7 +160,8 @@ def _backends() -> list[str]:
     # Which of these questions exist depends on torch's version.
     checks = {name: getattr(dist, f"is_{name}_available", lambda: False) for name in BACKENDS}
     found = [name for name, is_available in checks.items() if is_available()]
-    return found + (["hccl"] if "torch_npu" in sys.modules else [])
+    extended = [vendor for vendor in VENDORS.values() if vendor.extension in sys.modules]
+    return found + [vendor.collectives for vendor in extended]
 
 
 def try_compile(doing: Doing) -> dict[str, Any]:

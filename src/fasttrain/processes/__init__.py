@@ -1,1 +1,1 @@
-"""The processes of a run: found by its mark and by descent, and ended. Standard library only."""
+"""The processes of a run: find them by mark and descent, and end them. Standard library only."""

@@ -1,4 +1,4 @@
-"""Ends processes: they are asked first, and killed when their time is over."""
+"""End processes: SIGTERM first, and SIGKILL after a grace period."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from dataclasses import dataclass, field
 from fasttrain.processes.table import Process, Table, command_of, send
 
 TICK_S = 0.05
-SHOWN = 6  # processes that a message names
-DEATH_S = 5.0  # for what was killed to be gone; a process that waits for a device may take longer
+SHOWN = 6  # most processes that a message names
+DEATH_S = 5.0  # from SIGKILL until a process is gone; one that waits for a device may take longer
 
 
 @dataclass(slots=True)
 class Ended:
-    """What became of processes, each with the name of its program by its number.
+    """The result of ending processes: process ID to the name of the program.
 
     Attributes:
-        ended: Those that ended when they were asked or killed.
-        killed: Those of them that had to be killed.
-        left: Those that are still there: they wait in the kernel, or belong to somebody else.
+        ended: Processes that ended after SIGTERM or SIGKILL.
+        killed: Those of them that needed SIGKILL.
+        left: Processes that still exist: they wait in the kernel, or are another user's.
     """
 
     ended: dict[int, str] = field(default_factory=dict)
@@ -36,16 +36,17 @@ def end(
     settle_s: float = 0.0,
     pause: Callable[[float], bool] | None = None,
 ) -> Ended:
-    """End all processes that ``find`` gives, till it gives none.
+    """End all processes that ``find`` returns, until it returns none.
 
-    SIGTERM goes to the uppermost ones, who may have children to save from, and to others as they
-    become uppermost. What starts new processes meanwhile doesn't get away.
+    SIGTERM goes to the topmost processes, which may need their children in order to save, and to
+    others once they are topmost. Since ``find`` is called again and again, processes that are
+    started meanwhile are ended as well.
 
     Args:
-        find: Looks for what is still there.
-        grace_s: Seconds between being asked and being killed; 0 kills at once.
-        settle_s: Seconds before they are asked, for those that are about to end by themselves.
-        pause: Waits so many seconds at most, and says whether to kill what is left now.
+        find: Returns the processes that still exist.
+        grace_s: Seconds between SIGTERM and SIGKILL; 0 kills at once.
+        settle_s: Seconds before SIGTERM, for processes that are about to end by themselves.
+        pause: Sleeps for at most so many seconds, and returns True to kill what is left now.
     """
     result, asked = Ended(), set[Process]()
     kill_s = time.monotonic() + settle_s + grace_s
@@ -68,11 +69,11 @@ def end(
 def _signal(
     processes: Collection[Process], signum: signal.Signals, result: Ended
 ) -> dict[int, str]:
-    told = {one.pid: result.ended.get(one.pid) or command_of(one.pid) for one in processes}
-    result.ended |= told
+    names = {one.pid: result.ended.get(one.pid) or command_of(one.pid) for one in processes}
+    result.ended |= names
     for one in processes:
         send(one, signum)
-    return told
+    return names
 
 
 def uppermost(processes: Table) -> list[Process]:
@@ -81,7 +82,7 @@ def uppermost(processes: Table) -> list[Process]:
 
 
 def named(processes: dict[int, str]) -> str:
-    """Return processes as a list for users, such as ``python (pid 12), sleep (pid 14)``."""
+    """Return a list of processes for users, such as ``python (pid 12), sleep (pid 14)``."""
     shown = [f"{name or 'process'} (pid {pid})" for pid, name in sorted(processes.items())]
     more = [f"{len(shown) - SHOWN} more"] if len(shown) > SHOWN else []
     return ", ".join(shown[:SHOWN] + more)

@@ -1,11 +1,11 @@
-"""Ends what is left of a run whose launcher was killed: ``python -IS GUARDIAN RUN_ID [SPARED]``.
+"""Kill the rest of a run whose launcher was killed: ``python -IS GUARDIAN RUN_ID [SPARED]``.
 
-Standard input is a pipe that the launcher holds open, and never writes to. A launcher that ends by
-itself kills the guardian first, so the end of the pipe means that somebody killed the launcher.
+Standard input is a pipe that the launcher holds open and never writes to. A launcher that ends by
+itself kills the guardian first, so the end of the pipe means that the launcher was killed.
 
-What carries the run's mark is found then. A process that has cleared its environment is not, once
-its parent has died with the launcher: so the launcher's descendants are noted from time to time.
-Spared are those that the launcher had before the run.
+The guardian then kills every process with the run's mark in its environment. A process that cleared
+its environment has no mark, and no parent to be found by once the launcher is dead. So the guardian
+records the launcher's descendants from time to time, except SPARED ones from before the run.
 """
 
 import os
@@ -15,8 +15,8 @@ import sys
 import time
 from pathlib import Path
 
-LOOK_S = 1.0
-LEAST_SHARE = 100  # times as long as a look takes are between two: a hundredth of one core
+SCAN_S = 1.0
+SCAN_PAUSES = 100  # a pause is at least as long as so many scans: 1 % of one core at most
 
 PACKAGE = Path(__file__).parents[2]
 
@@ -25,7 +25,7 @@ def main(run_id: str, *spared: str) -> None:
     """Wait for the death of the launcher, then kill the run."""
     stand_apart()
     sys.path.append(str(PACKAGE))  # at the end, where it shadows nothing
-    # Now, because an upgrade may replace the files while the run goes on.
+    # Imported now, because an upgrade may replace the files while the run goes on.
     from fasttrain.processes.ending import end
     from fasttrain.processes.table import Table, alive, descendants, name_of, of_run, table
 
@@ -35,7 +35,7 @@ def main(run_id: str, *spared: str) -> None:
         began_s = time.monotonic()
         processes = {pid: one for pid, one in table().items() if name_of(one) not in spared}
         known = descendants([launcher], processes)
-        pause_s = max(LOOK_S, LEAST_SHARE * (time.monotonic() - began_s))
+        pause_s = max(SCAN_S, SCAN_PAUSES * (time.monotonic() - began_s))
 
     def find() -> Table:
         left, processes = alive(known.values()), table()
@@ -43,19 +43,23 @@ def main(run_id: str, *spared: str) -> None:
         found.pop(os.getpid(), None)
         return found
 
-    end(find, grace_s=0)  # as the kernel does to the workers of a dead launcher
+    end(find, grace_s=0)  # the kernel's parent-death signal to the workers is SIGKILL, too
 
 
 def hung_up(pause_s: float) -> bool:
-    """Wait so long at most for the launcher to die, and say whether it has."""
+    """Wait at most so long for the launcher's death; return True if it has died."""
     if not select.select([0], [], [], pause_s)[0]:
         return False
-    # Nobody means to write, but a closed stdout's number may have gone to the pipe.
+    # Nobody writes on purpose, but the pipe may have got the number of a closed stdout.
     return not os.read(0, 1024)
 
 
 def stand_apart() -> None:
-    """Leave the launcher's session, folder, signals and files: nothing must wait for this one."""
+    """Leave the launcher's session and folder, close its files, and block every signal.
+
+    Nothing must wait for this process: a terminal for its session, a reader for an open pipe, or an
+    unmount for its folder.
+    """
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     os.setsid()
     os.chdir("/")

@@ -1,4 +1,4 @@
-"""The launchers on this machine, known by the locks that they hold, and runs ended through them."""
+"""Find the launchers on this machine by the locks that they hold, and end runs through them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from fasttrain.processes.table import (
     table,
 )
 
-RECEIPT_S = DEATH_S  # for a launcher whose run has ended to write the receipt
+RECEIPT_S = DEATH_S  # time for a launcher to write the receipt once its run has ended
 
 
 class Launcher(NamedTuple):
@@ -40,9 +40,9 @@ class Launcher(NamedTuple):
 
 
 def launchers() -> dict[str, Launcher]:
-    """Return this user's launchers by their runs' names; between two attempts there is no more.
+    """Return this user's launchers by the names of their runs, without this process's ancestors.
 
-    Left out are this process and those above it.
+    Between two attempts, the launcher is the only process of its run.
     """
     processes = table()
     spared = ancestors(os.getpid(), processes)
@@ -56,7 +56,8 @@ def _held(pid: int) -> Iterator[Path]:
     for link in _open_files(pid):
         try:
             lock = link.readlink()
-            # Without a lock it only looks into the file; in a container, the path may be another's.
+            # Without the lock, the process only reads the file. The path may be another file here
+            # if the process is in a container.
             if lock.name == LOCK_FILE and _is_locked(pid, link.name) and link.samefile(lock):
                 yield lock.parent
         except OSError:  # closed meanwhile, or the file is gone
@@ -66,12 +67,12 @@ def _held(pid: int) -> Iterator[Path]:
 def _open_files(pid: int) -> list[Path]:
     try:
         return list(Path(f"/proc/{pid}/fd").iterdir())
-    except OSError:  # it has ended, or is closed to us
+    except OSError:  # it has ended, or we may not look into it
         return []
 
 
 def _is_locked(pid: int, number: str) -> bool:
-    """Return whether a process has locked a file that it has open, by this very descriptor.
+    """Return True if a process holds a write lock through this descriptor.
 
     Source: proc_pid_fdinfo(5): ``lock: 1: FLOCK  ADVISORY  WRITE 359 00:13:11691 0 EOF``
     """
@@ -82,19 +83,19 @@ def _is_locked(pid: int, number: str) -> bool:
 def _run_in(run_dir: Path) -> str:
     try:
         return load(LaunchPlan, run_dir / PLAN_FILE).run_id
-    except (OSError, CodecError):  # not written yet; or by another version of fasttrain
+    except (OSError, CodecError):  # not written yet, or written by another version of fasttrain
         return ""
 
 
 def end_run(run_id: str, grace_s: float) -> Ended:
-    """End a run of this user's on this machine, and give what was there of it.
+    """End one of this user's runs on this machine; return what became of its processes.
 
-    SIGTERM goes to its launcher, which passes it on once and starts nothing again. What is left
-    when the time is over is killed, and the launcher last, if it doesn't end then.
+    SIGTERM goes to its launcher, which passes it on once and doesn't restart the run. After the
+    grace period the rest of the run is killed, and the launcher last, if it doesn't end by itself.
 
     Args:
         run_id: The run.
-        grace_s: Seconds to save in; the launcher gives no more than its own.
+        grace_s: Seconds to save; the launcher's own limit may be shorter.
     """
     led = launchers().get(run_id)
     if led is None:
@@ -102,9 +103,10 @@ def end_run(run_id: str, grace_s: float) -> Ended:
     launcher = led.process
     there = {pid: command_of(pid) for pid in (*of_run(run_id), launcher.pid)}
     send(launcher, signal.SIGTERM)
+    # With grace 0, `end` sends no SIGTERM of its own: the launcher passes its one on.
     asked = end(lambda: of_run(run_id), 0, settle_s=grace_s)
     last = end(lambda: alive([launcher]), 0, settle_s=RECEIPT_S)
-    rest = end(lambda: of_run(run_id), 0)  # a launcher that ignores SIGTERM had started them again
+    rest = end(lambda: of_run(run_id), 0)  # a launcher that ignores SIGTERM has restarted the run
     left = last.left | rest.left
     ended = there | asked.ended | rest.ended
     return Ended(

@@ -1,4 +1,4 @@
-"""The processes of this machine as /proc shows them, and which of them are of a run."""
+"""The processes of this machine, read from /proc, and those that belong to a run."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _DEAD = ("Z", "X")
 
 
 class Process(NamedTuple):
-    """One process; no other one ever has both its number and its start.
+    """One process, identified by process ID and start time, since the kernel reuses IDs.
 
     Attributes:
-        pid: Its number.
-        parent: That of its parent.
-        started_ticks: When it started, in clock ticks since the machine did.
+        pid: Its process ID.
+        parent: Process ID of its parent.
+        started_ticks: When it started, in clock ticks since the machine booted.
     """
 
     pid: int
@@ -34,7 +34,7 @@ Table = dict[int, Process]
 
 
 def table() -> Table:
-    """Return live processes by their numbers, zombies left out; none where there is no /proc."""
+    """Return the live processes by process ID, without zombies; none if there is no /proc."""
     with suppress(FileNotFoundError):
         names = [path.name for path in Path("/proc").iterdir()]
         found = (look_up(int(name)) for name in names if name.isdecimal())
@@ -43,18 +43,19 @@ def table() -> Table:
 
 
 def look_up(pid: int) -> Process | None:
-    """Return a process by its number; None if there is none any more."""
+    """Return the process with this ID; None if it has ended."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-    except OSError:  # ProcessLookupError where it ended while it was read
+    except OSError:  # ProcessLookupError if it ended during the read
         return None
-    # The name in parentheses may hold spaces and parentheses too. Source: proc(5), /proc/pid/stat
+    # The name in parentheses may itself contain spaces and parentheses.
+    # Source: proc(5), /proc/pid/stat
     state, parent, *rest = stat[stat.rindex(")") + 1 :].split()
     return None if state in _DEAD else Process(pid, int(parent), int(rest[17]))
 
 
 def name_of(process: Process) -> str:
-    """Return a word that stands for this process and never for another one."""
+    """Return a word that identifies this process uniquely."""
     return f"{process.pid}.{process.started_ticks}"
 
 
@@ -67,7 +68,7 @@ def alive(processes: Iterable[Process]) -> Table:
 
 
 def mark_of(pid: int) -> str:
-    """Return name of the run that a process carries; empty if none, or if it is closed to us."""
+    """Return the run's name in a process's environment; empty if none, or if it isn't readable."""
     try:
         content = Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:
@@ -78,7 +79,7 @@ def mark_of(pid: int) -> str:
 
 
 def is_own(pid: int) -> bool:
-    """Return whether a process is this user's; root may look into those of others."""
+    """Return True if a process is this user's; root could read those of others, too."""
     try:
         return Path(f"/proc/{pid}").stat().st_uid == os.geteuid()
     except OSError:
@@ -86,13 +87,13 @@ def is_own(pid: int) -> bool:
 
 
 def marks(processes: Iterable[int]) -> dict[int, str]:
-    """Return the names of runs by process, for those of this user's that carry one."""
+    """Return process ID to run name, for this user's processes that belong to a run."""
     found = {pid: mark_of(pid) for pid in processes if is_own(pid)}
     return {pid: mark for pid, mark in found.items() if mark}
 
 
 def descendants(roots: Iterable[int], processes: Mapping[int, Process]) -> Table:
-    """Return the children of processes, their children and so on, without the processes."""
+    """Return all descendants of some processes, without these processes."""
     children: dict[int, list[Process]] = {}
     for process in processes.values():
         children.setdefault(process.parent, []).append(process)
@@ -107,7 +108,7 @@ def descendants(roots: Iterable[int], processes: Mapping[int, Process]) -> Table
 
 
 def ancestors(pid: int, processes: Mapping[int, Process]) -> set[int]:
-    """Return a process and those above it."""
+    """Return a process ID and those of all its ancestors."""
     found: set[int] = set()
     while pid in processes and pid not in found:
         found.add(pid)
@@ -116,10 +117,10 @@ def ancestors(pid: int, processes: Mapping[int, Process]) -> set[int]:
 
 
 def of_run(run_id: str) -> Table:
-    """Return this user's processes with the mark of a run, and all that they started.
+    """Return this user's processes with the mark of a run, and all their descendants.
 
-    What they started counts because a program may have cleared its environment, or have written its
-    title over it. Left out are this process and those above it.
+    Descendants may lack the mark: a program can clear its environment, or overwrite it with its
+    title. This process and its ancestors are left out.
     """
     processes = table()
     roots = {pid for pid, mark in marks(processes).items() if mark == run_id}
@@ -128,21 +129,21 @@ def of_run(run_id: str) -> Table:
 
 
 def command_of(pid: int) -> str:
-    """Return the program that a process runs, such as ``python``; empty if it has ended."""
+    """Return the name of a process's program, such as ``python``; empty if it has ended."""
     try:
         argv = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        # A title that a program gave itself is one word with spaces.
+        # A title that a program set itself is one argument with spaces.
         words = os.fsdecode(argv[0]).split()
-        # One that is about to end has given its memory back, and kept its short name.
+        # A process that is about to end has freed its memory, but kept its short name.
         return Path(words[0]).name if words else Path(f"/proc/{pid}/comm").read_text().strip()
     except OSError:
         return ""
 
 
 def send(process: Process, signum: signal.Signals) -> None:
-    """Send a signal to a process, and never to another one that has got its number since.
+    """Send a signal to a process, and never to another one that has got its ID since.
 
-    A process that has ended meanwhile, or is closed to us, gets none.
+    No-op if the process has ended, or if we may not signal it.
     """
     with suppress(ProcessLookupError, PermissionError):
         try:
@@ -152,7 +153,8 @@ def send(process: Process, signum: signal.Signals) -> None:
                 os.kill(process.pid, signum)
             return
         try:
-            # In this order: whatever the number stands for later, the descriptor is of this one.
+            # Check after opening: from then on the descriptor means one process, whatever happens
+            # to the ID.
             found = look_up(process.pid)
             if found and found.started_ticks == process.started_ticks:
                 signal.pidfd_send_signal(descriptor, signum)

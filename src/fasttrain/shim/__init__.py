@@ -1,5 +1,5 @@
-"""What runs inside every worker: standard library, torch and `fasttrain.spec`, nothing else.
+"""Runs inside every worker, with the standard library, torch and `fasttrain.model` only.
 
-The launcher reaches this package by command line (``python …/shim/__main__.py PLAN …``), never by
-import, so that torch stays out of the launcher and typer, rich and yaml stay out of the worker.
+The launcher starts this package by command line (``python …/shim/__main__.py PLAN …``) and never
+imports it: so torch stays out of the launcher, and typer, rich and yaml stay out of the worker.
 """

@@ -4,12 +4,12 @@ import os
 import sys
 
 if __name__ == "__main__":
-    # Started by path, so that nothing in the working directory can shadow a standard module;
-    # for the same reason this folder leaves the path before anything else is imported.
+    # Python puts the folder of a program at the head of sys.path. It is removed before anything
+    # else is imported, because its files could shadow modules of the standard library.
     if not sys.flags.safe_path:
         del sys.path[0]
-    # The Python that runs this may have no fasttrain, or another one: this one is taken, and
-    # nothing else from the folder that it is installed in.
+    # The user's Python may have no fasttrain, or another version. This one is imported, and its
+    # folder (often site-packages) is on the path for this one import only.
     sys.path.insert(0, os.path.abspath(f"{__file__}/../../.."))  # noqa: PTH100
     import fasttrain  # noqa: F401
 

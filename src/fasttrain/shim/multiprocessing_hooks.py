@@ -1,7 +1,7 @@
-"""Takes the levers along into processes that the script starts by multiprocessing.
+"""Installs the levers in processes that the script starts by multiprocessing.
 
-A forked child has them already, and only its account begins anew. A spawned one is a fresh
-interpreter: the program that multiprocessing gives it on its command line gets a line in front.
+A forked child has them already; only its record starts from zero. A spawned child is a fresh
+interpreter: a line is put in front of the program that multiprocessing passes on its command line.
 """
 
 from __future__ import annotations
@@ -16,16 +16,17 @@ from typing import Any
 
 from fasttrain.model.plan import LaunchPlan
 from fasttrain.model.reading import load
+from fasttrain.shim.hooks import patching
 from fasttrain.shim.process.import_hook import after_torch
 
 _HOME = repr(str(Path(__file__).absolute().parents[2])).replace("{", "{{").replace("}", "}}")
-# One line, for the tracebacks of multiprocessing. With -c the working directory leads the path,
-# where something may be called fasttrain.
+# It runs by exec() and stays one line of the program, whose line numbers tracebacks show. With -c
+# the working directory is first in sys.path, where something else may be called fasttrain.
 _PREPARE = (
     "import sys\n"
     "first = sys.path.pop(0) if sys.path[:1] == [''] else None\n"
     f"sys.path.insert(0, {_HOME})\n"
-    "import fasttrain\n"  # this one, also for a Python that has none, or another
+    "import fasttrain\n"  # this one, though the child's Python may have none, or another
     "del sys.path[0]\n"
     "from fasttrain.shim.multiprocessing_hooks import prepare\n"
     "None if first is None else sys.path.insert(0, first)\n"
@@ -34,7 +35,7 @@ _PREPARE = (
 
 
 def follow_spawned(plan_path: Path, rank: int, undo: ExitStack) -> None:
-    """Have interpreters that multiprocessing spawns prepare themselves before they do anything."""
+    """Call `prepare` first in each interpreter that multiprocessing spawns."""
     original = spawn.get_command_line
 
     def get_command_line(**kwargs: Any) -> list[str]:
@@ -45,23 +46,22 @@ def follow_spawned(plan_path: Path, rank: int, undo: ExitStack) -> None:
             argv[program] = f"exec({prepare!r}, {{}}); {argv[program]}"
         return argv
 
-    undo.callback(setattr, spawn, "get_command_line", original)
-    spawn.get_command_line = get_command_line
+    patching.put(spawn, "get_command_line", get_command_line, undo)
 
 
-def follow_forked(begin_anew: Callable[[], None]) -> None:
-    """Call ``begin_anew`` in each child that multiprocessing forks, for as long as it exists."""
-    owner = getattr(begin_anew, "__self__", begin_anew)
-    util.register_after_fork(owner, lambda _: begin_anew())
+def follow_forked(reset: Callable[[], None]) -> None:
+    """Call ``reset`` in each child that multiprocessing forks, while the object of it exists."""
+    owner = getattr(reset, "__self__", reset)
+    util.register_after_fork(owner, lambda _: reset())
 
 
 def at_exit(finish: Callable[[], None]) -> None:
-    """Call ``finish`` when a process of multiprocessing ends, which skips atexit if it forked."""
+    """Call ``finish`` when a process of multiprocessing ends: a forked one runs no atexit."""
     util.Finalize(None, finish, exitpriority=-100)
 
 
 def prepare(plan_path: str, rank: int) -> None:
-    """Hook torch in a spawned child, as in its parent."""
+    """Install the levers in a spawned child once it imports torch, as in its parent."""
     started_s, pid = time.perf_counter(), os.getpid()
     plan = load(LaunchPlan, Path(plan_path))
 

@@ -16,31 +16,33 @@ from fasttrain.model.codec import dumps
 from fasttrain.model.outcome import RankReport
 from fasttrain.model.secrets import secret_values, without_secrets
 
+NOT_RECORDED = "fasttrain: this run can't be recorded at the moment"
+
 
 class Reporter:
-    """The files of one process; only the process that made it writes them.
+    """Writes the files of one process; does nothing in processes that are forked from it.
 
     Args:
         run_dir: The run directory.
         rank: Global rank of the worker.
-        pid: The worker. A child that it forked may import torch before it does; the levers work
-            there too, but the files are the worker's.
-        child: Whether it is a process that the script started: it has a report of its own, which
-            the launcher adds to its worker's, and no events.
+        pid: Process that writes. A forked child may import torch before the worker does; the levers
+            work there too, but only the worker writes its files.
+        child: Whether the script started the process. It then has a report of its own, which the
+            launcher adds to that of its worker, and no events.
     """
 
     def __init__(self, run_dir: Path, rank: int, pid: int, *, child: bool = False) -> None:
         self.child = child
         self._pid = pid
-        self._told = False
+        self._warned = False
         self._secrets = secret_values(os.environ, sys.argv[1:])
         name = f"rank-{rank}.child-{pid}.json" if child else f"rank-{rank}.json"
         self._report_path = run_dir / name
         self._events = Lines(run_dir / f"events-{rank}.jsonl")
 
     def report(self, make: Callable[[], RankReport]) -> None:
-        """Replace the report; renamed into place, so that nobody ever meets half of one."""
-        # The disk isn't waited for: that would hold up a step, and only outlives a loss of power.
+        """Replace the report, by a rename: readers never find half of one."""
+        # No fsync: it would hold up a step, and helps only against a loss of power.
         self._guarded(lambda: write_private(self._report_path, self._text(make()), durable=False))
 
     def event(self, make: Callable[[], dict[str, Any]]) -> None:
@@ -49,36 +51,36 @@ class Reporter:
             self._guarded(lambda: self._events.add(json.dumps(make())))
 
     def _text(self, report: RankReport) -> str:
-        """Return the report; torch tells values in its reasons for a new graph."""
+        """Return the report without secrets, which torch's reasons for a recompile may contain."""
         return dumps(without_secrets(RankReport, report, self._secrets))
 
     def _guarded(self, write: Callable[[], None]) -> None:
-        """Write; a full disk or a lost directory must not end the script.
+        """Call ``write``; a full disk or a lost directory must not end the script.
 
-        It is tried again the next time, when there may be room.
+        The next report or event tries again, when there may be room.
         """
         if os.getpid() != self._pid:
             return
         try:
             write()
         except OSError as error:
-            if not self._told:
-                self._told = True
-                with suppress(OSError):  # nobody reads it any more
-                    print(f"fasttrain: this run is not recorded for now: {error}", file=sys.stderr)  # noqa: T201
+            if not self._warned:
+                self._warned = True
+                with suppress(OSError):  # stderr may be a pipe that nobody reads any more
+                    print(f"{NOT_RECORDED}: {error}", file=sys.stderr)  # noqa: T201
 
 
-# The time of a run's events, and when the time of day was set meanwhile.
-
-
-JUMP_S = 2.0  # slewing a clock moves it by 1.8 s an hour at most; Source: ntpd(8), 500 ppm
+# ntpd slews a clock by at most 1.8 s an hour: more is a jump. Source: ntpd(8), 500 ppm
+JUMP_S = 2.0
 
 
 class Clock:
-    """The time of day beside the clock that nobody sets, which stands while the machine sleeps.
+    """Reads the time of day and the monotonic clock, and finds jumps of the first.
+
+    The monotonic clock can't be set, and stops while the machine sleeps.
 
     Attributes:
-        warnings: The first jump, in a sentence; the events hold them all.
+        warnings: The first jump, in a sentence; the events hold all of them.
     """
 
     def __init__(self) -> None:
@@ -86,7 +88,7 @@ class Clock:
         self._apart_s = time.time() - time.monotonic()
 
     def read(self, step: int) -> dict[str, float]:
-        """Return both times in seconds, and by how much the time of day has jumped since last time.
+        """Return both times, in seconds, and the jump of the time of day since the last call.
 
         Args:
             step: Optimizer steps so far.

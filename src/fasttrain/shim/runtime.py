@@ -1,4 +1,4 @@
-"""The levers of one worker, and what is told of them while it runs and at its end."""
+"""Installs the levers of one worker, and reports on them while it runs and at its end."""
 
 from __future__ import annotations
 
@@ -9,50 +9,45 @@ import sys
 import time
 from contextlib import ExitStack
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from fasttrain.model.decision import Decision, Source, SourceKind
+from fasttrain.model.decision import Decision
+from fasttrain.model.levers import LEVERS
 from fasttrain.model.outcome import Outcome, RankReport, State, StepStats
 from fasttrain.model.plan import PLAN_FILE, LaunchPlan
 from fasttrain.shim import multiprocessing_hooks
-from fasttrain.shim.data_parallel.lever_state import Kept
+from fasttrain.shim.data_parallel.lever_state import LeverState
 from fasttrain.shim.data_parallel.rank_consistency import refuse_unrelated_copies
-from fasttrain.shim.data_parallel.ranks import Ranks
 from fasttrain.shim.hooks.outcome_recorder import Ledger, Lever
 from fasttrain.shim.hooks.roots import RootCalls
+from fasttrain.shim.hooks.shared import Shared
 from fasttrain.shim.hooks.steps import StepMeter
 from fasttrain.shim.hooks.user_compile import OwnCompile
 from fasttrain.shim.hooks.warning_places import name_users_lines
-from fasttrain.shim.levers.amp.lever import AmpLever
-from fasttrain.shim.levers.compile.lever import CompileLever
-from fasttrain.shim.levers.loss_scaling.lever import LossScaling
-from fasttrain.shim.levers.matmul import MatmulLever
-from fasttrain.shim.levers.npu_optimizer.lever import NpuOptimizerLever
-from fasttrain.shim.levers.optimizer import OptimizerLever
 from fasttrain.shim.process import rank_variables
 from fasttrain.shim.reporter import Clock, Reporter
-from fasttrain.shim.watch.heartbeat import Pulse
+from fasttrain.shim.watch.heartbeat import Heartbeat
 from fasttrain.shim.watch.nan_guard import NanGuard
 from fasttrain.shim.watch.save_guard import SaveGuard
 
-_NOBODY = Source(SourceKind.DEFAULT, "default")
 REPORT_EVERY_S = 5.0  # a killed worker leaves a report that is at most this old
-_AT_ROOTS = frozenset({"amp", "compile", "strategy"})  # levers that act where a root is called
+_AT_ROOTS = frozenset(name for name, row in LEVERS.items() if row.at_roots)
 _BY_ROOTS = _AT_ROOTS | {"preempt"}  # or need to know whether one is running
 EVENT_EVERY_S = 0.5  # fine enough for a progress line, and nothing against a step
 
 
 class Runtime:
-    """Installs the plan's levers and writes events and the rank's report.
+    """Installs the plan's levers and writes the rank's events and report.
 
     Args:
         plan: The plan.
         rank: Global rank of the worker.
         started_s: When the worker started, by `time.perf_counter`.
-        pid: The worker; a child that it forked may import torch before it does.
+        pid: The process that writes the files: a forked child may import torch before the worker.
         child: Whether the script started this process, and not the launcher.
     """
 
@@ -65,22 +60,26 @@ class Runtime:
         self._roots = RootCalls()
         self._own_compile = OwnCompile()
         self._meter = StepMeter(started_s)
-        self._compile: CompileLever | None = None
-        self._scaling: LossScaling | None = None
         self._ledgers: list[Ledger] = []
         self._levers: list[Lever] = []
-        self._kept = Kept()
+        self._lever_state = LeverState()
+        self._shared = Shared(
+            *(plan, self._roots, self._own_compile, self._meter, self._lever_state, self._undo),
+            companion=self._ledger,
+            on_compiling=[self._note_compiling],
+        )
         self._reported_s = self._event_s = 0.0
         self._run_dir = Path(plan.run_dir)
         self._reporter = Reporter(self._run_dir, rank, pid, child=child)
-        self._pulse = Pulse(self._run_dir, rank, child=child)
+        self._heartbeat = Heartbeat(self._run_dir, rank, child=child)
         self._clock = Clock()
         self._saves = SaveGuard()
         self._nan = NanGuard(plan.guards.nan.value, self._scale_may_fall)
 
     def install(self) -> None:
-        """Put every lever in place; one that can't be installed is rolled back alone."""
-        # Below the levers: what is left to rank 0 needs no room here.
+        """Install every lever; one that fails is rolled back alone, and the script goes on."""
+        # First, so that the levers are around it: a save that only rank 0 makes needs no space on
+        # this rank.
         self._saves.install(self._undo)
         for lever in self._build():
             with ExitStack() as steps:
@@ -94,12 +93,12 @@ class Runtime:
         live = {lever.ledger.lever for lever in self._levers if lever.ledger.live}
         if live & _AT_ROOTS:
             self._roots.on_call += [self._meter.throughput.called, self._on_call]
-            self._roots.on_call.append(self._pulse.beat)
+            self._roots.on_call.append(self._heartbeat.beat)
         if live & _BY_ROOTS:
             self._roots.install(self._undo)
         if self._plan.guards.hang.value.on:
-            self._pulse.install(self._undo)
-        # Behind the levers: loss scaling puts the gradients of a skipped step back first.
+            self._heartbeat.install(self._undo)
+        # After the levers: loss scaling's hook first puts the gradients of a skipped step back.
         self._nan.install(self._undo)
         refuse_unrelated_copies(self._plan, self._undo)
         self._meter.install(self._undo)
@@ -110,45 +109,28 @@ class Runtime:
             self._own_compile.install(self._undo)
             name_users_lines(self._undo)
             multiprocessing_hooks.follow_spawned(self._run_dir / PLAN_FILE, self._rank, self._undo)
-            multiprocessing_hooks.follow_forked(self._begin_anew)
-        # Registered before any of the script's own handlers, so that it runs behind them all.
+            multiprocessing_hooks.follow_forked(self._reset_in_child)
+        # Registered before any handler of the script's, so that it runs after all of them.
         atexit.register(self.finish)
         self._undo.callback(atexit.unregister, self.finish)
         self._report(finished=False)
 
     def close(self) -> None:
-        """Put torch back as it was before `install`."""
+        """Undo `install`."""
         self._undo.close()
 
     def _build(self) -> list[Lever]:
-        levers = self._plan.levers
-        # First, so that other levers' work on a backward pass is around that of the ranks.
-        build = self._parallel()
-        amp = self._ledger("amp", levers.amp.value.precision, levers.amp)
-        if levers.amp.value.precision != "off":
-            lever = AmpLever(levers.amp, amp, self._roots)
-            build.append(lever)
-            self._kept.states["amp"] = lever
-        if levers.amp.value.precision == "float16":
-            scaling = self._ledger("loss_scaling", "dynamic", levers.amp)
-            self._scaling = LossScaling(levers.amp, scaling, self._roots)
-            build.append(self._scaling)
-            self._kept.states["loss scaling"] = self._scaling
-        compiled = self._ledger("compile", levers.compile.value.asked, levers.compile)
-        if levers.compile.value.mode != "off":
-            self._compile = CompileLever(
-                levers.compile, compiled, self._roots, self._own_compile, strict=self._plan.strict
-            )
-            self._compile.on_compiling.append(self._note_compiling)
-            build.append(self._compile)
-        optimizer = self._ledger("optimizer", levers.optimizer.value, levers.optimizer)
-        if levers.optimizer.value == "fused":
-            build.append(OptimizerLever(optimizer))
-        elif levers.optimizer.value == "npu":
-            swap = NpuOptimizerLever(optimizer)
-            build += [swap, OptimizerLever(optimizer, leave=swap.takes)]
-        matmul = self._ledger("matmul", levers.matmul.value, levers.matmul)
-        build.append(MatmulLever(levers.matmul, matmul))
+        build: list[Lever] = []
+        for name, row in LEVERS.items():
+            if row.several and (self._world_size() == 1 or self._reporter.child):
+                continue
+            decision: Decision[Any] = getattr(self._plan.levers, name)
+            mode = row.mode(decision.value)
+            ledger = self._ledger(name, mode, decision, explicit=decision.source.explicit)
+            if mode in row.ceded:
+                ledger.cede(decision.reason)
+            for module in row.workers.get(mode, ()):
+                build += import_module(module).build(self._shared, decision, ledger)
         if self._plan.preempt.value.mode == "snapshot" and not self._reporter.child:
             build.append(self._snapshots())
         return build
@@ -156,51 +138,17 @@ class Runtime:
     def _snapshots(self) -> Lever:
         from fasttrain.shim.snapshots.lever import SnapshotLever
 
-        ledger = self._ledger("preempt", "snapshot", self._plan.preempt)
-        lever = SnapshotLever(ledger, self._plan, self._rank, self._roots, self._meter, self._kept)
+        preempt = self._plan.preempt
+        ledger = self._ledger("preempt", "snapshot", preempt, explicit=preempt.source.explicit)
+        lever = SnapshotLever(
+            ledger, self._plan, self._rank, self._roots, self._meter, self._lever_state
+        )
         lever.prepare(self._undo)
         return lever
 
-    def _parallel(self) -> list[Lever]:
-        """Build what makes several ranks one run, where the script doesn't."""
-        strategy = self._plan.levers.strategy
-        if self._world_size() == 1 or self._reporter.child:
-            return []
-        if not strategy.value.injected:
-            ledger = self._ledger("strategy", strategy.value.mode, strategy)
-            if strategy.value.mode == "script":
-                ledger.cede(strategy.reason)
-            return []
-        from fasttrain.shim.data_parallel.strategy import parallel_levers
-
-        if strategy.value.batch != "per-rank":
-            self._meter.throughput.part = 1 / _world_size()
-        ranks = Ranks.at_store(
-            strategy.value.collectives, agent=self._plan.processes.value.backend == "torchrun"
-        )
-        return parallel_levers(
-            self._plan,
-            ranks,
-            self._roots,
-            self._strategy_ledger,
-            self._undo,
-            self._kept,
-            self._own_compile,
-        )
-
-    def _strategy_ledger(self, name: str, asked: str) -> Ledger:
-        """Make the ledger of a lever that serves the strategy; only that itself was asked for."""
-        strategy = self._plan.levers.strategy
-        if name == "strategy":
-            if self._plan.strict and not strategy.source.explicit:
-                # Whoever asks for several ranks wants them to be of use.
-                strategy = replace(strategy, source=self._plan.processes.source)
-            return self._ledger(name, asked, strategy)
-        return self._ledger(name, asked, replace(strategy, source=_NOBODY))
-
-    def _ledger(self, name: str, asked: str, decision: Decision[Any]) -> Ledger:
-        ledger = Ledger(name, asked, explicit=decision.source.explicit)
-        ledger.settle(State.OFF if ledger.explicit else State.SKIPPED, decision.reason)
+    def _ledger(self, name: str, asked: str, decision: Decision[Any], *, explicit: bool) -> Ledger:
+        ledger = Ledger(name, asked, explicit=explicit)
+        ledger.settle(State.OFF if explicit else State.SKIPPED, decision.reason)
         self._ledgers.append(ledger)
         return ledger
 
@@ -212,39 +160,39 @@ class Runtime:
         return {ledger.lever: ledger.outcome() for ledger in self._ledgers}
 
     def _excuse_unused(self) -> None:
-        """Tell why a lever was not used, where what the script compiles itself hides its work."""
+        """Set why levers found nothing to do, if the script compiles its model itself."""
         own = self._own_compile
         for ledger in self._ledgers if own.where else ():
             if ledger.lever == "compile":
                 ledger.excuse(State.CEDED, f"the script compiles {own.what} itself ({own.where})")
             else:
-                reason = f"the script's work is inside of {own.what}, which it compiles itself"
+                reason = f"the script's work is inside {own.what}, which it compiles itself"
                 ledger.excuse(State.SKIPPED, f"{reason} ({own.where})")
         amp = next(ledger for ledger in self._ledgers if ledger.lever == "amp").outcome()
         for ledger in self._ledgers:
             if ledger.lever == "loss_scaling" and amp.state is State.SKIPPED:
                 ledger.excuse(State.SKIPPED, f"nothing runs in fp16: {amp.reason}")
 
-    def _begin_anew(self) -> None:
-        """Account for a child that the script forked, apart from what its parent did."""
+    def _reset_in_child(self) -> None:
+        """Start the record of a forked child from zero: what its parent did is in its own."""
         self._reporter = Reporter(self._run_dir, self._rank, os.getpid(), child=True)
-        self._meter.begin_anew()
-        self._nan.begin_anew()
+        self._meter.reset()
+        self._nan.reset()
         self._roots.last = None
         for ledger in self._ledgers:
-            ledger.begin_anew()
+            ledger.reset()
         multiprocessing_hooks.at_exit(self.finish)
 
     def _on_call(self, *_: Any) -> None:
-        # Scripts without an optimizer make no steps, and the first step may be an epoch away.
+        # A script without an optimizer may make no step, and the first one may be an epoch away.
         if time.perf_counter() - self._reported_s >= REPORT_EVERY_S:
             self._report(finished=False)
 
     def _on_step(self, step: int) -> None:
-        if step > self._kept.replayed:
-            self._pulse.step(step)
+        if step > self._lever_state.replayed:
+            self._heartbeat.step(step)
         else:
-            self._pulse.beat()  # something goes on, but the launcher counts what is trained
+            self._heartbeat.beat()  # progress, but the launcher counts new steps only
         now = time.perf_counter()
         if now - self._event_s >= EVENT_EVERY_S or step == 1:
             self._event_s = now
@@ -252,30 +200,32 @@ class Runtime:
             self._nan.read()
         if now - self._reported_s >= REPORT_EVERY_S or step == 1:
             self._report(finished=False)
-        if not self._meter.several:  # the others have not stepped in this iteration yet
+        # With several optimizers the others may not have stepped in this iteration yet.
+        if not self._meter.several:
             self._end_at(step)
 
     def _end_at(self, step: int) -> None:
         most = self._plan.max_steps
-        if most is not None and step >= most and step > self._kept.replayed:
+        if most is not None and step >= most and step > self._lever_state.replayed:
             sys.exit(0)
 
     def finish(self) -> None:
         """Write the last event and report."""
-        self._pulse.end()
+        self._heartbeat.end()
         if self._meter.steps:
             self._note_event()
         self._report(finished=True)
 
     def _report(self, *, finished: bool) -> None:
         self._reported_s = time.perf_counter()
-        # Most children only load data or fetch something; those that train are told.
+        # Most children only load data or start a tool; only those that train have a report.
         if self._meter.steps or self._roots.last is not None or not self._reporter.child:
             self._reporter.report(lambda: self._rank_report(finished))
 
     def _scale_may_fall(self) -> bool:
-        """Return whether gradients overflow because of their scale alone, which begins high."""
-        return self._scaling is not None and self._scaling.scale >= 1.0
+        """True if gradients may overflow because of the loss scale alone, which starts high."""
+        scale = self._shared.loss_scale
+        return scale is not None and scale() >= 1.0
 
     def _note_event(self) -> None:
         event = self._event()
@@ -287,21 +237,21 @@ class Runtime:
 
     def _event(self) -> dict[str, Any]:
         stats = self._meter.stats(0.0)
-        # The first step holds more than a step; until there is a second, no other time is known.
-        self._pulse.slow_step(stats.p95_step_s or stats.first_step_s)
+        # The first step's time includes start-up, but is the only one until the second step.
+        self._heartbeat.slow_step(stats.p95_step_s or stats.first_step_s)
         return {
             **self._clock.read(self._meter.steps),
             "step": self._meter.steps,
             "step_s": self._meter.recent_step_s(),
-            "samples_per_s": stats.samples_per_s * self._world_size(),  # the others being as fast
+            "samples_per_s": stats.samples_per_s * self._world_size(),  # if the others are as fast
             "memory_bytes": stats.peak_memory_bytes,
-            "loss_scale": self._scaling.scale if self._scaling else 1.0,
+            "loss_scale": self._shared.loss_scale() if self._shared.loss_scale else 1.0,
         }
 
     def _rank_report(self, finished: bool) -> RankReport:
-        # As they were: at the end most models are gone, being local to a function.
+        # The last root that was called: at exit most models are gone with the function they are in.
         root = self._roots.last
-        stats = self._meter.stats(self._compile.compile_s if self._compile else 0.0)
+        stats = self._meter.stats(self._shared.compile_s())
         return RankReport(
             rank=self._rank,
             device=self._meter.device or (root.device if root else ""),
@@ -316,13 +266,16 @@ class Runtime:
         return 1 if self._plan.processes.value.backend == "direct" else _world_size()
 
     def _with_resumed(self, stats: StepStats) -> StepStats:
-        """Return the figures without the steps of a replay that has not come to its end."""
-        replayed = self._kept.replayed
+        """Return the statistics with the steps of a replay set apart.
+
+        While the replay goes on, nothing was trained yet.
+        """
+        replayed = self._lever_state.replayed
         if math.isinf(replayed):
             return replace(stats, steps=0)
         return replace(stats, resumed_from=int(replayed))
 
 
 def _world_size() -> int:
-    """Return the ranks of this attempt; an elastic run is not always whole."""
+    """Return the number of ranks of this attempt, which varies in an elastic run."""
     return int(rank_variables.get("WORLD_SIZE", "1"))

@@ -1,8 +1,9 @@
 """Runs the user's program as ``python SCRIPT`` or ``python -m MODULE`` would.
 
+Unlike with `runpy.run_path`, ``__main__`` stays in `sys.modules` for atexit handlers and pickles.
+
 Source: CPython 3.11 ``Modules/main.c``, for the state of ``__main__``, ``sys.argv`` and
-``sys.path``; unlike with `runpy.run_path`, ``__main__`` stays in `sys.modules`, for atexit
-handlers and pickles that look into it.
+``sys.path``.
 """
 
 from __future__ import annotations
@@ -25,11 +26,13 @@ def run_target(
     ended_well: Callable[[], None] = lambda: None,
     failed: Callable[[BaseException], None] = lambda _: None,
 ) -> None:
-    """Run a script or a module as ``__main__``; its exceptions come through, told as its own.
+    """Run a script or a module as ``__main__``.
+
+    Its exceptions pass through, and are printed without frames of fasttrain's.
 
     Args:
         kind: ``script`` or ``module``.
-        name: Its path or name.
+        name: The script's path, or the module's name.
         args: Its arguments.
         ended_well: Called when it has ended without an error.
         failed: Called with the exception that ends it, before anything is printed.
@@ -54,8 +57,8 @@ def _as_the_script(
         raise
     except BaseException as error:
         failed(error)
-        # The interpreter itself reports the exception, sets the exit status and, after a
-        # KeyboardInterrupt, dies of SIGINT; only our frames are taken out of what it prints.
+        # The interpreter prints the exception, sets the exit status and, after a
+        # KeyboardInterrupt, dies of SIGINT. Only our frames are removed from what it prints.
         sys.excepthook = _without_shim_frames(sys.excepthook)
         raise
 
@@ -73,7 +76,7 @@ def _without_shim_frames(hook: Callable[..., object]) -> Callable[..., object]:
 
 
 def _strip(error: BaseException | None, seen: set[int]) -> None:
-    """Take the shim's frames out of an exception and of those chained to it."""
+    """Remove the shim's frames from an exception and from those chained to it."""
     while error is not None and id(error) not in seen:
         seen.add(id(error))
         error.__traceback__ = without_shim(error.__traceback__)
@@ -85,14 +88,14 @@ def _strip(error: BaseException | None, seen: set[int]) -> None:
 
 
 def without_shim(trace: TracebackType | None) -> TracebackType | None:
-    """Return a traceback without the frames of fasttrain's shim."""
+    """Return a traceback without the shim's frames."""
     entries: list[TracebackType] = []
     while trace is not None:
         if not is_shim_code(trace.tb_frame.f_code):
             entries.append(trace)
         else:
-            # Frames of `import` that led to the hook on torch; Python hides them where they lead
-            # straight to the module.
+            # Frames of `import` that led to the hook on torch. Python hides those that lead
+            # straight to a module, but not these.
             while entries and _is_import_code(entries[-1].tb_frame.f_code):
                 entries.pop()
         trace = trace.tb_next
@@ -107,7 +110,7 @@ def _is_import_code(code: CodeType) -> bool:
 
 
 def _fresh_main() -> ModuleType:
-    """Put a new ``__main__`` in place, with the attributes that Python's own starts with."""
+    """Put a new ``__main__`` in `sys.modules`, with the attributes that Python sets at start."""
     module = ModuleType("__main__")
     module.__annotations__ = {}
     module.__builtins__ = sys.modules["builtins"]  # type: ignore[attr-defined]
@@ -120,7 +123,7 @@ def _run_script(name: str, args: list[str]) -> None:
     path = os.path.join(os.getcwd(), name)  # noqa: PTH109, PTH118
     sys.argv = [name, *args]
     if not sys.flags.safe_path:
-        # Python resolves the link of the script, so that its neighbours are those of its target.
+        # Python follows a symbolic link to the script: it imports from the target's folder.
         sys.path.insert(0, os.path.dirname(os.path.realpath(path)))  # noqa: PTH120
     module = _fresh_main()
     module.__loader__ = SourceFileLoader("__main__", path)

@@ -1,4 +1,4 @@
-"""Sends the output of ranks that are not shown to their log files."""
+"""Redirects the output of ranks that are not shown to their log files."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from fasttrain.shim.process.log_stream import log_stream
 
 
 def redirect_hidden_rank(plan: LaunchPlan, rank: int) -> None:
-    """Point stdout and stderr of any rank but a shown rank 0 at its own log.
+    """Redirect stdout and stderr of every rank but a shown rank 0 to the rank's own log.
 
-    Rank 0 keeps the launcher's stream, which is relayed and logged there; the launcher follows
-    the logs of other shown ranks. In an elastic run, whose nodes don't know beforehand which one
-    gets rank 0, every rank has its own log.
+    Rank 0 writes to the launcher, which prints and logs it. The launcher prints other shown ranks
+    from their logs. In an elastic run every rank has a log, because no node knows beforehand
+    whether it gets rank 0.
     """
     processes = plan.processes.value
     if processes.backend == "direct":
-        return  # whatever RANK the user's own launcher has set
+        return  # one rank; a RANK in the environment is of the user's own launcher
     shown = plan.show_ranks is None or 0 in plan.show_ranks
     if rank == 0 and shown and not processes.rdzv_endpoint:
         return
@@ -29,7 +29,7 @@ def redirect_hidden_rank(plan: LaunchPlan, rank: int) -> None:
     try:
         log = open_log(path)
     except OSError as error:  # a full disk must not end a script before it has begun
-        print(f"fasttrain: rank {rank} has no log, and is shown: {error}", file=sys.stderr)  # noqa: T201
+        print(f"fasttrain: rank {rank} has no log, so it is shown: {error}", file=sys.stderr)  # noqa: T201
         return
     os.dup2(log, 1)
     os.dup2(log, 2)

@@ -1,4 +1,4 @@
-"""One worker from start to end: reads its plan, hooks torch, runs the script, reports."""
+"""Runs one worker from start to end: its plan, the levers, the script, the report."""
 
 from __future__ import annotations
 
@@ -15,14 +15,13 @@ from fasttrain.shim.process.entry import Entry, read_entry
 from fasttrain.shim.process.import_hook import after_torch
 from fasttrain.shim.process.refusal import refuse
 from fasttrain.shim.script import run_target
-from fasttrain.shim.snapshots.preempt_signal import ASKED
+from fasttrain.shim.snapshots.preempt_signal import PREEMPT_SIGNAL
 
 
 def main(argv: list[str]) -> None:
     """Run ``PLAN script|module TARGET [ARGS...]`` in this process.
 
-    The arguments of the script are taken from the command line, where they arrive whole, and not
-    from the plan, in which secrets are masked.
+    The script's arguments come from the command line and not from the plan, which masks secrets.
     """
     started_s = time.perf_counter()
     try:
@@ -32,7 +31,7 @@ def main(argv: list[str]) -> None:
     plan, rank = entry.plan, entry.rank
     parent_death.die_with_launcher()
     if plan.preempt.value.mode == "snapshot":
-        ASKED.listen(plan.preempt.value.signals)
+        PREEMPT_SIGNAL.listen(plan.preempt.value.signals)
     if entry.restarts is not None:
         os.environ[RESTART_COUNT] = str(entry.restarts)
     streams.redirect_hidden_rank(plan, rank)
@@ -45,18 +44,19 @@ def main(argv: list[str]) -> None:
 
 
 def _be_alone(entry: Entry) -> None:
-    """Have a script that knows nothing of ranks see no other rank, and its own device alone."""
+    """Hide the other ranks and their devices from a script that fasttrain makes data-parallel."""
     strategy, devices = entry.plan.levers.strategy.value, entry.plan.devices.value
     if not strategy.injected:
         return
     if strategy.visibility and entry.local_rank < len(devices):
         os.environ[strategy.visibility] = devices[entry.local_rank]
-        os.environ["LOCAL_RANK"] = "0"  # what a script that asks for its ranks after all is told
+        # For a script that sets up its ranks itself after all: it sees one device, number 0.
+        os.environ["LOCAL_RANK"] = "0"
     rank_variables.hide()
 
 
 def _install(plan: LaunchPlan, rank: int, started_s: float, pid: int) -> None:
-    """Build the levers now that torch is in; nothing of the shim that needs torch loads before."""
+    """Install the levers once torch is imported: nothing of the shim may import it earlier."""
     from fasttrain.shim.runtime import Runtime
 
     Runtime(plan, rank, started_s, pid).install()

@@ -1,1 +1,1 @@
-"""The same run on a cluster: sent through submitit, completed on the nodes, followed to its end."""
+"""A run on a SLURM cluster: sent through submitit, planned on the nodes, followed to its end."""

@@ -1,4 +1,4 @@
-"""The end of a job, from SLURM's word and from what the tasks left in the run directory."""
+"""The end of a job, from SLURM's state and from the records of the tasks in the run directory."""
 
 from __future__ import annotations
 
@@ -21,17 +21,18 @@ from fasttrain.slurm.meeting import run_code
 from fasttrain.slurm.state import UNKNOWN, JobState
 
 LAST_LINES = 20
-# Ends that SLURM brought about, so that no exit code of the script tells of them.
+# Ends that SLURM caused: the script's exit code doesn't explain them.
 BROUGHT_ABOUT = {
     "NODE_FAIL": "a node died",
     "BOOT_FAIL": "a node didn't boot",
     "OUT_OF_MEMORY": "it ran out of memory",
-    "TIMEOUT": "its time limit was over",
-    "DEADLINE": "its deadline was over",
+    "TIMEOUT": "it reached its time limit",
+    "DEADLINE": "it reached its deadline",
     "CANCELLED": "it was cancelled",
     "PREEMPTED": "it was preempted",
     "REVOKED": "it was revoked",
 }
+FORGOTTEN = "SLURM no longer knows the job, and no task recorded its end"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +41,10 @@ class CellEnding:
 
     Attributes:
         run_dir: Its directory.
-        state: SLURM's word.
-        exit_code: The script's, or 128 + signal, or fasttrain's own.
-        receipt: What the ranks reported; None where there was none to report.
-        why: Why it ended, where that wasn't the script's doing.
+        state: Its state in SLURM.
+        exit_code: The script's exit code, or 128 + signal, or fasttrain's own.
+        receipt: The receipt; None if no plan was made, so that there is nothing to report.
+        why: Why it ended, if SLURM ended it; else empty.
     """
 
     run_dir: str
@@ -62,7 +63,7 @@ class Ending:
 
     @property
     def exit_code(self) -> int:
-        """The exit code of the first cell that failed, or 0."""
+        """Exit code of the first cell that failed, or 0."""
         return next((cell.exit_code for cell in self.cells if cell.exit_code), 0)
 
 
@@ -95,7 +96,7 @@ def _code(state: JobState, ends: list[TaskEnd]) -> tuple[int, str]:
         return state.exit_code, why
     if state.state == UNKNOWN and ends:
         return own, ""
-    return ExitCode.UNAVAILABLE, why or "SLURM no longer knows it, and it left no end"
+    return ExitCode.UNAVAILABLE, why or FORGOTTEN
 
 
 def last_ends(run_dir: Path) -> list[TaskEnd]:
@@ -108,12 +109,12 @@ def last_ends(run_dir: Path) -> list[TaskEnd]:
         try:
             ends.append(load(TaskEnd, path))
         except (OSError, CodecError):
-            continue  # a task that was killed while it wrote tells nothing
+            continue  # the task was killed while it wrote
     return ends
 
 
 def _receipt(run_dir: Path, code: int, state: JobState) -> Receipt | None:
-    """Return the receipt; made here where the tasks were killed before one of them could."""
+    """Return the receipt; make it here if all tasks were killed before one of them wrote it."""
     try:
         return read_receipt(run_dir)
     except FasttrainError:
@@ -128,13 +129,13 @@ def _receipt(run_dir: Path, code: int, state: JobState) -> Receipt | None:
 
 
 def others(run_dir: Path) -> list[Path]:
-    """Return the directories of the tasks but the first, in their order."""
+    """Return the directories of all tasks except the first, in their order."""
     found = [path for path in run_dir.glob("task-*") if path.name[5:].isdecimal()]
     return sorted(found, key=lambda path: int(path.name[5:]))
 
 
 def last_words(job: SubmittedJob) -> list[str]:
-    """Return the last lines of SLURM's own logs, for a job that didn't come to its script."""
+    """Return the last lines of SLURM's own logs, for a job that didn't get as far as its script."""
     folder = Path(job.run_dir) / SUBMITIT_FOLDER
     lines: list[str] = []
     for path in sorted(folder.glob(f"{job.job_id}_*_log.err")):
@@ -143,22 +144,19 @@ def last_words(job: SubmittedJob) -> list[str]:
     return lines[-LAST_LINES:]
 
 
-# The warning signal of SLURM: time to save, and an end before SLURM's own.
-
-
-# What torchrun gives its workers between SIGTERM and SIGKILL, and a little for queueing again.
+# torchrun's 30 s between SIGTERM and SIGKILL of its workers, and a little for requeueing.
 SHUTDOWN_S = 35.0
 
 
 class EndWatch:
-    """Follows a run for the signal that comes before its time is over.
+    """Watches for SLURM's warning signal, and ends the run before SLURM would.
 
-    The run goes on with the signal, which reached its workers too, until it ends by itself or the
-    time to shut down has come.
+    The signal reaches the workers, too. The run goes on until it ends by itself, or until there is
+    just enough time left for a shutdown.
 
     Attributes:
         warned: Whether the signal came.
-        stopped: Whether something had the run end: SLURM, a user, or this watch.
+        stopped: Whether SLURM, a user or this watch has asked the run to end.
     """
 
     def __init__(self, name: str, lead_s: int) -> None:
@@ -169,7 +167,7 @@ class EndWatch:
         self._due_s = 0.0
 
     def heard(self, signum: int) -> None:
-        """Take note of a signal that was passed on to the run."""
+        """Record a signal that was passed on to the run."""
         if signum == self._signum and not self.warned:
             self.warned = True
             self._due_s = time.monotonic() + self._patience_s
@@ -177,7 +175,7 @@ class EndWatch:
             self.stopped = True
 
     def tick(self) -> None:
-        """End a run that goes on until shortly before SLURM would kill it."""
+        """End the run by SIGTERM if it still runs shortly before SLURM would kill it."""
         if self.warned and not self.stopped and time.monotonic() > self._due_s:
             self.stopped = True
             os.kill(os.getpid(), signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""submitit's executor, with what it lacks for our jobs; nothing is submitted past it."""
+"""submitit's executor with our changes; every job is submitted through it."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ SBATCH_TIMEOUT_S = 60
 
 
 class Executor(SlurmExecutor):
-    """Submits with a time limit of its own, and leaves out what nobody asked for.
+    """A SlurmExecutor that limits the time of sbatch, and adds no default that nobody asked for.
 
     Source: submitit 1.5.4, ``slurm/slurm.py``, whose methods it overrides.
 
     Args:
         folder: submitit's folder in the run directory.
-        parameters: What is sent.
-        anywhere: Whether it is made where there is no SLURM, only to show the batch script.
+        parameters: Parameters of the job.
+        anywhere: Whether SLURM may be missing, because only the batch script is wanted.
     """
 
     def __init__(self, folder: Path, parameters: JobParameters, *, anywhere: bool = False) -> None:
@@ -38,7 +38,7 @@ class Executor(SlurmExecutor):
         self._limited = parameters.time_min is not None
 
     def affinity(self) -> int:  # type: ignore[override]
-        """Say that there is a cluster where only the text is wanted."""
+        """Return submitit's score for this executor: 1 without SLURM, too, if it may be missing."""
         return 1 if self._anywhere else int(SlurmExecutor.affinity())
 
     @property
@@ -47,18 +47,18 @@ class Executor(SlurmExecutor):
         return " ".join((self.python, *words))
 
     def batch_script(self, cells: int = 1) -> str:
-        """Return the text that sbatch would get, of an array where there are several cells."""
+        """Return the batch script for sbatch; that of a job array if there are several cells."""
         with self._array(cells):
             return self._make_submission_file_text(self._submitit_command_str, "")
 
     def _make_submission_file_text(self, command: str, uid: str) -> str:  # noqa: ARG002
-        # Without a limit submitit writes its own default of five minutes.
+        # Without a limit of ours, submitit would write its own default of five minutes.
         limit = {} if self._limited else {"time": None}
         parameters: dict[str, Any] = self.parameters | limit
         return str(_make_sbatch_string(command=command, folder=self.folder, **parameters))
 
     def _make_submission_command(self, submission_file_path: Path) -> list[str]:
-        # A controller that doesn't answer would hold sbatch, and so us, for ever.
+        # A controller that doesn't answer would block sbatch, and so us, for ever.
         limit = ["timeout", "--kill-after=5", str(SBATCH_TIMEOUT_S)]
         return [*limit, "sbatch", str(submission_file_path)]
 
@@ -67,7 +67,7 @@ class Executor(SlurmExecutor):
     ) -> list[core.Job[Any]]:
         if len(delayed_submissions) == 1:
             return list(super()._internal_process_submissions(delayed_submissions))
-        # submitit's own way with arrays makes a plain SlurmExecutor, which would lose the above.
+        # For arrays, submitit makes a plain SlurmExecutor, which would lose the methods above.
         folder = utils.JobPaths.get_first_id_independent_folder(self.folder)
         folder.mkdir(parents=True, exist_ok=True)
         pickles = [folder / f"{uuid.uuid4().hex}.pkl" for _ in delayed_submissions]
@@ -101,19 +101,19 @@ def submit(
     changes: Mapping[str, str],
     left_out: Iterable[str] = (),
 ) -> list[core.Job[Any]]:
-    """Send one job, or one array of several cells.
+    """Send one job, or one job array of several cells.
 
     Args:
-        executor: submitit's, with our parameters.
-        tasks: What each cell calls.
-        changes: Variables of the job beside those of this process.
+        executor: The executor, with the parameters of the job.
+        tasks: The callable of each cell.
+        changes: Variables of the job besides those of this process.
         left_out: Variables of this process that neither sbatch nor the job gets.
 
     Raises:
-        submitit.core.utils.FailedJobError: sbatch refused; the message holds its words.
-        submitit.core.utils.FailedSubmissionError: sbatch said something else than a number.
+        submitit.core.utils.FailedJobError: If sbatch refuses; the message contains its words.
+        submitit.core.utils.FailedSubmissionError: If sbatch prints no job number.
     """
-    # submitit prints what sbatch said; it is in the error as well, where its remedy stands too.
+    # submitit prints sbatch's message, but our error repeats it, together with a fix.
     quiet = contextlib.redirect_stderr(io.StringIO())
     with _without(left_out), utils.environment_variables(**changes), quiet:
         return list(executor.submit_array(tasks))

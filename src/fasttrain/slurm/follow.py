@@ -1,4 +1,4 @@
-"""Stays with a job until it has ended: its state, and what rank 0 prints."""
+"""Follow a job until it has ended: its state, and the output of rank 0."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ from fasttrain.model.job import SubmittedJob
 from fasttrain.slurm.ending import Ending, read_ending
 from fasttrain.slurm.state import UNKNOWN, JobState, ask
 
-LOOK_S = 0.5  # at files
-# At the controller, which serves everybody: seldom, and at once where the files tell of an end.
+LOOK_S = 0.5  # between reads of files
+# Between queries of the controller, which serves everybody. A task's recorded end triggers a query
+# at once.
 ASK_S = 5.0
-PATIENCE_S = 600.0  # a controller that is restarted must not end our wait
-LOST_AFTER_S = 15.0  # between an end and its state in squeue or the accounting
+PATIENCE_S = 600.0  # a restart of the controller must not end our wait
+SILENT = "SLURM doesn't answer"
+LOST_AFTER_S = 15.0  # a job may end before squeue or the accounting show its state
 
 
 def follow(
@@ -28,14 +30,14 @@ def follow(
     *,
     states: bool = True,
 ) -> Ending:
-    """Wait for a job's end; for that of its last cell, where it is a sweep.
+    """Wait for a job's end, or for that of the last cell of a sweep; return how it ended.
 
     Args:
         job: The job.
         environ: The environment.
-        display: Shows what rank 0 prints and its progress; None for the state alone.
-        tell: Is told, in one line, of each change of state, and of a controller that is silent.
-        states: Whether changes of state are told.
+        display: Shows the output of rank 0 and its progress; None for the state alone.
+        tell: Called with one line for each change of state, and if the controller doesn't answer.
+        states: Whether to report changes of state.
 
     Raises:
         FasttrainError: ``slurm-missing``, or ``slurm-down`` after ten minutes without an answer.
@@ -60,17 +62,17 @@ class _Watcher:
     ) -> None:
         self.states: dict[str, JobState] = {}
         self._job, self._environ, self._display, self._tell = job, environ, display, tell
-        self._tells_states = states
+        self._reports_states = states
         run_dir = Path(job.run_dir)
         self._log = Tail(run_dir / "rank-0.log")
         self._events = EventTail(run_dir / "events-0.jsonl")
         self._asked_s = self._answered_s = time.monotonic() - ASK_S
         self._answered_s += ASK_S
-        self._told = ""
+        self._last_line = ""
         self._ends = 0
 
     def look(self) -> bool:
-        """Show what is new, and say whether the job has ended."""
+        """Show new output; return True if the job has ended."""
         self._show(rest=False)
         ends = sum(1 for _ in Path(self._job.run_dir).glob("**/tasks/*/end-*.json"))
         now_s = time.monotonic()
@@ -83,7 +85,7 @@ class _Watcher:
         return True
 
     def _ask(self, now_s: float) -> bool:
-        """Ask SLURM, and say whether the job has ended."""
+        """Query SLURM; return True if the job has ended."""
         from fasttrain.slurm.refusals import down
 
         try:
@@ -91,20 +93,20 @@ class _Watcher:
         except ToolError as error:
             if now_s - self._answered_s > PATIENCE_S:
                 raise down(str(error), self._job.job_id) from error
-            self._say(f"SLURM doesn't answer: {error}")
+            self._say(f"{SILENT}: {error}")
             return False
         if self.states:
             self._answered_s = now_s
-        if self._tells_states:
+        if self._reports_states:
             self._say(_summary(self._job, self.states))
         if not self.states:
-            # Just sent and not listed yet, or ended and forgotten already.
+            # Either just sent and not listed yet, or ended and already forgotten.
             return now_s - self._answered_s > LOST_AFTER_S
         return all(state.ended for state in self.states.values())
 
     def _say(self, text: str) -> None:
-        if text != self._told:
-            self._told = text
+        if text != self._last_line:
+            self._last_line = text
             self._tell(text)
 
     def _show(self, *, rest: bool) -> None:

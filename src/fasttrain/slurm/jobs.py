@@ -1,4 +1,4 @@
-"""Finds the jobs of this tool: by their run directories, and by what SLURM knows of their logs."""
+"""Find the jobs that fasttrain sent: by their run directories, or by their logs in SLURM."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ _JOB_ID = re.compile(r"([1-9][0-9]{0,17})(?:_([0-9]{1,9}))?")
 
 
 def submitted_jobs(cwd: Path) -> list[SubmittedJob]:
-    """Return the jobs that were sent from a folder, in the order in which they were."""
+    """Return the jobs that were sent from a folder, in the order of sending."""
     found = (_read(path) for path in (cwd / RUNS_FOLDER).glob(f"*/{SUBMITTED_FILE}"))
     return sorted((job for job in found if job), key=lambda job: job.submitted_s)
 
 
 def find_job(job_id: str | None, cwd: Path, environ: Mapping[str, str]) -> SubmittedJob:
-    """Return one job; the latest of this folder without a number.
+    """Return one job.
 
     Args:
-        job_id: Its number; that of an element stands for its array.
-        cwd: Folder from which it was sent, though any other will do while SLURM knows the job.
+        job_id: Its number; that of an element means its array. None for the latest of this folder.
+        cwd: Folder from which it was sent. While SLURM knows the job, any folder works.
         environ: The environment.
 
     Raises:
-        FasttrainError: ``job-id`` for what is no number, ``job-unknown`` for one of no job of
-            this tool, or of another user's.
+        FasttrainError: ``job-id`` if it is not a number; ``job-unknown`` if fasttrain sent no such
+            job, or another user did.
     """
     sent = submitted_jobs(cwd)
     if job_id is None:
         if sent:
             return sent[-1]
-        raise _unknown("there is no job", f"{cwd / RUNS_FOLDER} holds none")
+        raise _unknown("there is no job", f"{cwd / RUNS_FOLDER} contains none")
     number = check_id(job_id)[0]
     for job in reversed(sent):
         if job.job_id == number:
@@ -50,17 +50,17 @@ def find_job(job_id: str | None, cwd: Path, environ: Mapping[str, str]) -> Submi
 
 
 def check_id(job_id: str) -> tuple[str, int | None]:
-    """Return the number of a job, and that of the element where it names one.
+    """Return the number of a job and the index of the element, which is None for a whole job.
 
     Raises:
-        FasttrainError: ``job-id`` for another text.
+        FasttrainError: ``job-id`` for any other text.
     """
     found = _JOB_ID.fullmatch(job_id)
     if found:
         return found[1], None if found[2] is None else int(found[2])
     raise FasttrainError(
-        f"{job_id!r} is no number of a job",
-        why="SLURM numbers its jobs, as in 1234, and elements of arrays, as in 1234_0",
+        f"{job_id!r} is not a job number",
+        why="SLURM numbers jobs like 1234, and elements of job arrays like 1234_0",
         fix="fasttrain job list shows those sent from this folder",
         slug="job-id",
         exit_code=ExitCode.USAGE,
@@ -68,7 +68,7 @@ def check_id(job_id: str) -> tuple[str, int | None]:
 
 
 def _by_log(number: str, environ: Mapping[str, str]) -> SubmittedJob:
-    """Find a job of another folder by its log, which lies in its run directory."""
+    """Return a job of another folder, found by its log, which is in its run directory."""
     try:
         states = ask([number], environ)
     except ToolError as error:
@@ -79,11 +79,11 @@ def _by_log(number: str, environ: Mapping[str, str]) -> SubmittedJob:
         if job and job.job_id == number:
             return job
     why = "it was not sent from this folder, and SLURM knows no log of it in a run directory"
-    raise _unknown(f"job {number} is none of fasttrain's", why)
+    raise _unknown(f"job {number} was not sent by fasttrain", why)
 
 
 def _read(path: Path) -> SubmittedJob | None:
-    """Return what a file says; nothing where it isn't the user's own or can't be read."""
+    """Return the job that a file describes; None if it isn't readable, or is another user's."""
     try:
         with open_regular(path) as file:
             if os.fstat(file.fileno()).st_uid != os.getuid():
@@ -91,7 +91,7 @@ def _read(path: Path) -> SubmittedJob | None:
             job = loads(SubmittedJob, file.read())
     except (OSError, CodecError):
         return None
-    # Where it lies, and not where it says: a folder that was moved has no other.
+    # The file's own place, not the recorded one: the folder may have been moved since.
     cells = tuple(str(path.parent / Path(cell).name) for cell in job.cells)
     return replace(job, run_dir=str(path.parent), cells=cells)
 

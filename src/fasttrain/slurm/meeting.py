@@ -1,7 +1,7 @@
-"""Tasks of one job tell each other their beginnings and ends through files in the run directory.
+"""The rendezvous of a job's tasks: files in the run directory for their starts, ends and hangs.
 
-The run directory lies on a file system that the nodes share, or there would be no receipt. It
-needs no port, and what is told outlives the tasks.
+The run directory has to be on a shared file system anyway, for the receipt. Files need no port, and
+they outlive the tasks.
 """
 
 from __future__ import annotations
@@ -17,14 +17,12 @@ from fasttrain.model.hang import Hang
 from fasttrain.model.job import TASKS_FOLDER, Allocation, TaskEnd, TaskStart
 from fasttrain.model.reading import load
 
-# Tasks of one job tell each other, in the run directory, that nothing goes on at their nodes.
-
 
 class HangMeeting:
-    """The files of one attempt of a job, one for each task at which nothing goes on.
+    """The files by which the tasks of one attempt agree on a hang: one per task without progress.
 
     Args:
-        folder: Where the tasks of this attempt meet.
+        folder: Folder of this attempt's files.
         place: This task's place.
     """
 
@@ -36,44 +34,44 @@ class HangMeeting:
         self._names = [_name(task) for task in range(place.tasks)]
 
     def say(self, found: Hang | None) -> None:
-        """Write what was found, or take it back."""
+        """Write this task's finding; with None, remove it again."""
         if found:
             write_private(self._own, dumps(found))
         else:
             self._own.unlink(missing_ok=True)
 
     def said(self) -> tuple[Hang, ...]:
-        """Return what all tasks have found; empty while one of them goes on."""
-        # Listed, not asked one by one: NFS remembers for a minute that a file is not there.
+        """Return the findings of all tasks; empty while one of them makes progress."""
+        # List the folder: NFS caches for up to a minute that a file doesn't exist.
         there = {path.name for path in self._folder.iterdir()}
         if not there.issuperset(self._names):
             return ()
         try:
             return tuple(load(Hang, self._folder / name) for name in self._names)
         except (OSError, CodecError):
-            return ()  # taken back just now
+            return ()  # removed just now
 
 
 def _name(task: int) -> str:
     return f"hang-{task}.json"
 
 
-MEET_S = 300.0  # srun starts all tasks at once; a slow file system is what takes time
+MEET_S = 300.0  # srun starts all tasks at once, but a slow file system takes time
 LOOK_S = 0.2
-# Below the range from which Linux takes ports for outgoing connections.
+# Below Linux's range of ephemeral ports, which outgoing connections use.
 # Source: Linux, Documentation/networking/ip-sysctl.rst, ip_local_port_range: 32768 to 60999.
 FIRST_PORT, PORTS = 20000, 12000
 
 
 class Meeting:
-    """The files of one attempt of a job.
+    """The files by which the tasks of one attempt of a job meet.
 
     Args:
         run_dir: The run directory.
         place: This task's place.
 
     Attributes:
-        hangs: Where the tasks agree that the run hangs.
+        hangs: The files by which they agree that the run hangs.
     """
 
     def __init__(self, run_dir: Path, place: Allocation) -> None:
@@ -82,11 +80,11 @@ class Meeting:
         self.hangs = HangMeeting(self._folder, place)
 
     def begin(self, start: TaskStart, *, wait_s: float = MEET_S) -> TaskStart:
-        """Tell this task's beginning, wait for those of all others, and give that of the first.
+        """Write this task's start, wait for those of all others, and return that of the first task.
 
         Raises:
-            FasttrainError: ``nodes-missing`` where some tell nothing in time, ``nodes-differ``
-                where they can't be one run.
+            FasttrainError: ``nodes-missing`` if some don't write theirs in time, ``nodes-differ``
+                if their nodes can't make one run together.
         """
         self._write(f"start-{self._place.task}.json", dumps(start))
         starts = self._starts(time.monotonic() + wait_s)
@@ -96,7 +94,7 @@ class Meeting:
     def _starts(self, deadline_s: float) -> list[TaskStart]:
         names = [f"start-{task}.json" for task in range(self._place.tasks)]
         while True:
-            # Listed, not asked one by one: NFS remembers for a minute that a file is not there.
+            # List the folder: NFS caches for up to a minute that a file doesn't exist.
             there = {path.name for path in self._folder.iterdir()}
             if there.issuperset(names):
                 return [load(TaskStart, self._folder / name) for name in names]
@@ -106,14 +104,14 @@ class Meeting:
             time.sleep(LOOK_S)
 
     def end(self, end: TaskEnd) -> list[TaskEnd]:
-        """Tell this task's end, and give those of all that have ended so far."""
+        """Write this task's end; return those of all tasks that have ended so far."""
         self._write(f"end-{end.task}.json", dumps(end))
         ends = []
         for path in self._folder.glob("end-*.json"):
             try:
                 ends.append(load(TaskEnd, path))
             except (OSError, CodecError):
-                continue  # on its way; the task that writes it will see ours
+                continue  # being written; that task will see ours
         return ends
 
     def _write(self, name: str, text: str) -> None:
@@ -122,7 +120,7 @@ class Meeting:
 
 
 def first_to_fail(ends: list[TaskEnd]) -> TaskEnd | None:
-    """Return the end of the task that failed first; None where none did."""
+    """Return the end of the task that failed first; None if none failed."""
     return min((end for end in ends if end.exit_code), key=lambda end: end.ended_ns, default=None)
 
 
@@ -133,10 +131,10 @@ def run_code(ends: list[TaskEnd]) -> int:
 
 
 def choose_port(job_id: str) -> int:
-    """Return a free port of this node; two jobs on one node begin to look at different ones.
+    """Return a free port of this node; the search of each job starts at a different port.
 
     Raises:
-        FasttrainError: None is free.
+        FasttrainError: ``port-in-use`` if none is free.
     """
     number = int("".join(filter(str.isdecimal, job_id)) or 0)
     for step in range(PORTS):
@@ -149,7 +147,7 @@ def choose_port(job_id: str) -> int:
             return port
     raise FasttrainError(
         "no port is free on the first node",
-        why=f"all of {FIRST_PORT} to {FIRST_PORT + PORTS - 1} are taken",
+        why=f"all of {FIRST_PORT} to {FIRST_PORT + PORTS - 1} are in use",
         fix="name another with --master-port",
         slug="port-in-use",
         exit_code=ExitCode.CANNOT_START,
@@ -177,8 +175,8 @@ def _missing(tasks: list[int], place: Allocation) -> FasttrainError:
     per_node = max(1, place.tasks // len(place.hosts))
     hosts = dict.fromkeys(place.hosts[task // per_node] for task in tasks)
     return FasttrainError(
-        f"{', '.join(hosts)} told nothing in {MEET_S:.0f} s",
-        why="each task writes a file into the run directory, and theirs can't be seen here",
+        f"{', '.join(hosts)} sent no sign of life in {MEET_S:.0f} s",
+        why="each task writes a file into the run directory, and theirs isn't visible here",
         fix="put the run directory on a file system that all nodes share, with --run-dir",
         slug="nodes-missing",
         exit_code=ExitCode.CANNOT_START,

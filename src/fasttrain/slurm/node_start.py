@@ -1,7 +1,7 @@
-"""The program of a task, ``python -m fasttrain.slurm.node_start FOLDER``: submitit behind a check.
+"""The program of a task, ``python -m fasttrain.slurm.node_start FOLDER``: a check, then submitit.
 
-A pickle is a program. submitit loads that of the job first of all, so what is asked here can't be
-asked later: whether the run directory is still one that nobody else could write to.
+submitit loads the job's pickle first of all, and a pickle can run any code. So this program has to
+check before that whether anybody else could have written to the run directory.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What SLURM says when it refuses, with what to do about it."""
+"""The errors for SLURM's refusals, each with a fix."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fasttrain.model.errors import ExitCode, FasttrainError
 
 @dataclass(frozen=True, slots=True)
 class _Refusal:
-    """Words of sbatch by which a refusal is known, and what mends it."""
+    """The words by which a refusal of sbatch is recognised, and its fix."""
 
     words: re.Pattern[str]
     slug: str
@@ -39,22 +39,26 @@ _REFUSALS = tuple(
         ),
         ("invalid generic resource|gres", "slurm-resources", "sinfo -o '%P %G' lists the GPUs"),
         ("feature", "slurm-constraint", "sinfo -o '%P %f' lists the features of the nodes"),
-        ("reservation", "slurm-reservation", "scontrol show reservation lists those there are"),
+        ("reservation", "slurm-reservation", "scontrol show reservation lists them"),
         ("dependency", "slurm-dependency", "name jobs that exist, such as afterok:1234"),
         (
             "unable to contact|connect failure|connection refused|socket timed out|communication",
             "slurm-down",
-            "wait until scontrol ping says UP, or ask those who run the cluster",
+            "wait until scontrol ping says UP, or ask the cluster's administrators",
         ),
-        ("access|permission|not permitted", "slurm-permission", "ask those who run the cluster"),
+        (
+            "access|permission|not permitted",
+            "slurm-permission",
+            "ask the cluster's administrators",
+        ),
     )
 )
 
 
-# The second is what ``sbatch --test-only`` says.
+# The second alternative is the message of ``sbatch --test-only``.
 _COMPLAINT = re.compile(r"error:|^allocation failure:", re.IGNORECASE)
 
-# What timeout(1) of GNU coreutils ends with when the time is over, with SIGTERM and with SIGKILL.
+# Exit codes of timeout(1) of GNU coreutils after SIGTERM and SIGKILL.
 _TIMED_OUT = (124, 137)
 
 
@@ -62,7 +66,7 @@ def refused(error: Exception, timeout_s: int) -> FasttrainError:
     """Return the error for a submission that failed.
 
     Args:
-        error: submitit's; its message is what sbatch printed, its cause tells the exit code.
+        error: submitit's error: its message is sbatch's output, its cause has the exit code.
         timeout_s: Seconds that sbatch had.
     """
     words = sbatch_words(str(error))
@@ -70,8 +74,8 @@ def refused(error: Exception, timeout_s: int) -> FasttrainError:
         return FasttrainError(
             "sbatch gave no answer",
             why=f"it was ended after {timeout_s} s; the controller may be down or overloaded",
-            fix="see what scontrol ping says, and whether squeue --me lists the job, before you"
-            " send it again",
+            fix="check scontrol ping, and whether squeue --me lists the job, before you send it"
+            " again",
             slug="slurm-hangs",
             exit_code=ExitCode.UNAVAILABLE,
         )
@@ -82,7 +86,7 @@ def refused(error: Exception, timeout_s: int) -> FasttrainError:
 
 
 def sbatch_words(said: str) -> str:
-    """Return what sbatch itself said, on one line."""
+    """Return sbatch's own messages, on one line."""
     lines = [line.strip() for line in said.splitlines() if _COMPLAINT.search(line)]
     own = [line for line in lines if line.lower().startswith(("sbatch:", "srun:"))]
     picked = own or lines
@@ -95,7 +99,7 @@ def no_slurm() -> FasttrainError:
     return FasttrainError(
         "there is no SLURM here",
         why="srun and sbatch are not on PATH",
-        fix="start this on a login node of the cluster, or load its module; --dry-run works"
+        fix="run this on a login node of the cluster, or load SLURM's module; --dry-run works"
         " everywhere",
         slug="slurm-missing",
         exit_code=ExitCode.UNAVAILABLE,
@@ -103,11 +107,11 @@ def no_slurm() -> FasttrainError:
 
 
 def down(said: str, job_id: str) -> FasttrainError:
-    """Return the error for a controller that stays silent."""
+    """Return the error for a controller that doesn't answer."""
     return FasttrainError(
         "SLURM doesn't answer",
         why=said,
-        fix=f"the job goes on; fasttrain job wait {job_id} takes this up again",
+        fix=f"the job goes on; fasttrain job wait {job_id} waits for it again",
         slug="slurm-down",
         exit_code=ExitCode.UNAVAILABLE,
     )

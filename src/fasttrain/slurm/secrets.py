@@ -1,4 +1,4 @@
-"""Keeps secrets of a run out of its directory: they go to the nodes in the job's environment."""
+"""Keep a run's secrets out of its directory: the job's environment carries them to the nodes."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from fasttrain.model.settings import Settings
 
 @dataclass(frozen=True, slots=True)
 class Secrets:
-    """What was masked.
+    """The secrets of a request.
 
     Attributes:
-        env: Values of ``--env`` by name.
-        args: Arguments of the script by their place.
+        env: Values of ``--env``, by name.
+        args: Arguments of the script, by index.
     """
 
     env: dict[str, str] = field(default_factory=dict)
@@ -29,8 +29,8 @@ def masked(request: JobRequest, values: tuple[str, ...] = ()) -> tuple[JobReques
     """Return the request without its secrets, and the variable that carries them, if any.
 
     Args:
-        request: What is sent.
-        values: Secrets that are known beside those that their names tell of.
+        request: The request.
+        values: Known secrets, besides those that are recognised by name.
     """
     args = mask_args(request.target.args, values)
     shown = {name: mask_value(name, value, values) for name, value in _env(request.settings)}
@@ -58,10 +58,10 @@ def masked(request: JobRequest, values: tuple[str, ...] = ()) -> tuple[JobReques
 
 
 def unmasked(request: JobRequest, environ: Mapping[str, str]) -> JobRequest:
-    """Return the request with its secrets put back, as the job's environment has them.
+    """Return the request with its secrets, which the job's environment carries.
 
     Raises:
-        ValueError: Something was masked and the variable is missing or garbled.
+        ValueError: If something was masked, and the variable is missing or malformed.
     """
     carried = json.loads(environ.get(SECRETS_VARIABLE) or '{"env": {}, "args": {}}')
     env, args = carried["env"], carried["args"]

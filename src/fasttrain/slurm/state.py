@@ -1,7 +1,7 @@
-"""What became of jobs, as SLURM tells it: squeue first, and accounting where squeue has forgotten.
+"""The states of jobs: from squeue, and from the accounting for jobs that squeue has forgotten.
 
-submitit's own view isn't asked: without accounting it stays UNKNOWN, and waits for ever for a job
-that ended without a result.
+submitit's own watcher isn't used: without accounting its states stay UNKNOWN, and it waits for ever
+for a job that ended without a result.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from fasttrain.hardware.host import Host
 from fasttrain.hardware.tool import ToolError, run_tool
 from fasttrain.slurm.refusals import no_slurm
 
-TIMEOUT_S = 20.0  # a busy controller takes its time
+TIMEOUT_S = 20.0  # a busy controller is slow
 
 # Source: squeue(1), SLURM 22.05, --Format; `exit_code` is a status as waitpid gives it.
 _SQUEUE = "JobArrayID:|,State:|,Reason:|,exit_code:|,RestartCnt:|,NodeList:|,STDOUT:|"
@@ -37,12 +37,12 @@ class JobState:
 
     Attributes:
         job_id: Its number, ``1234`` or ``1234_0``.
-        state: SLURM's word; ``UNKNOWN`` where SLURM knows nothing of it.
-        reason: Why it is in that state, in SLURM's word; empty for none.
-        exit_code: Of the batch script, or 128 + signal; None while it runs.
-        restarts: How often it was queued again.
-        nodes: Names of its nodes, as SLURM writes lists of them.
-        stdout: Pattern of its log; empty where unknown.
+        state: SLURM's word; ``UNKNOWN`` if SLURM doesn't know the job.
+        reason: Why it is in that state, in SLURM's word; empty without a reason.
+        exit_code: Exit code of the batch script, or 128 + signal; None while it runs.
+        restarts: How often it was requeued.
+        nodes: Names of its nodes, in SLURM's notation.
+        stdout: Path pattern of its log; empty if unknown.
     """
 
     job_id: str
@@ -55,7 +55,7 @@ class JobState:
 
     @property
     def ended(self) -> bool:
-        """Return whether nothing more will come of it."""
+        """True if the job will not run any more."""
         return self.state not in GOING
 
     def __str__(self) -> str:
@@ -65,21 +65,22 @@ class JobState:
 
 
 def ask(job_ids: Iterable[str], environ: Mapping[str, str]) -> dict[str, JobState]:
-    """Return the states of jobs by number; arrays by their elements.
+    """Return the states of jobs by number; those of job arrays by the numbers of their elements.
 
     Args:
         job_ids: Numbers of jobs or arrays.
         environ: The environment.
 
     Raises:
-        FasttrainError: ``slurm-missing`` where there is no squeue.
-        ToolError: The controller doesn't answer.
+        FasttrainError: ``slurm-missing`` if there is no squeue.
+        ToolError: If the controller doesn't answer.
     """
     host, wanted = Host(environ), list(dict.fromkeys(job_ids))
     squeue, sacct = host.which("squeue"), host.which("sacct")
     if not squeue:
         raise no_slurm()
     found = _squeue(squeue, wanted)
+    # squeue forgets a job some minutes after its end (MinJobAge in slurm.conf).
     forgotten = [job for job in wanted if not any(_belongs(known, job) for known in found)]
     if forgotten and sacct:
         found |= _sacct(sacct, forgotten)
@@ -91,7 +92,7 @@ def _belongs(element: str, job: str) -> bool:
 
 
 def _squeue(tool: str, job_ids: list[str]) -> dict[str, JobState]:
-    # Numbers that it has forgotten are an error only where there is no other beside them.
+    # Forgotten numbers are an error only if squeue knows none of the others either.
     argv = [tool, "--noheader", "--states=all", "--array", f"--jobs={','.join(job_ids)}"]
     try:
         text = run_tool([*argv, f"--Format={_SQUEUE}"], timeout_s=TIMEOUT_S)
@@ -103,11 +104,11 @@ def _squeue(tool: str, job_ids: list[str]) -> dict[str, JobState]:
 
 
 def parse_squeue(text: str) -> Iterator[JobState]:
-    """Read what squeue printed, one line for each job or element."""
+    """Yield the states in squeue's output, one line per job or element."""
     for line in text.splitlines():
         cells = line.split("|")
         if len(cells) < 7 or not cells[3].isdecimal():
-            continue  # a line of another kind, such as a note of the site's own wrapper
+            continue  # another kind of line, such as a note from the site's own wrapper
         job_id, state, reason, status, restarts, nodes, stdout = cells[:7]
         ended = state not in GOING
         yield JobState(
@@ -131,12 +132,12 @@ def _sacct(tool: str, job_ids: list[str]) -> dict[str, JobState]:
     try:
         text = run_tool([*argv, f"--format={_SACCT}"], timeout_s=TIMEOUT_S)
     except ToolError:
-        return {}  # a cluster without accounting: what is in the run directory has to do
+        return {}  # a cluster without accounting: the run directory has to suffice
     return {state.job_id: state for state in parse_sacct(text)}
 
 
 def parse_sacct(text: str) -> Iterator[JobState]:
-    """Read what sacct printed, one line for each job or element."""
+    """Yield the states in sacct's output, one line per job or element."""
     for line in text.splitlines():
         cells = line.split("|")
         if len(cells) != 5 or ":" not in cells[3]:

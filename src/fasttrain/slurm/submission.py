@@ -1,12 +1,14 @@
-"""From what the user wants to a job that SLURM has taken."""
+"""Draft a job, or a sweep of jobs, from the options, and send it to SLURM."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
+import re
 import shlex
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -18,6 +20,8 @@ from fasttrain.files.writing import write_private
 from fasttrain.launch.run_dir.lock import make_run_dir
 from fasttrain.launch.run_dir.paths import default_run_dir, new_run_id
 from fasttrain.model.codec import dumps
+from fasttrain.model.decision import Setting
+from fasttrain.model.errors import ExitCode, FasttrainError
 from fasttrain.model.job import (
     JOB_FILE,
     SUBMITIT_FOLDER,
@@ -32,12 +36,13 @@ from fasttrain.model.plan import ScriptFacts, Target
 from fasttrain.model.secrets import mask_args, secret_values
 from fasttrain.planning.slurm.environment import contradicting, left_out
 from fasttrain.planning.slurm.job import job_parameters
-from fasttrain.planning.slurm.values import check_folder
+from fasttrain.planning.slurm.values import MOST_CELLS, check_folder
 from fasttrain.slurm.executor import SBATCH_TIMEOUT_S, Executor, submit
 from fasttrain.slurm.node_task import NodeTask
 from fasttrain.slurm.refusals import no_slurm, refused
 from fasttrain.slurm.secrets import masked
-from fasttrain.slurm.sweep import cells
+
+_RANGE = re.compile(r"(-?\d{1,9}):(-?\d{1,9})(?::(\d{1,9}))?", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +50,13 @@ class Draft:
     """A job before it is sent.
 
     Attributes:
-        requests: One run, or one for each cell of a sweep; secrets not yet masked.
-        run_dir: Absolute directory of the whole.
-        target: What is started, without what the cells add.
-        parameters: What submitit is to ask SLURM for.
+        requests: One run, or one for each cell of a sweep; secrets are not masked yet.
+        run_dir: Absolute run directory; for a sweep, that around the cells'.
+        target: What is started, without the cells' options.
+        parameters: Parameters of the job for submitit.
         warnings: What the user should know, one sentence each.
         left_out: Variables of this process that must not reach sbatch.
-        secrets: Secrets that are known, so that none of them is written.
+        secrets: Known secrets, which are masked in everything that is written.
     """
 
     requests: tuple[JobRequest, ...]
@@ -75,17 +80,17 @@ def draft(
     shape: NodeShape | None,
     environ: Mapping[str, str],
 ) -> Draft:
-    """Return what would be sent; nothing is written.
+    """Return the job that would be sent; nothing is written.
 
     Args:
-        wanted: What the user wants.
-        target: What is to be started.
-        facts: What its source says.
-        shape: A node of the partition; None where unknown.
-        environ: The environment from which it would be sent.
+        wanted: The options.
+        target: What to start.
+        facts: Facts from the source of the script.
+        shape: The nodes of the partition; None if unknown.
+        environ: The environment from which the job would be sent.
 
     Raises:
-        FasttrainError: The request contradicts itself, or SLURM would garble it.
+        FasttrainError: If the request contradicts itself, or SLURM would garble it.
     """
     cwd = str(Path.cwd())
     run_id = new_run_id(target.name)
@@ -113,20 +118,22 @@ def draft(
 
 
 def batch_script(job: Draft) -> str:
-    """Return the batch script that sbatch would get; needs no SLURM."""
+    """Return the batch script for sbatch; this works without SLURM."""
     return Executor(job.folder, job.parameters, anywhere=True).batch_script(len(job.requests))
 
 
 def send(job: Draft) -> SubmittedJob:
-    """Write the run directory and submit.
+    """Write the run directory and submit the job; return the job that SLURM accepted.
 
     Raises:
-        FasttrainError: ``slurm-missing`` without SLURM, ``run-dir`` or ``run-dir-used``,
-            ``slurm-refused`` and others of `refused` where sbatch says no.
+        FasttrainError: ``slurm-missing`` without SLURM; ``run-dir``, ``run-dir-used``;
+            ``slurm-refused`` and other errors of `refused` if sbatch refuses.
     """
     executor = _executor(job)
     written = {str(job.run_dir), *(request.run_dir for request in job.requests)}
     secret: dict[str, str] = {}
+    # The first one is for the directory around the cells of a sweep. A single run has no such
+    # directory: both requests name the same one, which is written once.
     for request in (replace(job.requests[0], run_dir=str(job.run_dir)), *job.requests):
         shown, secret = masked(request, job.secrets)
         if request.run_dir in written:
@@ -144,7 +151,7 @@ def send(job: Draft) -> SubmittedJob:
 
 
 def _clear(job: Draft) -> None:
-    """Take back what was written for a job that SLURM refused, and only that."""
+    """Remove the files that were written for a job that SLURM refused, and only those."""
     shutil.rmtree(job.folder, ignore_errors=True)
     for run_dir in (*(request.run_dir for request in job.requests), str(job.run_dir)):
         for name in (JOB_FILE, LOCK_FILE):
@@ -156,19 +163,88 @@ def _clear(job: Draft) -> None:
 def _executor(job: Draft) -> Executor:
     try:
         return Executor(job.folder, job.parameters)
-    except RuntimeError as error:  # submitit's word for a missing srun
+    except RuntimeError as error:  # raised by submitit if srun is missing
         raise no_slurm() from error
 
 
 def _submitted(job: Draft, job_id: str) -> SubmittedJob:
     several = len(job.requests) > 1
-    told = job.target if several else job.requests[0].target
+    target = job.target if several else job.requests[0].target
     return SubmittedJob(
         job_id=job_id,
         run_id=job.run_dir.name if several else job.requests[0].run_id,
         run_dir=str(job.run_dir),
-        command=shlex.join((told.name, *mask_args(told.args, job.secrets))),
+        command=shlex.join((target.name, *mask_args(target.args, job.secrets))),
         submitted_s=time.time(),
         nodes=job.parameters.nodes,
         cells=tuple(request.run_dir for request in job.requests) if several else (),
+    )
+
+
+def cells(request: JobRequest) -> tuple[JobRequest, ...]:
+    """Return one request per cell of a sweep; without a sweep, the request itself.
+
+    The cells are the product of the options' values, of which the last varies fastest.
+
+    Raises:
+        FasttrainError: ``sweep`` for invalid values, or too many.
+    """
+    setting = request.slurm.sweep
+    axes = [_axis(setting, text) for text in setting.value]
+    if not axes:
+        return (request,)
+    combinations = list(itertools.islice(itertools.product(*axes), MOST_CELLS + 1))
+    if len(combinations) > MOST_CELLS:
+        raise _error(setting, "", f"it has more than {MOST_CELLS} cells", "sweep over fewer values")
+    if len(combinations) == 1:
+        return (_cell(request, "", dict(combinations[0])),)
+    digits = len(str(len(combinations) - 1))
+    return tuple(
+        _cell(request, f"{index:0{digits}}", dict(combination))
+        for index, combination in enumerate(combinations)
+    )
+
+
+def _cell(request: JobRequest, index: str, values: dict[str, str]) -> JobRequest:
+    words = [word for name, value in values.items() for word in _words(name, value)]
+    target = replace(request.target, args=(*request.target.args, *words))
+    if not index:  # a single cell is a job like any other
+        return replace(request, target=target, cell=values)
+    run_id, run_dir = f"{request.run_id}_{index}", str(Path(request.run_dir, f"cell-{index}"))
+    return replace(request, run_id=run_id, run_dir=run_dir, target=target, cell=values)
+
+
+def _words(name: str, value: str) -> tuple[str, ...]:
+    """Return an option in the script's syntax: ``--lr 0.1``, or ``model.lr=0.1`` for Hydra."""
+    return (f"{name}={value}",) if "." in name or name[0] == "+" else (f"--{name}", value)
+
+
+def _axis(setting: Setting[tuple[str, ...]], text: str) -> list[tuple[str, str]]:
+    name, _, listed = text.removeprefix("--").partition("=")
+    values = list(_values(listed))
+    if not all(values) or not values:
+        raise _error(setting, name, "a value is empty", f"write it like {name}=1e-3,1e-4")
+    if len(set(values)) < len(values):
+        raise _error(setting, name, "a value is repeated", "name each value once")
+    return [(name, value) for value in values]
+
+
+def _values(listed: str) -> Iterator[str]:
+    for part in listed.split(","):
+        found = _RANGE.fullmatch(part.strip())
+        if found is None:
+            yield part.strip()
+            continue
+        step = int(found[3] or 1) or 1
+        numbers = range(int(found[1]), int(found[2]), step)
+        yield from map(str, itertools.islice(numbers, MOST_CELLS + 1))
+
+
+def _error(setting: Setting[tuple[str, ...]], name: str, why: str, fix: str) -> FasttrainError:
+    return FasttrainError(
+        f"{setting.source} {name} is not a valid sweep".replace("  ", " "),
+        why=why,
+        fix=f"{fix}; FROM:TO counts up to, and without, TO",
+        slug="sweep",
+        exit_code=ExitCode.USAGE,
     )

@@ -1,1 +1,1 @@
-"""What does the user's code do? Read from its source; nothing of it is imported or run."""
+"""Facts about the user's code, from its source; nothing of it is imported or run."""

@@ -1,4 +1,4 @@
-"""Where the modules of a program are looked for, and which of them are the user's own."""
+"""Find the modules of a program, and decide which of them are the user's own."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ Locate = Callable[[str], ModuleSpec | None]
 
 
 class Finder:
-    """Finds the user's own modules by name, in the import system's order.
+    """Finds the user's own modules by name, in the order of the import system.
 
-    These lie in the folders that are searched before the installed packages, or were installed as
-    editable from below the working directory, or belong to the package that ``-m`` names.
+    A module is the user's own if it is in a folder that is searched before the installed packages,
+    is an editable install from inside the working directory, or belongs to the package that ``-m``
+    names.
     """
 
     def __init__(
@@ -36,7 +37,7 @@ class Finder:
         self._known: dict[str, Place | None] = {}
 
     def start(self) -> list[tuple[str, Place]]:
-        """Return the module that is run, and after it the packages that are imported for it."""
+        """Return the module that is run, followed by the packages that are imported for it."""
         target = self._target
         if target.kind == "script":
             return [("__main__", Place(self._cwd / target.name))]
@@ -47,7 +48,7 @@ class Finder:
         return [(name, way.pop(name)), *way.items()] if name in way else []
 
     def along(self, name: str) -> Iterator[tuple[str, Place]]:
-        """Yield the packages around a module and the module, as far as they are the user's own."""
+        """Yield a module's parent packages and the module, as long as they are the user's own."""
         full, folders = "", self._roots
         for part in name.split("."):
             outer, full = full, f"{full}.{part}" if full else part
@@ -62,7 +63,7 @@ class Finder:
     def _top(self, name: str) -> Place | None:
         found = _look(name, self._roots)
         if found is None or found.file is None:
-            # An installed package goes before a mere folder of its name.
+            # An installed package takes precedence over a folder without __init__.py.
             spec = self._spec(name)
             if spec is not None and (found is None or spec.origin):
                 return self._installed(name, spec)
@@ -86,17 +87,17 @@ class Finder:
             return None
         try:
             return self._locate(name)
-        except Exception:  # noqa: BLE001 - the finders of editable packages are anybody's code
+        except Exception:  # noqa: BLE001 - editable packages bring finders that can raise anything
             return None
 
 
 def _roots(target: Target, cwd: Path, environ: Mapping[str, str]) -> tuple[Path, ...]:
-    """Return the folders before the installed packages on the program's ``sys.path``."""
+    """Return the folders of the program's ``sys.path`` before the installed packages."""
     entries = environ.get("PYTHONPATH", "")
     named = [cwd / entry for entry in entries.split(os.pathsep)] if entries else []
     roots = [root for root in named if not _is_third_party(root)]
     if not environ.get("PYTHONSAFEPATH"):
-        # Python resolves the link of the script, so that its neighbours are those of its target.
+        # Python resolves a script that is a link: sys.path[0] is the folder of the link's target.
         script = Path(true_path(cwd / target.name))
         first = script.parent if target.kind == "script" else cwd
         roots[:0] = [first] if first.name not in _INSTALLED else []
@@ -105,7 +106,7 @@ def _roots(target: Target, cwd: Path, environ: Mapping[str, str]) -> tuple[Path,
 
 
 def _is_third_party(path: Path) -> bool:
-    """Return whether a path lies among the packages that were installed."""
+    """Return True if a path is inside the installed packages."""
     resolved = Path(true_path(path))
     return not _INSTALLED.isdisjoint((*path.parts, *resolved.parts))
 
@@ -115,7 +116,11 @@ def _is_fasttrain(place: Place) -> bool:
 
 
 def _look(name: str, folders: Iterable[Path]) -> Place | None:
-    """Find a module in folders: a package or a file in the first that has one."""
+    """Return the module of this name in the first folder that has it; None if there is none.
+
+    As in the import system, a folder without ``__init__.py`` is a portion of a namespace package,
+    which counts only if no folder has a package or a file of this name.
+    """
     portions = []
     for folder in folders:
         package = folder / name

@@ -1,4 +1,4 @@
-"""Signs of torch's switches, of devices and of frameworks."""
+"""The rules that find habits in a script's source: each yields the signs of one syntax node."""
 
 from __future__ import annotations
 
@@ -6,12 +6,22 @@ import ast
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from fasttrain.model.plan import Evidence
-from fasttrain.source.habits import Context, Habit, Habits, Sign, is_literal, literal, subject
+from fasttrain.source.habits import (
+    Context,
+    Habit,
+    Habits,
+    Scope,
+    Sign,
+    is_literal,
+    literal,
+    scoped,
+    subject,
+)
 from fasttrain.source.local_modules import Module
-from fasttrain.source.names import Names, Scope, chain, part_of, scoped
+from fasttrain.source.names import Names, chain, part_of
 from fasttrain.source.ranks import FRAMEWORKS
 
-# What is told by its name alone: the patterns of the names' parts below a package.
+# Habits that a name alone shows: patterns for the parts of full names inside a package.
 _NAMED: tuple[tuple[Habit, str, tuple[str, ...]], ...] = (
     (Habit.SYNC_BN, "torch.nn", ("SyncBatchNorm",)),
     (Habit.DATA_PARALLEL, "torch.nn", ("DataParallel",)),
@@ -19,18 +29,18 @@ _NAMED: tuple[tuple[Habit, str, tuple[str, ...]], ...] = (
     (Habit.TORCHSCRIPT, "torch.jit", ("script", "trace")),
     (Habit.MATMUL, "torch", ("set_float32_matmul_precision",)),
 )
-# What has a switch, by position or by one of these keywords.
+# Habits that an argument can switch off.
 _SWITCHED: tuple[tuple[Habit, str, tuple[str, ...]], ...] = (
     (Habit.AUTOCAST, "torch", ("autocast",)),
     (Habit.SCALER, "torch", ("GradScaler",)),
     (Habit.ANOMALY, "torch.autograd", ("set_detect_anomaly", "detect_anomaly")),
     (Habit.DETERMINISTIC, "torch", ("use_deterministic_algorithms",)),
 )
-_SWITCHES = ("enabled", "mode")
-# Those whose first argument by position is their switch.
+_SWITCHES = ("enabled", "mode")  # keywords of such arguments
+# Functions whose first positional argument is the switch.
 _SWITCH_FIRST = ("torch.cuda.amp.autocast", "torch.cpu.amp.autocast")
 _SWITCH_FIRST_NAMED = ("set_detect_anomaly", "use_deterministic_algorithms")
-# Those that run the training loop, of the packages that make ranks.
+# Frameworks that run the training loop.
 _MANAGERS: Mapping[str, tuple[str, ...]] = {
     **{name: FRAMEWORKS[name] for name in ("accelerate", "composer", "deepspeed", "lightning")},
     **{name: FRAMEWORKS[name] for name in ("lightning_fabric", "mmengine", "pytorch_lightning")},
@@ -38,7 +48,7 @@ _MANAGERS: Mapping[str, tuple[str, ...]] = {
     "ignite.engine": ("Engine", "create_supervised_trainer"),
 }
 _MANAGING_PACKAGES = {package.partition(".")[0] for package in _MANAGERS}
-# How a framework is told to enter autocast: the values of its keywords that do.
+# Keywords by which frameworks enter autocast, with the values that do so.
 _MIXED: Mapping[str, tuple[object, ...]] = {
     "precision": ("16-mixed", "bf16-mixed", "16", 16, "bf16"),  # lightning.Trainer
     "mixed_precision": ("fp16", "bf16", "fp8"),  # Accelerator
@@ -53,7 +63,7 @@ _MATMUL_SWITCHES = (
 
 
 def named(here: Context, call: ast.Call) -> Iterator[Sign]:
-    """Give what is told by its name alone, and what can be switched off by an argument."""
+    """Yield signs by name alone, and of what an argument can switch off."""
     names = here.of(call.func)
     for habit, package, patterns in _NAMED:
         if what := part_of(names, package, patterns):
@@ -68,7 +78,7 @@ def named(here: Context, call: ast.Call) -> Iterator[Sign]:
 
 
 def frameworks(here: Context, call: ast.Call) -> Iterator[Sign]:
-    """Yield frameworks that run the loop, and the precision that they are told to use."""
+    """Yield frameworks that run the training loop, and the mixed precision that they get."""
     names = here.kinds(call.func)
     for package, patterns in _MANAGERS.items():
         if what := part_of(names, package, patterns):
@@ -81,7 +91,7 @@ def frameworks(here: Context, call: ast.Call) -> Iterator[Sign]:
 
 
 def arguments(here: Context, call: ast.Call) -> Iterator[Sign]:
-    """Give what is told by a keyword, whoever is called."""
+    """Yield signs by keyword, whatever function is called."""
     given = {k.arg for k in call.keywords if literal(k.value) is True}
     if "create_graph" in given:
         yield Habit.SECOND_DERIVATIVES, "create_graph=True", True
@@ -94,7 +104,7 @@ def arguments(here: Context, call: ast.Call) -> Iterator[Sign]:
 
 
 def devices(here: Context, call: ast.Call) -> Iterator[Sign]:
-    """Yield CUDA devices that are named in the code."""
+    """Yield hard-coded CUDA devices."""
     names = here.of(call.func)
     method = call.func.attr if isinstance(call.func, ast.Attribute) else ""
     places = [k.value for k in call.keywords if k.arg == "device"]
@@ -126,16 +136,13 @@ def assigned(here: Context, target: ast.expr, value: ast.expr) -> Iterator[Sign]
                 yield Habit.VISIBLE, f"CUDA_VISIBLE_DEVICES = {shown}", True
 
 
-# Signs of what a script does with its models and optimizers.
-
-
-# What a script can ask of an optimizer's implementation, and for which of them False is a choice.
+# Keywords that choose an optimizer's implementation, and whether False is a choice for them.
 _CHOICES = {"fused": True, "foreach": True, "capturable": False, "differentiable": False}
 _DTYPES = {"double": "float64", "half": "float16", "bfloat16": "bfloat16"}
 
 
 def optimizers(here: Context, call: ast.Call) -> Iterator[Sign]:
-    """Yield optimizers by their class, and what the script asks of their implementation."""
+    """Yield optimizers by class, and the implementation that the script chooses for them."""
     kinds = [name for name in here.kinds(call.func) if _is_optimizer(name)]
     if not kinds:
         return
@@ -154,14 +161,14 @@ def optimizers(here: Context, call: ast.Call) -> Iterator[Sign]:
 
 
 def _is_optimizer(name: str) -> bool:
-    """Return whether a full name is that of a class of torch's optimizers."""
+    """Return True for the full name of one of torch's optimizer classes."""
     module, _, last = name.rpartition(".")
     others = ("torch.optim.lr_scheduler", "torch.optim.swa_utils")
     return f"{module}.".startswith("torch.optim.") and module not in others and last[:1].isupper()
 
 
 def models(here: Context, call: ast.Call) -> Iterator[Sign]:
-    """Give what is done with a whole model."""
+    """Yield what is done with a whole model: compile, save, copy, change of dtype."""
     names, what = here.of(call.func), subject(call)
     if what is not None:
         is_model, shown = here.is_model(what), ast.unparse(what)
@@ -189,28 +196,25 @@ def _methods(here: Context, call: ast.Call, method: ast.Attribute) -> Iterator[S
 
 
 def _dtype(here: Context, node: ast.expr) -> str:
-    """Return a floating dtype other than float32 that is named; empty for anything else."""
+    """Return a named floating dtype other than float32; empty for anything else."""
     named = part_of(here.of(node), "torch", (*_DTYPES, *_DTYPES.values()))
     return _DTYPES.get(named, named)
 
 
-# How a DataLoader reads.
-
-
 _NUM_WORKERS = 5  # its position, after dataset, batch_size, shuffle, sampler and batch_sampler
-# Samples that lie in memory gain nothing by workers, and a stream is read once by each of them.
+# Workers don't help samples that are in memory, and each worker would read a whole stream itself.
 _UNSUITED = ("TensorDataset", "IterableDataset")
 
 
 def loaders(here: Context, call: ast.Call) -> Iterator[Sign]:
-    """Yield DataLoaders, and how they read."""
+    """Yield DataLoaders, and how they are configured."""
     if not part_of(here.kinds(call.func), "torch.utils.data", ("DataLoader",)):
         return
     given = {keyword.arg: keyword.value for keyword in call.keywords}
     yield Habit.LOADER, "DataLoader", True
     own = not part_of(here.of(call.func), "torch.utils.data", ("DataLoader",))
     if own or None in given or any(isinstance(a, ast.Starred) for a in call.args):
-        return  # a class of the user's own, or **options: anything may be among them
+        return  # a class of the user's own, or **options: the arguments are unknown
     workers = given.get("num_workers", next(iter(call.args[_NUM_WORKERS:]), None))
     if _is(workers, 0):
         if _gains(here, call):
@@ -223,12 +227,12 @@ def loaders(here: Context, call: ast.Call) -> Iterator[Sign]:
 
 
 def _is(node: ast.expr | None, default: int) -> bool:
-    """Return whether an argument is its default, given or not; False is 0."""
+    """Return True if an argument has its default value, given or not; False counts as 0."""
     return node is None or (isinstance(node, ast.Constant) and node.value == default)
 
 
 def _gains(here: Context, call: ast.Call) -> bool:
-    """True if workers may help: never where it is unknown and the module has other datasets."""
+    """Return True if workers may help; False for unsuited datasets, and for those that may be."""
     if kinds := here.kinds(_maker(here, call)):
         return not part_of(kinds, "torch", _UNSUITED)
     made = (node.func for node in here.nodes if isinstance(node, ast.Call))
@@ -237,7 +241,7 @@ def _gains(here: Context, call: ast.Call) -> bool:
 
 
 def _maker(here: Context, call: ast.Call) -> ast.expr | None:
-    """Return what made a loader's dataset, by its call there or assigned to its name once."""
+    """Return the function that made a loader's dataset, called in place or assigned once."""
     dataset = call.args[0] if call.args else None
     dataset = next((k.value for k in call.keywords if k.arg == "dataset"), dataset)
     if isinstance(dataset, ast.Name):
@@ -253,32 +257,29 @@ def _assignments(here: Context) -> Iterator[tuple[str, ast.expr]]:
                 yield name, value
 
 
-# Where a training step waits for the device.
-
-
 def syncs(nodes: Sequence[tuple[ast.AST, Scope]]) -> Iterator[tuple[str, int]]:
-    """Yield what brings a value to the host in each round that calls backward, and its line.
+    """Yield calls that synchronise with the device in each training step, with their lines.
 
-    Only what stands in the very same loop or function, under no condition. ``.numpy()`` is not
-    among it: it takes what is on the host already.
+    These are calls in the same loop or function as a call of ``backward``, under no condition.
+    ``.numpy()`` doesn't count: it works only on tensors that are on the host already.
     """
     calls = [(node, scope) for node, scope in nodes if isinstance(node, ast.Call)]
-    steps: dict[int, set[str]] = {}  # by loop or function, its losses in the source's words
+    steps: dict[int, set[str]] = {}  # by id of the loop or function: its losses, as source text
     for call, scope in calls:
         if (losses := _losses(call)) is not None and scope.unit is not None:
             steps.setdefault(id(scope.unit), set()).update(losses)
-    told: set[int] = set()
+    found: set[int] = set()
     for call, scope in calls:
         known = steps.get(id(scope.unit))
-        if known is None or scope.sometimes or call.lineno in told:
+        if known is None or scope.sometimes or call.lineno in found:
             continue
         if what := _waits(call, known):
-            told.add(call.lineno)
+            found.add(call.lineno)
             yield what, call.lineno
 
 
 def _losses(call: ast.Call) -> set[str] | None:
-    """Return what a backward pass begins from, None for other calls."""
+    """Return the losses of a call of ``backward``, as source text; None for other calls."""
     if not (isinstance(call.func, ast.Attribute) and call.func.attr == "backward"):
         return None
     begins = [call.func.value, *call.args[:1]]
@@ -306,25 +307,22 @@ def _printed(argument: ast.expr) -> Iterator[ast.expr]:
             yield part.value
 
 
-# Gathers the signs of habits, module by module.
-
-
 _RULES: tuple[Callable[[Context, ast.Call], Iterator[Sign]], ...] = (
     *(named, frameworks, arguments, devices, optimizers, models, loaders),
 )
 
 
 class Signs:
-    """What was found so far."""
+    """Collects the signs of habits, module by module."""
 
     def __init__(self, names: Names) -> None:
-        """Begin without any; all names must be in."""
+        """Start without any sign; `names` must know all modules already."""
         self._names = names
         self._found: dict[Habit, list[Evidence]] = {}
         self._open: list[Evidence] = []
 
     def add(self, module: Module) -> None:
-        """Take in what a module does."""
+        """Add the signs of a module."""
         module = module.parsed()
         assert module.tree
         live = {id(node): node for node in module.nodes}
@@ -338,7 +336,7 @@ class Signs:
             self._take(Habit.SYNC, Evidence(what, f"{module.path}:{line}"), sure=True)
 
     def habits(self) -> Habits:
-        """Give all that was gathered."""
+        """Return the habits that were found."""
         return Habits({h: tuple(places) for h, places in self._found.items()}, tuple(self._open))
 
     def _take(self, habit: Habit, evidence: Evidence, *, sure: bool) -> None:
@@ -350,7 +348,7 @@ class Signs:
 
 
 def _signs_at(here: Context, node: ast.AST) -> Iterator[Sign]:
-    """Yield the signs at one node itself."""
+    """Yield the signs of one node, without its children."""
     if isinstance(node, ast.Call):
         for rule in _RULES:
             yield from rule(here, node)

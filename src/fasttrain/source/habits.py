@@ -1,10 +1,10 @@
-"""What a script does that matters to its speed and to fasttrain's levers, read from its source."""
+"""Habits of a script that matter to its speed and to fasttrain's levers."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from fasttrain.model.plan import Evidence
@@ -12,7 +12,7 @@ from fasttrain.source.names import Names
 
 
 class Habit(StrEnum):
-    """One thing that scripts do."""
+    """One thing that scripts do, under the name that doctor uses."""
 
     AUTOCAST = "autocast"
     SCALER = "gradient scaler"
@@ -46,42 +46,39 @@ class Habit(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Habits:
-    """Everything of that kind that was found.
+    """The habits of a script.
 
     Attributes:
         found: Each habit's places, in the order of the modules and their lines.
-        open: Those of them where a condition, or a value that is no literal, decides.
+        open: Uncertain places: a condition, or a value that is no literal, decides.
     """
 
     found: dict[Habit, tuple[Evidence, ...]] = field(default_factory=dict)
     open: tuple[Evidence, ...] = ()
 
     def of(self, habit: Habit) -> tuple[Evidence, ...]:
-        """Return the places of a habit; none if it was not found."""
+        """Return the places of a habit; empty if it was not found."""
         return self.found.get(habit, ())
 
     def sure(self, *habits: Habit) -> Evidence | None:
-        """Return the first place of some habits that no condition decides on."""
+        """Return the first certain place of any of some habits."""
         return next((e for h in habits for e in self.of(h) if e not in self.open), None)
 
     def any(self, *habits: Habit) -> Evidence | None:
-        """Return the first place of some habits, one that is sure before those that aren't."""
+        """Return the first place of any of some habits, a certain one if there is one."""
         return self.sure(*habits) or next((e for h in habits for e in self.of(h)), None)
 
 
-# What the rules for signs know of the module that they look at.
-
-
-Sign = tuple[Habit, str, bool]  # what it is a sign of, what is used there, and whether it is sure
+Sign = tuple[Habit, str, bool]  # the habit, what is used there, and whether that is certain
 
 
 class Context:
-    """A module.
+    """One module, as the rules for signs see it.
 
     Attributes:
-        nodes: All that may run in it.
-        models: What `.parameters()` is asked of, in the source's words: it is a model, whatever it
-            is called.
+        nodes: Its nodes that may run.
+        models: The expressions whose `.parameters()` is called, as source text. They are models,
+            whatever their names.
     """
 
     def __init__(self, names: Names, module: str, nodes: Sequence[ast.AST]) -> None:
@@ -98,21 +95,21 @@ class Context:
         self._making = {id(call) for node in nodes for call in self._makes(node)}
 
     def of(self, node: ast.expr | None) -> tuple[str, ...]:
-        """Return the full names that ``a.b.c`` may stand for."""
+        """Return the full names that ``a.b.c`` may mean."""
         return self._names.of(self._module, node)
 
     def kinds(self, node: ast.expr | None) -> tuple[str, ...]:
-        """Return the same, and for a class of the user's own what it derives from."""
+        """Return the same, and for a class of the user's own the names of its base classes."""
         return self._names.kinds(self._module, node)
 
     def changes_model(self, call: ast.Call) -> bool:
-        """Return whether a method is called on a model, or on what becomes one."""
+        """Return True if a method is called on a model, or on a call whose result is the model."""
         if id(call) in self._making:
             return True
         return isinstance(call.func, ast.Attribute) and self.is_model(call.func.value)
 
     def is_model(self, node: ast.expr) -> bool:
-        """Return whether something is known to be a model."""
+        """Return True if an expression is known to be a model."""
         return ast.unparse(node) in self.models
 
     def _makes(self, node: ast.AST) -> Iterator[ast.AST]:
@@ -126,16 +123,106 @@ class Context:
 
 
 def literal(node: ast.expr) -> object:
-    """Return a literal's value; None for what is none."""
+    """Return a literal's value; None for other expressions."""
     return node.value if isinstance(node, ast.Constant) else None
 
 
 def is_literal(node: ast.expr | None) -> bool:
-    """Return whether a value stands in the source itself."""
+    """Return True for a literal."""
     return isinstance(node, ast.Constant)
 
 
 def subject(call: ast.Call) -> ast.expr | None:
-    """Return what a function is called with first."""
+    """Return the first argument of a call, by position or by its usual keywords."""
     named = [k.value for k in call.keywords if k.arg in ("model", "obj", "x", "d")]
     return next(iter((*call.args, *named)), None)
+
+
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+_LOOPS = (ast.For, ast.AsyncFor, ast.While)
+_LEAVING = (ast.Return, ast.Continue, ast.Break, ast.Raise)
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """The place of a node: which loop it runs in, and whether it runs there every time.
+
+    Attributes:
+        unit: The innermost loop or function around it; None at the top of a module.
+        sometimes: Whether it runs only on a condition inside that unit.
+        open: Whether it runs only on any condition around it, or can be skipped by a conditional
+            ``return``, ``continue``, ``break`` or ``raise`` before it.
+    """
+
+    unit: ast.AST | None = None
+    sometimes: bool = False
+    open: bool = False
+
+    def under(self) -> Scope:
+        """Return the scope of code under a condition."""
+        return replace(self, sometimes=True, open=True)
+
+    def within(self, unit: ast.AST) -> Scope:
+        """Return the scope of a loop's or function's body."""
+        return Scope(unit, open=self.open)
+
+
+def scoped(tree: ast.Module) -> Iterator[tuple[ast.AST, Scope]]:
+    """Yield each node of a module with its scope, statements in the order of the source."""
+    todo: list[tuple[ast.AST, Scope]] = [*reversed(_block(tree.body, Scope()))]
+    while todo:
+        node, scope = todo.pop()
+        yield node, scope
+        todo += reversed(_inside(node, scope))
+
+
+def _inside(node: ast.AST, scope: Scope) -> list[tuple[ast.AST, Scope]]:
+    inner: list[tuple[ast.AST, Scope]] = []
+    for name, value in ast.iter_fields(node):
+        part = _scope_of(node, name, scope)
+        if isinstance(value, list) and value and isinstance(value[0], ast.stmt):
+            inner += _block(value, part)
+        elif isinstance(value, list):
+            # `a and b`: whether b is evaluated depends on a.
+            short = isinstance(node, ast.BoolOp)
+            items = [item for item in value if isinstance(item, ast.AST)]
+            inner += [(item, part.under() if short and i else part) for i, item in enumerate(items)]
+        elif isinstance(value, ast.AST):
+            inner.append((value, part))
+    return inner
+
+
+def _scope_of(node: ast.AST, field: str, scope: Scope) -> Scope:
+    """Return the scope of one field of a node."""
+    if isinstance(node, _FUNCTIONS):
+        return scope.within(node) if field == "body" else scope
+    if isinstance(node, _LOOPS):
+        return scope.within(node) if field == "body" else scope
+    if isinstance(node, ast.If):
+        return scope if field == "test" or _holds(node.test) else scope.under()
+    if isinstance(node, ast.IfExp):
+        return scope if field == "test" else scope.under()
+    if isinstance(node, ast.Try):
+        return scope.under() if field in ("handlers", "orelse") else scope
+    return scope.under() if isinstance(node, ast.match_case) else scope
+
+
+def _holds(test: ast.expr) -> bool:
+    """Return True for a condition that is fixed when a script runs: ``__name__``, a constant."""
+    match test:
+        case ast.Compare(ast.Name("__name__"), [ast.Eq()], [ast.Constant("__main__")]):
+            return True
+    return isinstance(test, ast.Constant)
+
+
+def _block(body: list[ast.stmt], scope: Scope) -> list[tuple[ast.AST, Scope]]:
+    found: list[tuple[ast.AST, Scope]] = []
+    for statement in body:
+        found.append((statement, scope))
+        if isinstance(statement, ast.If) and _leaves(statement):
+            scope = replace(scope, open=True)
+    return found
+
+
+def _leaves(branch: ast.If) -> bool:
+    return any(isinstance(last, _LEAVING) for last in (branch.body[-1], *branch.orelse[-1:]))

@@ -1,4 +1,4 @@
-"""The files of the user's own that a program consists of, found by following its imports."""
+"""Walk the user's own files of a program, by following its imports."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _KEPT = {
     *(ast.Call, ast.Subscript, ast.Compare),
 }
 _LEAVES = {ast.Name, ast.Constant, ast.Load, ast.Store, ast.Del, str, int, type(None)}
-# How the parser and the codecs refuse a file: unknown encodings, NUL bytes, endless nesting.
+# Raised by the parser and the codecs: unknown encodings, NUL bytes, nesting without end.
 _UNREADABLE = (OSError, SyntaxError, ValueError, LookupError, RecursionError, MemoryError)
 
 Along = Callable[[str], Iterable[tuple[str, "Place"]]]
@@ -29,11 +29,11 @@ Along = Callable[[str], Iterable[tuple[str, "Place"]]]
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a module lies.
+    """The place of a module.
 
     Attributes:
         file: Its source; None for a namespace package.
-        folders: Where its submodules are looked for; empty unless it is a package.
+        folders: Folders of its submodules; empty unless it is a package.
     """
 
     file: Path | None
@@ -45,12 +45,12 @@ class Module:
     """One file of the user's own.
 
     Attributes:
-        name: Full name that it is imported by, or ``__main__`` for a script.
-        package: The package that its relative imports count from.
+        name: Full name by which it is imported, or ``__main__`` for a script.
+        package: The package to which its imports are relative.
         path: Its path, as the user can open it from the working directory.
-        nodes: The statements and expressions in it that may run and can tell something, by line.
-        tree: All of it; None where it was let go, and `nodes` with it.
-        file: Its source, and `size_bytes` how long that is.
+        nodes: The statements and expressions that may run and that the rules look at, by line.
+        tree: Its syntax tree; None once it was freed to save memory, together with `nodes`.
+        file: Its source; `size_bytes` is the length.
         main: Whether it is run as ``__main__``.
     """
 
@@ -64,7 +64,7 @@ class Module:
     main: bool
 
     def parsed(self) -> Module:
-        """Return the module with its syntax tree, read again where it was let go."""
+        """Return the module with its syntax tree, parsed again if it was freed."""
         if self.tree is not None:
             return self
         tree = parse(self.file)
@@ -75,15 +75,15 @@ class Walk:
     """The files of a program, breadth first, each once.
 
     Attributes:
-        aliases: For each full name that a module was reached by, the name of its `Module`.
-        unread: Files that were not looked at, with the reason.
+        aliases: For each full name by which a module was reached, the name of its `Module`.
+        unread: Files that were not read, with the reason.
     """
 
     def __init__(self, along: Along, cwd: Path) -> None:
         """Prepare a walk.
 
         Args:
-            along: Gives the user's own modules on the way to a full name, outermost first.
+            along: Returns the user's own modules on the way to a full name, outermost first.
             cwd: Working directory.
         """
         self.aliases: dict[str, str] = {}
@@ -92,13 +92,15 @@ class Walk:
         self._cwd = cwd
 
     def modules(self, start: Iterable[tuple[str, Place]]) -> Iterator[Module]:
-        """Read the first of some modules, which is run as ``__main__``, and all that follow.
+        """Yield some modules, of which the first is run as ``__main__``, and all that they import.
 
-        Each is given before the next is read, so that no two syntax trees need be held.
+        Each is yielded before the next is read, so that the caller may hold one tree at a time.
         """
         queue = deque(start)
         queued = {name for name, _ in queue}
         for name, place in self._once(queue):
+            # The first file is the program. Breadth first, so that with MAX_FILES the files near
+            # to it are read.
             module = self._read(name, place, main=len(self.aliases) == 1)
             for full in _imports(module) if module else ():
                 for found in self._along(full):
@@ -109,8 +111,8 @@ class Walk:
                 yield module
 
     def _once(self, queue: deque[tuple[str, Place]]) -> Iterator[tuple[str, Place]]:
-        """Empty a queue that grows meanwhile, leaving out what was there under another name."""
-        first: dict[str, str] = {}  # a file's one true path: the name it was found by
+        """Empty a growing queue, without files that were already there under another name."""
+        first: dict[str, str] = {}  # a file's real path: the name under which it was found first
         while queue:
             name, place = queue.popleft()
             if place.file is None:
@@ -139,7 +141,7 @@ class Walk:
 
 
 def true_path(path: Path) -> str:
-    """Return path behind all links; unlike `Path.resolve`, for loops and impossible names too."""
+    """Return a path without links; unlike `Path.resolve`, also for loops and invalid names."""
     try:
         return os.path.realpath(path)
     except ValueError:
@@ -147,14 +149,14 @@ def true_path(path: Path) -> str:
 
 
 def shown(path: Path, cwd: Path) -> str:
-    """Return a path as short as a person can still open it from the working directory."""
+    """Return the shortest path by which a file can be opened from the working directory."""
     if ".." in path.parts:
         path = Path(true_path(path))
     return str(path.relative_to(cwd) if path.is_relative_to(cwd) else path)
 
 
 def parse(path: Path) -> ast.Module:
-    """Return a file's syntax tree; raises one of `_UNREADABLE` for what is no Python source."""
+    """Return a file's syntax tree; raise one of `_UNREADABLE` if it is not Python source."""
     if not path.is_file():  # a pipe could block for ever
         raise OSError("it is not a file" if path.exists() else "there is no such file")
     if path.stat().st_size > MAX_BYTES:
@@ -171,7 +173,7 @@ def _reason(error: BaseException) -> str:
 
 
 def live_nodes(tree: ast.Module, *, main: bool) -> list[ast.stmt | ast.expr]:
-    """Return what may run in a module and can tell something, by line and column.
+    """Return the nodes of a module that may run and that the rules look at, by line and column.
 
     Args:
         tree: The module.
@@ -189,7 +191,7 @@ def live_nodes(tree: ast.Module, *, main: bool) -> list[ast.stmt | ast.expr]:
             todo += [node.test, *(node.body if holds is not False else ())]
             todo += node.orelse if holds is not True else ()
         elif kind not in _LEAVES and isinstance(node, ast.AST):
-            # As ast.iter_child_nodes gives them, in a third of its time.
+            # The same as ast.iter_child_nodes, in a third of the time.
             for value in vars(node).values():
                 if type(value) is list:
                     todo += value
@@ -199,7 +201,7 @@ def live_nodes(tree: ast.Module, *, main: bool) -> list[ast.stmt | ast.expr]:
 
 
 def _truth(test: ast.expr, *, main: bool) -> bool | None:
-    """Return what a condition is known to be when the program runs; None when it is open."""
+    """Return the value that a condition has when the program runs; None if unknown."""
     match test:
         case ast.Constant(value):
             return bool(value)
@@ -217,7 +219,7 @@ def _truth(test: ast.expr, *, main: bool) -> bool | None:
 
 
 def _imports(module: Module) -> Iterator[str]:
-    """Yield the full names of all that a module imports, and of what may be a module."""
+    """Yield the full names of all that a module imports; some may not be modules."""
     for node in module.nodes:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -230,12 +232,12 @@ def _imports(module: Module) -> Iterator[str]:
 
 
 def absolute(package: str, level: int, name: str) -> str:
-    """Return the full name of what an import with leading dots names; nothing if they are too many.
+    """Return the full name that a relative import means; empty if it has too many dots.
 
     Args:
-        package: The package that it stands in.
-        level: Number of dots.
-        name: What follows them.
+        package: The package of the module that imports.
+        level: Number of leading dots.
+        name: The name after them.
     """
     if not level:
         return name

@@ -1,10 +1,10 @@
-"""What the names in the user's modules stand for, through their imports and base classes."""
+"""Resolve the names in the user's modules, through imports, assignments and base classes."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
 from fasttrain.source.local_modules import Module, absolute
@@ -14,12 +14,12 @@ Chain = tuple[str, ...]  # the names of `a.b.c`
 
 @dataclass(frozen=True, slots=True)
 class _Bindings:
-    """What is kept of a module.
+    """The names of a module.
 
     Attributes:
-        bound: What each name stands for, by imports and by ``name = dotted.name``.
-        stars: The modules that it imports all names of.
-        defined: The functions and classes that it defines, with the bases of the latter.
+        bound: The meanings of each name, by imports and by ``name = dotted.name``.
+        stars: The modules from which it imports ``*``.
+        defined: The functions and classes that it defines, with the base classes.
     """
 
     bound: dict[str, list[str]] = field(default_factory=dict)
@@ -28,33 +28,33 @@ class _Bindings:
 
 
 class Names:
-    """Resolves names, once all modules are in."""
+    """Resolves names once all modules are added."""
 
     def __init__(self, aliases: Mapping[str, str], homonyms: set[str]) -> None:
-        """Begin without any module.
+        """Start without any module.
 
         Args:
-            aliases: For each full name of a module, the name of the `Module` that is added.
-            homonyms: Top-level names that are the user's own and not an installed package's.
+            aliases: For each full name of a module, the name of its `Module`.
+            homonyms: Top-level names of the user's own modules, which hide installed packages.
         """
         self._aliases = aliases
         self._homonyms = homonyms
         self._modules: dict[str, _Bindings] = {}
 
     def add(self, module: Module) -> None:
-        """Take in what a module imports and defines."""
+        """Add the imports and definitions of a module."""
         self._modules[module.name] = _bindings(module)
 
     def meanings(self, module: str, names: Chain) -> tuple[str, ...]:
-        """Return the full names outside the user's modules that a chain of names may stand for."""
+        """Return the full names outside the user's modules that a chain of names may mean."""
         return self._meanings(module, names, through_bases=False)
 
     def of(self, module: str, node: ast.expr | None) -> tuple[str, ...]:
-        """Return the full names outside the user's modules that ``a.b.c`` may stand for."""
+        """Return the full names outside the user's modules that ``a.b.c`` may mean."""
         return self._all(module, node, through_bases=False)
 
     def kinds(self, module: str, node: ast.expr | None) -> tuple[str, ...]:
-        """Return the same, and for a class of the user's own what it derives from."""
+        """Return the same, and for a class of the user's own the names of its base classes."""
         return self._all(module, node, through_bases=True)
 
     def _all(self, module: str, node: ast.expr | None, *, through_bases: bool) -> tuple[str, ...]:
@@ -97,7 +97,7 @@ class Names:
 
 
 def part_of(names: Iterable[str], package: str, patterns: Iterable[str]) -> str:
-    """Return the part of a full name below a package that fits a pattern; empty if none does."""
+    """Return the part of a full name inside a package that fits a pattern; empty if none does."""
     for name in names:
         if name.startswith(package + "."):
             for part in name.removeprefix(package + ".").split("."):
@@ -107,7 +107,7 @@ def part_of(names: Iterable[str], package: str, patterns: Iterable[str]) -> str:
 
 
 def chain(node: ast.expr | None) -> Chain:
-    """Return the names of ``a.b.c``; none for what is no such chain."""
+    """Return the names of ``a.b.c``; empty for other expressions."""
     names: list[str] = []
     while isinstance(node, ast.Attribute):
         names.append(node.attr)
@@ -150,100 +150,7 @@ def _take_from(found: _Bindings, node: ast.ImportFrom, package: str) -> None:
 
 
 def _bind(found: _Bindings, name: str, full: str) -> None:
-    """Add to what a name may stand for: ``try`` and ``except`` may each import it."""
+    """Add a meaning of a name; it may have several, from imports in ``try`` and ``except``."""
     meanings = found.bound.setdefault(name, [])
     if full not in meanings:
         meanings.append(full)
-
-
-# Which loop a piece of code runs in, and whether it runs there every time.
-
-
-_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
-_LOOPS = (ast.For, ast.AsyncFor, ast.While)
-_LEAVING = (ast.Return, ast.Continue, ast.Break, ast.Raise)
-
-
-@dataclass(frozen=True, slots=True)
-class Scope:
-    """Where a node stands.
-
-    Attributes:
-        unit: The innermost loop or function around it; None at the top of a module.
-        sometimes: Whether a condition inside of that unit decides if it runs.
-        open: Whether any condition around it, or a ``return`` or ``continue`` under one before it,
-            decides.
-    """
-
-    unit: ast.AST | None = None
-    sometimes: bool = False
-    open: bool = False
-
-    def under(self) -> Scope:
-        """Return the scope of what a condition decides on."""
-        return replace(self, sometimes=True, open=True)
-
-    def within(self, unit: ast.AST) -> Scope:
-        """Return the scope of a loop's or function's body."""
-        return Scope(unit, open=self.open)
-
-
-def scoped(tree: ast.Module) -> Iterator[tuple[ast.AST, Scope]]:
-    """Give each node of a module with its scope; statements in the order of the source."""
-    todo: list[tuple[ast.AST, Scope]] = [*reversed(_block(tree.body, Scope()))]
-    while todo:
-        node, scope = todo.pop()
-        yield node, scope
-        todo += reversed(_inside(node, scope))
-
-
-def _inside(node: ast.AST, scope: Scope) -> list[tuple[ast.AST, Scope]]:
-    inner: list[tuple[ast.AST, Scope]] = []
-    for name, value in ast.iter_fields(node):
-        part = _scope_of(node, name, scope)
-        if isinstance(value, list) and value and isinstance(value[0], ast.stmt):
-            inner += _block(value, part)
-        elif isinstance(value, list):
-            # `a and b`: whether b is looked at depends on a.
-            short = isinstance(node, ast.BoolOp)
-            items = [item for item in value if isinstance(item, ast.AST)]
-            inner += [(item, part.under() if short and i else part) for i, item in enumerate(items)]
-        elif isinstance(value, ast.AST):
-            inner.append((value, part))
-    return inner
-
-
-def _scope_of(node: ast.AST, field: str, scope: Scope) -> Scope:
-    """Return the scope of one field of a node."""
-    if isinstance(node, _FUNCTIONS):
-        return scope.within(node) if field == "body" else scope
-    if isinstance(node, _LOOPS):
-        return scope.within(node) if field == "body" else scope
-    if isinstance(node, ast.If):
-        return scope if field == "test" or _holds(node.test) else scope.under()
-    if isinstance(node, ast.IfExp):
-        return scope if field == "test" else scope.under()
-    if isinstance(node, ast.Try):
-        return scope.under() if field in ("handlers", "orelse") else scope
-    return scope.under() if isinstance(node, ast.match_case) else scope
-
-
-def _holds(test: ast.expr) -> bool:
-    """Return whether a condition is one that a script is run with."""
-    match test:
-        case ast.Compare(ast.Name("__name__"), [ast.Eq()], [ast.Constant("__main__")]):
-            return True
-    return isinstance(test, ast.Constant)
-
-
-def _block(body: list[ast.stmt], scope: Scope) -> list[tuple[ast.AST, Scope]]:
-    found: list[tuple[ast.AST, Scope]] = []
-    for statement in body:
-        found.append((statement, scope))
-        if isinstance(statement, ast.If) and _leaves(statement):
-            scope = replace(scope, open=True)
-    return found
-
-
-def _leaves(branch: ast.If) -> bool:
-    return any(isinstance(last, _LEAVING) for last in (branch.body[-1], *branch.orelse[-1:]))

@@ -1,4 +1,4 @@
-"""The signs in a program's source that it handles its ranks itself."""
+"""Find the signs in a program's source that it handles its ranks itself."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from fasttrain.model.plan import Evidence
 from fasttrain.source.local_modules import Module
 from fasttrain.source.names import Chain, Names, chain, part_of
 
-# What to call, or to derive from, is to be one of several processes: the names' patterns below
-# each package. Not there: torch.nn.DataParallel, which is one process.
+# Whoever calls one of these, or derives from it, handles ranks: patterns for names inside each
+# package. torch.nn.DataParallel is not here, since it is one process.
 FRAMEWORKS: Mapping[str, tuple[str, ...]] = {
     "torch.distributed": (
         *("init_process_group", "init_device_mesh", "DeviceMesh", "init_rpc"),
@@ -41,17 +41,17 @@ VARIABLES = {"RANK", "LOCAL_RANK", "WORLD_SIZE"}
 OPTIONS = {"--local_rank", "--local-rank"}
 
 _ENVIRONMENT = ("os.environ", "os.getenv", "os.putenv", "os.unsetenv")
-_TOLD_BY_NAME_ALONE = {"torch", "accelerate"}
+_SHOWN_WITHOUT_PACKAGE = {"torch", "accelerate"}
 
 
 @dataclass(frozen=True, slots=True)
 class _Digest:
-    """What is kept of a module.
+    """The possible signs in a module, kept until all names can be resolved.
 
     Attributes:
-        path: Its path, as it is shown.
-        uses: What is called or derived from, with the line.
-        variables: Uses of a rank's variable: the mapping's or function's name, variable, line.
+        path: Its path, as shown to the user.
+        uses: The names that are called or derived from, with the line.
+        variables: Uses of a rank's variable: name of the mapping or function, variable, line.
         options: Options of a parser, with the line.
     """
 
@@ -62,21 +62,21 @@ class _Digest:
 
 
 class RankSigns:
-    """Gathers the signs, module by module."""
+    """Collects the signs, module by module."""
 
     def __init__(self, names: Names) -> None:
-        """Begin without any; all names must be in when the strongest sign is asked for."""
+        """Start without any sign; `names` must know all modules before a sign is asked for."""
         self._names = names
         self._digests: dict[str, _Digest] = {}
 
     def add(self, module: Module) -> None:
-        """Take in what a module does; of equal signs, the one in an earlier module is told."""
+        """Add the signs of a module; of equal signs, the one of the earliest module counts."""
         digest = self._digests[module.name] = _Digest(module.path)
         for node in module.nodes:
             _take(digest, node)
 
     def strongest(self) -> Evidence | None:
-        """Return the best sign: a framework's use, else an environment read, else an option."""
+        """Return the best sign: a framework, else a read of the environment, else an option."""
         for kind in (self._frameworks, self._environment, self._options):
             for module, digest in self._digests.items():
                 for what, line in kind(module, digest):
@@ -84,7 +84,7 @@ class RankSigns:
         return None
 
     def local_rank(self) -> Evidence | None:
-        """Return first place that reads the local rank; an environment read before an option."""
+        """Return the first place that reads the local rank, the environment before an option."""
         for kind in (self._environment, self._options):
             for module, digest in self._digests.items():
                 for what, line in kind(module, digest):
@@ -109,11 +109,11 @@ class RankSigns:
 
 
 def _framework(name: str) -> str:
-    """Return what to call a full name that is in the table; nothing for others."""
+    """Return the short name of a full name that is in the table; empty for others."""
     for package, patterns in FRAMEWORKS.items():
         if part := part_of([name], package, patterns):
             top = name.partition(".")[0]
-            return part if top in _TOLD_BY_NAME_ALONE else f"{top}.{part}"
+            return part if top in _SHOWN_WITHOUT_PACKAGE else f"{top}.{part}"
     return ""
 
 

@@ -15,8 +15,9 @@ from torch.utils._pytree import tree_map
 SLOPE_SCALE = 2.0**10  # of torch.autograd.grad
 
 
-def autocast(dtype: torch.dtype) -> None:
+def autocast(named: str) -> None:
     """Run each outermost module with fp32 parameters in autocast; its output comes in fp32."""
+    dtype: torch.dtype = getattr(torch, named)
     original = nn.Module.__call__
     inside = threading.local()
 

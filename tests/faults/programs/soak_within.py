@@ -13,8 +13,8 @@ import sys
 import threading
 from pathlib import Path
 
+from fasttrain.launch.node_run import Around
 from fasttrain.launch.output.display import QuietDisplay
-from fasttrain.launch.run_node import Around
 from fasttrain.launch.start import start
 from fasttrain.model.codec import loads
 from fasttrain.model.plan import LaunchPlan

@@ -13,11 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fasttrain import __version__
-from fasttrain.cli.cards.receipt import counted, print_receipt, seconds, size, speed
+from fasttrain.cli.cards.receipt import counted, print_receipt, seconds, speed
 from fasttrain.cli.console import envelope
 from fasttrain.model.attempts import Attempt
 from fasttrain.model.codec import dumps, from_data
 from fasttrain.model.crash import Crash
+from fasttrain.model.errors import size
 from fasttrain.model.outcome import Outcome, RankReport, Receipt, State, StepStats
 
 
@@ -95,7 +96,7 @@ def test_receipt_says_what_took_effect(printed: Callable[..., str]) -> None:
         "amp applied bfloat16: Net (train.py:0), Net (train.py:1)",
         "2 more",
         "2,400 forwards",
-        "compile left to your script the script compiles",
+        "compile left to the script the script compiles",
         "warning: a warning",
         "hint: a hint",
         "kept in fasttrain_runs/r1",
@@ -120,7 +121,7 @@ def test_receipt_says_where_ranks_differ(printed: Callable[..., str]) -> None:
 def test_receipt_says_that_a_run_was_started_again(printed: Callable[..., str]) -> None:
     crash = Crash(1, 2, 1, "", 0, "network", "", "", step=12)
     attempts = (Attempt(1, 3.0, "", 2.0, crash, "attempt-1"),)
-    told = "started again: attempt 1: network at step 12"
+    told = "restarted: attempt 1: network at step 12"
     assert told in printed(attempts=attempts)
     assert told not in printed(attempts=attempts, crash=crash)  # its card says so
 

@@ -15,6 +15,8 @@ from fasttrain.cli.app import main
 from fasttrain.config.options import OPTIONS, OptionSpec
 from fasttrain.model.errors import ExitCode
 
+pytestmark = pytest.mark.matrix
+
 MACHINES = Path(__file__).parents[2] / "data" / "machines"
 FLAGS = [spec.flag for spec in OPTIONS]
 VALUES = ["0,3", "all", "auto:2", "bf16", "default", "2", "1:4", "-1", "", "0", "A=b", "h:1", "é"]

@@ -26,7 +26,7 @@ def rank(number: int, stack: tuple[Frame, ...], *more: StuckProcess) -> StuckRan
 def test_the_card(capsys: pytest.CaptureFixture[str]) -> None:
     text = card(capsys, rank(0, SLEEPS), rank(1, WAITS), rank(2, WAITS))
     lines = text.splitlines()
-    assert lines[0] == "fasttrain: no rank went on for 63.2 s, after step 1,202"
+    assert lines[0] == "fasttrain: no progress for 63.2 s, after step 1,202"
     assert max(map(len, lines)) <= 80
     assert "  ranks 1-2" in lines, "stacks that are alike are shown once"
     at = lines.index("  ranks 1-2")

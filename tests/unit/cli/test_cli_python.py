@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import venv
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from fasttrain.hardware.interpreter import ask_interpreter
+from fasttrain.hardware.interpreter import NOT_PYTHON, ask_interpreter
 
 MakeEnvironment = Callable[..., Path]
 
@@ -50,7 +51,7 @@ def test_the_active_environment_gives_python_and_torch(
     python = str(folder / "bin" / "python")
     assert decided["python"]["value"] == decided["argv"][0] == python
     assert decided["python"]["source"] == {"kind": "env", "where": variable}
-    assert "torch 2.3.1+cpu" in decided["levers"]["optimizer"]["reason"]
+    assert "2.3.1+cpu" in decided["levers"]["optimizer"]["reason"]
     assert decided["warnings"] == []
 
 
@@ -79,10 +80,8 @@ def test_an_active_environment_without_torch_is_told(
     decided = plan(fasttrain_main("run", "train.py", "--dry-run", "--json"))
     assert (decided["python"], decided["argv"][0]) == (None, sys.executable)
     (warning,) = decided["warnings"]
-    assert warning.startswith(
-        f"VIRTUAL_ENV={folder} is active, but there is no torch in {folder}/bin/python, and"
-        f" {sys.executable} runs the script"
-    )
+    assert warning.startswith(f"VIRTUAL_ENV={folder} ")
+    assert re.search(rf"torch.*{folder}/bin/python.*{sys.executable}", warning)
 
 
 def test_a_python_without_torch_or_none_at_all_is_refused(
@@ -91,11 +90,13 @@ def test_a_python_without_torch_or_none_at_all_is_refused(
     python = environment() / "bin" / "python"
     said = fasttrain_main("run", "train.py", "--python", str(python))
     what, why, fix = said.err.splitlines()
-    assert what == f"error: {python} can't run the script"
-    assert why == f"  why: there is no torch in {python}"
-    assert fix.startswith("  fix: name a Python that has torch, or leave --python out")
+    assert what.startswith(f"error: {python} ")
+    assert "torch" in why
+    assert f"{python}" in why
+    assert "--python" in fix
+    assert fix.endswith("[python-unusable]")
     assert said.code == 71
-    for name, why in (("gone", "there is no"), ("train.py", "can't be started")):
+    for name, why in (("gone", "[python-unusable]"), ("train.py", "Permission denied")):
         said = fasttrain_main("run", "train.py", "--python", str(tmp_path / name))
         assert (said.code, len(said.err.splitlines())) == (71, 3)
         assert why in said.err
@@ -108,7 +109,7 @@ def test_a_python_that_answers_nonsense_or_never_is_refused(
     monkeypatch.setattr("fasttrain.hardware.interpreter.TIMEOUT_S", 0.2)
     program = tmp_path / "python"
     program.touch(0o755)
-    for text, why in (("echo hello", "doesn't answer as Python"), ("sleep 60", "no answer in")):
+    for text, why in (("echo hello", NOT_PYTHON), ("sleep 60", "0.2 s")):
         program.write_text(f"#!/bin/sh\n{text}\n")
         said = fasttrain_main("run", "train.py", "--python", str(program))
         assert (said.code, why in said.err) == (71, True), said.err
@@ -116,7 +117,8 @@ def test_a_python_that_answers_nonsense_or_never_is_refused(
 
 def test_a_command_takes_no_python(fasttrain_main: Any) -> None:
     words = ("run", "--no-python", "true", "--dry-run", "--python", "/nowhere")
-    assert "# warning: --python has no effect with --no-python." in fasttrain_main(*words).out
+    warnings = re.findall("^# warning: .*", fasttrain_main(*words).out, re.MULTILINE)
+    assert any({"--python", "--no-python"} <= set(re.findall(r"--[\w-]+", w)) for w in warnings)
 
 
 def test_a_script_is_parsed_here_only_for_the_same_python(
@@ -158,5 +160,6 @@ def test_doctor_tells_of_an_active_environment_that_a_run_leaves_aside(
     monkeypatch.setenv("VIRTUAL_ENV", str(folder))
     told = plan(fasttrain_main("doctor", "--quick", "--json"))
     (found,) = [line for line in told["findings"] if line["check"] == "active-environment"]
-    assert found["what"].startswith(f"VIRTUAL_ENV={folder} is active, but there is no torch")
+    assert found["what"].startswith(f"VIRTUAL_ENV={folder} ")
+    assert "torch" in found["what"]
     assert sys.executable in found["why"]

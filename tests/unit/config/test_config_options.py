@@ -5,7 +5,8 @@ import pytest
 
 from fasttrain.config.options import BY_NAME, OPTIONS
 from fasttrain.config.values import nearest, suggest
-from fasttrain.model.settings import OPTION_NAMES, AmpChoice, Settings
+from fasttrain.model.levers import AmpChoice
+from fasttrain.model.settings import OPTION_NAMES, Settings
 
 
 def test_every_field_of_settings_is_an_option_in_order():

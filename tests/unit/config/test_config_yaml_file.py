@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from fasttrain.config.yaml_file import MAX_BYTES, read_yaml
+from fasttrain.config.yaml_file import MAX_BYTES, NOT_A_WORD, read_yaml
+from fasttrain.config.yaml_text import NO_ANCHORS, NOBODY_WRITES
 
 EXAMPLE = """\
 # a comment
@@ -85,7 +86,7 @@ def test_text_that_is_not_plain_yaml_is_refused_with_its_line(load, refused, con
 
 def test_a_billion_laughs_are_not_expanded(load, refused):
     lines = [f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]" for i in range(1, 40)]
-    with refused("config-syntax", "anchors"):
+    with refused("config-syntax", NO_ANCHORS):
         load("\n".join(["a0: &a0 [x, x]", *lines]))
 
 
@@ -108,11 +109,11 @@ def test_the_top_level_is_a_mapping(load, refused, content):
         ("scirpt: train.py", ["script?"]),
         ("quantum: 1", ["fasttrain run --help"]),
         ("1: 2", ["'1'"]),
-        ("? [amp]\n: bf16", ["fasttrain.yaml:1", "not a word"]),
+        ("? [amp]\n: bf16", ["fasttrain.yaml:1", NOT_A_WORD]),
         ("<<: {amp: bf16}", ["'<<'"]),
         ("amp: bf16\namp: off", ["fasttrain.yaml:2", "line 1"]),
-        ("compile-scope: model\ncompile_scope: blocks", ["compile_scope is set twice"]),
-        ("env: {A: 1, A: 2}", ["A is set twice"]),
+        ("compile-scope: model\ncompile_scope: blocks", ["yaml:2: compile_scope ", "line 1"]),
+        ("env: {A: 1, A: 2}", ["yaml:1: A ", "line 1"]),
         ("? " + "x" * 3000 + "\n: 1", ["xxx..."]),
     ],
 )
@@ -165,7 +166,7 @@ def test_a_pipe_to_which_nobody_writes_is_refused_in_time(tmp_path, refused, mon
     monkeypatch.setattr("fasttrain.config.yaml_text.WRITER_S", 0.05)
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    with refused("config-missing", "nobody writes"):
+    with refused("config-missing", NOBODY_WRITES):
         read_yaml(pipe)
 
 

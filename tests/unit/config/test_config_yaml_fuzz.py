@@ -10,6 +10,8 @@ from fasttrain.config.resolve import Resolved, resolve
 from fasttrain.config.yaml_file import read_yaml
 from fasttrain.model.errors import ExitCode, FasttrainError
 
+pytestmark = pytest.mark.matrix
+
 PIECES = [
     *"-?:,[]{}#&*!|>'\"%@`\\ \n\t~=<\x00\x85\u2028\ufeff\ud7ff0aé",
     *("  ", "- ", ": ", "? ", "\n  ", "---\n", "...\n", "%YAML 1.1\n", "%TAG ! x\n", "<<: ", "*a"),

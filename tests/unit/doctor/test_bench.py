@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -66,20 +67,24 @@ def test_a_slice_is_not_held_against_its_whole_board() -> None:
 def test_a_board_near_its_data_sheet_is_fine() -> None:
     (verdict,) = verdicts([product("fp32", 8, 10), product("fp16", 60, 100)])
     assert verdict.fine
-    assert "60% to 80%" in verdict.text
+    assert re.findall(r"\d+%", verdict.text) == ["60%", "80%"]
 
 
 def test_a_board_far_from_its_data_sheet_is_not() -> None:
     (verdict,) = verdicts([product("fp32", 8, 10), product("fp16", 40, 100)])
     assert not verdict.fine
-    assert "matmul fp16 reaches 40 TFLOP/s, 40% of the data sheet's 100" in verdict.text
+    assert "matmul fp16" in verdict.text
+    assert re.findall(r"\b\d+(?: TFLOP/s|%)?", verdict.text) == ["40 TFLOP/s", "40%", "100"]
 
 
 def test_bf16_pays_only_if_it_beats_tf32() -> None:
     fp32, tf32, bf16 = product("fp32", 10), product("tf32", 50), product("bf16", 90)
     (verdict,) = verdicts([fp32, tf32, bf16])
     assert verdict.fine
-    assert "9.0 times fp32 and 1.8 times tf32" in verdict.text
+    assert re.findall(r"[\d.]{3}\D+(?:fp32|tf32)", verdict.text) == [
+        "9.0 times fp32",
+        "1.8 times tf32",
+    ]
     (verdict,) = verdicts([fp32, tf32, product("bf16", 40)])
     assert not verdict.fine
 

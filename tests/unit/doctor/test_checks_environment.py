@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import runpy
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fasttrain.doctor.checks.environment import ONE_OF_SEVERAL
 from fasttrain.doctor.registry import diagnose
 from fasttrain.model.machine import Torch
-
-_HELP = runpy.run_path(str(Path(__file__).with_name("examinations.py")))
-fires, quiet, verify = _HELP["fires"], _HELP["quiet"], _HELP["verify"]
-node, container, NPU, H100 = _HELP["node"], _HELP["container"], _HELP["NPU"], _HELP["H100"]
+from support.examinations import H100, NPU, container, fires, node, quiet, verify
 
 OLD_TORCH = {"torch": Torch("2.1.2+cu121", "cuda", "12.1")}
 TORCH_2_2 = {"torch": Torch("2.2.0+cu121", "cuda", "12.1")}
@@ -45,41 +41,39 @@ CASES = [
     quiet("visible-ascending", ascend("0,2,3")),
     quiet("visible-ascending", ascend("")),
     quiet("visible-ascending", cuda("1,0")),
-    fires("visible-repeated", "error", "CUDA_VISIBLE_DEVICES=0,1,0 names 0 twice", cuda("0,1,0")),
+    fires("visible-repeated", "error", "CUDA_VISIBLE_DEVICES=0,1,0", cuda("0,1,0")),
     quiet("visible-repeated", cuda("0,1")),
     quiet("visible-repeated", ascend("0,0")),
-    fires("visible-unknown", "warning", "names 8, which is not there", cuda("0,8,1")),
-    fires("visible-unknown", "error", "names GPU-f00", cuda("GPU-f00")),
-    fires("visible-unknown", "warning", "names 8", ascend("1,3,8")),
+    fires("visible-unknown", "warning", "CUDA_VISIBLE_DEVICES … 8", cuda("0,8,1")),
+    fires("visible-unknown", "error", "CUDA_VISIBLE_DEVICES … GPU-f00", cuda("GPU-f00")),
+    fires("visible-unknown", "warning", "ASCEND_RT_VISIBLE_DEVICES … 8", ascend("1,3,8")),
     quiet("visible-unknown", cuda("0,GPU-1")),
     quiet("visible-unknown", ascend("9,1")),
     quiet("visible-unknown", cuda("-1")),
     quiet("visible-unknown", cuda("0,0")),
-    fires("visible-hidden", "warning", "hides 8 of 8 GPUs", cuda("")),
-    fires("visible-hidden", "warning", "hides 8 of 8 GPUs", cuda("-1")),
-    fires("visible-hidden", "hint", "CUDA_VISIBLE_DEVICES=0,2 hides 6 of 8 GPUs", cuda("0,2")),
+    fires("visible-hidden", "warning", "CUDA_VISIBLE_DEVICES … 8 GPUs", cuda("")),
+    fires("visible-hidden", "warning", "CUDA_VISIBLE_DEVICES … 8 GPUs", cuda("-1")),
+    fires("visible-hidden", "hint", "CUDA_VISIBLE_DEVICES=0,2 … 6 … 8 GPUs", cuda("0,2")),
     quiet("visible-hidden", cuda("0,1,2,3,4,5,6,7")),
     quiet("visible-hidden", cuda("0,2", cluster={"job": "7"})),
     quiet("visible-hidden", cuda("0,9")),
     quiet("visible-hidden", ascend("1,0")),
     quiet("visible-hidden", cuda("MIG-1", devices={1: {"uuid": "MIG-1", "parent_uuid": "GPU-1"}})),
     quiet("visible-hidden", cpu(CUDA_VISIBLE_DEVICES="")),
-    fires(
-        "thread-count", "warning", "OMP_NUM_THREADS is 64, with 4 cores", cpu(OMP_NUM_THREADS="64")
-    ),
-    fires("thread-count", "warning", "MKL_NUM_THREADS is 8", cpu(MKL_NUM_THREADS="8")),
+    fires("thread-count", "warning", "OMP_NUM_THREADS … 64 … 4 cores", cpu(OMP_NUM_THREADS="64")),
+    fires("thread-count", "warning", "MKL_NUM_THREADS … 8", cpu(MKL_NUM_THREADS="8")),
     quiet("thread-count", cpu(OMP_NUM_THREADS="4,64")),
     quiet("thread-count", cpu(OMP_NUM_THREADS="many")),
     fires(
         "thread-binding",
         "warning",
-        "OMP_PROC_BIND=close with 2 devices",
+        "OMP_PROC_BIND=close … 2 devices",
         env(2, OMP_PROC_BIND="close"),
     ),
     fires(
         "thread-binding",
         "warning",
-        "GOMP_CPU_AFFINITY=0-3 and KMP_AFFINITY=compact",
+        "GOMP_CPU_AFFINITY=0-3 … KMP_AFFINITY=compact",
         env(GOMP_CPU_AFFINITY="0-3", KMP_AFFINITY="compact"),
     ),
     quiet("thread-binding", env(OMP_PROC_BIND="FALSE", KMP_AFFINITY="disabled")),
@@ -100,7 +94,7 @@ CASES = [
     fires(
         "allocator-settings",
         "warning",
-        "both set",
+        "PYTORCH_CUDA_ALLOC_CONF … PYTORCH_ALLOC_CONF",
         env(PYTORCH_CUDA_ALLOC_CONF="a:1", PYTORCH_ALLOC_CONF="b:1"),
     ),
     quiet("allocator-settings", env(PYTORCH_CUDA_ALLOC_CONF="a:1", PYTORCH_ALLOC_CONF="a:1")),
@@ -110,18 +104,18 @@ CASES = [
     fires(
         "renamed-variables",
         "hint",
-        "NCCL_BLOCKING_WAIT is an old name",
+        "NCCL_BLOCKING_WAIT",
         env(NCCL_BLOCKING_WAIT="1"),
     ),
     quiet("renamed-variables", node(machine=OLD_TORCH, environ={"NCCL_BLOCKING_WAIT": "1"})),
     fires(
         "renamed-variables",
         "hint",
-        "are old names",
+        "NCCL_BLOCKING_WAIT … NCCL_DESYNC_DEBUG",
         node(machine=TORCH_2_2, environ={"NCCL_BLOCKING_WAIT": "1", "NCCL_DESYNC_DEBUG": "1"}),
     ),
     quiet("renamed-variables", env(TORCH_NCCL_BLOCKING_WAIT="1", NCCL_DEBUG="INFO")),
-    fires("stray-ranks", "warning", "RANK=0 and WORLD_SIZE=8", env(RANK="0", WORLD_SIZE="8")),
+    fires("stray-ranks", "warning", "RANK=0 … WORLD_SIZE=8", env(RANK="0", WORLD_SIZE="8")),
     fires("stray-ranks", "hint", "MASTER_ADDR=10.0.0.1", env(MASTER_ADDR="10.0.0.1")),
     quiet("stray-ranks", env(RANK="0", TORCHELASTIC_RUN_ID="none")),
     quiet("stray-ranks", env(RANK="0", FASTTRAIN_RUN_ID="r1")),
@@ -157,12 +151,12 @@ def test_a_check_of_the_environment(case: Any) -> None:
         ("visible-unknown", cuda("1,0,8,2"), "export CUDA_VISIBLE_DEVICES=1,0"),
         ("visible-unknown", cuda("8"), "unset CUDA_VISIBLE_DEVICES"),
         ("stray-ranks", env(RANK="0", MASTER_PORT="29500"), "unset RANK MASTER_PORT"),
-        ("renamed-variables", env(NCCL_DESYNC_DEBUG="1"), "write TORCH_NCCL_DESYNC_DEBUG"),
+        ("renamed-variables", env(NCCL_DESYNC_DEBUG="1"), "TORCH_NCCL_DESYNC_DEBUG"),
     ],
 )
 def test_the_fix_can_be_typed(slug: str, seen: Any, fix: str) -> None:
     (finding,) = diagnose(seen, only=[slug])
-    assert finding.fix == fix
+    assert finding.fix.removeprefix("write ") == fix
 
 
 def test_a_rocm_device_has_variables_of_its_own() -> None:
@@ -174,7 +168,7 @@ def test_a_rocm_device_has_variables_of_its_own() -> None:
 
 def test_the_reason_says_what_is_left() -> None:
     (unknown,) = diagnose(cuda("0,8"), only=["visible-unknown"])
-    assert unknown.why == "the list ends at it, so 1 of 8 GPUs can be used"
+    assert "1 of 8 GPUs" in unknown.why
     (nothing,) = diagnose(cuda(""), only=["visible-hidden"])
     assert "CPU" in nothing.why
     (some,) = diagnose(cuda("1"), only=["visible-hidden"])
@@ -186,4 +180,4 @@ def test_the_reason_tells_a_rank_from_a_meeting_place() -> None:
         diagnose(env(**{name: "1"}), only=["stray-ranks"])[0].why
         for name in ("RANK", "MASTER_PORT")
     ]
-    assert ["waits for the others" in reason for reason in reasons] == [True, False]
+    assert [reason == ONE_OF_SEVERAL for reason in reasons] == [True, False]

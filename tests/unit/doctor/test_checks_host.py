@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import runpy
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fasttrain.doctor.registry import diagnose
+from fasttrain.hardware.vendors.npu import HEALTH, NPU_WITHOUT
 from fasttrain.model.examination import Disk, Partition
 from fasttrain.model.machine import Cpu
-
-_HELP = runpy.run_path(str(Path(__file__).with_name("examinations.py")))
-fires, quiet, verify = _HELP["fires"], _HELP["quiet"], _HELP["verify"]
-node, container, GIB, MIB, NPU = (_HELP[k] for k in ("node", "container", "GIB", "MIB", "NPU"))
+from support.examinations import GIB, MIB, NPU, container, fires, node, quiet, verify
 
 RELEASE = "24.11.3"
 NOTE = "GPU 3 can't be used: GPU is lost"
@@ -46,21 +42,21 @@ CASES = [
     fires(
         "probe",
         "warning",
-        "torch_npu is installed, but",
-        node(device=NPU, machine={"notes": ("torch_npu is installed, but …",)}),
+        "torch_npu",
+        node(device=NPU, machine={"notes": (f"{NPU_WITHOUT} …",)}),
     ),
     fires(
         "probe",
         "warning",
-        "as Alarm",
-        node(machine={"notes": ("NPU 1 (x) reports its health as Alarm",)}),
+        "NPU 1 (x) … Alarm",
+        node(machine={"notes": (f"NPU 1 (x) {HEALTH} Alarm",)}),
     ),
     quiet("probe", node()),
     quiet(
         "probe",
         node(
             device=NPU,
-            machine={"notes": ("NPU 1 (x) reports its health as Alarm",)},
+            machine={"notes": (f"NPU 1 (x) {HEALTH} Alarm",)},
             states={1: {"health": "Alarm"}},
         ),
     ),
@@ -68,18 +64,18 @@ CASES = [
         "probe",
         node(
             device=NPU,
-            machine={"notes": ("torch_npu is installed, but …",)},
+            machine={"notes": (f"{NPU_WITHOUT} …",)},
             trial={"autoload_error": "libhccl.so"},
         ),
     ),
-    fires("shared-memory", "warning", "/dev/shm has 64 MiB", host(shm_bytes=64 * MIB)),
-    fires("shared-memory", "warning", "/dev/shm has 10 MiB left", host(shm_free_bytes=10 * MIB)),
+    fires("shared-memory", "warning", "/dev/shm … 64 MiB", host(shm_bytes=64 * MIB)),
+    fires("shared-memory", "warning", "/dev/shm … 10 MiB", host(shm_free_bytes=10 * MIB)),
     quiet("shared-memory", host(shm_bytes=GIB, shm_free_bytes=64 * MIB)),
     quiet("shared-memory", host(shm_bytes=None, shm_free_bytes=None)),
     fires(
         "memory-left",
         "warning",
-        "1.5 GiB of memory is left, of 16 GiB",
+        "1.5 GiB … 16 GiB",
         host(memory_available_bytes=3 * GIB // 2),
     ),
     quiet("memory-left", host(memory_available_bytes=2 * GIB)),
@@ -87,56 +83,56 @@ CASES = [
     fires(
         "memory-granted",
         "hint",
-        "may use 64 GiB of memory; a device has 80 GiB",
+        "64 GiB … 80 GiB",
         node(1, machine=cpus(8, 64 * GIB)),
     ),
     quiet("memory-granted", node(1, machine=cpus(8, 0))),
     quiet("memory-granted", node(1, machine=cpus(8, 80 * GIB))),
-    fires("cpu-quota", "warning", "1.5 of 64 processors", host(quota_cores=1.5, logical_cpus=64)),
-    fires("cpu-quota", "hint", "2 of 64 processors", host(quota_cores=2.0, logical_cpus=64)),
+    fires("cpu-quota", "warning", "1.5 … 64", host(quota_cores=1.5, logical_cpus=64)),
+    fires("cpu-quota", "hint", "2 … 64", host(quota_cores=2.0, logical_cpus=64)),
     quiet("cpu-quota", host(quota_cores=4.0, logical_cpus=4)),
     quiet("cpu-quota", host(quota_cores=1.0, logical_cpus=None)),
     quiet("cpu-quota", host(quota_cores=None, logical_cpus=64)),
     fires(
         "cores-per-device",
         "warning",
-        "1 core granted for 8 devices (SLURM_CPUS_PER_TASK=1)",
+        "1 core … 8 devices … SLURM_CPUS_PER_TASK=1",
         node(machine={"cpu": ONE_CORE}),
     ),
     quiet("cores-per-device", node(machine=cpus(8))),
     quiet(
         "cores-per-device", node(machine={"cpu": ONE_CORE}, environ={"CUDA_VISIBLE_DEVICES": "0"})
     ),
-    fires("load", "warning", "9 processes want to run on 4 processors", host(load=9.2)),
+    fires("load", "warning", "9 processes … 4 processors", host(load=9.2)),
     quiet("load", host(load=4.0)),
     quiet("load", host(load=None)),
     quiet("load", host(load=9.0, logical_cpus=None)),
-    fires("open-files", "hint", "1024 files", host(open_files=(1024, 4096))),
-    fires("open-files", "warning", "256 files", host(open_files=(256, -1))),
+    fires("open-files", "hint", "1024", host(open_files=(1024, 4096))),
+    fires("open-files", "warning", "256", host(open_files=(256, -1))),
     quiet("open-files", host(open_files=(1025, 4096))),
     quiet("open-files", host(open_files=(-1, -1))),
     quiet("open-files", host(open_files=None)),
     fires("locked-memory", "hint", "8192 KiB", node(host={"locked_memory_bytes": 8 * MIB})),
     quiet("locked-memory", node(host={"locked_memory_bytes": 8 * MIB + 1})),
-    fires("locked-memory", "hint", "lock 0 KiB", node(2, host={"locked_memory_bytes": 0})),
+    fires("locked-memory", "hint", "0 KiB", node(2, host={"locked_memory_bytes": 0})),
     quiet("locked-memory", node(host={"locked_memory_bytes": None})),
     quiet("locked-memory", node(host={"locked_memory_bytes": -1})),
     quiet("locked-memory", node(1, host={"locked_memory_bytes": 65536})),
     fires("hostname", "warning", "node7", host(hostname_resolves=False)),
     quiet("hostname", host(hostname_resolves=None)),
-    fires("ports", "warning", "100 ports to give out, 40000 to 40099", host(ports=(40000, 40099))),
+    fires("ports", "warning", "100 ports … 40000 … 40099", host(ports=(40000, 40099))),
     quiet("ports", host(ports=(40000, 40999))),
     quiet("ports", host(ports=None)),
     fires(
         "disk-space",
         "warning",
-        "512 MiB is free for run directories (/runs)",
+        "512 MiB … /runs",
         disk("runs", free_bytes=512 * MIB),
     ),
     fires(
         "disk-space",
         "error",
-        "nothing is free for temporary files",
+        "/temporary",
         disk("temporary", free_bytes=0),
     ),
     quiet("disk-space", disk("runs", free_bytes=GIB)),
@@ -144,7 +140,7 @@ CASES = [
     fires(
         "disk-access",
         "error",
-        "/runs, for run directories, can't be written",
+        "/runs",
         disk("runs", writable=False),
     ),
     fires("disk-access", "warning", "/cache", disk("cache", writable=False)),
@@ -152,7 +148,7 @@ CASES = [
     fires(
         "noexec",
         "warning",
-        "/temporary, for temporary files, is mounted noexec",
+        "/temporary … noexec",
         disk("temporary", executable=False),
     ),
     quiet("noexec", disk("runs", executable=False)),
@@ -160,7 +156,7 @@ CASES = [
     fires(
         "network-disk",
         "hint",
-        "/cache, for the cache, is on nfs4",
+        "/cache … nfs4",
         disk("cache", filesystem="nfs4"),
     ),
     quiet("network-disk", disk("temporary", filesystem="nfs4")),
@@ -168,7 +164,7 @@ CASES = [
     fires(
         "slurm",
         "hint",
-        "SLURM 24.11.3 is here: gpu (default) 12 of 16 nodes up, 8 GPUs each",
+        "SLURM 24.11.3 … gpu (default) … 12 of 16 nodes … 8 GPUs",
         slurm(version=RELEASE, partitions=(GPU_PARTITION,)),
     ),
     quiet("slurm", slurm(version=RELEASE, partitions=(GPU_PARTITION,), job="7")),
@@ -182,7 +178,7 @@ CASES = [
     fires(
         "slurm-controller",
         "hint",
-        "no configuration",
+        "SLURM",
         slurm(configured=False, error="fatal", job="7"),
     ),
     quiet("slurm-controller", slurm(configured=False, error="fatal")),  # the package alone
@@ -190,10 +186,10 @@ CASES = [
     fires(
         "slurm-allocation",
         "hint",
-        "job 7 was given 2 of the 8 GPUs here",
+        "job 7 … 2 … 8 GPUs",
         slurm(job="7", job_gpus=("0", "1")),
     ),
-    fires("slurm-allocation", "hint", "job 7 was given none", slurm(job="7")),
+    fires("slurm-allocation", "hint", "job 7 … 8 GPUs", slurm(job="7")),
     quiet("slurm-allocation", slurm(2, job="7", job_gpus=("4", "5"))),
     quiet("slurm-allocation", node(device=NPU, cluster={"job": "7"})),
     quiet("slurm-allocation", node()),

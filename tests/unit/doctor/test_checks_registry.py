@@ -12,13 +12,11 @@ import pytest
 
 from fasttrain.doctor.registry import CHECKS, diagnose, worst_first
 from fasttrain.model.errors import ExitCode, FasttrainError
-from fasttrain.model.examination import Examination, TorchTrial
-from fasttrain.model.finding import Finding
+from fasttrain.model.examination import Examination, Finding, TorchTrial
 from fasttrain.model.machine import Cpu, Machine, Torch
+from support.examinations import container, node
 
 HERE = Path(__file__).parent
-_HELP = runpy.run_path(str(HERE / "examinations.py"))
-node, container = _HELP["node"], _HELP["container"]
 
 FILES = ("torch", "devices", "host", "environment", "network")
 CASES: list[Any] = [

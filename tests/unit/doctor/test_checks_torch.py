@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import runpy
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fasttrain.doctor.checks.trials import REINSTALL, UNREADABLE
 from fasttrain.doctor.registry import diagnose
+from fasttrain.hardware.probe import TORCH_UNREAD
 from fasttrain.model.examination import Trial
 from fasttrain.model.machine import Torch
-
-_HELP = runpy.run_path(str(Path(__file__).with_name("examinations.py")))
-fires, quiet, verify = _HELP["fires"], _HELP["quiet"], _HELP["verify"]
-node, container, NPU, H100 = _HELP["node"], _HELP["container"], _HELP["NPU"], _HELP["H100"]
+from support.examinations import H100, NPU, container, fires, node, quiet, verify
 
 CPU_BUILD = Torch("2.13.0+cpu", "cpu")
 FAILED_IMPORT = Trial("failed", 1.0, "ImportError: libcudnn.so.9: cannot open shared object file")
@@ -53,13 +50,11 @@ CASES = [
     quiet(
         "torch-missing",
         replace(
-            node(machine={"torch": Torch(), "notes": ("the torch probe failed: OSError: …",)}),
+            node(machine={"torch": Torch(), "notes": (f"{TORCH_UNREAD}: OSError: …",)}),
             torch=None,
         ),
     ),
-    fires(
-        "torch-build", "error", "2.13.0+cpu is the cpu build", node(machine={"torch": CPU_BUILD})
-    ),
+    fires("torch-build", "error", "2.13.0+cpu … H100", node(machine={"torch": CPU_BUILD})),
     fires("torch-build", "warning", "AMD Radeon 780M", container(machine={"devices": (APU,)})),
     fires("torch-build", "hint", "AMD Radeon 780M", node(machine={"devices": (H100, APU)})),
     quiet("torch-build", container()),
@@ -70,22 +65,20 @@ CASES = [
         node(device=NPU, trial={"autoload_error": "ImportError: libhccl.so"}),
     ),
     quiet("torch-extension", node(device=NPU)),
-    fires("torch-devices", "error", "sees 6 of 8 GPUs", tried(device_counts={"cuda": 6})),
+    fires("torch-devices", "error", "6 … 8 GPUs", tried(device_counts={"cuda": 6})),
     fires(
         "torch-devices",
         "error",
-        "sees 0 of 8 GPUs: The NVIDIA driver",
+        "0 … 8 GPUs … The NVIDIA driver",
         tried(device_counts={}, init_error=TOO_OLD),
     ),
     fires(
         "torch-devices",
         "error",
-        "can't start the GPUs: Error 802",
+        "GPUs … Error 802",
         tried(init_error="Error 802: system not yet initialized"),
     ),
-    fires(
-        "torch-devices", "error", "sees 0 of 8 NPUs", node(device=NPU, trial={"device_counts": {}})
-    ),
+    fires("torch-devices", "error", "0 … 8 NPUs", node(device=NPU, trial={"device_counts": {}})),
     quiet("torch-devices", node()),
     quiet("torch-devices", node(device=MI300, machine=ROCM_BUILD)),
     quiet(
@@ -107,7 +100,7 @@ CASES = [
     quiet(
         "torch-devices", container(trial={"init_error": "Found no NVIDIA driver on your system"})
     ),
-    fires("torch-architecture", "error", "no kernels for GPU 0", gpus("6.1")),
+    fires("torch-architecture", "error", "GPU 0", gpus("6.1")),
     fires("torch-architecture", "error", "GPU 0", gpus("12.0", architectures=("sm_80", "sm_90"))),
     fires("torch-architecture", "error", "GPU 0", gpus("8.0", architectures=("sm_86",))),
     fires(
@@ -123,11 +116,11 @@ CASES = [
         node(machine={"torch": CPU_BUILD}, device=replace(H100, capability="6.1")),
     ),
     quiet("torch-architecture", gpus("6.1", architectures=("gfx942",))),
-    fires("collectives", "error", "has no nccl", tried(backends=("gloo",))),
-    fires("collectives", "error", "has no hccl", node(device=NPU, trial={"backends": ("gloo",)})),
+    fires("collectives", "error", "nccl", tried(backends=("gloo",))),
+    fires("collectives", "error", "hccl", node(device=NPU, trial={"backends": ("gloo",)})),
     quiet("collectives", node(1, trial={"backends": ("gloo",)})),
     quiet("collectives", tried(backends=())),
-    fires("collectives", "error", "has no nccl", node(2, trial={"backends": ("gloo",)})),
+    fires("collectives", "error", "nccl", node(2, trial={"backends": ("gloo",)})),
     quiet("collectives", node(2, device=MPS, trial={"backends": ("gloo",)})),
     quiet("collectives", node(machine={"torch": CPU_BUILD}, trial={"backends": ("gloo",)})),
     quiet(
@@ -142,17 +135,17 @@ CASES = [
     fires(
         "torch-import",
         "error",
-        "`import torch` fails: ImportError: libcudnn",
+        "`import torch` … ImportError: libcudnn",
         tried(imported=FAILED_IMPORT),
     ),
-    fires("torch-import", "error", "gave no answer in 20 s", tried(imported=Trial("hung", 20.0))),
+    fires("torch-import", "error", "`import torch` … 20 s", tried(imported=Trial("hung", 20.0))),
     fires(
         "torch-import",
         "error",
-        "crashes: SIGSEGV",
+        "`import torch` … SIGSEGV",
         tried(imported=Trial("crashed", 1.0, "SIGSEGV")),
     ),
-    fires("torch-import", "error", "unreadable", tried(imported=Trial("unreadable", 1.0))),
+    fires("torch-import", "error", UNREADABLE, tried(imported=Trial("unreadable", 1.0))),
     fires(
         "torch-import",
         "error",
@@ -165,10 +158,10 @@ CASES = [
     fires(
         "compile-trial",
         "warning",
-        "torch.compile fails: Python.h",
+        "torch.compile … Python.h",
         compiled("failed", "Python.h: No such file or directory"),
     ),
-    fires("compile-trial", "warning", "gave no answer in 20 s", compiled("hung")),
+    fires("compile-trial", "warning", "torch.compile … 20 s", compiled("hung")),
     fires(
         "compile-trial",
         "warning",
@@ -183,23 +176,23 @@ CASES = [
     fires(
         "all-reduce-trial",
         "error",
-        "a sum over two processes fails",
+        "Connection refused",
         tried(all_reduced=Trial("failed", 3.0, "Connection refused")),
     ),
     fires(
         "all-reduce-trial",
         "warning",
-        "gave no answer in 15 s",
+        "15 s",
         container(trial={"all_reduced": Trial("hung", 15.0)}),
     ),
     fires(
         "all-reduce-trial",
         "warning",
-        "a sum over two",
+        "15 s",
         node(1, trial={"all_reduced": Trial("hung", 15.0)}),
     ),
     quiet("all-reduce-trial", node()),
-    fires("triton", "warning", "triton is not installed", tried(triton="")),
+    fires("triton", "warning", "triton", tried(triton="")),
     fires(
         "triton", "warning", "triton", node(device=MI300, machine=ROCM_BUILD, trial={"triton": ""})
     ),
@@ -214,11 +207,11 @@ CASES = [
     fires("triton-capability", "hint", "GPU 0", gpus("6.1")),
     quiet("triton-capability", gpus("7.0")),
     quiet("triton-capability", gpus("10.0")),
-    fires("cxx-compiler", "hint", "there is no g++", container(machine={"cxx_compiler": ""})),
+    fires("cxx-compiler", "hint", "g++", container(machine={"cxx_compiler": ""})),
     fires(
         "cxx-compiler",
         "hint",
-        "there is no clang++",
+        "clang++",
         container(machine={"cxx_compiler": "", "system": "Darwin"}),
     ),
     fires(
@@ -244,11 +237,11 @@ def test_a_check_of_torch(case: Any) -> None:
         ("compile-trial", compiled("failed", "Cannot find a working triton"), "triton"),
         ("compile-trial", compiled("failed", "failed to map segment"), "TORCHINDUCTOR_CACHE_DIR"),
         ("compile-trial", compiled("failed", "RuntimeError: {'a': 1}"), "TORCH_LOGS"),
-        ("torch-import", tried(imported=FAILED_IMPORT), "with its dependencies"),
-        ("torch-import", tried(imported=Trial("hung", 20.0)), "restart the machine"),
+        ("torch-import", tried(imported=FAILED_IMPORT), REINSTALL),
+        ("torch-import", tried(imported=Trial("hung", 20.0)), "nvidia-smi"),
         ("torch-import", container(trial={"imported": Trial("hung", 20.0)}), "python -c"),
         ("torch-import", tried(imported=Trial("crashed", 1.0)), "python -c"),
-        ("torch-devices", tried(init_error=TOO_OLD), "update the driver"),
+        ("torch-devices", tried(init_error=TOO_OLD), "older CUDA"),
         ("torch-devices", tried(init_error="Error 802: …"), "nvidia-fabricmanager"),
         ("torch-devices", node(device=NPU, trial={"device_counts": {}}), "torch_npu"),
     ],

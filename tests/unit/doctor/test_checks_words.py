@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import runpy
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -18,9 +16,7 @@ from fasttrain.doctor.checks.words import (
     spans,
     visible,
 )
-
-_HELP = runpy.run_path(str(Path(__file__).with_name("examinations.py")))
-node, container, H100, NPU = (_HELP[name] for name in ("node", "container", "H100", "NPU"))
+from support.examinations import H100, NPU, container, node
 
 
 @pytest.mark.parametrize(

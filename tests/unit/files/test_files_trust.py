@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fasttrain.files.trust import doubts, refused, steps
+from fasttrain.files.trust import doubts, everybodys, owned, refused, shared, steps
 
 SOMEBODY = 54321  # a number that no user of a test machine has
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give files away")
@@ -41,7 +41,7 @@ def test_readers_are_not_writers(folder: Path) -> None:
 @pytest.mark.parametrize("mode", [0o702, 0o1777])
 def test_a_folder_that_everybody_may_write_to(folder: Path, mode: int) -> None:
     folder.chmod(mode)
-    assert why(folder) == "everybody may write to it"
+    assert refused(folder) == (everybodys("it"), f"chmod go-w {folder}")
 
 
 @as_root
@@ -49,7 +49,8 @@ def test_a_folder_that_everybody_may_write_to(folder: Path, mode: int) -> None:
 def test_a_folder_that_a_group_may_write_to(folder: Path, mode: int) -> None:
     os.chown(folder, -1, SOMEBODY)
     folder.chmod(mode)
-    assert why(folder) == f"the group {SOMEBODY} may write to it"
+    assert refused(folder) == (shared("it", SOMEBODY), f"chmod g-w {folder}")
+    assert str(SOMEBODY) in why(folder)
 
 
 @as_root
@@ -61,14 +62,15 @@ def test_the_group_of_the_user_alone_is_the_user(folder: Path) -> None:
 @as_root
 def test_somebody_elses_folder_is_refused_to_root_too(folder: Path) -> None:
     os.chown(folder, SOMEBODY, -1)
-    assert why(folder) == f"it belongs to user {SOMEBODY}"
+    assert why(folder) == owned("it", SOMEBODY)
+    assert str(SOMEBODY) in why(folder)
 
 
 def test_a_parent_in_which_everybody_may_rename(folder: Path) -> None:
     folder.parent.chmod(0o777)
     danger = refused(folder)
     assert danger is not None
-    assert danger.why.startswith(f"everybody may write to {folder.parent},")
+    assert danger.why.startswith(f"{everybodys(folder.parent)},")
     assert danger.mend == f"chmod o-w {folder.parent}"
     assert refused(folder / "to" / "come") == danger
 
@@ -84,15 +86,15 @@ def test_a_link_is_as_good_as_its_owner(folder: Path, tmp_path: Path) -> None:
     link.symlink_to(folder.parent)
     assert refused(link / "folder") is None
     os.chown(link, SOMEBODY, -1, follow_symlinks=False)
-    assert why(link / "folder") == why(link) == f"the link {link} belongs to user {SOMEBODY}"
+    assert why(link / "folder") == why(link) == owned(f"the link {link}", SOMEBODY)
 
 
 def test_the_folders_behind_a_link_count(folder: Path, tmp_path: Path) -> None:
     link = tmp_path / "link"
     link.symlink_to(folder)
     folder.parent.chmod(0o777)
-    assert why(link).startswith(f"everybody may write to {folder.parent},")
-    assert why(link / "below").startswith(f"everybody may write to {folder.parent},")
+    assert why(link).startswith(f"{everybodys(folder.parent)},")
+    assert why(link / "below").startswith(f"{everybodys(folder.parent)},")
 
 
 def test_links_in_a_circle_come_to_an_end(tmp_path: Path) -> None:
@@ -106,18 +108,17 @@ def test_links_in_a_circle_come_to_an_end(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        (lambda path: os.chown(path, SOMEBODY, -1), "{path} belongs to user 54321"),
-        (lambda path: (os.chown(path, -1, SOMEBODY), path.chmod(0o775)),
-         "the group 54321 may write to {path}"),
+        (lambda path: os.chown(path, SOMEBODY, -1), owned),
+        (lambda path: (os.chown(path, -1, SOMEBODY), path.chmod(0o775)), shared),
     ],
     ids=["owner", "group"],
 )  # fmt: skip
 def test_who_could_put_another_folder_there_is_told(
-    folder: Path, tmp_path: Path, change: Callable[[Path], object], told: str
+    folder: Path, tmp_path: Path, change: Callable[[Path], object], told: Callable[..., str]
 ) -> None:
     change(folder.parent)
     assert refused(folder) is None
-    assert doubts(folder, tmp_path) == [told.format(path=folder.parent)]
+    assert doubts(folder, tmp_path) == [told(folder.parent, SOMEBODY)]
     # They could as well change the scripts that are run there.
     assert doubts(folder, folder.parent) == []
 

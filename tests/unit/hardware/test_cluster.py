@@ -84,7 +84,7 @@ def test_a_steps_gpus_come_before_its_jobs(environ: dict[str, str], gpus: tuple[
         ),
         ("echo 'PARTITION AVAIL TIMELIMIT'", "PARTITION AVAIL TIMELIMIT"),
         ("echo 'main*|up|soon|0/2/0/2|(null)'", "soon"),
-        ("exec /bin/sleep 5", "no answer"),
+        ("exec /bin/sleep 5", "0.3 s"),
     ],
 )
 def test_a_controller_that_does_not_answer_is_an_error(
@@ -111,7 +111,7 @@ def test_tools_that_were_never_set_up_are_told_from_a_dead_controller(make_host:
 
 
 def test_rubbish_is_cut_short(make_host: Any) -> None:
-    with pytest.raises(ValueError, match="can't read") as caught:
+    with pytest.raises(ValueError, match=r"^sinfo .*x{80}$") as caught:
         parse_sinfo("x" * 5000)
     assert len(str(caught.value)) < 200
 

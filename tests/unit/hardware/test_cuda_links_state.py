@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import runpy
-from pathlib import Path
 from typing import Any
 
 import pynvml
 import pytest
 
-_FAKE = runpy.run_path(str(Path(__file__).with_name("fake_nvml.py")))
-Board, FakeNvml = _FAKE["Board"], _FAKE["FakeNvml"]
-pci, states = _FAKE["pci"], _FAKE["states"]
+from support.fake_nvml import Board, FakeNvml, pci, states
 
 READ, NVLINK = 0, 2  # indices of P2PStatus
 OK, CHIPSET_NOT_SUPPORTED = 0, 1

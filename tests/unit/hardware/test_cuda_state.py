@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import runpy
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,10 +14,7 @@ from fasttrain.hardware.runs import RunProcess
 from fasttrain.hardware.vendors.cuda_state import cuda_states
 from fasttrain.model.examination import DeviceProcess, DeviceState
 from fasttrain.model.machine import Device
-
-_FAKE = runpy.run_path(str(Path(__file__).with_name("fake_nvml.py")))
-Board, FakeNvml, pci = _FAKE["Board"], _FAKE["FakeNvml"], _FAKE["pci"]
-device, states = _FAKE["device"], _FAKE["states"]
+from support.fake_nvml import Board, FakeNvml, device, pci, states
 
 GIB = 2**30
 V2 = pynvml.nvmlMemory_v2

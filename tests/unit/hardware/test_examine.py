@@ -111,7 +111,7 @@ def test_a_driver_that_hangs_is_a_note(
         nvml.end.set()
     assert (len(seen.machine.devices), seen.devices) == (devices, ())
     (note,) = [note for note in seen.machine.notes if "NVIDIA" in note]
-    assert "no answer in 0.1 s" in note
+    assert "0.1 s" in note
 
 
 def test_a_missing_nvml_library_is_a_note(make_host: Any, tmp_path: Path) -> None:

@@ -129,7 +129,7 @@ def test_without_npus_nothing_is_started(make_host: Any, tmp_path: Path) -> None
 
 def test_a_row_without_figures_is_refused() -> None:
     text = (RECORDED / "910b3_24.1.txt").read_text()
-    with pytest.raises(ValueError, match="layout"):
+    with pytest.raises(ValueError, match=r"NPU .0 +910B3"):
         parse_states(text.replace("0    / 0          3525", "-"))
 
 

@@ -58,7 +58,7 @@ def test_a_tools_answer_does_not_wait_for_what_it_left_behind(
 def test_a_tool_that_hangs_is_ended_with_what_it_started(tool: Write, tmp_path: Path) -> None:
     path = tool("sleep 60 &\necho $! $$ >$left\nwait")
     started_s = time.monotonic()
-    with pytest.raises(ToolError, match=r"no answer in 0\.5 s"):
+    with pytest.raises(ToolError, match=r"\b0\.5 s"):
         run_tool([path], timeout_s=0.5)
     assert time.monotonic() - started_s < 10
     assert ended(tmp_path)
@@ -70,9 +70,9 @@ def test_a_long_answer_is_whole(tool: Write) -> None:
 
 
 def test_a_tool_that_fails_is_quoted(tool: Write) -> None:
-    with pytest.raises(ToolError, match="ended with 3: no device"):
+    with pytest.raises(ToolError, match=" 3: no device"):
         run_tool([tool("echo out; echo; echo no device >&2; exit 3")], timeout_s=20)
-    with pytest.raises(ToolError, match="can't be started"):
+    with pytest.raises(ToolError, match=r"^/nowhere/tool .*No such file"):
         run_tool(["/nowhere/tool"], timeout_s=20)
 
 

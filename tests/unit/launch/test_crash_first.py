@@ -6,7 +6,16 @@ import pytest
 
 from fasttrain.launch.crash.cause_rules import Cause, Facts, Retry
 from fasttrain.launch.crash.evidence import Evidence
-from fasttrain.launch.crash.first_failure import Judged, in_order, standing, told_of_others
+from fasttrain.launch.crash.first_failure import (
+    LOST,
+    WAS_STOPPED,
+    WERE_STOPPED,
+    Judged,
+    failed_later,
+    in_order,
+    standing,
+    told_of_others,
+)
 from fasttrain.model.crash import Failure, Raised, WorkerExit
 
 OWN = Cause("own", Retry.ONCE, lambda _: Facts(), "", "")
@@ -53,32 +62,32 @@ def order(*ranks: Rank) -> tuple[list[int], str]:
 @pytest.mark.parametrize(
     ("ranks", "expected", "told"),
     [
-        ((Rank(900, raised=12), Rank(300, raised=13)), [0, 1], "rank 1 failed 0.001 s later: own"),
-        ((Rank(50, -9), Rank(60, -15)), [0, 1], "rank 1 was stopped"),
-        ((Rank(60, -15), Rank(50, 3)), [1, 0], "rank 0 was stopped"),
+        ((Rank(900, raised=12), Rank(300, raised=13)), [0, 1], failed_later(1, 0.001, "own")),
+        ((Rank(50, -9), Rank(60, -15)), [0, 1], f"rank 1 {WAS_STOPPED}"),
+        ((Rank(60, -15), Rank(50, 3)), [1, 0], f"rank 0 {WAS_STOPPED}"),
         # It noticed the death before the agent did.
         (
             (Rank(80, raised=40, cause=PEER), Rank(50, -9)), [1, 0],
-            "rank 0 lost the connection, a consequence",
+            f"rank 0 {LOST}",
         ),
         # A handler of SIGTERM that leaves by sys.exit is no failure of its own.
         (
             (Rank(90, 5, raised=80, kind="builtins.SystemExit"), Rank(50, raised=40, cause=PEER)),
-            [1, 0], "rank 0 was stopped",
+            [1, 0], f"rank 0 {WAS_STOPPED}",
         ),
         (
             (Rank(30, 5, raised=20, kind="builtins.SystemExit"), Rank(50, -9)), [0, 1],
-            "rank 1 failed 0.03 s later: own",
+            failed_later(1, 0.03, "own"),
         ),
         # What didn't heed SIGTERM was killed.
-        ((Rank(30_050, -9), Rank(50, raised=40)), [1, 0], "rank 0 was stopped"),
+        ((Rank(30_050, -9), Rank(50, raised=40)), [1, 0], f"rank 0 {WAS_STOPPED}"),
         (
             (Rank(50, raised=40), Rank(60, -15), Rank(61, -15), Rank(62, -15)), [0, 1, 2, 3],
-            "3 other ranks were stopped",
+            f"3 other ranks {WERE_STOPPED}",
         ),
         (
             (Rank(50, raised=40), Rank(60, raised=45, cause=PEER), Rank(61, -15)), [0, 1, 2],
-            "rank 1 lost the connection, a consequence; rank 2 was stopped",
+            f"rank 1 {LOST}; rank 2 {WAS_STOPPED}",
         ),
     ],
 )  # fmt: skip

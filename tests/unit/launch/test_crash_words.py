@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from fasttrain.launch.crash.cause_rules import size
+from fasttrain.launch.crash.cause_rules import UNKNOWN, size
 from fasttrain.launch.crash.causes import CAUSES, ENDS, find_cause
 from fasttrain.launch.crash.evidence import Evidence
 from fasttrain.model.crash import Frame, Raised, Surroundings
@@ -72,17 +72,17 @@ SHM_FULL = (
     "device (28)"
 )
 RECORDED = {
-    OUT_OF_MEMORY: ("device-memory", "22.00 MiB wanted, 11.06 MiB free of 23.65 GiB"),
-    OUT_OF_MEMORY_OF_OLD: ("device-memory", "264.00 MiB wanted, 145.93 MiB free of 2.00 GiB"),
-    DEVICE_ASSERT: ("device-assert", "label or index out of range"),
-    DEVICES: ("device-mismatch", "different devices: but found at least two devices, cuda:0 and"),
-    ILLEGAL_ACCESS: ("illegal-access", "reached outside"),
-    NO_KERNEL: ("wrong-gpu", "architecture"),
-    REMOTE: ("peer-lost", "another rank went away"),
-    DRIVER: ("driver-too-old", "11040"),
-    UNCORRECTABLE: ("device-fault", "ECC"),
-    SYSTEM: ("network", "NCCL error in"),
-    SHM_FULL: ("shared-memory", "no room in /dev/shm"),
+    OUT_OF_MEMORY: ("device-memory", ["22.00 MiB", "11.06 MiB", "23.65 GiB"]),
+    OUT_OF_MEMORY_OF_OLD: ("device-memory", ["264.00 MiB", "145.93 MiB", "2.00 GiB"]),
+    DEVICE_ASSERT: ("device-assert", []),
+    DEVICES: ("device-mismatch", ["but found at least two devices, cuda:0 and"]),
+    ILLEGAL_ACCESS: ("illegal-access", []),
+    NO_KERNEL: ("wrong-gpu", []),
+    REMOTE: ("peer-lost", []),
+    DRIVER: ("driver-too-old", ["11040"]),
+    UNCORRECTABLE: ("device-fault", ["ECC"]),
+    SYSTEM: ("network", ["NCCL error in"]),
+    SHM_FULL: ("shared-memory", ["/dev/shm"]),
 }
 
 
@@ -97,10 +97,10 @@ def told(evidence: Evidence) -> tuple[str, str, str]:
 
 @pytest.mark.parametrize("message", RECORDED, ids=lambda message: RECORDED[message][0])
 def test_recorded_texts_of_gpus(message: str) -> None:
-    slug, words = RECORDED[message]
+    slug, facts = RECORDED[message]
     cause, why, _ = told(raised(message))
     assert cause == slug
-    assert words in why
+    assert [fact for fact in facts if fact not in why] == []
 
 
 def test_a_word_of_a_hundred_thousand_characters_is_searched_at_its_ends() -> None:
@@ -138,10 +138,9 @@ def test_a_recorded_abort_of_ncclss_watchdog() -> None:
 
 def test_an_abort_of_which_nothing_is_known() -> None:
     log = "step 7\nterminate called after throwing an instance of 'std::out_of_range'\n"
-    assert told(Evidence(-6, log=log))[:2] == (
-        "aborted",
-        "compiled code gave up: terminate called after throwing an instance of 'std::out_of_range'",
-    )
+    slug, why, _ = told(Evidence(-6, log=log))
+    assert slug == "aborted"
+    assert why.endswith(": terminate called after throwing an instance of 'std::out_of_range'")
     assert told(Evidence(-6, log="  what():  std::bad_alloc"))[0] == "host-memory"
 
 
@@ -178,7 +177,7 @@ def test_a_kill_is_for_memory_if_the_kernel_counts_one(
     )
     slug, why, _ = told(case)
     assert slug == cause
-    assert ("the largest process had 3 GiB" in why) is (cause == "host-memory")
+    assert (" 3 GiB" in why) is (cause == "host-memory"), "what the largest process had"
 
 
 def test_the_error_that_ended_it_counts_before_those_that_led_to_it() -> None:
@@ -234,7 +233,7 @@ def test_every_row_can_be_told() -> None:
 
 @pytest.mark.parametrize(
     ("value", "words"),
-    [(None, "an unknown amount"), (0, "0 B"), (1536, "1.5 KiB"), (3 << 40, "3 TiB")],
+    [(None, UNKNOWN), (0, "0 B"), (1536, "1.5 KiB"), (3 << 40, "3 TiB")],
 )
 def test_size(value: int | None, words: str) -> None:
     assert size(value) == words

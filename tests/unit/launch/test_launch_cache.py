@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from fasttrain.files.trust import everybodys, owned
 from fasttrain.launch.run_dir.paths import choose_cache, secure_cache
 from fasttrain.model.decision import Source, SourceKind
 from fasttrain.model.plan import EnvVar, LaunchPlan
@@ -45,7 +46,8 @@ def test_a_cache_that_others_could_fill_is_not_taken(
     (tmp_path / "cache" / which).chmod(0o777)
     folder, note = choose_cache(environ, "/run")
     assert folder == "/run/cache"
-    assert note.startswith(f"{tmp_path / 'cache' / which} could hold what others put there: every")
+    assert note.startswith(f"{tmp_path / 'cache' / which} ")
+    assert everybodys("it") in note
 
 
 def test_a_parent_that_everybody_may_write(environ: dict[str, str], tmp_path: Path) -> None:
@@ -60,7 +62,7 @@ def test_somebody_elses_cache_is_not_taken(environ: dict[str, str], tmp_path: Pa
     os.chown(tmp_path / "cache" / "fasttrain", SOMEBODY, -1)
     folder, note = choose_cache(environ, "/run")
     assert folder == "/run/cache"
-    assert f"belongs to user {SOMEBODY}" in note
+    assert owned("it", SOMEBODY) in note
 
 
 def test_the_folder_is_made_private(
@@ -83,7 +85,7 @@ def test_one_that_changed_since_it_was_planned_is_left(
     plan = compiled(folder)
     (told,) = secure_cache(plan, environ)
     assert environ[VARIABLE] == f"{plan.run_dir}/cache/inductor"
-    assert "everybody may write to it" in told
+    assert everybodys("it") in told
 
 
 def test_of_the_users_own_choice_it_is_only_told(
@@ -93,7 +95,8 @@ def test_of_the_users_own_choice_it_is_only_told(
     assert secure_cache(compiled(tmp_path / "shared"), environ) == ()
     (tmp_path / "shared").chmod(0o777)
     (told,) = secure_cache(compiled(tmp_path / "shared"), environ)
-    assert "it isn't yours alone: everybody may write to it" in told
+    assert f" {tmp_path / 'shared'} " in told
+    assert everybodys("it") in told
     assert stat.S_IMODE((tmp_path / "shared").stat().st_mode) == 0o777
     assert VARIABLE not in environ
 

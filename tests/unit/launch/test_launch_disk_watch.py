@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fasttrain.launch.run_dir.disk_watch import DiskWatch
+from fasttrain.launch.run_dir.disk_watch import NOTHING_FREE, DiskWatch
 
 MIB = 1 << 20
 PLENTY = {"f_bavail": 1 << 40, "f_favail": 1 << 20, "f_blocks": 1, "f_files": 1, "f_frsize": 1}
@@ -51,10 +51,11 @@ def test_with_plenty_there_is_nothing_to_tell(disk: Disk) -> None:
 
 def test_each_state_is_told_once_with_its_size(disk: Disk) -> None:
     (few,) = disk.is_now(f_bavail=700 * MIB)
-    assert "only 700 MiB is free on the disk of /runs/r" in few
+    assert " 700 MiB " in few
+    assert " /runs/r" in few
     assert disk.is_now(f_bavail=600 * MIB) == []
     (full,) = disk.is_now(f_bavail=0)
-    assert "nothing is free" in full
+    assert NOTHING_FREE in full
     assert disk.is_now() == disk.is_now(f_bavail=0) == []
     assert [f"warning: {text}" for text in disk.watch.warnings] == disk.told == [few, full]
 
@@ -62,7 +63,7 @@ def test_each_state_is_told_once_with_its_size(disk: Disk) -> None:
 def test_files_can_run_out_before_bytes_do(disk: Disk) -> None:
     assert disk.is_now(f_favail=92) == []  # 8 ranks with 9 each, and 20 of the run
     (few,) = disk.is_now(f_favail=91)
-    assert "only 91 more files fit" in few
+    assert " 91 " in few
 
 
 def test_a_file_system_that_counts_nothing_is_not_full(disk: Disk) -> None:

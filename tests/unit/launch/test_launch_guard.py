@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from fasttrain.launch.node_run import Around
 from fasttrain.launch.output.display import PlainDisplay
 from fasttrain.launch.process.guard import STARTS, Guardian, guarded
-from fasttrain.launch.run_node import Around
 from fasttrain.launch.start import start
 from fasttrain.model.plan import LaunchPlan
 

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from fasttrain.launch.hang.excuses import Doing, excuse, on_network
+from fasttrain.launch.hang.excuses import (
+    AT_PROMPT,
+    COMPILES,
+    FOR_INPUT,
+    IN_DEBUGGER,
+    Doing,
+    excuse,
+    on_network,
+)
 from fasttrain.launch.process.procfs import Call
 from fasttrain.model.hang import Frame, StuckProcess, StuckRank
 
@@ -35,14 +43,14 @@ def worker(call: Call | None = None, *active: int, child: int = CHILD) -> dict[i
 @pytest.mark.parametrize(
     ("inner", "why"),
     [
-        (Frame("torch/_dynamo/convert_frame.py", 1, "_compile"), "rank 1 compiles"),
-        (Frame("torch/_inductor/compile_fx.py", 1, "compile_fx_inner"), "rank 1 compiles"),
+        (Frame("torch/_dynamo/convert_frame.py", 1, "_compile"), f"rank 1 {COMPILES}"),
+        (Frame("torch/_inductor/compile_fx.py", 1, "compile_fx_inner"), f"rank 1 {COMPILES}"),
         (Frame("torch/_inductor/compile_fx.py", 1, "run"), ""),  # a compiled function that runs
         (Frame("torch/_dynamo/eval_frame.py", 1, "compile_wrapper"), ""),
-        (Frame("bdb.py", 1, "dispatch_line"), "rank 1 is in a debugger"),
-        (Frame("/src/torch/_dynamo/convert_frame.py", 1, "_compile"), "rank 1 compiles"),
-        (Frame("IPython/terminal/embed.py", 1, "mainloop"), "rank 1 is at a prompt"),
-        (Frame("train.py", 9, "main", 'name = input("save as> ")'), "rank 1 waits for its input"),
+        (Frame("bdb.py", 1, "dispatch_line"), f"rank 1 {IN_DEBUGGER}"),
+        (Frame("/src/torch/_dynamo/convert_frame.py", 1, "_compile"), f"rank 1 {COMPILES}"),
+        (Frame("IPython/terminal/embed.py", 1, "mainloop"), f"rank 1 {AT_PROMPT}"),
+        (Frame("train.py", 9, "main", 'name = input("save as> ")'), f"rank 1 {FOR_INPUT}"),
         (Frame("train.py", 9, "main", "loss = model.input(x)"), ""),
         (Frame("train.py", 9, "main", "loss = model(inputs)"), ""),
         (LOCKED, ""),
@@ -57,7 +65,7 @@ def test_by_where_the_main_thread_is(inner: Frame, why: str, automatic: bool) ->
 @pytest.mark.parametrize(
     ("call", "why"),
     [
-        (Call("read", 0), "rank 0 waits for its input"),
+        (Call("read", 0), f"rank 0 {FOR_INPUT}"),
         (Call("read", 5), ""),
         (Call("network", 0), ""),
     ],

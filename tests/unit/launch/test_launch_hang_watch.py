@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import struct
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -145,7 +146,9 @@ def test_a_hang_that_cannot_be_kept_is_told_all_the_same(
     monkeypatch.setattr(watch, "write_private", full)
     assert run.wait(11) == [True]
     assert len(run.told) == 1
-    assert run.watch.problems == ["hang.json can't be written: No space left on device"]
+    (problem,) = run.watch.problems
+    assert problem.startswith("hang.json ")
+    assert problem.endswith(": No space left on device")
 
 
 def test_any_rank_that_goes_on_is_enough(ranks: Any, scene: Any) -> None:
@@ -184,7 +187,7 @@ def test_a_rank_that_has_ended_is_told_apart(ranks: Any, scene: Any) -> None:
     second.show(Slot.ENDED, 1)
     assert run.wait(12) == [True]
     assert run.told[0].ended == (1,)
-    assert "rank 1 has ended" in run.told[0].verdict
+    assert run.told[0].verdict[-1].startswith("rank 1 ")
 
 
 def test_all_ranks_have_ended(ranks: Any, scene: Any) -> None:
@@ -221,7 +224,9 @@ def test_the_only_process_is_told_of_and_spared_while_it_computes(ranks: Any, sc
     rank.show(Slot.STEPS, 5)
     assert run.wait(3 * BUSY_S, busy=1.0) == []
     assert [hang.action for hang in run.told] == ["spare"], "once"
-    assert run.told[0].verdict == ("rank 0 is at t.py:2 in f",)
+    (line,) = run.told[0].verdict
+    assert line.startswith("rank 0 ")
+    assert "t.py:2" in line
     assert not run.watch.stopped
     assert run.wait(BUSY_S) == [True], "it computes no more"
     assert run.told[1].action == "stop"
@@ -328,7 +333,7 @@ def test_a_server_that_other_ranks_wait_for(ranks: Any, scene: Any) -> None:
     run.stuck = serving(Frame("torch/distributed/distributed_c10d.py", 1, "all_reduce"))
     assert run.wait(BUSY_S) == []
     assert run.wait(2) == [True]
-    assert run.told[0].verdict[0] == "rank 1 waits in all_reduce (t.py:2)"
+    assert re.fullmatch(r"rank 1 .*\ball_reduce\b.*\bt\.py:2\b.*", run.told[0].verdict[0])
 
 
 def test_a_server_besides_a_rank_that_sleeps(ranks: Any, scene: Any) -> None:
@@ -420,7 +425,9 @@ def test_a_run_hangs_where_all_nodes_do(ranks: Any, scene: Any) -> None:
     assert run.wait(1) == [True]
     (hang,) = run.told
     assert [rank.rank for rank in hang.ranks] == [0, 1]
-    assert hang.verdict == ("ranks 0-1 are at t.py:2 in f",)
+    (line,) = hang.verdict
+    assert line.startswith("ranks 0-1 ")
+    assert "t.py:2" in line
 
 
 def test_what_was_said_is_taken_back(ranks: Any, scene: Any) -> None:

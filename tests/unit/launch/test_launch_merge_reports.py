@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fasttrain.launch.report.receipts import merged
+from fasttrain.launch.report.receipts import in_children, merged
 from fasttrain.model.outcome import Outcome, RankReport, Site, State, StepStats
 
 
@@ -34,7 +34,7 @@ def test_children_that_train_for_an_idle_worker() -> None:
     assert amp.reason == ""
     assert amp.counts == {"forwards": 5}
     assert amp.sites == (Site("Net", "train.py:3", 5),)
-    assert amp.notes == ("a", "b", "in 2 processes that the script started")
+    assert amp.notes == ("a", "b", in_children(2))
     assert (both.rank, both.finished) == (1, True)
 
 

@@ -50,14 +50,15 @@ def test_a_report_that_cannot_be_read_is_a_warning(plan: LaunchPlan, report: Any
     receipt = gather(replace(plan, warnings=("of the plan",)), Ended(0, 0.0))
     assert receipt.ranks == (kept,)
     assert receipt.warnings[0] == "of the plan"
-    assert receipt.warnings[1].startswith("rank-0.json can't be read")
+    assert receipt.warnings[1].startswith("rank-0.json ")
 
 
 def test_a_receipt_that_cannot_be_written_is_told_at_least(plan: LaunchPlan, report: Any) -> None:
     report(0, State.APPLIED)
     Path(plan.run_dir, "receipt.json.tmp").mkdir(parents=True)
     (told,) = gather(plan, Ended(0, 0.0)).warnings
-    assert told == "receipt.json can't be written, and this is all that is left: Is a directory"
+    assert told.startswith("receipt.json ")
+    assert told.endswith(": Is a directory")
 
 
 def test_warnings_of_the_ranks_are_told_once(plan: LaunchPlan, report: Any) -> None:
@@ -75,13 +76,12 @@ def test_a_run_that_was_preempted(plan: LaunchPlan, report: Any) -> None:
     (run_dir / "rank-0.json").write_text(dumps(replace(made, outcomes=(outcome,))))
     assert was_preempted(run_dir)
     early = gather(plan, Ended(ExitCode.PREEMPTED, 0.0))
-    assert early.hints[-1].startswith("no snapshot was taken yet")
+    assert "--run-dir" in early.hints[-1]
+    assert "--resume" not in early.hints[-1]
     (run_dir / "snapshots/step-000000003").mkdir(parents=True)
     receipt = gather(plan, Ended(ExitCode.PREEMPTED, 0.0))
     assert receipt.exit_code == 85
-    assert receipt.hints[-1] == (
-        f"the same command with --resume {run_dir} goes on from the snapshot"
-    )
+    assert f" --resume {run_dir} " in receipt.hints[-1]
     assert "--resume" not in str(gather(plan, Ended(0, 0.0)).hints)
 
 
@@ -119,7 +119,9 @@ def test_unmet_names_rank_lever_and_reason(plan: LaunchPlan, report: Any) -> Non
 
 def test_what_holds_of_several_ranks_is_told_once(report: Any) -> None:
     told = unmet(tuple(replace(report(0, State.ARMED), rank=rank) for rank in range(8)))
-    assert told == ["ranks 0-7: amp bfloat16 was not applied: because of 0"]
+    (line,) = told
+    assert line.startswith("ranks 0-7: amp bfloat16 ")
+    assert line.endswith(": because of 0")
 
 
 def test_a_script_that_trains_nothing_has_no_warnings_of_defaults(report: Any) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from fasttrain.launch.hang.stacks import by_py_spy, by_signal, parse
+from fasttrain.launch.hang.stacks import NO_PY_SPY, by_py_spy, by_signal, parse
 from fasttrain.launch.process import procfs
 
 SIGNUM = int(signal.SIGRTMAX)
@@ -124,6 +124,9 @@ def test_py_spy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [stack[0].function for stack in threads] == ["main", "other"]
     assert missing == ""
     program.write_text("#!/bin/sh\necho 'Error: Permission denied' >&2\nexit 1\n")
-    assert by_py_spy(70) == ((), "py-spy failed: Error: Permission denied")
+    threads, missing = by_py_spy(70)
+    assert threads == ()
+    assert missing.startswith("py-spy ")
+    assert missing.endswith(": Error: Permission denied")
     program.unlink()
-    assert "not installed" in by_py_spy(70)[1]
+    assert by_py_spy(70) == ((), NO_PY_SPY)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import permutations
 
-from fasttrain.model.attempts import NODE_LEFT, Verdict, agree
+from fasttrain.model.attempts import NODE_LEFT, Verdict, agree, used_up
 from fasttrain.model.crash import Crash
 
 
@@ -41,7 +41,7 @@ def test_one_node_that_can_not_heal_is_enough() -> None:
 
 def test_restarts_are_used_up() -> None:
     decided = agree([FIRST], used=3, most=3)
-    assert (decided.again, decided.reason) == (False, "all 3 restarts were used")
+    assert (decided.again, decided.reason) == (False, used_up(3))
     assert agree([FIRST], used=2, most=3).again
 
 

@@ -85,16 +85,16 @@ def test_undecodable_bytes_of_an_argument_survive():
 @pytest.mark.parametrize(
     ("data", "named"),
     [
-        ({}, "word is missing"),
-        ({"word": 3}, "word is 3"),
-        ({"word": "x", "mode": "c"}, "mode is 'c'"),
-        ({"word": "x", "maybe": True}, "maybe is True"),
-        ({"word": "x", "inner": [{"number": 1}, {"number": 1.5}]}, r"inner\[1\].number is 1.5"),
-        ({"word": "x", "inner": {}}, "inner is not a list"),
-        ({"word": "x", "table": {"k": "v"}}, "table.k is 'v'"),
-        ({"word": "x", "flag": 1}, "flag is 1"),
-        ({"word": "x", "wrod": "y"}, "wrod is not a field of Outer"),
-        ([], "Outer is not a mapping"),
+        ({}, "^word .*missing"),
+        ({"word": 3}, "^word .*3"),
+        ({"word": "x", "mode": "c"}, "^mode .*'c'"),
+        ({"word": "x", "maybe": True}, "^maybe .*True"),
+        ({"word": "x", "inner": [{"number": 1}, {"number": 1.5}]}, r"^inner\[1\].number .*1.5"),
+        ({"word": "x", "inner": {}}, "^inner .*list"),
+        ({"word": "x", "table": {"k": "v"}}, "^table.k .*'v'"),
+        ({"word": "x", "flag": 1}, "^flag .*1"),
+        ({"word": "x", "wrod": "y"}, "^wrod .* Outer"),
+        ([], "^Outer .*mapping"),
     ],
 )
 def test_wrong_data_is_refused_by_its_path(data, named):
@@ -133,12 +133,12 @@ def test_deeply_nested_json_is_refused_not_a_crash():
 @pytest.mark.parametrize(
     ("text", "named"),
     [
-        ('{"number": 1, "ratio": NaN}', "ratio is nan"),
-        ('{"number": 1, "ratio": 1e999}', "ratio is inf"),
-        ('{"number": 1, "ratio": -Infinity}', "ratio is -inf"),
-        (f'{{"number": {2**63}}}', "number has more than 64 bits"),
-        (f'{{"number": 1, "ratio": 1{"0" * 400}}}', "ratio has more than 64 bits"),
-        (f'{{"number": "{"x" * 9999}"}}', r"number is 'x{1,60}\.\.\., not int$"),
+        ('{"number": 1, "ratio": NaN}', "^ratio .*nan"),
+        ('{"number": 1, "ratio": 1e999}', "^ratio .* inf"),
+        ('{"number": 1, "ratio": -Infinity}', "^ratio .*-inf"),
+        (f'{{"number": {2**63}}}', "^number .*64 bits"),
+        (f'{{"number": 1, "ratio": 1{"0" * 400}}}', "^ratio .*64 bits"),
+        (f'{{"number": "{"x" * 9999}"}}', r"^number .*'x{1,60}\.\.\.,.* int$"),
     ],
 )
 def test_a_number_that_no_card_could_show_is_refused(text, named):
@@ -148,7 +148,7 @@ def test_a_number_that_no_card_could_show_is_refused(text, named):
 
 def test_a_file_of_another_version_is_refused():
     data = {**to_data(Machine("h", "Linux", "3.11", Torch(), Cpu("c", 1, "all"))), "schema": 2}
-    with pytest.raises(CodecError, match="schema is 2; this fasttrain reads version 1"):
+    with pytest.raises(CodecError, match=r"^schema .*\b2\b.*\b1$"):
         from_data(Machine, data)
 
 
@@ -158,19 +158,19 @@ def test_a_file_of_another_version_is_refused():
         (
             WorkerExits,
             '{"ends": [{"rank": 0, "pid": 1, "exit_code": 256, "time_ns": 0, "monotonic_ns": 0}]}',
-            "256 is no",
+            r"\b256\b",
         ),
         (
             WorkerExit,
             '{"rank": 0, "pid": 1, "exit_code": -65, "time_ns": 0, "monotonic_ns": 0}',
-            "-65 is no exit code",
+            r"-65\b",
         ),
         (
             Failure,
             '{"rank": 0, "pid": 1, "time_ns": 0, "monotonic_ns": 0, "exit_code": 1, "raised": []}',
-            "exception",
+            "^Failure: ",
         ),
-        (StuckRank, '{"rank": 0, "steps": 1, "processes": []}', "a rank has a process"),
+        (StuckRank, '{"rank": 0, "steps": 1, "processes": []}', "^StuckRank: "),
     ],
 )
 def test_what_a_class_demands_of_itself_is_demanded_of_its_file(kind, text, named):

@@ -3,8 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fasttrain.model.errors import FasttrainError
-from fasttrain.model.printable import printable
+from fasttrain.model.errors import FasttrainError, printable
 
 
 @given(st.text())

@@ -10,18 +10,18 @@ from hypothesis import strategies as st
 
 from fasttrain.model.codec import dumps, loads
 from fasttrain.model.errors import ExitCode, FasttrainError
-from fasttrain.model.machine import Torch
-from fasttrain.model.plan import LaunchPlan, Target, TargetKind
-from fasttrain.model.settings import (
+from fasttrain.model.levers import (
     AmpChoice,
     CompileMode,
     CompileScope,
-    DeviceChoice,
     MatmulChoice,
     OptimizerChoice,
-    RestartOn,
     StrategyChoice,
 )
+from fasttrain.model.machine import Torch
+from fasttrain.model.plan import LaunchPlan, Target, TargetKind
+from fasttrain.model.settings import RestartOn
+from fasttrain.model.vendors import DeviceChoice
 from fasttrain.planning.dry_run import shell_script
 from fasttrain.planning.explain import decisions
 from fasttrain.planning.secrets import mask_plan

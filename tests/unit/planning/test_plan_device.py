@@ -6,6 +6,8 @@ import pytest
 
 from fasttrain.model.errors import FasttrainError
 from fasttrain.model.machine import Device, Torch
+from fasttrain.planning.describe import device_names
+from fasttrain.planning.device import build_fix
 
 CPU_TORCH = Torch("2.13.0+cpu", "cpu")
 
@@ -37,7 +39,7 @@ def test_auto_with_a_cpu_torch_warns_and_names_the_fix(make):
     assert plan.devices.value == ()
     [warning] = plan.warnings
     assert "NVIDIA H100" in warning
-    assert "CUDA build" in warning
+    assert build_fix("cuda") in warning
 
 
 def test_an_ascend_machine_needs_no_build_of_its_own(make):
@@ -56,7 +58,8 @@ def test_hidden_gpus_leave_the_cpu(make, hidden):
 def test_a_kind_that_is_not_there(make):
     error = make.refused(make.gpus(2), device="npu")
     assert (error.slug, error.exit_code) == ("device-missing", 69)
-    assert "2 x NVIDIA H100, 8 CPU cores" in error.why
+    assert "2 x NVIDIA H100" in error.why
+    assert "8 CPU" in error.why
 
 
 def test_a_kind_that_is_hidden(make):
@@ -87,7 +90,8 @@ def test_cpu_can_always_be_asked_for(make):
 
 def test_unequal_devices_are_named_one_by_one(make):
     machine = make.machine(make.h100, replace(make.t4, index=1), replace(make.t4, index=2))
-    assert make.plan(machine).device_kind.reason == "this machine has NVIDIA H100 and 2 x Tesla T4"
+    assert device_names(machine.devices) == "NVIDIA H100 and 2 x Tesla T4"
+    assert device_names(machine.devices) in make.plan(machine).device_kind.reason
 
 
 def test_what_the_probes_found_is_told(make):

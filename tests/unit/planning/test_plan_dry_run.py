@@ -154,14 +154,15 @@ def test_nothing_is_started_where_a_step_before_failed(plan_in, tmp_path, field)
 
 
 def test_every_decision_is_a_comment(make):
-    text = shell_script(make.plan(make.gpus(2), gpus="all", amp="bf16"), {})
-    lines = text.splitlines()
+    plan = make.plan(make.gpus(2), gpus="all", amp="bf16")
+    lines = shell_script(plan, {}).splitlines()
     assert lines[:2] == ["#!/bin/sh", "# fasttrain 0.1.0, run r1"]
     table = [" ".join(line.split()) for line in lines]
-    assert "# amp bfloat16 asked for by --amp (--amp)" in table
-    assert "# devices 0,1 all of 2 GPUs visible (--gpus)" in table
-    (amp,) = (line.index("asked for by --amp") for line in lines if line.startswith("# amp "))
-    (devices,) = (line.index("all of 2") for line in lines if line.startswith("# devices "))
+    why_amp, why_devices = plan.levers.amp.reason, plan.devices.reason
+    assert f"# amp bfloat16 {why_amp} (--amp)" in table
+    assert f"# devices 0,1 {why_devices} (--gpus)" in table
+    (amp,) = (line.index(why_amp) for line in lines if line.startswith("# amp "))
+    (devices,) = (line.index(why_devices) for line in lines if line.startswith("# devices "))
     assert amp == devices, "a table"
     topics = [line.split()[1] for line in lines[2:10]]
     assert topics == ["device", "devices", "processes", "amp", "compile", "optimizer", "matmul",

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from fasttrain.model.decision import SourceKind
 from fasttrain.model.errors import FasttrainError
 from fasttrain.model.machine import Device
+from fasttrain.planning.gpus import IDLE_UNKNOWN
 
 
 def _visible(make, plan):
@@ -54,7 +55,7 @@ def test_gpus_are_relative_to_what_is_visible(make, asked, visible, value):
 def test_the_reason_tells_of_the_list_that_was_visible(make):
     plan = make.plan(make.gpus(8), {"CUDA_VISIBLE_DEVICES": "4,5"}, gpus="0")
     assert "4,5" in _visible(make, plan).reason
-    assert "idle" in make.plan(make.gpus(8), gpus="auto:1").devices.reason
+    assert IDLE_UNKNOWN in make.plan(make.gpus(8), gpus="auto:1").devices.reason
 
 
 def test_without_gpus_nothing_is_narrowed_and_one_process_runs(make):
@@ -80,7 +81,7 @@ def test_ascend_takes_ascending_ids_only(make):
     plan = make.plan(make.gpus(8, make.npu), gpus="3,0")
     assert plan.devices.value == ("0", "3")
     assert make.variable(plan, "ASCEND_RT_VISIBLE_DEVICES").value == "0,3"
-    assert "sorted" in plan.devices.reason
+    assert "ASCEND_RT_VISIBLE_DEVICES" in plan.devices.reason, "which takes them in order"
 
 
 def test_rocm_uses_its_own_variable(make):
@@ -138,7 +139,7 @@ def test_the_same_device_twice(make, asked):
 def test_more_than_there_is(make, asked):
     error = make.refused(make.gpus(2), gpus=asked)
     assert (error.slug, error.exit_code) == ("gpus-missing", 69)
-    assert "2 GPUs visible" in error.why
+    assert "2 GPUs" in error.why
 
 
 @pytest.mark.parametrize("hidden", ["", "-1", "x", "1,1", "GPU-1,GPU-11", "GPU-"])
@@ -148,7 +149,7 @@ def test_all_hidden(make, hidden):
         with pytest.raises(FasttrainError) as caught:
             make.plan(machine, {"CUDA_VISIBLE_DEVICES": hidden}, gpus=asked)
         assert caught.value.slug == "gpus-missing"
-        assert "0 GPUs visible" in caught.value.why
+        assert "0 GPUs" in caught.value.why
 
 
 def test_a_prefix_that_fits_two(make):
@@ -158,7 +159,7 @@ def test_a_prefix_that_fits_two(make):
 def test_no_gpu_at_all(make):
     error = make.refused(make.machine(), gpus="0")
     assert (error.slug, error.exit_code) == ("gpus-none", 69)
-    assert "no GPU, 8 CPU cores" in error.why
+    assert "8 CPU" in error.why
 
 
 def test_gpus_of_a_run_on_the_cpu(make):

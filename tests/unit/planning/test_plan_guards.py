@@ -19,7 +19,8 @@ def test_hangs_are_watched_for_by_default(make):
 def test_a_time_of_the_users(make):
     decision = hang(make, hang_timeout="600")
     assert decision.value == HangWatch(on=True, timeout_s=600)
-    assert decision.reason == "asked for by --hang-timeout"
+    assert str(decision.source) == "--hang-timeout"
+    assert "--hang-timeout" in decision.reason
     assert not hang(make, hang_timeout="off").value.on
 
 

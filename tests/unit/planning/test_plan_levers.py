@@ -1,12 +1,19 @@
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
 
 from fasttrain.model.errors import FasttrainError
+from fasttrain.model.levers import Amp, Compile, Strategy
 from fasttrain.model.machine import Cpu, Device, Torch
-from fasttrain.model.plan import Amp, Compile, Evidence, ScriptFacts, Strategy
+from fasttrain.model.plan import Evidence, ScriptFacts
+from fasttrain.model.vendors import VENDORS
+from fasttrain.planning.describe import NO_PYTHON
+from fasttrain.planning.levers.amp import MAY_SATURATE, SATURATES
+from fasttrain.planning.levers.matmul import CPU_NOTE
+from fasttrain.planning.levers.strategy import MADE_PARALLEL, ONE_PROCESS
 
 AMX = Cpu("Xeon", 8, "8 CPUs in the affinity mask", features=("amx_bf16",))
 
@@ -24,7 +31,9 @@ def test_auto_is_bf16_where_every_chosen_device_has_it(make):
     assert make.plan(machine, gpus="0,2").levers.amp.value.precision == "bfloat16"
     off = make.plan(machine, gpus="0,1").levers.amp
     assert off.value == Amp("off", "cuda")
-    assert off.reason == "no native bf16 on Tesla T4"
+    assert "bf16" in off.reason
+    assert "Tesla T4" in off.reason
+    assert "H100" not in off.reason
     assert not off.source.explicit
 
 
@@ -42,22 +51,28 @@ def test_off_is_off(make):
 def test_bf16_asked_of_a_gpu_without_it(make):
     error = make.refused(_mixed(make), amp="bf16", gpus="all")
     assert (error.slug, error.exit_code) == ("amp-unsupported", 78)
-    assert error.what == "bf16 was asked for, but GPU 1 (Tesla T4) can't do it"
-    assert error.why == "bf16 needs compute capability 8.0; this one has 7.5"
-    assert error.fix == "use --amp fp16, or leave GPU 1 out with --gpus 0,2"
+    assert re.findall(r"GPU \d \(.*?\)", error.what) == ["GPU 1 (Tesla T4)"]
+    assert re.findall(r"\d\.\d", error.why) == ["8.0", "7.5"]
+    assert _amp_options(error.fix) == ["--amp fp16"]
+    assert "GPU 1" in error.fix
+    assert "--gpus 0,2" in error.fix
 
 
 def test_bf16_asked_of_gpus_that_all_lack_it(make):
     error = make.refused(make.gpus(2, make.t4), amp="bf16")
     assert error.slug == "amp-unsupported"
-    assert "GPU 0 (Tesla T4) and GPU 1 (Tesla T4)" in error.what
-    assert error.fix == "use --amp fp16"
+    found = re.findall(r"GPU \d \(.*?\)", error.what)
+    assert found == ["GPU 0 (Tesla T4)", "GPU 1 (Tesla T4)"]
+    assert _amp_options(error.fix) == ["--amp fp16"]
+    assert "--gpus" not in error.fix, "there is none to leave out"
 
 
 def test_bf16_asked_of_a_cpu_without_it_is_allowed_with_a_warning(make):
     plan = make.plan(make.machine(), amp="bf16")
     assert plan.levers.amp.value == Amp("bfloat16", "cpu")
-    assert any("emulated" in warning for warning in plan.warnings)
+    [warning] = plan.warnings
+    assert "bf16" in warning
+    assert "--amp off" in warning
     assert make.plan(make.machine(cpu=AMX), amp="bf16").warnings == ()
 
 
@@ -69,7 +84,13 @@ def test_fp16_goes_where_its_loss_scaling_is_known_to_be_right(make):
         assert plan.warnings == ()
     plan = make.plan(make.machine(), amp="fp16")
     assert plan.levers.amp.value == Amp("float16", "cpu")
-    assert any("fp16 is emulated" in warning for warning in plan.warnings)
+    [warning] = plan.warnings
+    assert "fp16" in warning
+    assert "--amp off" in warning
+
+
+def _amp_options(text):
+    return re.findall(r"--amp \w+", text)
 
 
 def _npu(make, name, overflow, *, bf16=False):
@@ -79,9 +100,9 @@ def _npu(make, name, overflow, *, bf16=False):
 @pytest.mark.parametrize(
     ("name", "overflow", "bf16", "how", "use"),
     [
-        ("Ascend910A", "saturates", False, "saturates", "--amp off"),
-        ("Ascend310B1", "saturates", True, "saturates", "--amp bf16"),
-        ("Ascend NPU", "", False, "may saturate", "--amp off"),
+        ("Ascend910A", "saturates", False, SATURATES, "--amp off"),
+        ("Ascend310B1", "saturates", True, SATURATES, "--amp bf16"),
+        ("Ascend NPU", "", False, MAY_SATURATE, "--amp off"),
     ],
 )
 def test_fp16_is_refused_on_an_npu_whose_overflow_does_not_show(
@@ -89,28 +110,32 @@ def test_fp16_is_refused_on_an_npu_whose_overflow_does_not_show(
 ):
     error = make.refused(make.gpus(1, _npu(make, name, overflow, bf16=bf16)), amp="fp16")
     assert (error.slug, error.exit_code) == ("amp-fp16", 78)
-    assert f"{name}) {how}" in error.what
-    assert error.fix.startswith(f"use {use};")
+    assert f"({name})" in error.what
+    assert how in error.what
+    assert _amp_options(error.fix) == [use]
+    assert "--gpus" not in error.fix, "there is none to leave out"
 
 
 def test_the_npu_that_saturates_can_be_left_out(make):
     old = replace(_npu(make, "Ascend910A", "saturates"), index=1)
     machine = make.machine(make.npu, old)
     error = make.refused(machine, amp="fp16", gpus="all")
-    assert error.fix.startswith("use --amp off, or leave NPU 1 out with --gpus 0;")
+    assert _amp_options(error.fix) == ["--amp off"]
+    assert "NPU 1" in error.fix
+    assert re.findall(r"--gpus [\d,]+", error.fix) == ["--gpus 0"]
     assert make.plan(machine, amp="fp16", gpus="0").levers.amp.value == Amp("float16", "npu")
 
 
 def test_bf16_asked_of_an_npu_without_it_is_not_sent_on_to_fp16(make):
     error = make.refused(make.gpus(1, _npu(make, "Ascend910A", "saturates")), amp="bf16")
-    assert (error.slug, error.fix) == ("amp-unsupported", "use --amp off")
+    assert (error.slug, _amp_options(error.fix)) == ("amp-unsupported", ["--amp off"])
 
 
 def test_fp16_asked_of_a_gpu_without_it(make):
     kepler = replace(make.t4, name="Tesla K80", capability="3.7", fp16=False)
     error = make.refused(make.gpus(1, kepler), amp="fp16")
-    assert (error.slug, error.fix) == ("amp-unsupported", "use --amp off")
-    assert "5.3; this one has 3.7" in error.why
+    assert (error.slug, _amp_options(error.fix)) == ("amp-unsupported", ["--amp off"])
+    assert re.findall(r"\d\.\d", error.why) == ["5.3", "3.7"]
 
 
 # --- compile
@@ -136,10 +161,10 @@ def test_cuda_graphs_wait_until_the_loop_has_shown_to_be_safe(make, asked, on_cu
     for machine in (make.gpus(1), make.gpus(1, make.rocm)):
         decision = make.plan(machine, compile=asked).levers.compile
         assert decision.value == Compile(asked, on_cuda, graphs=later)
-        assert ("CUDA graphs" in decision.reason) == (later is not None)
+        assert ("169545" in decision.reason) == (later is not None), "why they have to wait"
     decision = make.plan(make.machine(), compile=asked).levers.compile
     assert decision.value == Compile(asked, on_cpu)
-    assert ("don't exist on cpu" in decision.reason) == (later is not None)
+    assert ("cpu" in decision.reason) == (later is not None)
 
 
 def test_blocks_have_no_cuda_graphs(make):
@@ -193,7 +218,7 @@ def test_compile_on_npus_needs_torch_2_6(make):
 def test_npu_graphs_are_left_alone(make, asked, used):
     decision = make.plan(_npus_with_triton(make), compile=asked).levers.compile
     assert decision.value == Compile(asked, used)
-    assert "NPU graphs" in decision.reason
+    assert VENDORS["npu"].other_graphs in decision.reason
 
 
 # --- optimizer
@@ -238,7 +263,8 @@ def test_npu_optimizers(make):
 def test_tf32_goes_with_bf16(make):
     assert make.plan(make.gpus(2)).levers.matmul.value == "high"
     kept = make.plan(make.gpus(2), amp="off").levers.matmul
-    assert (kept.value, kept.reason) == ("keep", "amp is off, so full fp32 precision is kept")
+    assert kept.value == "keep"
+    assert "amp" in kept.reason
     without = make.machine(make.h100, replace(make.h100, index=1, tf32=False))
     assert make.plan(without).levers.matmul.value == "keep"
     assert make.plan(make.machine(cpu=AMX)).levers.matmul.value == "keep"
@@ -250,7 +276,7 @@ def test_matmul_asked_for_is_taken(make, value):
     assert (decision.value, str(decision.source)) == (value, "--matmul")
     on_cpu = make.plan(make.machine(), matmul=value).levers.matmul
     assert on_cpu.value == value
-    assert ("torch decides whether this CPU uses it" in on_cpu.reason) == (value != "highest")
+    assert (CPU_NOTE in on_cpu.reason) == (value != "highest")
 
 
 # --- strategy
@@ -262,7 +288,7 @@ AWARE = ScriptFacts(handles_ranks=Evidence("init_process_group", "train.py:7"))
 def test_one_process_needs_no_strategy(make):
     for asked in ({}, {"strategy": "ddp"}):
         decision = make.plan(make.machine(), **asked).levers.strategy
-        assert (decision.value.mode, decision.reason) == ("none", "one process needs none")
+        assert (decision.value.mode, decision.reason) == ("none", ONE_PROCESS)
 
 
 def test_a_script_without_ranks_is_made_data_parallel(make):
@@ -270,7 +296,7 @@ def test_a_script_without_ranks_is_made_data_parallel(make):
     assert strategy.value == Strategy(
         "ddp", "per-rank", collectives="nccl", visibility="CUDA_VISIBLE_DEVICES"
     )
-    assert "nothing in the script handles ranks" in strategy.reason
+    assert strategy.reason == MADE_PARALLEL
 
 
 def test_a_script_that_handles_ranks_is_left_alone(make):
@@ -310,7 +336,7 @@ def test_a_command_gets_no_levers(make):
     values = (levers.optimizer.value, levers.matmul.value, levers.strategy.value.mode)
     assert values == ("keep", "keep", "none")
     assert {getattr(levers, name).reason for name in ("amp", "compile", "optimizer", "matmul")} == {
-        "no Python: fasttrain starts this command as it is"
+        NO_PYTHON
     }
     assert make.variable(plan, "TORCH_CUDNN_V8_API_ENABLED") is None
 
@@ -337,4 +363,4 @@ def test_a_lever_that_a_person_named_cannot_act_on_a_command(make, option):
 )
 def test_a_wandb_mode_that_holds_on_rank_0_alone_is_told(make, gpus, environ, warned):
     plan = make.plan(make.gpus(2), environ=environ, gpus=gpus)
-    assert any("WANDB_MODE=offline holds on rank 0" in w for w in plan.warnings) is warned
+    assert any("WANDB_MODE=offline" in w for w in plan.warnings) is warned

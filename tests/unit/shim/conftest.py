@@ -1,37 +1,36 @@
-"""Gives the tests of the worker's side its levers; see ``rig.py``."""
+"""Gives the tests of the worker's side its levers; see ``support/rig.py``."""
 
 from __future__ import annotations
 
-import runpy
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-_RIG = runpy.run_path(str(Path(__file__).with_name("rig.py")))
-_PREEMPTED = runpy.run_path(str(Path(__file__).with_name("preempted.py")))
+import support.rig
+from support.preempted import Loops
 
 
 @pytest.fixture
 def rig() -> Any:
-    return _RIG["rig"]
+    return support.rig.rig
 
 
 @pytest.fixture
 def plan() -> Any:
-    return _RIG["plan"]
+    return support.rig.plan
 
 
 @pytest.fixture
 def machine() -> Any:
     """Say that the machine decided, and not the user."""
-    return _RIG["MACHINE"]
+    return support.rig.MACHINE
 
 
 @pytest.fixture
 def backend() -> Any:
-    return _RIG["backend"]
+    return support.rig.backend
 
 
 @pytest.fixture
@@ -43,5 +42,5 @@ def amp(rig: Any) -> Iterator[Any]:
 
 @pytest.fixture
 def preempted(plan: Any, tmp_path: Path) -> Any:
-    """Run loops whole, and preempted and resumed; see ``preempted.py``."""
-    return _PREEMPTED["Loops"](plan, tmp_path)
+    """Run loops whole, and preempted and resumed; see ``support/preempted.py``."""
+    return Loops(plan, tmp_path)

@@ -13,13 +13,13 @@ from torch import Tensor
 
 from fasttrain.shim.data_parallel.split.agreement import (
     DisagreementError,
+    call_signature,
     check_equal,
     row_dimensions,
-    signature_of,
     structure_of,
-    tensors_in,
 )
 from fasttrain.shim.data_parallel.split.rows import Rows
+from fasttrain.shim.hooks.casting import tensors_in
 
 ROWS = Rows(SimpleNamespace(rank=0, world_size=2), 8)  # type: ignore[arg-type]
 Pair = namedtuple("Pair", "a b")
@@ -59,12 +59,14 @@ def test_an_unknown_object_is_the_same_only_as_itself() -> None:
 
 def test_kinds_of_calls() -> None:
     x = torch.ones(3, 4)
-    assert signature_of((x, 1)) == signature_of((torch.ones(5, 6), 2)), "sizes and numbers change"
-    assert signature_of((x,)) != signature_of((x.double(),))
-    assert signature_of((x, True)) != signature_of((x, False))
-    assert signature_of((x, "a")) != signature_of((x, "b"))
-    assert signature_of({"x": x}) != signature_of({"y": x})
-    hash(signature_of(([x, {"a": object()}],)))
+    assert call_signature((x, 1)) == call_signature((torch.ones(5, 6), 2)), (
+        "sizes and numbers change"
+    )
+    assert call_signature((x,)) != call_signature((x.double(),))
+    assert call_signature((x, True)) != call_signature((x, False))
+    assert call_signature((x, "a")) != call_signature((x, "b"))
+    assert call_signature({"x": x}) != call_signature({"y": x})
+    hash(call_signature(([x, {"a": object()}],)))
 
 
 @pytest.mark.parametrize(

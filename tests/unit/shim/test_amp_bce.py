@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import pickle
-import runpy
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,8 +11,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-RIG = runpy.run_path(str(Path(__file__).with_name("rig.py")))
-rig = RIG["rig"]
+from support.rig import rig
 
 LOGITS = torch.tensor([[-200.0], [-8.0], [0.5], [8.0], [12.0]])
 

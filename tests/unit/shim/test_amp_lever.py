@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import runpy
 import threading
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,9 +12,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from fasttrain.model.outcome import State
+from support.rig import Probe
 
-RIG = runpy.run_path(str(Path(__file__).with_name("rig.py")))
-Probe = RIG["Probe"]
 X = torch.ones(4, 2)
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fasttrain.model.outcome import State
+from fasttrain.shim.levers.amp.lever import KEEPS_ELSEWHERE
 from fasttrain.shim.levers.amp.reached import Reach
 
 X = torch.tensor([[1.0, -2.0], [3.0, 1.0]])
@@ -148,7 +149,7 @@ def test_what_is_kept_elsewhere_ends_low_precision(amp: Any, place: str) -> None
     hold(place, *ELSEWHERE[place])
     assert amp().counts == {"forwards": 1}
     (missed,) = amp().missed
-    assert "its forward keeps tensors outside of its modules, in a" in missed
+    assert f"{KEEPS_ELSEWHERE}, in a" in missed
 
 
 def test_an_attribute_that_appears_late(amp: Any) -> None:

@@ -105,7 +105,7 @@ def test_the_receipt_names_the_line(amp: Any) -> None:
     lines = Path(__file__).read_text().splitlines()
     line = next(n for n, text in enumerate(lines, 1) if text.endswith("# scatter"))
     assert f"test_amp_repeat.py:{line})" in amp().reason
-    assert "failed in bfloat16 and not in fp32: RuntimeError: index_add_" in amp().reason
+    assert re.search(r"\bbfloat16\b.*\bfp32\b.*: RuntimeError: index_add_", amp().reason)
 
 
 def test_other_roots_stay_in_low_precision(amp: Any) -> None:
@@ -118,7 +118,7 @@ def test_other_roots_stay_in_low_precision(amp: Any) -> None:
     assert outcome.counts == {"forwards": 4}
     report = RankReport(0, "cpu", "", (outcome,), StepStats())
     (sentence,) = unmet((report,))  # which --strict makes an error
-    assert sentence.startswith("rank 0: amp bfloat16 was not applied to Sequential (")
+    assert re.match(r"rank 0: amp bfloat16 .* Sequential \(", sentence)
 
 
 def test_a_default_that_was_left_is_no_warning(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
@@ -11,6 +12,7 @@ import torch
 from torch import nn
 
 from fasttrain.model.outcome import State
+from fasttrain.shim.levers.amp.lever import JUDGING
 from fasttrain.shim.levers.amp.rules import LEAST_FLOPS, Products
 
 X = torch.linspace(-1, 1, 64 * 8).reshape(64, 8)
@@ -63,7 +65,7 @@ def test_a_small_model_trains_as_the_script_alone(rig: Any, machine: Any) -> Non
         assert train(Layer(8), X, lambda _: 1) == alone
         outcome = runtime.outcomes()["amp"]
     assert outcome.state is State.SKIPPED
-    assert "matrix products have 8,192 operations on average" in outcome.reason  # 2 * 64 * 8 * 8
+    assert " 8,192 operations " in outcome.reason  # 2 * 64 * 8 * 8
     assert outcome.notes == ()  # it is said once
 
 
@@ -87,7 +89,7 @@ def test_ever_more_calls_in_a_step(auto: Any, any_size: None) -> None:
     model = Layer(8)
     train(model, X, lambda step: 20 + 6 * step)
     assert not any(model.low)
-    assert "called 21 times in a step after at most 20" in auto().reason
+    assert re.search(r"\b21 times\b.*\b20\b", auto().reason)
 
 
 def test_more_calls_after_many_alike(auto: Any, any_size: None) -> None:
@@ -99,7 +101,7 @@ def test_more_calls_after_many_alike(auto: Any, any_size: None) -> None:
     assert low[36 : 5 * 12 + 12] == [True] * 36
     assert not any(low[5 * 12 + 12 :])
     assert auto().state is State.APPLIED
-    assert any("called 13 times in a step after at most 12" in note for note in auto().notes)
+    assert any(re.search(r"\b13 times\b.*\b12\b", note) for note in auto().notes)
 
 
 @pytest.mark.parametrize("calls", [lambda step: 1 + step % 8, lambda _: 20])
@@ -123,7 +125,7 @@ def test_a_line_search(auto: Any, any_size: None) -> None:
     for _ in range(3):
         optimizer.step(closure)
     assert not any(model.low)
-    assert "LBFGS calls it" in auto().reason
+    assert "LBFGS" in auto().reason
 
 
 def test_without_a_step_nothing_shows_how_it_is_called(auto: Any) -> None:
@@ -131,7 +133,7 @@ def test_without_a_step_nothing_shows_how_it_is_called(auto: Any) -> None:
     model(LARGE)
     assert model.low == [False]
     assert auto().state is State.SKIPPED
-    assert "until an optimizer step has shown" in auto().reason
+    assert JUDGING in auto().reason
 
 
 def test_a_frozen_model_is_not_judged(auto: Any) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import runpy
 import threading
 import time
 from contextlib import ExitStack
@@ -13,11 +12,11 @@ from typing import Any
 import pytest
 
 from fasttrain.shim.data_parallel.answers import answers as module
-from fasttrain.shim.data_parallel.answers.answers import Answers
+from fasttrain.shim.data_parallel.answers.answers import WAIT, Answers
 from fasttrain.shim.data_parallel.answers.channels import SLOTS, Ring, StoredAnswers
 from fasttrain.shim.data_parallel.ranks import Ranks
+from support.forked_ranks import on_ranks
 
-on_ranks = runpy.run_path(str(Path(__file__).with_name("forked_ranks.py")))["on_ranks"]
 NODES = pytest.mark.parametrize("nodes", [1, 2])
 ONE, OTHER = 5, 6  # numbers of places
 
@@ -184,11 +183,11 @@ def test_ranks_that_wait_for_each_other_are_told(
         with ranks.waits():
             time.sleep(15.0)  # as in a collective
 
-    end = on_ranks(tmp_path, act, nodes=nodes, wait_s=6.0)[1 - asking]
+    end = on_ranks(tmp_path, act, nodes=nodes, wait_s=3.0)[1 - asking]
     assert end.code == 78, end.stderr
     assert "[ranks-parted]" in end.stderr
     assert "run the trainer" in end.stderr
-    assert "wait for other ranks at" in end.stderr
+    assert WAIT in end.stderr
     assert "test_answers.py" in end.stderr
 
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import runpy
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-RIG = runpy.run_path(str(Path(__file__).with_name("rig.py")))
+from support.rig import X, network, train
 
 
 def events(runtime: Any) -> list[dict[str, Any]]:
@@ -28,7 +26,7 @@ def test_the_events_name_what_is_compiled(rig: Any, backend: Any) -> None:
         return graph
 
     with backend(compiler), rig(compile="default") as runtime:
-        RIG["train"](RIG["network"]())
+        train(network())
         told = [event for event in events(runtime) if "compiling" in event]
     assert during == ["Sequential"]
     assert [event["compiling"] for event in told] == ["Sequential", ""]
@@ -40,5 +38,5 @@ def test_the_events_name_what_is_compiled(rig: Any, backend: Any) -> None:
 
 def test_without_the_lever_there_are_none(rig: Any, backend: Any) -> None:
     with backend("eager"), rig(amp="bfloat16") as runtime:
-        torch.compile(RIG["network"]())(RIG["X"])
+        torch.compile(network())(X)
         assert not [event for event in events(runtime) if "compiling" in event]

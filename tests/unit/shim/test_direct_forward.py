@@ -35,7 +35,8 @@ def test_what_ran_in_fp32_is_told_beside_the_layers(amp: Any) -> None:
     assert [site.what for site in outcome.sites] == ["Linear"]
     (missed,) = outcome.missed
     assert missed.startswith("Scored (")
-    assert f"test_direct_forward.py:{line_of_the_loss()}): its forward() is called" in missed
+    assert f"test_direct_forward.py:{line_of_the_loss()}): " in missed
+    assert "forward()" in missed
 
 
 def test_a_model_that_is_called_is_not(amp: Any) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from fasttrain.model.codec import loads
 from fasttrain.model.crash import Failure
-from fasttrain.shim.failure import recorder
+from fasttrain.shim.failure import NOT_RECORDED, recorder
 
 
 def recorded(folder: Path, raise_it: Any) -> Failure:
@@ -112,4 +112,4 @@ def test_a_directory_that_is_gone_is_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recorder(str(tmp_path / "gone"), 0)(ValueError("x"))
-    assert "how the script failed is not recorded" in capsys.readouterr().err
+    assert NOT_RECORDED in capsys.readouterr().err

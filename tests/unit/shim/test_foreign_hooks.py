@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.modules import module as torchs
 from torch.nn.utils import parametrizations, prune, spectral_norm, weight_norm
 
-from fasttrain.shim.data_parallel.split.foreign_hooks import HookCount, foreign_hook
+from fasttrain.shim.data_parallel.split.foreign_hooks import ALL_MODULES, HookCount, foreign_hook
 
 
 def look(*_: Any) -> None:
@@ -38,7 +38,7 @@ def test_hooks_of_the_script(name: str, hook: Callable[..., Any]) -> None:
 def test_hooks_on_all_modules() -> None:
     handle = torchs.register_module_forward_hook(look)
     try:
-        assert foreign_hook(nn.Linear(1, 1)) == "all modules"
+        assert foreign_hook(nn.Linear(1, 1)) == ALL_MODULES
     finally:
         handle.remove()
 

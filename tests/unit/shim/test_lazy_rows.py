@@ -6,9 +6,7 @@ import copy
 import functools
 import io
 import pickle
-import runpy
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,8 +18,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fasttrain.shim.data_parallel.split import row_operators
 from fasttrain.shim.data_parallel.split.lazy_rows import LazyRows, gather_in, gather_lazily, linked
 from fasttrain.shim.data_parallel.split.rows import Rows
+from support.fake_ranks import on_ranks
 
-on_ranks = runpy.run_path(str(Path(__file__).with_name("fake_ranks.py")))["on_ranks"]
 TOKENS, WORDS, FEATURES = 4, 7, 5
 AGAIN = True  # differentiate twice
 Loss = Callable[[Tensor, Tensor], Tensor]

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import runpy
 import threading
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,8 +16,8 @@ from fasttrain.shim.data_parallel.split.lazy_rows import LazyRows, linked
 from fasttrain.shim.data_parallel.split.moves import PATIENCE, Moves
 from fasttrain.shim.data_parallel.split.rows import Rows
 from fasttrain.shim.hooks.user_compile import OwnCompile
+from support.fake_ranks import on_ranks
 
-on_ranks = runpy.run_path(str(Path(__file__).with_name("fake_ranks.py")))["on_ranks"]
 RANKS = 2
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -52,18 +53,18 @@ def test_warned_once(undo: ExitStack, capsys: pytest.CaptureFixture[str]) -> Non
     loop = Loop("warn", undo)
     loop.step(1.0, 2.0, NAN, INF, NAN, NAN)
     loop.guard.read()
-    warning = "gradients of SGD are inf or NaN since step 3: first Net: first.weight, 4 in all"
-    assert loop.guard.warnings == [warning]
+    (warning,) = loop.guard.warnings
+    assert re.search(r"\bSGD\b.* step 3\b.* Net: first\.weight\b.*\b4\b", warning)
     loop.step(*[NAN] * 2 * SLOTS)
     loop.guard.read()
     assert loop.guard.warnings == [warning]
-    assert capsys.readouterr().err.count("inf or NaN") == 1
+    assert capsys.readouterr().err.count("fasttrain: warning: ") == 1
 
 
 def test_warned_in_the_middle_of_a_step(undo: ExitStack) -> None:
     loop = Loop("warn", undo)
     loop.step(*[NAN] * 2 * SLOTS)
-    assert "since step 1:" in loop.guard.warnings[0]
+    assert re.search(r" step 1\b", loop.guard.warnings[0])
 
 
 def test_the_first_parameter_that_is_meant(undo: ExitStack) -> None:
@@ -75,7 +76,7 @@ def test_the_first_parameter_that_is_meant(undo: ExitStack) -> None:
         loop.model.first.bias.grad = None
         loop.sgd.step()
     loop.guard.read()
-    assert loop.guard.warnings[0].endswith("since step 2: first Net: first.weight, 2 in all")
+    assert re.search(r" step 2\b.* Net: first\.weight\b.*\b2\b", loop.guard.warnings[0])
 
 
 @pytest.mark.parametrize("values", [[NAN, NAN, 1.0, NAN, NAN], [1e30] * 9, [0.0] * 9])
@@ -95,7 +96,7 @@ def test_a_row_over_two_readings(undo: ExitStack) -> None:
     assert loop.guard.warnings == []
     loop.step(NAN)
     loop.guard.read()
-    assert "since step 2:" in loop.guard.warnings[0]
+    assert re.search(r" step 2\b", loop.guard.warnings[0])
 
 
 def test_reading_is_not_the_scripts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,7 +122,7 @@ def test_a_full_ring_is_read_by_itself(undo: ExitStack, capsys: pytest.CaptureFi
         loop.step(NAN)
     assert stopped.value.code == 65
     told = capsys.readouterr().err
-    assert f"inf or NaN since step {SLOTS + 1}\n" in told
+    assert re.search(rf" step {SLOTS + 1}\b", told)
     assert "[not-finite]" in told
     assert "Net: first.weight" in told
 
@@ -155,7 +156,7 @@ def test_gradients_that_come_and_go(undo: ExitStack) -> None:
     loop.model.first.weight.grad = None  # what was looked at
     loop.sgd.step()
     loop.guard.read()
-    assert "since step 1: first Net: first.bias, 3 in all" in loop.guard.warnings[0]
+    assert re.search(r" step 1\b.* Net: first\.bias\b.*\b3\b", loop.guard.warnings[0])
 
 
 def test_low_precision_and_graphs_of_gradients(undo: ExitStack) -> None:
@@ -184,7 +185,7 @@ def test_a_large_gradient_is_not_looked_at(undo: ExitStack) -> None:
 def test_names_of_parameters() -> None:
     whole = nn.Sequential(Net(), nn.Linear(2, 2))
     assert parameter_name(whole[0].second.bias) == "Sequential: 0.second.bias"
-    assert parameter_name(nn.Parameter(torch.ones(2, 3))) == "a parameter of shape (2, 3)"
+    assert parameter_name(nn.Parameter(torch.ones(2, 3))).endswith(" (2, 3)")
 
 
 def test_fp16_may_overflow_until_its_scale_has_come_down(rig: Any) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from fasttrain.shim.levers.npu_optimizer.guard import Counters, Links
+from fasttrain.shim.levers.npu_optimizer.guard import OTHER_GRADIENTS, Counters, Links
 
 Change = Callable[[Any, list[nn.Parameter]], object]
 
@@ -82,8 +82,8 @@ def _cleared(optimizer: Any, _: Any) -> None:
 CHANGES: list[tuple[Change, str]] = [
     (_group_added, "groups"),
     (_parameter_exchanged, "groups"),
-    (_dropped, "had a gradient"),
-    (_arrived, "had a gradient"),
+    (_dropped, OTHER_GRADIENTS),
+    (_arrived, OTHER_GRADIENTS),
     (_copied, "moved"),
     (_transposed, "moved"),
     (_narrowed, "moved"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import re
 from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -17,8 +18,13 @@ from fasttrain.model.outcome import State
 from fasttrain.shim.hooks.outcome_recorder import Ledger
 from fasttrain.shim.levers.npu_optimizer.counterparts import (
     COUNTERPARTS,
+    NONE_FUSED,
+    NOT_CONTIGUOUS,
+    PART,
+    SHARED,
     _tensor_reasons,
     counterpart_of,
+    on_device,
     why_not,
     why_not_now,
 )
@@ -44,7 +50,7 @@ SIGNATURES = {
 }  # fmt: skip
 TORCHS_OWN = (SGD, Adam, AdamW, Adadelta, RMSprop)
 # All else fits: only the device is not the one.
-FITS = "a parameter is on cpu"
+FITS = on_device("cpu")
 
 
 def parameter(*shape: int, dtype: torch.dtype = torch.float32) -> nn.Parameter:
@@ -105,7 +111,7 @@ def test_adam_with_decoupled_decay_is_another_optimizer() -> None:
 
 
 def test_a_rate_that_is_a_tensor_is_refused() -> None:
-    assert why_not(Adam([parameter()], lr=torch.tensor(0.1))) == "its lr is a tensor"
+    assert re.search(r"\blr\b.*\btensor\b", why_not(Adam([parameter()], lr=torch.tensor(0.1))))
 
 
 def test_what_a_script_sets_later_is_seen() -> None:
@@ -123,7 +129,7 @@ def test_an_argument_of_a_later_torch_is_not_dropped_silently() -> None:
 
 def test_a_subclass_may_compute_anything() -> None:
     assert counterpart_of(type("SGD", (SGD,), {})) is None
-    assert "no fused one" in why_not(type("Mine", (SGD,), {})([parameter()], lr=0.1))
+    assert why_not(type("Mine", (SGD,), {})([parameter()], lr=0.1)) == NONE_FUSED
 
 
 OTHERS = [
@@ -142,7 +148,7 @@ OTHERS = [
     ("torch_optimizer.lamb.Lamb", LAMB, {"clamp_value": 10, "adam": False, "debias": False}, FITS),
     ("torch_optimizer.lamb.Lamb", LAMB, {"clamp_value": 5}, "clamp_value=5"),
     ("torch_optimizer.lamb.Lamb", LAMB, {"debias": True}, "debias=True"),
-    ("timm.optim.lamb.Lamb", LAMB, {}, "10 at most"),
+    ("timm.optim.lamb.Lamb", LAMB, {}, " 10 "),
     ("pytorch_pretrained_bert.optimization.BertAdam", {**BERT, "max_grad_norm": -1}, {}, FITS),
     (
         "pytorch_pretrained_bert.optimization.BertAdam",
@@ -195,18 +201,18 @@ def transposed() -> nn.Parameter:
 
 
 UNFIT = [
-    (lambda: parameter(dtype=torch.bfloat16), "a parameter is bfloat16"),
-    (lambda: parameter(dtype=torch.float64), "a parameter is float64"),
-    (sparse, "its gradients are sparse"),
-    (special, "a parameter is a Special"),
-    (part_of_a_whole, "a parameter is a part of a larger memory"),
-    (transposed, "a parameter is not contiguous"),
+    (lambda: parameter(dtype=torch.bfloat16), "bfloat16"),
+    (lambda: parameter(dtype=torch.float64), "float64"),
+    (sparse, "sparse"),
+    (special, "Special"),
+    (part_of_a_whole, PART),
+    (transposed, NOT_CONTIGUOUS),
 ]
 
 
 @pytest.mark.parametrize(("make", "reason"), UNFIT)
 def test_parameters_that_can_not_move_into_a_flat_buffer(make: Any, reason: str) -> None:
-    assert why_not(SGD([make()], lr=0.1)) == reason
+    assert reason in why_not(SGD([make()], lr=0.1))
 
 
 def test_two_parameters_of_one_memory() -> None:
@@ -215,7 +221,7 @@ def test_two_parameters_of_one_memory() -> None:
     second = nn.Parameter(first.detach())
     second.grad = torch.ones(3)
     assert list(_tensor_reasons(first, storages)) == [FITS]
-    assert list(_tensor_reasons(second, storages)) == ["two parameters share their memory", FITS]
+    assert list(_tensor_reasons(second, storages)) == [SHARED, FITS]
 
 
 def test_parameters_without_a_gradient_stay_where_they_are() -> None:

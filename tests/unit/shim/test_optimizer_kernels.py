@@ -15,6 +15,13 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adagrad, Adam, AdamW
 
 from fasttrain.model.outcome import Outcome, State
+from fasttrain.shim.levers.optimizer import (
+    GRADIENT_OTHERWISE,
+    LATE_GRADIENT,
+    NOT_DENSE,
+    STATE_OTHERWISE,
+    WRONG_NUMBERS,
+)
 
 Train = Callable[[], list[Tensor]]
 
@@ -68,7 +75,7 @@ def test_parameters_of_each_precision(rig: Any, make: Any, dtype: torch.dtype) -
     assert_equal(plain, fused, **precision)
     wrong = short and isinstance(make([nn.Parameter(weights(1))]), SGD)
     assert outcome.state is (State.SKIPPED if wrong else State.APPLIED)
-    assert not wrong or f"wrong numbers for {str(dtype)[6:]} on a CPU" in outcome.reason
+    assert not wrong or f"{WRONG_NUMBERS} for {str(dtype)[6:]} " in outcome.reason
 
 
 @pytest.mark.parametrize("with_closure", [False, True])
@@ -101,7 +108,7 @@ def test_a_first_gradient_that_comes_later(
     assert_equal(plain, fused)
     assert outcome.state is State.APPLIED
     assert outcome.counts["steps"] == 3  # of 4: two before the late gradient and one after it
-    assert any("first gradient came after" in note for note in outcome.notes)
+    assert any(LATE_GRADIENT in note for note in outcome.notes)
 
 
 def test_only_the_group_of_the_late_gradient_is_left_to_torch(rig: Any) -> None:
@@ -134,9 +141,9 @@ KINDS = [
 @pytest.mark.parametrize(
     ("parameter", "gradient", "reason"),
     [
-        (lambda w: w, transposed, "a gradient lies in memory in another order"),
-        (transposed, lambda g: g, "a gradient lies in memory in another order"),
-        (lambda w: w.repeat(1, 2)[:, ::2], lambda g: g, "doesn't fill a block of memory"),
+        (lambda w: w, transposed, GRADIENT_OTHERWISE),
+        (transposed, lambda g: g, GRADIENT_OTHERWISE),
+        (lambda w: w.repeat(1, 2)[:, ::2], lambda g: g, NOT_DENSE),
     ],
 )
 def test_gradients_and_parameters_in_another_order(
@@ -179,7 +186,7 @@ def test_state_in_another_order(rig: Any, make: Any) -> None:
     plain, fused, outcome = both(rig, train)
     assert_equal(plain, fused)
     assert outcome.counts["steps"] == 2  # the first of each
-    assert any("its state lies in memory in another order" in note for note in outcome.notes)
+    assert any(STATE_OTHERWISE in note for note in outcome.notes)
 
 
 def test_dimensions_of_one_element_have_no_order(rig: Any) -> None:

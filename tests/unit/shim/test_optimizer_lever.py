@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from fasttrain.model.outcome import State
+from fasttrain.shim.levers.optimizer import NO_KERNEL
 
 
 @pytest.fixture
@@ -72,10 +73,10 @@ def test_the_scripts_own_choice(fused: Any, choice: str, make: Any) -> None:
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
-        (lambda: torch.optim.RMSprop([parameter()]), "no fused kernel"),
+        (lambda: torch.optim.RMSprop([parameter()]), NO_KERNEL),
         (lambda: torch.optim.Adam([parameter()], lr=torch.tensor(0.1)), "tensor"),
         (lambda: torch.optim.SGD([nn.Parameter(torch.ones(2) * 1j)], lr=0.1), "complex64"),
-        (lambda: type("Mine", (torch.optim.Adam,), {})([parameter()]), "no fused kernel"),
+        (lambda: type("Mine", (torch.optim.Adam,), {})([parameter()]), NO_KERNEL),
     ],
 )
 def test_what_has_no_fused_kernel_is_left_alone(fused: Any, make: Any, reason: str) -> None:
@@ -97,7 +98,7 @@ class _ForeachByDefault(torch.optim.Optimizer):
 
 @pytest.mark.parametrize(
     ("chosen", "state", "reason"),
-    [({}, State.SKIPPED, "no fused kernel"), ({"foreach": False}, State.CEDED, "foreach=False")],
+    [({}, State.SKIPPED, NO_KERNEL), ({"foreach": False}, State.CEDED, "foreach=False")],
 )
 def test_a_default_of_the_class_is_no_choice(
     fused: Any, chosen: dict[str, bool], state: State, reason: str

@@ -21,7 +21,7 @@ from fasttrain.launch.hang.heartbeats import Pulses, RankMemory
 from fasttrain.launch.hang.stacks import by_signal
 from fasttrain.launch.process import procfs
 from fasttrain.model.hang import PULSES_VARIABLE
-from fasttrain.shim.watch.heartbeat import Pulse
+from fasttrain.shim.watch.heartbeat import NOT_WATCHED, Heartbeat
 
 
 @pytest.fixture
@@ -31,8 +31,8 @@ def undo() -> Iterator[ExitStack]:
 
 
 @pytest.fixture
-def pulse(tmp_path: Path, undo: ExitStack) -> Pulse:
-    pulse = Pulse(tmp_path, 3, child=False)
+def pulse(tmp_path: Path, undo: ExitStack) -> Heartbeat:
+    pulse = Heartbeat(tmp_path, 3, child=False)
     pulse.install(undo)
     return pulse
 
@@ -50,7 +50,7 @@ def seen(run_dir: Path) -> Seen:
     return found
 
 
-def test_what_the_launcher_reads(pulse: Pulse, tmp_path: Path) -> None:
+def test_what_the_launcher_reads(pulse: Heartbeat, tmp_path: Path) -> None:
     first = seen(tmp_path)
     assert (first.address.rank, first.address.pid) == (3, os.getpid())
     assert (first.steps, first.beats, first.p95_s, first.ended) == (0, 0, 0.0, False)
@@ -62,7 +62,7 @@ def test_what_the_launcher_reads(pulse: Pulse, tmp_path: Path) -> None:
     assert (last.steps, last.beats, last.p95_s, last.ended) == (8, 2, 0.25, True)
 
 
-def test_it_answers_with_its_stacks(pulse: Pulse, tmp_path: Path) -> None:
+def test_it_answers_with_its_stacks(pulse: Heartbeat, tmp_path: Path) -> None:
     signum = seen(tmp_path).address.signal
     assert signum >= signal.SIGRTMIN
     answer = by_signal(os.getpid(), signum, tmp_path / "stacks-3.txt")
@@ -74,20 +74,20 @@ def test_a_signal_of_the_scripts_is_left_alone(tmp_path: Path, undo: ExitStack) 
     highest = signal.SIGRTMAX
     signal.signal(highest, lambda *_: None)
     undo.callback(signal.signal, highest, signal.SIG_DFL)
-    Pulse(tmp_path, 3, child=False).install(undo)
+    Heartbeat(tmp_path, 3, child=False).install(undo)
     assert seen(tmp_path).address.signal == highest - 1
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_batches_are_counted(pulse: Pulse, tmp_path: Path, workers: int) -> None:
+def test_batches_are_counted(pulse: Heartbeat, tmp_path: Path, workers: int) -> None:
     before = seen(tmp_path).beats
     assert len(list(DataLoader(range(12), batch_size=2, num_workers=workers))) == 6
     # The counter is also set to 0, when a pass begins.
     assert 6 <= seen(tmp_path).beats - before <= 8
 
 
-def test_a_batch_that_fails_has_no_frame_of_ours(pulse: Pulse) -> None:
+def test_a_batch_that_fails_has_no_frame_of_ours(pulse: Heartbeat) -> None:
     class Fails(torch.utils.data.Dataset[int]):
         def __len__(self) -> int:
             return 2
@@ -110,7 +110,7 @@ def alone() -> Iterator[None]:
 
 @pytest.mark.parametrize("in_background", [False, True])
 def test_collectives_are_counted(
-    alone: None, pulse: Pulse, tmp_path: Path, in_background: bool
+    alone: None, pulse: Heartbeat, tmp_path: Path, in_background: bool
 ) -> None:
     before = seen(tmp_path).beats
     for _ in range(3):
@@ -121,7 +121,7 @@ def test_collectives_are_counted(
 
 
 def test_a_collective_that_fails_has_no_frame_of_ours(
-    alone: None, pulse: Pulse, tmp_path: Path
+    alone: None, pulse: Heartbeat, tmp_path: Path
 ) -> None:
     before = seen(tmp_path).beats
     work = dist.all_reduce(torch.ones(1), async_op=True)
@@ -132,7 +132,7 @@ def test_a_collective_that_fails_has_no_frame_of_ours(
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_a_forked_child_shows_the_same_record(pulse: Pulse, tmp_path: Path) -> None:
+def test_a_forked_child_shows_the_same_record(pulse: Heartbeat, tmp_path: Path) -> None:
     def child() -> None:
         pulse.step(1)
         pulse.end()
@@ -149,7 +149,7 @@ def test_it_leaves_nothing(tmp_path: Path) -> None:
     descriptors = len(list(Path("/proc/self/fd").iterdir()))
     wait = vars(dist.Work)["wait"]
     with ExitStack() as undo:
-        Pulse(tmp_path, 3, child=True).install(undo)
+        Heartbeat(tmp_path, 3, child=True).install(undo)
         signum = next(iter(_addresses(tmp_path))).signal
         assert procfs.catches(os.getpid(), signum)
     assert not procfs.catches(os.getpid(), signum)
@@ -170,10 +170,10 @@ def _addresses(run_dir: Path) -> Iterator[object]:
 def test_a_lost_directory_is_told(
     tmp_path: Path, undo: ExitStack, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pulse = Pulse(tmp_path / "gone", 3, child=False)
+    pulse = Heartbeat(tmp_path / "gone", 3, child=False)
     pulse.install(undo)
     pulse.step(1)
-    assert "not watched for hangs" in capsys.readouterr().err
+    assert NOT_WATCHED in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("told", ["", "1", ":", "x:y", "{pid}:0", "{pid}:987654", "0:0"])
@@ -181,7 +181,7 @@ def test_memory_that_is_not_the_launchers_is_left_alone(
     tmp_path: Path, undo: ExitStack, monkeypatch: pytest.MonkeyPatch, told: str
 ) -> None:
     monkeypatch.setenv("FASTTRAIN_PULSES", told.format(pid=os.getpid()))
-    pulse = Pulse(tmp_path, 3, child=False)
+    pulse = Heartbeat(tmp_path, 3, child=False)
     pulse.install(undo)
     pulse.step(2)
     assert seen(tmp_path).steps == 2
@@ -201,7 +201,7 @@ def test_ranks_of_a_node_share_the_launchers_memory(
     ):
         monkeypatch.setenv("LOCAL_RANK", local_rank)
         with ExitStack() as undo:
-            pulse = Pulse(tmp_path, rank, child=child)
+            pulse = Heartbeat(tmp_path, rank, child=child)
             pulse.install(undo)
             pulse.step(rank * 10 + child)
             steps = {found.steps for found in all_seen(tmp_path)}

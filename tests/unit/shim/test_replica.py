@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import copy
 import gc
-import runpy
 import weakref
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,8 +14,8 @@ from torch import Tensor, nn
 from torch import distributed as dist
 
 from fasttrain.shim.data_parallel.replica import PROBES, Replica
+from support.fake_ranks import on_ranks
 
-_RANKS = runpy.run_path(str(Path(__file__).with_name("fake_ranks.py")))
 X = torch.linspace(-1, 1, 8).reshape(2, 4)
 
 
@@ -45,7 +43,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Give the only rank of a group, for what DistributedDataParallel asks of one."""
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
-    (ranks,) = _RANKS["on_ranks"](1, lambda ranks: ranks)
+    (ranks,) = on_ranks(1, lambda ranks: ranks)
     yield ranks
     dist.destroy_process_group()
 
@@ -70,7 +68,7 @@ def test_first_passes_are_averaged_by_hand() -> None:
         train(Replica(module, ranks), module, X + ranks.rank)
         return [p.grad for p in module.parameters()]
 
-    first, second = _RANKS["on_ranks"](2, act)
+    first, second = on_ranks(2, act)
     whole = Net()
     whole.load_state_dict(modules[0].state_dict())
     (whole(torch.cat([X, X + 1])).sum() / 2).backward()
@@ -90,7 +88,7 @@ def test_a_gradient_that_one_rank_lacks_counts_as_zeros() -> None:
         replica.after_backward()
         return modules[ranks.rank].bias.grad
 
-    assert [float(grad) for grad in _RANKS["on_ranks"](2, act)] == [1.0, 1.0]  # (2 + none) / 2
+    assert [float(grad) for grad in on_ranks(2, act)] == [1.0, 1.0]  # (2 + none) / 2
 
 
 def test_torchs_object_takes_over_when_every_parameter_has_had_a_gradient(alone: Any) -> None:
@@ -201,7 +199,7 @@ def test_a_hook_of_the_script_sees_the_mean() -> None:
         train(replica, module, X + ranks.rank)
         return module.first.weight.grad
 
-    first, second = _RANKS["on_ranks"](2, act)
+    first, second = on_ranks(2, act)
     whole = Net()
     whole.load_state_dict(modules[0].state_dict())
     (whole(torch.cat([X, X + 1])).sum() / 2).backward()

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import runpy
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,8 +10,8 @@ import torch
 from torch import Tensor
 
 from fasttrain.shim.data_parallel.split.rows import Rows, mean_gradient, share
+from support import fake_ranks
 
-_RANKS = runpy.run_path(str(Path(__file__).with_name("fake_ranks.py")))
 SIZES = [(8, 2), (9, 2), (7, 3), (3, 3)]
 AGAIN = True  # differentiate twice
 
@@ -24,7 +22,7 @@ def whole(size: int, dim: int) -> Tensor:
 
 
 def on_ranks(count: int, act: Callable[[Any], Any]) -> list[Any]:
-    found: list[Any] = _RANKS["on_ranks"](count, act)
+    found: list[Any] = fake_ranks.on_ranks(count, act)
     return found
 
 

@@ -20,6 +20,7 @@ from fasttrain.launch.hang.heartbeats import Pulses
 from fasttrain.model.codec import loads
 from fasttrain.model.outcome import RankReport, State
 from fasttrain.shim import runtime as runtime_module
+from fasttrain.shim.reporter import NOT_RECORDED
 from fasttrain.shim.runtime import Runtime
 
 
@@ -192,7 +193,7 @@ def test_a_lost_run_directory_is_told_once(
     tmp_path.rmdir()
     train(3)
     runtime.finish()
-    assert capsys.readouterr().err.count("not recorded for now") == 1
+    assert capsys.readouterr().err.count(NOT_RECORDED) == 1
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")

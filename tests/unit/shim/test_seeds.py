@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import runpy
 import secrets
 import tempfile
 import threading
@@ -18,8 +17,7 @@ import torch
 
 from fasttrain.shim.data_parallel.answers.seeds import Seeds
 from fasttrain.shim.data_parallel.ranks import Ranks
-
-on_ranks = runpy.run_path(str(Path(__file__).with_name("forked_ranks.py")))["on_ranks"]
+from support.forked_ranks import on_ranks
 
 
 def install(ranks: Ranks) -> ExitStack:

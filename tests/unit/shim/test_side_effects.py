@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import glob
 import os
-import runpy
+import re
 import shutil
 import signal
 import socket
@@ -27,11 +27,11 @@ import torch
 
 from fasttrain.model.outcome import State
 from fasttrain.shim.data_parallel.answers.answers import Answers
-from fasttrain.shim.data_parallel.levers.side_effects import SideEffects
+from fasttrain.shim.data_parallel.levers.side_effects import LEFT, SideEffects
 from fasttrain.shim.data_parallel.ranks import Ranks
 from fasttrain.shim.hooks.outcome_recorder import Ledger
+from support.forked_ranks import on_ranks
 
-on_ranks = runpy.run_path(str(Path(__file__).with_name("forked_ranks.py")))["on_ranks"]
 NODES = pytest.mark.parametrize("nodes", [1, 2])
 Start = Callable[[int], SideEffects]
 
@@ -439,7 +439,7 @@ def test_ranks_that_write_at_other_lines_leave_nothing(tmp_path: Path) -> None:
 
     for end in on_ranks(tmp_path, act):
         assert end.code == 78
-        assert "rank 0 is to call mkdir at" in end.stderr
+        assert re.search(r"\brank 0\b.*\bmkdir\b", end.stderr)
     assert not (tmp_path / "one").exists()
     assert not (tmp_path / "other").exists()
 
@@ -464,7 +464,7 @@ def test_the_receipt_tells_what_was_saved_and_all_is_put_back(tmp_path: Path) ->
 
     first, second = (end.good for end in on_ranks(tmp_path, act))
     assert first == [State.APPLIED, {"files": 1}, ["saved"], 0, []]
-    assert second == [State.APPLIED, {}, ["left to rank 0"], 1, []]
+    assert second == [State.APPLIED, {}, [LEFT], 1, []]
 
 
 def test_a_lever_that_has_ceded_leaves_files_alone(start: Start, tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ import pytest
 # Says what a forked child dies of; its parent takes the signals.
 FORKS = """
 import os, signal, sys, time
-from fasttrain.shim.snapshots.preempt_signal import ASKED
-ASKED.listen(sys.argv[1].split(","))
+from fasttrain.shim.snapshots.preempt_signal import PREEMPT_SIGNAL
+PREEMPT_SIGNAL.listen(sys.argv[1].split(","))
 if "own" in sys.argv:
     signal.signal(signal.SIGTERM, lambda *_: os._exit(3))
 child = os.fork()
@@ -22,7 +22,7 @@ if not child:
     os._exit(0)
 sys.stdin.readline()
 os.kill(child, int(sys.argv[2]))
-print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), ASKED.flag, ASKED.heard)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), PREEMPT_SIGNAL.flag, PREEMPT_SIGNAL.heard)
 """
 
 

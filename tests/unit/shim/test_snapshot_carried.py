@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import runpy
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,8 +13,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-_HELP = runpy.run_path(str(Path(__file__).with_name("preempted.py")))
-data, network, loss_of = _HELP["data"], _HELP["network"], _HELP["loss_of"]
+from support.preempted import data, loss_of, network
+
 Tick = Callable[[], None]
 
 

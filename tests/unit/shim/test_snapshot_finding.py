@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from fasttrain.model.guards import Preempt
+from fasttrain.model.guards import NONE_YET, Preempt
 from fasttrain.shim.snapshots import resume
 from fasttrain.shim.snapshots.files import Manifest, Snapshots
 from fasttrain.shim.snapshots.resume import compare, find, shared_folder
@@ -72,7 +72,7 @@ def test_where_there_is_none_all_begin_at_the_beginning(
 ) -> None:
     found = [find(plan(tmp_path, "if-there"), Snapshots(tmp_path), rank) for rank in ranks]
     assert found == [None, None]
-    assert capfd.readouterr().err.count("there is no snapshot yet") == 1
+    assert capfd.readouterr().err.count(NONE_YET) == 1
 
 
 def test_a_run_that_is_not_to_go_on_looks_for_none(tmp_path: Path) -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import runpy
 from collections import deque
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,8 +11,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-_HELP = runpy.run_path(str(Path(__file__).with_name("preempted.py")))
-data, network, loss_of = _HELP["data"], _HELP["network"], _HELP["loss_of"]
+from support.preempted import data, loss_of, network
+
 Tick = Callable[[], None]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import runpy
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,9 +15,8 @@ from torch.utils.data import DataLoader
 from fasttrain.shim.levers.compile.slots import watch_hooks
 from fasttrain.shim.levers.loss_scaling.script_hooks import GradientHooks as ScaledHooks
 from fasttrain.shim.snapshots.gradient_hooks import REGISTRATIONS, GradientHooks
+from support.preempted import data, loss_of, network
 
-_HELP = runpy.run_path(str(Path(__file__).with_name("preempted.py")))
-data, network, loss_of = _HELP["data"], _HELP["network"], _HELP["loss_of"]
 Tick = Callable[[], None]
 Note = Callable[..., None]
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import runpy
 from collections import OrderedDict, namedtuple
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,10 +12,10 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-from fasttrain.shim.snapshots.batch_signature import look_of, made_like, plain_look
+from fasttrain.shim.snapshots.batch_signature import made_like, plain_signature, signature_of
 from fasttrain.shim.snapshots.files import packed, unpacked
+from support.preempted import network
 
-_HELP = runpy.run_path(str(Path(__file__).with_name("preempted.py")))
 Pair = namedtuple("Pair", "x y")
 
 
@@ -35,9 +33,9 @@ def batch(samples: int, length: int) -> Any:
 
 @pytest.mark.parametrize("other", [batch(4, 3), batch(2, 3), batch(7, 9), batch(4, 0)])
 def test_one_is_made_like_another(other: Any) -> None:
-    look = unpacked(packed(plain_look(look_of(other))))
-    made = made_like(batch(4, 3), look)
-    assert plain_look(look_of(made)) == look
+    signature = unpacked(packed(plain_signature(signature_of(other))))
+    made = made_like(batch(4, 3), signature)
+    assert plain_signature(signature_of(made)) == signature
     assert [type(part) for part in made] == [type(part) for part in other]
     assert made[1] == other[1]
     assert made[4].tolist() == other[4].tolist()
@@ -57,7 +55,7 @@ def test_one_is_made_like_another(other: Any) -> None:
 )
 def test_what_has_other_parts_is_refused(seen: Any, other: Any, capfd: Any) -> None:
     with pytest.raises(SystemExit):
-        made_like(seen, plain_look(look_of(other)))
+        made_like(seen, plain_signature(signature_of(other)))
     assert "[snapshot-diverged]" in capfd.readouterr().err
 
 
@@ -77,7 +75,7 @@ def padded(samples: list[Any]) -> Any:
 
 def test_what_is_counted_by_shapes_and_numbers_of_batches_is_right(preempted: Any) -> None:
     def loop(tick: Callable[[], None]) -> Any:
-        model = _HELP["network"]()
+        model = network()
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
         tokens, numbers = 0, 0
         for _ in range(2):

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import runpy
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,8 +12,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
-_HELP = runpy.run_path(str(Path(__file__).with_name("preempted.py")))
-data, network, loss_of = _HELP["data"], _HELP["network"], _HELP["loss_of"]
+from support.preempted import data, loss_of, network
+
 Tick = Callable[[], None]
 
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import random
-import runpy
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,11 +14,10 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, Sampler, WeightedRandomSampler
 
-from fasttrain.shim.snapshots.loader_epochs import LoaderPasses
+from fasttrain.shim.snapshots.loader_epochs import LoaderEpochs
 from fasttrain.shim.snapshots.random_states import RandomStates
+from support.preempted import data, loss_of, network
 
-_HELP = runpy.run_path(str(Path(__file__).with_name("preempted.py")))
-data, network, loss_of = _HELP["data"], _HELP["network"], _HELP["loss_of"]
 Tick = Callable[[], None]
 
 
@@ -194,7 +191,7 @@ def test_a_sampler_whose_place_can_not_be_told_is_refused(
 
 def test_batches_that_are_dealt_to_the_ranks_are_left_out_a_hand_at_a_time() -> None:
     with ExitStack() as undo:
-        passes = LoaderPasses(RandomStates(None))
+        passes = LoaderEpochs(RandomStates(None))
         passes.prepare(undo)
         passes.dealt = 2
         iterator = passes.made(DataLoader(range(60), 8))  # type: ignore[arg-type]

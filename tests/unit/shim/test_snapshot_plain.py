@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from fasttrain.shim.snapshots.files import UnplainError, packed, unpacked
+from fasttrain.shim.snapshots.files import NeedsPickleError, packed, unpacked
 
 Pair = namedtuple("Pair", "left right")
 
@@ -86,6 +86,6 @@ def test_tensors_without_what_they_are_cut_from() -> None:
     ],
 )
 def test_what_would_have_to_be_pickled_is_refused(value: Any, where: str) -> None:
-    with pytest.raises(UnplainError) as caught:
+    with pytest.raises(NeedsPickleError) as caught:
         packed(value, "it")
     assert caught.value.where == where

@@ -13,13 +13,13 @@ from torch import Tensor
 
 from fasttrain.shim.snapshots.files import packed, unpacked
 from fasttrain.shim.snapshots.gradient_hooks import GradientHooks
-from fasttrain.shim.snapshots.scalar_reads import ARRAYS, READS, Reads
+from fasttrain.shim.snapshots.scalar_reads import ARRAYS, READS, ScalarReads
 
 
 @pytest.fixture
 def reads() -> Iterator[Any]:
     with ExitStack() as undo:
-        reads = Reads(lambda: False, GradientHooks())
+        reads = ScalarReads(lambda: False, GradientHooks())
         reads.install(undo)
         yield reads
 
@@ -101,7 +101,7 @@ def test_torchs_own_reads_do_not_count(reads: Any) -> None:
 
 def test_what_is_left_out_of_a_replay_does_not_count() -> None:
     with ExitStack() as undo:
-        reads = Reads(lambda: True, GradientHooks())
+        reads = ScalarReads(lambda: True, GradientHooks())
         reads.install(undo)
         assert torch.tensor(3).item() == 3
     assert reads.values == []
@@ -132,6 +132,6 @@ def test_another_number_of_reads_is_refused(reads: Any, capfd: Any, values: list
 def test_nothing_is_left_behind() -> None:
     before = {name: Tensor.__dict__.get(name) for name in (*READS, *ARRAYS)}
     with ExitStack() as undo:
-        Reads(lambda: False, GradientHooks()).install(undo)
+        ScalarReads(lambda: False, GradientHooks()).install(undo)
         assert Tensor.item is not torch._C.TensorBase.item
     assert {name: Tensor.__dict__.get(name) for name in (*READS, *ARRAYS)} == before

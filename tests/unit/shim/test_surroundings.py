@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fasttrain.shim.data_parallel.split.surroundings import GLOBAL, NEAR, Surroundings
+from fasttrain.shim.data_parallel.split.surroundings import GLOBAL, NEAR, CallSurroundings
 
 calls = 0
 HISTORY: list[float] = []
@@ -102,7 +102,7 @@ class InAnArgument(Base):
 @pytest.mark.parametrize("kind", [Counts, Appends, Logs, Writes, Keeps, Sets, Tallies, OnItsClass])
 def test_changes_are_seen(kind: type[nn.Module]) -> None:
     module = kind()
-    around = Surroundings(module, torch.ones(3, 2))
+    around = CallSurroundings(module, torch.ones(3, 2))
     assert around.changed() == ""
     module(torch.ones(3, 2))
     assert around.changed() != ""
@@ -110,14 +110,14 @@ def test_changes_are_seen(kind: type[nn.Module]) -> None:
 
 def test_an_argument_that_is_filled_is_seen() -> None:
     module, out = InAnArgument(), {}  # type: ignore[var-annotated]
-    around = Surroundings(module, out)
+    around = CallSurroundings(module, out)
     module(torch.ones(1, 2), out)
     assert around.changed() == "dict"
 
 
 def test_modules_are_looked_at_by_themselves() -> None:
     module = Quiet()
-    around = Surroundings(module, torch.ones(3, 2))
+    around = CallSurroundings(module, torch.ones(3, 2))
     module(torch.ones(3, 2))
     assert around.changed() == ""
 
@@ -131,7 +131,7 @@ def test_a_closure_is_seen() -> None:
             return x
 
     module = Inner()
-    around = Surroundings(module)
+    around = CallSurroundings(module)
     module(torch.ones(1))
     assert around.changed() == "list"
 
@@ -169,7 +169,7 @@ HIDDEN: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
 def test_what_hides_its_state_is_seen(kind: str) -> None:
     make, act = HIDDEN[kind]
     module = Holding(make())
-    around = Surroundings(module)
+    around = CallSurroundings(module)
     assert around.changed() == ""
     act(module.held)
     assert around.changed() != ""
@@ -177,7 +177,7 @@ def test_what_hides_its_state_is_seen(kind: str) -> None:
 
 def test_what_libraries_keep_is_their_own_affair() -> None:
     module = Holding(logging.Logger("calls"))
-    around = Surroundings(module)
+    around = CallSurroundings(module)
     module.held.filters.append(print)
     assert around.changed() == "list"
     assert around.changed(within=GLOBAL) == ""
@@ -201,7 +201,7 @@ RESTORED: dict[str, tuple[Any, Callable[[Any], Any], Any]] = {
 def test_containers_are_put_back(kind: str) -> None:
     held, act, before = RESTORED[kind]
     module = Holding(held)
-    around = Surroundings(module)
+    around = CallSurroundings(module)
     act(held)
     assert held != before
     assert around.restore(within=GLOBAL)
@@ -211,7 +211,7 @@ def test_containers_are_put_back(kind: str) -> None:
 
 def test_a_generator_is_put_back() -> None:
     module = Holding(torch.Generator().manual_seed(3))
-    around = Surroundings(module)
+    around = CallSurroundings(module)
     first = torch.rand(2, generator=module.held)
     assert around.restore(within=GLOBAL)
     assert torch.equal(torch.rand(2, generator=module.held), first)
@@ -219,7 +219,7 @@ def test_a_generator_is_put_back() -> None:
 
 def test_what_can_not_be_put_back_is_told() -> None:
     module = Holding(torch.ones(3))
-    around = Surroundings(module)
+    around = CallSurroundings(module)
     module.held.data.mul_(2)
     assert not around.restore(within=GLOBAL)
 
@@ -232,7 +232,7 @@ class Threaded(Base):
 
 def test_what_threads_may_change_is_left_alone() -> None:
     module = Threaded()
-    around = Surroundings(module)
+    around = CallSurroundings(module)
     HISTORY.append(1.0)
     assert around.changed(within=NEAR) == ""
     assert around.restore(within=NEAR)
@@ -249,7 +249,7 @@ def test_weak_references_are_nobodys() -> None:
 
     kept = Kept()
     module = Holding(weakref.WeakValueDictionary({1: kept}))
-    around = Surroundings(module)
+    around = CallSurroundings(module)
     del kept
     gc.collect()
     assert around.changed() == ""
@@ -261,6 +261,6 @@ def test_a_default_argument_is_seen() -> None:
         return len(seen)
 
     module = Holding(remember)
-    around = Surroundings(module)
+    around = CallSurroundings(module)
     module.held(1)
     assert around.changed() == "list"

@@ -194,7 +194,7 @@ def test_from_a_snapshot_on(watch: Stopwatch) -> None:
     for (x,) in DataLoader(TEN, batch_size=5):
         watch.step(x)
     watch.now += 100.0
-    watch.meter.time_anew()
+    watch.meter.reset_times()
     for (x,) in DataLoader(TEN, batch_size=5):
         watch.step(x)
     assert watch.samples_per_s == 10 / 2.0

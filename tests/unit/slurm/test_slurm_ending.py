@@ -10,7 +10,7 @@ import pytest
 from fasttrain.model.codec import dumps
 from fasttrain.model.errors import ExitCode
 from fasttrain.model.job import TaskEnd
-from fasttrain.slurm.ending import last_ends, last_words, read_ending
+from fasttrain.slurm.ending import BROUGHT_ABOUT, FORGOTTEN, last_ends, last_words, read_ending
 from fasttrain.slurm.state import JobState
 
 
@@ -27,12 +27,12 @@ def leave(run_dir: str, *codes: int, attempt: int = 0) -> None:
         ("COMPLETED", 0, (0, 0), 0, ""),
         ("FAILED", 7, (7, 137), 7, ""),
         ("FAILED", 1, (), 1, ""),  # it never came to a task
-        ("TIMEOUT", 143, (), 143, "time limit"),
-        ("NODE_FAIL", 0, (), ExitCode.UNAVAILABLE, "a node died"),
-        ("CANCELLED", 143, (3,), 3, "cancelled"),
+        ("TIMEOUT", 143, (), 143, BROUGHT_ABOUT["TIMEOUT"]),
+        ("NODE_FAIL", 0, (), ExitCode.UNAVAILABLE, BROUGHT_ABOUT["NODE_FAIL"]),
+        ("CANCELLED", 143, (3,), 3, BROUGHT_ABOUT["CANCELLED"]),
         ("UNKNOWN", None, (0, 0), 0, ""),  # forgotten, and without accounting
         ("UNKNOWN", None, (9,), 9, ""),
-        ("UNKNOWN", None, (), ExitCode.UNAVAILABLE, "no longer knows"),
+        ("UNKNOWN", None, (), ExitCode.UNAVAILABLE, FORGOTTEN),
     ],
 )
 def test_the_scripts_own_code_wins(

@@ -12,7 +12,7 @@ from fasttrain.hardware.tool import ToolError
 from fasttrain.model.errors import FasttrainError
 from fasttrain.model.job import SubmittedJob
 from fasttrain.slurm import follow as following
-from fasttrain.slurm.follow import follow
+from fasttrain.slurm.follow import SILENT, follow
 from fasttrain.slurm.state import JobState
 
 Answer = Mapping[str, JobState] | ToolError
@@ -91,7 +91,7 @@ def test_states_may_be_left_untold(controller: Controller, make_job: Any) -> Non
     controller.answers = [states("PENDING"), ToolError("squeue ended with 1"), states("COMPLETED")]
     told: list[str] = []
     follow(make_job(), {}, None, told.append, states=False)
-    assert told == ["SLURM doesn't answer: squeue ended with 1"]
+    assert told == [f"{SILENT}: squeue ended with 1"]
 
 
 def test_an_end_in_the_files_has_it_ask_at_once(controller: Controller, make_job: Any) -> None:
@@ -156,4 +156,4 @@ def test_a_controller_that_is_silent_for_long_ends_the_wait(
         follow(make_job(), {}, None, told.append)
     assert caught.value.slug == "slurm-down"
     assert 600 < controller.now_s < 620
-    assert told == ["job 12 RUNNING", "SLURM doesn't answer: squeue gave no answer in 20 s"]
+    assert told == ["job 12 RUNNING", f"{SILENT}: squeue gave no answer in 20 s"]

@@ -10,7 +10,7 @@ from fasttrain.model.job import JobRequest
 from fasttrain.model.plan import ScriptFacts, Target
 from fasttrain.model.settings import Settings
 from fasttrain.model.slurm import SlurmSettings
-from fasttrain.slurm.sweep import cells
+from fasttrain.slurm.submission import cells
 
 
 def request(*sweep: str) -> JobRequest:

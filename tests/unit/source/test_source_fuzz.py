@@ -12,6 +12,8 @@ from fasttrain.model.plan import ScriptFacts, Target
 from fasttrain.source.ranks import FRAMEWORKS, OPTIONS, VARIABLES
 from fasttrain.source.read import read_script
 
+pytestmark = pytest.mark.matrix
+
 PIECES = [
     *("import ", "from ", " import ", " as ", ".", "..", "*", ", ", "\n", "\n  ", "\n    ", ": "),
     *(

@@ -9,7 +9,7 @@ import pytest
 import fasttrain
 from fasttrain.model.plan import ScriptFacts, Target
 from fasttrain.source import finder
-from fasttrain.source.read import read_script
+from fasttrain.source.read import NO_MODULE, read_script
 
 USE = "import accelerate\naccelerate.Accelerator()\n"
 SITE = "venv/lib/site-packages"
@@ -177,7 +177,7 @@ def test_an_installed_module_that_is_named_is_the_users_own_with_its_package(see
 @pytest.mark.parametrize("module", ["nowhere", "pkg.none", "pkg", "", ".pkg", "pkg.", "a\0b"])
 def test_a_module_that_is_not_there_is_told(read, module):
     facts = read({"pkg/__init__.py": USE, "__init__.py": USE}, name=module, kind="module")
-    assert facts == ScriptFacts(unread=(f"{module}: there is no such module",))
+    assert facts == ScriptFacts(unread=(f"{module}: {NO_MODULE}",))
 
 
 def test_a_module_of_the_standard_library_is_not_read(read):

@@ -1,1 +1,1 @@
-"""What is printed for a person: one card per topic."""
+"""Output for people: one module per topic."""

@@ -1,4 +1,4 @@
-"""Why a run failed, as a person reads it: between the script's own words and the receipt."""
+"""The card of a failed run, printed between the script's output and the receipt."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fasttrain.cli.console import stderr_console
 from fasttrain.model.crash import Crash, Frame
 
 WIDTH = 80
-# Most lines of one entry; together with the head, six where the screen holds the traceback.
+# Most lines of one entry. With the head, that makes six lines if the traceback is on the screen.
 ENTRY_LINES, ERROR_LINES = 2, 5
 SHOWN_FRAMES = 1
 _SLUG = re.compile(r"\[([a-z0-9-]+)\]\s*$")
@@ -21,13 +21,13 @@ SAYS_IT_ALL = {"exit", "interrupted", "stopped"}  # ends that are nobody's mista
 
 
 def print_crash(crash: Crash, run_dir: str, *, brief: bool = False) -> None:
-    """Print a crash to stderr; what was on the screen isn't repeated.
+    """Print a crash to stderr, without what is on the screen already.
 
     Args:
         crash: The crash.
         run_dir: The run directory.
-        brief: Whether it is told in three lines, and not at all where the screen holds the output
-            of a single process: under --quiet, that prints what python would print.
+        brief: Whether to print three lines only, and nothing for a single process whose output is
+            on the screen: with --quiet, such a run prints what python would print.
     """
     if crash.shown and (crash.cause == "refused" or (brief and crash.ranks == 1)):
         return
@@ -38,12 +38,12 @@ def print_crash(crash: Crash, run_dir: str, *, brief: bool = False) -> None:
 
 
 def _one_line(crash: Crash, width: int) -> list[Text]:
-    """Return the one line that is enough for one process that has said all itself, or none."""
+    """Return the line that suffices for a single process that printed the cause itself, or none."""
     all_said = crash.cause in SAYS_IT_ALL or not (crash.fix or crash.signal)
     if crash.ranks > 1 or not crash.shown or not all_said or crash.earlier or crash.final:
         return []
-    told = crash.why if crash.cause in SAYS_IT_ALL else f"{_head(crash)}: {crash.why}"
-    return [Text(_cut(f"fasttrain: {told}", width), style="bold")]
+    line = crash.why if crash.cause in SAYS_IT_ALL else f"{_head(crash)}: {crash.why}"
+    return [Text(_cut(f"fasttrain: {line}", width), style="bold")]
 
 
 def _lines(crash: Crash, run_dir: str, width: int, *, brief: bool) -> Iterator[Text]:
@@ -53,7 +53,7 @@ def _lines(crash: Crash, run_dir: str, width: int, *, brief: bool) -> Iterator[T
     if not brief and (not crash.shown or crash.signal):  # a signal leaves nothing on the screen
         frames = crash.frames[-SHOWN_FRAMES:] if crash.shown else crash.frames
         yield from (Text(_cut(f"  {_call(frame)}", width)) for frame in frames)
-    if own:  # the why and the fix of such an error are those of the card
+    if own:  # the card has its why and fix already
         yield Text(f"  {what}")
     elif not brief and not crash.shown:
         yield from map(Text, _fitted("  ", crash.error, width, ERROR_LINES))
@@ -71,7 +71,7 @@ def _lines(crash: Crash, run_dir: str, width: int, *, brief: bool) -> Iterator[T
 
 
 def _own_error(error: str) -> tuple[str, str]:
-    """Return what a FasttrainError says first, and its slug."""
+    """Return the first line of a FasttrainError, and its slug."""
     what, *more = error.partition("error: ")[2].splitlines() or [""]
     slug = _SLUG.search("\n".join([what, *more]))
     return what, slug[1] if slug else ""
@@ -93,8 +93,8 @@ def _call(frame: Frame) -> str:
 
 def _entry(label: str, text: str, width: int, most: int) -> Iterator[Text]:
     for index, line in enumerate(_fitted("       ", text, width, most)):
-        told = Text(f"  {label}: " if not index else "       ", style="bold")
-        yield told.append(line.lstrip(), style="")
+        head = Text(f"  {label}: " if not index else "       ", style="bold")
+        yield head.append(line.lstrip(), style="")
 
 
 def _fitted(indent: str, text: str, width: int, most: int) -> list[str]:

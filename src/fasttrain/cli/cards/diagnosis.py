@@ -1,20 +1,26 @@
-"""A diagnosis as a person reads it, in 80 columns."""
+"""A diagnosis for people: in 80 columns, and as Markdown for a bug tracker."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import getpass
+import platform
+import re
+from collections.abc import Iterator, Sequence
 from itertools import groupby
+from pathlib import Path
 
+from rich.console import Group
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from fasttrain.cli.cards.findings import below, counted_findings, told
-from fasttrain.cli.cards.receipt import WORDS, size
+from fasttrain import __version__
+from fasttrain.cli.cards.receipt import WORDS
 from fasttrain.cli.console import stdout_console
 from fasttrain.doctor.checks.words import spans
 from fasttrain.doctor.diagnosis import Diagnosis
-from fasttrain.model.examination import DeviceState, Examination
+from fasttrain.model.errors import size
+from fasttrain.model.examination import DeviceState, Examination, Finding, Severity
 from fasttrain.model.machine import Cpu, Device, Machine
 from fasttrain.model.outcome import State
 
@@ -40,7 +46,7 @@ def print_diagnosis(diagnosis: Diagnosis) -> None:
         style = "green" if verdict.fine else "yellow"
         console.print(Text(f"{verdict.device}: {verdict.text}", style=style))
     for finding in diagnosis.findings:
-        console.print(below(told(finding)))
+        console.print(below(finding_lines(finding)))
     console.print(Text(f"\n{_summary(diagnosis)}", style="bold"))
     console.print(Text(f"  {diagnosis.command}", style="green"), soft_wrap=True)
     console.print(Padding(Text(f"({diagnosis.why})"), (0, 0, 0, 2), expand=False))
@@ -59,7 +65,7 @@ def _head(seen: Examination) -> Iterator[str]:
 
 
 def torch_line(seen: Examination) -> str:
-    """Give torch's version and what it was built with, in a line."""
+    """Return torch's version and what it was built with, in one line."""
     torch, trial = seen.machine.torch, seen.torch
     if not torch.version:
         return "no torch"
@@ -75,7 +81,7 @@ def torch_line(seen: Examination) -> str:
 def device_rows(seen: Examination) -> Iterator[tuple[str, ...]]:
     """Yield rows of device, name, memory, precisions and state; the CPU comes last.
 
-    Neighbours that differ in nothing but their index share a row.
+    Neighbours that differ only in their index share a row.
     """
     states = {(state.kind, state.index, state.uuid): state for state in seen.devices}
     rows = [
@@ -141,7 +147,7 @@ def _devices(seen: Examination) -> Table:
 
 
 def lever_rows(diagnosis: Diagnosis) -> Iterator[tuple[str, ...]]:
-    """Yield lever, value, what would become of it, and the reason with its place."""
+    """Yield rows of lever, value, expected outcome, and the reason with its place."""
     for line in diagnosis.levers:
         why = f"{line.why} ({line.where})" if line.where else line.why
         yield (line.lever, line.value, _WORDS[line.verdict], why)
@@ -157,7 +163,7 @@ def _levers(diagnosis: Diagnosis) -> Table:
 
 
 def measured_rows(diagnosis: Diagnosis) -> Iterator[tuple[str, ...]]:
-    """Yield what, device, value and the data sheet's word of each measurement."""
+    """Yield rows of what was measured, device, value, and the data sheet's value."""
     for m in diagnosis.measurements:
         value = m.problem or f"{m.value:.4g} {m.unit}"
         yield (m.what, m.device, value, f"{m.expected:g} {m.unit}" if m.expected else "")
@@ -174,3 +180,94 @@ def _measurements(diagnosis: Diagnosis) -> Table:
 
 def _summary(diagnosis: Diagnosis) -> str:
     return f"{counted_findings(diagnosis.findings)}; to train here:"
+
+
+STYLES: dict[Severity, str] = {"error": "bold red", "warning": "yellow", "hint": "cyan"}
+
+
+def finding_lines(finding: Finding) -> Table:
+    """Return a finding's three lines, with hanging indents."""
+    table = Table.grid(padding=(0, 1))
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(overflow="fold")
+    where = f"{finding.where}: " if finding.where else ""
+    head = Text(f"{finding.severity}:", style=STYLES[finding.severity])
+    table.add_row(head, Text(f"{where}{finding.what}"))
+    table.add_row("why:", Text(finding.why))
+    fix = Text(finding.fix)
+    table.add_row("fix:", fix.append(f"  [{finding.check}]", style="dim"))
+    return table
+
+
+def below(table: Table) -> Group:
+    """Return a table after an empty line; rich's own padding would fill that line with blanks."""
+    return Group("", table)
+
+
+def counted_findings(findings: Sequence[Finding]) -> str:
+    """Return the number of findings of each severity, in words."""
+    counts = {s: sum(f.severity == s for f in findings) for s in STYLES}
+    parts = [f"{n} {s}{'' if n == 1 else 's'}" for s, n in counts.items() if n]
+    return ", ".join(parts) if parts else "nothing is wrong"
+
+
+def markdown(diagnosis: Diagnosis) -> str:
+    """Return a report in Markdown, with the user's name, home and machine masked."""
+    return masked(
+        "\n".join(_markdown_lines(diagnosis)) + "\n", diagnosis.examination.machine.hostname
+    )
+
+
+def masked(text: str, hostname: str) -> str:
+    """Return a text with the user's home directory and name and the machine's name masked."""
+    text = text.replace(str(Path.home()), "~")
+    names = [(_user(), "USER"), (hostname, "HOST"), (platform.node(), "HOST")]
+    for name, mask in names:
+        if len(name) > 2:  # a shorter one is a part of many texts
+            text = re.sub(rf"(?<![\w-]){re.escape(name)}(?![\w-])", mask, text)
+    return text
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):  # a user ID without a name, as in many containers
+        return ""
+
+
+def _markdown_lines(diagnosis: Diagnosis) -> Iterator[str]:
+    seen = diagnosis.examination
+    machine = seen.machine
+    yield f"### fasttrain {__version__} doctor"
+    yield ""
+    yield f"- {machine.system}, kernel {seen.host.kernel or '?'}, Python {machine.python}"
+    yield f"- {torch_line(seen)}" + (f", for {diagnosis.python}" if diagnosis.python else "")
+    yield f"- driver {machine.driver or 'none'}, container {seen.host.container or 'none'}"
+    yield ""
+    yield from _markdown_table(
+        ("device", "name", "memory", "precision", "state"), [*device_rows(seen)]
+    )
+    if diagnosis.levers:
+        yield from _markdown_table(("lever", "value", "here", "why"), [*lever_rows(diagnosis)])
+    if diagnosis.measurements:
+        yield from _markdown_table(
+            ("measured", "device", "value", "data sheet"), [*measured_rows(diagnosis)]
+        )
+        yield from (f"- {verdict.device}: {verdict.text}" for verdict in diagnosis.verdicts)
+    yield from (
+        f"- **{f.severity}** `{f.check}`: {f.where and f.where + ': '}{f.what} ({f.why})"
+        for f in diagnosis.findings
+    )
+    if seen.environ:
+        yield ""
+        yield "```"
+        yield from (f"{name}={value}" for name, value in sorted(seen.environ.items()))
+        yield "```"
+
+
+def _markdown_table(titles: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
+    yield f"| {' | '.join(titles)} |"
+    yield f"|{'---|' * len(titles)}"
+    for row in rows:
+        yield "| " + " | ".join(cell.replace("|", r"\|") for cell in row) + " |"
+    yield ""

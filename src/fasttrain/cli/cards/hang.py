@@ -1,4 +1,4 @@
-"""The card of a run that hangs: where every rank stands, who waits for whom."""
+"""The card of a run that hangs: the stacks of the ranks, and who waits for whom."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.text import Text
 from fasttrain.cli.cards.receipt import near, seconds
 from fasttrain.cli.console import stderr_console
 from fasttrain.launch.hang.verdict import rank_list
-from fasttrain.model.hang import HANG_FILE, Frame, Hang, StuckProcess
+from fasttrain.model.hang import HANG_FILE, NO_PROGRESS, Frame, Hang, StuckProcess
 
 WIDTH = 80
 INNERMOST = 3
@@ -33,7 +33,7 @@ def print_hang(hang: Hang, run_dir: str) -> None:
     console = stderr_console()
     console.width = min(console.width, WIDTH)
     steps = max((rank.steps for rank in hang.ranks), default=0)
-    head = f"fasttrain: no rank went on for {seconds(hang.quiet_s)}, after step {steps:,}"
+    head = f"fasttrain: {NO_PROGRESS} for {seconds(hang.quiet_s)}, after step {steps:,}"
     console.print(Text(head, style="bold red"))
     for line in hang.verdict:
         _indented(console, Text(line))
@@ -50,14 +50,15 @@ def _indented(console: Console, text: Text, columns: int = 2) -> None:
 
 
 def _stacks(hang: Hang) -> Iterator[tuple[str, list[str]]]:
-    """Yield the main threads' stacks, those that are alike once, with a title of whose they are."""
+    """Yield the main threads' stacks with a title that names the ranks; equal stacks only once."""
+    # Hundreds of ranks usually have a few different stacks.
     alike: dict[Stack, list[int]] = {}
     helpers: list[tuple[str, list[str]]] = []
     for rank in hang.ranks:
         alike.setdefault(_main(rank.processes[0]), []).append(rank.rank)
         for process in rank.processes[1:]:
             stack = _main(process)
-            # A DataLoader worker that waits for work has no frame of the user's.
+            # A DataLoader worker that waits for work has no frame of the user's code.
             if stack and (process.role == "child" or any(frame.user for frame in stack)):
                 title = f"rank {rank.rank}, {_ROLES[process.role]} {process.pid}"
                 helpers.append((title, _lines(stack)))
@@ -73,7 +74,7 @@ def _main(process: StuckProcess) -> Stack:
 
 
 def _lines(stack: Stack) -> list[str]:
-    """Return the innermost frames, and those of the user's own code among the others."""
+    """Return the innermost frames, and all frames of the user's own code."""
     kept = [frame for i, frame in enumerate(stack) if i < INNERMOST or frame.user]
     lines = [f"{frame.file}:{frame.line} {frame.function}" for frame in kept[:SHOWN_FRAMES]]
     left = len(stack) - len(lines)

@@ -1,4 +1,4 @@
-"""Jobs as a person reads them."""
+"""The output of ``fasttrain job``, and of the end of a job that was waited for."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class JobRow:
 
 
 def job_rows(sent: Sequence[SubmittedJob], states: Mapping[str, JobState]) -> tuple[JobRow, ...]:
-    """Return the lines, in the order in which the jobs were sent."""
+    """Return one row per job, in the order of `sent`."""
     return tuple(
         JobRow(
             job_id=job.job_id,
@@ -81,7 +81,7 @@ def print_jobs(rows: Sequence[JobRow]) -> None:
 
 
 def print_job(ending: Ending) -> None:
-    """Print one job with its state, and its receipt where it has one."""
+    """Print one job with its state, and its receipt if it has one."""
     job, console = ending.job, stdout_console()
     console.print(Text(f"job {job.job_id}: {job.command}", style="bold"), soft_wrap=True)
     console.print(Text(f"  run directory {job.run_dir}"), soft_wrap=True)
@@ -89,7 +89,7 @@ def print_job(ending: Ending) -> None:
         console.print(_cells_table(ending.cells))
         return
     (cell,) = ending.cells
-    again = f", queued again {cell.state.restarts} times" if cell.state.restarts else ""
+    again = f", requeued {cell.state.restarts} times" if cell.state.restarts else ""
     console.print(Text(f"  {cell.state}{again}"), soft_wrap=True)
     if cell.state.ended and cell.receipt:
         _print_trouble(cell.receipt, shown=False)
@@ -97,7 +97,7 @@ def print_job(ending: Ending) -> None:
 
 
 def print_ending(ending: Ending, *, shown: bool) -> None:
-    """Print how a job ended to stderr.
+    """Print to stderr how a job ended.
 
     Args:
         ending: The end.
@@ -147,7 +147,7 @@ def _results(cell: CellEnding) -> tuple[str, ...]:
 
 
 def _last_line(run_dir: Path) -> str:
-    """Return the last line that rank 0 printed: that is where scripts put their result."""
+    """Return the last line that rank 0 printed, which is usually the script's result."""
     try:
         lines = (run_dir / "rank-0.log").read_text(errors="replace").splitlines()
     except OSError:
@@ -159,4 +159,4 @@ def _request(cell: CellEnding) -> dict[str, str]:
     try:
         return load(JobRequest, Path(cell.run_dir, JOB_FILE)).cell
     except (OSError, CodecError):
-        return {}  # removed since, or of another version: the rest can still be told
+        return {}  # removed since, or of another version: the rest can still be shown

@@ -17,7 +17,7 @@ FIGURES = ("step", "step_s", "samples_per_s", "memory_bytes")
 
 
 def choose_display(*, quiet: bool) -> Display:
-    """Return the progress line where stderr is a terminal, plain relaying elsewhere."""
+    """Return the progress line if stderr is a terminal, else a display that only relays."""
     if quiet:
         return QuietDisplay()
     if not sys.stderr.isatty() or _may_reach_the_terminal(1):
@@ -26,9 +26,9 @@ def choose_display(*, quiet: bool) -> Display:
 
 
 def _may_reach_the_terminal(descriptor: int) -> bool:
-    """True if somebody else may write what goes there to the terminal, as ``| tee log`` does.
+    """Return True if another process may write this output to the terminal, as ``| tee log`` does.
 
-    Their writes would end up in the middle of the progress line.
+    Its writes would end up in the middle of the progress line.
     """
     try:
         mode = os.fstat(descriptor).st_mode
@@ -38,10 +38,10 @@ def _may_reach_the_terminal(descriptor: int) -> bool:
 
 
 class ProgressDisplay:
-    """Draws the line whenever the script's own output stands at the start of a line.
+    """Draws the progress line whenever the script's output is at the start of a line.
 
-    A script that is in the middle of a line, such as one with a progress bar of its own, is
-    never disturbed. A terminal that is gone ends the line and nothing else.
+    A script in the middle of a line, such as one with a progress bar of its own, is never
+    disturbed. If the terminal goes away, only the progress line ends.
     """
 
     def __init__(self) -> None:
@@ -57,16 +57,16 @@ class ProgressDisplay:
         """Write the script's bytes above the line.
 
         Raises:
-            OSError: These bytes can't be written, which is the script's to know.
+            OSError: If these bytes can't be written; the caller lets the script know.
         """
-        with self._lock:
+        with self._lock:  # the relay writes from a thread of its own
             self._erase()
             write_all(descriptor, data)
             self._at_start = data.endswith(b"\n")
             self._draw()
 
     def progress(self, event: dict[str, Any]) -> None:
-        """Draw the figures of an event, or what is being compiled; nothing of what is garbled."""
+        """Draw the figures of an event, or what is being compiled; ignore malformed events."""
         compiling = event.get("compiling")
         if isinstance(compiling, str) and (not compiling or compiling.isidentifier()):
             line = self._render(f"compiling {compiling} ...") if compiling else self._figures
@@ -80,16 +80,16 @@ class ProgressDisplay:
             self._draw()
 
     def tick(self) -> None:
-        """Nothing: what there is to show is drawn when it comes."""
+        """Do nothing: the line is drawn when an event comes."""
 
     def tell(self, text: str) -> None:
         """Write a line to stderr, at the start of one."""
         begin = b"" if self._at_start else b"\n"
-        with suppress(OSError):  # nobody reads it
+        with suppress(OSError):  # stderr has no reader any more
             self.write(2, begin + f"fasttrain: {text}\n".encode(errors="backslashreplace"))
 
     def close(self) -> None:
-        """Take the line away."""
+        """Erase the line."""
         with self._lock:
             self._erase()
             self._line = b""
@@ -121,7 +121,8 @@ class ProgressDisplay:
 
 
 def _figures(event: dict[str, Any]) -> Iterator[str]:
-    from fasttrain.cli.cards.receipt import seconds, size
+    from fasttrain.cli.cards.receipt import seconds
+    from fasttrain.model.errors import size
 
     yield f"step {event['step']:,}"
     if event["step_s"]:
@@ -132,4 +133,4 @@ def _figures(event: dict[str, Any]) -> Iterator[str]:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and abs(value) < sys.maxsize  # false for nan
+    return isinstance(value, int | float) and abs(value) < sys.maxsize  # False for NaN

@@ -1,4 +1,4 @@
-"""The receipt as a person reads it."""
+"""The receipt of a run, printed for people."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fasttrain.cli.console import stderr_console
+from fasttrain.model.errors import size
 from fasttrain.model.outcome import Outcome, RankReport, Receipt, State, StepStats
 
 STYLES = {
@@ -21,9 +22,9 @@ STYLES = {
     State.ARMED: "yellow",
     State.APPLIED: "green",
 }
-# The words of a record, where the field has better ones for a person.
+# The states as a person reads them, where the record's word would not be understood.
 WORDS = {state: state.value for state in State} | {
-    State.CEDED: "left to your script",
+    State.CEDED: "left to the script",
     State.ARMED: "had no effect",
 }
 _PLURAL = re.compile(r"(?<=ss|ch)es$|s$")  # losses, batches; graphs
@@ -53,7 +54,7 @@ def _body(ranks: tuple[RankReport, ...]) -> Table:
     first = ranks[0]
     for outcome in first.outcomes:
         state = Text(WORDS[outcome.state], style=STYLES[outcome.state])
-        table.add_row(outcome.lever, state, _told(outcome))
+        table.add_row(outcome.lever, state, _details(outcome))
     for other in ranks[1:]:
         if difference := _difference(first, other):
             table.add_row(f"rank {other.rank}", "", Text(difference))
@@ -64,7 +65,7 @@ def _body(ranks: tuple[RankReport, ...]) -> Table:
 
 
 def _of_all(ranks: tuple[RankReport, ...]) -> StepStats:
-    """Return the figures of the first rank, with what all of them train on in a second."""
+    """Return the figures of the first rank, with the throughput of all ranks together."""
     return replace(
         ranks[0].stats,
         samples_per_s=sum(rank.stats.samples_per_s for rank in ranks),
@@ -72,7 +73,7 @@ def _of_all(ranks: tuple[RankReport, ...]) -> StepStats:
     )
 
 
-def _told(outcome: Outcome) -> Text:
+def _details(outcome: Outcome) -> Text:
     parts = [outcome.asked if outcome.state is State.APPLIED else "", outcome.reason]
     sites = [f"{site.what} ({site.where})" if site.where else site.what for site in outcome.sites]
     if len(sites) > SHOWN_SITES:
@@ -80,16 +81,16 @@ def _told(outcome: Outcome) -> Text:
     if outcome.state is State.APPLIED:
         parts.append(", ".join(sites))
     parts.append(", ".join(counted(name, n) for name, n in outcome.counts.items() if n))
-    told = Text(": ".join(part for part in parts if part))
+    text = Text(": ".join(part for part in parts if part))
     for note in outcome.notes[:SHOWN_NOTES]:
-        told.append(f"\n- {note}", style="dim")
+        text.append(f"\n- {note}", style="dim")
     if len(outcome.notes) > SHOWN_NOTES:
-        told.append(f"\n- {len(outcome.notes) - SHOWN_NOTES} more in receipt.json", style="dim")
-    return told
+        text.append(f"\n- {len(outcome.notes) - SHOWN_NOTES} more in receipt.json", style="dim")
+    return text
 
 
 def counted(name: str, count: int) -> str:
-    """Return ``1 graph`` or ``2 graphs`` for a count whose name is in the plural."""
+    """Return ``1 graph`` or ``2 graphs``, given a name in the plural."""
     return f"{count:,} {name if count != 1 else _PLURAL.sub('', name)}"
 
 
@@ -104,7 +105,7 @@ def _difference(first: RankReport, other: RankReport) -> str:
 
 
 def speed(stats: StepStats, *, ranks: int = 1) -> str:
-    """Return the figures of a run in one line, leaving out those that aren't known."""
+    """Return the figures of a run in one line, without unknown ones."""
     if not stats.steps:
         return f"no optimizer step was seen; peak memory {size(stats.peak_memory_bytes)}"
     noun, plural = ("backward pass", "backward passes") if stats.are_passes else ("step", "steps")
@@ -136,16 +137,6 @@ def seconds(value: float) -> str:
     return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
-def size(value: int) -> str:
-    """Return a size in bytes with its unit, in powers of 1024."""
-    amount = float(value)
-    for unit in ("B", "KiB", "MiB"):
-        if amount < 1024:
-            return f"{amount:.4g} {unit}"
-        amount /= 1024
-    return f"{_digits(amount)} GiB"
-
-
 def _digits(value: float) -> str:
     return f"{value:.3g}" if value < 99.5 else f"{value:.0f}"
 
@@ -153,9 +144,9 @@ def _digits(value: float) -> str:
 def _footer(receipt: Receipt) -> list[str]:
     from fasttrain.launch.restarts.attempts import earlier
 
-    attempts = () if receipt.crash else receipt.attempts  # its card tells of them
+    attempts = () if receipt.crash else receipt.attempts  # the crash's card lists them
     return [
-        *([f"  started again: {earlier(attempts)}"] if attempts else ()),
+        *([f"  restarted: {earlier(attempts)}"] if attempts else ()),
         *(f"  warning: {text}" for text in (*receipt.unmet, *receipt.warnings)),
         *(f"  hint: {text}" for text in receipt.hints),
         f"  kept in {near(receipt.run_dir)}",
@@ -163,7 +154,7 @@ def _footer(receipt: Receipt) -> list[str]:
 
 
 def near(path: str) -> str:
-    """Return a path relative to the working directory, where it lies below it."""
+    """Return a path, relative to the working directory if it is inside."""
     try:
         here = Path.cwd()
     except FileNotFoundError:  # the script may have removed it

@@ -1,35 +1,39 @@
-"""``fasttrain doctor``: what it takes on the command line."""
+"""``fasttrain doctor``: its argument and options."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 import typer
+
+from fasttrain.cli.options import with_options
 
 NAME = "doctor"
 
 
-def doctor(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DoctorRequest:
+    """The argument and options of ``fasttrain doctor``."""
+
     script: Annotated[
         str | None,
         typer.Argument(
-            help="A training script: tells what fasttrain would do with it here.",
+            help="A training script: show what fasttrain would do with it here.",
             show_default=False,
         ),
-    ] = None,
+    ] = None
     json: Annotated[
-        bool, typer.Option("--json", help="Print all of it as JSON, as run --machine takes it.")
-    ] = False,
+        bool, typer.Option("--json", help="Print everything as JSON; run --machine takes it.")
+    ] = False
     markdown: Annotated[
         bool, typer.Option("--markdown", help="Print a report for a bug tracker, names masked.")
-    ] = False,
-    quick: Annotated[bool, typer.Option("--quick", help="Start no torch: under a second.")] = False,
+    ] = False
+    quick: Annotated[bool, typer.Option("--quick", help="Start no torch: under a second.")] = False
     bench: Annotated[
         bool, typer.Option("--bench", help="Measure the devices as well: under a minute.")
-    ] = False,
-    fix: Annotated[
-        bool, typer.Option("--fix", help="Mend what can safely be mended here.")
-    ] = False,
+    ] = False
+    fix: Annotated[bool, typer.Option("--fix", help="Fix what can safely be fixed here.")] = False
     python: Annotated[
         str | None,
         typer.Option(
@@ -37,42 +41,27 @@ def doctor(
             help="Examine for this Python; default: the one that run takes.",
             show_default=False,
         ),
-    ] = None,
-    list_checks: Annotated[bool, typer.Option("--list", help="List the checks.")] = False,
+    ] = None
+    list_checks: Annotated[bool, typer.Option("--list", help="List the checks.")] = False
     only: Annotated[
-        str | None, typer.Option(metavar="CHECK,...", help="Make these checks alone.")
-    ] = None,
+        str | None, typer.Option(metavar="CHECK,...", help="Make only these checks.")
+    ] = None
     skip: Annotated[
-        str | None, typer.Option(metavar="CHECK,...", help="Leave these checks out.")
-    ] = None,
+        str | None, typer.Option(metavar="CHECK,...", help="Leave out these checks.")
+    ] = None
     machine: Annotated[
         str | None,
         typer.Option(metavar="FILE", help="Judge a recorded machine instead of this one."),
-    ] = None,
-) -> int:
-    """Tell what this machine has, what is wrong with it, and how to mend it."""
-    from fasttrain.cli.examining import Request, perform  # only now: --help needs none of it
-
-    return perform(
-        Request(
-            script=script,
-            form="json" if json else "markdown" if markdown else "screen",
-            quick=quick,
-            bench=bench,
-            fix=fix,
-            python=python,
-            list_checks=list_checks,
-            only=_slugs(only),
-            skip=_slugs(skip),
-            machine=machine,
-        )
-    )
+    ] = None
 
 
-def _slugs(text: str | None) -> tuple[str, ...]:
-    return tuple(word.strip() for word in (text or "").split(",") if word.strip())
+def doctor(**given: Any) -> int:
+    """Show what this machine has, what is wrong with it, and how to fix it."""
+    from fasttrain.cli.examining import perform  # deferred: --help doesn't need it
+
+    return perform(DoctorRequest(**given))
 
 
 def register(app: typer.Typer) -> None:
     """Add the command to the application."""
-    app.command(NAME)(doctor)
+    app.command(NAME)(with_options(doctor, DoctorRequest))

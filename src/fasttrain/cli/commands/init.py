@@ -1,4 +1,4 @@
-"""``fasttrain init``: hands out a template to start from."""
+"""``fasttrain init``: copy a template to start from."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def init(
         str | None, typer.Argument(help="New directory for it (default: its name).")
     ] = None,
 ) -> int:
-    """Copy a training script to start from, with a fasttrain.yaml beside it."""
+    """Copy a training script to start from, and a fasttrain.yaml next to it."""
     names = sorted({script.parent.name for script in _templates().glob("*/*.py")})
     if name is None:
         typer.echo("\n".join(names))
@@ -63,7 +63,7 @@ def _copy(name: str, target: Path) -> None:
         shutil.copy(_templates() / "fasttrain.yaml", target)
     except OSError as error:
         raise FasttrainError(
-            f"{target} can't be made",
+            f"{target} can't be created",
             why=error.strerror or str(error),
             fix="name a directory that doesn't exist yet",
             slug="template-target",

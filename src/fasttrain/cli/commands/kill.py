@@ -1,4 +1,4 @@
-"""``fasttrain kill``: ends runs on this machine."""
+"""``fasttrain kill``: end runs on this machine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def kill(
     run_id: Annotated[
         str | None,
         typer.Argument(
-            help="A run as `fasttrain ps` names it, any part of that, or its directory.",
+            help="A run's name from `fasttrain ps`, any part of it, or its directory.",
             show_default=False,
         ),
     ] = None,
@@ -26,12 +26,12 @@ def kill(
     shutdown_timeout: Annotated[
         int,
         typer.Option(
-            metavar="S", min=0, help="Seconds to save in, before SIGKILL; at most those of the run."
+            metavar="S", min=0, help="Seconds to save before SIGKILL; at most the run's own limit."
         ),
     ] = int(str(GRACE.default)),
 ) -> int:
     """End runs of yours: SIGTERM, time to save, then SIGKILL."""
-    from fasttrain.cli.runs import chosen, end_run, local_runs  # only now, as in ps
+    from fasttrain.cli.runs import chosen, end_run, local_runs  # deferred, as in ps
 
     for run in chosen(local_runs(), run_id, all_runs=all_runs):
         typer.echo(end_run(run, shutdown_timeout))

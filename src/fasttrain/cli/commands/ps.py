@@ -12,8 +12,8 @@ NAME = "ps"
 def ps(
     json: Annotated[bool, typer.Option("--json", help="Print them as JSON.")] = False,
 ) -> int:
-    """List your runs on this machine, also those whose launcher is dead."""
-    from fasttrain.cli.runs import local_runs, run_table  # only now: --help needs none of it
+    """List your runs on this machine, including those whose launcher is dead."""
+    from fasttrain.cli.runs import local_runs, run_table  # deferred: --help doesn't need it
 
     runs = local_runs()
     if json:

@@ -1,4 +1,4 @@
-"""``fasttrain report``: shows the receipt of a run that has ended."""
+"""``fasttrain report``: show the receipt of a run that has ended."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def report(
     json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
 ) -> int:
     """Show the receipt of a run."""
-    # Only now: --help needs none of it.
+    # Deferred: --help doesn't need it.
     from fasttrain.launch.report.receipts import read_hang, read_receipt
     from fasttrain.launch.run_dir.paths import find_run_dir, latest_run_dir
     from fasttrain.launch.start import working_directory
@@ -45,7 +45,7 @@ def report(
         if receipt.crash:
             from fasttrain.cli.cards.crash import print_crash
 
-            # What was on the screen then isn't there now.
+            # Output that was on the screen during the run isn't there now.
             print_crash(replace(receipt.crash, shown=False), receipt.run_dir)
         print_receipt(receipt)
     return 0

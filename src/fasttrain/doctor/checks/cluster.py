@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fasttrain.doctor.checks.words import check, one_line
-from fasttrain.model.examination import Examination, Partition
-from fasttrain.model.finding import Finding
+from fasttrain.model.examination import Examination, Finding, Partition
 from fasttrain.planning.describe import counted
 
 

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from fasttrain.doctor.checks.words import check, named
-from fasttrain.model.examination import DeviceState, Examination
-from fasttrain.model.finding import Finding
-from fasttrain.model.machine import DeviceKind
+from fasttrain.model.examination import DeviceState, Examination, Finding
+from fasttrain.model.vendors import DeviceKind
 from fasttrain.planning.describe import counted
 
 T = TypeVar("T")

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 from fasttrain.doctor.checks.words import check, named, size
 from fasttrain.doctor.mend import end_orphans
-from fasttrain.model.examination import DeviceProcess, DeviceState, Examination
-from fasttrain.model.finding import Finding
+from fasttrain.model.examination import DeviceProcess, DeviceState, Examination, Finding
 
 # Of a device's memory, held by nobody that can be seen or for a display; below it a batch changes
 # little, and so much the driver keeps for itself.

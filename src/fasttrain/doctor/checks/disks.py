@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 from fasttrain.doctor.checks.words import check, size
 from fasttrain.files.writing import FEW_BYTES
-from fasttrain.model.examination import Disk, Examination
-from fasttrain.model.finding import Finding
+from fasttrain.model.examination import Disk, Examination, Finding
 from fasttrain.planning.describe import and_join
 
 _NETWORKS = frozenset({"nfs", "nfs3", "nfs4", "cifs", "smb3", "fuse.sshfs"})

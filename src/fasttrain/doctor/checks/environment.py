@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fasttrain.doctor.checks.words import check, is_on, most_visible, present, visible
-from fasttrain.model.examination import Examination
-from fasttrain.model.finding import Finding
+from fasttrain.model.examination import Examination, Finding
 from fasttrain.model.places import RUN_MARK
+from fasttrain.model.vendors import VENDORS
 from fasttrain.planning.describe import and_join, counted
-from fasttrain.planning.vendors import VENDORS
 
 # Source: torch 2.13.0, torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp; pytorch#114077, in 2.2.
 _RENAMED_SINCE = (2, 2)
@@ -20,6 +19,9 @@ _RENAMED = (
     "NCCL_ENABLE_TIMING",
 )
 
+ONE_OF_SEVERAL = (
+    "a script started here takes itself for one rank of several, and waits for the others"
+)
 _RANK_NAMES = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
 _MEETING_NAMES = ("MASTER_ADDR", "MASTER_PORT")
 
@@ -119,7 +121,7 @@ def _ranks(seen: Examination) -> Iterator[Finding]:
     yield _ranks.finding(
         "warning" if ranks else "hint",
         f"{and_join(f'{name}={seen.environ[name]}' for name in names)} in this shell",
-        why="a script started here takes itself for one rank of several, and waits for the others"
+        why=ONE_OF_SEVERAL
         if ranks
         else "a script that makes a process group by itself goes there for it",
         fix=f"unset {' '.join(names)}",

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fasttrain.doctor.checks.words import GIB, MIB, check, most_visible, size, visible
-from fasttrain.model.examination import Examination
-from fasttrain.model.finding import Finding
+from fasttrain.hardware.vendors.npu import HEALTH
+from fasttrain.model.examination import Examination, Finding
+from fasttrain.model.vendors import VENDORS
 from fasttrain.planning.describe import counted
 
 _SHM = "/dev/shm"  # noqa: S108 - only named
@@ -36,9 +37,10 @@ _SHM_FIXES = {
 def _probe(seen: Examination) -> Iterator[Finding]:
     told_elsewhere = []
     if seen.torch and seen.torch.autoload_error:
-        told_elsewhere.append("torch_npu is installed")
+        extensions = [vendor.extension for vendor in VENDORS.values() if vendor.extension]
+        told_elsewhere += [f"{extension} is installed" for extension in extensions]
     if any(state.health != "OK" for state in seen.devices):
-        told_elsewhere.append("reports its health as")
+        told_elsewhere.append(HEALTH)
     for note in seen.machine.notes:
         if not any(text in note for text in told_elsewhere):
             yield _probe.finding(

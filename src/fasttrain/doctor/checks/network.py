@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fasttrain.doctor.checks.words import check, is_on, present
-from fasttrain.model.examination import Examination, RdmaPort
-from fasttrain.model.finding import Finding
+from fasttrain.model.examination import Examination, Finding, RdmaPort
 from fasttrain.planning.describe import and_join, counted
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fasttrain.doctor.checks.words import alike, check, named, present, visible
-from fasttrain.model.examination import DeviceState, Examination
-from fasttrain.model.finding import Finding
-from fasttrain.model.machine import DeviceKind
+from fasttrain.model.examination import DeviceState, Examination, Finding
+from fasttrain.model.vendors import DeviceKind
 from fasttrain.planning.describe import and_join, device_names, kind_noun
 from fasttrain.planning.visible import visible_slots
 

@@ -6,15 +6,12 @@ import re
 from collections.abc import Iterable, Iterator
 
 from fasttrain.doctor.checks.words import check, is_on, named, one_line, present, visible
-from fasttrain.model.examination import Examination, TorchTrial
-from fasttrain.model.finding import Finding, Severity
-from fasttrain.model.machine import Device, DeviceKind
+from fasttrain.hardware.probe import TORCH_UNREAD
+from fasttrain.model.examination import Examination, Finding, Severity, TorchTrial
+from fasttrain.model.machine import Device
+from fasttrain.model.vendors import VENDORS, DeviceKind
 from fasttrain.planning.describe import device_names, kind_noun
 from fasttrain.planning.device import build_fix, unusable_kinds, wrong_build
-from fasttrain.planning.vendors import VENDORS
-
-# Kinds of which torch counts every device; integrated Intel GPUs and Macs are left out of this.
-_COUNTED: tuple[DeviceKind, ...] = ("cuda", "npu", "rocm")
 
 # Source: CUDA Runtime API 12.8, cudaError: 802 cudaErrorSystemNotReady, 803
 # cudaErrorSystemDriverMismatch, 804 cudaErrorCompatNotSupportedOnDevice.
@@ -34,7 +31,7 @@ def answered(seen: Examination) -> TorchTrial | None:
 
 @check("torch-missing", "whether torch is installed")
 def _missing(seen: Examination) -> Iterator[Finding]:
-    unread = any(note.startswith("the torch probe failed") for note in seen.machine.notes)
+    unread = any(note.startswith(TORCH_UNREAD) for note in seen.machine.notes)
     if seen.machine.torch.version or answered(seen) or unread:
         return
     yield _missing.finding(
@@ -65,23 +62,26 @@ def _build(seen: Examination) -> Iterator[Finding]:
 
 @check("torch-extension", "whether torch can load the extension for its devices")
 def _extension(seen: Examination) -> Iterator[Finding]:
-    if seen.torch and seen.torch.autoload_error:
+    if seen.torch and (error := seen.torch.autoload_error):
+        extended = [vendor for vendor in VENDORS.values() if vendor.extension]
+        vendor = next((v for v in extended if v.extension in error), extended[0])
+        needs, mend = vendor.extension_needs
         yield _extension.finding(
             "error",
-            f"`import torch` fails: {one_line(seen.torch.autoload_error)}",
-            why="torch loads torch_npu by itself, which needs the libraries of CANN",
-            fix="source CANN's set_env.sh, or set TORCH_DEVICE_BACKEND_AUTOLOAD=0 to do without",
+            f"`import torch` fails: {one_line(error)}",
+            why=f"torch loads {vendor.extension} by itself, which needs {needs}",
+            fix=f"{mend}, or set TORCH_DEVICE_BACKEND_AUTOLOAD=0 to do without",
         )
 
 
 @check("torch-devices", "whether torch sees every device that the driver lists")
 def _devices(seen: Examination) -> Iterator[Finding]:
     trial = answered(seen)
-    for kind in (kind for kind in _COUNTED if kind in present(seen)):
+    for kind in (kind for kind in present(seen) if VENDORS[kind].counted):
         if trial is None or trial.autoload_error or wrong_build(seen.machine, kind):
             continue
         expected = len(visible(seen, kind))
-        found = trial.device_counts.get("cuda" if kind == "rocm" else kind, 0)
+        found = trial.device_counts.get(VENDORS[kind].torch_type, 0)
         if not expected or (found >= expected and not trial.init_error):
             continue
         what = f"torch sees {found} of {kind_noun(kind, expected)}"
@@ -95,8 +95,9 @@ def _devices(seen: Examination) -> Iterator[Finding]:
 
 
 def _init_fix(kind: DeviceKind, message: str) -> str:
-    if kind == "npu":
-        return "install the torch_npu that belongs to this torch, and source CANN's set_env.sh"
+    if extension := VENDORS[kind].extension:
+        _, mend = VENDORS[kind].extension_needs
+        return f"install the {extension} that belongs to this torch, and {mend}"
     found = (fix for pattern, fix in _INIT_FIXES if re.search(pattern, message, re.DOTALL))
     return next(found, 'see the whole message: python -c "import torch; torch.cuda.init()"')
 

@@ -7,15 +7,18 @@ from collections.abc import Iterator
 
 from fasttrain.doctor.checks.torch_install import answered
 from fasttrain.doctor.checks.words import check, most_visible, named, one_line, present, visible
-from fasttrain.model.examination import Examination, Trial
-from fasttrain.model.finding import Finding
+from fasttrain.model.examination import Examination, Finding, Trial
+from fasttrain.model.vendors import VENDORS
 from fasttrain.planning.device import wrong_build
 
 _Fixes = tuple[tuple[str, str], ...]
 
+REINSTALL = "install torch again with its dependencies"
+UNREADABLE = "answers with something unreadable"
+
 _IMPORT_FIXES: _Fixes = (
-    (r"lib\S+\.so", "install torch again with its dependencies; a library of it is missing"),
-    (r"No module named", "install torch again with its dependencies"),
+    (r"lib\S+\.so", f"{REINSTALL}; a library of it is missing"),
+    (r"No module named", REINSTALL),
 )
 
 _NO_COMPILER = r"No working C\+\+ compiler|InvalidCxxCompiler|Compiler: .* is not found"
@@ -97,8 +100,8 @@ def _all_reduced(seen: Examination) -> Iterator[Finding]:
 @check("triton", "whether triton is there to compile for the devices")
 def _triton(seen: Examination) -> Iterator[Finding]:
     trial = answered(seen)
-    for kind in ("cuda", "rocm"):
-        usable = kind in present(seen) and not wrong_build(seen.machine, kind)
+    for kind in present(seen):
+        usable = VENDORS[kind].torch_type == "cuda" and not wrong_build(seen.machine, kind)
         if trial is None or trial.triton or not usable:
             continue
         yield _triton.finding(
@@ -108,13 +111,15 @@ def _triton(seen: Examination) -> Iterator[Finding]:
             fix="install torch again with its dependencies; `pip show torch` names triton",
         )
     torch = seen.machine.torch
-    if "npu" in present(seen) and torch.version and not torch.triton_ascend:
-        yield _triton.finding(
-            "hint",
-            "triton-ascend is not installed",
-            why="torch.compile writes the kernels of NPUs by it, and --compile is refused there",
-            fix="pip install triton-ascend, or leave --compile off",
-        )
+    for vendor in (VENDORS[kind] for kind in present(seen)):
+        if vendor.compiles_by and torch.version and not torch.triton_ascend:
+            yield _triton.finding(
+                "hint",
+                f"{vendor.compiles_by} is not installed",
+                why=f"torch.compile writes the kernels of {vendor.noun}s by it, and --compile is"
+                " refused there",
+                fix=f"pip install {vendor.compiles_by}, or leave --compile off",
+            )
 
 
 @check("triton-capability", "whether the GPUs are new enough for triton")
@@ -158,7 +163,7 @@ def _became(what: str, trial: Trial) -> str:
     said = f": {one_line(trial.message)}" if trial.message else ""
     if trial.state == "hung":
         return f"{what} gave no answer in {trial.took_s:.0f} s"
-    verb = {"crashed": "crashes", "unreadable": "answers with something unreadable"}
+    verb = {"crashed": "crashes", "unreadable": UNREADABLE}
     return f"{what} {verb.get(trial.state, 'fails')}{said}"
 
 

@@ -7,11 +7,9 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from fasttrain.doctor.checks.words import check, present
-from fasttrain.model.examination import Examination
-from fasttrain.model.finding import Finding
-from fasttrain.model.machine import DeviceKind
+from fasttrain.model.examination import Examination, Finding
+from fasttrain.model.vendors import VENDORS, DeviceKind
 from fasttrain.planning.describe import kind_noun
-from fasttrain.planning.vendors import VENDORS
 from fasttrain.planning.visible import visible_slots
 
 # What people write to hide every device on purpose; CUDA stops at any word that names none.

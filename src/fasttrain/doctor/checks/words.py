@@ -7,9 +7,9 @@ from textwrap import shorten
 
 from fasttrain.doctor.check import Check, Judge, Mend
 from fasttrain.model.examination import DeviceState, Examination
-from fasttrain.model.machine import Device, DeviceKind
+from fasttrain.model.machine import Device
+from fasttrain.model.vendors import ACCELERATORS, VENDORS, DeviceKind
 from fasttrain.planning.describe import and_join
-from fasttrain.planning.vendors import ACCELERATORS, VENDORS
 from fasttrain.planning.visible import Slot, visible_slots
 
 MIB, GIB = 2**20, 2**30

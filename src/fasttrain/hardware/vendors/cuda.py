@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
-from fasttrain.hardware.host import Host, VendorReport
+from fasttrain.hardware.host import Host, Vendor, VendorReport
+from fasttrain.hardware.runs import RunProcess
 from fasttrain.hardware.tool import within
-from fasttrain.hardware.vendors.cuda_state import import_nvml
-from fasttrain.model.machine import Device, DeviceKind
+from fasttrain.hardware.vendors.cuda_state import cuda_states, import_nvml
+from fasttrain.model.examination import DeviceState
+from fasttrain.model.machine import Device
+from fasttrain.model.vendors import DeviceKind
 
 T = TypeVar("T")
 
@@ -54,6 +57,17 @@ class Cuda:
             return _report(nvml)
         finally:
             nvml.nvmlShutdown()
+
+    def states(
+        self, devices: Iterable[Device], runs: Mapping[int, RunProcess]
+    ) -> tuple[DeviceState, ...]:
+        """Return how its GPUs are."""
+        return cuda_states(self.host, devices, runs, self.nvml)
+
+
+def vendor(host: Host, _installed: Callable[[str], bool]) -> Vendor:
+    """Return the probe."""
+    return Cuda(host)
 
 
 def _import_nvml() -> Any:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fasttrain.hardware.host import Host, VendorReport
-from fasttrain.model.machine import Device, DeviceKind
+from fasttrain.hardware.host import Host, Vendor, VendorReport
+from fasttrain.hardware.runs import RunProcess
+from fasttrain.model.examination import DeviceState
+from fasttrain.model.machine import Device
+from fasttrain.model.vendors import DeviceKind
 
 # Metal emulates bf16 in fp32 on these. Source: huggingface/transformers pull request 40458.
 _EMULATES_BF16 = re.compile(r"Apple M[12]\b")
@@ -35,3 +39,14 @@ class Mps:
             fp16=True,
         )
         return VendorReport((device,))
+
+    def states(
+        self, _devices: Iterable[Device], _runs: Mapping[int, RunProcess]
+    ) -> tuple[DeviceState, ...]:
+        """Return nothing: the system tells no state of its GPU."""
+        return ()
+
+
+def vendor(host: Host, _installed: Callable[[str], bool]) -> Vendor:
+    """Return the probe."""
+    return Mps(host)

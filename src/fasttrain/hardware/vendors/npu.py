@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import importlib.util
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fasttrain.hardware.host import Host, VendorReport
+from fasttrain.hardware.host import Host, Vendor, VendorReport
+from fasttrain.hardware.runs import RunProcess
 from fasttrain.hardware.tool import ToolError, first_line
 from fasttrain.hardware.vendors.npu_smi import Chip, NpuSmi, SmiTable, parse_npu_smi
-from fasttrain.model.machine import Device, DeviceKind, Overflow
+from fasttrain.hardware.vendors.npu_state import npu_states
+from fasttrain.model.examination import DeviceState
+from fasttrain.model.machine import Device, Overflow
+from fasttrain.model.vendors import DeviceKind
 
 # Source: torch_npu 2.13.0, is_bf16_supported over all its soc names: Ascend910B1 and later, of
 # which 310P is none. A "910B" without a digit is a first-generation card.
@@ -19,6 +23,13 @@ _BF16 = re.compile(r"Ascend(910B\d.*|910_93.*|310B.*|950.*)")
 _NO_BF16 = re.compile(r"Ascend(910(A|B|Pro.*|Premium.*)?|310|310P.*)")
 # Source: torch_npu 2.13.0, is_support_inf_nan over all its soc names: those of bf16 but for 310B.
 _SATURATES = re.compile(rf"{_NO_BF16.pattern}|Ascend310B.*")
+
+
+# What doctor knows notes by that it tells of in a finding of its own.
+NPU_WITHOUT = "torch_npu is installed, but"
+HEALTH = "reports its health as"
+
+NOT_INSTALLED = "torch_npu is not installed"
 
 
 def _is_installed(package: str) -> bool:
@@ -57,16 +68,27 @@ class Npu:
             )
         return VendorReport(devices, driver, (*notes, *self._software_notes(bool(devices))))
 
+    def states(
+        self, devices: Iterable[Device], runs: Mapping[int, RunProcess]
+    ) -> tuple[DeviceState, ...]:
+        """Return how its chips are, by the answer that `probe` was given."""
+        return npu_states(self.host, devices, runs, self.smi)
+
     def _software_notes(self, has_devices: bool) -> list[str]:
         if not self.installed("torch_npu"):
-            return ["NPUs are here, but torch_npu is not installed"] if has_devices else []
+            return [f"NPUs are here, but {NOT_INSTALLED}"] if has_devices else []
         if self.host.environ.get("ASCEND_HOME_PATH") or _autoload_is_off(self.host):
             return []
         return [
-            "torch_npu is installed, but ASCEND_HOME_PATH is not set, and `import torch` fails "
+            f"{NPU_WITHOUT} ASCEND_HOME_PATH is not set, and `import torch` fails "
             "while torch_npu can't load CANN: source CANN's set_env.sh, or set "
             "TORCH_DEVICE_BACKEND_AUTOLOAD=0 to do without NPUs"
         ]
+
+
+def vendor(host: Host, installed: Callable[[str], bool]) -> Vendor:
+    """Return the probe."""
+    return Npu(host, installed, NpuSmi(host))
 
 
 def _autoload_is_off(host: Host) -> bool:
@@ -106,7 +128,7 @@ def _overflow(name: str) -> Overflow:
 
 def _chip_notes(chips: tuple[Chip, ...], nodes: int) -> list[str]:
     notes = [
-        f"NPU {chip.npu} ({chip.name}) reports its health as {chip.health}"
+        f"NPU {chip.npu} ({chip.name}) {HEALTH} {chip.health}"
         for chip in chips
         if chip.health != "OK"
     ]

@@ -16,6 +16,8 @@ _HEAD = re.compile(r"(\d+)\s+(\S+)")
 _USAGE = re.compile(r"\d+\s*/\s*(\d+)")
 _VERSION = re.compile(r"Version:\s*(\S+)")
 
+NO_TABLE = "not the table of npu-smi info"
+
 
 class NpuSmi:
     """The tool of a machine, asked once for all that want to know.
@@ -75,7 +77,7 @@ def parse_npu_smi(text: str) -> SmiTable:
     """
     version = _VERSION.search(text)
     if version is None:
-        raise ValueError("not the table of npu-smi info")
+        raise ValueError(NO_TABLE)
     rows = _rows(text)
     return SmiTable(version[1], tuple(_chip(head, next(rows, None)) for head in rows))
 

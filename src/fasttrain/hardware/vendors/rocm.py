@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fasttrain.hardware.host import Host, VendorReport
+from fasttrain.hardware.host import Host, Vendor, VendorReport
 from fasttrain.hardware.runs import RunProcess, as_device_process
 from fasttrain.hardware.tool import first_line
 from fasttrain.hardware.vendors.kernel_files import numa_node, temperature_c
 from fasttrain.model.examination import DeviceProcess, DeviceState
-from fasttrain.model.machine import Device, DeviceKind
+from fasttrain.model.machine import Device
+from fasttrain.model.vendors import DeviceKind
 
 NODES = "sys/class/kfd/kfd/topology/nodes"
 
@@ -50,6 +51,17 @@ class Rocm:
             for index, node_and_values in enumerate(gpus)
         )
         return VendorReport(devices, first_line(self.host.read("sys/module/amdgpu/version")))
+
+    def states(
+        self, devices: Iterable[Device], runs: Mapping[int, RunProcess]
+    ) -> tuple[DeviceState, ...]:
+        """Return how its GPUs are."""
+        return rocm_states(self.host, devices, runs)
+
+
+def vendor(host: Host, _installed: Callable[[str], bool]) -> Vendor:
+    """Return the probe."""
+    return Rocm(host)
 
 
 def _properties(host: Host, path: str) -> dict[str, str]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fasttrain.hardware.host import Host, VendorReport
+from fasttrain.hardware.host import Host, Vendor, VendorReport
 from fasttrain.hardware.runs import RunProcess, as_device_process
 from fasttrain.hardware.vendors.kernel_files import (
     drm_clients,
@@ -16,7 +16,8 @@ from fasttrain.hardware.vendors.kernel_files import (
     temperature_c,
 )
 from fasttrain.model.examination import DeviceProcess, DeviceState
-from fasttrain.model.machine import Device, DeviceKind
+from fasttrain.model.machine import Device
+from fasttrain.model.vendors import DeviceKind
 
 INTEL = "0x8086"
 
@@ -56,6 +57,17 @@ class Xpu:
                 for index, name in enumerate(found.values())
             )
         )
+
+    def states(
+        self, devices: Iterable[Device], runs: Mapping[int, RunProcess]
+    ) -> tuple[DeviceState, ...]:
+        """Return how its GPUs are."""
+        return xpu_states(self.host, devices, runs)
+
+
+def vendor(host: Host, _installed: Callable[[str], bool]) -> Vendor:
+    """Return the probe."""
+    return Xpu(host)
 
 
 def xpu_cards(host: Host) -> dict[str, str]:

@@ -11,11 +11,13 @@ from pathlib import Path
 
 from fasttrain.launch.crash.evidence import Evidence
 from fasttrain.launch.crash.log_tail import LAST_LINES, last_lines
-from fasttrain.model import printable
 from fasttrain.model.crash import Frame, Raised
+from fasttrain.model.errors import size as printed_size
 from fasttrain.model.plan import Target
+from fasttrain.model.vendors import VENDORS
 
 UNKNOWN = "an unknown amount"
+LARGEST = "the largest process had"
 # As Python itself names a file or a module; any other message quotes what it likes.
 _NAMED = re.compile(r"(?:\[Errno \d+\] [^:]+: |No module named )(?P<quote>['\"])(.+?)(?P=quote)")
 # What C++, glibc, LLVM and glog print before they call abort().
@@ -118,7 +120,7 @@ def facts_of(evidence: Evidence, **found: str) -> Facts:
         python=python,
         shm=size(evidence.after.shm_bytes),
         memory=size(evidence.after.memory_bytes),
-        peak=f"; the largest process had {peak}" if peak else "",
+        peak=f"; {LARGEST} {peak}" if peak else "",
         debug="look at the line above"
         if debug
         else "run it again with --debug, which shows the line that launched the kernel",
@@ -178,8 +180,11 @@ def _collective(frames: tuple[Frame, ...]) -> str:
 
 def size(value: int | None) -> str:
     """Return a size in bytes with its unit, where it is known."""
-    return UNKNOWN if value is None else printable.size(value)
+    return UNKNOWN if value is None else printed_size(value)
 
+
+AT_LIMIT = "the kernel killed a process at the limit of its control group"
+ON_MACHINE = "the kernel killed a process for it; the machine has"
 
 # What rules are made of.
 
@@ -195,7 +200,8 @@ _NO_SHM = re.compile(
     r" (?:file )?</torch_"
 )
 _DISTRIBUTED = re.compile(r"[/\\]torch[/\\](?:nn[/\\]parallel[/\\])?distributed")
-_BACKENDS = re.compile(r"gloo|nccl|c10d|TCPStore|hccl", re.IGNORECASE)
+_COLLECTIVES = "|".join({vendor.collectives for vendor in VENDORS.values()} - {""})
+_BACKENDS = re.compile(rf"c10d|TCPStore|{_COLLECTIVES}", re.IGNORECASE)
 _NETWORK = (
     "socket", "ssl", "http", "urllib", "urllib3", "requests", "httpx", "httpcore", "aiohttp",
     "botocore",
@@ -399,10 +405,9 @@ def _killed_for_memory(evidence: Evidence) -> str:
     # The machine's count includes everybody's processes: it counts only where the group has none.
     on_machine = _rose(before.machine_oom_kills, after.machine_oom_kills)
     if in_group and limit:
-        return f"the kernel killed a process at the limit of its control group, {size(limit)}"
+        return f"{AT_LIMIT}, {size(limit)}"
     if in_group or (on_machine and after.group_oom_kills is None):
-        has = size(after.memory_bytes)
-        return f"the kernel killed a process for it; the machine has {has}"
+        return f"{ON_MACHINE} {size(after.memory_bytes)}"
     return ""
 
 

@@ -18,7 +18,9 @@ from fasttrain.launch.crash.cause_rules import (
     text,
     unreachable,
 )
+from fasttrain.model.vendors import VENDORS
 
+_DEVICES = "|".join(dict.fromkeys(v.memory_words for v in VENDORS.values() if v.memory_words))
 SHM_FIX = (
     "give the container more (docker run --shm-size=8g, or --ipc=host), or use fewer workers in the"
     " DataLoader"
@@ -74,13 +76,13 @@ AROUND = (
     Cause(
         "device-memory", Retry.ONCE,
         text(
-            r"(?P<device>CUDA|NPU|HIP|XPU|MPS backend) out of memory\. Tried to allocate"
+            rf"(?P<device>{_DEVICES}) out of memory\. Tried to allocate"
             r" (?P<wanted>[\d.]+ \w+)\. \w+ \d+ has a total capaci?ty of (?P<total>[\d.]+ \w+)"
             r" of which (?P<free>[\d.]+ \w+)",
-            r"(?P<device>CUDA|NPU|HIP|XPU|MPS backend) out of memory.*?ried to allocate"
+            rf"(?P<device>{_DEVICES}) out of memory.*?ried to allocate"
             r" (?P<wanted>[\d.]+ \w+).*?(?P<total>[\d.]+ \w+) total capacity.*?"
             r"(?P<free>[\d.]+ \w+) free",
-            r"(?P<device>CUDA|NPU|HIP|XPU|MPS backend) out of memory",
+            rf"(?P<device>{_DEVICES}) out of memory",
         ),
         "the device has too little memory: {wanted} wanted, {free} free of {total}",
         "take a smaller batch{less_memory}",

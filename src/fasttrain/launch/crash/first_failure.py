@@ -12,6 +12,8 @@ from fasttrain.launch.crash.causes import find_cause
 from fasttrain.launch.crash.evidence import Evidence
 from fasttrain.launch.crash.log_tail import last_lines, recent_traceback
 
+LOST = "lost the connection, a consequence"
+WAS_STOPPED, WERE_STOPPED = "was stopped", "were stopped"
 # torchrun's agent gives its workers more time than this between SIGTERM and SIGKILL.
 SHORTEST_GRACE_NS = 1_000_000_000
 
@@ -125,13 +127,17 @@ def told_of_others(first: Judged, others: Iterable[Judged]) -> str:
             consequences.append(one.evidence.rank)
         else:
             later_s = (one.evidence.order_ns - first.evidence.order_ns) / 1e9
-            parts.append(f"rank {one.evidence.rank} failed {later_s:.3g} s later: {one.cause.slug}")
+            parts.append(failed_later(one.evidence.rank, later_s, one.cause.slug))
     if consequences:
-        parts.append(f"{_ranks(consequences)} lost the connection, a consequence")
+        parts.append(f"{_ranks(consequences)} {LOST}")
     if stopped:
-        was = "were" if len(stopped) > 1 else "was"
-        parts.append(f"{_ranks(stopped)} {was} stopped")
+        parts.append(f"{_ranks(stopped)} {WERE_STOPPED if len(stopped) > 1 else WAS_STOPPED}")
     return "; ".join(parts)
+
+
+def failed_later(rank: int, later_s: float, slug: str) -> str:
+    """Return the words on a rank that failed by itself, after the first one."""
+    return f"rank {rank} failed {later_s:.3g} s later: {slug}"
 
 
 def _ranks(ranks: list[int]) -> str:

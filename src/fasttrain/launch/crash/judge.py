@@ -15,6 +15,7 @@ from fasttrain.model.codec import dumps
 from fasttrain.model.crash import CRASH_FILE, Crash, Frame, Raised, stack_file
 from fasttrain.model.secrets import secrets_of, without_secrets
 
+AGENT_DIED = "torchrun's agent died of"
 KEPT_FRAMES = 8
 # Signals that nobody sends to stop a run: the agent takes SIGTERM and its like, and ends in order.
 DEADLY = (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT)
@@ -51,7 +52,7 @@ def _lost_agent(run: FailedRun) -> Iterator[str]:
     """Report an agent that died itself: it passes a worker's signal on only with its exit."""
     for signum in DEADLY:
         if run.exit_code == 128 + signum:
-            yield f"torchrun's agent died of {signum.name}, and its ranks were ended: see agent.log"
+            yield f"{AGENT_DIED} {signum.name}, and its ranks were ended: see agent.log"
 
 
 def _crash(run: FailedRun, judged: Sequence[Judged]) -> Crash:

@@ -92,20 +92,22 @@ def are_stopped(running: list[Pulse]) -> bool:
     return any(procfs.is_stopped(pulse.address.pid) for pulse in running)
 
 
+COMPILES, IN_DEBUGGER = "compiles", "is in a debugger"
+AT_PROMPT, FOR_INPUT = "is at a prompt", "waits for its input"
 # Rows of files, functions (empty for any) and what a main thread does there. The stack of a
 # compiled function that merely runs has none of these frames.
 Rows = tuple[tuple[str, frozenset[str], str], ...]
 _LEGITIMATE: Rows = (
-    ("torch/_dynamo/convert_frame.py", frozenset(), "compiles"),
+    ("torch/_dynamo/convert_frame.py", frozenset(), COMPILES),
     ("torch/_inductor/compile_fx.py", frozenset({"compile_fx", "compile_fx_inner",
-     "compile_fx_backward", "fx_codegen_and_compile"}), "compiles"),
-    ("torch/_inductor/select_algorithm.py", frozenset(), "compiles"),
-    ("torch/utils/cpp_extension.py", frozenset(), "compiles"),
-    ("triton/compiler/compiler.py", frozenset(), "compiles"),
-    ("triton/runtime/autotuner.py", frozenset(), "compiles"),
-    ("bdb.py", frozenset(), "is in a debugger"),
-    ("pdb.py", frozenset(), "is in a debugger"),
-    ("IPython/terminal/embed.py", frozenset(), "is at a prompt"),
+     "compile_fx_backward", "fx_codegen_and_compile"}), COMPILES),
+    ("torch/_inductor/select_algorithm.py", frozenset(), COMPILES),
+    ("torch/utils/cpp_extension.py", frozenset(), COMPILES),
+    ("triton/compiler/compiler.py", frozenset(), COMPILES),
+    ("triton/runtime/autotuner.py", frozenset(), COMPILES),
+    ("bdb.py", frozenset(), IN_DEBUGGER),
+    ("pdb.py", frozenset(), IN_DEBUGGER),
+    ("IPython/terminal/embed.py", frozenset(), AT_PROMPT),
 )  # fmt: skip
 # input() with readline loaded, which waits by select() instead of reading standard input.
 _PROMPT = re.compile(r"(?<![\w.])input\(")
@@ -145,7 +147,7 @@ def _excuses(rank: StuckRank, doing: Doing | None, automatic: bool) -> Iterator[
         yield from _named(frame, _LEGITIMATE)
     worker = rank.processes[0]
     if _asks(worker, doing):
-        yield "waits for its input"
+        yield FOR_INPUT
     if automatic and doing and _awaits_work(rank, doing):
         yield "waits for a process that does something"
 

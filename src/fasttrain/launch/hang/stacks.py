@@ -32,6 +32,7 @@ PY_SPY_S = 20.0
 # Source: CPython 3.11 Python/traceback.c, dump_frame and write_thread_id.
 _HEAD = re.compile(r"(Current thread|Thread) 0x[0-9a-f]+.*\(most recent call first\):")
 _FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
+NO_PY_SPY = "it has no signal handler of fasttrain's, and py-spy is not installed"
 _LIBRARIES = ("/site-packages/", "/dist-packages/")
 _STDLIB = sysconfig.get_path("stdlib")
 
@@ -58,7 +59,7 @@ def by_py_spy(pid: int) -> tuple[tuple[Stack, ...], str]:
     """Return the stacks that py-spy sees, the main thread's first, or why there are none."""
     program = shutil.which("py-spy")
     if program is None:
-        return (), "it has no signal handler of fasttrain's, and py-spy is not installed"
+        return (), NO_PY_SPY
     command = [program, "dump", "--json", "--pid", str(pid)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=PY_SPY_S)

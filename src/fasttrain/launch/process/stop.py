@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from fasttrain.model.errors import ExitCode
 
+INTERRUPTED = "Interrupted"
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 AGAIN_S = 0.5  # `timeout` and others send one signal to a process and to its group
 REMIND_S = 1.0  # most scripts have ended by then, and no message is needed
@@ -83,7 +84,7 @@ class Stop:
         if age_s >= REMIND_S and not self._reminded:
             self._reminded = True
             name = signal.Signals(self.signum).name
-            ended = "Interrupted" if self.signum == signal.SIGINT else name
+            ended = INTERRUPTED if self.signum == signal.SIGINT else name
             self._tell(
                 f"{ended}. Waiting up to {self.grace_s:g} s for the script to save;"
                 " ctrl-C again ends it now."

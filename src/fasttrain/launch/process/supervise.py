@@ -24,6 +24,8 @@ from fasttrain.model.errors import ExitCode, FasttrainError
 from fasttrain.processes.agent_pipe import Handed
 from fasttrain.processes.ending import Ended, end, named
 
+ENDED_LEFT = "ended what the script left running"
+
 TICK_S = 0.25
 # Helpers of multiprocessing and torch clean up and end when the script's end of a pipe closes.
 SETTLE_S = 1.0
@@ -261,6 +263,6 @@ def _told(ended: Ended, killed: bool, stop: Stop) -> Iterator[str]:
         hard = f", and killed: {named(ended.killed)}" if ended.killed else ""
         yield f"still running {when}{hard}"
     elif ended.ended:
-        yield f"ended what the script left running: {named(ended.ended)}"
+        yield f"{ENDED_LEFT}: {named(ended.ended)}"
     if ended.left:
         yield f"could not end {named(ended.left)}"

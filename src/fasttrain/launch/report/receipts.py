@@ -78,7 +78,7 @@ def _together(outcomes: list[Outcome]) -> Outcome:
         notes.update(dict.fromkeys(outcome.notes))
     applied = sum(outcome.state is State.APPLIED for outcome in outcomes)
     if leading.state is State.APPLIED and outcomes[0].state is not State.APPLIED:
-        notes[f"in {applied} processes that the script started"] = None
+        notes[in_children(applied)] = None
     return replace(
         leading,
         sites=tuple(Site(what, where, count) for (what, where), count in sites.items()),
@@ -86,6 +86,11 @@ def _together(outcomes: list[Outcome]) -> Outcome:
         notes=tuple(notes),
         missed=missed,
     )
+
+
+def in_children(count: int) -> str:
+    """Return the note on a lever that took effect in processes of the script's alone."""
+    return f"in {count} processes that the script started"
 
 
 T = TypeVar("T", Receipt, Hang)

@@ -33,7 +33,7 @@ from fasttrain.model.attempts import (
 )
 from fasttrain.model.crash import EXITS_FILE, Crash, WorkerExits
 from fasttrain.model.decision import Decision
-from fasttrain.model.hang import HANG_FILE, Hang
+from fasttrain.model.hang import HANG_FILE, NO_PROGRESS, Hang
 from fasttrain.model.plan import LaunchPlan
 from fasttrain.processes.agent_pipe import AgentPipe
 from fasttrain.processes.table import look_up, send
@@ -76,7 +76,7 @@ def of_a_hang(crash: Crash, hang: Hang) -> Crash:
     return replace(
         crash,
         cause=HUNG,
-        why=f"no rank went on for {hang.quiet_s:.0f} s{verdict}",
+        why=f"{NO_PROGRESS} for {hang.quiet_s:.0f} s{verdict}",
         fix=f"look at the stacks in {HANG_FILE}",
         signal="",
         others="",

@@ -10,6 +10,9 @@ from fasttrain.model.crash import Crash
 from fasttrain.model.decision import Decision, Source
 from fasttrain.model.settings import RestartOn
 
+SAME_WAY = "the attempt before failed in the same way"
+UNTRAINED = "it failed before the first training step, and would again"
+
 
 @dataclass(frozen=True, slots=True)
 class FailureKey:
@@ -65,7 +68,7 @@ def _decide(now: FailureKey, before: FailureKey | None, on: RestartOn) -> tuple[
         return True, retry.value
     if now == before and now.step is not None:
         at = f"at step {now.step}" if now.step else "before the first step"
-        return False, f"the attempt before failed in the same way {at}"
+        return False, f"{SAME_WAY} {at}"
     if retry is Retry.TRAINED and now.step == 0:
-        return False, "it failed before the first training step, and would again"
+        return False, UNTRAINED
     return True, retry.value

@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from fasttrain.files.writing import FEW_BYTES, Room, room_at
-from fasttrain.model.printable import size
+from fasttrain.model.errors import size
 
+NOTHING_FREE = "nothing is free"
 LOOK_S = 10.0  # on a network file system, each look is a request to its server
 # Of a rank: its log, report, events, failure, two of stacks, heartbeat, and two drafts of them.
 FILES_OF_RANK, FILES_OF_RUN = 9, 20
@@ -64,7 +65,7 @@ class DiskWatch:
         if room.free_bytes == 0:
             yield (
                 "full",
-                f"nothing is free {where}: logs and events continue once there is room again",
+                f"{NOTHING_FREE} {where}: logs and events continue once there is room again",
             )
         elif room.free_bytes is not None and room.free_bytes < FEW_BYTES:
             yield "bytes", f"only {size(room.free_bytes)} is free {where}: a checkpoint may not fit"

@@ -26,6 +26,7 @@ from fasttrain.model.places import LOCK_FILE, RUNS_FOLDER
 from fasttrain.model.plan import PLAN_FILE
 from fasttrain.model.reading import load
 
+ENDED_WELL = "the run had ended well"
 PARENTS_MODE = 0o775  # cut down by the umask; never open to everybody
 OF_A_RUN = {PLAN_FILE, JOB_FILE, RECEIPT_FILE, CRASH_FILE, EXITS_FILE, HANG_FILE}
 _OF_A_RANK = re.compile(r"(rank|events|failure|fault|pulse|stacks)-\d+\..+")
@@ -210,7 +211,7 @@ def _ended_well(path: Path) -> tuple[str, ...]:
         return ()
     if receipt.exit_code:
         return ()
-    return ("the run had ended well: what it trained after its last snapshot is trained again",)
+    return (f"{ENDED_WELL}: what it trained after its last snapshot is trained again",)
 
 
 def _check_unused(path: Path, folder: int) -> None:

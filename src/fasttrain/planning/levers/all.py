@@ -2,50 +2,42 @@
 
 from __future__ import annotations
 
+from dataclasses import fields, replace
+from importlib import import_module
+from typing import Any
+
 from fasttrain.model.decision import Decision
 from fasttrain.model.errors import FasttrainError
-from fasttrain.model.machine import Machine
-from fasttrain.model.plan import Amp, Compile, Levers, Processes, ScriptFacts, Strategy
+from fasttrain.model.levers import LEVERS, Levers
 from fasttrain.model.settings import Settings
-from fasttrain.planning.describe import BUILT_IN
+from fasttrain.planning.describe import BUILT_IN, NO_PYTHON
 from fasttrain.planning.gpus import Chosen
-from fasttrain.planning.levers.amp import decide_amp
-from fasttrain.planning.levers.compile import decide_compile
-from fasttrain.planning.levers.matmul import decide_matmul
-from fasttrain.planning.levers.optimizer import decide_optimizer
-from fasttrain.planning.levers.strategy import decide_strategy
+from fasttrain.planning.levers.situation import Situation
 
-# Values of the options that a command without Python can honour by doing nothing.
+# Values of the other options that a command without Python can honour by doing nothing.
 _IDLE: dict[str, tuple[object, ...]] = {
-    "amp": ("auto", "off"),
-    "compile": ("off",),
-    "optimizer": ("auto", "keep"),
-    "matmul": ("auto",),
-    "strategy": ("auto", "none"),
     "max_steps": (None,),
     "hang_timeout": ("auto", "off"),
     "on_nan": ("off",),
     "preempt": ("signal",),
 }
+_NAMES = tuple(field.name for field in fields(Levers))
 
 
-def decide_levers(
-    settings: Settings,
-    machine: Machine,
-    chosen: Chosen,
-    processes: Processes,
-    facts: ScriptFacts,
-) -> Levers:
-    """Return one decision per lever, in the order in which they depend on each other."""
-    amp = decide_amp(settings.amp, machine, chosen)
-    strategy = decide_strategy(settings, machine, processes, chosen.kind, facts)
-    return Levers(
-        amp=amp,
-        compile=decide_compile(settings, machine, chosen.kind, strategy.value),
-        optimizer=decide_optimizer(settings.optimizer, machine, chosen.kind),
-        matmul=decide_matmul(settings.matmul, chosen, amp.value),
-        strategy=strategy,
-    )
+def decide_levers(situation: Situation) -> Levers:
+    """Return one decision per lever, each after those that it depends on."""
+    decided: dict[str, Decision[Any]] = {}
+    for name in _NAMES:
+        _decide(name, situation, decided)
+    return Levers(**decided)
+
+
+def _decide(name: str, situation: Situation, decided: dict[str, Decision[Any]]) -> Decision[Any]:
+    if name not in decided:
+        before = {other: _decide(other, situation, decided) for other in LEVERS[name].after}
+        decider = import_module(f"fasttrain.planning.levers.{name}")
+        decided[name] = decider.decide(replace(situation, decided=before))
+    return decided[name]
 
 
 def no_levers(settings: Settings, chosen: Chosen) -> Levers:
@@ -54,7 +46,7 @@ def no_levers(settings: Settings, chosen: Chosen) -> Levers:
     Raises:
         FasttrainError: ``no-python-levers`` when a person named one all the same.
     """
-    for name, idle in _IDLE.items():
+    for name, idle in ({name: LEVERS[name].idle for name in _NAMES} | _IDLE).items():
         setting = getattr(settings, name)
         if setting.source.explicit and setting.value not in idle:
             raise FasttrainError(
@@ -63,12 +55,5 @@ def no_levers(settings: Settings, chosen: Chosen) -> Levers:
                 fix="leave one of the two out",
                 slug="no-python-levers",
             )
-    reason = "no Python: fasttrain starts this command as it is"
-    scope = settings.compile_scope.value
-    return Levers(
-        amp=Decision(Amp("off", chosen.kind), reason, BUILT_IN),
-        compile=Decision(Compile("off", "off", scope), reason, BUILT_IN),
-        optimizer=Decision("keep", reason, BUILT_IN),
-        matmul=Decision("keep", reason, BUILT_IN),
-        strategy=Decision(Strategy("none"), reason, BUILT_IN),
-    )
+    values = {name: LEVERS[name].off_value(chosen.kind, settings) for name in _NAMES}
+    return Levers(**{name: Decision(value, NO_PYTHON, BUILT_IN) for name, value in values.items()})

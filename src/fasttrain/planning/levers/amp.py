@@ -4,23 +4,27 @@ from __future__ import annotations
 
 from fasttrain.model.decision import Decision, Setting
 from fasttrain.model.errors import FasttrainError
+from fasttrain.model.levers import Amp, AmpChoice
 from fasttrain.model.machine import Machine
-from fasttrain.model.plan import Amp
-from fasttrain.model.settings import AmpChoice
+from fasttrain.model.vendors import VENDORS
 from fasttrain.planning.describe import CPU_CORES, DEVICES, and_join, device_names
 from fasttrain.planning.gpus import Chosen
-from fasttrain.planning.vendors import VENDORS
+from fasttrain.planning.levers.situation import Situation
 from fasttrain.planning.visible import Slot
 
+MAY_SATURATE = "may saturate"
+SATURATES = "saturates"
 
-def decide_amp(setting: Setting[AmpChoice], machine: Machine, chosen: Chosen) -> Decision[Amp]:
+
+def decide(situation: Situation) -> Decision[Amp]:
     """Return the autocast dtype: bfloat16 where every device has it natively, else none.
 
     Raises:
         FasttrainError: ``amp-unsupported`` for a precision that an accelerator lacks,
             ``amp-fp16`` on devices where its loss scaling isn't known to be right.
     """
-    return _DECIDERS[setting.value](setting, machine, chosen)
+    setting = situation.settings.amp
+    return _DECIDERS[setting.value](setting, situation.machine, situation.chosen)
 
 
 def _auto(_setting: Setting[AmpChoice], machine: Machine, chosen: Chosen) -> Decision[Amp]:
@@ -96,7 +100,7 @@ def _unsupported(
 
 def _unscalable(saturating: tuple[Slot, ...], chosen: Chosen) -> FasttrainError:
     unknown = any(not slot.device.overflow for slot in saturating)
-    how = "may saturate" if unknown else "saturates" if len(saturating) == 1 else "saturate"
+    how = MAY_SATURATE if unknown else SATURATES if len(saturating) == 1 else "saturate"
     use = "--amp off" if any(not slot.device.bf16 for slot in chosen.slots) else "--amp bf16"
     return FasttrainError(
         f"fp16 was asked for, but {_named(saturating, chosen)} {how} where it overflows",

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from fasttrain.model.decision import Decision
 from fasttrain.model.errors import ExitCode, FasttrainError
-from fasttrain.model.machine import DeviceKind, Machine
-from fasttrain.model.plan import Compile, Strategy
-from fasttrain.model.settings import CompileMode, CompileScope, Settings
+from fasttrain.model.levers import Compile, CompileMode, CompileScope, Strategy
+from fasttrain.model.machine import Machine
+from fasttrain.model.vendors import VENDORS, DeviceKind
 from fasttrain.planning.describe import asked, release, torch_phrase
-from fasttrain.planning.vendors import VENDORS
+from fasttrain.planning.levers.situation import Situation
 
 # CUDA graphs replay into the same memory: an output kept over the next call, or gradients that
 # accumulate over several, are overwritten. The worker watches for both before it takes them.
@@ -18,20 +18,19 @@ _WITHOUT_GRAPHS: dict[CompileMode, CompileMode] = {
 }
 
 
-def decide_compile(
-    settings: Settings, machine: Machine, kind: DeviceKind, strategy: Strategy
-) -> Decision[Compile]:
+def decide(situation: Situation) -> Decision[Compile]:
     """Return the mode that is right from the first step on, what may follow it, and the scope.
 
     Raises:
         FasttrainError: ``compile-torch``, ``compile-npu`` or ``compile-compiler`` when this machine
             can't compile.
     """
-    setting, scope = settings.compile, settings.compile_scope.value
-    mode = setting.value
+    setting, scope = situation.settings.compile, situation.settings.compile_scope.value
+    mode, kind = setting.value, situation.chosen.kind
+    strategy: Strategy = situation.decided["strategy"].value
     if mode == "off":
         return Decision(Compile("off", "off", scope), asked(setting), setting.source)
-    _check(machine, kind)
+    _check(situation.machine, kind)
     if mode not in _WITHOUT_GRAPHS:
         return Decision(Compile(mode, mode, scope), asked(setting), setting.source)
     used, graphs, reason = _graphs(mode, scope, kind)

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from typing import Literal
 
-from fasttrain.model.decision import Decision, Setting
-from fasttrain.model.plan import Amp
-from fasttrain.model.settings import MatmulChoice
+from fasttrain.model.decision import Decision
+from fasttrain.model.levers import Amp, MatmulChoice
 from fasttrain.planning.describe import DEVICES, asked, device_names
 from fasttrain.planning.gpus import Chosen
+from fasttrain.planning.levers.situation import Situation
+
+CPU_NOTE = "; torch decides whether this CPU uses it"
 
 
-def decide_matmul(
-    setting: Setting[MatmulChoice], chosen: Chosen, amp: Amp
-) -> Decision[MatmulChoice | Literal["keep"]]:
+def decide(situation: Situation) -> Decision[MatmulChoice | Literal["keep"]]:
     """Return ``high`` (TF32) only where the run accepts lower precision already, else no change."""
+    setting, chosen = situation.settings.matmul, situation.chosen
+    amp: Amp = situation.decided["amp"].value
     if setting.value != "auto":
         return Decision(
             setting.value, asked(setting) + _cpu_note(setting.value, chosen), setting.source
@@ -32,4 +34,4 @@ def decide_matmul(
 def _cpu_note(value: MatmulChoice, chosen: Chosen) -> str:
     if chosen.kind != "cpu" or value == "highest":
         return ""
-    return "; torch decides whether this CPU uses it"
+    return CPU_NOTE

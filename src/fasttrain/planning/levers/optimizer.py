@@ -4,29 +4,30 @@ from __future__ import annotations
 
 from fasttrain.model.decision import Decision, Setting
 from fasttrain.model.errors import FasttrainError
-from fasttrain.model.machine import DeviceKind, Machine
-from fasttrain.model.plan import OptimizerMode
-from fasttrain.model.settings import OptimizerChoice
+from fasttrain.model.levers import OptimizerChoice, OptimizerMode
+from fasttrain.model.machine import Machine
+from fasttrain.model.vendors import VENDORS, DeviceKind
 from fasttrain.planning.describe import TORCH, asked, machine_phrase, release, torch_phrase
-from fasttrain.planning.vendors import VENDORS
+from fasttrain.planning.levers.situation import Situation
 
 
-def decide_optimizer(
-    setting: Setting[OptimizerChoice], machine: Machine, kind: DeviceKind
-) -> Decision[OptimizerMode]:
+def decide(situation: Situation) -> Decision[OptimizerMode]:
     """Return fused where torch has such kernels for the device, npu on NPUs, else the script's own.
 
     Raises:
         FasttrainError: ``optimizer-fused`` or ``optimizer-npu``.
     """
-    return _DECIDERS[setting.value](setting, machine, kind)
+    setting = situation.settings.optimizer
+    return _DECIDERS[setting.value](setting, situation.machine, situation.chosen.kind)
 
 
 def _auto(
     _setting: Setting[OptimizerChoice], machine: Machine, kind: DeviceKind
 ) -> Decision[OptimizerMode]:
-    if kind == "npu":
-        return Decision("npu", "torch_npu has fused optimizers that compute the same", TORCH)
+    vendor = VENDORS[kind]
+    if vendor.own_optimizers:
+        reason = f"{vendor.extension} has fused optimizers that compute the same"
+        return Decision(vendor.own_optimizers, reason, TORCH)
     if why_not := _why_not_fused(machine, kind):
         return Decision("keep", why_not, TORCH)
     return Decision("fused", f"{torch_phrase(machine)} has fused optimizers on {kind}", TORCH)
@@ -54,7 +55,7 @@ def _fused(
 def _npu(
     setting: Setting[OptimizerChoice], machine: Machine, kind: DeviceKind
 ) -> Decision[OptimizerMode]:
-    if kind != "npu":
+    if VENDORS[kind].own_optimizers != "npu":
         raise FasttrainError(
             "--optimizer npu was asked for, but the run is not on NPUs",
             why=f"the run is on {kind}, and this machine has {machine_phrase(machine)}",

@@ -4,30 +4,30 @@ from __future__ import annotations
 
 from fasttrain.model.decision import Decision, Source, SourceKind
 from fasttrain.model.errors import FasttrainError
-from fasttrain.model.machine import DeviceKind, Machine
-from fasttrain.model.plan import Processes, ScriptFacts, Strategy, StrategyMode
+from fasttrain.model.levers import Strategy, StrategyMode
+from fasttrain.model.plan import Processes, ScriptFacts
 from fasttrain.model.settings import Settings
+from fasttrain.model.vendors import VENDORS
 from fasttrain.planning.describe import BUILT_IN, asked, release, torch_phrase
-from fasttrain.planning.vendors import VENDORS
+from fasttrain.planning.levers.situation import Situation
 
 _SHARDS_SINCE = (2, 6)  # as a public function
 SCRIPT = Source(SourceKind.MACHINE, "the script")
 
+ONE_PROCESS = "one process needs none"
+MADE_PARALLEL = "nothing in the script handles ranks, so it is made data-parallel"
 
-def decide_strategy(
-    settings: Settings,
-    machine: Machine,
-    processes: Processes,
-    kind: DeviceKind,
-    facts: ScriptFacts,
-) -> Decision[Strategy]:
+
+def decide(situation: Situation) -> Decision[Strategy]:
     """Return who makes the ranks one run: the script, or the shim, or nobody.
 
     Raises:
         FasttrainError: ``strategy-device`` where ranks can't add up their gradients,
             ``strategy-torch`` where torch can't shard.
     """
-    mode, reason, source = _mode(settings, processes, facts)
+    settings, machine, processes = situation.settings, situation.machine, situation.processes
+    kind = situation.chosen.kind
+    mode, reason, source = _mode(settings, processes, situation.facts)
     vendor = VENDORS[kind]
     if mode in ("ddp", "fsdp") and not vendor.collectives:
         raise FasttrainError(
@@ -61,12 +61,11 @@ def _mode(
     if setting.value == "none":
         return "none", asked(setting), setting.source
     if processes.world_size == 1:
-        return "none", "one process needs none", setting.source
+        return "none", ONE_PROCESS, setting.source
     if setting.value in ("ddp", "fsdp"):
         return setting.value, asked(setting), setting.source
     if facts.handles_ranks:
         found = facts.handles_ranks
         reason = f"the script handles its ranks itself: {found.what} at {found.where}"
         return "script", reason, SCRIPT
-    reason = "nothing in the script handles ranks, so it is made data-parallel"
-    return "ddp", reason, BUILT_IN if facts == ScriptFacts() else SCRIPT
+    return "ddp", MADE_PARALLEL, BUILT_IN if facts == ScriptFacts() else SCRIPT

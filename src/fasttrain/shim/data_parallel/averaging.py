@@ -1,4 +1,4 @@
-"""Averages gradients over the ranks by hand: what DistributedDataParallel's result must equal."""
+"""Averages gradients over the ranks without DistributedDataParallel, with the same result."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from fasttrain.shim.data_parallel.ranks import Ranks
 
 
 def average_gradients(parameters: Sequence[Tensor], ranks: Ranks) -> list[int]:
-    """Replace ``.grad`` by its mean over all ranks, and give how many of them had each.
+    """Replace each ``.grad`` by its mean over all ranks; return how many ranks had each.
 
-    A rank without a gradient counts with zeros; where no rank has one it stays None. Averaging
-    what is averaged already changes nothing, and what was added since is averaged with it.
+    A rank without a gradient counts as zeros; if no rank has one, it stays None. Averaging twice is
+    harmless: equal gradients are their own mean, and what was added since is averaged then.
     """
     if not parameters:
         return []

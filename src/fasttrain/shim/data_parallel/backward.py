@@ -1,4 +1,4 @@
-"""Backward passes of ranks that train one model, and what they leave in the gradients."""
+"""Averages over the ranks the gradients that each backward pass leaves."""
 
 from __future__ import annotations
 
@@ -10,27 +10,29 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fasttrain.shim.data_parallel.averaging import average_gradients
 from fasttrain.shim.data_parallel.context import ParallelContext
 from fasttrain.shim.data_parallel.inner_gradients import see
 from fasttrain.shim.data_parallel.parting import Parting
+from fasttrain.shim.data_parallel.ranks import Ranks
 from fasttrain.shim.data_parallel.replica import Replica
 from fasttrain.shim.data_parallel.sharded import ShardedReplica
 from fasttrain.shim.data_parallel.split.rows import mean_gradient
-from fasttrain.shim.data_parallel.unowned_parameters import StrayParameters
+from fasttrain.shim.hooks.training_mode import TrainingState
 
 
-class Passes:
-    """Averages over the ranks what each backward pass leaves."""
+class BackwardPasses:
+    """Wraps backward passes of ranks that train one model."""
 
     def __init__(self, context: ParallelContext) -> None:
         self._ranks = context.ranks
         self._parting = Parting(context.ranks)
         self._display = context.strategy.batch == "per-rank"
-        self._strays = StrayParameters(context.ranks, context.training)
+        self._unowned = UnownedParameters(context.ranks, context.training)
         self._replicas: list[weakref.ref[Replica | ShardedReplica]] = []
 
     def add(self, replica: Replica | ShardedReplica) -> None:
-        """Average the gradients of a root from now on, for as long as it lives."""
+        """Average the gradients of a root from now on, as long as it lives."""
         self._replicas.append(weakref.ref(replica))
 
     def run(
@@ -43,7 +45,7 @@ class Passes:
         *args: Any,
         **kwargs: Any,
     ) -> None:
-        """Make one pass, with the arguments of `torch.autograd.backward` behind that itself."""
+        """Run a backward pass by ``original``, `torch.autograd.backward`, with its arguments."""
         asked = kwargs.get("inputs") or ()
         see((asked,) if isinstance(asked, Tensor) else asked)
         losses = (tensors,) if isinstance(tensors, Tensor) else tuple(tensors)
@@ -59,9 +61,9 @@ class Passes:
             original(losses, grad_tensors, retain_graph, create_graph, *args, **kwargs)
             for replica in replicas:
                 replica.after_backward()
-            self._strays.after_backward(replicas)
+            self._unowned.after_backward(replicas)
             if retain_graph or create_graph:
-                # Another pass may go through the same graphs, without a call before it.
+                # Another backward pass may use the same graph without a forward call before it.
                 for replica in replicas:
                     replica.watch()
             elif self._display:
@@ -70,7 +72,7 @@ class Passes:
     def gradients(
         self, original: Callable[..., Any], outputs: Any, inputs: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        """Return what `torch.autograd.grad` does, of parameters the mean over the ranks."""
+        """Return `torch.autograd.grad`'s result, averaged over the ranks for parameters."""
         several = not isinstance(inputs, Tensor)
         of = tuple(inputs) if several else (inputs,)
         see(of)
@@ -96,11 +98,44 @@ class Passes:
         return found
 
     def _average_values(self, losses: Sequence[Tensor]) -> None:
-        """Have the script read losses over all ranks, which train on batches of their own."""
+        """Replace displayed losses by their means: each rank trains on its own batches."""
         for loss in losses:
             if loss.numel() == 1 and not loss._is_view():
                 loss.data.copy_(self._ranks.sum(loss.detach() / self._ranks.world_size))
 
     def _trained(self) -> Iterator[Tensor]:
         groups = [replica.parameters for replica in self._living()]
-        return itertools.chain(*groups, self._strays.parameters)
+        return itertools.chain(*groups, self._unowned.parameters)
+
+
+class UnownedParameters:
+    """Averages gradients of parameters that no root owns, such as a bare temperature.
+
+    Attributes:
+        parameters: Those found after the last backward pass.
+    """
+
+    def __init__(self, ranks: Ranks, training: TrainingState) -> None:
+        self._ranks = ranks
+        self._training = training
+        self.parameters: list[Tensor] = []
+        self._known = (-1, -1)
+
+    def after_backward(self, roots: Sequence[Replica | ShardedReplica]) -> None:
+        """Average the gradients that a backward pass has left."""
+        self._look(roots)
+        if self.parameters:
+            average_gradients(self.parameters, self._ranks)
+
+    def _look(self, roots: Sequence[Replica | ShardedReplica]) -> None:
+        """Search again if an optimizer or a root has come or gone."""
+        groups = self._training.groups()
+        known = (sum([len(group["params"]) for group in groups]), len(roots))
+        if self._known == known:
+            return
+        self._known = known
+        of_roots = {id(p) for root in roots for p in root.parameters}
+        before = {id(p) for p in self.parameters}
+        found = {id(p): p for g in groups for p in g["params"] if id(p) not in of_roots}
+        self.parameters = list(found.values())
+        self._ranks.broadcast([p for p in self.parameters if id(p) not in before])

@@ -1,10 +1,10 @@
-"""What the levers of a strategy share."""
+"""What the levers of a data-parallel strategy share."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fasttrain.model.plan import Strategy
+from fasttrain.model.levers import Strategy
 from fasttrain.shim.data_parallel.random_streams import RandomStreams
 from fasttrain.shim.data_parallel.ranks import Ranks
 from fasttrain.shim.hooks.roots import RootCalls
@@ -17,12 +17,12 @@ class ParallelContext:
     """One rank's view of a data-parallel run.
 
     Attributes:
-        strategy: What was decided.
+        strategy: The plan's strategy.
         ranks: This rank among the others.
         roots: Calls of roots.
-        streams: Random numbers, shared and of the rank's own.
-        training: Whether the script trains or evaluates.
-        compiled: What the script compiles itself.
+        streams: Random streams: the shared one and the rank's own.
+        training: Knows whether the script trains or evaluates.
+        compiled: Knows what the script compiles itself.
     """
 
     strategy: Strategy

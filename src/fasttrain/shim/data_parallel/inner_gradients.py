@@ -1,9 +1,10 @@
-"""Gradients by a tensor that a model gives beside what it has made of it, such as a loss.
+"""Detects gradients w.r.t. a tensor that a model returns along with a result of it, such as a loss.
 
-In a split call the tensor that the script gets is put together beside the graph: what the model has
-made of the rank's rows doesn't pass through it, and a gradient or a hook would lack that part. So a
-script that asks for one in a verified call, which is whole, has its model called whole from
-there on; one that first asks later is ended with words.
+In a split call the script gets a gathered copy of such a tensor. The model computed the loss from
+the rank's rows and not from the copy, so that a gradient w.r.t. the copy, or a hook on it, would
+lack the loss's part. A script that asks for such a gradient in a verified call, which runs on the
+whole batch, has its model called with the whole batch from then on. One that first asks later is
+ended with an error.
 """
 
 from __future__ import annotations
@@ -15,13 +16,14 @@ from typing import Any
 
 from torch import Tensor
 
-from fasttrain.shim.hooks.hook_wrappers import put_method
+from fasttrain.shim.hooks import patching
+from fasttrain.shim.hooks.seams import Hooking
 
-_ASKED = "fasttrain: given beside what was made of it"  # in the metadata of a tensor's node
+_ASKED = "fasttrain: returned with its result"  # key in the metadata of a tensor's autograd node
 
 
 def mark(tensors: Iterable[Tensor], asked: Callable[[], None]) -> None:
-    """Call a function when the script asks for a gradient by one of some tensors."""
+    """Have a function called when the script asks for a gradient w.r.t. one of these tensors."""
     for tensor in tensors:
         node: Any = tensor.grad_fn
         if node is not None:
@@ -29,7 +31,7 @@ def mark(tensors: Iterable[Tensor], asked: Callable[[], None]) -> None:
 
 
 def see(tensors: Iterable[Any]) -> None:
-    """Note that the script asks for gradients by some tensors."""
+    """Call the functions of marked tensors: the script asks for gradients w.r.t. these."""
     for tensor in tensors:
         node: Any = tensor.grad_fn if isinstance(tensor, Tensor) else None
         if node is not None and (asked := node.metadata.get(_ASKED)) is not None:
@@ -37,9 +39,9 @@ def see(tensors: Iterable[Any]) -> None:
 
 
 def install(undo: ExitStack) -> None:
-    """See hooks on tensors, and gradients that are to be retained."""
+    """Watch for hooks on tensors and for ``retain_grad()``."""
     for name in ("register_hook", "retain_grad"):
-        put_method(name, _seen(getattr(Tensor, name)), undo)
+        patching.wrap(Tensor, name, _seen, undo, Hooking.SPLIT)
 
 
 def _seen(original: Any) -> Any:

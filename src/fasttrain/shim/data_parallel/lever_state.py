@@ -1,4 +1,4 @@
-"""What a snapshot has to know of the other levers: the ranks, and what they have learnt."""
+"""What a snapshot needs from the other levers: the ranks, their random streams, their states."""
 
 from __future__ import annotations
 
@@ -10,41 +10,40 @@ from fasttrain.shim.data_parallel.ranks import Ranks
 
 
 class Stateful(Protocol):
-    """Something whose state decides on the numbers of the steps to come."""
+    """Something whose state affects the numbers of later steps."""
 
     def state(self) -> dict[str, Any]:
-        """Give it."""
+        """Return the state."""
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Put it back."""
+        """Restore the state."""
 
 
 class Attributes:
-    """Some attributes of one object."""
+    """Some attributes of one object, as a `Stateful`."""
 
     def __init__(self, owner: Any, *names: str) -> None:
         self._owner, self._names = owner, names
 
     def state(self) -> dict[str, Any]:
-        """Give them by name."""
+        """Return the attributes by name."""
         return {name: getattr(self._owner, name) for name in self._names}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Set them."""
+        """Set the attributes."""
         for name, value in state.items():
             setattr(self._owner, name, value)
 
 
 @dataclass(slots=True)
-class Kept:
-    """Filled while the levers are built.
+class LeverState:
+    """The levers' state; filled while they are built.
 
     Attributes:
-        ranks: All ranks, where the shim makes them one run.
-        streams: Their random numbers.
-        states: What else is to be kept, by name.
-        replayed: Steps that the run before has made, and this one doesn't compute; infinite while
-            their end has not come.
+        ranks: All ranks; None if the ranks are not one data-parallel run of the shim's.
+        streams: The ranks' random streams.
+        states: Other states to save, by name.
+        replayed: Number of steps that a replay skips; infinite until the replay ends.
     """
 
     ranks: Ranks | None = None

@@ -1,8 +1,8 @@
-"""Sees that all ranks are at the same place of the script, wherever they have to meet.
+"""Checks that all ranks are at the same line of the script wherever they communicate.
 
-Ranks run one script on one data, so that they make the same calls in the same order. Where they
-don't, after all, the first place at which they differ is told, in the place of a hang or of numbers
-that nobody has asked for.
+All ranks run one script on the same data, so that they make the same calls in the same order. If
+they don't, the error names the first place at which they differ; without it the run would hang or
+compute wrong numbers.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import sys
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import CodeType, FrameType
 
 from torch import Tensor
@@ -20,27 +20,25 @@ from fasttrain.shim.data_parallel.ranks import Ranks
 from fasttrain.shim.process.callsite import call_site, own_prefixes
 from fasttrain.shim.process.refusal import refuse
 
-_CLOSE = 1e-9  # relative, of squares: what machines of several kinds may round differently
-
-
-INSIDE = "go on in "  # of what ranks do inside of a call of a model
+_CLOSE = 1e-9  # relative, of squares: different kinds of machines may round differently
+INSIDE = "go on in "  # prefix of what ranks do inside a call of a model
 
 
 def meet_inside(ranks: Ranks, tag: int) -> bool:
-    """Wait for all ranks inside of a call, and return whether all are doing the same there.
+    """Wait for all ranks inside a call; return True if all are doing the same there.
 
     Raises:
-        SystemExit: ``ranks-parted`` where some are outside of it.
+        SystemExit: ``ranks-parted`` if some are outside of it.
     """
     if ranks.meet(tag, lambda: f"{INSIDE}the call of a model at {call_site()}"):
         return True
-    if not all(text.startswith(INSIDE) for text in ranks.told):
-        refuse(_parted(ranks.told))
+    if not all(text.startswith(INSIDE) for text in ranks.reports):
+        refuse(_of_reports(ranks.reports))
     return False
 
 
 class Parting:
-    """Compares places, and numbers that must be the same on all ranks.
+    """Compares the ranks' lines in the script, and numbers that must be equal on all ranks.
 
     Args:
         ranks: All ranks.
@@ -49,22 +47,22 @@ class Parting:
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
         self._tags: dict[tuple[CodeType, int, str], int] = {}
-        self._others: dict[CodeType, bool] = {}  # whether code is torch's or fasttrain's
+        self._others: dict[CodeType, bool] = {}  # True for code of torch and fasttrain
 
     def check(self, doing: str, numbers: Sequence[Tensor] = ()) -> None:
-        """Wait for all ranks, and see that they are doing the same.
+        """Wait for all ranks, and check that they are doing the same.
 
         Args:
             doing: What this rank is about to do.
-            numbers: Numbers on the CPU that are the same on all ranks.
+            numbers: Scalars on the CPU that must be equal on all ranks.
 
         Raises:
-            SystemExit: ``ranks-parted`` when they aren't at one place, ``ranks-data`` when they
-                have other numbers there.
+            SystemExit: ``ranks-parted`` if they are at different lines, ``ranks-data`` if their
+                numbers differ.
         """
         values = [value for number in numbers if math.isfinite(value := float(number))]
         if not self._ranks.meet(self._tag(doing), lambda: f"{doing} at {call_site()}", values):
-            refuse(_parted(self._ranks.told))
+            refuse(_of_reports(self._ranks.reports))
         if self._ranks.spread > _CLOSE:
             refuse(_other_numbers(doing, call_site()))
 
@@ -88,14 +86,19 @@ class Parting:
         return found
 
 
-def _parted(told: Sequence[str]) -> FasttrainError:
-    first = told[0]
-    rank = next((rank for rank, text in enumerate(told) if text != first), 0)
+def _of_reports(reports: Sequence[str]) -> FasttrainError:
+    rank = next((rank for rank, text in enumerate(reports) if text != reports[0]), 1)
+    return ranks_parted({0: reports[0], rank: reports[rank]})
+
+
+def ranks_parted(doing: Mapping[int, str]) -> FasttrainError:
+    """Return the error for two ranks at different places; ``doing`` is what each is to do."""
+    (one, first), (two, second) = sorted(doing.items())
     return FasttrainError(
-        f"the ranks parted: rank 0 is to {first}, rank {rank} to {told[rank]}",
-        why="something in front of these lines was decided by what differs between processes, such"
-        " as threads, the process id, or the machine",
-        fix="let the decision follow from the data or from a seeded generator, or use one process",
+        f"the ranks parted: rank {one} is to {first}, rank {two} to {second}",
+        why="a decision before these lines depends on something that differs between processes,"
+        " such as threads, the process id or the machine",
+        fix="base the decision on the data or on a seeded generator, or use one process",
         slug="ranks-parted",
         exit_code=ExitCode.CONTRADICTION,
     )
@@ -103,10 +106,10 @@ def _parted(told: Sequence[str]) -> FasttrainError:
 
 def _other_numbers(doing: str, where: str) -> FasttrainError:
     return FasttrainError(
-        f"the ranks have other numbers where they are to {doing} at {where}",
-        why="every rank runs the script on the same data, and what each computes there must be the"
-        " same: something was drawn or read that differs between processes",
-        fix="seed the generator that the data come from, or use one process",
+        f"the ranks have different numbers where they are to {doing} at {where}",
+        why="every rank runs the script on the same data and must compute the same numbers there:"
+        " the script drew or read something that differs between processes",
+        fix="seed the generator that makes the data, or use one process",
         slug="ranks-data",
         exit_code=ExitCode.CONTRADICTION,
     )

@@ -1,9 +1,9 @@
-"""Keeps apart the random numbers that all ranks share and those of each rank's own.
+"""Separates the random stream that all ranks share from each rank's own stream.
 
-Initial weights and the order of the data must agree, so the ranks draw them from one stream, the
-generators as the script seeded them. What follows from a rank's own samples must differ: dropout
-and augmentations come from a second stream, which is swapped in around them. How much is drawn
-there depends on the samples, and must not move the shared stream.
+Initial weights and the order of the data must be equal on all ranks. They are drawn from the shared
+stream: the generators as the script has seeded them. Dropout and augmentations must differ, since
+each rank has its own samples. They are drawn from the rank's own stream, which is swapped in around
+them: how much is drawn there depends on the samples, and must not advance the shared stream.
 """
 
 from __future__ import annotations
@@ -22,14 +22,11 @@ import torch
 from fasttrain.shim.data_parallel.ranks import Ranks
 from fasttrain.shim.process.import_hook import after_import
 
-# Generators of random numbers, each with a second stream that can take the place of the first.
-
-
-TRIES = 8  # batches after which a generator that was never drawn from is left out
+TRIES = 8  # batches after which a generator that was never drawn from is swapped no more
 
 
 class Generator(ABC):
-    """One generator, and the state of its other stream."""
+    """One generator, and the state of the stream that is not swapped in."""
 
     def __init__(self) -> None:
         self._own: Any = None
@@ -39,7 +36,7 @@ class Generator(ABC):
 
     @property
     def streams(self) -> tuple[Any, ...]:
-        """What is kept of its streams."""
+        """The states of its streams, as a snapshot holds them."""
         return self._own, self._shared, self._tries, self._used
 
     @streams.setter
@@ -48,33 +45,33 @@ class Generator(ABC):
 
     @abstractmethod
     def get(self) -> Any:
-        """Give its state; None where there is no such generator."""
+        """Return its state; None if there is no such generator."""
 
     @abstractmethod
     def set(self, state: Any) -> None:
-        """Put it into a state."""
+        """Set its state."""
 
     @abstractmethod
     def seed(self, seed: int) -> None:
-        """Start it anew."""
+        """Seed it."""
 
     @abstractmethod
     def encoded(self) -> Any:
-        """Give its state as JSON has it."""
+        """Return its state in types that JSON has."""
 
     @abstractmethod
     def decoded(self, state: Any) -> Any:
-        """Return a state that `encoded` gave as `set` takes it."""
+        """Return an `encoded` state in the form that `set` takes."""
 
     def swap(self, rank: int, *, always: bool = False) -> bool:
-        """Go to the rank's own stream, which begins at the first time.
+        """Swap in the rank's own stream, which is seeded the first time; return True if done.
 
         Args:
             rank: The rank.
-            always: Not to leave out one that was never drawn from, which saves its swapping.
+            always: Swap also if it was never drawn from, where skipping would save time.
         """
         unused = not (always or self._used) and self._tries >= TRIES
-        if unused or self._shared is not None:  # or inside of another block that swaps it
+        if unused or self._shared is not None:  # or another block has swapped it
             return False
         shared = self.get()
         if shared is None:
@@ -94,8 +91,8 @@ class Generator(ABC):
         if self._shared is None:
             return
         own = self.get()
-        if not self._used and self._tries <= TRIES:  # behind them nobody asks
-            self._used = not _same(own, self._own)
+        if not self._used and self._tries <= TRIES:  # not compared later
+            self._used = not alike(own, self._own)
         self._own = own
         self.set(self._shared)
         self._shared = None
@@ -121,7 +118,7 @@ class _Torch(Generator):
 class _Accelerator(_Torch):
     def __init__(self, device: torch.device) -> None:
         super().__init__()
-        # torch.cuda, torch.npu and torch.xpu name it alike.
+        # torch.cuda, torch.npu and torch.xpu all call it default_generators.
         self._generator: Any = getattr(torch, device.type).default_generators[device.index or 0]
 
     def get(self) -> Any:
@@ -153,7 +150,7 @@ class _Python(Generator):
 
 
 class _NumPy(Generator):
-    """NumPy's global generator, where the script has imported it."""
+    """NumPy's global generator, if the script has imported it."""
 
     @property
     def _module(self) -> Any:
@@ -180,21 +177,26 @@ class _NumPy(Generator):
 
 
 def on_cpu() -> list[Generator]:
-    """Give torch's generator on the CPU, and those of Python and NumPy."""
+    """Return torch's generator on the CPU, and those of Python and NumPy."""
     return [_Torch(), _Python(), _NumPy()]
 
 
 def on_accelerator(device: torch.device) -> Generator:
-    """Give torch's generator on a GPU or an NPU."""
+    """Return torch's generator on a GPU or an NPU."""
     return _Accelerator(device)
 
 
-def _same(a: Any, b: Any) -> bool:
-    if isinstance(a, torch.Tensor):
-        return torch.equal(a, b)
-    if isinstance(a, tuple):
-        return all(_same(x, y) for x, y in zip(a, b, strict=True))
-    return bool((a == b).all()) if hasattr(a, "all") else bool(a == b)
+def alike(one: Any, other: Any) -> bool:
+    """True if two states of generators, or containers of them, are equal."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(alike(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(alike, one, other))
+    return bool((one == other).all() if hasattr(one, "all") else one == other)
 
 
 class RandomStreams:
@@ -203,20 +205,22 @@ class RandomStreams:
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
         self._generators = on_cpu()
-        self._diverged: list[Generator] = []  # of which the script itself has the rank's own
+        self._diverged: list[
+            Generator
+        ] = []  # those from which the script draws the rank's own stream
         self._accelerators: dict[torch.device, Generator] = {}
         self._for_samples = _Apart(self._generators, ranks.rank)
         self._for_forward: dict[torch.device | None, _Apart] = {}
         self._shared = _Together((), ranks.rank)
 
     def agree(self) -> None:
-        """Take over the state that rank 0's generators have.
+        """Copy the states of rank 0's generators.
 
-        A script that seeds itself has it already, and nothing changes.
+        This changes nothing for a script that seeds itself.
         """
         ranks, key = self._ranks, "random-state"
         if "numpy" in sys.modules:
-            importlib.import_module("numpy.random")  # which it imports at its first use only
+            importlib.import_module("numpy.random")  # NumPy imports it lazily
         else:
             after_import("numpy.random", self._seed_numpy)
         if ranks.rank == 0:
@@ -228,16 +232,16 @@ class RandomStreams:
                 generator.set(generator.decoded(state))
 
     def _seed_numpy(self, module: Any) -> None:
-        """Seed a generator that is imported only now, and not yet seeded by the script."""
+        """Seed NumPy's generator on its late import, before the script can seed it."""
         state = torch.default_generator.initial_seed()
         module.seed(state % 2**32)
 
     def for_samples(self) -> _Apart:
-        """Draw from the rank's own stream in all generators, while its samples are read."""
+        """Return a context for reading samples: all generators draw from the rank's own stream."""
         return self._for_samples
 
     def for_forward(self, device: torch.device | None) -> _Apart:
-        """Draw from the rank's own stream on the CPU and the device, while the model is called."""
+        """Return such a context for a call of the model, for the CPU and the device."""
         found = self._for_forward.get(device)
         if found is None:
             found = _Apart(self._of(device), self._ranks.rank, always=True)
@@ -245,7 +249,7 @@ class RandomStreams:
         return found
 
     def _of(self, device: torch.device | None) -> list[Generator]:
-        """Return what a model on a device may draw from, unless the script has its own of it."""
+        """Return the generators that a model on a device may draw from, except diverged ones."""
         generators = [self._generators[0]]
         if device is not None and device.type != "cpu":
             if device not in self._accelerators:
@@ -254,11 +258,11 @@ class RandomStreams:
         return [g for g in generators if g not in self._diverged]
 
     def shared(self) -> _Together:
-        """Draw from the shared stream, also where the script has its own."""
+        """Return a context with the shared stream, even if the script draws from the rank's own."""
         return self._shared
 
     def diverge(self) -> None:
-        """Let the script itself draw from the rank's own stream from now on."""
+        """Have the script itself draw from the rank's own stream from now on."""
         self._diverged = [*self._generators, *self._accelerators.values()]
         rank = self._ranks.rank
         for generator in self._diverged:
@@ -266,7 +270,7 @@ class RandomStreams:
         self._leave_diverged()
 
     def _leave_diverged(self) -> None:
-        """Swap from now on only what the script itself does not draw from its own stream."""
+        """Swap only the generators that haven't diverged from now on."""
         rank = self._ranks.rank
         shared = [g for g in self._generators if g not in self._diverged]
         self._for_samples = _Apart(shared, rank)
@@ -274,7 +278,7 @@ class RandomStreams:
         self._shared = _Together(self._diverged, rank)
 
     def state(self) -> dict[str, Any]:
-        """Give what is kept of both streams, beside the generators' own states."""
+        """Return the states of both streams, except the generators' present ones."""
         generators = [*self._generators, *self._accelerators.values()]
         return {
             "streams": [generator.streams for generator in generators],
@@ -283,7 +287,7 @@ class RandomStreams:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Put back what `state` gave."""
+        """Restore a result of `state`."""
         devices = map(torch.device, state["accelerators"])
         self._accelerators = {device: on_accelerator(device) for device in devices}
         generators = [*self._generators, *self._accelerators.values()]
@@ -294,12 +298,12 @@ class RandomStreams:
 
 
 class _Apart:
-    """Draws from the rank's own stream inside of a block; made once, because it is entered often.
+    """Context that draws from the rank's own stream; created once, as it is entered often.
 
     Args:
-        generators: Those to be swapped.
+        generators: The generators to swap.
         rank: The rank.
-        always: Not to leave out those that were never drawn from.
+        always: Swap also those that were never drawn from.
     """
 
     def __init__(self, generators: Sequence[Generator], rank: int, *, always: bool = False):
@@ -320,7 +324,7 @@ class _Apart:
 
 
 class _Together:
-    """Draws from the shared stream inside of a block, where the script has its own outside."""
+    """Context that draws from the shared stream where the script draws from the rank's own."""
 
     def __init__(self, diverged: Sequence[Generator], rank: int) -> None:
         self._diverged, self._rank = diverged, rank

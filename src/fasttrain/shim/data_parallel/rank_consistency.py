@@ -1,4 +1,4 @@
-"""Sees that the ranks stay together: same models, same steps, same weights, same end."""
+"""Checks that the ranks stay consistent: same models, same steps, same weights, same end."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from fasttrain.shim.data_parallel.ranks import Ranks
 from fasttrain.shim.process import refusal
 from fasttrain.shim.process.refusal import refuse
 
-WAIT_S = 3.0  # in one backward pass before asking whether another rank has ended
+WAIT_S = 3.0  # a rank that waits this long checks whether another one has ended
 POLL_S = 0.5
 
 
-class Lockstep:
-    """Compares this rank with the others, and notices when it waits for one that has ended."""
+class RankConsistency:
+    """Compares this rank with the others; detects that it waits for one that has ended."""
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
@@ -33,20 +33,22 @@ class Lockstep:
         self._models = 0
         self._compared: set[int] = set()
         self._closed = threading.Event()
-        self._watcher = threading.Thread(target=self._watch, name="fasttrain-lockstep", daemon=True)
+        self._watcher = threading.Thread(
+            target=self._watch, name="fasttrain-consistency", daemon=True
+        )
 
     def install(self, undo: ExitStack) -> None:
-        """Watch for the end of this rank, and from a thread for that of others."""
+        """Watch for the end of this rank, and from a thread for the end of the others."""
         self._ranks.on_join.append(self._watcher.start)
         undo.callback(self._closed.set)
         refusal.at_clean_end.append(self._end)
         undo.callback(refusal.at_clean_end.remove, self._end)
 
     def compare_models(self, name: str, where: str, parameters: list[str]) -> None:
-        """See that every rank meets the same module.
+        """Check that every rank has the same module.
 
         Raises:
-            SystemExit: ``ranks-models`` when they differ.
+            SystemExit: ``ranks-models`` if they differ.
         """
         text = "\n".join([f"{name} ({where})", *parameters])
         for rank, other in enumerate(self._ranks.gather(text)):
@@ -54,14 +56,14 @@ class Lockstep:
                 refuse(_models_differ(rank, other, self._ranks.rank, text))
 
     def after_step(self, steps: int, optimizer: Optimizer | None) -> None:
-        """Compare the weights behind steps 1, 2, 4, 8 and so on.
+        """Compare the weights after steps 1, 2, 4, 8 and so on.
 
         Args:
-            steps: Steps so far.
-            optimizer: What made the last one; None where each rank has other weights by design.
+            steps: Number of steps so far.
+            optimizer: The last step's optimizer; None if ranks have different weights by design.
 
         Raises:
-            SystemExit: ``ranks-diverged`` when they differ.
+            SystemExit: ``ranks-diverged`` if they differ.
         """
         self._steps = steps
         if steps & (steps - 1) or optimizer is None:
@@ -69,7 +71,7 @@ class Lockstep:
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         with torch.no_grad():
             sums = torch.stack([p.detach().double().sum().cpu() for p in parameters]).sum()
-        sums = torch.nan_to_num(sums)  # all ranks go on to compare, also where one has no number
+        sums = torch.nan_to_num(sums)  # NaN differs from itself, and would look like a divergence
         spread = torch.stack([sums, -sums])
         with self._ranks.waits():
             dist.all_reduce(spread, dist.ReduceOp.MAX)
@@ -77,7 +79,7 @@ class Lockstep:
             refuse(_diverged(steps, type(optimizer).__name__))
 
     def _end(self) -> None:
-        """Stay until all ranks are through, so that none waits for one that has left."""
+        """Wait until all ranks have ended, so that none waits for one that has left."""
         if not self._ranks.joined:
             return
         store = self._ranks.store
@@ -88,9 +90,9 @@ class Lockstep:
             time.sleep(0.05)
         self._compare_ends()
         self._closed.set()
-        # An interpreter that ends while the thread is inside of the store's C++ aborts.
+        # The interpreter aborts if it ends while the thread is inside the store's C++ code.
         self._watcher.join(POLL_S)
-        # Rank 0's node may keep the store: leave only when all have read it.
+        # Rank 0 may host the store: leave only after all have read it.
         self._ranks.leave()
 
     def _watch(self) -> None:
@@ -99,11 +101,11 @@ class Lockstep:
             if since_s and time.monotonic() - since_s > WAIT_S:
                 try:
                     self._compare_ends(waiting=True)
-                except (RuntimeError, OSError):  # the store is gone, and with it the run
+                except (RuntimeError, OSError):  # the store is gone: the run has ended
                     return
 
     def _compare_ends(self, *, waiting: bool = False) -> None:
-        """Leave with an error when another rank has ended behind another step than this one."""
+        """Exit with an error if another rank has ended after another step than this one."""
         for rank in range(self._ranks.world_size):
             key = f"ended/{rank}"
             if rank == self._ranks.rank or not self._ranks.store.check([key]):
@@ -114,7 +116,7 @@ class Lockstep:
                 print(error, file=sys.stderr, flush=True)  # noqa: T201
                 refusal.ended_by_us(error)
                 sys.stdout.flush()
-                # From a thread, and with the main thread inside of a collective.
+                # os._exit: this is a thread, and the main thread hangs in a collective.
                 os._exit(int(error.exit_code))
 
 
@@ -126,10 +128,10 @@ def _steps_differ(
     )  # fmt: skip
     return FasttrainError(
         f"the ranks made different numbers of steps: rank {rank} ended after {steps}, and {own}",
-        why="data-parallel ranks must make the same steps, and something in the script decided"
-        " differently on each",
-        fix="let what ends the loop follow from the loss that is printed, or from counts that all"
-        " ranks share; --strategy none leaves the ranks to the script",
+        why="data-parallel ranks must make the same steps, and the script decided differently on"
+        " each",
+        fix="end the loop by the printed loss, or by counts that all ranks share; --strategy none"
+        " leaves the ranks to the script",
         slug="ranks-steps",
         exit_code=ExitCode.CONTRADICTION,
     )
@@ -141,36 +143,40 @@ def _models_differ(rank: int, other: str, own_rank: int, own: str) -> FasttrainE
     return FasttrainError(
         f"the ranks have different models: rank {rank} has {first[0]}, rank {own_rank} {first[1]}",
         why="data-parallel ranks must train the same model",
-        fix="seed what the model's shape depends on, or use --strategy none",
+        fix="seed whatever the model's shape depends on, or use --strategy none",
         slug="ranks-models",
     )
 
 
 def _diverged(steps: int, optimizer: str) -> FasttrainError:
     return FasttrainError(
-        f"the ranks' weights differ behind step {steps} of {optimizer}",
-        why="gradients were changed on one rank and not on the others, or a checkpoint was loaded"
-        " that not all of them can read",
-        fix="use one process, or --strategy none with a script that handles its ranks",
+        f"the ranks' weights differ after step {steps} of {optimizer}",
+        why="gradients were changed on one rank and not on the others, or not all ranks could read"
+        " a checkpoint",
+        fix="use one process, or --strategy none with a script that handles its own ranks",
         slug="ranks-diverged",
     )
 
 
-# Stops ranks that would train unrelated copies of one model over each other.
-
-
 def refuse_unrelated_copies(plan: LaunchPlan, undo: ExitStack) -> None:
-    """Check at the first optimizer step of a rank that the script joined a process group."""
+    """Check at a rank's first optimizer step that the script has joined a process group.
+
+    Without one the ranks would train unrelated copies of a model and overwrite each other's files.
+
+    Raises:
+        SystemExit: ``unrelated-copies`` in that step.
+    """
     if plan.processes.value.backend == "direct" or plan.levers.strategy.value.mode != "script":
         return
-    world_size = int(os.environ["WORLD_SIZE"])  # of torchrun; an elastic run is not always whole
+    # torchrun's number: an elastic run may have fewer ranks than planned.
+    world_size = int(os.environ["WORLD_SIZE"])
     if world_size == 1:
         return
 
     checked = False
 
     def check(*_: Any) -> None:
-        # It stays in place: torch is reading the hooks, and raises when one of them goes.
+        # The hook stays in place: torch iterates over its hooks, and raises if one is removed.
         nonlocal checked
         if checked:
             return
@@ -186,7 +192,7 @@ def _unrelated(world_size: int) -> FasttrainError:
     return FasttrainError(
         f"{world_size} processes were about to train {world_size} unrelated models",
         why="the script made an optimizer step without joining a process group",
-        fix="use --strategy ddp to make them one, or the option by which the script joins a process"
-        " group; --strategy none runs the copies on purpose",
+        fix="use --strategy ddp to train one model, or the script's option to join a process group;"
+        " --strategy none runs the copies on purpose",
         slug="unrelated-copies",
     )

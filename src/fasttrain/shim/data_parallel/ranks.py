@@ -1,8 +1,8 @@
-"""This worker among the others of its run: where they meet, and what they agree on.
+"""This worker's connection to the other ranks of its run.
 
-The ranks first know each other by torchrun's store, which takes no part in the script's own
-affairs; the process group is only made when there is something to average, so that a script that
-turns out to make one itself can do so.
+The ranks first communicate through torchrun's store, which the script never sees. The process group
+is created only when there is something to average, so that a script that creates one itself can
+still do so.
 """
 
 from __future__ import annotations
@@ -16,20 +16,21 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
+from fasttrain.model.vendors import group_backend
 from fasttrain.shim.data_parallel.shared_memory import Board, on_one_node
 from fasttrain.shim.data_parallel.tensor_sums import strided_parts
 from fasttrain.shim.process import rank_variables
 
-MEET_TIMEOUT = timedelta(minutes=30)  # for a rank that reads its data before it imports torch
-NUMBERS = 128  # that can be added up at once
-BOARD_BYTES = 1 << 24  # of the memory that the ranks of a node share
-GATHERED = 1 << 26  # bytes of each rank that are gathered by it; more goes by collectives
-_AS_BYTES = (torch.int16, torch.uint16, torch.uint32, torch.uint64)  # gloo has no such types
+MEET_TIMEOUT = timedelta(minutes=30)  # a rank may read its data before it imports torch
+NUMBERS = 128  # summed at once
+BOARD_BYTES = 1 << 24  # size of the memory that the ranks of a node share
+GATHERED = 1 << 26  # bytes per rank gathered through that memory; more goes by collectives
+_AS_BYTES = (torch.int16, torch.uint16, torch.uint32, torch.uint64)  # unsupported by gloo
 _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # 2.13
 
 
 class _Wait:
-    """Marks the time inside of a block as one in which a rank may wait for others."""
+    """Marks a block in which a rank may wait for others."""
 
     __slots__ = ("_outermost", "_ranks")
 
@@ -54,13 +55,13 @@ class Ranks:
         rank: Global rank of this worker.
         world_size: Number of ranks.
         store: Key-value store that all ranks of this attempt share.
-        joined: Whether this made the process group.
-        joining: Whether this is making it at the moment.
-        boardless: Whether the ranks are on one node and could not have a table in its memory.
-        waiting_since_s: Since when this rank may be waiting for others, by `time.monotonic`; 0
-            while it does not.
-        spread: The relative variance of the numbers of the last meeting.
-        told: What ranks were doing that came to one meeting with different numbers.
+        joined: True if this object created the process group.
+        joining: True while this object creates it.
+        boardless: True if the ranks are on one node but could not share memory.
+        waiting_since_s: `time.monotonic` when this rank began to wait for others; 0 if it doesn't
+            wait.
+        spread: The relative variance of the values in the last `meet`.
+        reports: What each rank was doing when a `meet` failed, by rank.
     """
 
     def __init__(self, rank: int, world_size: int, store: Any, collectives: str) -> None:
@@ -70,18 +71,18 @@ class Ranks:
         self.joined = self.joining = self.boardless = False
         self.waiting_since_s = self.spread = 0.0
         self.on_join: list[Callable[[], None]] = []
-        self.told: list[str] = []
+        self.reports: list[str] = []
         self._collectives = collectives
         self._gathered = 0
         self._board: Board | None = None
 
     @classmethod
     def at_store(cls, collectives: str, *, agent: bool) -> Ranks:
-        """Meet the other ranks at the store that torchrun's agent keeps, or else rank 0.
+        """Connect to the store that torchrun's agent hosts, or else rank 0.
 
         Args:
             collectives: Backend for the devices of the run, such as ``nccl``.
-            agent: Whether there is an agent.
+            agent: True if there is an agent.
         """
         get = rank_variables.get
         world_size = int(get("WORLD_SIZE"))
@@ -94,24 +95,20 @@ class Ranks:
             timeout=MEET_TIMEOUT,
         )
         if not agent:
-            # A script that asks for its ranks after all must not open the store a second time.
+            # A script that initialises torch.distributed itself must not host a second store.
             rank_variables.put("TORCHELASTIC_USE_AGENT_STORE", "True")
-        # A group that was restarted, or that an elastic run formed anew, must not meet what the
-        # one before it has left.
+        # A restarted or re-formed group must not read keys of the group before it.
         attempt = f"{get('TORCHELASTIC_RESTART_COUNT', '0')}/{world_size}"
         prefix = torchs.PrefixStore(f"/fasttrain/{attempt}", store)
         return cls(int(get("RANK")), world_size, prefix, collectives)
 
     def join(self) -> None:
-        """Make the process group, unless it is there."""
+        """Create the process group unless it exists."""
         if self.joined:
             return
         for listen in self.on_join:
             listen()
-        backend = {
-            "nccl": "cpu:gloo,cuda:nccl",
-            "hccl": "cpu:gloo,npu:hccl",
-        }.get(self._collectives, self._collectives)
+        backend = group_backend(self._collectives)
         torchs: Any = dist
         group = torchs.PrefixStore("group", self.store)
         self.joining = True
@@ -127,17 +124,17 @@ class Ranks:
         self.boardless = self._board is None and on_one_node(self.world_size)
 
     def leave(self) -> None:
-        """Return the process group up."""
+        """Destroy the process group."""
         if self.joined and dist.is_initialized():
             dist.destroy_process_group()
         self.joined = False
 
     def waits(self) -> _Wait:
-        """Mark a time in which this rank may wait for others, as a context."""
+        """Return a context that marks a time in which this rank may wait for others."""
         return _Wait(self)
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """Add up a tensor over all ranks, in place."""
+        """Sum a tensor over all ranks, in place."""
         board = self._board
         with self.waits():
             if board is not None and _fits(tensor, board.width):
@@ -147,7 +144,7 @@ class Ranks:
         return tensor
 
     def all_gather(self, tensor: Tensor) -> Tensor:
-        """Return the tensors of all ranks, one behind the other in the first dimension.
+        """Return the tensors of all ranks, concatenated in the first dimension.
 
         Args:
             tensor: Contiguous, of one shape on all ranks, with at least one dimension.
@@ -156,7 +153,7 @@ class Ranks:
         with self.waits():
             if self._board is not None and tensor.is_cpu and tensor.nbytes <= GATHERED:
                 self._board.all_gather(tensor, whole)
-            elif tensor.device.type not in ("cpu", "cuda"):  # what all backends have
+            elif tensor.device.type not in ("cpu", "cuda"):  # the one form that all backends have
                 dist.all_gather(list(whole.chunk(self.world_size)), tensor)
             elif tensor.dtype in _AS_BYTES:
                 _all_gather(whole.view(torch.uint8), tensor.view(torch.uint8))
@@ -165,12 +162,12 @@ class Ranks:
         return whole
 
     def meet(self, tag: int, doing: Callable[[], str], values: Sequence[float] = ()) -> bool:
-        """Wait for all ranks, and return whether all have come with the same number.
+        """Wait for all ranks; return True if all have come with the same tag.
 
         Args:
-            tag: Stands for what the rank is doing; below 2**20, so that sums of squares are exact.
-            doing: Gives that in words, which all ranks get by `told` where the numbers differ.
-            values: At most 32 finite numbers; `spread` tells then how far they differ.
+            tag: Number of what the rank is doing; below 2**20, so that sums of squares are exact.
+            doing: Returns it in words, which all ranks get by `reports` if the tags differ.
+            values: At most 32 finite numbers; `spread` is then how far they differ.
         """
         pairs = [number for value in values[:32] for number in (value, value * value)]
         with self.waits():
@@ -184,20 +181,20 @@ class Ranks:
         self.spread = max(spreads, default=0.0)
         if squares * n == total * total:  # no variance
             return True
-        self.told = self.gather(doing())
+        self.reports = self.gather(doing())
         return False
 
     def begin_sum(self, numbers: Sequence[float]) -> Callable[[], list[float]]:
-        """Begin to add up numbers over all ranks, and give what waits for the sums.
+        """Start to sum numbers over all ranks; return a function that waits for the sums.
 
-        The caller marks the wait, which is mostly inside of one that is marked already.
+        The caller marks the wait, since it mostly is inside a longer one.
 
         Args:
-            numbers: At most `NUMBERS`; a rank that has fewer than another one adds zeros.
+            numbers: At most `NUMBERS`; a rank with fewer than another one adds zeros.
         """
         if self._board is not None:
             return self._board.begin_sum(numbers)
-        # Of one size, so that ranks that have more or fewer numbers don't wait for ever.
+        # All of one size: an all-reduce of different sizes would hang.
         padded = [*numbers, *[0.0] * (NUMBERS - len(numbers))]
         tensor = torch.tensor(padded, dtype=torch.float64)
         work: Any = dist.all_reduce(tensor, async_op=True)
@@ -210,7 +207,7 @@ class Ranks:
         return wait
 
     def broadcast(self, tensors: list[Tensor]) -> None:
-        """Give every rank the values that rank 0 has."""
+        """Copy rank 0's values to every rank, in place."""
         with torch.no_grad(), self.waits():
             for tensor in tensors:
                 for part in strided_parts(tensor.detach()):
@@ -220,7 +217,7 @@ class Ranks:
                         part.copy_(whole)
 
     def gather(self, text: str) -> list[str]:
-        """Return the text that each rank has, by rank; every rank must call this alike."""
+        """Return the texts of all ranks, by rank; every rank must call this."""
         self._gathered += 1
         key = f"gather/{self._gathered}"
         self.store.set(f"{key}/{self.rank}", text)
@@ -229,6 +226,6 @@ class Ranks:
 
 
 def _fits(tensor: Tensor, width: int) -> bool:
-    """Return whether a tensor can be added up in shared memory."""
+    """True if a tensor can be summed in shared memory."""
     plain = tensor.is_cpu and tensor.layout is torch.strided and not tensor.is_complex()
     return plain and tensor.is_floating_point() and tensor.numel() <= width

@@ -1,18 +1,19 @@
-"""One root on every rank, whose gradients torch's DistributedDataParallel averages.
+"""Replicates a root on every rank; torch's DistributedDataParallel (DDP) averages its gradients.
 
-The DistributedDataParallel object stands beside the module and not around it: the script's module
-keeps its type, keys, pickles and deep copies. The first backward passes are averaged by hand, and
-the object takes over once every parameter has got a gradient on every rank in some of them, one
-after the other. It averages only a pass that gives every parameter a gradient: told to look for
-those that don't take part (``find_unused_parameters``), it ends a script that uses a parameter
-outside of the module's call.
+The DDP object is called in place of the module's forward and doesn't wrap the module: the script's
+module keeps its type, keys, pickles and deep copies.
 
-Whether it did is plain to see where no parameter had a gradient before the pass; else each bucket
-has to tell, which costs a call of Python's from within the backward pass. Where that isn't plain,
-and behind a pass that left parameters out, the gradients are averaged by hand: what is averaged
-already stays the same.
+The first backward passes are averaged without DDP. It takes over after `PROBES` passes in a row in
+which every parameter got a gradient on every rank. It only averages a pass that gives every
+parameter a gradient: its own search for unused parameters (``find_unused_parameters``) would end a
+script that uses a parameter outside of the module's call.
 
-A parameter that the script has hooks on is averaged in front of them, by a hook of ours.
+If no parameter had a gradient before a pass, the gradients afterwards show whether DDP has averaged
+it. Otherwise a communication hook has to report each bucket, which costs a Python call inside the
+backward pass. If it is unclear, or a pass left parameters out, the gradients are averaged without
+DDP: averaging equal gradients again doesn't change them.
+
+A parameter that the script has hooks on is averaged before these, by a hook of ours.
 """
 
 from __future__ import annotations
@@ -32,28 +33,26 @@ from fasttrain.shim.data_parallel.averaging import average_gradients
 from fasttrain.shim.data_parallel.ranks import Ranks
 from fasttrain.shim.hooks.roots import parameters_of
 
-# Its name up to torch 2.12, and since.
+# Renamed in torch 2.13: broadcast_buffers became forward_sync_buffers.
 _SYNC_BUFFERS = next(
     name
     for name in ("forward_sync_buffers", "broadcast_buffers")
     if name in inspect.signature(DistributedDataParallel.__init__).parameters
 )
-PROBES = 2  # whole passes in a row in front of the object's first; twice as many after each failure
-FAILURES = 4  # passes that the object did not see whole, after which it is left out
-
-
-_WANTS_GRADIENT = operator.attrgetter("requires_grad")  # without a frame of Python's for each
+PROBES = 2  # complete passes in a row before DDP takes over; twice as many after each failure
+FAILURES = 4  # incomplete passes with DDP, after which it is used no more
+_WANTS_GRADIENT = operator.attrgetter("requires_grad")  # in C: no Python frame per parameter
 
 
 class Replica:
     """The data-parallel side of one root.
 
     Attributes:
-        parameters: Those that want a gradient.
-        uneven: Whether it was trained since all ranks had the same buffers.
-        registered: Parameters, modules and hooks that had been registered anywhere when its
-            parameters were looked at.
-        gathers: Whether each call of the module gathers parameters from other ranks.
+        parameters: Its parameters that require a gradient.
+        uneven: True if it was trained since all ranks had the same buffers.
+        registered: Number of parameters, modules and hooks registered anywhere when its
+            parameters were last listed.
+        gathers: True if each call of the module gathers parameters from other ranks.
     """
 
     gathers = False
@@ -71,29 +70,29 @@ class Replica:
         self._begin(module)
 
     def _begin(self, module: Any) -> None:
-        # Not what functional_call has put in the places of parameters
+        # Leaves only: functional_call puts other tensors in the places of parameters.
         self._all = list({id(p): p for p in parameters_of(module) if p.is_leaf}.values())
         self.parameters = [p for p in self._all if p.requires_grad]
-        self._called = False  # since the last pass whose gradients the object averaged
-        self._finished = False  # whether its buckets have told that it averages those of this pass
-        self._fresh = False  # whether no parameter had a gradient before this pass
-        self._touched = False  # whether this pass has left gradients; only while watching
+        self._called = False  # since the last backward pass that DDP averaged
+        self._finished = False  # the last bucket of this pass was reported
+        self._fresh = False  # no parameter had a gradient before this pass
+        self._touched = False  # this pass has left gradients; only known while watching
         self._probes = self._needed
         self._ddp: DistributedDataParallel | None = None
         self.watch()
 
     @property
     def _needed(self) -> int:
-        """Passes in a row that must be whole for the object to take over."""
+        """Return how many complete passes in a row DDP needs to take over."""
         return PROBES << self._failures
 
     @property
     def watching(self) -> bool:
-        """Return whether each parameter tells of its gradients, which takes a microsecond each."""
+        """True if hooks report each parameter's gradient, which takes a microsecond each."""
         return bool(self._hooks)
 
     def begin_pass(self) -> None:
-        """See what there is before a backward pass."""
+        """Inspect gradients and hooks before a backward pass."""
         self._fresh = not self.watching
         own = len(self._hooks) > 0
         for parameter in self.parameters:
@@ -105,7 +104,7 @@ class Replica:
                 self._put_in_front(parameter)
 
     def _put_in_front(self, parameter: Any) -> None:
-        """Average a parameter's gradient before the script's hooks on it see it."""
+        """Average a parameter's gradient before the script's hooks on it get it."""
         if id(parameter) in self._in_front or not parameter.requires_grad:
             return
         ranks = self._ranks
@@ -117,7 +116,7 @@ class Replica:
             return ranks.sum(average.coalesce() if average.is_sparse else average)
 
         handle = parameter.register_hook(mean)
-        # In the order of a plain dictionary, which move_to_end() doesn't change
+        # torch calls hooks in the order of the plain dict: OrderedDict.move_to_end() has no effect.
         hooks = parameter._backward_hooks
         theirs = {key: hook for key, hook in hooks.items() if key != handle.id}
         hooks.clear()
@@ -125,16 +124,16 @@ class Replica:
         self._in_front[id(parameter)] = handle
 
     def watch(self) -> None:
-        """Follow the parameters themselves from now on."""
+        """Watch the parameters by hooks from now on."""
         if self.watching:
             return
-        ref = weakref.ref(self)  # the parameters would hold it for as long as they live
+        ref = weakref.ref(self)  # a strong one would live as long as the parameters
 
         def touched(_: Tensor) -> None:
             if (replica := ref()) is not None:
                 replica._touched = True
 
-        # The script may have frozen some since the last call.
+        # The script may have frozen some since the last call; a hook on these would raise.
         parameters: list[Any] = [p for p in self.parameters if p.requires_grad]
         self._hooks = [p.register_post_accumulate_grad_hook(touched) for p in parameters]
 
@@ -145,24 +144,25 @@ class Replica:
 
     @property
     def calls_together(self) -> bool:
-        """True if the object's part in the next call is one of all ranks, in front of the model.
+        """True if DDP communicates in the next call, before the model runs.
 
-        It compares parameters as it is made, and its buckets before the call behind its first pass.
+        It compares parameters when it is created, and rebuilds buckets in the call after its first
+        backward pass.
         """
         if self._ddp is None:
             return not self._probes and self._failures < FAILURES
         return not self._ddp._has_rebuilt_buckets
 
     def call(self, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Make a call of the root whose gradients are to be averaged.
+        """Call the root; the gradients of the backward pass will be averaged.
 
         Args:
-            run: Makes it.
+            run: The root's own call.
             args: Its positional arguments.
             kwargs: Its keyword arguments.
         """
         if sum(map(_WANTS_GRADIENT, self._all)) != len(self.parameters):
-            self.begin_anew()  # the script froze a part, or has trained it again
+            self.begin_again()  # the script froze a part or unfroze it
         if not self.parameters:
             return run(*args, **kwargs)
         if self._ddp is None and not self._probes and self._failures < FAILURES:
@@ -178,36 +178,36 @@ class Replica:
         finally:
             del self._run  # it holds the module
 
-    def begin_anew(self) -> None:
-        """Look at the module's parameters again."""
+    def begin_again(self) -> None:
+        """List the module's parameters again, and average the next passes without DDP."""
         self._watch_no_more()
         self._begin(self._ref())
 
     def look(self) -> None:
-        """Start again where the module has other parameters than before."""
+        """Start again if the module has other parameters than before."""
         module: Any = self._ref()
         if {id(p) for p in parameters_of(module) if p.is_leaf} != {id(p) for p in self._all}:
-            self.begin_anew()
+            self.begin_again()
 
     def leave_ddp(self) -> None:
-        """Average by hand from now on: the object changes gradients that have graphs in place."""
+        """Stop using DDP: it changes gradients in place, also those with an autograd graph."""
         self._failures = FAILURES
         self._drop_ddp()
 
     def _drop_ddp(self) -> None:
-        """Go on without the object, which may wait for the rest of a pass."""
+        """Drop the DDP object, which may be waiting for the rest of a pass."""
         if self._ddp is not None:
-            del self._ddp.reducer, self._ddp.logger  # its hooks go with them
+            del self._ddp.reducer, self._ddp.logger  # deletes its autograd hooks
             self._ddp = None
             self.watch()
 
     def _wrap(self, module: Any) -> DistributedDataParallel:
         options: dict[str, Any] = {
-            _SYNC_BUFFERS: False,  # in-place, and so wrong with two forwards before a backward
-            "init_sync": False,  # the values were made equal when the root was met
+            _SYNC_BUFFERS: False,  # in-place, hence wrong with two forwards before a backward
+            "init_sync": False,  # values were broadcast when the root was discovered
         }
         ddp = DistributedDataParallel(module, **options)
-        del ddp._modules["module"]  # a plain attribute is found sooner, and has one call less
+        del ddp._modules["module"]  # a plain attribute is looked up faster
         ref = weakref.ref(self)
 
         def run(*args: Any, **kwargs: Any) -> Any:
@@ -215,22 +215,22 @@ class Replica:
             return replica._run(*args, **kwargs)
 
         ddp.__dict__["module"] = run
-        self._buckets_tell |= self.watching  # which it goes on to do behind a failure
+        self._buckets_tell |= self.watching  # and stays so after a failure
         if self._buckets_tell:
             ddp.register_comm_hook(weakref.ref(self), _sum_bucket)
         return ddp
 
     def note_bucket(self, *, last: bool) -> None:
-        """Note that a bucket of gradients is on its way."""
+        """Note that a bucket of gradients is being averaged."""
         self._finished = self._finished or last
 
     def after_backward(self) -> None:
-        """Bring the gradients that a pass has left to their mean, unless the object did it."""
+        """Average the gradients that a backward pass has left, unless DDP has done it."""
         finished, self._finished = self._finished, False
         touched, self._touched = self._touched, False
         if self._ddp is not None and not self._buckets_tell:
             if not self._fresh and self._called:
-                # Not to be told: what it has averaged stays the same when that is done again.
+                # Unclear whether DDP averaged them; doing it again changes nothing then.
                 self._buckets_tell = True
                 self._drop_ddp()
                 self.average()
@@ -240,23 +240,23 @@ class Replica:
             self._called = False
             return
         if not (touched if self.watching else self._called):
-            return  # a pass through other modules
+            return  # the pass went through other modules only
         if self._ddp is not None:
-            # It was to average this pass and did not see all of it, or it waits for one to come.
+            # DDP saw only a part of this pass, or none of it and still waits for one.
             self._drop_ddp()
             self._failures += 1
             self._probes = self._needed
         self.average()
 
     def average(self) -> None:
-        """Average by hand."""
+        """Average the gradients without DDP, and count complete passes."""
         counts = average_gradients(self.parameters, self._ranks)
         whole = all(count == self._ranks.world_size for count in counts)
         self._probes = max(0, self._probes - 1) if whole else self._needed
 
 
 def _sum_bucket(ref: weakref.ref[Replica], bucket: Any) -> Any:
-    """Average a bucket as DistributedDataParallel itself does, and tell the replica."""
+    """Average a bucket as DDP itself does, and report it to the replica."""
     if (replica := ref()) is not None:
         replica.note_bucket(last=bucket.is_last())
     buffer = bucket.buffer().div_(dist.get_world_size())
@@ -264,7 +264,7 @@ def _sum_bucket(ref: weakref.ref[Replica], bucket: Any) -> Any:
     return work.get_future().then(lambda done: done.value()[0])
 
 
-# DistributedDataParallel looks at the annotations themselves, and not at their names.
+# DDP checks the hook's annotations as objects; with postponed evaluation they'd be strings.
 _torchs: Any = dist
 _sum_bucket.__annotations__ = {
     "bucket": _torchs.GradBucket,

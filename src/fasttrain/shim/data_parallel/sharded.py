@@ -1,8 +1,8 @@
-"""One root whose parameters, gradients and optimizer states are cut among the ranks.
+"""Shards a root's parameters, gradients and optimizer states over the ranks.
 
-torch's ``fully_shard`` does it in place. The script's optimizers were made with the whole
-parameters, and get their shards in the same places; what ``state_dict()`` gives and
-``load_state_dict()`` takes stays whole, with the script's own keys.
+torch's ``fully_shard`` does it in place. The script's optimizers were created with the whole
+parameters, which are replaced by their shards. ``state_dict()`` and ``load_state_dict()`` go on to
+work with whole tensors under the script's own keys.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from fasttrain.shim.data_parallel.ranks import Ranks
 from fasttrain.shim.hooks.roots import Root, parameters_of, repeated_blocks
 from fasttrain.shim.process.refusal import refuse
 
-_SWAPPING = {stateless._functional_call.__code__}  # of torch.func.functional_call and others
-# What torch says of a DTensor where it can't have one, in 2.6 to 2.13
+_SWAPPING = {stateless._functional_call.__code__}  # torch.func.functional_call calls it, too
+# Parts of torch's messages where an operator can't take a DTensor, in torch 2.6 to 2.13
 _OF_SHARDS = ("mixed torch.Tensor and DTensor", "does not have a sharding strategy")
 
 
 class ShardedReplica:
-    """The sharded side of one root; see `Replica`, whose place it takes.
+    """The sharded counterpart of `Replica`, with the same interface.
 
     Attributes:
         parameters: Its shards.
-        uneven: Whether it was trained since all ranks had the same buffers.
-        registered: Of `Replica`; not used.
-        gathers: Of `Replica`.
-        calls_together: Of `Replica`; nothing precedes the model.
-        blocks: Blocks that are gathered one after the other.
+        uneven: True if it was trained since all ranks had the same buffers.
+        registered: As in `Replica`; unused.
+        gathers: As in `Replica`.
+        calls_together: As in `Replica`; nothing precedes the model's call.
+        blocks: Submodules whose parameters are gathered one after the other.
     """
 
     gathers = True
@@ -62,27 +62,27 @@ class ShardedReplica:
         self.parameters = list(parameters_of(module))
 
     def begin_pass(self) -> None:
-        """Nothing is to be seen before a pass."""
+        """Do nothing: there is nothing to inspect before a backward pass."""
 
     def watch(self) -> None:
-        """Nothing is to be watched: no pass goes past the shards."""
+        """Do nothing: each backward pass reduces the shards' gradients itself."""
 
     def call(self, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Run the module, which gathers its parameters block by block."""
+        """Call the module, which gathers its parameters block by block."""
         return run(*args, **kwargs)
 
     def look(self) -> None:
-        """Nothing is to be looked at again."""
+        """Do nothing: the parameters don't change."""
 
     def leave_ddp(self) -> None:
-        """There is no such object."""
+        """Do nothing: there is no DistributedDataParallel object."""
 
     def after_backward(self) -> None:
-        """Nothing is left to average: each shard's gradient is the mean over the ranks."""
+        """Do nothing: each shard's gradient is the mean over the ranks already."""
 
 
 def check_unsharded(root: Root, module: nn.Module) -> None:
-    """See that no part of a module has been sharded with another root, or alone.
+    """Check that no part of a module has been sharded alone or with another root.
 
     Raises:
         SystemExit: ``fsdp-parts``.
@@ -92,7 +92,7 @@ def check_unsharded(root: Root, module: nn.Module) -> None:
 
 
 def check_own_parameters(root: Root) -> None:
-    """See that a module is called with its own parameters, which are what is sharded.
+    """Check that a module is called with its own parameters: only these are sharded.
 
     Raises:
         SystemExit: ``fsdp-functional``.
@@ -105,19 +105,19 @@ def check_own_parameters(root: Root) -> None:
 
 
 def explain(error: BaseException) -> None:
-    """Add a note to an error that comes of shards beside whole tensors."""
+    """Add a note to an error that comes from mixing shards with whole tensors."""
     if any(words in str(error) for words in _OF_SHARDS):
         error.add_note(
-            "--strategy fsdp has made shards of the model's parameters, and the script uses them"
-            " beside whole tensors, such as a copy of the model: use --strategy ddp"
+            "--strategy fsdp has sharded the model's parameters, and the script mixes them with"
+            " whole tensors, such as a copy of the model: use --strategy ddp"
         )
 
 
 def _is_functional(root: Root) -> FasttrainError:
     return FasttrainError(
         f"--strategy fsdp can't shard {root.name}, called at {root.where}",
-        why="the script calls it with other tensors in the places of its parameters"
-        " (functional_call), and only parameters are sharded",
+        why="the script calls it with other tensors instead of its parameters (functional_call),"
+        " and only parameters are sharded",
         fix="use --strategy ddp",
         slug="fsdp-functional",
     )
@@ -126,8 +126,8 @@ def _is_functional(root: Root) -> FasttrainError:
 def _parts_are_sharded(root: Root) -> FasttrainError:
     return FasttrainError(
         f"--strategy fsdp can't shard {root.name}, called at {root.where}",
-        why="the script calls parts of one model by themselves, and a part is sharded with its"
-        " model or without it",
+        why="the script also calls parts of the model separately, and a part can be sharded either"
+        " with its model or alone",
         fix="use --strategy ddp",
         slug="fsdp-parts",
     )
@@ -148,7 +148,7 @@ def _fully_shard(modules: list[nn.Module], mesh: Any) -> None:
 
 
 def _exchange(optimizer: Optimizer, places: dict[int, Any]) -> None:
-    """Put shards where an optimizer has whole parameters, and cut their states alike."""
+    """Replace an optimizer's whole parameters by their shards; shard their states, too."""
     for group in optimizer.param_groups:
         for at, parameter in enumerate(group["params"]):
             shard = places.get(id(parameter))
@@ -161,7 +161,7 @@ def _exchange(optimizer: Optimizer, places: dict[int, Any]) -> None:
 
 
 def _keep_states_whole(optimizer: Optimizer) -> None:
-    """Have an optimizer's checkpoint hold what it would hold in one process."""
+    """Have an optimizer save and load the whole states, as in one process."""
     ref = weakref.ref(optimizer)
 
     def gather(_: Optimizer, checkpoint: dict[str, Any]) -> dict[str, Any]:
@@ -201,18 +201,18 @@ def _cut_parameters(module: nn.Module, checkpoint: dict[str, Any], prefix: str, 
 
 
 def _whole(value: Any) -> Any:
-    """Return a sharded tensor whole; every rank must ask."""
+    """Return a sharded tensor as a whole one: a collective, so that every rank must call it."""
     gather = getattr(value, "full_tensor", None)
     return value if gather is None else gather()
 
 
 def whole_number(value: Any) -> Any:
-    """Return a number over all shards, such as a norm, as the plain tensor that it is elsewhere."""
+    """Return a scalar over all shards, such as a norm, as a plain tensor."""
     return _whole(value)
 
 
 def _cut(value: Any, like: Any) -> Any:
-    """Return a rank's part of a tensor of the shape of a parameter; other values as they are."""
+    """Return this rank's shard of a tensor that has the parameter's shape; other values as is."""
     if not isinstance(value, Tensor) or hasattr(value, "placements"):
         return value
     if value.shape != like.shape or not hasattr(like, "placements"):

@@ -1,4 +1,4 @@
-"""Memory that the ranks of one node share."""
+"""Memory that the ranks of one node share, and a table in it to sum and gather numbers."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ from fasttrain.shim.process import rank_variables
 
 
 def on_one_node(world_size: int) -> bool:
-    """Return whether all ranks are on this node."""
+    """True if all ranks are on this node."""
     return rank_variables.get("LOCAL_WORLD_SIZE") == str(world_size)
 
 
 def shared_memory(store: Any, name: str, rank: int, world_size: int, size: int) -> mmap.mmap | None:
-    """Make memory of zeros that all ranks share; every rank must call this alike.
+    """Return zeroed memory that all ranks share; every rank must call this.
 
     Args:
         store: Key-value store of all ranks.
-        name: Of the memory, in the store.
+        name: The memory's name in the store.
         rank: Global rank of this worker.
         world_size: Number of ranks.
         size: Bytes.
 
     Returns:
-        None where the ranks are on several nodes, or the memory could not be had.
+        None if the ranks are on several nodes, or a rank couldn't map the memory.
     """
     if not on_one_node(world_size):
         return None
-    # Made when all are here, so that its name is there for a moment only: a run may be killed.
+    # Created once all ranks are here, so that the file name exists briefly: a run may be killed.
     if store.add(f"{name}/here", 1) == world_size:
         store.set(f"{name}/met", "")
     if rank == 0:
@@ -47,7 +47,7 @@ def shared_memory(store: Any, name: str, rank: int, world_size: int, size: int) 
         store.set(name, _new_file(size))
     path = store.get(name).decode()
     memory = _mapped(path, size) if path else None
-    # Nothing of it is left behind, however the run ends: the name goes once all have it.
+    # Unlinked as soon as all have mapped it, so that no file remains however the run ends.
     if memory is None:
         store.set(f"{name}/all", "no")
     elif store.add(f"{name}/open", 1) == world_size:
@@ -59,8 +59,8 @@ def shared_memory(store: Any, name: str, rank: int, world_size: int, size: int) 
 
 
 def _new_file(size: int) -> str:
-    """Return the path of a file of zeros that only this user can open; empty for none."""
-    for folder in ("/dev/shm", None):  # noqa: S108 - made by mkstemp, and gone in a moment
+    """Return the path of a zeroed file that only this user can open; empty if it fails."""
+    for folder in ("/dev/shm", None):  # noqa: S108 - by mkstemp, and unlinked soon
         try:
             descriptor, path = tempfile.mkstemp(prefix="fasttrain-", dir=folder)
         except OSError:
@@ -77,7 +77,7 @@ def _new_file(size: int) -> str:
 
 
 def _fill(descriptor: int, size: int) -> None:
-    """Write zeros: a file that only has its size takes memory later, when there may be none."""
+    """Write zeros: a sparse file would allocate later, and SIGBUS the process if memory is full."""
     left = size
     while left:
         left -= os.write(descriptor, bytes(min(left, 1 << 20)))
@@ -86,7 +86,7 @@ def _fill(descriptor: int, size: int) -> None:
 def _mapped(path: str, size: int) -> mmap.mmap | None:
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:  # another view of the file system
+    except OSError:  # this rank's container doesn't have the file
         return None
     try:
         return mmap.mmap(descriptor, size)
@@ -96,26 +96,23 @@ def _mapped(path: str, size: int) -> mmap.mmap | None:
         os.close(descriptor)
 
 
-# A table that the ranks of one node share, in memory: sums of numbers and tensors, and gathering.
-#
-# A collective of gloo's costs a rank some hundred microseconds even for two numbers, because it
-# wakes threads beside those that compute. Here each rank writes what it has into a slot of its
-# own, and reads those of the others when all have written.
-
-
-SPINS = 200  # looks at the table before a rank that waits begins to sleep
+SPINS = 200  # polls before a waiting rank begins to sleep
 SLEEP_S = 5e-5
-_WORD = 8  # bytes of a number; each slot begins with that of the sum that it belongs to
+_WORD = 8  # bytes per number; a slot's first number says which sum it belongs to
 
 
 class Board:
-    """Adds up and gathers over the ranks.
+    """Sums numbers and tensors over the ranks of a node, and gathers tensors.
 
-    Each rank has two slots and writes to them in turn: it can't write the third row before it has
-    read the second of every other rank, and so none that another one still has to read.
+    A gloo collective costs a rank some hundred microseconds even for two numbers, because it wakes
+    threads in addition to those that compute. Here each rank writes into its own slot, and reads
+    the others' slots when all have written.
+
+    Each rank has two slots and writes them in turn. It writes a third row only after it has read
+    the second row of every other rank, who have then all read its first.
 
     Attributes:
-        width: Numbers of a row.
+        width: Numbers per row.
     """
 
     def __init__(self, memory: Any, rank: int, world_size: int, width: int) -> None:
@@ -125,34 +122,34 @@ class Board:
         self._heads = memoryview(memory).cast("Q")
         self._words = torch.frombuffer(memory, dtype=torch.float64)
         self._bytes = torch.frombuffer(memory, dtype=torch.uint8)
-        stride = 1 + width  # of a slot, in words
-        # Where the slots of all ranks are, for even numbers of sums and for odd ones
+        stride = 1 + width  # words per slot
+        # Offsets of all ranks' slots in words, for even sums and for odd ones.
         self._slots = [[(2 * r + odd) * stride for r in range(world_size)] for odd in (0, 1)]
         self._number = 0
         self._fence = threading.Lock()
 
     @classmethod
     def of_node(cls, store: Any, rank: int, world_size: int, width: int) -> Board | None:
-        """Make the table with the other ranks; every rank must call this alike.
+        """Return the table shared with the other ranks; every rank must call this.
 
         Args:
             store: Key-value store of all ranks.
             rank: Global rank of this worker.
             world_size: Number of ranks.
-            width: Numbers of a row.
+            width: Numbers per row.
 
         Returns:
-            None where the ranks are on several nodes, or the memory could not be had.
+            None if the ranks are on several nodes, or a rank couldn't map the memory.
         """
         size = world_size * 2 * _WORD * (1 + width)
         memory = shared_memory(store, "board", rank, world_size, size)
         return cls(memory, rank, world_size, width) if memory is not None else None
 
     def begin_sum(self, values: Sequence[float]) -> Callable[[], list[float]]:
-        """Write this rank's row, and return what waits for those of all ranks and adds them up.
+        """Write this rank's row; return a function that waits for all rows and returns their sum.
 
         Args:
-            values: As many on all ranks.
+            values: The same number of them on all ranks.
         """
         _, at = self._begin()
         row = _row(len(values))
@@ -164,7 +161,7 @@ class Board:
         """Return the sum of tensors of all ranks, in fp64.
 
         Args:
-            part: Of at most `width` numbers, on the CPU.
+            part: At most `width` numbers, on the CPU.
         """
         slot, at = self._begin()
         size = part.numel()
@@ -178,11 +175,11 @@ class Board:
         return total.view(part.shape)
 
     def all_gather(self, part: Tensor, whole: Tensor) -> None:
-        """Write the tensors of all ranks into one, one after the other.
+        """Write the tensors of all ranks into one, in the order of ranks.
 
         Args:
-            part: Contiguous, on the CPU, of one size on all ranks.
-            whole: Where they are written; contiguous.
+            part: This rank's; contiguous, on the CPU, of the same size on all ranks.
+            whole: The target; contiguous.
         """
         given, taken = part.view(-1).view(torch.uint8), whole.view(-1).view(torch.uint8)
         size, most = given.numel(), _WORD * self.width
@@ -198,14 +195,15 @@ class Board:
                 taken[to : to + count].copy_(self._bytes[begin : begin + count])
 
     def _begin(self) -> tuple[int, int]:
-        """Return the slot of this rank that is free, and where it is."""
+        """Return which of this rank's two slots is free, and its offset."""
         self._number += 1
         slot = self._number % 2
         return slot, self._slots[slot][self._rank]
 
     def _show(self, at: int) -> None:
-        """Let the others read this rank's row."""
-        for _ in range(2):  # no processor may show the number before the row
+        """Publish this rank's row."""
+        # Taking a lock is a memory barrier: no processor may show the number before the row.
+        for _ in range(2):
             with self._fence:
                 pass
         self._heads[at] = self._number

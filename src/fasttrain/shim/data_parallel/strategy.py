@@ -1,18 +1,18 @@
-"""Builds the levers that make several ranks of an unaware script one run."""
+"""Builds the levers that turn several ranks of a single-process script into one run."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
-from fasttrain.model.plan import LaunchPlan
+from fasttrain.model.decision import Decision
+from fasttrain.model.levers import Strategy
 from fasttrain.shim.data_parallel.answers.answers import Answers
 from fasttrain.shim.data_parallel.answers.clocks import Clocks
 from fasttrain.shim.data_parallel.answers.seeds import Seeds
 from fasttrain.shim.data_parallel.context import ParallelContext
-from fasttrain.shim.data_parallel.lever_state import Kept
+from fasttrain.shim.data_parallel.lever_state import LeverState
 from fasttrain.shim.data_parallel.levers.per_rank import DataLoaderLever
 from fasttrain.shim.data_parallel.levers.replicate import Replicate
 from fasttrain.shim.data_parallel.levers.shared_loading import SharedLoaders
@@ -20,34 +20,36 @@ from fasttrain.shim.data_parallel.levers.side_effects import SideEffects
 from fasttrain.shim.data_parallel.random_streams import RandomStreams
 from fasttrain.shim.data_parallel.ranks import Ranks
 from fasttrain.shim.hooks.outcome_recorder import Ledger, Lever
-from fasttrain.shim.hooks.roots import RootCalls
+from fasttrain.shim.hooks.shared import Shared
 from fasttrain.shim.hooks.training_mode import TrainingState
-from fasttrain.shim.hooks.user_compile import OwnCompile
+from fasttrain.shim.process import rank_variables
 
 
-def parallel_levers(
-    plan: LaunchPlan,
+def build(shared: Shared, decision: Decision[Strategy], ledger: Ledger) -> list[Lever]:
+    """Return the levers, in the order in which they are to be installed."""
+    plan, strategy = shared.plan, decision.value
+    if strategy.batch != "per-rank":
+        shared.meter.throughput.part = 1 / int(rank_variables.get("WORLD_SIZE", "1"))
+    if plan.strict and not decision.source.explicit:
+        # Whoever asks for several ranks wants them to be of use.
+        ledger.explicit = plan.processes.source.explicit
+    agent = plan.processes.value.backend == "torchrun"
+    ranks = Ranks.at_store(strategy.collectives, agent=agent)
+    companion = partial(shared.companion, decision=decision, explicit=False)
+    return _levers(shared, strategy, ranks, ledger, companion)
+
+
+def _levers(
+    shared: Shared,
+    strategy: Strategy,
     ranks: Ranks,
-    roots: RootCalls,
-    ledger: Callable[[str, str], Ledger],
-    undo: ExitStack,
-    kept: Kept,
-    compiled: OwnCompile,
+    ledger: Ledger,
+    companion: Callable[[str, str], Ledger],
 ) -> list[Lever]:
-    """Return the levers, in the order in which they are to be installed.
-
-    Args:
-        plan: The plan.
-        ranks: All ranks.
-        roots: Calls of roots.
-        ledger: Makes the ledger of a lever from its name and what is asked of it.
-        undo: Takes away what the levers share.
-        kept: Takes what a snapshot has to hold.
-        compiled: What the script compiles itself.
-    """
-    strategy = plan.levers.strategy.value
+    roots, undo = shared.roots, shared.undo
+    lever_state: LeverState = shared.lever_state
     context = ParallelContext(
-        strategy, ranks, roots, RandomStreams(ranks), TrainingState(roots), compiled
+        strategy, ranks, roots, RandomStreams(ranks), TrainingState(roots), shared.own_compile
     )
     context.streams.agree()
     answers, seeds = Answers(ranks), Seeds(ranks)
@@ -55,17 +57,19 @@ def parallel_levers(
     seeds.install(undo)
     Clocks(answers).install(undo)
     context.training.install(undo)
-    replicate = Replicate(ledger("strategy", strategy.mode), context)
-    kept.ranks, kept.streams = ranks, context.streams
-    kept.states["split calls"] = replicate.splits
-    scratch = Path(plan.run_dir) / f"rank-{ranks.rank}.files"
-    others: list[Lever] = [SideEffects(ledger("side_effects", "rank 0"), ranks, answers, scratch)]
+    replicate = Replicate(ledger, context)
+    lever_state.ranks, lever_state.streams = ranks, context.streams
+    lever_state.states["split calls"] = replicate.splits
+    scratch = Path(shared.plan.run_dir) / f"rank-{ranks.rank}.files"
+    others: list[Lever] = [
+        SideEffects(companion("side_effects", "rank 0"), ranks, answers, scratch)
+    ]
     if strategy.batch == "per-rank":
-        loaders = DataLoaderLever(ledger("dataloader", strategy.batch), context)
+        loaders = DataLoaderLever(companion("dataloader", strategy.batch), context)
         replicate.fed = lambda: bool(loaders.ledger.counts["batches"])
         others.append(loaders)
     else:
-        others.append(SharedLoaders(ledger("loading", "once per node"), ranks, answers))
+        others.append(SharedLoaders(companion("loading", "once per node"), ranks, answers))
     for lever in others:
         cede = partial(lever.ledger.cede, "the script handles its ranks itself")
         replicate.on_cede.append(cede)

@@ -1,7 +1,7 @@
-"""Numbers by which a change of tensors shows, whoever has changed them.
+"""Checksums of tensors, which show a change whoever has made it.
 
-Versions don't count what is written through ``.data``, as an ActNorm does that sets itself up by
-its first batch.
+A tensor's version counter isn't enough: it doesn't count writes through ``.data``, by which an
+ActNorm initialises itself from its first batch.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ _SUMMED = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16
 
 
 def sums_of(tensors: Iterable[Tensor]) -> list[float]:
-    """Return two numbers for each tensor; they are those of this process where it is sharded.
+    """Return the sum and the norm of each tensor; of a sharded one, those of this process's shard.
 
-    Of one that isn't strided there are two for each tensor that it is made of.
+    A tensor that isn't strided has two numbers for each tensor that it is made of.
     """
     with torch.no_grad():
         known = [_wide(part) for tensor in tensors for part in strided_parts(_own(tensor))]
         sums = [number for part in known for number in (part.sum(), torch.linalg.vector_norm(part))]
         found = [float(number.real) for number in _to_cpu(sums)]
-    return [0.0 if number != number else number for number in found]  # NaN is no other than NaN
+    return [0.0 if number != number else number for number in found]  # so that NaN equals NaN
 
 
 def _to_cpu(numbers: list[Tensor]) -> list[Any]:
-    """Return numbers of any dtype and device, with one copy for each of these."""
-    alike: dict[Any, list[int]] = {}
+    """Return the values of scalars, with one copy to the CPU per device and dtype."""
+    groups: dict[Any, list[int]] = {}
     for index, number in enumerate(numbers):
-        alike.setdefault((number.device, number.dtype), []).append(index)
+        groups.setdefault((number.device, number.dtype), []).append(index)
     found: list[Any] = [0.0] * len(numbers)
-    for places in alike.values():
+    for places in groups.values():
         values = torch.stack([numbers[index] for index in places]).tolist()
         for index, value in zip(places, values, strict=True):
             found[index] = value
@@ -50,7 +50,7 @@ def _to_cpu(numbers: list[Tensor]) -> list[Any]:
 def strided_parts(tensor: Tensor) -> list[Tensor]:
     """Return the strided tensors that a tensor is made of: itself, or its indices and values.
 
-    What is neither sparse nor nested in a way that is known has no parts.
+    A tensor of any other layout has no parts.
     """
     values: Any = tensor
     if values.layout is torch.strided and not (values.is_nested or values.is_quantized):
@@ -66,19 +66,19 @@ def strided_parts(tensor: Tensor) -> list[Tensor]:
 
 
 def can_be_cut(tensor: Tensor) -> bool:
-    """Return whether rows of a tensor can be had as a tensor of its kind."""
+    """True if some rows of a tensor can be cut out as a tensor of the same layout."""
     if tensor.is_nested:
         return tensor.layout is torch.jagged
     return tensor.layout in (torch.strided, torch.sparse_coo) and not tensor.is_quantized
 
 
 def _own(tensor: Tensor) -> Tensor:
-    """Return what this process has of a tensor."""
+    """Return this process's part of a tensor."""
     values: Any = tensor.detach()
     own: Tensor = values.to_local() if hasattr(values, "to_local") else values
     return own
 
 
 def _wide(values: Tensor) -> Tensor:
-    """Return a tensor in a dtype that sums and norms are made of."""
+    """Return a tensor in a dtype that supports sums and norms."""
     return values if values.is_complex() or values.dtype in _SUMMED else values.float()

@@ -1,7 +1,7 @@
 """Notices when the script calls ``backward()`` on a tensor.
 
-It is noticed when the script looks ``backward`` up: what it then calls is torch's own, so that no
-traceback gets a frame.
+A descriptor in place of ``Tensor.backward`` sees the attribute lookup and returns torch's own
+method. A wrapper would put a frame of fasttrain's into every traceback of a backward pass.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fasttrain.shim.hooks import patching
 from fasttrain.shim.hooks.dynamo_skip import pass_over
 
 See = Callable[[Tensor, CodeType, int], None]
@@ -23,24 +24,30 @@ See = Callable[[Tensor, CodeType, int], None]
 def on_backward(see: See, undo: ExitStack) -> None:
     """Call ``see`` before each call of ``backward`` with the tensor and the caller's instruction.
 
-    The lookup stands for the call. Nothing is seen inside a function that torch.compile traces.
+    A lookup counts as a call. Lookups inside a function that torch.compile traces are not reported.
     """
     backward = vars(Tensor)["backward"]
     if not isinstance(backward, _Backward):
         pass_over(_Backward.__get__, all_it_calls=True)
-        backward = _Backward(backward)
-        setattr(Tensor, "backward", backward)  # noqa: B010 - mypy takes it for a method
-        undo.callback(_put_back, backward)
+        gone = ExitStack()
+        backward = patching.wrap(Tensor, "backward", _Backward, gone)
+        backward.gone = gone.close
     backward.listeners.append(see)
-    undo.callback(backward.listeners.remove, see)
+    undo.callback(backward.leave, see)
 
 
 class _Backward:
-    """Stands for ``Tensor.backward``, and returns it to whoever asks."""
+    """A descriptor in place of ``Tensor.backward`` that returns torch's method."""
 
     def __init__(self, torchs: Any) -> None:
         self.torchs = torchs
         self.listeners: list[See] = []
+        self.gone: Callable[[], None] = lambda: None  # puts torch's back
+
+    def leave(self, see: See) -> None:
+        self.listeners.remove(see)
+        if not self.listeners:
+            self.gone()
 
     def __get__(self, tensor: Tensor | None, owner: type[Tensor]) -> Any:
         if tensor is None:
@@ -50,8 +57,3 @@ class _Backward:
             for see in self.listeners:
                 see(tensor, caller.f_code, caller.f_lasti)
         return self.torchs.__get__(tensor, owner)
-
-
-def _put_back(own: _Backward) -> None:
-    if vars(Tensor)["backward"] is own:  # the script may have put its own there
-        setattr(Tensor, "backward", own.torchs)  # noqa: B010

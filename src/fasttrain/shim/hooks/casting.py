@@ -1,4 +1,4 @@
-"""Changes the tensors that a root gives, such as to fp32, in the containers they come in."""
+"""Casts tensors inside containers, such as a root's output, to fp32."""
 
 from __future__ import annotations
 
@@ -17,21 +17,33 @@ Change = Callable[[Tensor], Tensor]
 
 
 def to_float32(value: Any, dtype: torch.dtype, lift: Change = Tensor.float) -> Any:
-    """Cast tensors of ``dtype`` to fp32 inside containers; others are left alone.
+    """Return a value with its tensors of ``dtype`` cast to fp32; other tensors stay as they are.
 
     Args:
-        value: What a module gave.
-        dtype: The precision to leave.
-        lift: Makes one tensor of that precision an fp32 one.
+        value: A tensor, a container as of `map_tensors`, or anything else.
+        dtype: The precision to cast from.
+        lift: Casts one tensor of that precision to fp32.
     """
     return map_tensors(value, lambda tensor: lift(tensor) if tensor.dtype is dtype else tensor)
 
 
-def map_tensors(value: Any, change: Change) -> Any:
-    """Change each tensor inside containers.
+def tensors_in(value: Any) -> list[Tensor]:
+    """Return the tensors inside containers in a fixed order, each as often as it occurs."""
+    found: list[Tensor] = []
 
-    Containers are tuples, lists, deques, mappings, dataclasses, namespaces and distributions. One
-    in which nothing had to change is given back as it is, anything else as a new one of its type.
+    def note(tensor: Tensor) -> Tensor:
+        found.append(tensor)
+        return tensor
+
+    map_tensors(value, note)
+    return found
+
+
+def map_tensors(value: Any, change: Change) -> Any:
+    """Return a value with ``change`` applied to each tensor in it.
+
+    Containers are tuples, lists, deques, mappings, dataclasses, namespaces and distributions. A
+    container in which no tensor changes is returned itself; otherwise it is a new one of its type.
     """
     if isinstance(value, Tensor):
         return change(value)
@@ -41,11 +53,16 @@ def map_tensors(value: Any, change: Change) -> Any:
         return _map_list(value, change)
     if isinstance(value, Mapping):
         return _map_mapping(value, change)
-    if isinstance(value, Distribution | SimpleNamespace) or (
-        is_dataclass(value) and not isinstance(value, type)
-    ):
+    if holds_by_attributes(value):
         return _map_attributes(value, change)
     return value
+
+
+def holds_by_attributes(value: Any) -> bool:
+    """True for a container whose items are its attributes, such as a dataclass."""
+    return isinstance(value, Distribution | SimpleNamespace) or (
+        is_dataclass(value) and not isinstance(value, type)
+    )
 
 
 def _same(old: Iterable[Any], new: Iterable[Any]) -> bool:
@@ -61,7 +78,7 @@ def _map_tuple(value: tuple[Any, ...], change: Change) -> Any:
         return tuple(items)
     if hasattr(kind, "n_sequence_fields"):  # torch.return_types: max, sort, ...
         return kind(items)
-    # Named tuples too: past a __new__ of their own, whatever it takes.
+    # Named tuples too. tuple's __new__, because one of their own may take other arguments.
     result = tuple.__new__(kind, items)
     vars(result).update(vars(value)) if hasattr(value, "__dict__") else None
     return result
@@ -80,14 +97,14 @@ def _map_list(value: list[Any] | deque[Any], change: Change) -> Any:
 
 
 def _map_mapping(value: Mapping[Any, Any], change: Change) -> Any:
-    """Change a mapping's values; HF's ModelOutput keeps its attributes alike by assignment."""
+    """Change a mapping's values, by assignment: so HF's ModelOutput updates its attributes too."""
     items = {key: map_tensors(item, change) for key, item in value.items()}
     if _same(value.values(), items.values()):
         return value
     if type(value) is dict:
         return items
     if not isinstance(value, MutableMapping):
-        return value  # a read-only one can't be filled anew without knowing how it was made
+        return value  # a read-only one: what its constructor takes is unknown
     result: Any = copy.copy(value)
     for key, item in items.items():
         result[key] = item
@@ -95,7 +112,7 @@ def _map_mapping(value: Mapping[Any, Any], change: Change) -> Any:
 
 
 def _map_attributes(value: Any, change: Change) -> Any:
-    old = _attributes(value)
+    old = attributes_of(value)
     new = {name: map_tensors(item, change) for name, item in old.items()}
     if _same(old.values(), new.values()):
         return value
@@ -105,7 +122,8 @@ def _map_attributes(value: Any, change: Change) -> Any:
     return result
 
 
-def _attributes(value: Any) -> dict[str, Any]:
+def attributes_of(value: Any) -> dict[str, Any]:
+    """Return the attributes of such a container by name."""
     if hasattr(value, "__dict__"):
         return dict(vars(value))
     names = [name for name in value.__dataclass_fields__ if hasattr(value, name)]  # slots

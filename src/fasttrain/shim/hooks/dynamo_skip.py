@@ -1,4 +1,4 @@
-"""Keeps torch.compile off fasttrain's own functions, where they run between graphs."""
+"""Keeps torch.compile from compiling fasttrain's own functions, which run between graphs."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import torch
 
 
 def pass_over(function: Any, *, all_it_calls: bool = False) -> None:
-    """Let dynamo pass over a function's own frame, as it does over those of torch.nn.
+    """Have dynamo skip a function's own frame, as it skips those of torch.nn.
 
-    Behind a graph break every frame that runs would be compiled, all calls of one function against
-    the one recompile limit of its code.
+    After a graph break dynamo compiles every frame that runs. Whatever a wrapper of ours is called
+    with would count against the one recompile limit of its code object.
 
     Args:
         function: A Python function.
-        all_it_calls: Pass over what runs inside of it too.
+        all_it_calls: Skip the functions that it calls, too.
 
     Source: ``torch/_dynamo/eval_frame.py`` of torch 2.13, ``skip_code``; up to 2.5 it is in C.
     """

@@ -1,13 +1,14 @@
-"""Lets the script ask for gradients by low-precision tensors that it was given in fp32.
+"""Lets the script take gradients with respect to low-precision tensors that it sees in fp32.
 
-What a root returns, and what its modules keep, is cast for the script. The cast is a branch: what
-the model computes from the same tensor doesn't pass through it. So a gradient by such a tensor, a
-hook on it, and the gradient that it retains are those of the tensor that was cast, where all
-branches meet. Nothing else would show it: a gradient would lack a part, a hook would never run.
+What a root returns, and what its modules keep, is cast to fp32 for the script. In the autograd
+graph this cast is a side branch: what the model computes from the tensor doesn't go through it. So
+a gradient by such a tensor, a hook on it and the gradient that it retains have to be those of the
+low-precision tensor, where all branches meet. Without this module no error would show the
+difference: a gradient would lack a part, or a hook would never run.
 
-Source: ``torch/autograd/__init__.py`` of torch 2.13: all passes go through
-``_engine_run_backward``, whose fourth argument behind the outputs are the inputs. A torch without
-it gives the branch's part alone.
+Source: ``torch/autograd/__init__.py`` of torch 2.13: all backward passes go through
+``_engine_run_backward``, whose fourth argument after the outputs is ``inputs``. With a torch that
+lacks it, a gradient has the branch's part alone.
 """
 
 from __future__ import annotations
@@ -21,45 +22,48 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fasttrain.shim.hooks import patching
 from fasttrain.shim.hooks.dynamo_skip import pass_over
-from fasttrain.shim.hooks.hook_wrappers import Hook, put_method
+from fasttrain.shim.hooks.hook_wrappers import Hook
+from fasttrain.shim.hooks.seams import Hooking
 
-# In the metadata of the cast's node, which lives and dies with the graph; no tensor is kept alive.
+# A key in the metadata of the cast's node: it goes when the graph goes, and keeps no tensor alive.
 _LIFTED = "fasttrain: cast for the script"
-INPUTS = 3  # their place among the arguments behind the outputs
+INPUTS = 3  # index of ``inputs`` among the arguments after the outputs
 
 
 def lift(tensor: Tensor) -> Tensor:
-    """Cast to fp32 a tensor that the script gets at."""
+    """Return a low-precision tensor in fp32, marked as a cast for the script."""
     result = tensor.float()
     node: Any = result.grad_fn
     if node is not None and result is not tensor:
         node.metadata[_LIFTED] = True
-        if tensor.retains_grad:  # the model has asked for it
+        if tensor.retains_grad:  # the model has called retain_grad() on it
             result.retain_grad()
     return result
 
 
 def made_by(tensor: Tensor) -> Any:
-    """Return the node of the graph at which a tensor's gradients meet."""
+    """Return the autograd node at which all gradients by a tensor meet."""
     node: Any = tensor.grad_fn
     return node.next_functions[0][0] if is_lifted(tensor) else node
 
 
 def is_lifted(tensor: Any) -> bool:
-    """Return whether a tensor is one that `lift` has made, and not yet changed in place."""
+    """True if a tensor was made by `lift`, and not changed in place since."""
     node: Any = tensor.grad_fn if isinstance(tensor, Tensor) else None
     return node is not None and _LIFTED in node.metadata
 
 
 def install(undo: ExitStack) -> None:
     """Replace what takes gradients by tensors."""
-    _watch_passes(undo)
+    if hasattr(torch.autograd, "_engine_run_backward"):
+        patching.wrap(torch.autograd, "_engine_run_backward", _watched_passes, undo)
     for name, act in (("register_hook", _hook), ("retain_grad", _retain)):
-        put_method(name, _instead(getattr(Tensor, name), act), undo)
+        patching.wrap(Tensor, name, functools.partial(_instead, act), undo, Hooking.LIFTED)
 
 
-def _instead(original: Any, act: Callable[..., Any]) -> Any:
+def _instead(act: Callable[..., Any], original: Any) -> Any:
     @functools.wraps(original)
     def method(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling() or not is_lifted(tensor):
@@ -70,13 +74,13 @@ def _instead(original: Any, act: Callable[..., Any]) -> Any:
 
 
 def _edge(tensor: Tensor) -> Any:
-    """Return where all gradients by a lifted tensor meet: a node, and which of its outputs."""
+    """Return the edge at which all gradients by a lifted tensor meet: a node, and its output."""
     cast: Any = tensor.grad_fn
     return torch.autograd.graph.GradientEdge(*cast.next_functions[0])
 
 
 class _Branch:
-    """What the running pass brings to a lifted tensor by way of the cast; keeps no graph alive."""
+    """The part of a lifted tensor's gradient that comes through the cast; keeps no graph alive."""
 
     def __init__(self, tensor: Tensor) -> None:
         cast: Any = tensor.grad_fn
@@ -87,16 +91,16 @@ class _Branch:
         self._gradients[:] = gradients[:1]
 
     def rest(self, low: Tensor) -> Tensor:
-        """Return in fp32 what a gradient at the edge has of other ways than by the cast."""
+        """Return the part of the edge's gradient that did not come through the cast, in fp32."""
         gradient = low.float()
         for branch in self._gradients:
             rounded = branch.to(low.dtype).float()
-            # What overflows in the cast, and not before it, hides what else there is.
+            # If the cast overflows, the sum is inf, and the rest can't be known: it counts as 0.
             gradient = torch.where(rounded.isinf(), 0.0, gradient - rounded)
         return gradient
 
     def whole(self, low: Tensor) -> Tensor:
-        """Return all of it; what has come by the cast is not rounded."""
+        """Return the whole gradient in fp32; its part that came through the cast is not rounded."""
         gradient = self.rest(low)
         for branch in self._gradients:
             gradient = gradient + branch
@@ -104,11 +108,11 @@ class _Branch:
         return gradient
 
     def forget(self) -> None:
-        """Let go of the running pass."""
+        """Drop the gradients of the backward pass that is running."""
         self._gradients.clear()
 
     def leave(self) -> None:
-        """Look at no further pass."""
+        """Ignore later backward passes."""
         self._handle.remove()
 
 
@@ -124,7 +128,7 @@ def _hook(_: Any, tensor: Tensor, hook: Hook) -> Any:
         result = hook(shown)
         if result is None and not shown._version:
             return None
-        # Some change what they are shown in place, against torch's advice.
+        # Some hooks change their argument in place, against torch's advice.
         changed = (shown if result is None else result).to(gradient.dtype)
         return (*gradients[:at], changed, *gradients[at + 1 :])
 
@@ -134,7 +138,7 @@ def _hook(_: Any, tensor: Tensor, hook: Hook) -> Any:
 def _retain(original: Any, tensor: Tensor) -> None:
     if tensor.retains_grad:
         return
-    original(tensor)  # it keeps what comes by the cast
+    original(tensor)  # torch retains only the part that comes through the cast
     branch, ref = _Branch(tensor), weakref.ref(tensor)
     node, at, *_ = _edge(tensor)
 
@@ -148,22 +152,18 @@ def _retain(original: Any, tensor: Tensor) -> None:
 
 
 def _add(tensor: Tensor, gradient: Tensor) -> None:
-    """Add to a gradient as torch does on a tensor that is no leaf: never in place."""
+    """Add to the gradient of a non-leaf tensor, out of place as torch does."""
     tensor.grad = gradient.clone() if tensor.grad is None else tensor.grad + gradient
 
 
-def _watch_passes(undo: ExitStack) -> None:
-    original: Any = getattr(torch.autograd, "_engine_run_backward", None)
-    if original is None:
-        return
-
+def _watched_passes(original: Any) -> Any:
     @functools.wraps(original)
     def run(outputs: Any, *args: Any, **kwargs: Any) -> Any:
         inputs = args[INPUTS] if len(args) > INPUTS else ()
         if not any(map(is_lifted, inputs)):
             return original(outputs, *args, **kwargs)
         branches = [_Branch(tensor) if is_lifted(tensor) else None for tensor in inputs]
-        take = _leave_gradients if kwargs.get("accumulate_grad") else _give_gradients
+        take = _accumulate if kwargs.get("accumulate_grad") else _gradients
         try:
             return take(original, branches, outputs, *args, **kwargs)
         finally:
@@ -171,40 +171,44 @@ def _watch_passes(undo: ExitStack) -> None:
                 branch.leave()
 
     pass_over(run)
-    undo.callback(setattr, torch.autograd, "_engine_run_backward", original)
-    setattr(torch.autograd, "_engine_run_backward", run)  # noqa: B010
+    return run
 
 
-def _give_gradients(
+def _gradients(
     original: Any, branches: list[_Branch | None], outputs: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    before, inputs, behind = args[:INPUTS], args[INPUTS], args[INPUTS + 1 :]
+    """Return the gradients by the inputs, as ``torch.autograd.grad`` does."""
+    before, inputs, after = args[:INPUTS], args[INPUTS], args[INPUTS + 1 :]
     pairs = list(zip(inputs, branches, strict=True))
     asked = tuple(_edge(tensor) if branch else tensor for tensor, branch in pairs)
-    found = original(outputs, *before, asked, *behind, **kwargs)
+    found = original(outputs, *before, asked, *after, **kwargs)
     return tuple(
         branch.whole(gradient) if branch and gradient is not None else gradient
         for gradient, branch in zip(found, branches, strict=True)
     )
 
 
-def _leave_gradients(
+def _accumulate(
     original: Any, branches: list[_Branch | None], outputs: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """Leave gradients on the inputs; as torch can leave none at an edge, it gives those first."""
-    before, inputs, behind = args[:INPUTS], args[INPUTS], args[INPUTS + 1 :]
+    """Add gradients to the inputs, as ``backward(inputs=...)`` does.
+
+    torch can't accumulate at an edge. So a first backward pass returns the gradients by lifted
+    tensors, which are added here, and a second one accumulates those by the other inputs.
+    """
+    before, inputs, after = args[:INPUTS], args[INPUTS], args[INPUTS + 1 :]
     others = tuple(t for t, branch in zip(inputs, branches, strict=True) if not branch)
     seeds, retained, create = before
     earlier = [tensor.grad if tensor.retains_grad else None for tensor in inputs]
-    may_be_unused = True  # as it is where gradients are left
-    found = _give_gradients(
+    may_be_unused = True  # as torch has it where it accumulates
+    found = _gradients(
         original, branches, outputs, seeds, bool(others) or retained, create, inputs, may_be_unused
     )
     if others:
-        original(outputs, *before, others, *behind, **kwargs)
+        original(outputs, *before, others, *after, **kwargs)
     for tensor, branch, grad, gradient in zip(inputs, branches, earlier, found, strict=True):
         if branch and gradient is not None:
             tensor.retain_grad()  # as torch does
-            tensor.grad = grad  # less what these passes have left of it
+            tensor.grad = grad  # without what these two backward passes have retained
             _add(tensor, gradient)
     return ()

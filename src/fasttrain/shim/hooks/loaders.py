@@ -1,7 +1,7 @@
-"""Notices each batch that a DataLoader hands out.
+"""Notices each batch that a DataLoader returns.
 
-By a descriptor in the place of its counter, so that no frame of fasttrain's is in the traceback of
-a batch that can't be read.
+A descriptor takes the place of its iterators' counter. A wrapper around ``__next__`` would put a
+frame of fasttrain's into the traceback of a batch that can't be read.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from fasttrain.shim.hooks import patching
 from fasttrain.shim.hooks.dynamo_skip import pass_over
 
 _COUNTER = "_num_yielded"  # of DataLoader iterators from torch 1.4 on
@@ -26,10 +27,11 @@ def on_batch(listen: Listen, undo: ExitStack) -> None:
         for function in (_Counter.__get__, _Counter.__set__):
             pass_over(function, all_it_calls=True)
         counter = _Counter()
-        setattr(_BaseDataLoaderIter, _COUNTER, counter)
-        undo.callback(delattr, _BaseDataLoaderIter, _COUNTER)
+        gone = ExitStack()
+        patching.put(_BaseDataLoaderIter, _COUNTER, counter, gone)
+        counter.gone = gone.close
     counter.listeners.append(listen)
-    undo.callback(counter.listeners.remove, listen)
+    undo.callback(counter.leave, listen)
 
 
 class _Counter:
@@ -37,6 +39,12 @@ class _Counter:
 
     def __init__(self) -> None:
         self.listeners: list[Listen] = []
+        self.gone: Callable[[], None] = lambda: None  # takes it away again
+
+    def leave(self, listen: Listen) -> None:
+        self.listeners.remove(listen)
+        if not self.listeners:
+            self.gone()
 
     def __get__(self, iterator: Any, owner: Any) -> Any:
         return self if iterator is None else vars(iterator)[_COUNTER]
@@ -44,8 +52,8 @@ class _Counter:
     def __set__(self, iterator: Any, value: int) -> None:
         vars(iterator)[_COUNTER] = value
         if not value:
-            return  # a new pass over the loader
-        # A local variable of __next__, up to torch 2.13; None where another version names it else
+            return  # the iterator is new, or begins another epoch
+        # A local variable of __next__, up to torch 2.13; None if another version renames it.
         data = sys._getframe(1).f_locals.get("data")
         for listen in self.listeners:
             listen(iterator, data)

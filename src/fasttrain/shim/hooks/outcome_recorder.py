@@ -1,4 +1,4 @@
-"""The account of one lever while the worker runs; frozen into an `Outcome` for each report."""
+"""Records what becomes of one lever while the worker runs; each report holds it as `Outcome`."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ MAX_NOTES = 20
 
 
 class Ledger:
-    """What one lever was asked, what became of it, where and how often.
+    """Records what was asked of one lever, what became of it, where and how often.
 
     Attributes:
-        live: Whether the lever still acts: it is installed and has neither ceded nor failed.
+        live: Whether the lever still acts: it is installed, has not failed, and was not left to the
+            script.
     """
 
     def __init__(self, lever: str, asked: str, *, explicit: bool) -> None:
@@ -24,7 +25,7 @@ class Ledger:
         self.asked = asked
         self.explicit = explicit
         self.state = State.OFF
-        self.live = False  # kept, because some levers ask several times a step
+        self.live = False  # stored, because some levers read it several times a step
         self.reason = ""
         self._unfit = self._unfit_note = ""
         self._missed: dict[str, None] = {}
@@ -39,10 +40,10 @@ class Ledger:
         self.reason = reason
         self.live = state in (State.ARMED, State.APPLIED)
 
-    def begin_anew(self) -> None:
-        """Forget what was done so far, in a process that takes the lever over from its parent."""
+    def reset(self) -> None:
+        """Forget what was recorded, in a forked child: its parent's work is not its own."""
         if self.state is State.APPLIED:
-            self.settle(State.ARMED, "nothing that it applies to was met")
+            self.settle(State.ARMED, "it found nothing to apply to")
         self.counts.clear()
         self._sites.clear()
         self._notes.clear()
@@ -55,13 +56,15 @@ class Ledger:
         self.touch(what, where, count)
 
     def pass_over(self, what: str, why: str, *, missed: bool = False) -> None:
-        """Record something that the lever can't be applied to; alone, it makes it skipped.
+        """Record something that the lever can't be applied to.
+
+        If the lever is applied to nothing else either, its state becomes skipped.
 
         Args:
             what: The object and its place.
             why: The reason.
-            missed: Whether a person who named the lever is warned of it, even where it was applied
-                to others.
+            missed: Whether a user who asked for the lever by name is warned, even if it was applied
+                to other objects.
         """
         self._unfit_note = f"{what} left alone: {why}"
         self.note(self._unfit_note)
@@ -70,11 +73,11 @@ class Ledger:
             self._missed[self._unfit] = None
 
     def excuse(self, state: State, reason: str) -> None:
-        """Say how it ends if it is never used and nothing better is known."""
+        """Set the state and reason of a lever that is never used, if no better reason is known."""
         self._excuse = (state, reason)
 
     def cede(self, reason: str, what: str = "", where: str = "") -> None:
-        """Step back because the script does this lever's work itself, at ``where``."""
+        """Leave the lever's work to the script, which does it itself at ``where``."""
         self.settle(State.CEDED, f"{reason} ({where})" if where else reason)
         if what:
             self.touch(what, where)
@@ -85,16 +88,16 @@ class Ledger:
             self._sites[(what, where)] += count
 
     def note(self, text: str) -> None:
-        """Keep one detail for the receipt; repeated ones are kept once."""
+        """Add one detail to the receipt, unless it is there already."""
         if len(self._notes) < MAX_NOTES:
             self._notes[text] = None
 
     def outcome(self) -> Outcome:
-        """Return the account as it stands."""
+        """Return the lever's outcome so far."""
         state, reason, notes = self.state, self.reason, list(self._notes)
         if state is State.ARMED and self._unfit:
             state, reason = State.SKIPPED, self._unfit
-            notes = [note for note in notes if note != self._unfit_note]  # once is enough
+            notes = [note for note in notes if note != self._unfit_note]  # the reason says it
         elif state is State.ARMED and self._excuse:
             state, reason = self._excuse
         return Outcome(

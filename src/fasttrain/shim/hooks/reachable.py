@@ -1,4 +1,4 @@
-"""What objects hold: attributes, items, closures, globals, so that a search can go through them."""
+"""Lists what objects hold (attributes, items, closures, globals), for searches through them."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ from torch import Tensor
 
 from fasttrain.shim.process.callsite import is_shim_code
 
-LONG = 1_000  # of a longer container the end is looked at
+LONG = 1_000  # of a longer container only the end is searched
 _INSTALLED = tuple({sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib")})
-# Kinds whose objects hold nothing that a search is for
+# Types whose objects are not searched
 CLOSED = (Tensor, ModuleType, CodeType, FrameType, BuiltinFunctionType, str, bytes, int, float)
 Put = Callable[[Any], None]
-Child = tuple[Any, Put | None]  # and what puts another object in its place
+Child = tuple[Any, Put | None]  # an object, and what replaces it in its holder; None if nothing can
 
 
 def is_scripts(path: str) -> bool:
-    """Return whether a file of code is not installed."""
+    """True if a source file is the user's own: not installed, and not one like ``<string>``."""
     return not path.startswith((*_INSTALLED, "<"))
 
 
 def children_of(holder: Any, kind: type) -> list[Child]:
-    """Return what an object holds, each with what replaces it there."""
+    """Return the objects that another one holds, each with what replaces it there."""
     if issubclass(kind, dict):
         pairs = reversed(dict.items(holder)) if len(holder) > LONG else dict.items(holder)
         return [(v, functools.partial(setitem, holder, k)) for k, v in islice(pairs, LONG)]
@@ -103,11 +103,11 @@ def _attributes(holder: Any, names: list[str]) -> list[Child]:
     return found
 
 
-# A walk through an autograd graph: 0.5 us a node (one core, torch 2.13).
-
-
 def graph_behind(outputs: Sequence[Any]) -> tuple[set[Any], list[Tensor]]:
-    """Return all nodes of the graph behind some tensors, and the leaves that it ends in."""
+    """Return all nodes of the autograd graph of some tensors, and the leaves where it ends.
+
+    Takes 0.5 us a node (one core, torch 2.13).
+    """
     begins = [t.grad_fn for t in outputs if isinstance(t, Tensor)]
     nodes: set[Any] = {node for node in begins if node is not None}
     leaves, pending, accumulate = [], list(nodes), _accumulate()
@@ -125,7 +125,7 @@ def graph_behind(outputs: Sequence[Any]) -> tuple[set[Any], list[Tensor]]:
 
 @functools.cache
 def _accumulate() -> Any:
-    """Return the type of the nodes that put gradients on leaves."""
+    """Return the type of the nodes that write gradients to leaves, which has no public name."""
     with torch.inference_mode(mode=False), torch.enable_grad():
         result: Any = torch.zeros(1, requires_grad=True).view(1)
         return type(result.grad_fn.next_functions[0][0])

@@ -1,11 +1,12 @@
 """Finds the roots: the outermost modules with parameters that the script calls.
 
-`torch.nn.Module.__call__` is replaced by a plain closure with the same number of frames. Inside a
-root it does what torch's own does, behind one look at a thread-local flag (about 50 ns per module
-on a 2-core CPU, torch 2.13); only the outermost call takes the long way, where levers act. Global
-module hooks would see the same calls, but they send every module down torch's slow path, and a
-root known by the optimizer's parameters would miss teachers, averaged copies and loops without
-optimizers.
+`torch.nn.Module.__call__` is replaced by a plain closure, which adds no frame. Inside a root it
+reads one thread-local flag (about 50 ns per module on a 2-core CPU, torch 2.13) and then does what
+torch's own does. Only the outermost call takes the slower path, where levers act.
+
+Two other ways don't work. Global module hooks see the same calls, but put every module on torch's
+slow path. Roots found by the optimizer's parameters would lack teachers, averaged copies of the
+model, and loops without an optimizer.
 
 Source: ``torch/nn/modules/module.py`` of torch 2.13, ``Module._wrapped_call_impl``.
 """
@@ -28,24 +29,24 @@ from torch import Tensor
 from torch.nn import Module, ModuleList, Parameter, Sequential
 from torch.utils.data import get_worker_info
 
+from fasttrain.shim.hooks import patching
 from fasttrain.shim.hooks.dynamo_skip import pass_over
 from fasttrain.shim.process.callsite import call_site, location
 
-# What stands above a module's call on the stack: a constructor, or a forward called by hand.
-
 
 def in_constructor() -> bool:
-    """True if a module is being made: its parts are called to learn their shapes or strides."""
+    """True if a module's constructor is running: some call their parts to learn their shapes."""
     return next(_frames_of_modules("__init__"), None) is not None
 
 
 def whose_forward(part: Module) -> str:
-    """Return the module that holds a part and whose ``forward`` the script called directly.
+    """Return the module around a part whose ``forward`` the script called directly.
 
-    ``model.forward(x)`` passes by ``Module.__call__``, and with it by hooks and levers.
+    ``model.forward(x)`` bypasses ``Module.__call__``, and with it hooks and levers. Only the parts
+    that such a forward calls are seen.
 
     Returns:
-        Its class and the line of the call; empty where the call of the part has no such frame.
+        The module's class and the line of the call, ``Net (train.py:12)``; empty if there is none.
     """
     for frame, module in _frames_of_modules("forward"):
         caller = frame.f_back
@@ -60,7 +61,7 @@ def _frames_of_modules(name: str) -> Iterator[tuple[FrameType, Module]]:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         code: CodeType = frame.f_code
-        if code.co_name == name and code.co_varnames:  # f_locals copies: only where it helps
+        if code.co_name == name and code.co_varnames:  # f_locals makes a copy: only if needed
             owner = frame.f_locals.get(code.co_varnames[0])
             if isinstance(owner, Module):
                 yield frame, owner
@@ -81,15 +82,15 @@ class Root:
     """One outermost module.
 
     Attributes:
-        ref: The module, weakly.
-        name: Its class.
+        ref: A weak reference to the module.
+        name: The name of its class.
         where: Where the script called it first.
-        trainable: Whether any of its parameters wanted a gradient at its first call.
+        trainable: Whether any of its parameters required a gradient at its first call.
         device: Where its parameters were at its first call, such as ``cuda:0``.
-        replica: Its side of a run of several ranks, which lives as long as it does.
-        precision: Its side of the precision lever.
-        outer: The class and place of the module whose ``forward`` the script called as a plain
-            function, so that this part of it is a root; empty where there is none.
+        replica: The data-parallel lever's state of this root.
+        precision: The amp lever's state of this root.
+        outer: The class and call site of the module whose ``forward`` the script called directly,
+            so that this part of it is a root; empty if there is none.
     """
 
     ref: weakref.ref[Module]
@@ -103,7 +104,7 @@ class Root:
     _parameter: Callable[[], Parameter | None] = field(default=lambda: None, repr=False)
 
     def parameter(self) -> Parameter | None:
-        """Return the first floating-point parameter, found anew when the module replaced it."""
+        """Return the first floating-point parameter; searched again if the module replaced it."""
         parameter = self._parameter()
         if parameter is None:
             module = self.ref()
@@ -118,7 +119,8 @@ class _Inside(threading.local):
 
     Attributes:
         flag: Whether it is.
-        part: Makes the calls of modules inside of a root that looks at them; None elsewhere.
+        part: Makes the calls of modules in place of torch, where a lever wants to see the modules
+            inside a root; None elsewhere.
     """
 
     flag = False
@@ -126,15 +128,15 @@ class _Inside(threading.local):
 
 
 class RootCalls:
-    """Every call of a root passes here; levers say what is to happen around it.
+    """Routes the calls of roots, so that levers can act around them.
 
     Attributes:
-        region: Runs the call itself, for the precision lever; None runs it plainly.
-        around: Gives what runs in place of the call, inside of the region, for the strategy; None
-            runs the call.
-        low_dtype: What the region lowers to; None without one.
-        lowered: Whether a call of a root has run in low precision.
-        inside: Whether this thread is inside of a root's call.
+        region: Makes the call, for the amp lever; None makes a plain call.
+        around: Returns what is called in place of the root, inside the region, for the
+            data-parallel lever; None calls the root.
+        low_dtype: The precision of the region; None without one.
+        lowered: Whether any call of a root has run in low precision.
+        inside: Whether this thread is inside a root's call.
         on_discover: Called once for each new root, before its first call.
         on_call: Called before every call of a root with its positional and keyword arguments.
     """
@@ -165,21 +167,20 @@ class RootCalls:
 
         for function in (__call__, RootCalls._outermost):
             pass_over(function)
-        original = Module.__call__
-        Module.__call__ = __call__  # type: ignore[method-assign]
-        undo.callback(setattr, Module, "__call__", original)
+        patching.put(Module, "__call__", __call__, undo)
         for name in ("trace", "trace_module", "_get_trace_graph"):  # the last one is torch.onnx's
-            self._stay_out_of(name, undo)
+            patching.wrap(torch.jit, name, self._stay_out_of, undo)
 
     def leave_plain(self) -> None:
-        """Have roots run without a region from now on."""
+        """Run roots without a region from now on."""
         self.region = self.low_dtype = None
 
     def finish(self, output: Any) -> Any:
         """Return a compiled root's output in fp32, as the last operation of its graph.
 
-        A compiler does not round what it casts down and up again: a sigmoid comes out in fp32.
-        Other containers than these are cast behind the graph, by the region.
+        Within one graph the compiler doesn't round a value that is cast down and up again, so that
+        a last sigmoid keeps its fp32 result. Other containers than these are cast after the graph,
+        by the region.
         """
         if isinstance(output, Tensor):
             low = output.dtype is self.low_dtype
@@ -192,9 +193,9 @@ class RootCalls:
             return {key: self.finish(item) for key, item in output.items()}
         return output
 
-    def _stay_out_of(self, name: str, undo: ExitStack) -> None:
+    def _stay_out_of(self, original: Any) -> Any:
         """Call nothing a root while torch.jit traces, or compares its trace with plain calls."""
-        original, inside = getattr(torch.jit, name), self.inside
+        inside = self.inside
 
         @functools.wraps(original)
         def trace(*args: Any, **kwargs: Any) -> Any:
@@ -204,8 +205,7 @@ class RootCalls:
             finally:
                 inside.flag = before
 
-        undo.callback(setattr, torch.jit, name, original)
-        setattr(torch.jit, name, trace)
+        return trace
 
     def _outermost(self, module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.inside.part is not None:
@@ -264,7 +264,7 @@ class RootCalls:
 
 
 def parameters_of(module: Module) -> Iterator[Parameter]:
-    """Yield the parameters of a module and its parts, past any ``parameters()`` of the script's."""
+    """Yield the parameters of a module and its parts, even if it overrides ``parameters()``."""
     for part in Module.modules(module):
         yield from (p for p in part._parameters.values() if p is not None)
 
@@ -275,7 +275,7 @@ def first_parameter(module: Module) -> Parameter | None:
 
 
 def _being_traced() -> bool:
-    """Return whether the call is recorded by torch.compile, torch.jit.trace or an exporter."""
+    """True if torch.compile, torch.jit.trace or an exporter is recording the call."""
     return torch._C._get_tracing_state() is not None or torch.compiler.is_compiling()
 
 
@@ -284,11 +284,11 @@ def _in_backward() -> bool:
     return torch._C._current_graph_task_id() != -1
 
 
-# Finds the blocks that a model repeats, which are compiled once and sharded one by one.
-
-
 def repeated_blocks(module: Module) -> list[Module]:
-    """Return the modules of which a ModuleList or Sequential holds several of the same class."""
+    """Return the modules of which a ModuleList or Sequential holds several of the same class.
+
+    Such blocks are compiled once for all of a class, and sharded one by one.
+    """
     found: list[Module] = []
     for container in module.modules():
         if not isinstance(container, ModuleList | Sequential):

@@ -1,4 +1,4 @@
-"""The closures that scripts pass to ``Optimizer.step``, of which the gradients come."""
+"""Closures that scripts pass to ``Optimizer.step``, which compute the gradients."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ def closure_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Closure | None:
 
 
 def begins_with_closure(optimizer: Optimizer) -> bool:
-    """Return whether its step calls the closure once, before anything else.
+    """True if an optimizer's step calls its closure once, before anything else.
 
-    torch's own do, but for L-BFGS; of others, such as SAM, nothing is known.
+    torch's own optimizers do, except for L-BFGS. Others, such as SAM, may not.
     """
     kind = type(optimizer)
     return kind.__module__.startswith("torch.optim") and not isinstance(optimizer, LBFGS)
 
 
-def followed(args: tuple[Any, ...], kwargs: dict[str, Any], behind: Closure) -> Arguments:
-    """Return the arguments with ``behind`` called after the closure."""
+def followed(args: tuple[Any, ...], kwargs: dict[str, Any], after: Closure) -> Arguments:
+    """Return a step's arguments with a closure that calls ``after`` at its end."""
     closure: Any = closure_of(args, kwargs)
 
     def call() -> Any:
         result = closure()
-        behind()
+        after()
         return result
 
     if len(args) > 1:

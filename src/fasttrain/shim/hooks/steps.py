@@ -1,8 +1,7 @@
-"""Counts training steps and times them; the clock of the whole receipt."""
+"""Counts and times training steps, for the events and the receipt."""
 
 from __future__ import annotations
 
-import functools
 import math
 import resource
 import statistics
@@ -22,40 +21,45 @@ from torch.optim.optimizer import (
 )
 
 from fasttrain.model.outcome import StepStats
+from fasttrain.model.vendors import LIKE_CUDA
+from fasttrain.shim.hooks import patching
 from fasttrain.shim.hooks.backward import on_backward
 from fasttrain.shim.hooks.loaders import on_batch
+from fasttrain.shim.hooks.seams import then
 from fasttrain.shim.hooks.throughput import Throughput
 
 KEPT_INTERVALS = 10_000  # enough for a p95, and bounded however long the run
-_MADE = "_patch_step_function"  # of Optimizer from torch 2.0 on: called when one is made
+_MADE = "_patch_step_function"  # called by Optimizer's constructor, from torch 2.0 on
 
 
 class StepMeter:
-    """Counts iterations: in each of them an optimizer steps once.
+    """Counts steps: iterations of the training loop, in which each optimizer steps once.
 
-    An optimizer that steps again begins the next one, and so does one that was made since the
-    present one began, such as that of the next fold. A GAN's two optimizers make one step
-    together. Where the script has made no optimizer, each backward pass is a step.
+    The next iteration begins when an optimizer steps for the second time, or when one steps that
+    was created during this iteration, such as that of the next cross-validation fold. So the two
+    optimizers of a GAN make one step together. If the script has no optimizer, each backward pass
+    is a step.
 
     Attributes:
-        steps: Steps so far; never fewer than before.
+        steps: Steps so far; never decreases.
         device: Where the first parameter of the first optimizer is, such as ``cuda:0``; empty
             before its first step.
-        throughput: What training goes through; told of model calls by the runtime.
+        throughput: Counts samples and tokens; the runtime reports model calls to it.
         on_step: Called after each step with its number.
-        on_pass: Called, where backward passes are counted, with the number of those that are
-            complete, before the next one begins.
+        before_next: Called before an optimizer begins the next step, with the number of steps.
+        on_pass: If each backward pass is a step, called before each one with the number of those
+            before it.
     """
 
     def __init__(self, started_s: float) -> None:
         self.throughput = Throughput()
         self.on_step: list[Callable[[int], None]] = []
-        self.before_next: list[Callable[[int], None]] = []  # before an optimizer begins a step
+        self.before_next: list[Callable[[int], None]] = []
         self.on_pass: list[Callable[[int], None]] = []
         self._clear(started_s)
 
-    def begin_anew(self) -> None:
-        """Count from zero, in a process that takes over from its parent."""
+    def reset(self) -> None:
+        """Count from zero, in a forked child."""
         self._clear(time.perf_counter())
 
     def _clear(self, started_s: float) -> None:
@@ -65,42 +69,37 @@ class StepMeter:
         self._first_step_s = 0.0
         self._last_s = 0.0
         self._intervals_s: deque[float] = deque(maxlen=KEPT_INTERVALS)
-        self._stepped: set[int] = set()  # ids of the optimizers, in the present iteration
-        # How many steps had been made when each optimizer was
+        self._stepped: set[int] = set()  # ids of the optimizers that stepped in this iteration
+        # The number of steps when each optimizer was created
         self._made: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
         self._by_passes = True
         self.throughput.clear()
 
-    def time_anew(self) -> None:
-        """Forget what was timed so far; the steps still count."""
+    def reset_times(self) -> None:
+        """Forget the times so far; the steps still count."""
         self._intervals_s.clear()
         self._last_s = time.perf_counter()
         self.throughput.clear()
         self.throughput.step(self._last_s)
 
     def install(self, undo: ExitStack) -> None:
-        """Hook the making of optimizers, the end of their steps, backward passes, and batches."""
+        """Hook the construction and the steps of optimizers, backward passes, and batches."""
         undo.callback(register_optimizer_step_pre_hook(self._before_step).remove)
         undo.callback(register_optimizer_step_post_hook(self._after_step).remove)
         on_backward(self._before_pass, undo)
         on_batch(self.throughput.handed_out, undo)
-        made: Any = getattr(Optimizer, _MADE, None)
-        if made is None:
+        if not hasattr(Optimizer, _MADE):
             return  # an optimizer's first step is then in the iteration of another's last one
-
         # Not around __init__: what raises there would have a frame of ours in its traceback.
-        @functools.wraps(made)
-        def note(optimizer: Optimizer) -> None:
-            made(optimizer)
-            self._by_passes = False
-            self._made[optimizer] = self.steps
+        patching.wrap(Optimizer, _MADE, then(self._note_made, even_traced=True), undo)
 
-        undo.callback(setattr, Optimizer, _MADE, made)
-        setattr(Optimizer, _MADE, note)
+    def _note_made(self, optimizer: Optimizer) -> None:
+        self._by_passes = False
+        self._made[optimizer] = self.steps
 
     @property
     def several(self) -> bool:
-        """Return whether there may be more than one optimizer in an iteration."""
+        """True if an iteration may have more than one optimizer."""
         return len(self._made) > 1
 
     def _before_step(self, optimizer: Optimizer, *_: Any) -> None:
@@ -111,7 +110,7 @@ class StepMeter:
 
     def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
         if torch.compiler.is_compiling():
-            return  # a step that the script compiles is traced once and then not seen
+            return  # dynamo traces a compiled step once; its later runs don't come here
         self._by_passes = False
         self.throughput.optimizer_step()
         if not self._begins_step(optimizer):
@@ -126,7 +125,7 @@ class StepMeter:
             listen(self.steps)
 
     def _begins_step(self, optimizer: Optimizer) -> bool:
-        # One that has taken the id of another that is gone was made since.
+        # A new optimizer may have the id of one that is gone: it counts by its creation.
         return (
             not self._stepped
             or id(optimizer) in self._stepped
@@ -177,15 +176,19 @@ class StepMeter:
 
 
 def _p95(ascending: Sequence[float]) -> float:
-    """Return the 95th percentile by the nearest rank, never below the median; 0 of nothing."""
+    """Return the 95th percentile (nearest rank), never below the median; 0 without values."""
     return ascending[math.ceil(0.95 * len(ascending)) - 1] if ascending else 0.0
+
+
+def _in_use(module: Any) -> bool:
+    return bool(module.is_initialized() and module.is_available())
 
 
 def peak_memory_bytes() -> int:
     """Return the peak of the accelerator's allocator, or of resident memory on a CPU."""
-    for device in (torch.cuda, getattr(torch, "npu", None)):  # torch_npu brings torch.npu
-        module: Any = device
-        if module is not None and module.is_initialized() and module.is_available():
+    for name in LIKE_CUDA:
+        module: Any = getattr(torch, name, None)  # torch.npu is there once torch_npu is
+        if hasattr(module, "max_memory_allocated") and _in_use(module):
             return int(module.max_memory_allocated())
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return int(peak) if sys.platform == "darwin" else int(peak) * 1024

@@ -1,9 +1,9 @@
-"""Samples and tokens that training goes through, and the time that it takes for them.
+"""Measures the throughput of training: samples and tokens per second.
 
-What a script trains on is what its DataLoaders hand out. A batch counts once, however often models
-are called with it, as soon as a backward pass or an optimizer step follows it; batches that are
-read without gradients, or of which nothing is trained, are those of a validation. Without a
-DataLoader, the inputs of models are what is known.
+What DataLoaders return is counted. A batch counts once, however often models are called with it, as
+soon as a backward pass or an optimizer step follows it. Batches that are read without gradients, or
+that no backward pass follows, belong to a validation. In a script without a DataLoader the inputs
+of models are counted.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from torch.utils.data import BatchSampler
 
 from fasttrain.shim.hooks.roots import Root
 
-_MOST_PENDING = 10_000  # batches of which nothing is trained, in a script that only predicts
-_DEEPEST = 3  # containers in containers, down to a batch's first tensor
+_MOST_PENDING = 10_000  # batches without a backward pass, as in a script that only predicts
+_DEEPEST = 3  # levels of containers, down to a batch's first tensor
 
 
 @dataclass(frozen=True, slots=True)
 class Amount:
-    """What one batch holds; tokens are 0 where they can't be told."""
+    """The size of one batch; tokens are 0 if unknown."""
 
     samples: float = 0.0
     tokens: float = 0.0
@@ -36,7 +36,7 @@ class Amount:
         return Amount(self.samples + other.samples, self.tokens + other.tokens)
 
     def times(self, factor: float) -> Amount:
-        """Return a part of it."""
+        """Return the amount times a factor."""
         return Amount(self.samples * factor, self.tokens * factor)
 
 
@@ -51,9 +51,10 @@ class Throughput:
     """Follows batches, model calls and backward passes between the steps of a `StepMeter`.
 
     Attributes:
-        part: How much of a DataLoader's batch this rank trains on: 1, or less where the ranks cut
-            each batch among them.
-        in_step: Whether an optimizer makes its step: its closure is called with one batch.
+        part: The fraction of a DataLoader's batch that this rank trains on: 1, or less if the ranks
+            split each batch.
+        in_step: Whether an optimizer's step is running. Its closure may make several backward
+            passes, all with one batch.
     """
 
     def __init__(self) -> None:
@@ -73,15 +74,15 @@ class Throughput:
         self._pending: deque[_Batch] = deque(maxlen=_MOST_PENDING)
 
     def _begin_step(self) -> None:
-        self._read = Amount()  # of loaders, with a backward pass behind it
+        self._read = Amount()  # from loaders, followed by a backward pass
         self._pass = self._segment = self._called = Amount()  # of model calls
         self._evaluated_s = 0.0
 
     def _begin_segment(self, now: float) -> None:
-        """Begin what leads to the next step of any optimizer."""
+        """Begin the segment that ends with the next step of any optimizer."""
         self._segment_s = now
-        self._paused_s = 0.0  # since when something is evaluated while a training batch waits
-        self._aside = False  # whether something was evaluated before training goes on
+        self._paused_s = 0.0  # when an evaluation began while a training batch waits; 0 if none
+        self._aside = False  # whether there was an evaluation before the next training batch
         self._training_from_s = 0.0
 
     def handed_out(self, iterator: Any, data: Any) -> None:
@@ -109,7 +110,7 @@ class Throughput:
             self._evaluating()
 
     def _evaluating(self) -> None:
-        """Note that something is evaluated: between two batches, or with one in hand."""
+        """Note an evaluation: between two training batches, or while one waits."""
         if self._pending or self._training_from_s:
             self._paused_s = self._paused_s or time.perf_counter()
         else:
@@ -126,8 +127,8 @@ class Throughput:
         self._pass = Amount()
 
     def optimizer_step(self) -> None:
-        """Count the batches of one optimizer; those of the others in a step are the same ones."""
-        if not self._passed:  # gradients came of torch.autograd.grad
+        """Count the batches of one optimizer's step; all optimizers of a step share its batches."""
+        if not self._passed:  # gradients came from torch.autograd.grad
             self.backward()
         self._passed = self.in_step = False
         self._called = max(self._called, self._segment, key=_samples)
@@ -135,7 +136,7 @@ class Throughput:
         self._begin_segment(time.perf_counter())
 
     def step(self, now: float) -> None:
-        """End a step; what was trained on up to the first one is not timed."""
+        """End a step. The first one only starts the clock."""
         if self._begun:
             self._total += self._read
             self._total_called += self._called
@@ -149,7 +150,7 @@ class Throughput:
         """Return this rank's samples and tokens per second of training; 0 where unknown."""
         if self._training_s <= 0.0:
             return 0.0, 0.0
-        # Loaders that were read before the first step alone fed none of those that are timed.
+        # Loaders that were read only before the first step fed none of the timed steps.
         total = self._total if self._total.samples else self._total_called
         return total.samples / self._training_s, total.tokens / self._training_s
 
@@ -157,7 +158,7 @@ class Throughput:
         if not self._pending:
             self._leave_out(self._training_from_s)
             return
-        # An evaluation with gradients has read its loader to the end.
+        # An iterator that is gone was read to its end: by an evaluation that keeps gradients on.
         live = [batch for batch in self._pending if batch.source() is not None]
         live = live or list(self._pending)
         if self._pending[0] is not live[0]:
@@ -168,7 +169,7 @@ class Throughput:
         self._pending.clear()
 
     def _leave_out(self, until_s: float) -> None:
-        """Take an evaluation, which follows a step, out of the time of training."""
+        """Subtract the time of an evaluation that came after a step and ended at ``until_s``."""
         if self._aside and until_s:
             self._evaluated_s += until_s - self._segment_s
         self._aside = False
@@ -180,15 +181,15 @@ def _samples(amount: Amount) -> float:
 
 
 def _of_loader(iterator: Any, data: Any) -> Amount:
-    """Return a batch by its sampler, where that knows: what is collated may be anything."""
+    """Return a batch's size by its sampler if possible: what is collated may have any form."""
     amount = _amount(data)
     sampler = getattr(iterator, "_index_sampler", None)
     size, indices = getattr(sampler, "batch_size", None), getattr(sampler, "sampler", None)
     if type(sampler) is not BatchSampler or not isinstance(size, int) or indices is None:
-        return amount  # another's size may be of tokens, or an upper bound
+        return amount  # another sampler's batch_size may be in tokens, or an upper bound
     try:
         left = len(indices) - (iterator._num_yielded - 1) * size
-    except Exception:  # noqa: BLE001 - the script's own __len__, which nothing else may ask for
+    except Exception:  # noqa: BLE001 - the script's own __len__ may raise, and the script may never call it
         return amount
     samples = float(min(size, left)) if left > 0 else amount.samples
     return Amount(samples, amount.tokens)
@@ -198,6 +199,7 @@ def _amount(data: Any) -> Amount:
     tensor = _first_tensor(data, _DEEPEST)
     if tensor is None:
         return Amount()
+    # Integers of shape (batch, sequence) are taken for token ids.
     whole = tensor.dtype in (torch.int64, torch.int32) and tensor.dim() == 2
     return Amount(float(tensor.shape[0]), float(tensor.numel()) if whole else 0.0)
 

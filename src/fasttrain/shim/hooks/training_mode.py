@@ -1,8 +1,7 @@
-"""Tells whether the script is training at the moment, or evaluating."""
+"""Finds whether the script is training or evaluating at the moment."""
 
 from __future__ import annotations
 
-import functools
 import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -12,14 +11,20 @@ import torch
 from torch.nn import Module
 from torch.optim import Optimizer
 
+from fasttrain.shim.hooks import patching
 from fasttrain.shim.hooks.roots import Root, RootCalls, parameters_of
+from fasttrain.shim.hooks.seams import Training, then
+
+NO_GRADIENTS = "read without gradients"
+NO_OPTIMIZER = "read before there is an optimizer"
+IN_EVAL = "read while the model is in eval mode"
 
 
 class TrainingState:
-    """Watches the optimizers, and which modules are in training mode.
+    """Follows the optimizers, and the modules that are in training mode.
 
     Attributes:
-        on_zero_grad: Called when gradients were cleared.
+        on_zero_grad: Called after gradients were cleared.
     """
 
     def __init__(self, roots: RootCalls) -> None:
@@ -31,29 +36,16 @@ class TrainingState:
 
     def install(self, undo: ExitStack) -> None:
         """Watch the making of optimizers, ``train()`` and ``eval()``, and the roots."""
-        self._watch(Optimizer, "__init__", self._add_optimizer, undo)
-        self._watch(Module, "train", self._modules.add, undo)
+        patching.wrap(Optimizer, "__init__", then(self._add_optimizer), undo, Training.RANKS)
+        patching.wrap(Module, "train", then(self._modules.add), undo)
         for owner in (Optimizer, Module):
-            self._watch(owner, "zero_grad", self._zeroed, undo)
+            patching.wrap(owner, "zero_grad", then(self._zeroed), undo, Training.RANKS)
         self._roots.on_discover.append(self._add_root)
         undo.callback(self._roots.on_discover.remove, self._add_root)
 
-    def _watch(self, owner: Any, name: str, told: Any, undo: ExitStack) -> None:
-        original = getattr(owner, name)
-
-        @functools.wraps(original)
-        def watched(holder: Any, *args: Any, **kwargs: Any) -> Any:
-            result = original(holder, *args, **kwargs)
-            if not torch.compiler.is_compiling():
-                told(holder)
-            return result
-
-        undo.callback(setattr, owner, name, original)
-        setattr(owner, name, watched)
-
     @property
     def optimizers(self) -> list[Optimizer]:
-        """Those that are alive, in the order in which they were made."""
+        """The optimizers that are alive, in the order of their construction."""
         return [o for ref in list(self._optimizers) if (o := ref()) is not None]
 
     def groups(self) -> list[dict[str, Any]]:
@@ -71,21 +63,21 @@ class TrainingState:
         self._modules.add(module)
 
     def trained(self) -> set[int]:
-        """Return the parameters of all optimizers, by id."""
+        """Return the ids of the parameters of all optimizers."""
         return {id(parameter) for group in self.groups() for parameter in group["params"]}
 
     def why_not_training(self) -> str:
-        """Return why a loader that begins now does not feed training; empty if it does."""
+        """Return why a loader that is started now is not for training; empty if it is."""
         if not torch.is_grad_enabled():
-            return "read without gradients"
+            return NO_GRADIENTS
         trained = self.trained()
         if not trained:
-            return "read before there is an optimizer"
+            return NO_OPTIMIZER
         models = [
             module
             for module in self._modules
             if any(id(parameter) in trained for parameter in parameters_of(module))
         ]
         if models and not any(module.training for module in models):
-            return "read while the model is in eval mode"
+            return IN_EVAL
         return ""

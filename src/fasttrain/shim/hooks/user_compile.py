@@ -1,4 +1,4 @@
-"""Notices what the script compiles itself: from inside of it, no lever can see or change a call."""
+"""Finds what the script compiles itself: no lever sees a call inside a compiled graph."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.nn import Module
 
+from fasttrain.shim.hooks import patching
 from fasttrain.shim.process.callsite import call_site
 
 
@@ -22,8 +23,8 @@ class OwnCompile:
         what: What it compiles there.
         functions: Whether it compiles anything but modules with parameters.
         sites: Where each module was compiled.
-        on_module: Called with each module that the script compiles, before it does.
-        behind: Called when torch.compile returns.
+        on_module: Called with each module that the script compiles, before it is compiled.
+        on_return: Called when torch.compile returns.
     """
 
     def __init__(self) -> None:
@@ -31,16 +32,17 @@ class OwnCompile:
         self.functions = False
         self.sites: weakref.WeakKeyDictionary[Module, str] = weakref.WeakKeyDictionary()
         self.on_module: list[Callable[[Module, str], None]] = []
-        self.behind: list[Callable[[], None]] = []
+        self.on_return: list[Callable[[], None]] = []
 
     def install(self, undo: ExitStack) -> None:
         """Replace torch.compile by a function that looks and passes on."""
-        original = torch.compile
+        patching.wrap(torch, "compile", self._watched, undo)
 
+    def _watched(self, original: Any) -> Any:
         @functools.wraps(original)
         def compile(*args: Any, **kwargs: Any) -> Any:  # noqa: A001 - torch's name
             subject = args[0] if args else kwargs.get("model")
-            if subject is None:  # called with options only, to decorate: it comes back
+            if subject is None:  # with options only, as a decorator: it will be called again
                 return original(*args, **kwargs)
             module = getattr(subject, "__self__", subject)  # model.forward, or the model
             site = call_site(past=torch.compile)
@@ -55,12 +57,11 @@ class OwnCompile:
             result = original(*args, **kwargs)
             if isinstance(module, Module) and isinstance(result, Module):
                 self.sites[result] = site
-            for call in self.behind:
+            for call in self.on_return:
                 call()
             return result
 
-        torch.compile = compile
-        undo.callback(setattr, torch, "compile", original)
+        return compile
 
     def _remember(self, subject: Any, site: str) -> None:
         if not self.where:

@@ -1,8 +1,8 @@
-"""Has warnings that fall on a wrapper of the shim's name the user's line instead.
+"""Makes warnings that point at a line of the shim's point at the user's line instead.
 
-``warnings.warn(..., stacklevel=3)`` in a module blames whoever calls its caller. Under python that
-is torch's ``Module.__call__``; here it may be a function of the shim's, and a warning of torch's or
-of the script's would look like one of fasttrain's.
+``warnings.warn(..., stacklevel=3)`` in a forward points at the caller of its caller. Under plain
+python that is torch's ``Module.__call__``; here it may be a function of the shim's, and a warning
+of torch's or of the script's would look like one of fasttrain's.
 """
 
 from __future__ import annotations
@@ -11,14 +11,18 @@ import sys
 import warnings
 from contextlib import ExitStack
 from types import FrameType
+from typing import Any
 
+from fasttrain.shim.hooks import patching
 from fasttrain.shim.process.callsite import is_shim_file, own_prefixes
 
 
 def name_users_lines(undo: ExitStack) -> None:
     """Format such warnings with the place in the user's code; no-op where the script formats."""
-    original = warnings.formatwarning
+    patching.wrap(warnings, "formatwarning", _naming_users, undo)
 
+
+def _naming_users(original: Any) -> Any:
     def formatwarning(
         message: Warning | str,
         category: type[Warning],
@@ -28,18 +32,13 @@ def name_users_lines(undo: ExitStack) -> None:
     ) -> str:
         if is_shim_file(filename) and (frame := _user_of(filename, lineno)) is not None:
             filename, lineno, line = frame.f_code.co_filename, frame.f_lineno, None
-        return original(message, category, filename, lineno, line)
+        return str(original(message, category, filename, lineno, line))
 
-    def put_back() -> None:
-        if warnings.formatwarning is formatwarning:  # not one that the script has put there since
-            warnings.formatwarning = original
-
-    warnings.formatwarning = formatwarning
-    undo.callback(put_back)
+    return formatwarning
 
 
 def _user_of(filename: str, line: int) -> FrameType | None:
-    """Return the user's frame that led to a line of the shim's, which is being blamed."""
+    """Return the user's frame that called, directly or not, a line of the shim's."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and (frame.f_code.co_filename, frame.f_lineno) != (filename, line):
         frame = frame.f_back

@@ -1,4 +1,4 @@
-"""Precision of fp32 matrix products: sets it once, and steps back when the script sets its own."""
+"""Sets the precision of fp32 matrix products once, until the script sets its own."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ import torch
 
 from fasttrain.model.decision import Decision
 from fasttrain.model.outcome import State
-from fasttrain.shim.hooks.outcome_recorder import Ledger
+from fasttrain.shim.hooks import patching
+from fasttrain.shim.hooks.outcome_recorder import Ledger, Lever
+from fasttrain.shim.hooks.shared import Shared
 from fasttrain.shim.process.callsite import call_site
 
-# The script's ways to choose: attributes of these, and the function.
+# Attributes by which a script chooses the precision itself; the other way is torch's function.
 OWN_CHOICES = ("allow_tf32", "fp32_precision")
-# What the function sets besides, from torch 2.9 on; "none" there follows torch.backends.
+# What that function sets as well, from torch 2.9 on; "none" there follows torch.backends.
 # Source: aten/src/ATen/Context.cpp of torch 2.13, setFloat32MatmulPrecision.
 PARTS = (("cuda", "matmul"), ("mkldnn", "matmul"))
 
@@ -36,7 +38,8 @@ class MatmulLever:
         self._before = torch.get_float32_matmul_precision()
         if hasattr(torch._C, "_get_fp32_precision_getter"):
             self._parts_before = {p: torch._C._get_fp32_precision_getter(*p) for p in PARTS}
-        self._watch_function(undo)
+        name = "set_float32_matmul_precision"
+        patching.wrap(torch, name, self._watched_function, undo)
         self._watch_attributes("torch.backends.cuda.matmul", torch.backends.cuda.matmul, undo)
         if hasattr(torch.backends, "fp32_precision"):
             self._watch_attributes("torch.backends", torch.backends, undo)
@@ -48,7 +51,7 @@ class MatmulLever:
         self.ledger.apply("fp32 matrix products", self._decision.value)
 
     def refresh(self) -> None:
-        """Nothing is pending."""
+        """Do nothing: the ledger is up to date at any time."""
 
     def _put_back(self) -> None:
         self._set(self._before)
@@ -57,21 +60,18 @@ class MatmulLever:
 
     def _cede(self, what: str) -> None:
         if self.ledger.live:
-            # Back to torch's own first: the script's choice starts from where it expects to.
+            # torch's own setting first: one attribute of the script's changes only a part of it.
             self._put_back()
         if self.ledger.state is not State.CEDED:
             self.ledger.cede("the script chooses the precision itself", what, call_site())
 
-    def _watch_function(self, undo: ExitStack) -> None:
-        original = torch.set_float32_matmul_precision
-
+    def _watched_function(self, original: Any) -> Any:
         @functools.wraps(original)
         def set_float32_matmul_precision(precision: str) -> None:
             self._cede(f"set_float32_matmul_precision({precision!r})")
             original(precision)
 
-        torch.set_float32_matmul_precision = set_float32_matmul_precision
-        undo.callback(setattr, torch, "set_float32_matmul_precision", original)
+        return set_float32_matmul_precision
 
     def _watch_attributes(self, name: str, holder: Any, undo: ExitStack) -> None:
         kind: Any = type(holder)
@@ -82,5 +82,9 @@ class MatmulLever:
                 self._cede(f"{name}.{attribute} = {value!r}")
             original(target, attribute, value)
 
-        kind.__setattr__ = __setattr__
-        undo.callback(setattr, kind, "__setattr__", original)
+        patching.put(kind, "__setattr__", __setattr__, undo)
+
+
+def build(_shared: Shared, decision: Decision[Any], ledger: Ledger) -> list[Lever]:
+    """Build the lever."""
+    return [MatmulLever(decision, ledger)]

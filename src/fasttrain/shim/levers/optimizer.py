@@ -1,7 +1,8 @@
-"""Fused optimizer kernels: switched on for the length of each step, and off again behind it.
+"""Fused optimizer kernels: switched on during each step, and off again after it.
 
-Outside of ``step`` the optimizer is what the script made: ``defaults``, ``param_groups`` and
-``state_dict()`` hold the script's own values, so that checkpoints interchange both ways.
+Outside of ``step`` the optimizer is as the script made it: ``defaults``, ``param_groups`` and
+``state_dict()`` hold the script's own values. So runs with and without fasttrain can load each
+other's checkpoints.
 """
 
 from __future__ import annotations
@@ -21,20 +22,32 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from fasttrain.model.decision import Decision
 from fasttrain.model.outcome import State
-from fasttrain.shim.hooks.outcome_recorder import Ledger
+from fasttrain.shim.hooks import patching
+from fasttrain.shim.hooks.outcome_recorder import Ledger, Lever
+from fasttrain.shim.hooks.seams import Training, then
+from fasttrain.shim.hooks.shared import Shared
 from fasttrain.shim.hooks.step_closures import Arguments, closure_of, followed
 from fasttrain.shim.process.callsite import call_site
 
 FUSIBLE: tuple[type[Optimizer], ...] = (Adam, AdamW, SGD, Adagrad)
-# What a script can ask of an implementation; any of them means that it chose for itself.
+# Arguments that choose an implementation; a script that sets one has chosen itself.
 OWN_CHOICES = ("fused", "foreach", "capturable", "differentiable")
-SGD_ITEM_BYTES = 4  # of the smallest numbers that torch 2.13's fused SGD is right for on a CPU
+NO_KERNEL = "has no fused kernel for it"
+WRONG_NUMBERS = "computes wrong numbers"
+NOT_DENSE = "a parameter doesn't fill a block of memory"
+STATE_OTHERWISE = "its state lies in memory in another order than its parameters"
+GRADIENT_OTHERWISE = "a gradient lies in memory in another order than its parameter"
+LATE_GRADIENT = (
+    "a parameter's first gradient came after the others' (torch's own step was made then)"
+)
+SGD_ITEM_BYTES = 4  # on a CPU torch 2.13's fused SGD is wrong for smaller numbers, such as bf16
 Strides = tuple[int, ...] | None  # None for tensors without any, such as sparse ones
 
 
 class _Known:
-    """What is known of one optimizer of the script."""
+    """The lever's state of one optimizer of the script."""
 
     __slots__ = ("dtypes", "fuse", "hooked", "left", "site", "steps_on_device", "strides")
 
@@ -45,15 +58,15 @@ class _Known:
         self.fuse = False
         self.hooked = False
         self.steps_on_device = False
-        self.left: set[str] = set()  # why some steps were torch's own
+        self.left: set[str] = set()  # why some steps were not fused
 
 
 class OptimizerLever:
     """Turns ``fused`` on around each step of the optimizers that have such a kernel.
 
     Args:
-        ledger: Takes what becomes of it.
-        leave: Whether an optimizer's steps are made by another lever.
+        ledger: Records what becomes of the lever.
+        leave: True if another lever makes an optimizer's steps.
     """
 
     def __init__(
@@ -67,34 +80,27 @@ class OptimizerLever:
     def install(self, undo: ExitStack) -> None:
         """Hook optimizer construction and steps."""
         undo.callback(self._hooks.close)
-        self._watch_construction(undo)
+        made = then(self._on_made, even_traced=True)
+        patching.wrap(Optimizer, "__init__", made, undo, Training.OPTIMIZER)
         undo.callback(register_optimizer_step_pre_hook(self._before_step).remove)
         undo.callback(register_optimizer_step_post_hook(self._after_step).remove)
         self.ledger.settle(State.ARMED, "no optimizer made a step")
 
     def refresh(self) -> None:
-        """Nothing is pending: every step is counted as it happens."""
+        """Do nothing: every step is counted when it is made."""
 
-    def _watch_construction(self, undo: ExitStack) -> None:
-        original: Any = Optimizer.__init__
-
-        @functools.wraps(original)
-        def __init__(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:  # noqa: N807
-            original(optimizer, *args, **kwargs)
-            self._known[optimizer] = _Known(call_site())
-
-        undo.callback(setattr, Optimizer, "__init__", original)
-        setattr(Optimizer, "__init__", __init__)  # noqa: B010
+    def _on_made(self, optimizer: Optimizer) -> None:
+        self._known[optimizer] = _Known(call_site())
 
     def _before_step(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: Any
     ) -> Arguments | None:
         if torch.compiler.is_compiling():
-            return None  # the script compiles its step: dynamo has to find nothing here to trace
+            return None  # the script compiles its step: dynamo must find nothing to trace here
         if self._leave(optimizer):
             return None
         known = self._known.get(optimizer)
-        if known is None:  # made by unpickling
+        if known is None:  # it was unpickled, without its constructor
             known = self._known[optimizer] = _Known(call_site())
         strides = _all_strides(optimizer)
         dtypes = [p.dtype for p in _parameters(optimizer)]
@@ -112,7 +118,7 @@ class OptimizerLever:
         return followed(args, kwargs, lambda: self._fuse(optimizer, known))
 
     def _fuse(self, optimizer: Optimizer, known: _Known) -> None:
-        """Fuse this step for the groups whose gradients the kernel can take."""
+        """Switch the kernel on for this step, in the groups whose gradients it can take."""
         strides = iter(known.strides or ())
         for group in optimizer.param_groups:
             reason = _unfusible_gradients(optimizer, group, strides)
@@ -136,20 +142,20 @@ class OptimizerLever:
             self.ledger.counts["steps"] += bool(fused)
 
     def _judge(self, optimizer: Optimizer, known: _Known) -> None:
-        """Decide once, and again whenever parameters were added."""
+        """Decide whether to fuse an optimizer's steps: at first, and when its parameters change."""
         known.fuse = False
         if choice := own_choice(optimizer):
             if self.ledger.state in (State.ARMED, State.CEDED):
                 self.ledger.cede(f"the script chose {choice}", type(optimizer).__name__, known.site)
             else:
-                self.ledger.note(f"{_name(optimizer, known)} left alone: it chose {choice}")
+                self.ledger.note(f"{_name(optimizer, known)} left to the script: it chose {choice}")
         elif reason := unfusible(optimizer):
             self.ledger.pass_over(_name(optimizer, known), reason)
         else:
             known.fuse = True
 
     def _start(self, optimizer: Optimizer, known: _Known) -> None:
-        """Record the first fused step, and see to it that checkpoints stay the script's own."""
+        """Record an optimizer's first fused step, and keep its checkpoints the script's own."""
         known.hooked = True
         self._keep_checkpoints_native(optimizer, known)
         if self.ledger.state is State.CEDED:
@@ -157,11 +163,11 @@ class OptimizerLever:
         self.ledger.apply(type(optimizer).__name__, known.site)
 
     def _keep_checkpoints_native(self, optimizer: Optimizer, known: _Known) -> None:
-        """Save step counters as the script alone would, and expect them so on loading."""
+        """Save and load step counters as the script alone would."""
 
         def after_save(_: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
-            # state_dict() shares the inner dictionaries with the optimizer: changed ones are
-            # copies. A step that raised left `fused` on; only a script's own choice is saved.
+            # state_dict() shares its inner dictionaries with the optimizer, so changed ones are
+            # copies. If a step raised, `fused` is still on, which only a script may save.
             if not known.fuse:
                 return state_dict
             for group in state_dict["param_groups"]:
@@ -172,7 +178,7 @@ class OptimizerLever:
 
         def after_load(_: Optimizer) -> None:
             known.steps_on_device = False
-            known.strides = None  # judged again: what was loaded may have chosen an implementation
+            known.strides = None  # judge again: the loaded groups may choose an implementation
 
         self._hooks.callback(optimizer.register_state_dict_post_hook(after_save).remove)
         self._hooks.callback(optimizer.register_load_state_dict_post_hook(after_load).remove)
@@ -185,7 +191,7 @@ def _name(optimizer: Optimizer, known: _Known) -> str:
 def own_choice(optimizer: Optimizer) -> str:
     """Return the implementation that the script chose, such as ``foreach=True``; empty if none.
 
-    What the class has by default, or sets without taking it as an argument, is nobody's choice.
+    A class's default, or a value that it sets without taking it as an argument, is no choice.
     """
     arguments = inspect.signature(type(optimizer).__init__).parameters
     for group in optimizer.param_groups:
@@ -202,9 +208,9 @@ def unfusible(optimizer: Optimizer) -> str:
     """Return the reason why an optimizer can't take a fused step; empty if it can."""
     kind = type(optimizer)
     if kind not in FUSIBLE:
-        return "torch has no fused kernel for it"
+        return f"torch {NO_KERNEL}"
     if "fused" not in inspect.signature(kind.__init__).parameters:
-        return f"torch {torch.__version__} has no fused kernel for it"
+        return f"torch {torch.__version__} {NO_KERNEL}"
     if any(isinstance(group["lr"], Tensor) for group in optimizer.param_groups):
         return "its learning rate is a tensor"
     if reason := next(
@@ -212,7 +218,7 @@ def unfusible(optimizer: Optimizer) -> str:
     ):
         return reason
     if any(_laid_out_otherwise(p, state) for p, state in optimizer.state.items()):
-        return "its state lies in memory in another order than its parameters"
+        return STATE_OTHERWISE
     return ""
 
 
@@ -226,25 +232,25 @@ def _unfusible_parameter(kind: type[Optimizer], parameter: Tensor) -> str:
     devices = torch.utils._foreach_utils._get_fused_kernels_supported_devices()
     device = parameter.device.type
     if device not in devices or not _has_kernel(f"aten::_fused_{kind.__name__.lower()}_", device):
-        return f"there is no fused kernel for {device}"
+        return f"torch has no fused kernel for {device}"
     if not parameter.is_floating_point():
         return f"a parameter is {str(parameter.dtype).removeprefix('torch.')}"
     if kind is SGD and device == "cpu" and parameter.element_size() < SGD_ITEM_BYTES:
-        kernel = f"torch {torch.__version__}'s fused SGD computes wrong numbers"
+        kernel = f"torch {torch.__version__}'s fused SGD {WRONG_NUMBERS}"
         return f"{kernel} for {str(parameter.dtype).removeprefix('torch.')} on a CPU"
     strides = _strides(parameter)
     if strides is None or not _dense(parameter.shape, strides):
-        return "a parameter doesn't fill a block of memory"
+        return NOT_DENSE
     return ""
 
 
 @functools.cache
 def _has_kernel(operator: str, device: str) -> bool:
-    """Return whether torch has an operator for a device: Adagrad's began on the CPU alone."""
-    # A device of an extension has its kernels under the key that torch keeps for one.
+    """True if torch has an operator for a device: early fused Adagrad ran on CPUs only."""
+    # The kernels of an extension's device are under the one key that torch reserves for it.
     named = device == torch._C._get_privateuse1_backend_name()
     key = "PrivateUse1" if named else device.upper()
-    known = torch._C._parse_dispatch_key(key)  # None for a device that has none
+    known = torch._C._parse_dispatch_key(key)  # None for a device without a key
     return known is None or torch._C._dispatch_has_kernel_for_dispatch_key(operator, key)
 
 
@@ -260,7 +266,7 @@ def _all_strides(optimizer: Optimizer) -> list[Strides]:
 
 
 def _dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    """Return whether the elements lie side by side, in whichever order."""
+    """True if a tensor's elements fill a block of memory without gaps, in any order."""
     size = 1
     for stride, length in sorted(zip(strides, shape, strict=True)):
         if length != 1 and stride != size:
@@ -270,7 +276,7 @@ def _dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
 
 
 def _same_order(shape: tuple[int, ...], one: Strides, other: Strides) -> bool:
-    """Return whether two dense tensors have their elements in one order in memory."""
+    """True if two dense tensors have their elements in the same order in memory."""
     if one is None or other is None:
         return one == other
     return all(a == b or n == 1 for n, a, b in zip(shape, one, other, strict=True))
@@ -291,13 +297,14 @@ def _unfusible_gradients(
 ) -> str:
     """Return why a group can't take a fused step with the gradients that it has; empty if it can.
 
-    The kernels walk through memory, and on a CPU don't check that all tensors lie there in the
+    The kernels go through memory in order, and on a CPU don't check that all tensors have the
     parameter's order.
 
     Args:
-        optimizer: Whose group it is.
+        optimizer: The optimizer of the group.
         group: The group.
-        strides: Of the parameters of this group and those after it; those of this one are taken.
+        strides: An iterator at the strides of the group's first parameter; it is advanced to the
+            next group's.
     """
     reason, buffers = "", set()
     with_buffers = isinstance(optimizer, SGD) and group["momentum"] != 0
@@ -310,16 +317,15 @@ def _unfusible_gradients(
         elif (own := gradient.stride()) != expected and not _same_order(
             gradient.shape, own, expected
         ):
-            reason = "a gradient lies in memory in another order than its parameter"
+            reason = GRADIENT_OTHERWISE
         elif with_buffers:
             # Source: torch/optim/sgd.py, torch 2.13: _fused_sgd takes either all or none
             buffers.add(optimizer.state[parameter].get("momentum_buffer") is None)
-    late = "a parameter's first gradient came after the others' (torch's own step was made then)"
-    return reason or (late if len(buffers) > 1 else "")
+    return reason or (LATE_GRADIENT if len(buffers) > 1 else "")
 
 
 def _move_step_counters(optimizer: Optimizer) -> None:
-    """Put ``state["step"]`` where the fused kernel wants it: in fp32 on the parameter's device."""
+    """Move ``state["step"]`` to the parameter's device in fp32, as the fused kernel reads it."""
     for parameter, state in optimizer.state.items():
         step = state.get("step")
         if isinstance(step, Tensor) and (
@@ -329,7 +335,7 @@ def _move_step_counters(optimizer: Optimizer) -> None:
 
 
 def _native_step(state: Any) -> Any:
-    """Return an optimizer's state with its step counter as it is without a fused kernel."""
+    """Return a parameter's state with its step counter as torch keeps it without fused kernels."""
     step = state.get("step") if isinstance(state, dict) else None
     if not isinstance(step, Tensor):
         return state
@@ -337,3 +343,9 @@ def _native_step(state: Any) -> Any:
     double = torch.get_default_dtype() is torch.float64
     native = step.to("cpu", torch.float64 if double else torch.float32)
     return state if native is step else {**state, "step": native}
+
+
+def build(shared: Shared, _decision: Decision[Any], ledger: Ledger) -> list[Lever]:
+    """Build the lever, which leaves out what others step."""
+    elsewhere = shared.stepped_elsewhere
+    return [OptimizerLever(ledger, leave=lambda own: any(takes(own) for takes in elsewhere))]

@@ -1,1 +1,1 @@
-"""What each process of ours begins with; none of it imports torch."""
+"""The start of each process that fasttrain runs; nothing here imports torch."""

@@ -1,4 +1,4 @@
-"""Where in the user's code something happens, as ``file:line``."""
+"""Finds where in the user's code something happens, as ``file:line``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _SHIM = os.path.join(_PACKAGE, "shim", "")  # noqa: PTH118
 
 
 def own_prefixes() -> tuple[str, ...]:
-    """Return what the file names of torch's and fasttrain's own code begin with."""
+    """Return the prefixes of the file names of torch's and fasttrain's code."""
     torch = sys.modules.get("torch")
     root = getattr(torch, "__file__", None)
     prefixes = (_PACKAGE, "<", os.path.dirname(os.__file__) + os.sep + "contextlib")  # noqa: PTH120
@@ -22,8 +22,8 @@ def call_site(past: object = None) -> str:
     """Return ``file:line`` of the nearest calling frame that is neither torch's nor fasttrain's.
 
     Args:
-        past: A function of torch's; what others wrapped around it, as Lightning does around
-            torch.compile, merely passes the call on.
+        past: A function of torch's. Wrappers around it are skipped too, such as Lightning's around
+            torch.compile.
     """
     wrappers = set()
     while past is not None:
@@ -39,11 +39,11 @@ def call_site(past: object = None) -> str:
 
 
 def called_by_user(*, through: tuple[str, ...], past: tuple[str, ...] = ()) -> bool:
-    """Return whether the shim's function was called by the user's code and not by torch's.
+    """True if the user's code called the shim's function that asks, and not torch's code.
 
     Args:
-        through: Endings of file names that merely pass the call on.
-        past: What the names of other files begin with that are not the user's.
+        through: Suffixes of the names of files that only pass the call on; these are skipped.
+        past: Prefixes of the names of other files that are not the user's.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):
@@ -55,7 +55,10 @@ def called_by_user(*, through: tuple[str, ...], past: tuple[str, ...] = ()) -> b
 
 
 def location(path: str, line: int) -> str:
-    """Return a path and line as short as a person can still open it from the working directory."""
+    """Return ``path:line``, shortened as far as the user can still find the file.
+
+    It is relative to the working directory if it is below it, else to site-packages.
+    """
     try:
         relative = os.path.relpath(path)
     except OSError:  # the working directory is gone
@@ -67,15 +70,15 @@ def location(path: str, line: int) -> str:
 
 
 def is_shim_code(code: CodeType) -> bool:
-    """Return whether a frame's code belongs to the shim."""
+    """True if a frame's code belongs to the shim."""
     return is_shim_file(code.co_filename)
 
 
 def is_own_file(path: str) -> bool:
-    """Return whether a file is fasttrain's."""
+    """True if a file is fasttrain's."""
     return path.startswith(_PACKAGE)
 
 
 def is_shim_file(path: str) -> bool:
-    """Return whether a file is one of the shim's."""
+    """True if a file is the shim's."""
     return path.startswith(_SHIM)

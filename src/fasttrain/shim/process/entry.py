@@ -1,4 +1,4 @@
-"""What a worker is called with: its command line, its plan and its place among the ranks."""
+"""Reads how a worker was called: its command line, its plan and its rank."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from fasttrain.model.reading import load
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One worker as it was called.
+    """The call of one worker.
 
     Attributes:
         plan: The plan.
         kind: ``script`` or ``module``.
-        name: Its path or name.
-        args: Its arguments, which the plan holds with its secrets masked.
+        name: The script's path, or the module's name.
+        args: The script's arguments; in the plan their secrets are masked.
         rank: Global rank.
         local_rank: Rank on this node.
-        restarts: How often the run was started again, by SLURM and by torchrun together; None
-            where torchrun hasn't.
+        restarts: How often SLURM and torchrun have restarted the run, together; None if torchrun
+            has not.
     """
 
     plan: LaunchPlan
@@ -38,10 +38,11 @@ class Entry:
 
 
 def read_entry(argv: Sequence[str], environ: Mapping[str, str]) -> Entry:
-    """Return the worker that ``PLAN script|module TARGET [ARGS...]`` and the environment stand for.
+    """Return the call that ``PLAN script|module TARGET [ARGS...]`` and the environment make up.
 
     Raises:
-        FasttrainError: ``worker-call``, ``worker-plan`` or ``worker-rank``.
+        FasttrainError: ``worker-call`` if the command line has another form, ``worker-plan`` if the
+            plan can't be used, ``worker-rank`` if torchrun's variables hold no numbers.
     """
     if len(argv) < 3 or argv[1] not in ("script", "module"):
         raise not_by_hand("PLAN script|module TARGET [ARGS...]")
@@ -60,8 +61,8 @@ def read_entry(argv: Sequence[str], environ: Mapping[str, str]) -> Entry:
 def not_by_hand(form: str) -> FasttrainError:
     """Return the error for a command line that fasttrain didn't write."""
     return FasttrainError(
-        "this program is started by fasttrain alone",
-        why=f"it is called with {form}",
+        "only fasttrain starts this program",
+        why=f"it takes the arguments {form}",
         fix="fasttrain run train.py",
         slug="worker-call",
         exit_code=ExitCode.USAGE,
@@ -72,7 +73,7 @@ def read_plan(path: Path) -> LaunchPlan:
     """Return the plan of a run.
 
     Raises:
-        FasttrainError: ``worker-plan`` where it can't be read, or its run is gone.
+        FasttrainError: ``worker-plan`` if it can't be read, or if its run directory is gone.
     """
     try:
         plan = load(LaunchPlan, path)
@@ -87,7 +88,7 @@ def _unusable(path: Path, why: str) -> FasttrainError:
     return FasttrainError(
         f"the plan {path} can't be used",
         why=why,
-        fix="start the run anew with fasttrain run, which writes it",
+        fix="start the run again with fasttrain run, which writes a plan",
         slug="worker-plan",
         exit_code=ExitCode.CANNOT_START,
     )
@@ -99,7 +100,7 @@ def _number(environ: Mapping[str, str], name: str, default: str = "") -> int:
         return int(text)
     raise FasttrainError(
         f"{name} is {text!r}" if text else f"{name} is not set",
-        why="it holds a number that the launcher of the ranks gives each of them",
+        why="the launcher of the ranks sets it to a number for each rank",
         fix=f"leave {name} to fasttrain run, which starts the ranks",
         slug="worker-rank",
         exit_code=ExitCode.CANNOT_START,

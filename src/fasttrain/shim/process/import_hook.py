@@ -1,4 +1,4 @@
-"""Calls back once a named module has been imported; touches no other module."""
+"""Calls a function once a named module has been imported; changes no other module."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from types import ModuleType
 
 
 class _Finder(MetaPathFinder):
-    """Finds one module as Python would, and runs a callback behind its execution."""
+    """Finds one module as Python would, and calls a function after its execution."""
 
     def __init__(self, name: str, callback: Callable[[ModuleType], None]) -> None:
         self._name = name
@@ -25,7 +25,7 @@ class _Finder(MetaPathFinder):
         path: Sequence[str] | None = None,  # noqa: ARG002
         target: ModuleType | None = None,  # noqa: ARG002
     ) -> ModuleSpec | None:
-        """Return the module's own spec, its loader's ``exec_module`` followed by the callback."""
+        """Return the module's own spec, whose loader calls the function after ``exec_module``."""
         if fullname != self._name or self._searching:
             return None
         self._searching = True
@@ -42,21 +42,23 @@ class _Finder(MetaPathFinder):
 
         def exec_module(module: ModuleType) -> None:
             original(module)
-            # Only now, so that a failed import can be tried again by the script.
+            # Not earlier: the script may try a failed import again.
             with contextlib.suppress(ValueError):
                 sys.meta_path.remove(self)
             del loader.exec_module
             self._callback(module)
 
-        # On the instance: the loader keeps its type, and is as it was once the module is in.
+        # On the instance: the loader keeps its type, and is unchanged after the import.
         loader.exec_module = exec_module  # type: ignore[method-assign]
 
 
 def after_import(name: str, callback: Callable[[ModuleType], None]) -> Callable[[], None]:
     """Call ``callback`` with a module right after its first successful import.
 
+    A module that is imported already is passed on at once.
+
     Returns:
-        What takes the hook away again.
+        A function that removes the hook.
     """
     if name in sys.modules:
         callback(sys.modules[name])

@@ -1,4 +1,4 @@
-"""Output streams into a log of fasttrain's own, whose full disk must not end the script."""
+"""Output streams into fasttrain's own logs; a full disk there must not end the script."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class _Log(io.FileIO):
-    """Takes what the disk has no room for, and drops it."""
+    """A log file that drops what the disk has no room for."""
 
     def write(self, data: Any, /) -> int:
         try:
@@ -23,9 +23,10 @@ class _Log(io.FileIO):
 
 
 def log_stream(descriptor: int, like: Any) -> TextIOWrapper[Any]:
-    """Return a text stream like Python's own ``like``, into a log.
+    """Return a text stream into a log, with the settings of Python's own stream ``like``.
 
-    Print raises where it can't write, and a script with a terminal or a pipe would have gone on.
+    On a plain file ``print`` would raise when the disk is full. With a terminal or a pipe, where
+    the script's output went before, it would not.
     """
     raw = _Log(descriptor, "w", closefd=False)
     raw.name = like.name

@@ -1,4 +1,4 @@
-"""Ties the worker's life to its launcher's, so that a killed launcher leaves nothing behind."""
+"""Ends the worker when its launcher dies, so that a killed launcher leaves no process behind."""
 
 from __future__ import annotations
 

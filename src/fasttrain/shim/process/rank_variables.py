@@ -1,7 +1,7 @@
-"""The variables by which torchrun tells a worker its rank.
+"""The environment variables in which torchrun passes a worker its rank.
 
-A script that fasttrain makes data-parallel is to believe that it is alone: with these variables
-about, it or a library that it uses might take part of the work into its own hands.
+They are hidden from a script that fasttrain makes data-parallel: with them, the script or a library
+that it uses might set up ranks of its own, or work on its share of the data only.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ _hidden: dict[str, str] = {}
 
 
 def hide() -> None:
-    """Take them out of the environment."""
+    """Remove the variables from the environment."""
     for name in NAMES:
         if name in os.environ:
             _hidden[name] = os.environ.pop(name)
 
 
 def restore() -> None:
-    """Put them back, for a script that asks for its ranks after all."""
+    """Put the variables back, for a script that sets up its ranks itself after all."""
     os.environ.update(_hidden)
     _hidden.clear()
 
 
 def put(name: str, value: str) -> None:
-    """Set one, hidden where the others are."""
+    """Set one variable; hidden if the others are."""
     (_hidden or os.environ)[name] = value
 
 
 def get(name: str, default: str = "") -> str:
-    """Return the value of one, hidden or not."""
+    """Return the value of one variable, hidden or not."""
     return _hidden.get(name, os.environ.get(name, default))

@@ -1,4 +1,4 @@
-"""Stops a worker with an error of fasttrain's, told once and in its three lines."""
+"""Ends a worker with an error of fasttrain's, and runs what has to happen at its end."""
 
 from __future__ import annotations
 
@@ -11,56 +11,54 @@ from typing import Any, NoReturn
 
 from fasttrain.model.errors import FasttrainError
 
-# How this process ends: what is to be done when the script has ended, and that it ends.
-#
-# A script may swallow the `SystemExit` that is to end it, by a bare ``except:`` around
-# ``next(it)``. Where a snapshot decides on what comes next, it must not go on, and is ended from
-# outside of it.
-
-
-at_clean_end: list[Callable[[], None]] = []
-at_failure: list[Callable[[BaseException], None]] = []
+at_clean_end: list[Callable[[], None]] = []  # called when the script has ended without an error
+at_failure: list[Callable[[BaseException], None]] = []  # called with the exception that ends it
 
 
 def ended_well() -> None:
-    """Do what is to be done at a good end."""
+    """Run the functions of `at_clean_end`."""
     for act in at_clean_end:
         act()
 
 
 def failed(error: BaseException) -> None:
-    """Do what is to be done with the exception that ends the script, before it is printed."""
+    """Run the functions of `at_failure`, before the exception is printed."""
     for act in at_failure:
         act(error)
 
 
 def ended_by_us(error: FasttrainError) -> None:
-    """Have it recorded that fasttrain ends this process, where no exception can get through."""
-    told = SystemExit(int(error.exit_code))
-    told.__cause__ = error  # as `refuse` raises it
-    failed(told)
+    """Record that fasttrain ends this process, at a place where no exception can be raised."""
+    end = SystemExit(int(error.exit_code))
+    end.__cause__ = error  # as `refuse` raises it
+    failed(end)
 
 
 class Leaving:
-    """The end of this process that has begun, if one has."""
+    """The end of this process, from the moment that `refuse` has begun it.
+
+    A script may swallow the `SystemExit` that is to end it, by a bare ``except:`` around
+    ``next(it)``. Where a snapshot decides what comes next, the script must not go on then: so
+    `may_go_on` ends the process by `os._exit`.
+    """
 
     def __init__(self) -> None:
         self._end: SystemExit | None = None
         self._insists = False
 
     def insist(self, undo: ExitStack) -> None:
-        """Have a process that was to end do so the next time that it `may_go_on`."""
+        """From now on end a process that swallowed its end, at its next call of `may_go_on`."""
         self._end, self._insists = None, True
         undo.callback(self._stop_insisting)
         at_clean_end.append(self._no_clean_end)
         undo.callback(at_clean_end.remove, self._no_clean_end)
 
     def begin(self, end: SystemExit) -> None:
-        """Note the exception that is to end this process, and is about to be raised."""
+        """Note the exception that is about to be raised to end this process."""
         self._end = end
 
     def may_go_on(self, *_: Any) -> None:
-        """End the process here where it should have ended before."""
+        """End the process if it should have ended before, and did not."""
         if self._end is not None and self._insists:
             leave_at_once(self._end)
 
@@ -76,7 +74,10 @@ LEAVING = Leaving()  # of this process
 
 
 def leave_at_once(end: SystemExit) -> NoReturn:
-    """End this process as the interpreter would at this exception, but whoever catches it."""
+    """End this process as the interpreter would at this exception, but so that nobody catches it.
+
+    Runs the atexit functions and flushes stdout and stderr first.
+    """
     for act in at_failure if end.code else ():
         act(end)
     atexit._run_exitfuncs()
@@ -87,16 +88,16 @@ def leave_at_once(end: SystemExit) -> NoReturn:
 
 
 def refuse(error: FasttrainError) -> NoReturn:
-    """Print the error and leave with its exit code."""
-    LEAVING.may_go_on()  # or a script that goes on behind a refusal would be refused again
-    print(error, file=sys.stderr, flush=True)  # noqa: T201 - a worker has no other way to say it
+    """Print the error and raise `SystemExit` with its exit code."""
+    LEAVING.may_go_on()  # else a script that swallowed the first refusal would be refused again
+    print(error, file=sys.stderr, flush=True)  # noqa: T201 - a worker has no other channel
     end = SystemExit(int(error.exit_code))
     LEAVING.begin(end)
-    raise end from error  # the card of the run tells it, too
+    raise end from error  # the launcher reads the cause, for the card of the run
 
 
 def refuse_anywhere(error: FasttrainError) -> NoReturn:
-    """Do so where an exception ends but a thread of the script's, and not the process."""
+    """End the process with the error, also from a thread, which an exception alone would end."""
     try:
         refuse(error)
     except SystemExit as end:

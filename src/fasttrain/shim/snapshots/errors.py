@@ -1,4 +1,4 @@
-"""What is said on the way back to a snapshot, and where a run does not come there."""
+"""The messages of a resumed run, and the errors that end it."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from fasttrain.model.errors import FasttrainError
 from fasttrain.shim.process.refusal import refuse
 
 
-def tell(text: str) -> None:
-    """Say something beside the script's own output."""
+def log(text: str) -> None:
+    """Print a line to stderr: stdout belongs to the script."""
     print(f"fasttrain: {text}", file=sys.stderr, flush=True)  # noqa: T201
 
 
 def refuse_diverged(why: str) -> NoReturn:
-    """Say that the script went another way than before."""
+    """End the run since the script took another path than before."""
     refuse(
         FasttrainError(
             "the run can't go on from its snapshot",
-            why=f"the script went another way than the run before: {why}",
-            fix="make what steers the loop follow from seeds, losses and counts, not from the time"
-            " or the machine; without --resume the run begins anew",
+            why=f"the script took another path than the run that took the snapshot: {why}",
+            fix="let the loop's decisions depend on seeds, losses and counts, not on the time or"
+            " the machine; without --resume the run starts from the beginning",
             slug="snapshot-diverged",
         )
     )
 
 
-def refuse_other(why: str) -> NoReturn:
-    """Say that the run is another than the one of the snapshot."""
+def refuse_mismatch(why: str) -> NoReturn:
+    """End the run since the snapshot is another run's."""
     refuse(
         FasttrainError(
-            "the snapshot is that of another run",
+            "the snapshot belongs to another run",
             why=why,
-            fix="start it as it was started before, or without --resume to begin anew",
+            fix="start the run as before, or without --resume to start from the beginning",
             slug="snapshot-mismatch",
         )
     )
@@ -43,20 +43,21 @@ def refuse_other(why: str) -> NoReturn:
 
 @contextmanager
 def refusing_what_fails(doing: str) -> Iterator[None]:
-    """Refuse the run where what is done inside fails: the script would go on without it.
+    """End the run if the block fails: the script would go on with half of its state.
 
     Args:
-        doing: What it is, such as ``the snapshot can't be put back``.
+        doing: What the failure means, such as ``the snapshot can't be restored``.
     """
     try:
         yield
-    except Exception as error:  # noqa: BLE001 - whatever it is, half of a snapshot is none
+    except Exception as error:  # noqa: BLE001 - whatever failed, half a snapshot is useless
         refuse(
             FasttrainError(
                 f"--preempt snapshot fails: {doing}",
                 why=f"{type(error).__name__}: {error}",
                 fix="use the versions of fasttrain and torch that took the snapshot; without"
-                " --resume the run begins anew, and with --preempt signal it takes none",
+                " --resume the run starts from the beginning, and with --preempt signal it takes"
+                " no snapshots",
                 slug="snapshot-failed",
             )
         )

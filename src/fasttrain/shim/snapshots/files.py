@@ -1,7 +1,11 @@
-"""Snapshots on disk: each a directory that is there whole or not at all, with a manifest.
+"""Snapshots on disk: each is a directory with a manifest, and complete as soon as it has its name.
 
-A snapshot is written under another name, every file and then the directory is brought to the disk,
-and only then it gets its name. The last two stay, so that a damaged one has one before it.
+A snapshot is written under a draft name. Its files and then its directory are synced to the disk,
+and only then is the directory renamed. The last two are kept, in case the newest gets damaged.
+
+A snapshot holds only tensors, numbers, strings and containers of them, so that
+`torch.load(weights_only=True)` can read it: a pickle names classes and functions, which loading it
+would call.
 """
 
 from __future__ import annotations
@@ -24,26 +28,20 @@ from fasttrain.files.trust import refused_folder
 from fasttrain.model.codec import CodecError, dumps
 from fasttrain.model.places import SNAPSHOTS_FOLDER
 from fasttrain.model.reading import load
-from fasttrain.shim.snapshots.errors import tell
+from fasttrain.shim.snapshots.errors import log
 
-# A snapshot's contents in types that can be read without running anything of theirs.
-#
-# What is pickled names classes and functions that are called when it is loaded. A snapshot holds
-# tensors, numbers, words and containers of them alone, so that `torch.load` can be kept to those.
-
-
-_KIND, _OF = "fasttrain: kind", "of"  # keys of a dictionary that stands for something else
+_KIND, _OF = "fasttrain: kind", "of"  # keys of a dictionary that encodes another type
 _AS_THEY_ARE = frozenset({type(None), bool, int, float, str})
 _KINDS = (Counter, OrderedDict, set, frozenset, torch.Size)
 _MAKE: dict[str, Callable[[Any], Any]] = {
     **{kind.__name__: kind for kind in _KINDS},
-    "deque": lambda told: deque(*told),
-    "Counter": lambda pairs: Counter(dict(pairs)),  # which would count them
+    "deque": lambda items_and_maxlen: deque(*items_and_maxlen),
+    "Counter": lambda pairs: Counter(dict(pairs)),  # Counter(pairs) would count the pairs
 }
 
 
-class UnplainError(Exception):
-    """Something can't be kept without pickling it.
+class NeedsPickleError(Exception):
+    """Raised if something can't be saved without pickling it.
 
     Attributes:
         where: Where it is, such as ``schedulers.0.state.model``.
@@ -59,7 +57,7 @@ def packed(value: Any, where: str = "") -> Any:
     """Return a value in plain types.
 
     Raises:
-        UnplainError: It can't be told in them.
+        NeedsPickleError: If it holds anything that has no such form.
     """
     kind = type(value)
     if kind in _AS_THEY_ARE:
@@ -69,14 +67,14 @@ def packed(value: Any, where: str = "") -> Any:
     if kind is dict:
         return {_key(key, where): packed(item, f"{where}.{key}") for key, item in value.items()}
     if kind in (list, tuple):
-        if _AS_THEY_ARE.issuperset(map(type, value)):  # numbers that were read, a million of them
+        if _AS_THEY_ARE.issuperset(map(type, value)):  # a million recorded numbers: no copy
             return value
         return kind(packed(item, f"{where}.{index}") for index, item in enumerate(value))
-    return _told(value, kind, where)
+    return _encoded(value, kind, where)
 
 
 def unpacked(value: Any) -> Any:
-    """Return what `packed` was given."""
+    """Return the value that `packed` was called with."""
     if type(value) in (list, tuple):
         if _AS_THEY_ARE.issuperset(map(type, value)):
             return value
@@ -95,15 +93,15 @@ def unpacked(value: Any) -> Any:
 
 def _key(key: Any, where: str) -> Any:
     if type(key) not in _AS_THEY_ARE or key == _KIND:
-        raise UnplainError(f"a key of {where}", type(key))
+        raise NeedsPickleError(f"a key of {where}", type(key))
     return key
 
 
 def _tensor(tensor: Tensor, where: str) -> Tensor:
     own = tensor.detach()
     if type(own) is not Tensor:
-        raise UnplainError(where, type(own))
-    # A slice would be written with all that it is cut from.
+        raise NeedsPickleError(where, type(own))
+    # torch.save writes a slice with its whole storage, so that a small slice is copied first.
     whole = own.layout is not torch.strided or _storage_bytes(own) <= own.nelement() * own.itemsize
     return own if whole else own.clone()
 
@@ -112,8 +110,8 @@ def _storage_bytes(tensor: Tensor) -> int:
     return tensor.untyped_storage().nbytes()
 
 
-def _told(value: Any, kind: type, where: str) -> dict[str, Any]:
-    """Return a dictionary that stands for what torch doesn't read as it is."""
+def _encoded(value: Any, kind: type, where: str) -> dict[str, Any]:
+    """Return a dictionary that encodes a type which ``weights_only`` doesn't read."""
     numpy = sys.modules.get("numpy")
     if kind in _KINDS:
         pairs = isinstance(value, dict)
@@ -127,7 +125,7 @@ def _told(value: Any, kind: type, where: str) -> dict[str, Any]:
     if numpy and isinstance(value, numpy.generic | numpy.ndarray) and not value.dtype.hasobject:
         shape = value.shape if isinstance(value, numpy.ndarray) else None
         return {_KIND: "numpy", _OF: (value.dtype.str, shape, _bytes(value.tobytes()))}
-    raise UnplainError(where, kind)
+    raise NeedsPickleError(where, kind)
 
 
 def _bytes(value: bytes) -> Tensor:
@@ -135,7 +133,7 @@ def _bytes(value: bytes) -> Tensor:
 
 
 def _numpy_again(dtype: str, shape: tuple[int, ...] | None, of: Tensor) -> Any:
-    numpy = importlib.import_module("numpy")  # torch has imported it, where it is there
+    numpy = importlib.import_module("numpy")  # torch imports it if it is installed
     flat = numpy.frombuffer(of.numpy().tobytes(), dtype=dtype)
     return flat[0] if shape is None else flat.reshape(shape).copy()
 
@@ -147,11 +145,11 @@ _NAMED = "step-*"
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a snapshot is, and what its files must be.
+    """Describes a snapshot and its files.
 
     Attributes:
-        step: Optimizer steps behind it.
-        identity: What a run must be like to go on from it, by name.
+        step: Number of optimizer steps made before it.
+        identity: Properties that a run must share to resume from it, by name.
         files: SHA-256 of each file, by name.
     """
 
@@ -162,19 +160,19 @@ class Manifest:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """A snapshot whose files are what its manifest says."""
+class FoundSnapshot:
+    """A snapshot whose files match its manifest."""
 
     path: Path
     manifest: Manifest
 
     def read(self, name: str) -> Any:
-        """Give what is in one of its files; nothing that is in it can be run."""
+        """Return the content of one of its files, without running code from it."""
         return unpacked(torch.load(self.path / name, weights_only=True))
 
 
-class NotOursError(Exception):
-    """Others may have written what would be read."""
+class UntrustedError(Exception):
+    """Raised if other users could have written what would be read."""
 
 
 class Snapshots:
@@ -184,24 +182,24 @@ class Snapshots:
         self._folder = run_dir / SNAPSHOTS_FOLDER
 
     def prepare(self) -> None:
-        """Make the folder.
+        """Create the folder.
 
         Raises:
-            NotOursError: Others can write into it.
-            OSError: It can't be made.
+            UntrustedError: If others can write into it.
+            OSError: If it can't be created.
         """
         self._folder.mkdir(mode=0o700, exist_ok=True)
         self._check()
 
     def write(self, name: str, content: Any, step: int) -> str:
-        """Write one file of the snapshot that is being made, and give its SHA-256.
+        """Write one file of the snapshot in progress; return the file's SHA-256.
 
         Raises:
-            OSError: It can't be written.
-            UnplainError: Something in it would have to be pickled.
+            OSError: If it can't be written.
+            NeedsPickleError: If something in it would have to be pickled.
         """
         draft = self._draft(step)
-        for folder in (self._folder, draft):  # several ranks make them
+        for folder in (self._folder, draft):  # several ranks create them at once
             folder.mkdir(mode=0o700, exist_ok=True)
         path = draft / name
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -212,10 +210,10 @@ class Snapshots:
         return _digest(path)
 
     def finish(self, manifest: Manifest) -> None:
-        """Return the snapshot its name, once all of its files are written, and drop older ones.
+        """Rename the draft to its final name once all files are written; delete older snapshots.
 
         Raises:
-            OSError: One of the files is not here, or it can't be written.
+            OSError: If a file is missing here, or the manifest can't be written.
         """
         draft, final = self._draft(manifest.step), self._folder / f"step-{manifest.step:09d}"
         for name in manifest.files:  # a rank on another node may have another disk
@@ -226,41 +224,41 @@ class Snapshots:
             file.flush()
             os.fsync(file.fileno())
         _sync(draft)
-        shutil.rmtree(final, ignore_errors=True)  # a damaged one, from which nobody went on
+        shutil.rmtree(final, ignore_errors=True)  # a damaged one, which no run resumed from
         draft.rename(final)
         _sync(self._folder)
         for path in [*self._named()[KEPT:], *self._folder.glob(f"{_DRAFT}*")]:
             shutil.rmtree(path)
 
-    def newest(self) -> Found | None:
-        """Return the newest snapshot that is whole; one that is passed over is told of.
+    def newest(self) -> FoundSnapshot | None:
+        """Return the newest undamaged snapshot; log each one that is skipped.
 
         Raises:
-            NotOursError: Others could have written it.
+            UntrustedError: If others could have written it.
         """
         if self.any:
             self._check()
         for path in self._named():
             manifest, why = _checked(path)
             if manifest is not None and not why:
-                return Found(path, manifest)
-            tell(f"the snapshot {path.name} is passed over: {why}")
+                return FoundSnapshot(path, manifest)
+            log(f"the snapshot {path.name} is skipped: {why}")
         return None
 
-    def named(self, name: str) -> Found:
+    def named(self, name: str) -> FoundSnapshot:
         """Return a snapshot that another rank has checked.
 
         Raises:
-            NotOursError: Others could have written it.
-            OSError, CodecError: It can't be read here.
+            UntrustedError: If others could have written it.
+            OSError, CodecError: If it can't be read here.
         """
         self._check()
         path = self._folder / name
-        return Found(path, load(Manifest, path / _MANIFEST))
+        return FoundSnapshot(path, load(Manifest, path / _MANIFEST))
 
     @property
     def any(self) -> bool:
-        """Return whether there is one, whole or not."""
+        """True if there is one, damaged or not."""
         return bool(self._named())
 
     def _check(self) -> None:
@@ -276,11 +274,11 @@ class Snapshots:
 
 def _check_ours(path: Path) -> None:
     if danger := refused_folder(path, path.stat()):
-        raise NotOursError(f"{path} can't be trusted: {danger.why}")
+        raise UntrustedError(f"{path} can't be trusted: {danger.why}")
 
 
 def _checked(path: Path) -> tuple[Manifest | None, str]:
-    """Return a snapshot's manifest, or why it is not to be used."""
+    """Return a snapshot's manifest, and what is wrong with the snapshot (empty if nothing)."""
     try:
         manifest = load(Manifest, path / _MANIFEST)
         wrong = [name for name, digest in manifest.files.items() if _digest(path / name) != digest]
@@ -295,7 +293,7 @@ def _digest(path: Path) -> str:
 
 
 def _sync(folder: Path) -> None:
-    """Bring the names in a directory to the disk."""
+    """Sync a directory's entries to the disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

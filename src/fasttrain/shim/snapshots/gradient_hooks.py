@@ -1,6 +1,6 @@
-"""Whether the script has hooks on gradients, which only a real backward pass calls.
+"""Finds out whether the script has hooks on gradients, which only a real backward pass calls.
 
-``retain_grad()`` is one of them: what is kept only a real pass leaves.
+``retain_grad()`` counts as one: only a real backward pass fills what it retains.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from torch import Tensor
 from torch.nn import Module
 from torch.nn.modules import module as modules
 
-from fasttrain.shim.hooks import hook_wrappers, lifted
+from fasttrain.shim.hooks import hook_wrappers, lifted, patching, seams
+from fasttrain.shim.hooks.seams import Hooking
 from fasttrain.shim.process.callsite import own_prefixes
 
-# What registers them: each name where it is looked up.
+# The functions that register hooks, with the namespace in which callers look each one up.
 REGISTRATIONS: tuple[tuple[Any, str], ...] = (
     (Tensor, "register_hook"),
     (Tensor, "retain_grad"),
@@ -33,20 +34,21 @@ REGISTRATIONS: tuple[tuple[Any, str], ...] = (
     (modules, "register_module_backward_hook"),
     (torch.autograd.graph, "register_multi_grad_hook"),
 )
-# What passes a registration of the script's on: levers register none themselves.
+# Files of fasttrain that forward a script's registration; its levers register none of their own.
 _PASSING = (
     os.path.join("shim", "levers", ""),  # noqa: PTH118
     os.path.join("shim", "data_parallel", ""),  # noqa: PTH118
     hook_wrappers.__file__,
     lifted.__file__,
+    seams.__file__,
 )
 
 
 class GradientHooks:
-    """Notices that the script registers a hook.
+    """Notices when the script registers a hook.
 
     Attributes:
-        there: Whether it has registered one since it began.
+        there: True if it has registered one.
     """
 
     def __init__(self) -> None:
@@ -56,13 +58,8 @@ class GradientHooks:
     def install(self, undo: ExitStack) -> None:
         """Watch for hooks."""
         for owner, name in REGISTRATIONS:
-            original = getattr(owner, name, None)
-            if original is not None:
-                if name in vars(owner):
-                    undo.callback(setattr, owner, name, original)
-                else:  # a base class's
-                    undo.callback(delattr, owner, name)
-                setattr(owner, name, self._watched(original))
+            if hasattr(owner, name):
+                patching.wrap(owner, name, self._watched, undo, Hooking.SNAPSHOTS)
 
     def _watched(self, original: Any) -> Any:
         @functools.wraps(original)
@@ -74,7 +71,7 @@ class GradientHooks:
         return register
 
     def _by_script(self, frame: FrameType | None) -> bool:
-        """Return whether the script registers it, and not torch or fasttrain for themselves."""
+        """True if the caller is the script, and not torch or fasttrain for their own use."""
         while frame is not None and any(it in frame.f_code.co_filename for it in _PASSING):
             frame = frame.f_back
         return frame is not None and not frame.f_code.co_filename.startswith(self._own)

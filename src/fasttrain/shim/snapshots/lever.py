@@ -1,8 +1,8 @@
-"""Snapshots of a run that can be preempted, and the way back to one.
+"""The lever that takes snapshots of a run that can be preempted, and resumes from one.
 
-A run that goes on from a snapshot begins as it began before, random numbers included. Up to its
-first step all of it is real; from there to the batch before which the snapshot was taken it is
-replayed: see `fasttrain.shim.snapshots.replay`. There everything gets the state that it had.
+A resumed run starts like the first one, with the same random numbers. Up to its first optimizer
+step it really computes. From there up to the batch before which the snapshot was taken, it is
+replayed (see `fasttrain.shim.snapshots.replay`). At that batch everything gets its saved state.
 """
 
 from __future__ import annotations
@@ -21,28 +21,35 @@ from torch.optim.optimizer import (
 )
 
 from fasttrain.model.errors import FasttrainError
+from fasttrain.model.guards import GOING_ON, PREEMPTED_AFTER
 from fasttrain.model.outcome import PREEMPTED, State
 from fasttrain.model.plan import LaunchPlan
-from fasttrain.shim.data_parallel.lever_state import Kept
+from fasttrain.shim.data_parallel.lever_state import LeverState
 from fasttrain.shim.hooks.outcome_recorder import Ledger
 from fasttrain.shim.hooks.roots import RootCalls
 from fasttrain.shim.hooks.step_closures import begins_with_closure, closure_of
 from fasttrain.shim.hooks.steps import StepMeter
 from fasttrain.shim.process import refusal
 from fasttrain.shim.process.refusal import LEAVING, refuse, refuse_anywhere
-from fasttrain.shim.snapshots.errors import refuse_diverged, refusing_what_fails, tell
-from fasttrain.shim.snapshots.files import Found, NotOursError, Snapshots, UnplainError, packed
+from fasttrain.shim.snapshots.errors import log, refuse_diverged, refusing_what_fails
+from fasttrain.shim.snapshots.files import (
+    FoundSnapshot,
+    NeedsPickleError,
+    Snapshots,
+    UntrustedError,
+    packed,
+)
 from fasttrain.shim.snapshots.loader_epochs import stored
 from fasttrain.shim.snapshots.object_states import shared_state
-from fasttrain.shim.snapshots.preempt_signal import ASKED
-from fasttrain.shim.snapshots.replay import Replay, Silence
-from fasttrain.shim.snapshots.resume import find, identity_of, not_ours, shared_folder
-from fasttrain.shim.snapshots.training_state import Loop
-from fasttrain.shim.snapshots.writer import Taking
+from fasttrain.shim.snapshots.preempt_signal import PREEMPT_SIGNAL
+from fasttrain.shim.snapshots.replay import Replay, SilencedStdout
+from fasttrain.shim.snapshots.resume import find, identity_of, shared_folder, untrusted
+from fasttrain.shim.snapshots.training_state import LoopState
+from fasttrain.shim.snapshots.writer import SnapshotWriter
 
 
 class SnapshotLever:
-    """Takes snapshots between two batches, and brings a run back to one."""
+    """Takes snapshots between two batches, and resumes a run from one."""
 
     def __init__(
         self,
@@ -51,41 +58,43 @@ class SnapshotLever:
         rank: int,
         roots: RootCalls,
         meter: StepMeter,
-        kept: Kept,
+        lever_state: LeverState,
     ) -> None:
         self.ledger = ledger
         self._plan, self._rank = plan, rank
-        self._roots, self._meter, self._ranks, self._kept = roots, meter, kept.ranks, kept
-        self._snapshots = Snapshots(shared_folder(Path(plan.run_dir), kept.ranks))
-        self._loop = Loop(rank, roots, kept)
-        self._taking = Taking(self._snapshots, self._loop, rank, kept, plan.preempt.value.every_min)
+        self._roots, self._meter = roots, meter
+        self._ranks, self._lever_state = lever_state.ranks, lever_state
+        self._snapshots = Snapshots(shared_folder(Path(plan.run_dir), lever_state.ranks))
+        self._loop = LoopState(rank, roots, lever_state)
+        every_min = plan.preempt.value.every_min
+        self._writer = SnapshotWriter(self._snapshots, self._loop, rank, lever_state, every_min)
         self._replay = Replay(roots, self._loop.registry, self._loop.hooks)
-        self._silence = Silence()
+        self._silence = SilencedStdout()
         self._replaying = ExitStack()
-        # Batches behind which any optimizer made a step: of two loops, one behind the other, the
-        # second one's optimizer counts from zero.
+        # Batches after which any optimizer made a step. An optimizer's own count won't do: where
+        # two loops follow each other, the second one's optimizer counts from zero.
         self._steps = self._turn = 0
-        self._timed = plan.preempt.value.every_min is not None
-        self._found: Found | None = None  # the snapshot that this run is on its way to
-        self._own: dict[str, Any] = {}  # of this rank, in that snapshot
+        self._timed = every_min is not None
+        self._found: FoundSnapshot | None = None  # the snapshot that this run is replaying towards
+        self._own: dict[str, Any] = {}  # this rank's part of that snapshot
         self._identity: dict[str, str] = {}
 
     def prepare(self, undo: ExitStack) -> None:
-        """Do what has to be beneath the other levers; the rest is around them."""
+        """Install what has to run inside the other levers' wrappers; the rest runs outside."""
         strategy = self._plan.levers.strategy.value
         if self._ranks is not None and strategy.batch == "per-rank":
-            self._loop.passes.dealt = self._ranks.world_size
-        self._loop.passes.prepare(undo)
+            self._loop.epochs.dealt = self._ranks.world_size
+        self._loop.epochs.prepare(undo)
 
     def install(self, undo: ExitStack) -> None:
-        """Follow what the loop makes, reads and asks for; go back to a snapshot where there is one.
+        """Track what the loop creates, reads and loads; resume from a snapshot if there is one.
 
         Raises:
-            SystemExit: ``snapshot-…`` when there is none to go on from that fits this run, or it
-                can't be used.
+            SystemExit: ``snapshot-…`` if no snapshot fits this run, or the one that does is
+                unusable.
         """
         LEAVING.insist(undo)
-        with refusing_what_fails("it can't begin"):
+        with refusing_what_fails("it can't start"):
             self._follow(undo)
 
     def _follow(self, undo: ExitStack) -> None:
@@ -97,7 +106,7 @@ class SnapshotLever:
         undo.callback(register_optimizer_step_post_hook(self._after_step).remove)
         self._meter.on_step.append(self._on_step)
         undo.callback(self._meter.on_step.remove, self._on_step)
-        self._loop.passes.on_turn = self._on_turn
+        self._loop.epochs.on_turn = self._on_turn
         self.ledger.settle(State.ARMED, "no optimizer made a step")
         self._identity = identity_of(self._plan)
         self._found = find(self._plan, self._snapshots, self._ranks)
@@ -106,22 +115,22 @@ class SnapshotLever:
         else:
             self._go_back(self._found, undo)
 
-    def _go_back(self, found: Found, undo: ExitStack) -> None:
-        """Begin as the run of a snapshot began, to be replayed from its first step on."""
+    def _go_back(self, found: FoundSnapshot, undo: ExitStack) -> None:
+        """Start like the run that took the snapshot, and replay from its first step on."""
         self._own = self._loop.begin_again(found, undo)
         self._replay.install(self._replaying)
-        self._kept.replayed = math.inf
+        self._lever_state.replayed = math.inf
         refusal.at_clean_end.append(self._never_arrived)
         undo.callback(refusal.at_clean_end.remove, self._never_arrived)
-        self._tell(
-            f"replaying the loop up to step {found.manifest.step}, without computing it and"
-            " without what it printed before"
+        self._log(
+            f"replaying the loop up to step {found.manifest.step}, without computing, and without"
+            " printing again what was printed before"
         )
         self._silence.begin()
         undo.callback(self._silence.end)
 
     def refresh(self) -> None:
-        """Nothing is pending: snapshots are counted as they are taken."""
+        """Do nothing: snapshots are counted as they are taken."""
 
     # --- steps
 
@@ -135,37 +144,37 @@ class SnapshotLever:
 
     def _after_step(self, *_: Any) -> None:
         self._loop.stepping = False
-        if self._turn != self._loop.passes.turn:
-            self._turn = self._loop.passes.turn
+        if self._turn != self._loop.epochs.turn:
+            self._turn = self._loop.epochs.turn
             self._steps += 1
-            self._loop.passes.untrained = 0
+            self._loop.epochs.untrained = 0
 
     def _on_step(self, step: int) -> None:
         if step == 1:
             self._loop.checkpoints.begin()
-            self._loop.carried.begin()
-            if self._loop.passes.earlier is not None:
-                self._loop.passes.earlier.replaying = True
+            self._loop.tensors.begin()
+            if self._loop.epochs.earlier is not None:
+                self._loop.epochs.earlier.replaying = True
                 self._replay.begin(self._replaying)
         if step == 2:
-            self._judge()
+            self._check_loop()
 
-    def _judge(self) -> None:
-        """Tell as soon as it can be known whether the loop can be gone through again."""
-        if not self._loop.passes.reading:
+    def _check_loop(self) -> None:
+        """Refuse a loop that can't be replayed, at the first step at which this is known."""
+        if not self._loop.epochs.reading:
             refuse(_no_loader())
-        if by := self._loop.passes.stored_by():
+        if by := self._loop.epochs.stored_by():
             refuse(stored(by))
         try:
             self._snapshots.prepare()
             packed(shared_state(self._loop.registry), "the training state")
-        except NotOursError as error:
-            refuse(not_ours(error))
-        except UnplainError as error:
+        except UntrustedError as error:
+            refuse(untrusted(error))
+        except NeedsPickleError as error:
             refuse(_unplain(error))
         except OSError as error:
-            self._tell(f"snapshots may not be written: {error}")
-        if not ASKED.heard:
+            self._log(f"snapshots may fail to be written: {error}")
+        if not PREEMPT_SIGNAL.heard:
             self.ledger.cede("the script handles the signal itself")
         else:
             root = self._roots.last
@@ -178,59 +187,61 @@ class SnapshotLever:
         if threading.current_thread() is not threading.main_thread():
             refuse_anywhere(_in_a_thread())
         if self._found is not None:
-            if self._loop.passes.turn == self._own["turn"]:
+            if self._loop.epochs.turn == self._own["turn"]:
                 self._arrive(self._found)
-        elif (ASKED.flag or self._timed) and self._may_take() and self._taking.due(self._steps):
+        elif (PREEMPT_SIGNAL.flag or self._timed) and self._is_due():
             self._take(self._steps)
 
-    def _may_take(self) -> bool:
-        return self.ledger.live and self._loop.passes.quiet
+    def _is_due(self) -> bool:
+        may_take = self.ledger.live and self._loop.epochs.quiet
+        return may_take and self._writer.due(self._steps)
 
     def _take(self, step: int) -> None:
-        """Write a snapshot with the other ranks, and leave where that was asked for."""
-        problem = self._taking.take(step, self._identity)
+        """Write a snapshot together with the other ranks, and exit if the run is preempted."""
+        problem = self._writer.take(step, self._identity)
         if problem:
-            self._tell(f"no snapshot of step {step} could be written; the run goes on: {problem}")
-            self.ledger.note(f"no snapshot of step {step} could be written: {problem}")
+            text = f"the snapshot of step {step} could not be written"
+            self._log(f"{text}; the run goes on: {problem}")
+            self.ledger.note(f"{text}: {problem}")
             return
         self.ledger.counts["snapshots"] += 1
-        if self._taking.ends:
+        if self._writer.ends:
             self.ledger.counts[PREEMPTED] = 1
-            self._tell(f"preempted behind step {step}; the snapshot is in {self._plan.run_dir}")
-            # To torchrun's agent any other code is a failure; the launcher reads the report.
+            self._log(f"{PREEMPTED_AFTER} {step}; the snapshot is in {self._plan.run_dir}")
+            # torchrun's agent counts any other code as a failure; the launcher reads the report.
             end = SystemExit(0)
             LEAVING.begin(end)
             raise end
 
-    def _tell(self, text: str) -> None:
+    def _log(self, text: str) -> None:
         if self._rank == 0:
-            tell(text)
+            log(text)
 
-    # --- the way back
+    # --- resuming
 
-    def _arrive(self, found: Found) -> None:
+    def _arrive(self, found: FoundSnapshot) -> None:
         then, step = found.manifest.step, self._steps
         if step != then:
-            refuse_diverged(f"it has made {step} steps where it had made {then}")
+            refuse_diverged(f"it has made {step} steps, and had made {then} at this batch")
         with (
-            refusing_what_fails(f"the snapshot {found.path.name} can't be put back"),
-            torch.inference_mode(mode=False),  # what is made in it could not be trained
+            refusing_what_fails(f"the snapshot {found.path.name} can't be restored"),
+            torch.inference_mode(mode=False),  # tensors made inside it could not be trained
         ):
-            self._loop.stand(self._own)
+            self._loop.end_replay(self._own)
             self._replaying.close()
             self._loop.restore(found, self._own)
         self._found, self._own = None, {}
-        self._kept.replayed = self._meter.steps
+        self._lever_state.replayed = self._meter.steps
         self._silence.end()
-        self._meter.time_anew()
-        self._taking.begin_interval(step)
+        self._meter.reset_times()
+        self._writer.begin_interval(step)
         self.ledger.note(f"went on from the snapshot of step {step}")
         files = self._replay.files
         if files.left:
-            self.ledger.note(f"files left as they were in the replay: {files.left} times")
+            self.ledger.note(f"the replay left files unchanged {files.left} times")
         if emptied := files.end():
-            self._tell(f"empty now, because what was saved in them is gone: {', '.join(emptied)}")
-        self._tell(f"going on from the snapshot of step {step}")
+            self._log(f"emptied, since a replay saved untrained weights: {', '.join(emptied)}")
+        self._log(f"{GOING_ON} {step}")
 
     def _never_arrived(self) -> None:
         if self._found is not None:
@@ -240,10 +251,10 @@ class SnapshotLever:
 def _no_loader() -> FasttrainError:
     return FasttrainError(
         "--preempt snapshot can't follow this loop",
-        why="it has made two optimizer steps without a DataLoader, between whose batches a snapshot"
-        " could be taken",
-        fix="feed the loop by a DataLoader, or use --preempt signal and checkpoints of the"
-        " script's own",
+        why="it made two optimizer steps without reading a DataLoader, and a snapshot can only be"
+        " taken between two batches",
+        fix="feed the loop from a DataLoader, or use --preempt signal and the script's own"
+        " checkpoints",
         slug="snapshot-no-loader",
     )
 
@@ -251,9 +262,9 @@ def _no_loader() -> FasttrainError:
 def _in_a_thread() -> FasttrainError:
     return FasttrainError(
         "--preempt snapshot can't follow this loop",
-        why="it reads its DataLoader in a thread of its own, while the main thread trains: there is"
-        " no moment between two batches",
-        fix="leave the reading ahead to the DataLoader's num_workers, or use --preempt signal",
+        why="it reads its DataLoader in a separate thread while the main thread trains, so that no"
+        " moment lies between two batches",
+        fix="let the DataLoader's num_workers read ahead, or use --preempt signal",
         slug="snapshot-thread",
     )
 
@@ -261,9 +272,9 @@ def _in_a_thread() -> FasttrainError:
 def _closure(optimizer: str) -> FasttrainError:
     return FasttrainError(
         f"--preempt snapshot can't follow {optimizer} with a closure",
-        why="how often its step calls the closure follows from what is computed there, and a"
-        " replay computes nothing",
-        fix="use --preempt signal and checkpoints of the script's own",
+        why="the number of times that its step calls the closure depends on what the closure"
+        " computes, and a replay computes nothing",
+        fix="use --preempt signal and the script's own checkpoints",
         slug="snapshot-closure",
     )
 
@@ -271,17 +282,17 @@ def _closure(optimizer: str) -> FasttrainError:
 def _in_backward(optimizer: str) -> FasttrainError:
     return FasttrainError(
         f"--preempt snapshot can't follow {optimizer} stepping inside the backward pass",
-        why="its steps are made by hooks on gradients, of which a part would be made again",
-        fix="step behind the backward pass, or use --preempt signal and checkpoints of the"
-        " script's own",
+        why="hooks on gradients make its steps, and a resumed run would make some of them twice",
+        fix="step after the backward pass, or use --preempt signal and the script's own"
+        " checkpoints",
         slug="snapshot-step-in-backward",
     )
 
 
-def _unplain(error: UnplainError) -> FasttrainError:
+def _unplain(error: NeedsPickleError) -> FasttrainError:
     return FasttrainError(
-        "--preempt snapshot can't keep all that this loop trains with",
-        why=f"{error}, which could only be kept by pickling it, and what is pickled can run code",
-        fix="use --preempt signal and checkpoints of the script's own",
+        "--preempt snapshot can't save everything that this loop trains with",
+        why=f"{error}, which could only be saved by pickling it, and loading a pickle can run code",
+        fix="use --preempt signal and the script's own checkpoints",
         slug="snapshot-objects",
     )

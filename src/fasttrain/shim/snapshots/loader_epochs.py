@@ -1,4 +1,4 @@
-"""Passes over DataLoaders: every batch that is asked for is a *turn*, the clock of the run."""
+"""Tracks epochs over DataLoaders; each request for a batch is a *turn*, the run's unit of time."""
 
 from __future__ import annotations
 
@@ -15,29 +15,36 @@ from torch.utils.data import DataLoader, get_worker_info
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from fasttrain.model.errors import FasttrainError
-from fasttrain.shim.snapshots.batch_signature import Look, look_of, plain_look
+from fasttrain.shim.hooks import patching
+from fasttrain.shim.hooks.seams import Loading
+from fasttrain.shim.snapshots.batch_signature import (
+    Signature,
+    plain_signature,
+    signature_of,
+)
 from fasttrain.shim.snapshots.errors import refuse_diverged
 from fasttrain.shim.snapshots.random_states import RandomStates, same
-from fasttrain.shim.snapshots.replayed_epochs import EarlierPasses, Pass, Replayed, places
+from fasttrain.shim.snapshots.replayed_epochs import (
+    EarlierEpochs,
+    Epoch,
+    ReplayedIterator,
+    positions,
+)
 from fasttrain.shim.snapshots.samplers import draws_by_torch, own_states, set_own_states
 
-# Batches that itertools keeps, to give them again without asking a DataLoader.
-#
-# In a replay it would keep those that stand in for others, and the loop would train on them
-# later.
-
-
+# Tools that keep batches and yield them again without asking a DataLoader, by type. In a replay
+# they would keep stand-in batches, and the loop would later train on those.
 _KEEPING = {"cycle": "itertools.cycle", "_tee_dataobject": "itertools.tee"}
 
 
 class StoredError(Exception):
-    """Some of what the loop will train on is held where it can't be found."""
+    """Raised if itertools holds batches that the loop will train on."""
 
 
 def stored_by(iterators: list[Any]) -> str:
-    """Return what of itertools keeps what one of these iterators gives; empty where nothing does.
+    """Return the tool of itertools that keeps batches of these iterators; empty if none does.
 
-    It looks through all that the garbage collector knows: a tenth of a second's work.
+    It searches all objects that the garbage collector knows, which takes a tenth of a second.
     """
     holders = gc.get_referrers(*iterators) if iterators else []
     kinds = [type(one).__name__ for one in holders if type(one).__module__ == "itertools"]
@@ -45,105 +52,109 @@ def stored_by(iterators: list[Any]) -> str:
 
 
 def stored(by: str) -> FasttrainError:
-    """Return the error for it."""
+    """Return the error for a loop whose batches itertools keeps."""
     return FasttrainError(
         "--preempt snapshot can't follow this loop",
-        why=f"{by} keeps the batches of a DataLoader and gives them again, where they can't be"
-        " brought back",
-        fix="begin the loader again instead: while True: for batch in loader: yield batch",
+        why=f"{by} keeps the batches of a DataLoader to yield them again, and they can't be saved"
+        " from there",
+        fix="iterate over the loader again instead: while True: for batch in loader: yield batch",
         slug="snapshot-cycle",
     )
 
 
-_OWN = "_fasttrain_pass"  # attribute of an iterator
+_OWN = "_fasttrain_epoch"  # attribute of an iterator
 
 
-class LoaderPasses:
-    """All passes of this process.
+class LoaderEpochs:
+    """All epochs of this process.
 
     Attributes:
-        turn: Batches that the script has asked for.
-        inside: Whether a loader is being read at the moment.
-        list: The passes so far.
-        states: The states of the generators that are not a loader's own.
-        earlier: The passes of the run before, until this one has come to where that one was.
-        untrained: Batches that were given with gradients enabled, behind the last step.
+        turn: Number of batches that the script has requested.
+        inside: True while a loader is being read.
+        list: The epochs so far.
+        states: The states of all generators, except for a loader's own.
+        earlier: The epochs of the run that took the snapshot; None once this run has caught up.
+        untrained: Number of batches yielded with gradients enabled since the last step.
         on_turn: Called before each batch.
-        dealt: Batches of a loader for one of this rank, where its batches are dealt to the ranks.
+        dealt: Batches of the loader per batch of this rank: the number of ranks where they deal
+            the batches out among them, else 1.
     """
 
     def __init__(self, states: RandomStates) -> None:
         self.turn = self.untrained = 0
         self.inside = self._same = False
-        self._last: Pass | None = None  # of which a batch was given last
-        self.list: list[Pass] = []
+        self._last: Epoch | None = None  # the epoch of the last batch
+        self.list: list[Epoch] = []
         self.states = states
-        self.earlier: EarlierPasses | None = None
+        self.earlier: EarlierEpochs | None = None
         self.on_turn: Callable[[], None] = lambda: None
         self.dealt = 1
-        self._looks: dict[Look, int] = {}  # of all batches, with their numbers
+        self._signatures: dict[Signature, int] = {}  # all signatures so far, numbered
         self._loaders: list[weakref.ref[DataLoader[Any]]] = []
-        self._ended: Pass | None = None  # behind which none has begun yet
-        self._uncut: Any = None  # batches of indices of the iterator that was made last
+        self._ended: Epoch | None = None  # the last to end, until another begins
+        self._uncut: Any = None  # sampler iterator of the newest loader iterator
         self._make: Any = DataLoader.__iter__
 
     def prepare(self, undo: ExitStack) -> None:
-        """Be able to leave out batches, beneath what cuts them among ranks."""
+        """Note sampler iterators before they are cut among ranks: skipping a batch needs them."""
         for name in ("__init__", "_reset"):
-            self._noting(_BaseDataLoaderIter, name, undo)
+            patching.wrap(_BaseDataLoaderIter, name, self._noting, undo, Loading.SNAPSHOT_ORDER)
 
     def install(self, undo: ExitStack) -> None:
-        """Follow iterators of DataLoaders, around whatever else does."""
-        iterator: Any = _BaseDataLoaderIter
-        make, read, passes = DataLoader.__iter__, iterator.__next__, self
+        """Wrap the iterators of DataLoaders, outside of all other wrappers."""
+        patching.wrap(DataLoader, "__iter__", self._beginning, undo)
+        patching.wrap(_BaseDataLoaderIter, "__next__", self._taking, undo, Loading.SNAPSHOTS)
+
+    def _beginning(self, make: Any) -> Any:
+        epochs = self
+        epochs._make = make
 
         @functools.wraps(make)
         def __iter__(loader: Any) -> Any:  # noqa: N807
-            if get_worker_info() is not None or passes.inside:
+            if get_worker_info() is not None or epochs.inside:
                 return make(loader)
-            return passes._begin(loader)
+            return epochs._begin(loader)
+
+        return __iter__
+
+    def _taking(self, read: Any) -> Any:
+        epochs = self
 
         @functools.wraps(read)
         def __next__(iterator: Any) -> Any:  # noqa: N807
-            begun = getattr(iterator, _OWN, None)
-            if begun is None or passes.inside:
+            epoch = getattr(iterator, _OWN, None)
+            if epoch is None or epochs.inside:
                 return read(iterator)
-            return passes.take(begun, read, iterator)
+            return epochs.take(epoch, read, iterator)
 
-        undo.callback(setattr, DataLoader, "__iter__", make)
-        undo.callback(setattr, iterator, "__next__", read)
-        DataLoader.__iter__ = __iter__  # type: ignore[method-assign]
-        iterator.__next__ = __next__
-        self._make = make
+        return __next__
 
-    def _noting(self, owner: Any, name: str, undo: ExitStack) -> None:
-        """Keep what a new iterator draws its order from, before that is cut among ranks."""
-        original = getattr(owner, name)
+    def _noting(self, original: Any) -> Any:
+        """Keep the sampler iterator of a new loader iterator before it is cut among ranks."""
 
         @functools.wraps(original)
         def noting(iterator: Any, *args: Any, **kwargs: Any) -> None:
             original(iterator, *args, **kwargs)
             self._uncut = iterator._sampler_iter
 
-        undo.callback(setattr, owner, name, original)
-        setattr(owner, name, noting)
+        return noting
 
     def _begin(self, loader: Any) -> Any:
         number, place = len(self.list), self._number(loader)
         made = self.states_of(loader)
-        begun = Pass(place, _told(loader), {"made": made}, reads_from=loader)
+        epoch = Epoch(place, _description(loader), {"made": made}, reads_from=loader)
         if self._ended is not None and same(self._ended.end, made["all"]):
             self._ended.end = None
         self._ended = None
         if self.earlier is not None:
-            self.earlier.meet(number, begun.reads)
-        self.list.append(begun)
+            self.earlier.meet(number, epoch.reads)
+        self.list.append(epoch)
         if self.earlier is not None:
-            iterator: Any = Replayed(self, loader, begun, number)
+            iterator: Any = ReplayedIterator(self, loader, epoch, number)
         else:
             iterator = self.made(loader)
-            setattr(iterator, _OWN, begun)
-        begun.of(iterator)
+            setattr(iterator, _OWN, epoch)
+        epoch.of(iterator)
         return iterator
 
     def made(self, loader: Any) -> Any:
@@ -155,24 +166,24 @@ class LoaderPasses:
             self.inside = before
 
     def leave_out(self, iterator: Any) -> None:
-        """Have the iterator that was made last leave a batch out, without reading it."""
+        """Skip a batch of the newest iterator without reading it."""
         cut = iterator._sampler_iter is not self._uncut
         with self.states.of_order():
             for _ in range(self.dealt if cut else 1):
                 next(self._uncut, None)
 
     def states_of(self, loader: Any) -> dict[str, Any]:
-        """Return the states of all generators, and of a loader's own."""
+        """Return the states of all generators, including a loader's own."""
         return {"all": self.states.capture(), "own": own_states(loader)}
 
     def put(self, loader: Any, states: dict[str, Any]) -> None:
-        """Put generators into states that `states_of` gave."""
+        """Restore states that `states_of` has returned."""
         self.states.restore(states["all"])
         set_own_states(loader, states["own"])
 
     @contextmanager
     def states_kept(self, loader: Any) -> Iterator[None]:
-        """Put all generators back behind what is done inside."""
+        """Restore the states of all generators after the block."""
         now = self.states_of(loader)
         try:
             yield
@@ -180,21 +191,21 @@ class LoaderPasses:
             self.put(loader, now)
 
     def data_sets(self) -> Iterator[tuple[str, Any]]:
-        """Yield what can still be read, with names for it."""
+        """Yield the data sets that can still be read, with names for them."""
         for number, ref in enumerate(self._loaders):
             if (loader := ref()) is not None:
                 yield f"loader {number}", loader.dataset
-        for number, iterator in self._living():  # whose loaders may be gone
-            yield f"pass {number}", iterator._dataset
+        for number, iterator in self._living():  # their loaders may be gone
+            yield f"epoch {number}", iterator._dataset
 
     def stored_by(self) -> str:
-        """Return what keeps batches to give them again without a turn; empty where nothing does."""
+        """Return the tool of itertools that keeps batches; empty if none does."""
         return stored_by([iterator for _, iterator in self._living()])
 
     def _living(self) -> Iterator[tuple[int, Any]]:
-        """Yield the iterators of passes that have not come to their end."""
-        for number, begun in enumerate(self.list):
-            if begun.iterator is not None and (iterator := begun.iterator()) is not None:
+        """Yield the iterators of epochs that have not ended."""
+        for number, epoch in enumerate(self.list):
+            if epoch.iterator is not None and (iterator := epoch.iterator()) is not None:
                 yield number, iterator
 
     def _number(self, loader: Any) -> int:
@@ -204,110 +215,115 @@ class LoaderPasses:
         self._loaders.append(weakref.ref(loader))
         return len(self._loaders) - 1
 
-    def take(self, begun: Pass, read: Callable[[Any], Any], iterator: Any) -> Any:
-        """Count a turn and give its batch."""
+    def take(self, epoch: Epoch, read: Callable[[Any], Any], iterator: Any) -> Any:
+        """Count a turn and return its batch."""
         self.turn += 1
-        self._same = begun is self._last
+        self._same = epoch is self._last
         self.on_turn()
-        if not begun.batches:
-            self._begin_reading(begun)
+        if not epoch.batches:
+            self._begin_reading(epoch)
         self.inside = True
         try:
             data = read(iterator)
         except StopIteration:
-            self._end(begun)
+            self._end(epoch)
             raise
         finally:
             self.inside = False
-        begun.batches += 1
-        self._last = begun
+        epoch.batches += 1
+        self._last = epoch
         if torch.is_grad_enabled():
             self.untrained += 1
-        # Each function that is called at every batch meets cold caches, and costs microseconds.
+        # Inlined: a function called once a batch meets cold caches, and costs microseconds.
         if type(data) in (list, tuple):
-            look = [part.shape if type(part) is Tensor else look_of(part) for part in data]
+            signature = [
+                part.shape if type(part) is Tensor else signature_of(part) for part in data
+            ]
         else:
-            look = look_of(data)
-        if look == begun.look and begun.looks:
-            begun.looks[-1] += 1
+            signature = signature_of(data)
+        if signature == epoch.signature and epoch.signatures:
+            epoch.signatures[-1] += 1
         else:
-            begun.look = look
-            self._looks_new(begun, data)
+            epoch.signature = signature
+            self._note_signature(epoch, data)
         return data
 
-    def _looks_new(self, begun: Pass, data: Any) -> None:
-        begun.looks += self._looks.setdefault(look_of(data), len(self._looks)), 1
+    def _note_signature(self, epoch: Epoch, data: Any) -> None:
+        epoch.signatures += (
+            self._signatures.setdefault(signature_of(data), len(self._signatures)),
+            1,
+        )
 
-    def _begin_reading(self, begun: Pass) -> None:
-        """Note how it stands before a pass's first batch: an order may only be drawn now."""
+    def _begin_reading(self, epoch: Epoch) -> None:
+        """Note the generators' states before the first batch: some samplers only draw now."""
         replaying = self.earlier is not None and self.earlier.replaying
-        loader = begun.reads_from
-        if begun.start is None or loader is None or replaying:
+        loader = epoch.reads_from
+        if epoch.start is None or loader is None or replaying:
             return
         if draws_by_torch(loader) and not self.states.of_several:
-            others = begun.start["made"]["all"]  # of which no order is drawn
+            others = epoch.start["made"]["all"]  # generators that these samplers don't draw from
             states = {**others, "torch": torch.get_rng_state()}
         else:
             states = self.states.capture()
-        begun.start["first"] = {"all": states, "own": own_states(loader)}
+        epoch.start["first"] = {"all": states, "own": own_states(loader)}
 
-    def _end(self, begun: Pass) -> None:
-        begun.ended = True
-        begun.leave()
+    def _end(self, epoch: Epoch) -> None:
+        epoch.ended = True
+        epoch.leave()
         if self.earlier is None or not self.earlier.replaying:
-            begun.end, self._ended = self.states.capture(), begun
-        elif begun.end is not None:
-            self.states.restore(begun.end)
+            epoch.end, self._ended = self.states.capture(), epoch
+        elif epoch.end is not None:
+            self.states.restore(epoch.end)
 
     @property
     def quiet(self) -> bool:
-        """Return whether no batch and no loss of a step that is still to come is held anywhere.
+        """True if no batch and no loss of a coming step is held anywhere.
 
-        What the script holds beside its variables, such as the first batch of a zip over two
-        loaders, and the graph of a loss, can't be brought back.
+        An autograd graph can't be restored, nor a batch that is in no variable, such as the first
+        one of a zip over two loaders.
         """
         return not self.untrained and (torch.is_grad_enabled() or self._same)
 
     @property
     def reading(self) -> bool:
-        """Return whether a pass that began is not at its end yet."""
-        return any(begun.batches and begun.iterator is not None for begun in self.list)
+        """True if an epoch has epoch and not ended."""
+        return any(epoch.batches and epoch.iterator is not None for epoch in self.list)
 
     # --- snapshots
 
     def state(self) -> dict[str, Any]:
-        """Return where all passes are, and the states of the loaders' own generators."""
+        """Return the positions of all epochs, and the states of the loaders' own generators."""
         return {
-            "passes": [begun.fields() for begun in self.list],
-            "looks": list(map(plain_look, self._looks)),
+            "passes": [epoch.fields() for epoch in self.list],
+            "looks": list(map(plain_signature, self._signatures)),
             "loaders": [own_states(ref()) for ref in self._loaders],
         }
 
     def replay(self, state: dict[str, Any]) -> None:
-        """Go through these passes again."""
-        passes = [Pass(*fields) for fields in state["passes"]]
-        self.earlier = EarlierPasses(passes, state["looks"])
+        """Start to replay these epochs."""
+        epochs = [Epoch(*fields) for fields in state["passes"]]
+        self.earlier = EarlierEpochs(epochs, state["looks"])
 
     def arrive(self, state: dict[str, Any]) -> None:
-        """Read from the loaders themselves again.
+        """End the replay: read from the loaders themselves again.
 
         Raises:
-            SystemExit: ``snapshot-diverged`` when the script has asked for other batches.
+            SystemExit: ``snapshot-diverged`` if the script has requested other batches.
         """
         earlier, self.earlier = self.earlier, None
         then = earlier.list if earlier is not None else []
-        if places(self.list) != places(then):
-            refuse_diverged("it has asked its DataLoaders for other batches")
-        for begun, before in zip(self.list, then, strict=True):
-            begun.start, begun.ended = before.start, before.ended
+        if positions(self.list) != positions(then):
+            refuse_diverged("it has requested other batches from its DataLoaders")
+        for epoch, before in zip(self.list, then, strict=True):
+            epoch.start, epoch.ended = before.start, before.ended
         for ref, states in zip(self._loaders, state["loaders"], strict=True):
             set_own_states(ref(), states)
 
 
-def _told(loader: Any) -> str:
-    """Return what a loader reads, as far as it can be told without reading."""
+def _description(loader: Any) -> str:
+    """Describe in words what a loader reads, without reading."""
     try:
         count = str(len(loader.dataset))
-    except Exception:  # noqa: BLE001 - whatever a stream says that has no length
+    except Exception:  # noqa: BLE001 - a stream without a length may raise anything
         count = ""
     return f"{count} samples of {type(loader.dataset).__name__} by {loader.batch_size}"

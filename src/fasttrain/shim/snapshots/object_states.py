@@ -1,12 +1,11 @@
-"""The state of a training loop's objects: taken as it is, and put back where it was.
+"""Saves and restores the state of modules, optimizers, schedulers and scalers.
 
-Everything goes back into the objects that the script made; none is replaced. What does not fit is
-refused: a snapshot is that of one script, and never half of another's.
+State is restored into the objects that the script has created; none is replaced. State that doesn't
+fit is refused as a whole: a run never gets half of another script's snapshot.
 """
 
 from __future__ import annotations
 
-import functools
 import gc
 import weakref
 from collections import deque
@@ -22,28 +21,28 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from fasttrain.shim.snapshots.errors import refuse_other
-from fasttrain.shim.snapshots.files import UnplainError, packed
+from fasttrain.shim.hooks import patching
+from fasttrain.shim.hooks.seams import Training, then
+from fasttrain.shim.snapshots.errors import refuse_mismatch
+from fasttrain.shim.snapshots.files import NeedsPickleError, packed
 from fasttrain.shim.snapshots.script_tensors import merged
 
-# What modules and optimizers keep beside what torch has them keep.
-
-
+# Attributes that torch itself gives to every module or optimizer; all others are the script's.
 _TORCHS = frozenset(vars(Module())) | frozenset(vars(Optimizer([torch.empty(0)], {})))
 
 
 def plain_attributes(owner: Module | Optimizer) -> dict[str, Any]:
-    """Return numbers, words and tensors, and containers of them, by name."""
+    """Return the script's attributes that hold numbers, strings, tensors or containers of them."""
     return {name: value for name, value in _own(owner) if _is_plain(value)}
 
 
 def other_attributes(owner: Module | Optimizer) -> Iterator[tuple[str, Any]]:
-    """Return the rest with their names: objects of the script's own, which may hold tensors."""
+    """Return the script's other attributes with their names: objects that may hold tensors."""
     return ((name, value) for name, value in _own(owner) if not _is_plain(value))
 
 
 def set_attributes(owner: Module | Optimizer, saved: dict[str, Any]) -> None:
-    """Put back what `plain_attributes` gave; a tensor that an optimizer may train stays the one."""
+    """Restore `plain_attributes`, tensors in place: an optimizer may train one of them."""
     for name, value in saved.items():
         vars(owner)[name] = merged(vars(owner).get(name), value)
 
@@ -55,13 +54,13 @@ def _own(owner: Module | Optimizer) -> Iterator[tuple[str, Any]]:
 def _is_plain(value: Any) -> bool:
     try:
         packed(value)
-    except UnplainError:
+    except NeedsPickleError:
         return False
     return not _holds_parameter(value)
 
 
 def _holds_parameter(value: Any) -> bool:
-    """Return whether a parameter is in it, which is kept with its module."""
+    """True if it contains a parameter, which is saved with its module."""
     if isinstance(value, dict):
         return any(map(_holds_parameter, value.values()))
     if isinstance(value, list | tuple | deque):
@@ -69,58 +68,49 @@ def _holds_parameter(value: Any) -> bool:
     return isinstance(value, Parameter)
 
 
-# All that a training loop changes: modules, optimizers, schedulers and scalers, as they are made.
-#
-# The order in which a script makes them names them from one run to the next.
-
-
 _MODULES_OWN = frozenset(vars(Module()))  # attributes that every module has
 
 
 class Registry:
-    """The objects of one process, weakly."""
+    """Weak references to the modules, optimizers, schedulers and scalers of this process.
+
+    Their order of creation identifies them from one run to the next.
+    """
 
     def __init__(self) -> None:
         self._made: dict[str, list[weakref.ref[Any]]] = {}
 
     def install(self, undo: ExitStack) -> None:
-        """Follow the making of such objects; a deep copy of a module is one as well."""
-        self._follow(Module, "__init__", "modules", undo)
-        self._follow(Module, "__setstate__", "modules", undo)
-        self._follow(Optimizer, "__init__", "optimizers", undo)
-        self._follow(LRScheduler, "__init__", "schedulers", undo)
+        """Track the creation of such objects; a deep copy of a module counts, too."""
+        patching.wrap(Module, "__init__", self._following("modules"), undo)
+        patching.wrap(Module, "__setstate__", self._following("modules"), undo)
+        schedulers = self._following("schedulers")
+        patching.wrap(LRScheduler, "__init__", schedulers, undo)
         if not issubclass(ReduceLROnPlateau, LRScheduler):  # up to torch 2.1
-            self._follow(ReduceLROnPlateau, "__init__", "schedulers", undo)
-        self._follow(GradScaler, "__init__", "scalers", undo)
+            patching.wrap(ReduceLROnPlateau, "__init__", schedulers, undo)
+        for owner, kind in ((Optimizer, "optimizers"), (GradScaler, "scalers")):
+            patching.wrap(owner, "__init__", self._following(kind), undo, Training.SNAPSHOTS)
 
-    def _follow(self, owner: Any, name: str, kind: str, undo: ExitStack) -> None:
-        original, made = getattr(owner, name), self._made.setdefault(kind, [])
-
-        @functools.wraps(original)
-        def followed(made_one: Any, *args: Any, **kwargs: Any) -> None:
-            original(made_one, *args, **kwargs)
-            if not torch.compiler.is_compiling():
-                made.append(weakref.ref(made_one, made.remove))
-
-        undo.callback(setattr, owner, name, original)
-        setattr(owner, name, followed)
+    def _following(self, kind: str) -> patching.Make:
+        made = self._made.setdefault(kind, [])
+        return then(lambda made_one: made.append(weakref.ref(made_one, made.remove)))
 
     def of(self, kind: str) -> list[Any]:
-        """Return the living ones of a kind, in the order in which they were made, each once."""
+        """Return the living objects of a kind in order of creation, each once."""
         living = [one for ref in self._made[kind] if (one := ref()) is not None]
         return list({id(one): one for one in living}.values())
 
     def outermost(self) -> list[Module]:
-        """Return the modules that are part of no other one, and hold a tensor."""
-        gc.collect()  # or what is dead, and only held by a cycle, would be counted by chance
-        # What wraps a model to average its gradients comes and goes with the run.
+        """Return the modules that are part of no other module, and hold a tensor."""
+        gc.collect()  # a dead module in a reference cycle would be counted or not by chance
+        # DDP wrappers that average gradients come and go with the number of ranks.
         modules = [m for m in self.of("modules") if not isinstance(m, DistributedDataParallel)]
         parts = {id(part) for module in modules for part in module._modules.values()}
         return [m for m in modules if id(m) not in parts and _holds_tensors(m)]
 
 
 def _holds_tensors(module: Module) -> bool:
-    """True if it may: an average of weights may be a module with a dictionary, and nothing else."""
+    """True if it may hold a tensor: some averages of weights are modules with only a dictionary."""
     for part in Module.modules(module):
         own = (value for name, value in vars(part).items() if name not in _MODULES_OWN)
         if part._parameters or part._buffers:
@@ -131,7 +121,7 @@ def _holds_tensors(module: Module) -> bool:
 
 
 def shared_state(registry: Registry) -> dict[str, Any]:
-    """Return what all ranks have alike: weights, optimizers, schedulers, scalers."""
+    """Return the state that is equal on all ranks: weights, optimizers, schedulers, scalers."""
     modules = registry.outermost()
     known = {id(p) for module in modules for p in _parameters(module).values()}
     return {
@@ -143,7 +133,7 @@ def shared_state(registry: Registry) -> dict[str, Any]:
 
 
 def own_state(registry: Registry) -> list[dict[str, Any]]:
-    """Return what each rank has for itself: buffers, and what modules keep in attributes."""
+    """Return the state that differs between ranks: buffers, and attributes of modules."""
     return [
         {
             "buffers": _buffers(module),
@@ -154,7 +144,7 @@ def own_state(registry: Registry) -> list[dict[str, Any]]:
 
 
 def other_objects(registry: Registry) -> Iterator[tuple[str, Any]]:
-    """Yield what modules and optimizers hold beside that, with names for it."""
+    """Yield the other attributes of modules and optimizers, with names for them."""
     parts = [part for module in registry.outermost() for part in Module.modules(module)]
     for number, owner in enumerate([*parts, *registry.of("optimizers")]):
         for name, value in other_attributes(owner):
@@ -162,10 +152,10 @@ def other_objects(registry: Registry) -> Iterator[tuple[str, Any]]:
 
 
 def restore(registry: Registry, shared: dict[str, Any], own: list[dict[str, Any]]) -> None:
-    """Put all of it back.
+    """Restore both states.
 
     Raises:
-        SystemExit: ``snapshot-mismatch`` when the script has made other objects.
+        SystemExit: ``snapshot-mismatch`` if the script has created other objects.
     """
     modules = registry.outermost()
     _compare("modules", [_kind(m) for m in modules], [m["kind"] for m in shared["modules"]])
@@ -183,7 +173,7 @@ def restore(registry: Registry, shared: dict[str, Any], own: list[dict[str, Any]
             _set_optimizer(one, saved)
     for kind in ("schedulers", "scalers"):
         for one, saved in zip(registry.of(kind), shared[kind], strict=True):
-            if saved["state"]:  # a scaler that is switched off has none
+            if saved["state"]:  # a disabled scaler has none
                 one.load_state_dict(saved["state"])
 
 
@@ -195,7 +185,7 @@ def _compare(what: str, there: list[str], then: list[str]) -> None:
     if there != then:
         pairs = zip([*there, "none"], [*then, "none"], strict=False)
         here, before = next(pair for pair in pairs if pair[0] != pair[1])
-        refuse_other(f"among its {what} there is {here} where the snapshot has {before}")
+        refuse_mismatch(f"among its {what} there is {here} where the snapshot has {before}")
 
 
 def _by_state_dict(one: Any) -> dict[str, Any]:
@@ -206,7 +196,7 @@ def _by_state_dict(one: Any) -> dict[str, Any]:
 
 
 def _parameters(module: Module) -> dict[str, Tensor]:
-    # Past whatever the script's own class makes of these names.
+    # Called on Module, as the script's class may override it.
     return dict(Module.named_parameters(module, remove_duplicate=False))
 
 
@@ -250,17 +240,17 @@ def _optimizer(optimizer: Optimizer, known: set[int]) -> dict[str, Any]:
         {name: value for name, value in group.items() if name != "params"}
         for group in optimizer.param_groups
     ]
-    strays = {n: p.detach() for n, p in enumerate(parameters) if id(p) not in known}
+    unowned = {n: p.detach() for n, p in enumerate(parameters) if id(p) not in known}
     return {
         "kind": _kind(optimizer),
         "shapes": [str(tuple(p.shape)) for p in parameters],
         "groups": groups,
-        # By number: state_dict() is for other runs, and load_state_dict() changes dtypes.
+        # By number, not by state_dict(): load_state_dict() would cast state to the weights' dtype.
         "state": {numbers[id(p)]: dict(s) for p, s in optimizer.state.items() if id(p) in numbers},
         "attributes": plain_attributes(optimizer),
         "beside": {key: s for key, s in optimizer.state.items() if id(key) not in numbers},
-        "strays": strays,
-        "stray gradients": {n: parameters[n].grad for n in strays},
+        "unowned": unowned,
+        "unowned gradients": {n: parameters[n].grad for n in unowned},
     }
 
 
@@ -271,7 +261,7 @@ def _set_optimizer(optimizer: Optimizer, saved: dict[str, Any]) -> None:
     for group, fields in zip(optimizer.param_groups, saved["groups"], strict=True):
         for name, value in fields.items():
             if isinstance(group.get(name), Tensor) and isinstance(value, Tensor):
-                group[name].copy_(value)  # a scheduler may hold on to a learning rate like this
+                group[name].copy_(value)  # in place: a scheduler may refer to a learning rate
             else:
                 group[name] = value
     optimizer.state.clear()
@@ -279,6 +269,6 @@ def _set_optimizer(optimizer: Optimizer, saved: dict[str, Any]) -> None:
         optimizer.state[parameters[number]] = state
     optimizer.state.update(saved["beside"])
     set_attributes(optimizer, saved["attributes"])
-    for number, value in saved["strays"].items():
+    for number, value in saved["unowned"].items():
         parameters[number].copy_(value)
-        parameters[number].grad = saved["stray gradients"][number]
+        parameters[number].grad = saved["unowned gradients"][number]

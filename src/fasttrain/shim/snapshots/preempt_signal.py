@@ -1,4 +1,4 @@
-"""Notes that the run is to be preempted; listens before torch is there, which takes seconds."""
+"""Notes the signal that announces a preemption; installed before torch's import (seconds)."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Iterable
 from typing import Any
 
 
-class Asked:
-    """Whether a signal has come.
+class PreemptSignal:
+    """Records whether a preemption signal has arrived.
 
     Attributes:
-        flag: Whether one has come since this process started.
+        flag: True if one has arrived since this process started.
     """
 
     def __init__(self) -> None:
@@ -21,7 +21,7 @@ class Asked:
         self._before: dict[int, Any] = {}
 
     def listen(self, names: Iterable[str]) -> None:
-        """Take signals, such as ``SIGUSR2``, instead of dying of them."""
+        """Handle these signals, such as ``SIGUSR2``, whose default action ends the process."""
         self._signums = [int(signal.Signals[name]) for name in names]
         for signum in self._signums:
             self._before[signum] = signal.signal(signum, self._note)
@@ -30,14 +30,14 @@ class Asked:
 
     @property
     def heard(self) -> bool:
-        """True if the first of them still comes here; a script may have taken it for itself."""
+        """True if the first of them still has this handler; a script may install its own."""
         return signal.getsignal(self._signums[0]) == self._note
 
     def _leave_to_the_child(self) -> None:
-        """Have SIGTERM end what the script forks: `Process.terminate` sends it, and so do pools.
+        """Let SIGTERM end forked children again: `Process.terminate` and pools rely on it.
 
-        The warning goes on to do nothing there. SLURM sends it to all processes of a step, and a
-        DataLoader worker that died of it would end the run before its snapshot.
+        The warning signal stays ignored there: SLURM sends it to all processes of a job step, and
+        a DataLoader worker killed by it would end the run before its snapshot.
         """
         self.flag = False
         before = self._before.get(signal.SIGTERM)
@@ -48,4 +48,4 @@ class Asked:
         self.flag = True
 
 
-ASKED = Asked()  # of this process: signals have no other owner
+PREEMPT_SIGNAL = PreemptSignal()  # signal handlers belong to the process, hence one per process

@@ -1,10 +1,11 @@
-"""A loop that runs again without computing, up to where its snapshot was taken.
+"""Replays a loop without computing, up to the batch before which its snapshot was taken.
 
-The script's own code runs, all of it, so that its variables, its counters and its schedule are
-what they were. What takes time is left out: a root gives what it gave for such a call before,
-a backward pass leaves gradients of zero, a step finds none, and files that are there stay. Where
-the script has hooks on gradients, models and backward passes are real, so that these are called;
-and where its first step leaves gradients on other tensors, such as perturbations of inputs.
+All of the script's own code runs, so that its variables, counters and schedules get the values
+that they had. What takes time is skipped: a root returns the output of an earlier call like this
+one, a backward pass leaves zero gradients, an optimizer step sees no gradients, and existing files
+stay. Models and backward passes are real in two cases: if the script has hooks on gradients, which
+must be called; and if its first step left gradients on tensors of no model or optimizer, such as
+perturbations of inputs.
 """
 
 from __future__ import annotations
@@ -24,9 +25,11 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from fasttrain.shim.hooks import patching
 from fasttrain.shim.hooks.casting import map_tensors
 from fasttrain.shim.hooks.reachable import graph_behind
 from fasttrain.shim.hooks.roots import Call, Root, RootCalls
+from fasttrain.shim.hooks.seams import Differentiating
 from fasttrain.shim.snapshots.gradient_hooks import GradientHooks
 from fasttrain.shim.snapshots.object_states import Registry
 from fasttrain.shim.snapshots.replayed_files import LeftFiles
@@ -35,10 +38,10 @@ KEPT_OUTPUTS = 32  # for training, evaluation and odd batches of a few roots
 
 
 class Replay:
-    """Stands in for what computes.
+    """Replaces everything that computes.
 
     Attributes:
-        files: Those that stay as they are.
+        files: Keeps existing files unchanged.
     """
 
     def __init__(self, roots: RootCalls, registry: Registry, hooks: GradientHooks) -> None:
@@ -50,15 +53,16 @@ class Replay:
         self._going = self._real = False
 
     def install(self, undo: ExitStack) -> None:
-        """Be there before the script takes a function such as ``grad`` for a name of its own."""
-        for name, act in (("backward", self._backward), ("grad", _slopes)):
-            self._instead(torch.autograd, name, act, undo)
-        # Hooks can't be added to those of a step that is being made.
+        """Wrap functions such as ``grad`` before the script imports them under its own names."""
+        for name, act in (("backward", self._backward), ("grad", _zero_gradients)):
+            instead = functools.partial(self._instead, name, act)
+            patching.wrap(torch.autograd, name, instead, undo, Differentiating.REPLAY)
+        # Registered now: torch iterates over its hooks in a step, so that none can be added in one.
         undo.callback(register_optimizer_step_pre_hook(self._before_step).remove)
         undo.callback(register_optimizer_step_post_hook(self._after_step).remove)
 
     def begin(self, undo: ExitStack) -> None:
-        """Compute nothing from now on, until ``undo`` is closed."""
+        """Skip all computation from now on, until ``undo`` is closed."""
         undo.callback(self._end)
         self._going = True
         undo.callback(setattr, self._roots, "around", self._roots.around)
@@ -69,9 +73,8 @@ class Replay:
         self._going = False
         self._outputs.clear()
 
-    def _instead(self, owner: Any, name: str, act: Call, undo: ExitStack) -> None:
-        """Have a function do something else in a replay."""
-        original = getattr(owner, name)
+    def _instead(self, name: str, act: Call, original: Any) -> Any:
+        """Have ``act`` run in place of a function while a replay is under way."""
 
         @functools.wraps(original)
         def instead(*args: Any, **kwargs: Any) -> Any:
@@ -81,21 +84,21 @@ class Replay:
                 return original(*args, **kwargs)
             return act(*args, **kwargs)
 
-        undo.callback(setattr, owner, name, original)
-        setattr(owner, name, instead)
+        return instead
 
     # --- roots
 
     def _around(self, root: Root, module: nn.Module, call: Call) -> Call:
         if self._is_real or _has_hooks(module):
-            return call  # the script has its own use of what happens inside
+            return call  # the script depends on what happens inside the call
 
         def run(*args: Any, **kwargs: Any) -> Any:
             key = (root, module.training, torch.is_grad_enabled(), _shape((args, kwargs)))
             if key not in self._outputs:
-                # On its own: whatever averages gradients waits for a pass that does not come.
+                # The inner call alone: what averages gradients outside of it would wait for a
+                # backward pass that never comes.
                 output = call(*args, **kwargs)
-                self._outputs[key] = map_tensors(output, _kept)
+                self._outputs[key] = map_tensors(output, _detached_copy)
                 if len(self._outputs) > KEPT_OUTPUTS:
                     self._outputs.popitem(last=False)
                 return output
@@ -108,11 +111,11 @@ class Replay:
 
     @property
     def _is_real(self) -> bool:
-        """Return whether models and backward passes have to be real."""
+        """True if models and backward passes have to be real."""
         return self._real or self._hooks.there
 
     def _look(self, tensors: Any, *_: Any, **__: Any) -> None:
-        """Look at a pass of the first step, which is real, for what would be missing in others."""
+        """Check the first step's real backward pass for gradients that zeros couldn't replace."""
         outputs = tensors if isinstance(tensors, list | tuple) else (tensors,)
         leaves = graph_behind(outputs)[1]
         groups = [g for o in self._registry.of("optimizers") for g in o.param_groups]
@@ -154,18 +157,18 @@ def _has_hooks(module: nn.Module) -> bool:
     return any(part._forward_hooks or part._forward_pre_hooks for part in parts)
 
 
-def _kept(tensor: Tensor) -> Tensor:
+def _detached_copy(tensor: Tensor) -> Tensor:
     kept = tensor.detach().clone()
     return kept.requires_grad_() if tensor.requires_grad else kept
 
 
-def _slopes(outputs: Any, inputs: Any, *__: Any, **___: Any) -> tuple[Tensor, ...]:  # noqa: ARG001
+def _zero_gradients(outputs: Any, inputs: Any, *__: Any, **___: Any) -> tuple[Tensor, ...]:  # noqa: ARG001
     wanted = (inputs,) if isinstance(inputs, Tensor) else inputs
     return tuple(torch.zeros_like(one, requires_grad=True) for one in wanted)
 
 
 def _shape(value: Any) -> Any:
-    """Return what tells two calls of a root apart but for the numbers in their tensors."""
+    """Return a key of a root's arguments that ignores only the numbers inside tensors."""
     if isinstance(value, Tensor):
         return (tuple(value.shape), value.dtype, value.device)
     if isinstance(value, list | tuple):
@@ -175,14 +178,14 @@ def _shape(value: Any) -> Any:
     return value if isinstance(value, int | float | str | None) else type(value)
 
 
-class Silence:
-    """Sends stdout to nowhere: what a replay prints was printed before."""
+class SilencedStdout:
+    """Redirects file descriptor 1 to /dev/null: what a replay prints was printed before."""
 
     def __init__(self) -> None:
         self._kept = -1
 
     def begin(self) -> None:
-        """Be silent."""
+        """Redirect."""
         sys.stdout.flush()
         self._kept = os.dup(1)
         nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -190,7 +193,7 @@ class Silence:
         os.close(nowhere)
 
     def end(self) -> None:
-        """Speak again."""
+        """Restore stdout; do nothing if it is not redirected."""
         if self._kept >= 0:
             sys.stdout.flush()
             os.dup2(self._kept, 1)

@@ -1,9 +1,8 @@
-"""Files that a replay leaves as the run before has left them, and buffers that it saved into.
+"""Keeps files that an earlier run has written unchanged in a replay, and restores buffers.
 
-What a replayed loop would write is made of weights that were never trained. So what is there stays:
-it is not written again, not removed and not renamed. Where a file is gone, its name is used, or
-what the script then does with it would fail; once the replay has ended, such a file is emptied, so
-that nobody takes it for what it was.
+A replayed loop would write weights that were never trained. So existing files are not written,
+removed or renamed. If a file is gone, it is written all the same, since the script may read it
+back; it is emptied after the replay, so that nobody takes it for the file that it replaces.
 """
 
 from __future__ import annotations
@@ -24,29 +23,31 @@ from typing import Any
 import torch
 
 from fasttrain.model.errors import FasttrainError
+from fasttrain.shim.hooks import patching
+from fasttrain.shim.hooks.seams import Filing
 from fasttrain.shim.process.refusal import refuse
 from fasttrain.shim.snapshots.errors import refuse_diverged
 
 Call = Callable[..., Any]
-_SAFETENSORS = ("safetensors.torch", "safetensors.numpy")  # their save_file ends there
+_SAFETENSORS = ("safetensors.torch", "safetensors.numpy")  # save_file calls serialize_file
 
 
 class LeftFiles:
-    """Stands in for what writes, removes and renames files.
+    """Replaces the functions that write, remove and rename files.
 
     Attributes:
-        left: How many times something was left as it was.
+        left: How many times a file was left unchanged.
     """
 
     def __init__(self) -> None:
         self.left = 0
         self._since_s = time.time()
-        self._new: set[str] = set()  # names that were free
-        self._saved: set[str] = set()  # those under which weights were saved
+        self._new: set[str] = set()  # paths at which the replay has created files
+        self._saved: set[str] = set()  # paths to which it has saved weights
         self._nowhere: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
     def begin(self, undo: ExitStack) -> None:
-        """Leave files alone until ``undo`` is closed."""
+        """Leave files unchanged until ``undo`` is closed."""
         scripted: Any = torch.jit
         saving = [(sys.modules[name], "serialize_file") for name in _SAFETENSORS if _there(name)]
         acts: list[tuple[Any, str, Call]] = [
@@ -60,15 +61,13 @@ class LeftFiles:
             (shutil, "rmtree", self._remove_tree),
         ]
         for owner, name, act in acts:
-            original = getattr(owner, name)
-            undo.callback(setattr, owner, name, original)
-            setattr(owner, name, _instead(original, act))
+            patching.wrap(owner, name, functools.partial(_instead, act), undo, Filing.REPLAY)
 
     def end(self) -> list[str]:
-        """Empty the files that hold what a replay has saved, and give their names.
+        """Empty the files into which the replay has saved weights; return their paths.
 
         Raises:
-            SystemExit: ``snapshot-open-file`` where one is open of which nothing was written.
+            SystemExit: ``snapshot-open-file`` if a file is still open whose writes were dropped.
         """
         for file, path in self._nowhere.items():
             if not file.closed:
@@ -89,9 +88,9 @@ class LeftFiles:
         return original(*args, **kwargs)
 
     def _open(self, original: Call, file: Any, mode: Any = "r", *args: Any, **kwargs: Any) -> Any:
-        """Open a file; what is written as bytes to one that is there goes nowhere.
+        """Open a file; bytes written to an existing one go to /dev/null.
 
-        What is written as text are numbers, which are right in a replay, too.
+        Text is written as ever: it holds numbers, which are right in a replay, too.
         """
         writes = isinstance(mode, str) and "b" in mode and set(mode) & set("wxa")
         if not writes or isinstance(file, int) or _is_special(path := _absolute(file)):
@@ -126,10 +125,10 @@ class LeftFiles:
         else:
             original(path, *args, **kwargs)
 
-    # --- what is there
+    # --- existing files
 
     def _is_kept(self, path: str) -> bool:
-        """Return whether a file is there, and not by this replay; else its name is taken."""
+        """True if a file exists that this replay hasn't made; otherwise note it as the replay's."""
         if path not in self._new and Path(path).exists():
             self.left += 1
             return True
@@ -137,7 +136,7 @@ class LeftFiles:
         return False
 
     def _is_of_before(self, path: str) -> bool:
-        """Return whether a file is older than this process, or one of those that a folder holds."""
+        """True if a file, or one of those in a folder, is older than this process."""
         try:
             files = _files_in(path) if os.path.isdir(path) else [path]  # noqa: PTH112
             return any(
@@ -152,13 +151,13 @@ class LeftFiles:
 
 
 class Buffers:
-    """Memory that the script saved into, and keeps: its best model, perhaps."""
+    """Buffers in memory that the script saves into, such as the best model so far."""
 
     def __init__(self) -> None:
         self._kept: list[weakref.ref[io.BytesIO]] = []
 
     def install(self, undo: ExitStack) -> None:
-        """Follow what is saved."""
+        """Track calls of `torch.save`."""
 
         def save(original: Call, *args: Any, **kwargs: Any) -> None:
             original(*args, **kwargs)
@@ -166,22 +165,22 @@ class Buffers:
             if isinstance(target, io.BytesIO) and target not in self._living():
                 self._kept.append(weakref.ref(target, self._kept.remove))
 
-        undo.callback(setattr, torch, "save", torch.save)
-        setattr(torch, "save", _instead(torch.save, save))  # noqa: B010
+        make = functools.partial(_instead, save)
+        patching.wrap(torch, "save", make, undo, Filing.SNAPSHOTS)
 
     def state(self) -> list[tuple[bytes, int]]:
-        """Give what is in those that are there, and where each stands."""
+        """Return the content and the position of each living buffer."""
         return [(buffer.getvalue(), buffer.tell()) for buffer in self._living()]
 
     def restore(self, saved: list[tuple[bytes, int]]) -> None:
-        """Put it into those that are there now.
+        """Write saved contents into the present buffers.
 
         Raises:
-            SystemExit: ``snapshot-diverged`` when there are others.
+            SystemExit: ``snapshot-diverged`` if their number differs.
         """
         living = list(self._living())
         if len(living) != len(saved):
-            refuse_diverged(f"it keeps {len(living)} buffers that it saved into, not {len(saved)}")
+            refuse_diverged(f"it has saved into {len(living)} buffers, not {len(saved)}")
         for buffer, (content, place) in zip(living, saved, strict=True):
             buffer.seek(0)
             buffer.truncate()
@@ -198,14 +197,14 @@ class Buffers:
 def _open_file(path: str) -> FasttrainError:
     return FasttrainError(
         "the run can't go on from its snapshot",
-        why=f"it writes bytes to {path}, which it has opened before the snapshot, and goes on with",
-        fix="open such a file anew for each epoch, or use --preempt signal and checkpoints of the"
-        " script's own",
+        why=f"it writes bytes to {path}, which it opened before the snapshot and still has open",
+        fix="open such a file again for each epoch, or use --preempt signal and the script's own"
+        " checkpoints",
         slug="snapshot-open-file",
     )
 
 
-def _instead(original: Call, act: Call) -> Call:
+def _instead(act: Call, original: Call) -> Call:
     @functools.wraps(original)
     def stand_in(*args: Any, **kwargs: Any) -> Any:
         return act(original, *args, **kwargs)
@@ -214,7 +213,7 @@ def _instead(original: Call, act: Call) -> Call:
 
 
 def _target(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Return where `torch.save`, `torch.jit.save` or safetensors is to write."""
+    """Return the target argument of `torch.save`, `torch.jit.save` or safetensors."""
     return kwargs.get("f", kwargs.get("filename", args[1] if len(args) > 1 else None))
 
 
@@ -241,14 +240,13 @@ def _beneath(path: str, names: set[str]) -> list[str]:
 # Knows a script that goes on from its own checkpoint, where a replay has to begin anew.
 
 
-_LOAD = "load"  # of torch; the script calls it, and nothing here does
-
-
 class OwnCheckpoints:
-    """What the script loads before its first step must be as old as that step.
+    """Refuses a script that resumes from its own checkpoint: a replay starts from the beginning.
+
+    What the script loads before its first step must not be newer than the first run's first step.
 
     Attributes:
-        since_s: When the run made its first step, in seconds of the time of day; 0 before.
+        since_s: Time of the run's first step, in seconds since the epoch of `time.time`; 0 before.
     """
 
     def __init__(self) -> None:
@@ -256,24 +254,26 @@ class OwnCheckpoints:
         self._looking = ExitStack()
 
     def look_out(self, since_s: float, undo: ExitStack) -> None:
-        """Refuse, up to the first step, to load what was saved behind that of the run before.
+        """Refuse, up to this run's first step, to load files newer than the first run's first step.
 
-        Data that the script has prepared and saved before it are the same as then.
+        Older ones are data that the script prepared before training: these are still the same.
         """
         self.since_s = since_s
-        original, own = vars(torch)[_LOAD], self
+        undo.callback(self._looking.close)
+        patching.wrap(torch, "load", self._checked, self._looking)
+
+    def _checked(self, original: Any) -> Any:
+        own = self
 
         @functools.wraps(original)
         def load(*args: Any, **kwargs: Any) -> Any:
             own._check(kwargs.get("f", args[0] if args else None))
             return original(*args, **kwargs)
 
-        undo.callback(self._looking.close)
-        self._looking.callback(setattr, torch, _LOAD, original)
-        setattr(torch, _LOAD, load)
+        return load
 
     def begin(self) -> None:
-        """The first step is made: from now on the script saves what it has trained."""
+        """Note the time of the first step; from now on the script saves what it has trained."""
         self.since_s = self.since_s or time.time()
         self._looking.close()
 
@@ -282,7 +282,7 @@ class OwnCheckpoints:
         try:
             changed_s = os.stat(path).st_mtime if path is not None else 0.0  # noqa: PTH116
         except (OSError, TypeError, ValueError):
-            return  # torch.load tells it, or it is no file
+            return  # not a file, or torch.load will raise
         if changed_s > self.since_s:
             refuse(_goes_on_itself(str(path)))
 
@@ -290,8 +290,8 @@ class OwnCheckpoints:
 def _goes_on_itself(path: str) -> FasttrainError:
     return FasttrainError(
         "the run can't go on from its snapshot",
-        why=f"before its first step the script loads {path}, which was saved behind the first"
-        " step of this run: it goes on from a checkpoint of its own, where it must begin anew",
+        why=f"before its first step the script loads {path}, which was saved after the first step"
+        " of this run: it resumes from its own checkpoint, and must start from the beginning",
         fix="use --preempt signal with such a script, or move its checkpoint away",
         slug="snapshot-checkpoint",
     )

@@ -1,4 +1,4 @@
-"""What a DataLoader's samplers keep: generators of their own, epochs, weights, orders."""
+"""The state of a DataLoader's samplers: their own generators, epoch numbers, weights, orders."""
 
 from __future__ import annotations
 
@@ -23,44 +23,44 @@ from torch.utils.data import (
 
 from fasttrain.model.errors import FasttrainError
 from fasttrain.shim.process.refusal import refuse
-from fasttrain.shim.snapshots.files import UnplainError, packed
+from fasttrain.shim.snapshots.files import NeedsPickleError, packed
 from fasttrain.shim.snapshots.random_states import of_python, to_python
 from fasttrain.shim.snapshots.script_tensors import merged
 
-OwnStates = dict[str, dict[str, tuple[str, Any]]]  # kinds and values by name, by their owner
+OwnStates = dict[str, dict[str, tuple[str, Any]]]  # (kind, value) by name, by owner
 
-_DEEPEST = 4  # a batch sampler that holds a sampler that holds a schedule has 3
+_DEEPEST = 4  # levels: a batch sampler that holds a sampler that holds a schedule has 3
 _GENERATORS = ("torch", "python", "numpy", "numpy, old")
 
 
 def own_states(loader: DataLoader[Any] | None) -> OwnStates:
-    """Return what a loader and its samplers have to themselves; nothing where the loader is gone.
+    """Return the states of a loader and its samplers; empty if the loader is gone.
 
     Raises:
-        SystemExit: ``snapshot-order`` where a sampler holds an iterator, whose place can't be told.
+        SystemExit: ``snapshot-order`` if a sampler holds an iterator: its position is unknown.
     """
     if loader is None:
         return {}
     for name in ("batch_sampler", "sampler"):
-        _told(name, getattr(loader, name))
-    states: OwnStates = {"loader": _told_of({"generator": loader.generator}, loader)}
+        _state_of(name, getattr(loader, name))
+    states: OwnStates = {"loader": _states_of({"generator": loader.generator}, loader)}
     for where, owner in _owners(loader):
-        states[where] = _told_of(_kept_by(owner), loader)
+        states[where] = _states_of(_kept_by(owner), loader)
     return states
 
 
 def set_own_states(loader: DataLoader[Any] | None, states: OwnStates) -> None:
-    """Put back what `own_states` gave, into the objects that are there."""
+    """Restore the result of `own_states` into the present objects."""
     if loader is None:
         return
     _set({"generator": loader.generator}, states.get("loader", {}), {})
     for where, owner in _owners(loader):
         if where in states:
-            _set(vars(owner), states[where], _told_of(_kept_by(owner), loader))
+            _set(vars(owner), states[where], _states_of(_kept_by(owner), loader))
 
 
 def without_generators(states: OwnStates) -> OwnStates:
-    """Return the rest."""
+    """Return the states other than those of generators."""
     return {
         where: {name: one for name, one in of.items() if one[0] not in _GENERATORS}
         for where, of in states.items()
@@ -68,7 +68,7 @@ def without_generators(states: OwnStates) -> OwnStates:
 
 
 def is_torchs(sampler: Any) -> bool:
-    """True if it is one of torch's samplers, which draw the order before they give any of it."""
+    """True if it is one of torch's samplers, which draw the whole order before the first item."""
     return type(sampler).__module__.startswith("torch.")
 
 
@@ -94,14 +94,14 @@ def _below(owner: Any, where: str, depth: int, seen: set[int]) -> Iterator[tuple
 
 
 def _is_owner(value: Any) -> bool:
-    """True if it is a sampler, or an object of the script's that one may hold, but no data."""
+    """True if it is a sampler or an object of the script that one may hold, but not data."""
     if isinstance(value, Dataset | Module | DataLoader | type) or not hasattr(value, "__dict__"):
         return False
     known = type(value).__module__.partition(".")[0] in sys.stdlib_module_names | {"torch", "numpy"}
     return isinstance(value, Sampler) or not (known or hasattr(value, "__getitem__"))
 
 
-# What they have is given by the script's own code, but for their generator.
+# The script's code sets all of their attributes, which never change, except for the generator.
 _FIXED = (RandomSampler, SequentialSampler, BatchSampler)
 
 
@@ -110,16 +110,16 @@ def _kept_by(owner: Any) -> dict[str, Any]:
     return {k: v for k, v in vars(owner).items() if k == "generator"} if fixed else vars(owner)
 
 
-def _told_of(attributes: dict[str, Any], loader: DataLoader[Any]) -> dict[str, tuple[str, Any]]:
-    told = {}
+def _states_of(attributes: dict[str, Any], loader: DataLoader[Any]) -> dict[str, tuple[str, Any]]:
+    states = {}
     for name, value in attributes.items():
-        if value is not loader.dataset and (state := _told(name, value)) is not None:
-            told[name] = state
-    return told
+        if value is not loader.dataset and (state := _state_of(name, value)) is not None:
+            states[name] = state
+    return states
 
 
-def _told(name: str, value: Any) -> tuple[str, Any] | None:
-    """Return the kind of a value and what it is now; None for what has no state that is known."""
+def _state_of(name: str, value: Any) -> tuple[str, Any] | None:
+    """Return a value's kind and its present state; None if it has no known state."""
     if isinstance(value, torch.Generator):
         return "torch", value.get_state()
     if isinstance(value, random.Random):
@@ -131,7 +131,7 @@ def _told(name: str, value: Any) -> tuple[str, Any] | None:
         return "numpy, old", value.get_state()
     try:
         packed(value)
-    except UnplainError as error:
+    except NeedsPickleError as error:
         if not _is_owner(value) and issubclass(error.kind, Iterator):
             refuse(_unfollowable(name, error.kind))
         return None
@@ -158,15 +158,15 @@ def _set(
             _PUT[kind](attributes[name], state)
         else:
             attributes[name] = merged(attributes.get(name), copy.deepcopy(state))
-    for name in now.keys() - states.keys():  # made while it was read
+    for name in now.keys() - states.keys():  # attributes that reading has added
         del attributes[name]
 
 
 def _unfollowable(name: str, kind: type) -> FasttrainError:
     return FasttrainError(
         "--preempt snapshot can't follow a sampler",
-        why=f"it holds a {kind.__qualname__} ({name}), and how far that has come can't be told",
-        fix="draw the order in the sampler's __iter__, or use --preempt signal and checkpoints of"
-        " the script's own",
+        why=f"it holds a {kind.__qualname__} ({name}), whose position can't be determined",
+        fix="draw the order in the sampler's __iter__, or use --preempt signal and the script's own"
+        " checkpoints",
         slug="snapshot-order",
     )

@@ -1,10 +1,10 @@
-"""The numbers that the script reads from tensors: recorded, and given again when it is replayed.
+"""Records the numbers that the script reads from tensors, and returns them again in a replay.
 
-A replayed loop computes nothing, but what steers it, what it counts and what it prints follows
-from numbers such as ``loss.item()``. Only the script's own reads count, and those of GradScaler,
-which decide on its steps; not what is read inside of a model's call, of a DataLoader, of a
-backward pass or of an optimizer's step, all of which a replay leaves out. Where the script has
-hooks on gradients, a replay makes its backward passes, and what is read in them counts.
+A replayed loop computes nothing, but its decisions, counters and output depend on numbers such as
+``loss.item()``. Only reads by the script itself are recorded, and those by GradScaler, which
+decide whether it steps. ScalarReads inside a model's call, a DataLoader, a backward pass or an
+optimizer's step are not: a replay skips all of these. If the script has hooks on gradients, a
+replay runs its backward passes, and then reads inside them are recorded, too.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fasttrain.shim.hooks import patching
+from fasttrain.shim.hooks.seams import Reading
 from fasttrain.shim.process.callsite import own_prefixes
 from fasttrain.shim.snapshots.errors import refuse_diverged
 from fasttrain.shim.snapshots.gradient_hooks import GradientHooks
@@ -29,16 +31,16 @@ from fasttrain.shim.snapshots.gradient_hooks import GradientHooks
 READS = ("item", "tolist", "__bool__", "__float__", "__int__", "__index__", "__format__")
 ARRAYS = ("numpy", "__array__")
 _KINDS = (*READS, *ARRAYS)
-KEPT_BYTES = 4096  # of an array, such as a mean, or the hits of a batch: a page of memory
+KEPT_BYTES = 4096  # of an array, such as a mean or a batch's hits: one page of memory
 _SCALER = os.path.join("torch", "amp", "grad_scaler.py")  # noqa: PTH118
 
 
-class Reads:
-    """What has been read so far, in order.
+class ScalarReads:
+    """The reads so far, in order.
 
     Args:
-        apart: Whether what runs now is left out by a replay.
-        hooks: Whether it makes backward passes all the same.
+        apart: True if a replay skips the code that runs now.
+        hooks: Knows whether a replay runs backward passes all the same.
     """
 
     def __init__(self, apart: Callable[[], bool], hooks: GradientHooks) -> None:
@@ -52,13 +54,13 @@ class Reads:
         self._replayed: tuple[bytes, list[Any]] | None = None
 
     def install(self, undo: ExitStack) -> None:
-        """Follow the ways by which a tensor becomes a number of Python's."""
+        """Wrap the methods by which a tensor becomes a Python number or an array."""
         for kind, name in enumerate(READS):
-            undo.callback(_put_back, name, Tensor.__dict__.get(name))
-            setattr(Tensor, name, self._following(kind, getattr(Tensor, name)))
+            make = functools.partial(self._following, kind)
+            patching.wrap(Tensor, name, make, undo, Reading.SNAPSHOTS)
         for kind, name in enumerate(ARRAYS, len(READS)):
-            undo.callback(_put_back, name, Tensor.__dict__.get(name))
-            setattr(Tensor, name, self._following_arrays(kind, getattr(Tensor, name)))
+            make = functools.partial(self._following_arrays, kind)
+            patching.wrap(Tensor, name, make, undo, Reading.SNAPSHOTS)
 
     def _following(self, kind: int, original: Callable[..., Any]) -> Callable[..., Any]:
         counts, apart, thread = self._counts, self._apart, self._thread
@@ -78,7 +80,7 @@ class Reads:
             again = self._replayed is not None
             value = self._again(kind) if again else original(tensor, *args)
             self.kinds.append(kind)
-            # The script may go on to change a list.
+            # A list is copied, since the script may change it later.
             self.values.append(copy.deepcopy(value) if type(value) is list else value)
             return value
 
@@ -102,35 +104,37 @@ class Reads:
             if self._replayed is not None:
                 self._fill(array, self._again(kind))
             self.kinds.append(kind)
-            self.values.append(_told(array))
+            self.values.append(_described(array))
             return array
 
         return read
 
     def _fill(self, array: Any, then: Any) -> None:
-        """Put into an array, which is the tensor's own memory, what it had then."""
-        if then is None:  # too large to be kept
+        """Write the recorded content into an array, which shares the tensor's memory."""
+        if then is None:  # too large to be recorded
             return
-        told = _told(array)
-        if told is None or told[:2] != then[:2]:
-            refuse_diverged(f"it reads an array of {array.shape} where it read one of {then[1]}")
-        if told != then:  # what can't be written to holds what was never computed
+        now = _described(array)
+        if now is None or now[:2] != then[:2]:
+            refuse_diverged(
+                f"it reads an array of shape {array.shape}, and read one of {then[1]} then"
+            )
+        if now != then:  # a read-only array holds nothing computed: it is equal
             content = bytearray(then[2].encode("latin-1"))
             array[...] = sys.modules["numpy"].frombuffer(content, then[0]).reshape(then[1])
 
     def _is_the_scripts(self, frame: FrameType) -> bool:
-        if frame.f_code.co_filename.endswith(_SCALER):  # for whoever called it
+        if frame.f_code.co_filename.endswith(_SCALER):  # it reads on behalf of its caller
             return frame.f_back is not None and self._is_the_scripts(frame.f_back)
         own = frame.f_code.co_filename.startswith(self._own)
         self._counts[frame.f_code] = not own
         return not own
 
     def state(self) -> dict[str, Any]:
-        """Return what was read."""
+        """Return what was read so far."""
         return {"kinds": bytes(self.kinds), "values": self.values}
 
     def replay(self, state: dict[str, Any]) -> None:
-        """Return what `state` gave from now on, instead of what the tensors hold."""
+        """Have reads return what `state` recorded from now on, not what the tensors hold."""
         self._replayed = (state["kinds"], state["values"])
 
     def _again(self, kind: int) -> Any:
@@ -141,22 +145,15 @@ class Reads:
         return copy.deepcopy(values[at])
 
     def arrive(self) -> None:
-        """Read from the tensors themselves again."""
+        """Let reads return what the tensors hold again."""
         _, values = self._replayed or (b"", [])
         if len(self.values) != len(values):
-            refuse_diverged(f"it has read {len(self.values)} numbers, and then {len(values)}")
+            refuse_diverged(f"it has read {len(self.values)} numbers, and {len(values)} then")
         self._replayed = None
 
 
-def _told(array: Any) -> tuple[str, tuple[int, ...], str] | None:
-    """Return an array's type, shape and content in plain types; None for a large one."""
+def _described(array: Any) -> tuple[str, tuple[int, ...], str] | None:
+    """Return an array's dtype, shape and content in plain types; None for a large one."""
     if array.nbytes > KEPT_BYTES:
         return None
     return array.dtype.str, array.shape, array.tobytes().decode("latin-1")
-
-
-def _put_back(name: str, original: Any) -> None:
-    if original is None:
-        delattr(Tensor, name)  # inherited from the class of torch's that is written in C++
-    else:
-        setattr(Tensor, name, original)

@@ -1,8 +1,8 @@
-"""Tensors that the script itself carries from step to step: averaged weights, hidden states, sums.
+"""Tensors that the script carries from step to step: averaged weights, hidden states, sums.
 
-They are looked for where a script keeps them: in the variables of its functions that are running,
-in its lists and dictionaries, and in the attributes of its own objects. A replay makes the
-variables, but computes nothing, so that what is in these tensors has to be put there.
+They are searched for where scripts keep them: in the local variables of its running functions, in
+lists and dictionaries, and in attributes of its own objects. A replay creates the variables but
+computes nothing, so that the contents of these tensors have to be restored.
 """
 
 from __future__ import annotations
@@ -27,27 +27,24 @@ from fasttrain.shim.data_parallel.split.lazy_rows import whole
 from fasttrain.shim.process.callsite import own_prefixes
 from fasttrain.shim.snapshots.errors import refuse_diverged
 
-# What is in a tensor: put there, and told apart from what was there before.
-
-
-_LOOKED_AT_BYTES = 1 << 30  # a second's work; of what is larger, that many elements are looked at:
-_LOOKED_AT = 1 << 20
+_HASHED_BYTES = 1 << 30  # one second's work; of a larger tensor only this many elements are hashed:
+_SAMPLED_ELEMENTS = 1 << 20
 
 
 def are_alike(tensor: Tensor, other: Tensor) -> bool:
-    """Return whether one can be filled with the other's content."""
+    """True if both have the same shape and dtype, so that one can be copied into the other."""
     return (tensor.shape, tensor.dtype) == (other.shape, other.dtype)
 
 
 def fill(tensor: Tensor, value: Tensor) -> None:
-    """Put a value of the same shape into a tensor, whatever it hangs on or was made by."""
+    """Copy a value into a tensor of its shape, even a view, a leaf or an inference tensor."""
     with torch.no_grad(), torch.inference_mode(tensor.is_inference()):
         own = tensor.detach()
         _unexpanded(own).copy_(value[tuple(slice(n) for n in _unexpanded(own).shape)])
 
 
 def _unexpanded(tensor: Tensor) -> Tensor:
-    """Give it without the repetitions that `expand` made, which share their memory."""
+    """Return it without `expand`'s repetitions: `copy_` refuses a target with shared elements."""
     if tensor.layout is torch.strided:
         for dim, stride in enumerate(tensor.stride()):
             if stride == 0 and tensor.size(dim) > 1:
@@ -56,16 +53,16 @@ def _unexpanded(tensor: Tensor) -> Tensor:
 
 
 def stamp(tensor: Tensor) -> tuple[int, bytes]:
-    """Return what changes when the content does: torch's count of changes, and a hash.
+    """Return what changes with the content: torch's version counter and a hash.
 
-    ``tensor.data`` and NumPy change a tensor without being counted, and what inference_mode made
-    has no count.
+    The counter alone isn't enough: changes through ``tensor.data`` and NumPy aren't counted, and
+    inference tensors have none (-1 here).
     """
     return -1 if tensor.is_inference() else tensor._version, _hash(tensor.detach())
 
 
 def is_stamped(tensor: Tensor, before: tuple[int, bytes]) -> bool:
-    """Return whether the content is what it was when a stamp was given."""
+    """True if the content is unchanged since the stamp was taken."""
     if not tensor.is_inference() and tensor._version != before[0]:
         return False
     return _hash(tensor.detach()) == before[1]
@@ -76,18 +73,18 @@ def _hash(tensor: Tensor) -> bytes:
     if not readable or not tensor.numel():
         return b""
     flat = _unexpanded(tensor).reshape(-1)
-    if flat.nbytes > _LOOKED_AT_BYTES:
-        flat = flat[:: max(1, flat.numel() // _LOOKED_AT)]
+    if flat.nbytes > _HASHED_BYTES:
+        flat = flat[:: max(1, flat.numel() // _SAMPLED_ELEMENTS)]
     flat = flat.cpu().contiguous()
-    # torch's tensors are no buffers, and NumPy may be missing.
+    # By address: a tensor has no buffer protocol, and NumPy may be missing.
     content = (ctypes.c_char * flat.nbytes).from_address(flat.data_ptr())
     return hashlib.sha256(content).digest()
 
 
 def merged(there: Any, then: Any) -> Any:
-    """Return what was, in the objects that are there now where they can take it in.
+    """Return the saved value, in the present objects where they can be updated in place.
 
-    What else holds one of them, such as an optimizer a tensor, goes on to hold the same.
+    Others that refer to such an object, such as an optimizer to a tensor, go on to refer to it.
     """
     if isinstance(there, Tensor) and isinstance(then, Tensor) and are_alike(there, then):
         fill(there, then)
@@ -108,19 +105,20 @@ def merged(there: Any, then: Any) -> Any:
     return then
 
 
-_DEEPEST = 6  # a trainer that holds an average that holds a dictionary of tensors has 3
-_LONGEST = 10_000  # of a list that may be a data set: its items don't change in a loop
+_DEEPEST = 6  # levels: a trainer that holds an average that holds a dictionary of tensors has 3
+_LONGEST = 10_000  # items: a longer list is taken for a data set, whose items don't change
 _ELSEWHERE = (Module, Optimizer, DataLoader, ModuleType, type, str, bytes)
-_KNOWN = sys.stdlib_module_names | {"torch"}  # whose objects hold no tensors of a script, but for:
+# Objects of the standard library and torch hold no tensors of a script, except for the holders.
+_KNOWN = sys.stdlib_module_names | {"torch"}
 _HOLDERS = (SimpleNamespace, Namespace, Dataset)
-DATA = "data set"  # begins the names of what one holds
+DATA = "data set"  # prefix of the names of what a data set holds
 
 
-class Carried:
-    """Finds such tensors, and leaves out those that were there before training and never change.
+class ScriptTensors:
+    """Finds such tensors, except those that existed before training and never change.
 
     Args:
-        holders: Gives what to look into beside variables, with names for it.
+        holders: Yields the objects to search, other than variables, with names for them.
     """
 
     def __init__(self, holders: Callable[[], Iterable[tuple[str, Any]]]) -> None:
@@ -128,11 +126,11 @@ class Carried:
         self._constant: dict[int, tuple[Tensor, tuple[int, bytes]]] = {}
 
     def begin(self) -> None:
-        """Note, behind the first step, what is there and may never change."""
+        """Note after the first step which tensors there are: some of them will never change."""
         self._constant = {id(t): (t, stamp(t)) for _, t in self._found()}
 
     def state(self) -> dict[str, Tensor]:
-        """Return the tensors that are not as they were behind the first step, by where they are."""
+        """Return the tensors that have changed since the first step, by where they are."""
         return {where: t.detach() for where, t in self._found() if not self._is_constant(t)}
 
     def _is_constant(self, tensor: Tensor) -> bool:
@@ -140,18 +138,18 @@ class Carried:
         return known is not None and known[0] is tensor and is_stamped(tensor, known[1])
 
     def restore(self, saved: dict[str, Tensor]) -> None:
-        """Put the values into the tensors that are there now.
+        """Copy the saved values into the present tensors.
 
         Raises:
-            SystemExit: ``snapshot-diverged`` when one is missing or has another shape.
+            SystemExit: ``snapshot-diverged`` if one is missing or has another shape.
         """
         there = dict(self._found())
         for where, value in saved.items():
             tensor = there.get(where)
             if tensor is None and where.startswith(DATA):
-                continue  # what it keeps of having been read comes again when it is
+                continue  # a cache of samples that were read: reading fills it again
             if tensor is None or not are_alike(tensor, value):
-                refuse_diverged(f"the tensor {where} is not what it was")
+                refuse_diverged(f"the tensor {where} is missing or has another shape or dtype")
             fill(tensor, value)
 
     def _found(self) -> Iterator[tuple[str, Tensor]]:
@@ -162,7 +160,7 @@ class Carried:
 
 
 def _variables() -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield those of the script's functions that are running, the outermost first."""
+    """Yield the local variables of the script's running functions, the outermost first."""
     own = own_prefixes()
     frame: FrameType | None = sys._getframe(1)
     frames: list[FrameType] = []
@@ -179,7 +177,7 @@ def _below(value: Any, where: str, depth: int, seen: set[int]) -> Iterator[tuple
         return
     seen.add(id(value))
     if isinstance(value, Tensor):
-        if not isinstance(value, Parameter):  # which belong to modules
+        if not isinstance(value, Parameter):  # a module's, and saved with it
             yield where, whole(value)
     elif depth:
         where = f"{DATA} ({where})" if isinstance(value, Dataset) else where
@@ -192,10 +190,10 @@ def _items(value: Any) -> Iterator[tuple[Any, Any]]:
         if len(value) <= _LONGEST:
             yield from value.items()
     elif isinstance(value, list | tuple | deque):
-        # What grows in a loop grows at its end: a hundred thousand losses are no data set.
+        # A long list that ends in a tensor is a history of losses, which grows in the loop.
         if len(value) <= _LONGEST or isinstance(value[-1], Tensor):
             yield from enumerate(value)
-    elif isinstance(value, GeneratorType):  # one that waits in the middle
+    elif isinstance(value, GeneratorType):  # suspended at a yield
         yield from value.gi_frame.f_locals.items() if value.gi_frame else ()
     elif isinstance(value, _HOLDERS) or type(value).__module__.partition(".")[0] not in _KNOWN:
         yield from list(getattr(value, "__dict__", {}).items())

@@ -1,9 +1,9 @@
-"""Shows the launcher that this worker goes on, and lets it ask for the Python stacks.
+"""Shows the launcher that this worker makes progress, and writes its Python stacks on request.
 
-A step writes one number into memory that the launcher sees: no call into the system, no thread.
-The stacks are written by faulthandler from a signal handler in C, so that they come while the main
-thread is inside of a C call too, whether it holds the interpreter's lock or not. Processes that
-are forked from this one, such as DataLoader workers, inherit the handler and its file.
+A step writes a number into memory that the launcher shares: no system call, no thread. The stacks
+are written by faulthandler, from a signal handler in C. So they are written even while the main
+thread is in a C call, with or without the interpreter lock. Processes that are forked from this
+one, such as DataLoader workers, inherit the handler and its file.
 """
 
 from __future__ import annotations
@@ -31,15 +31,18 @@ from fasttrain.model.hang import (
     Slot,
     stacks_file,
 )
+from fasttrain.shim.hooks import patching
 from fasttrain.shim.hooks.dynamo_skip import pass_over
 from fasttrain.shim.hooks.loaders import on_batch
 from fasttrain.shim.process import rank_variables
 
+NOT_WATCHED = "fasttrain: this process is not watched for hangs"
+
 _STEPS, _BEATS = int(Slot.STEPS), int(Slot.BEATS)
 
 
-class Pulse:
-    """The record of one process.
+class Heartbeat:
+    """The heartbeat of one process: its record in memory that the launcher reads.
 
     Args:
         run_dir: The run directory.
@@ -54,35 +57,35 @@ class Pulse:
         name = f"pulse-{rank}.child-{self._pid}.json" if child else f"pulse-{rank}.json"
         self._address_path = run_dir / name
         self._child = child
-        # Numbers that nobody reads, where there is no memory to be had.
+        # Memory that nobody reads, until `install` has found some to share.
         self._words: Any = memoryview(bytearray(MEMORY_BYTES)).cast("Q")
 
     def install(self, undo: ExitStack) -> None:
-        """Make the record, be ready for the signal, and tell the launcher where both are."""
+        """Make the record, handle the signal, and write down for the launcher where both are."""
         try:
             self._share(undo)
         except OSError as error:  # no descriptor left, or a lost directory
-            told = f"fasttrain: this process is not watched for hangs: {error}"
-            print(told, file=sys.stderr)  # noqa: T201 - a worker has no other way to say it
+            warning = f"{NOT_WATCHED}: {error}"
+            print(warning, file=sys.stderr)  # noqa: T201 - a worker has no other channel
             return
         on_batch(self.beat, undo)
         _count_collectives(self.beat, undo)
 
     def step(self, steps: int) -> None:
-        """Show one more optimizer step."""
+        """Record the number of optimizer steps, and progress."""
         self._words[_STEPS] = steps
-        self._words[_BEATS] += 1  # of a forked child, the number may be the parent's
+        self._words[_BEATS] += 1  # a forked child may write the same number as its parent
 
     def beat(self, *_: Any) -> None:
-        """Show that something else went on."""
+        """Record progress of another kind than a step."""
         self._words[_BEATS] += 1
 
     def slow_step(self, p95_s: float) -> None:
-        """Show how long a slow step takes, in seconds."""
+        """Record how long a slow step takes, in seconds."""
         self._words[Slot.P95_NS] = int(p95_s * 1e9)
 
     def end(self) -> None:
-        """Show that the script has come to its end; its children only come to theirs."""
+        """Record that the script has ended; does nothing in its forked children."""
         if os.getpid() == self._pid:
             self._words[Slot.ENDED] = 1
 
@@ -109,13 +112,13 @@ class Pulse:
 
 
 def _launchers_memory() -> int:
-    """Open the memory that the launcher holds for its ranks; -1 where there is none."""
+    """Return a descriptor of the memory that the launcher holds for its ranks; -1 if none."""
     pid, _, number = os.environ.get(PULSES_VARIABLE, "").partition(":")
     if not (pid.isdecimal() and number.isdecimal()):
         return -1
     link = Path(f"/proc/{pid}/fd/{number}")
     try:
-        # The launcher may have ended, and its number be another process's by now.
+        # The launcher may have ended, and another process may have its pid by now.
         if not str(link.readlink()).startswith(f"/memfd:{MEMORY_NAME}"):
             return -1
         return os.open(link, os.O_RDWR | os.O_CLOEXEC)
@@ -128,7 +131,7 @@ def _number(word: str) -> int:
 
 
 def _free_signal() -> int:
-    """Return the highest real-time signal that nobody handles; 0 when all are taken."""
+    """Return the highest real-time signal that nobody handles; 0 if all are handled."""
     for signum in range(int(signal.SIGRTMAX), int(signal.SIGRTMIN) - 1, -1):
         if signal.getsignal(signum) is signal.SIG_DFL:
             return signum
@@ -151,5 +154,4 @@ def _count_collectives(beat: Any, undo: ExitStack) -> None:
         return wait.__get__(handle)
 
     pass_over(read, all_it_calls=True)
-    work.wait = property(read)
-    undo.callback(setattr, work, "wait", wait)
+    patching.put(work, "wait", property(read), undo)

@@ -1,8 +1,9 @@
-"""Sees the losses that the script calls ``backward()`` on, line by line, for the guard.
+"""Watches the losses that the script calls ``backward()`` on, for the NaN guard.
 
-A loss can be inf or nan while its gradients are finite, as behind a clamp. It counts once an
-optimizer makes a step, and of several passes before that the last one at a line: whether a script
-has dropped what came of the others can't be seen.
+A loss can be inf or NaN while its gradients are finite, as after a clamp. Each line of the script
+that makes a backward pass is watched for itself. Its loss counts when an optimizer steps; of
+several backward passes before that step only the last one of a line counts, because the script may
+have dropped the gradients of the others.
 """
 
 from __future__ import annotations
@@ -19,42 +20,44 @@ from torch import Tensor
 from fasttrain.shim.hooks.backward import on_backward
 from fasttrain.shim.process.callsite import call_site
 
-# Keeps the last numbers of a row where they are, and tells whether some were inf or nan.
-#
-# Those of a GPU stay on it until a copy that nobody waits for has arrived. Those of the host are
-# Python's: there is nothing to wait for, and each operation on a tensor takes microseconds.
-
-
-IN_A_ROW = 3  # so that it is no outlier of which the script recovers
+IN_A_ROW = 3  # a single one may be an outlier that the script recovers from
 SLOTS = 64
-# Beneath what levers put into Tensor: a number that the guard reads is not one that a script reads.
+# Tensor's base class has torch's own item() and tolist(). Those of Tensor may be a lever's, which
+# takes each call for a read by the script.
 _Torchs: Any = Tensor.__mro__[1]
 
 
 class FiniteRing:
-    """The last `SLOTS` numbers of a row, read from time to time.
+    """Keeps the last `SLOTS` numbers of a sequence, and finds out later whether they are finite.
+
+    Numbers on a GPU stay there, and are read by an asynchronous copy, so that no step waits for the
+    device. Numbers on the CPU are kept as Python floats: there is nothing to wait for, and an
+    operation on a tensor takes microseconds.
 
     Attributes:
-        since: Which number was the first of those in a row that are not finite, counted from 1.
+        since: The number, counted from 1, at which the present row of inf and NaN began.
     """
 
     def __init__(self) -> None:
         self.since = 0
         self._count = self._judged = self._in_a_row = 0
-        self._numbers = [0.0] * SLOTS  # of the host
-        self._values: Tensor | None = None  # of another device
+        self._numbers = [0.0] * SLOTS  # numbers on the CPU
+        self._values: Tensor | None = None  # numbers on another device
         self._slots: list[Tensor] = []
         self._copy: tuple[Tensor, Any, int] | None = None  # host, event, count
 
     def take(self, tensor: Tensor) -> bool:
-        """Note and keep the sum of a tensor, and say whether the ring is full."""
+        """Note and keep the sum of a tensor; return whether the ring is full."""
         return self.note(tensor) and self.keep()
 
     def note(self, tensor: Tensor) -> bool:
-        """Note the sum of a tensor, in the place of one that was not kept; whether it has one.
+        """Note the sum of a tensor; it replaces the one noted before, unless that was kept.
 
         Args:
-            tensor: Of floating-point numbers; one that has none, such as a FakeTensor, is left out.
+            tensor: Of floating-point numbers.
+
+        Returns:
+            False if the tensor has no numbers that can be read now, such as a FakeTensor.
         """
         if type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__:
             return False
@@ -70,12 +73,12 @@ class FiniteRing:
         return True
 
     def keep(self) -> bool:
-        """Have what was noted last count, and say whether the ring is full."""
+        """Keep the sum that was noted last; return whether the ring is full."""
         self._count += 1
         return self._count % SLOTS == 0
 
     def read(self) -> bool:
-        """Judge the numbers that have arrived; whether `IN_A_ROW` of them were not finite."""
+        """Return whether `IN_A_ROW` numbers were not finite, by those that have arrived so far."""
         if self._values is None:
             return self._judge(self._numbers, self._count)
         if not self._values.is_cuda:
@@ -116,40 +119,40 @@ class FiniteRing:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """Return what this rank has of a tensor that may be sharded."""
+    """Return this rank's part of a tensor, which may be a DTensor."""
     part: Tensor = getattr(tensor, "_local_tensor", tensor)
     return part
 
 
 def _can_be_written(tensor: Tensor) -> bool:
-    """True if a tensor's device takes one more kernel now, as it doesn't while a graph records."""
+    """True if a kernel may run on the tensor's device now: no CUDA graph is being captured."""
     return not (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
 class LossWatch:
-    """A ring for each place in the script that makes a backward pass."""
+    """Keeps the losses of each place in the script that makes a backward pass."""
 
     def __init__(self) -> None:
         self._rings: dict[tuple[CodeType, int], tuple[str, FiniteRing]] = {}
         self._noted: set[FiniteRing] = set()
 
     def install(self, undo: ExitStack) -> None:
-        """Look at each scalar tensor whose ``backward`` is called."""
+        """Watch each scalar tensor whose ``backward`` is called."""
         on_backward(self._see, undo)
 
-    def begin_anew(self) -> None:
-        """Forget all, in a process that takes over from its parent."""
+    def reset(self) -> None:
+        """Forget all losses, in a forked child."""
         self._rings.clear()
         self._noted.clear()
 
     def step(self) -> None:
-        """Have the losses count that the script went backward from since the last step."""
+        """Keep the losses of the backward passes since the last step."""
         for ring in self._noted:
             ring.keep()
         self._noted.clear()
 
     def read(self) -> Iterator[str]:
-        """Return in words which losses are inf or NaN, and since when."""
+        """Yield a sentence for each place whose losses are inf or NaN, with the step it began."""
         for where, ring in self._rings.values():
             if ring.read():
                 yield f"the loss at {where} is inf or NaN since step {ring.since}"
@@ -159,7 +162,7 @@ class LossWatch:
             return
         if loss.layout is not torch.strided or loss.is_meta:
             return
-        # One of several losses may be nan while the others are not.
+        # Per instruction, because one of several losses may be NaN while the others are not.
         seen = self._rings.get((code, instruction))
         if seen is None:
             seen = self._rings[code, instruction] = (call_site(), FiniteRing())

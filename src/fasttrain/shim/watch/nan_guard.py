@@ -1,10 +1,10 @@
-"""Notices gradients and losses that are inf or NaN, without waiting for the device.
+"""Finds gradients and losses that are inf or NaN, without waiting for the device.
 
-Behind each step one small gradient of its optimizer is added up into a slot of a ring on its
-device: one kernel. The ring is read every few steps, on a GPU by a copy that nobody waits for. One
-gradient stands for all: the first in the model is the last of the backward pass, which any inf or
-nan on the way has reached, and once weights are nan every gradient is. A script that
-leaves such steps out itself, as GradScaler does, makes none and is not warned of any.
+After each step one small gradient of its optimizer is summed into a slot of a ring on its device:
+one kernel. The ring is read every few steps, on a GPU by an asynchronous copy. One gradient is
+enough: that of the model's first parameter comes last in the backward pass, so that any inf or NaN
+on the way has reached it, and once weights are NaN every gradient is. A script that skips such
+steps itself, as GradScaler does, makes no step then, and is not warned.
 """
 
 from __future__ import annotations
@@ -27,17 +27,15 @@ from fasttrain.model.settings import NanChoice
 from fasttrain.shim.process.refusal import refuse
 from fasttrain.shim.watch.loss_watch import IN_A_ROW, FiniteRing, LossWatch, local
 
-# Names a parameter as the script's model does, for messages.
-
 
 def parameter_name(parameter: Tensor) -> str:
-    """Return ``Model: layers.0.weight``, or the shape of a parameter that is in no module.
+    """Return a parameter's name such as ``Model: layers.0.weight``; its shape if no module has it.
 
-    It looks at every object there is, which takes a while.
+    Slow: searches all objects of the process.
     """
     best: tuple[int, str] = (0, f"a parameter of shape {tuple(parameter.shape)}")
     for holder in gc.get_objects():
-        # Not isinstance: that would ask lazily loaded objects for their class.
+        # Not isinstance: it reads __class__, which makes lazy objects load themselves.
         if not issubclass(type(holder), Module) or "_parameters" not in vars(holder):
             continue
         named = dict(Module.named_parameters(holder))
@@ -47,15 +45,15 @@ def parameter_name(parameter: Tensor) -> str:
     return best[1]
 
 
-SMALL = 4096  # elements, which a kernel adds up in no more time than one
+SMALL = 4096  # elements: summing so many takes a kernel no longer than one
 
 
 class NanGuard:
-    """Looks at every optimizer's gradients, and at the losses.
+    """Watches the gradients of every optimizer, and the losses.
 
     Args:
         choice: What is done when they are inf or NaN.
-        excused: Whether they may be so for a while, as long as a loss scale still comes down.
+        excused: True while they may be, because the loss scale still backs off.
 
     Attributes:
         warnings: What was found.
@@ -70,32 +68,32 @@ class NanGuard:
         self._gradients = weakref.WeakKeyDictionary()
 
     def install(self, undo: ExitStack) -> None:
-        """Look behind every optimizer step, and at every loss."""
+        """Watch every optimizer step and every loss, unless the guard is off."""
         if self._choice != "off":
             self._losses.install(undo)
             undo.callback(register_optimizer_step_post_hook(self._after_step).remove)
 
     def read(self) -> None:
-        """Judge what is known by now; called from time to time, behind a step.
+        """Judge the numbers that have arrived; called from time to time, after a step.
 
         Raises:
-            SystemExit: ``not-finite`` when the run is to stop at such numbers.
+            SystemExit: ``not-finite`` if some are inf or NaN and the run stops at that.
         """
         for optimizer, gradients in list(self._gradients.items()):
             if gradients.ring.read() and not self._excused():
                 self._found(optimizer, gradients.ring.since)
-        for told in self._losses.read():
+        for finding in self._losses.read():
             if not self._excused():
-                self._tell(told, _bad_loss(told))
+                self._report(finding, _bad_loss(finding))
 
-    def begin_anew(self) -> None:
-        """Forget all, in a process that takes over from its parent."""
+    def reset(self) -> None:
+        """Forget all numbers, in a forked child."""
         self._gradients.clear()
-        self._losses.begin_anew()
+        self._losses.reset()
 
     def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
         if self.warnings or torch.compiler.is_compiling():
-            return  # what was found stays so
+            return  # one finding is enough
         self._losses.step()
         gradients = self._gradients.get(optimizer)
         if gradients is None:
@@ -105,30 +103,30 @@ class NanGuard:
 
     def _found(self, optimizer: Optimizer, step: int) -> None:
         bad = [p for p in _parameters(optimizer) if not _is_finite(p)]
-        at = parameter_name(bad[0]) if bad else "a gradient that the script has taken away since"
+        at = parameter_name(bad[0]) if bad else "a gradient that the script has cleared since"
         what = f"gradients of {type(optimizer).__name__} are inf or NaN since step {step}"
-        told = f"{what}: first {at}, {len(bad)} in all"
-        self._tell(told, _bad_gradients(what, at, len(bad)))
+        finding = f"{what}: first {at}, {len(bad)} in all"
+        self._report(finding, _bad_gradients(what, at, len(bad)))
 
-    def _tell(self, told: str, error: FasttrainError) -> None:
+    def _report(self, finding: str, error: FasttrainError) -> None:
         if self.warnings:
-            return  # what comes first is the cause
-        self.warnings.append(told)
+            return  # the first finding is the cause of later ones
+        self.warnings.append(finding)
         if self._choice == "stop":
             refuse(error)
-        told = f"fasttrain: warning: {told} (--on-nan stop would end the run)"
-        print(told, file=sys.stderr, flush=True)  # noqa: T201 - a worker has no other way
+        warning = f"fasttrain: warning: {finding} (--on-nan stop would end the run)"
+        print(warning, file=sys.stderr, flush=True)  # noqa: T201 - a worker has no other channel
 
 
 class _Gradients:
-    """Sums of one gradient of an optimizer, of its last steps."""
+    """Keeps the sums of one gradient of an optimizer, for its last steps."""
 
     def __init__(self) -> None:
         self.ring = FiniteRing()
         self._probe: Tensor | None = None
 
     def take(self, optimizer: Optimizer) -> bool:
-        """Add up the gradient, and say whether the ring is full."""
+        """Sum the gradient into the ring; return whether the ring is full."""
         probe = self._probe
         if probe is None or probe.grad is None:
             probe = self._probe = _small(optimizer)
@@ -138,8 +136,11 @@ class _Gradients:
 
 
 def _small(optimizer: Optimizer) -> Tensor | None:
-    """Return the parameter whose gradient stands for all."""
-    usable = [p for p in _parameters(optimizer) if _can_be_added_up(p)]
+    """Return the parameter whose gradient is watched for all; None if none is usable.
+
+    The first small one, or the smallest.
+    """
+    usable = [p for p in _parameters(optimizer) if _can_be_summed(p)]
     small = (p for p in usable if local(p).numel() <= SMALL)
     return next(small, min(usable, key=lambda p: local(p).numel(), default=None))
 
@@ -148,7 +149,7 @@ def _parameters(optimizer: Optimizer) -> list[Tensor]:
     return [p for group in optimizer.param_groups for p in group["params"]]
 
 
-def _can_be_added_up(parameter: Tensor) -> bool:
+def _can_be_summed(parameter: Tensor) -> bool:
     gradient = parameter.grad
     if gradient is None or gradient.layout is not torch.strided:
         return False
@@ -157,7 +158,7 @@ def _can_be_added_up(parameter: Tensor) -> bool:
 
 def _is_finite(parameter: Tensor) -> bool:
     gradient = parameter.grad
-    if gradient is None or not _can_be_added_up(parameter):
+    if gradient is None or not _can_be_summed(parameter):
         return True
     return bool(local(gradient).isfinite().all())
 
@@ -166,8 +167,8 @@ def _bad_gradients(what: str, at: str, count: int) -> FasttrainError:
     return FasttrainError(
         what,
         why=f"{count} gradients are inf or NaN, the first that of {at}",
-        fix="lower the learning rate, clip the gradients, look at the data of that step, or use"
-        " torch.autograd.set_detect_anomaly(True); --on-nan warn goes on",
+        fix="lower the learning rate, clip the gradients, check the data of that step, or use"
+        " torch.autograd.set_detect_anomaly(True); --on-nan warn lets the run go on",
         slug="not-finite",
         exit_code=ExitCode.NOT_FINITE,
     )
@@ -177,8 +178,8 @@ def _bad_loss(what: str) -> FasttrainError:
     return FasttrainError(
         what,
         why=f"it was inf or NaN at {IN_A_ROW} steps in a row",
-        fix="look at the data of that step, and at what divides, takes a root or a logarithm;"
-        " --on-nan warn goes on",
+        fix="check the data of that step, and where the model divides or takes a root or a"
+        " logarithm; --on-nan warn lets the run go on",
         slug="not-finite",
         exit_code=ExitCode.NOT_FINITE,
     )

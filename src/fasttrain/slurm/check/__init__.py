@@ -1,1 +1,1 @@
-"""What would fail in a job, found before it is sent."""
+"""``fasttrain slurm --check``: find what would fail in a job before it is sent."""

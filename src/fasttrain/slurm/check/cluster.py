@@ -1,20 +1,21 @@
-"""What a job asks for, against what the cluster has and what it lets the user have."""
+"""Check a job against the limits of the cluster, and against the user's accounting."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
 
-from fasttrain.model.finding import Finding, Severity
+from fasttrain.model.examination import Finding, Severity
 from fasttrain.model.slurm import NodeKind, PartitionLimits
 from fasttrain.slurm.check.facts import Seen
 
-# States of nodes that take no job until somebody mends them; those that are asleep do.
+# States of nodes that take no jobs until somebody repairs them. Powered-down nodes are not here:
+# SLURM wakes them for a job.
 # Source: sinfo(1), SLURM 22.05, "NODE STATE CODES".
 AWAY = frozenset(
     {"down", "drained", "draining", "fail", "failing", "error", "unknown", "inval", "future"}
 )
-# With any of them an account must be the user's.
+# With any of these enforced, the account must be the user's.
 # Source: slurm.conf(5), SLURM 22.05, AccountingStorageEnforce: each of the others sets the first.
 ASSOCIATIONS = frozenset({"associations", "limits", "qos", "safe", "wckeys"})
 # Source: sbatch(1), SLURM 22.05, --mem: "Default units are megabytes"; [K|M|G|T].
@@ -29,33 +30,33 @@ _RESOURCES = (
 
 
 def judge_unread(seen: Seen) -> Iterator[Finding]:
-    """Tell what of the cluster couldn't be asked, and so isn't checked."""
+    """Yield a finding for each query of the cluster that failed, whose checks are left out."""
     for what, why in seen.cluster.unread:
         yield Finding(
             "slurm-unread",
             "warning",
             f"the cluster's {what} can't be checked",
             why,
-            "see whether scontrol ping says UP, or ask those who run the cluster",
+            "see whether scontrol ping says UP, or ask the cluster's administrators",
         )
 
 
 def judge_partition(seen: Seen) -> Iterator[Finding]:
-    """Tell of partitions that don't exist or take no jobs."""
+    """Yield findings for partitions that don't exist, or take no jobs."""
     known = {partition.name: partition for partition in seen.cluster.partitions}
     for name in _named(seen) if known else ():
         if name not in known:
             yield _partition(f"there is no partition {name}", f"there are {', '.join(known)}")
         elif known[name].state != "UP":
-            why = "SLURM refuses jobs for it, or lets them wait until it is up again"
+            why = "SLURM refuses its jobs, or lets them wait until it is up again"
             yield _partition(f"partition {name} is {known[name].state}", why)
     if known and not _named(seen) and not _partitions(seen):
-        why = f"the cluster has no default one; there are {', '.join(known)}"
+        why = f"the cluster has no default partition; there are {', '.join(known)}"
         yield _partition("no partition was named", why)
 
 
 def judge_time(seen: Seen) -> Iterator[Finding]:
-    """Tell of a time limit that no partition of the job allows."""
+    """Yield a finding if no partition of the job allows its time limit."""
     asked, partitions = seen.job.parameters.time_min, _partitions(seen)
     limits = [p.time_limit_min for p in partitions if p.time_limit_min is not None]
     if asked is None or not limits or len(limits) < len(partitions) or asked <= max(limits):
@@ -72,7 +73,7 @@ def judge_time(seen: Seen) -> Iterator[Finding]:
 
 
 def judge_nodes(seen: Seen) -> Iterator[Finding]:
-    """Tell of more nodes than a job may have, or than there are of the kind that is needed."""
+    """Yield a finding if a job may not have so many nodes, or if too few fit or are up."""
     asked, partitions = seen.job.parameters.nodes, _partitions(seen)
     if not partitions:
         return
@@ -81,7 +82,7 @@ def judge_nodes(seen: Seen) -> Iterator[Finding]:
     there = _count(fitting)
     up = _count(kind for kind in fitting if kind.state not in AWAY)
     if asked > most:
-        yield _too_many(asked, f"a job in {where} gets {most} at the most", most)
+        yield _too_many(asked, f"a job in {where} gets at most {most}", most)
     elif fitting and asked > there:
         yield _too_many(asked, f"{where} has {there} with the GPUs, CPUs and memory needed", there)
     elif fitting and asked > up:
@@ -89,13 +90,13 @@ def judge_nodes(seen: Seen) -> Iterator[Finding]:
             "slurm-nodes",
             "warning",
             f"of the {there} nodes that fit in {where}, {up} are up, and the job needs {asked}",
-            "it waits until the others are mended; sinfo -R tells what they have",
+            "it waits until the others are repaired; sinfo -R shows what is wrong with them",
             f"use --nodes {up} or fewer, or wait" if up else "wait, or use another --partition",
         )
 
 
 def judge_resources(seen: Seen) -> Iterator[Finding]:
-    """Tell of GPUs, CPUs or memory that no node of the partition has."""
+    """Yield findings for GPUs, CPUs or memory that no node of the partition has."""
     kinds, needs = _kinds(seen), _needs(seen)
     if not kinds:
         return
@@ -108,16 +109,16 @@ def judge_resources(seen: Seen) -> Iterator[Finding]:
             yield _resources(f"no node of {where} has {need} {what}", f"{has} is the most", option)
     if not short and not any(_fits(seen, kind) for kind in kinds):
         wanted = [f"{need} {what}" for (what, _), need in zip(_RESOURCES, needs, strict=True)]
-        why = f"each is there, but not all on one node: {', '.join(wanted)}"
+        why = f"no single node has all of {', '.join(wanted)}"
         yield _resources(f"no node of {where} fits", why, "one of them")
 
 
 def judge_account(seen: Seen) -> Iterator[Finding]:
-    """Tell of an account or a QOS that isn't the user's."""
+    """Yield a finding if the account or the QOS isn't the user's."""
     account, qos, cluster = _asked(seen, "account"), _asked(seen, "qos"), seen.cluster
     if cluster.associations is None:
         if (account or qos) and cluster.accounting is False:
-            why = "this cluster has no accounting, and takes any"
+            why = "this cluster has no accounting, and accepts any"
             fix = "leave out --account and --qos"
             yield Finding("slurm-account", "hint", "account and QOS aren't checked", why, fix)
         return
@@ -135,13 +136,13 @@ def _named(seen: Seen) -> tuple[str, ...]:
 
 
 def _asked(seen: Seen, option: str) -> str:
-    """Return what holds for an option: what is written in the script, or sbatch's own variable."""
+    """Return the value of a sbatch option: that of the script, else sbatch's own variable."""
     written: str | None = seen.job.parameters.submitit.get(option)
     return written or seen.environ.get(f"SBATCH_{option.upper()}", "")
 
 
 def _partitions(seen: Seen) -> tuple[PartitionLimits, ...]:
-    """Return the partitions that the job may run in, as far as they exist."""
+    """Return the existing partitions in which the job may run."""
     named = _named(seen)
     return tuple(p for p in seen.cluster.partitions if (p.name in named if named else p.default))
 
@@ -152,14 +153,14 @@ def _kinds(seen: Seen) -> list[NodeKind]:
 
 
 def _needs(seen: Seen) -> tuple[int, ...]:
-    """Return what each node must have."""
+    """Return the GPUs, CPUs and MiB of memory that each node must have."""
     wanted = seen.job.parameters.submitit
     cpus = wanted.get("ntasks_per_node", 1) * wanted.get("cpus_per_task", 1)
     return (wanted.get("gpus_per_node", 0), cpus, _memory_mb(wanted.get("mem", "0")))
 
 
 def _memory_mb(text: str) -> int:
-    found = _MEMORY.fullmatch(text)  # what is no size, sbatch itself refuses
+    found = _MEMORY.fullmatch(text)  # sbatch itself refuses what is not a size
     return int(int(found[1]) * _MIB[found[2].upper()]) if found else 0
 
 
@@ -172,7 +173,7 @@ def _fits(seen: Seen, kind: NodeKind) -> bool:
 
 
 def _count(kinds: Iterable[NodeKind]) -> int:
-    """Return the number of nodes in the partition that has most; a node may be in several."""
+    """Return the node count of the largest partition; no sum, as a node may be in several."""
     counts: dict[str, int] = {}
     for kind in kinds:
         counts[kind.partition] = counts.get(kind.partition, 0) + kind.count
@@ -197,7 +198,7 @@ def _too_many(asked: int, why: str, most: int) -> Finding:
         "slurm-nodes",
         "error",
         f"{asked} nodes are more than the job can get",
-        f"{why}; SLURM refuses it, or lets it wait for ever",
+        f"{why}; SLURM refuses such a job, or lets it wait for ever",
         f"use --nodes {most} or fewer, or another --partition",
     )
 
@@ -213,6 +214,6 @@ def _not_mine(what: str, name: str, names: set[str], *, strict: bool) -> Finding
         "slurm-account",
         "error" if strict else "hint",
         f"{what} {name} isn't yours" if name else f"you have no {what}",
-        listed if strict else f"{listed}; this cluster takes any",
-        f"use one of them with --{what.lower()}" if names else "ask those who run the cluster",
+        listed if strict else f"{listed}; this cluster accepts any",
+        f"use one of them with --{what.lower()}" if names else "ask the cluster's administrators",
     )

@@ -1,4 +1,4 @@
-"""What ``fasttrain slurm --check`` looks at; nothing is sent, and nothing stays behind."""
+"""The facts that ``fasttrain slurm --check`` looks at; nothing is sent, and no file is left."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from fasttrain.slurm.submission import Draft, batch_script
 from fasttrain.source.read import find_local_rank
 
 TIMEOUT_S = 20.0
-# What a task imports, without torch, and the version that must be the one here.
+# The imports of a task, without torch; it prints the version, which must be the one here.
 IMPORTED = "import fasttrain.slurm.node_task, fasttrain; print(fasttrain.__version__)"
 _GPUS_PER_TASK = re.compile(r"(?:--)?gpus[-_]per[-_]task(?:=.*)?", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class NeededPath:
     """A folder or file that the nodes need.
 
     Attributes:
         what: What it is, such as ``the run directory``.
-        path: Where.
-        filesystem: Type of its file system; empty where unknown.
+        path: Its path.
+        filesystem: Type of its file system; empty if unknown.
     """
 
     what: str
@@ -45,12 +45,12 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
-    """What a tool said that was tried.
+class ToolResult:
+    """The result of a tool.
 
     Attributes:
-        said: Its answer, all of it.
-        error: Why it failed; empty where it didn't.
+        said: Its whole output.
+        error: Why it failed; empty on success.
     """
 
     said: str = ""
@@ -62,38 +62,38 @@ class Seen:
     """Everything that the checks look at.
 
     Attributes:
-        job: What would be sent.
-        cluster: What SLURM's tools say of the cluster.
-        environ: The environment from which it would be sent.
-        places: What the nodes need, and where it lies.
-        python: An import of fasttrain by the nodes' interpreter; None where it is this one.
+        job: The job that would be sent.
+        cluster: The limits of the cluster.
+        environ: The environment from which the job would be sent.
+        places: Folders and files that the nodes need.
+        python: An import of fasttrain by the nodes' interpreter; None if it is this one.
         setup: ``bash -n`` of the setup lines; None without any.
         sent: ``sbatch --test-only`` of the script that would be sent.
-        gpus_per_task: The option that binds GPUs to tasks; empty without.
-        local_rank: Where the script reads its local rank, looked for with that option alone.
+        gpus_per_task: The option that binds GPUs to tasks; empty without one.
+        local_rank: Where the script reads its local rank; only searched for with that option.
     """
 
     job: Draft
     cluster: ClusterFacts
     environ: Mapping[str, str]
-    places: tuple[Place, ...] = ()
-    python: Trial | None = None
-    setup: Trial | None = None
-    sent: Trial = Trial()
+    places: tuple[NeededPath, ...] = ()
+    python: ToolResult | None = None
+    setup: ToolResult | None = None
+    sent: ToolResult = ToolResult()
     gpus_per_task: str = ""
     local_rank: Evidence | None = None
 
     @property
     def slurm(self) -> SlurmSettings:
-        """What the user wants of SLURM."""
+        """Options of SLURM."""
         return self.job.requests[0].slurm
 
 
 def look(job: Draft, environ: Mapping[str, str]) -> Seen:
-    """Give all that the checks need, asked for at the same time; 20 s at the most.
+    """Return all facts that the checks need; the queries run in parallel and take 20 s at most.
 
     Raises:
-        FasttrainError: ``slurm-missing`` where there is no SLURM.
+        FasttrainError: ``slurm-missing`` if there is no SLURM.
     """
     host = Host(environ)
     if not (host.which("sbatch") and host.which("srun")):
@@ -125,38 +125,38 @@ def _gpus_per_task(slurm: SlurmSettings, environ: Mapping[str, str]) -> str:
             if _GPUS_PER_TASK.fullmatch(word):
                 return f"{setting.source} {word}"
     variable = "SBATCH_GPUS_PER_TASK"
-    # It is left out where the GPUs of a node were asked for.
+    # The job doesn't get this variable if the GPUs of a node were asked for.
     return variable if variable in environ and not slurm.gpus_per_node.value else ""
 
 
-def _test_only(job: Draft, host: Host, script: Path) -> Trial:
-    """Have sbatch judge the very script, in the environment in which it would be sent."""
+def _test_only(job: Draft, host: Host, script: Path) -> ToolResult:
+    """Let sbatch judge exactly the script and the environment that would be sent."""
     script.write_text(batch_script(job), errors="surrogateescape")
     without = [word for name in job.left_out for word in ("-u", name)]
     return _try(["env", *without, host.which("sbatch"), "--test-only", str(script)])
 
 
-def _python(named: str | None) -> Trial | None:
+def _python(named: str | None) -> ToolResult | None:
     if not named or shutil.which(named) == sys.executable:
         return None
     return _try([named, "-c", IMPORTED])
 
 
-def _setup(lines: tuple[str, ...], script: Path) -> Trial | None:
+def _setup(lines: tuple[str, ...], script: Path) -> ToolResult | None:
     if not lines:
         return None
     script.write_text("\n".join(lines) + "\n", errors="surrogateescape")
     return _try(["bash", "-n", str(script)])
 
 
-def _try(argv: list[str]) -> Trial:
+def _try(argv: list[str]) -> ToolResult:
     try:
-        return Trial(run_tool(argv, timeout_s=TIMEOUT_S, errors_too=True))
+        return ToolResult(run_tool(argv, timeout_s=TIMEOUT_S, errors_too=True))
     except ToolError as error:
-        return Trial(error.said, str(error))
+        return ToolResult(error.said, str(error))
 
 
-def _places(job: Draft, host: Host) -> Iterator[Place]:
+def _places(job: Draft, host: Host) -> Iterator[NeededPath]:
     mounts = mount_types(host)
     python = job.requests[0].slurm.python.value
     needed = [("the working directory", Path.cwd()), ("the run directory", job.run_dir)]
@@ -167,11 +167,11 @@ def _places(job: Draft, host: Host) -> Iterator[Place]:
     if not python:
         needed.append(("fasttrain", Path(fasttrain.__file__).parent))
     for what, path in needed:
-        yield Place(what, str(path), filesystem_of(_resolved(path), mounts))
+        yield NeededPath(what, str(path), filesystem_of(_resolved(path), mounts))
 
 
 def _resolved(path: Path) -> Path:
     try:
         return within(DISK_TIMEOUT_S, lambda: Path(os.path.realpath(path)))
-    except OSError:  # a server that is gone: the file system is told by the path as it is
+    except OSError:  # the file server is gone: go by the path as it is
         return path

@@ -1,1 +1,1 @@
-"""Rank 0 answers what processes may answer differently: time, files, commands, random numbers."""
+"""Rank 0's answers to questions on which ranks could differ: time, files, commands, randomness."""

@@ -1,8 +1,8 @@
-"""Rank 0 answers what processes may answer differently: the time, the files that there are.
+"""Rank 0 answers questions on which ranks could differ, such as the time or which files exist.
 
-All ranks run one script, and so they ask the same questions in the same order. Every rank gets what
-rank 0 has found for its k-th question. An answer carries the place in the script that has asked: a
-rank that asks elsewhere has parted from rank 0, and the run ends with both places.
+All ranks run one script and so ask the same questions in the same order. Every rank gets rank 0's
+answer to the k-th question. An answer carries the line of the script that has asked: a rank that
+asks from another line has diverged from rank 0, and the run ends with an error that names both.
 """
 
 from __future__ import annotations
@@ -15,40 +15,47 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, NoReturn
 
-from fasttrain.model.errors import ExitCode, FasttrainError
 from fasttrain.shim.data_parallel.answers.channels import Ring, StoredAnswers
-from fasttrain.shim.data_parallel.answers.encoding import NotPlainError, heard, told, told_error
+from fasttrain.shim.data_parallel.answers.encoding import (
+    NotPlainError,
+    decoded,
+    encoded,
+    encoded_error,
+)
 from fasttrain.shim.data_parallel.answers.places import Places, users_place
+from fasttrain.shim.data_parallel.parting import ranks_parted
 from fasttrain.shim.data_parallel.ranks import Ranks
 from fasttrain.shim.data_parallel.shared_memory import shared_memory
 from fasttrain.shim.process import refusal
 from fasttrain.shim.process.refusal import refuse
 
+WAIT = "wait for other ranks"
+
 SPINS = 200  # looks before a rank that waits begins to sleep
 SLEEP_S = 5e-5
-LOOK_EVERY = 2000  # looks, 0.1 to 0.2 s, after which it is asked whether others have ended
-STUCK_S = 4.0  # in which neither of two ranks goes on that wait for each other
+LOOK_EVERY = 2000  # polls (0.1 to 0.2 s) between checks whether other ranks have ended
+STUCK_S = 4.0  # two ranks that wait for each other this long are deadlocked
 POLL_S = 0.5
 
 
-def _itself(value: Any) -> Any:
+def itself(value: Any) -> Any:
+    """Return the value: an answer that other ranks get as it is."""
     return value
 
 
 class Answers:
-    """The questions that this rank has asked so far.
+    """The questions of this rank, and rank 0's answers to them.
 
     Args:
         ranks: All ranks.
 
     Attributes:
-        live: Whether rank 0 answers: not in processes that the script forks, and not inside of what
-            rank 0 does alone.
-        number: Of the last question.
-        thread: The one whose questions are answered.
-        places: Their numbers.
-        waiting_elsewhere: Each returns a rank that waits for this one in another way than by a
-            question, what this one is to do by the number of its place, and how often it has.
+        live: True if rank 0 answers: not in forked children, and not while rank 0 alone runs code.
+        number: Number of the last question.
+        thread: The thread whose questions are answered.
+        places: Numbers the lines that ask.
+        waiting_elsewhere: Functions that return a rank that waits for this one other than for an
+            answer, the number of the place where this one is to act, and how often it has acted.
     """
 
     def __init__(self, ranks: Ranks) -> None:
@@ -64,7 +71,7 @@ class Answers:
         self._closed = threading.Event()
 
     def install(self, undo: ExitStack) -> None:
-        """Meet the other ranks, and answer from here on; every rank must call this alike."""
+        """Connect to the other ranks and start to answer; every rank must call this."""
         ranks = self._ranks
         with ranks.waits():
             size = Ring.size(ranks.world_size)
@@ -73,7 +80,7 @@ class Answers:
         self.channel = StoredAnswers(*whom) if memory is None else Ring(memory, *whom)
         self.live = True
         _forget_in_children(self)
-        # In front of what else waits at the end: other ranks must not wait for an answer then.
+        # Before other functions that wait at the end: no rank may wait for an answer by then.
         refusal.at_clean_end.insert(0, self.close)
         undo.callback(refusal.at_clean_end.remove, self.close)
         undo.callback(self.close)
@@ -83,7 +90,7 @@ class Answers:
         undo.callback(self._closed.set)
 
     def close(self) -> None:
-        """Have each rank find its own answers from here on."""
+        """Have each rank find its own answers from now on."""
         if self.live:
             self.live = False
             self._closed.set()
@@ -91,11 +98,11 @@ class Answers:
 
     @property
     def ended(self) -> bool:
-        """True if the run is over for them; processes that the script forks are a part of it."""
+        """True if this was closed, which a forked child inherits."""
         return self._closed.is_set()
 
     def answers(self) -> bool:
-        """Return whether rank 0 answers this thread."""
+        """True if rank 0 answers this thread's questions."""
         return self.live and threading.get_ident() == self.thread
 
     def next_number(self, place: int) -> int:
@@ -104,19 +111,19 @@ class Answers:
         self.number = number = self.number + 1
         return number
 
-    def ask(self, place: int, find: Callable[[], Any], tell: Callable[[Any], Any] = _itself) -> Any:
-        """Return what ``find`` returns on rank 0, or raise what it raises there.
+    def ask(self, place: int, find: Callable[[], Any], tell: Callable[[Any], Any] = itself) -> Any:
+        """Return what ``find`` returns on rank 0; raise what it raises there.
 
         Args:
-            place: The number of what is asked where.
-            find: Finds an answer; called on other ranks only where it can't be told.
-            tell: What other ranks get of what that returns.
+            place: The number of the line and its question.
+            find: Finds the answer; other ranks call it only if rank 0's can't be encoded.
+            tell: Converts the result for other ranks.
         """
         number = self.next_number(place)
         if self.rank == 0:
             return self._find(number, place, find, tell)
         try:
-            return self._hear(number, place)
+            return self._await_answer(number, place)
         except NotPlainError:
             with self.apart():
                 return find()
@@ -124,19 +131,19 @@ class Answers:
     def do(
         self, place: int, act: Callable[[], Any], tell: Callable[[Any], Any] = lambda _: None
     ) -> Any:
-        """Have rank 0 act when all ranks have come here, and return when it has.
+        """Have rank 0 act once all ranks have come here; return when it has.
 
         Args:
-            place: The number of what is done where.
-            act: Acts on rank 0.
-            tell: What other ranks get of what that returns.
+            place: The number of the line and its action.
+            act: Called on rank 0 alone.
+            tell: Converts the result for other ranks.
 
         Returns:
-            What ``act`` returns on rank 0, and on other ranks what ``tell`` does.
+            The result of ``act`` on rank 0, and that of ``tell`` on other ranks.
         """
         number = self.next_number(place)
         if self.rank:
-            return self._hear(number, place)
+            return self._await_answer(number, place)
         others = self.channel.gather(number, place)
         for rank, other in enumerate(others, 1):
             if other != place:
@@ -146,9 +153,9 @@ class Answers:
 
     @contextmanager
     def apart(self) -> Iterator[None]:
-        """Have this rank find its own answers inside of a block that others may not run."""
+        """Have this rank find its own answers in a block that other ranks may not run."""
         if threading.get_ident() != self.thread:
-            yield  # it does so there anyway, and the other thread goes on asking meanwhile
+            yield  # other threads find their own answers anyway; the answered one may ask meanwhile
             return
         before, self.live = self.live, False
         try:
@@ -163,19 +170,19 @@ class Answers:
             with self.apart():
                 found = find()
         except Exception as error:
-            self.channel.give_text(number, place, told_error(error))
+            self.channel.give_text(number, place, encoded_error(error))
             raise
-        self.channel.give_text(number, place, told(tell(found)))
+        self.channel.give_text(number, place, encoded(tell(found)))
         return found
 
-    def _hear(self, number: int, place: int) -> Any:
-        return heard(self.take(number, place << 32))
+    def _await_answer(self, number: int, place: int) -> Any:
+        return decoded(self.take(number, place << 32))
 
     def take(self, number: int, tag: int) -> Any:
         """Return rank 0's answer to a question.
 
         Raises:
-            SystemExit: ``ranks-parted`` where rank 0 has asked another one.
+            SystemExit: ``ranks-parted`` if rank 0 has asked another one.
         """
         place = tag >> 32
         found, value = self.channel.take(number, place)
@@ -184,14 +191,13 @@ class Answers:
         return value
 
     def _part(self, place: int, rank: int, other: int) -> NoReturn:
-        told_places = {self.rank: self.places.told(place), rank: self.places.told(other)}
-        refuse(_parted(told_places))
+        refuse(ranks_parted({self.rank: self.places.words(place), rank: self.places.words(other)}))
 
     def _wait(self, is_over: Callable[[], bool]) -> None:
         """Wait for other ranks.
 
         Raises:
-            SystemExit: ``ranks-parted`` where one of them has ended.
+            SystemExit: ``ranks-parted`` if one of them has ended.
         """
         looks = 0
         with self._ranks.waits(), self.apart():
@@ -205,18 +211,18 @@ class Answers:
         ended = self.channel.ended()
         gone = [rank for rank in ended if self.rank == 0 or rank == 0]
         if gone and not is_over():
-            refuse(_parted({self.rank: self.places.told(self._place), gone[0]: "end"}))
+            refuse(ranks_parted({self.rank: self.places.words(self._place), gone[0]: "end"}))
 
-    # --- ranks that wait for each other
+    # --- deadlocks
 
     def _watch(self) -> None:
-        """End the run when this rank waits elsewhere while rank 0 and it wait for each other."""
+        """End the run if this rank and rank 0 wait for each other at different places."""
         before: Any = None
         since_s = 0.0
         while not self._closed.wait(POLL_S):
             try:
                 now = self._stuck()
-            except (RuntimeError, OSError):  # the store is gone, and with it the run
+            except (RuntimeError, OSError):  # the store is gone: the run has ended
                 return
             if now is None or now != before:
                 before, since_s = now, time.monotonic()
@@ -224,10 +230,10 @@ class Answers:
                 self._end_stuck(*now[:2])
 
     def _stuck(self) -> tuple[int, int, int, float] | None:
-        """Return a rank that waits for this one to ask, its place and question, and since when."""
+        """Return a rank that waits for this one, its place and question, and a start of waiting."""
         elsewhere = [found for look in self.waiting_elsewhere if (found := look())]
         waiting_s = self._ranks.waiting_since_s
-        if not waiting_s or not self.live:  # it isn't live while it waits for an answer itself
+        if not waiting_s or not self.live:  # not live: it waits for an answer itself
             return None
         come = self.channel.come_to()
         for rank, (number, place) in enumerate(come):
@@ -236,19 +242,19 @@ class Answers:
         return (*elsewhere[0], waiting_s) if elsewhere else None
 
     def _end_stuck(self, rank: int, place: int) -> None:
-        here = f"wait for other ranks at {users_place(self.thread)}"
-        error = _parted({self.rank: here, rank: self.places.told(place)})
+        here = f"{WAIT} at {users_place(self.thread)}"
+        error = ranks_parted({self.rank: here, rank: self.places.words(place)})
         with suppress(OSError, ValueError):
             os.write(2, f"{error}\n".encode())
         refusal.ended_by_us(error)
-        os._exit(int(error.exit_code))  # from a thread, with the main thread inside of a collective
+        os._exit(int(error.exit_code))  # a thread's sys.exit wouldn't end the process
 
 
 _IN_CHILDREN: weakref.WeakSet[Answers] = weakref.WeakSet()
 
 
 def _forget_in_children(answers: Answers) -> None:
-    """Have processes that the script forks find their own answers."""
+    """Have forked children find their own answers."""
     if not _IN_CHILDREN:
         os.register_at_fork(after_in_child=_in_child)
     _IN_CHILDREN.add(answers)
@@ -257,15 +263,3 @@ def _forget_in_children(answers: Answers) -> None:
 def _in_child() -> None:
     for answers in _IN_CHILDREN:
         answers.live = False
-
-
-def _parted(told_places: dict[int, str]) -> FasttrainError:
-    (one, first), (two, second) = sorted(told_places.items())
-    return FasttrainError(
-        f"the ranks parted: rank {one} is to {first}, rank {two} to {second}",
-        why="something in front of these lines was decided by what differs between processes, such"
-        " as threads, the process id, or the machine",
-        fix="let the decision follow from the data or from a seeded generator, or use one process",
-        slug="ranks-parted",
-        exit_code=ExitCode.CONTRADICTION,
-    )

@@ -1,7 +1,6 @@
-"""A ring of answers in memory that the ranks of one node share.
+"""The channels through which rank 0's answers reach the other ranks.
 
-Rank 0 writes answer after answer, and the others read them in the same order. A slot is written
-again only when all have read it; nothing else makes rank 0 wait.
+The ranks of one node use a ring buffer in shared memory; ranks on several nodes use their store.
 """
 
 from __future__ import annotations
@@ -12,21 +11,24 @@ from collections.abc import Callable
 from typing import Any
 
 SLOTS = 2048  # a power of two
-_SLOT = 64  # words, of 8 bytes: number, tag, and the answer
-_ROW = 8  # words of each rank in front of the slots: read, come to, its place, ended
+_SLOT = 64  # words of 8 bytes: number, tag, and the answer
+_ROW = 8  # words per rank before the slots: last read, question waited at, its place, ended
 _READ, _COME, _PLACE, _ENDED = range(4)
 _ROOM = 8 * (_SLOT - 2)
-FLOAT, INT = 0xFFFFFFFF, 0xFFFFFFFE  # in the place of the length of an answer that is a number
+FLOAT, INT = 0xFFFFFFFF, 0xFFFFFFFE  # in place of a text's length: the answer is a number
 
 
 class Ring:
-    """Passes answers from rank 0 to the other ranks.
+    """Passes answers from rank 0 to the other ranks through shared memory.
+
+    Rank 0 writes answer after answer, and the others read them in the same order. Rank 0 only waits
+    before it reuses a slot that another rank hasn't read yet.
 
     Args:
-        memory: Of `size` bytes, all 0 at first.
+        memory: `size` bytes, all 0 at first.
         rank: This rank.
         world_size: Number of ranks.
-        store: Key-value store of all ranks, for what is too long.
+        store: Key-value store of all ranks, for answers that don't fit into a slot.
         wait: Calls a function again and again until it returns true.
     """
 
@@ -45,12 +47,12 @@ class Ring:
         self._row = rank * _ROW
         self._others = [r * _ROW for r in range(1, world_size)]
         self._store, self._wait = store, wait
-        self._last = SLOTS  # the number up to which there is room
+        self._last = SLOTS  # the last answer that has room without a check
         self._fence = threading.Lock()
 
     @staticmethod
     def size(world_size: int) -> int:
-        """Return the bytes of memory that it takes."""
+        """Return the number of bytes of memory that a ring needs."""
         return 8 * (world_size * _ROW + SLOTS * _SLOT)
 
     # --- rank 0
@@ -68,7 +70,8 @@ class Ring:
         at = self._slots + (number & (SLOTS - 1)) * _SLOT
         (self._floats if type(value) is float else self._words)[at + 2] = value  # type: ignore[call-overload]
         self._words[at + 1] = tag
-        with self._fence:  # no processor may show the number before the answer
+        # Taking a lock is a memory barrier: no processor may show the number before the answer.
+        with self._fence:
             pass
         with self._fence:
             pass
@@ -153,7 +156,7 @@ class Ring:
     # --- all ranks
 
     def end(self) -> None:
-        """Ask no more, and have nobody wait for this rank."""
+        """Stop asking; no rank waits for this one from now on."""
         self._words[self._row + _ENDED] = 1
         if self._row:
             self._words[self._row + _READ] = 2**62
@@ -164,21 +167,18 @@ class Ring:
         return [row // _ROW for row in rows if self._words[row + _ENDED]]
 
     def come_to(self) -> list[tuple[int, int]]:
-        """Return the last question to which each rank came and waited for others, and its place."""
+        """Return the last question at which each rank waited for others, and its place."""
         words = self._words
         return [(words[row + _COME], words[row + _PLACE]) for row in [0, *self._others]]
 
 
-# The answers of rank 0 by the ranks' store, where they are on several nodes.
-
-
-OFTEN = 64  # answers after which a rank says how far it has read
+OFTEN = 64  # answers after which a rank publishes how far it has read
 _TAG = struct.Struct("<q")
 _FLOAT = struct.Struct("<d")
 
 
 class StoredAnswers:
-    """Passes answers from rank 0 to the other ranks, as `Ring` does.
+    """Passes answers from rank 0 to the other ranks through the store, with `Ring`'s interface.
 
     Args:
         rank: This rank.
@@ -193,7 +193,7 @@ class StoredAnswers:
         self._rank, self._store, self._wait = rank, store, wait
         self._all = range(world_size)
         self._others = range(1, world_size)
-        self._deleted = 0  # answers that all have read
+        self._deleted = 0  # number of the last deleted answer: all ranks have read it
 
     # --- rank 0
 
@@ -248,7 +248,7 @@ class StoredAnswers:
     # --- all ranks
 
     def end(self) -> None:
-        """Ask no more, and have nobody wait for this rank."""
+        """Stop asking; no rank waits for this one from now on."""
         self._store.set(f"gone/{self._rank}", "")
         if self._rank:
             self._store.set(f"read/{self._rank}", str(2**62))
@@ -258,7 +258,7 @@ class StoredAnswers:
         return [rank for rank in self._all if self._store.check([f"gone/{rank}"])]
 
     def come_to(self) -> list[tuple[int, int]]:
-        """Return the last question to which each rank came and waited for others, and its place."""
+        """Return the last question at which each rank waited for others, and its place."""
         keys = [f"come/{rank}" for rank in self._all]
         return [(self._number(key), self._number(f"{key}/place")) for key in keys]
 

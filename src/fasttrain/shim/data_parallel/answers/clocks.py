@@ -1,15 +1,13 @@
-"""Has every rank see the time that rank 0 saw, where the script itself asks for it.
+"""Returns rank 0's time on all ranks where the script itself reads a clock.
 
-A script that logs each ten seconds, stops after an hour, or names its run by the date must decide
-alike on all ranks. Libraries, other threads and fasttrain itself read the real clock.
+A script that logs every ten seconds, stops after an hour or names its run by the date must decide
+the same on all ranks. Libraries, other threads and fasttrain itself read the real clock.
 """
 
 from __future__ import annotations
 
-import ctypes
 import datetime as dt
 import functools
-import gc
 import sys
 import time
 import timeit
@@ -22,52 +20,23 @@ from typing import Any
 from fasttrain.shim.data_parallel.answers.answers import Answers
 from fasttrain.shim.data_parallel.answers.channels import FLOAT, INT
 from fasttrain.shim.data_parallel.answers.places import MOST, is_users
+from fasttrain.shim.hooks import patching
 from fasttrain.shim.hooks.dynamo_skip import pass_over
-
-# Replaces a method of a class that is written in C, whose attributes can't be set.
-#
-# The class stays what it is, for isinstance, pickle and all that holds it already. Its dictionary
-# can be had from the garbage collector, and the interpreter is told that the class has changed.
-#
-# Source: CPython's ``Objects/typeobject.c``, `PyType_Modified`, which belongs to the stable ABI;
-# checked with 3.11.
-
-
-def replace_method(kind: type, name: str, new: Any) -> Callable[[], None]:
-    """Replace an attribute of a class, and return what puts it back.
-
-    Where this interpreter keeps its classes in another way, nothing is replaced.
-    """
-    held = [part for part in gc.get_referents(vars(kind)) if type(part) is dict]
-    if len(held) != 1 or name not in held[0]:
-        return lambda: None
-    original = held[0][name]
-    _set(kind, held[0], name, new)
-    if vars(kind)[name] is not new:
-        _set(kind, held[0], name, original)
-        return lambda: None
-    return lambda: _set(kind, held[0], name, original)
-
-
-def _set(kind: type, held: dict[str, Any], name: str, value: Any) -> None:
-    held[name] = value
-    ctypes.pythonapi.PyType_Modified(ctypes.py_object(kind))
-
 
 _CLOCKS = (
     "time", "time_ns", "perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns",
     "process_time", "process_time_ns", "thread_time", "thread_time_ns",
 )  # fmt: skip
-# What reads the clock where it gets no time; how many arguments stand in front of that one.
+# Functions that read the clock if they get no time; how many arguments precede the time.
 _BY_TIME = {"localtime": 0, "gmtime": 0, "ctime": 0, "strftime": 1, "asctime": 0}
-_OF_FIELDS = ("strftime", "asctime")  # which take the time as year, month and so on
+_OF_FIELDS = ("strftime", "asctime")  # these take a struct_time, not seconds
 
 
 class Clocks:
-    """Takes the place of the clocks in `time` and `datetime`.
+    """Replaces the clocks in `time` and `datetime`.
 
     Args:
-        answers: Rank 0's.
+        answers: Rank 0's answers.
     """
 
     def __init__(self, answers: Answers) -> None:
@@ -75,27 +44,23 @@ class Clocks:
         self._real = {name: getattr(time, name) for name in (*_CLOCKS, *_BY_TIME)}
 
     def install(self, undo: ExitStack) -> None:
-        """Replace them where they are, and in what the script has imported by name."""
+        """Replace the clocks, also where the user's modules have imported them by name."""
         replaced: dict[int, Any] = {}
         for name, original in self._real.items():
             new = self._of_now(name) if name in _BY_TIME else self._clock(name, original)
-            replaced[id(original)] = self._put(time, name, new, undo)
+            patching.put(time, name, new, undo)
+            replaced[id(original)] = new
         if (timer := replaced.get(id(timeit.default_timer))) is not None:
-            self._put(timeit, "default_timer", timer, undo)
+            patching.put(timeit, "default_timer", timer, undo)
         replace_in_users_modules(replaced, undo)
         self._dates(undo)
 
-    def _put(self, owner: Any, name: str, new: Any, undo: ExitStack) -> Any:
-        undo.callback(setattr, owner, name, getattr(owner, name))
-        setattr(owner, name, new)
-        return new
-
     def _clock(self, name: str, original: Callable[[], float]) -> Callable[[], float]:
-        """Return what reads a clock for the script: a closure, because it is called often."""
+        """Return a replacement for a clock: a closure, because it is called often."""
         answers, kind = self._answers, FLOAT if type(original()) is float else INT
         thread, first, frame_of = answers.thread, answers.rank == 0, sys._getframe
         tags: dict[tuple[int, int], int] = {}
-        kept: list[Any] = []  # code whose id must not be given to other code
+        kept: list[Any] = []  # code objects, kept alive so that their ids aren't reused
 
         def tag_of(frame: FrameType) -> int:
             if len(tags) >= MOST:
@@ -127,7 +92,7 @@ class Clocks:
         return _like(original, read)  # type: ignore[no-any-return]
 
     def _of_now(self, name: str) -> Any:
-        """Return what has the time of rank 0 where it is called without one."""
+        """Return a replacement that uses rank 0's time if it is called without one."""
         original, leading, local = self._real[name], _BY_TIME[name], self._real["localtime"]
         ask = self._asking(f"call time.{name}")
 
@@ -141,7 +106,7 @@ class Clocks:
         return _like(original, of)
 
     def _asking(self, doing: str) -> Callable[[FrameType], Any]:
-        """Return what finds the time of day for a frame of the script's; None for others."""
+        """Return a function that returns rank 0's time for a frame of user code, else None."""
         answers, clock = self._answers, self._real["time"]
 
         def ask(frame: FrameType) -> float | None:
@@ -154,7 +119,7 @@ class Clocks:
         return ask
 
     def _dates(self, undo: ExitStack) -> None:
-        """Replace now() of datetime; today() asks `time.time`."""
+        """Replace datetime's now() and utcnow(); today() calls `time.time`, replaced already."""
         kind = dt.datetime
         original_now, original_utcnow = vars(kind)["now"], vars(kind)["utcnow"]
         ask = self._asking("read datetime.now")
@@ -174,7 +139,7 @@ class Clocks:
 
         for name, new in (("now", now), ("utcnow", utcnow)):
             _out_of_graphs(new)
-            undo.callback(replace_method(kind, name, classmethod(new)))
+            patching.put(kind, name, classmethod(new), undo)
 
 
 def _like(original: Any, new: Any) -> Any:
@@ -183,17 +148,17 @@ def _like(original: Any, new: Any) -> Any:
 
 
 def _out_of_graphs(function: Any) -> None:
-    """Have torch.compile break its graph here, as it does at the clock itself."""
+    """Have torch.compile break its graph at a replacement, as it does at the clock itself."""
     pass_over(function, all_it_calls=True)
     function._torchdynamo_disable = True
 
 
 def replace_in_users_modules(replaced: dict[int, Any], undo: ExitStack) -> None:
-    """Replace what modules of the user's hold by name, having imported it before torch.
+    """Replace names that the user's modules have imported before torch came in.
 
     Args:
-        replaced: What is to take the place of each object, by its id.
-        undo: Puts back what was there.
+        replaced: The replacement of each object, by the object's id.
+        undo: Restores the originals.
     """
     for name, module in list(sys.modules.items()):
         if name != "__main__" and not is_users(getattr(module, "__file__", None) or "<none>"):

@@ -1,7 +1,7 @@
-"""Has rank 0 alone run the script's commands and read its input, and tells the other ranks of it.
+"""Has rank 0 alone run the script's commands and read its input; the other ranks get the result.
 
-A command makes folders, copies checkpoints, appends to files: what one process does once. What goes
-on beside the script, as by `subprocess.Popen`, is left to each rank.
+A command creates folders, copies checkpoints, appends to files: it must run once. A process that
+runs concurrently with the script, as by `subprocess.Popen`, is started by each rank.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from types import FrameType
 from typing import Any
 
-from fasttrain.shim.data_parallel.answers.answers import Answers
+from fasttrain.shim.data_parallel.answers.answers import Answers, itself
 from fasttrain.shim.data_parallel.answers.files import Files
 
 _RUNNING = ("run", "call", "check_call", "check_output", "getoutput", "getstatusoutput")
@@ -23,11 +23,11 @@ _DONE, _FAILED, _LATE = range(3)
 
 
 class Commands:
-    """Takes the place of the functions that run a command to its end.
+    """Replaces the functions that run a command to its end.
 
     Args:
-        answers: Rank 0's.
-        files: Knows whose calls these are.
+        answers: Rank 0's answers.
+        files: Tells the script's calls from those of libraries.
     """
 
     def __init__(self, answers: Answers, files: Files) -> None:
@@ -35,7 +35,7 @@ class Commands:
         self._files = files
 
     def install(self, undo: ExitStack) -> None:
-        """Replace them."""
+        """Replace the functions."""
         for name in _RUNNING:
             self._files.replace(subprocess, name, functools.partial(self._run, name), undo)
         self._files.replace(os, "system", functools.partial(self._run, "system"), undo)
@@ -47,7 +47,7 @@ class Commands:
         place = self._files.place_of(frame, "read a line of input")
         if not place:
             return original(prompt)
-        return str(self._answers.do(place, lambda: original(prompt), _itself))
+        return str(self._answers.do(place, lambda: original(prompt), itself))
 
     def _run(
         self,
@@ -73,7 +73,7 @@ class Commands:
                 return [_LATE, error.timeout, error.output, error.stderr]
             return [_DONE, *_parts(here[0])]
 
-        how, *parts = self._answers.do(place, run, _itself)
+        how, *parts = self._answers.do(place, run, itself)
         if here:  # on rank 0
             if how == _DONE:
                 return here[0]
@@ -91,7 +91,7 @@ def _parts(result: Any) -> list[Any]:
 
 
 def _outcome(how: int, parts: list[Any], command: Any) -> Any:
-    """Return what rank 0 has got, or raise what it has met with."""
+    """Return rank 0's result, or raise rank 0's error."""
     if how == _FAILED:
         raise subprocess.CalledProcessError(parts[0], command, *parts[1:])
     if how == _LATE:
@@ -100,7 +100,3 @@ def _outcome(how: int, parts: list[Any], command: Any) -> Any:
     if completed:
         return subprocess.CompletedProcess(command, *values)
     return tuple(values) if len(values) > 1 else values[0]
-
-
-def _itself(value: Any) -> Any:
-    return value

@@ -1,4 +1,4 @@
-"""What rank 0 answers, in JSON: plain values, paths, results of stat, and errors."""
+"""Encodes rank 0's answers as JSON: plain values, paths, results of stat, and errors."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ _TOP = (str, int, float, type(None))
 
 
 class NotPlainError(Exception):
-    """Rank 0's answer is an object that can't be told; each rank has to find its own."""
+    """Raised if rank 0's answer can't be encoded: each rank has to find its own."""
 
 
-def told(value: Any) -> bytes:
-    """Return a value as JSON, for `heard`."""
+def encoded(value: Any) -> bytes:
+    """Return a value as JSON, for `decoded`."""
     try:
         return json.dumps(_plain(value)).encode()
     except NotPlainError:
         return b'{"own": true}'
 
 
-def told_error(error: Exception) -> bytes:
-    """Return an exception as JSON, for `heard` to raise."""
+def encoded_error(error: Exception) -> bytes:
+    """Return an exception as JSON, for `decoded` to raise."""
     kind = type(error)
     args = [arg if isinstance(arg, _TOP) else str(arg) for arg in error.args]
     names = [_name(getattr(error, name, None)) for name in ("filename", "filename2")]
     return json.dumps({"error": [kind.__module__, kind.__qualname__, args, *names]}).encode()
 
 
-def heard(text: bytes) -> Any:
-    """Return what rank 0 has told.
+def decoded(text: bytes) -> Any:
+    """Return rank 0's answer.
 
     Raises:
-        NotPlainError: It could not be told.
-        Exception: What rank 0 has met with.
+        NotPlainError: If rank 0 could not encode it.
+        Exception: The error that rank 0 got instead of an answer.
     """
     return _value(json.loads(text))
 
@@ -78,7 +78,7 @@ def _value(plain: Any) -> Any:
 
 
 def _error(module: str, name: str, args: list[Any], *paths: str | None) -> Exception:
-    """Return an exception like rank 0's; a RuntimeError where its class can't be had."""
+    """Return an exception like rank 0's; a RuntimeError if its class can't be created."""
     kind: Any = sys.modules.get(module, builtins)
     for part in name.split("."):
         kind = getattr(kind, part, None)

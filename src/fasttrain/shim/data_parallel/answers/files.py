@@ -1,7 +1,7 @@
-"""Leaves files to rank 0: it makes, changes and removes them, and says what there is.
+"""Leaves files to rank 0: it creates, changes and removes them, and answers what exists.
 
-The other ranks come to the same call, wait until rank 0 has made it, and get its result or its
-error. Of a file that the script writes by itself they have copies of their own.
+The other ranks wait at the same call until rank 0 has made it, and get its result or its error. Of
+a file that the script opens to write, each of them writes its own copy.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from threading import get_ident
 from types import FrameType
 from typing import Any, Self
 
-from fasttrain.shim.data_parallel.answers.answers import Answers
+from fasttrain.shim.data_parallel.answers.answers import Answers, itself
 from fasttrain.shim.data_parallel.answers.clocks import replace_in_users_modules
 from fasttrain.shim.data_parallel.answers.own_copies import OwnCopies, path_of
 from fasttrain.shim.data_parallel.answers.places import asking
+from fasttrain.shim.hooks import patching
 from fasttrain.shim.hooks.outcome_recorder import Ledger
+from fasttrain.shim.hooks.seams import Filing
 from fasttrain.shim.process.import_hook import after_import
 
-# What `os.scandir` has found on rank 0, for all ranks.
 
-
-class Entry:
-    """A file in a folder, as `os.DirEntry` describes it.
+class DirEntry:
+    """A file that `os.scandir` has found on rank 0, with the interface of `os.DirEntry`.
 
     Attributes:
         name: Its name.
-        path: Its path, which begins as the folder was named.
+        path: Its path, relative if the script has passed a relative folder.
     """
 
     def __init__(self, folder: str, name: str, kinds: list[bool], inode: int) -> None:
@@ -43,19 +43,19 @@ class Entry:
         self._inode = inode
 
     def is_dir(self, *, follow_symlinks: bool = True) -> bool:
-        """Return whether it is a folder."""
+        """True if it is a folder."""
         return self._kinds[0 if follow_symlinks else 1]
 
     def is_file(self, *, follow_symlinks: bool = True) -> bool:
-        """Return whether it is a file."""
+        """True if it is a file."""
         return self._kinds[2 if follow_symlinks else 3]
 
     def is_symlink(self) -> bool:
-        """Return whether it is a symbolic link."""
+        """True if it is a symbolic link."""
         return self._kinds[4]
 
     def is_junction(self) -> bool:
-        """Return False: Windows alone has these."""
+        """Return False: only Windows has junctions."""
         return False
 
     def inode(self) -> int:
@@ -63,7 +63,7 @@ class Entry:
         return self._inode
 
     def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
-        """Return what is known of it now."""
+        """Return its present stat result."""
         return os.stat(self.path, follow_symlinks=follow_symlinks)  # noqa: PTH116
 
     def __fspath__(self) -> str:
@@ -73,8 +73,8 @@ class Entry:
         return f"<DirEntry {self.name!r}>"
 
 
-class Entries:
-    """Iterates over entries, as what `os.scandir` returns."""
+class DirEntries:
+    """Iterates over entries, with the interface of `os.scandir`'s result."""
 
     def __init__(self, entries: list[Any]) -> None:
         self._entries = iter(entries)
@@ -92,23 +92,23 @@ class Entries:
         self.close()
 
     def close(self) -> None:
-        """Yield no more."""
+        """Stop the iteration."""
         self._entries = iter([])
 
 
-def entries_told(entries: list[Any]) -> list[Any]:
+def encoded_entries(entries: list[Any]) -> list[Any]:
     """Return rank 0's entries as plain values."""
     return [[entry.name, _kinds(entry), entry.inode()] for entry in entries]
 
 
-def entries_heard(folder: Any, rows: list[Any]) -> list[Entry]:
-    """Return what `entries_told` was given.
+def decoded_entries(folder: Any, rows: list[Any]) -> list[DirEntry]:
+    """Return the entries that `encoded_entries` has encoded.
 
     Args:
-        folder: As the script has named it.
-        rows: What it has returned.
+        folder: The folder, as the script has passed it.
+        rows: The encoded entries.
     """
-    return [Entry(os.fspath(folder), *row) for row in rows]
+    return [DirEntry(os.fspath(folder), *row) for row in rows]
 
 
 def _kinds(entry: Any) -> list[bool]:
@@ -120,7 +120,7 @@ def _kinds(entry: Any) -> list[bool]:
 
 Call = Callable[..., Any]
 _QUESTIONS = ("stat", "lstat", "listdir", "access", "readlink", "statvfs")
-# What changes files: the names of its arguments up to the one that is changed.
+# Functions that change files: the names of their arguments up to the one that is changed.
 _OS_ACTS = {
     "mkdir": ("path",), "rmdir": ("path",), "remove": ("path",), "unlink": ("path",),
     "truncate": ("path",), "utime": ("path",), "chmod": ("path",), "chown": ("path",),
@@ -133,21 +133,23 @@ _SHUTIL_ACTS = {
     "copymode": ("src", "dst"), "copystat": ("src", "dst"), "chown": ("path",),
     "make_archive": ("base_name",), "unpack_archive": ("filename", "extract_dir"),
 }  # fmt: skip
-# What modules of Python's have as `open`, by a name of their own.
+# Modules of the standard library that keep `open` under another name.
 _HOLDING_OPEN = {"bz2": "_builtin_open", "tarfile": "bltn_open"}
 _MOVING = ("rename", "replace", "move")
 _KEEPING = ("mkdir", "utime", "chmod", "chown", "copymode", "copystat")
-_LOCAL, _LOOSE = 0, -1  # in the place of a place: this rank's own; the script's, but not in order
+# Instead of a place's number: the call is this rank's own; or it is the script's, but comes in no
+# fixed order, as from a thread.
+_LOCAL, _LOOSE = 0, -1
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 
 
 class Files:
-    """Takes the place of what asks for files and changes them, in `os`, `shutil` and `open`.
+    """Replaces the functions of `os` and `shutil` that query and change files, and `open`.
 
     Args:
-        answers: Rank 0's.
-        copies: What this rank has of its own.
-        ledger: Whether it is live, and what the receipt tells.
+        answers: Rank 0's answers.
+        copies: This rank's own copies and temporary files.
+        ledger: The lever's ledger: nothing is replaced while it isn't live.
     """
 
     def __init__(self, answers: Answers, copies: OwnCopies, ledger: Ledger) -> None:
@@ -158,7 +160,7 @@ class Files:
         self._replaced: dict[int, Any] = {}
 
     def install(self, undo: ExitStack) -> None:
-        """Replace them."""
+        """Replace the functions."""
         for name in _QUESTIONS:
             self.replace(os, name, functools.partial(self._ask, name), undo)
         self.replace(os, "scandir", self._scandir, undo)
@@ -175,10 +177,19 @@ class Files:
         replace_in_users_modules(self._replaced, undo)
 
     def replace(self, owner: Any, name: str, act: Call, undo: ExitStack) -> None:
-        """Replace a function by one that gets the calling frame and the original first."""
+        """Replace a function by ``act``, which gets the calling frame and the original first."""
         original = getattr(owner, name, None)
         if original is None:
             return
+        make = functools.partial(self._while_live, act)
+        replaced = patching.wrap(owner, name, make, undo, Filing.RANKS)
+        self._replaced[id(original)] = replaced
+        for able in (os.supports_dir_fd, os.supports_fd, os.supports_follow_symlinks):
+            if owner is os and original in able:
+                able.add(replaced)
+                undo.callback(able.discard, replaced)
+
+    def _while_live(self, act: Call, original: Call) -> Call:
         ledger = self._ledger
 
         @functools.wraps(original)
@@ -188,16 +199,10 @@ class Files:
             try:
                 frame: FrameType | None = sys._getframe(1)
             except ValueError:
-                frame = None  # the interpreter itself has called it, as at its end
+                frame = None  # called by the interpreter itself, as at its exit
             return act(frame, original, *args, **kwargs)
 
-        undo.callback(setattr, owner, name, original)
-        setattr(owner, name, replaced)
-        self._replaced[id(original)] = replaced
-        for able in (os.supports_dir_fd, os.supports_fd, os.supports_follow_symlinks):
-            if owner is os and original in able:
-                able.add(replaced)
-                undo.callback(able.discard, replaced)
+        return replaced
 
     def _replacing(self, name: str, act: Call, undo: ExitStack) -> Callable[[Any], None]:
         return lambda module: self.replace(module, name, act, undo)
@@ -205,16 +210,16 @@ class Files:
     def _place(
         self, frame: FrameType | None, target: Any, doing: str, *, libraries: bool = False
     ) -> int:
-        """Return the number of a place for rank 0 to answer at, `_LOCAL` or `_LOOSE`."""
+        """Return the number of the place at which rank 0 answers, or `_LOCAL` or `_LOOSE`."""
         ordered = self._answers.live and get_ident() == self._answers.thread
         if not ordered and not self._others:
             return _LOCAL
         users = asking(frame, for_libraries=libraries)
-        # The path comes last: it costs the most, and libraries ask the most often.
+        # The path is looked at last: it costs the most, and most calls come from libraries.
         by_nobody = users is None and frame is not None
         if by_nobody or not (path := path_of(target)) or self._copies.is_own(path):
             return _LOCAL
-        if users is None:  # what the script has left to the interpreter
+        if users is None:  # called by the interpreter on the script's behalf, as at its exit
             return _LOOSE if self._others else _LOCAL
         return self._answers.places.number(users, doing) if ordered else _LOOSE
 
@@ -247,11 +252,11 @@ class Files:
             left = self._without_ours(path, [entry.name for entry in entries])
             return [entry for entry in entries if entry.name in left]
 
-        found = self._answers.ask(place, find, entries_told)
-        return Entries(entries_heard(path, found) if self._others else found)
+        found = self._answers.ask(place, find, encoded_entries)
+        return DirEntries(decoded_entries(path, found) if self._others else found)
 
     def _without_ours(self, folder: Any, names: list[Any]) -> list[Any]:
-        """Leave out what fasttrain has made for ranks, which changes while it is walked through."""
+        """Return names without the ranks' scratch folders, which change while they are listed."""
         at = path_of(folder)
         return [n for n in names if not self._copies.is_scratch(f"{at}/{os.fsdecode(n)}")]
 
@@ -275,14 +280,14 @@ class Files:
             return original(*args, **kwargs)
         if place == _LOOSE:
             self._follow_loosely(name, path_of(given[0]), target)
-            return given[-1] if name in _SHUTIL_ACTS else None  # as most of these return it
-        result = self._answers.do(place, lambda: original(*args, **kwargs), _itself)
+            return given[-1] if name in _SHUTIL_ACTS else None  # most of these return their target
+        result = self._answers.do(place, lambda: original(*args, **kwargs), itself)
         if self._others:
             self._follow(name, path_of(given[0]), target)
         return result
 
     def _follow(self, name: str, source: str, target: str) -> None:
-        """Forget what this rank has of its own where rank 0 has changed a file."""
+        """Drop this rank's copies of a file that rank 0 has changed."""
         if name in _KEEPING:
             return
         self._copies.forget(target)
@@ -293,32 +298,32 @@ class Files:
             self._copies.remove_own(source)
 
     def _follow_loosely(self, name: str, source: str, target: str) -> None:
-        """Do to this rank's copies what rank 0's thread does to the files, whenever that is."""
+        """Apply a thread's change to this rank's copies; rank 0's thread changes the files."""
         if name in _MOVING:
             self._copies.move(source, target)
         elif name not in _KEEPING:
             self._copies.forget(target)
 
     def place_of(self, frame: FrameType | None, doing: str) -> int:
-        """Return the number of a place of the script's for rank 0 to answer at; 0 for none."""
+        """Return the number of the script's place at which rank 0 answers; 0 if there is none."""
         users = asking(frame) if self._answers.answers() else None
         return 0 if users is None else self._answers.places.number(users, doing)
 
     def forget_copies(self) -> None:
-        """Read what rank 0 has of each file from now on."""
+        """Read rank 0's files from now on, instead of this rank's copies."""
         self._copies.forget_all()
 
     def leave(self, frame: FrameType | None, doing: str, path: str, act: Callable[[], Any]) -> bool:
-        """Have rank 0 alone write a file when all have come here; whoever has called this.
+        """Have rank 0 alone write a file once all ranks have come here.
 
         Args:
-            frame: The nearest one outside of torch, if there is one.
+            frame: The nearest frame outside of torch, if any.
             doing: What is done, in words.
             path: The file.
             act: Writes it on rank 0.
 
         Returns:
-            False in a thread, or a process, whose calls are in no order with other ranks' calls.
+            False in a thread or a child process, whose calls come in another order on each rank.
         """
         if frame is None or not self._answers.answers():
             return False
@@ -372,7 +377,7 @@ class Files:
     def _connect(
         self, frame: FrameType | None, original: Call, database: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        """Have this rank's own copy of a database, which SQLite opens by itself."""
+        """Open this rank's own copy of a database: SQLite opens files itself, in C."""
         by_path = database != ":memory:" and not kwargs.get("uri")
         path, kept = path_of(database) if by_path else "", True
         place = self._place(frame, path, "open a database", libraries=True)
@@ -383,7 +388,7 @@ class Files:
     def _opened(
         self, original: Call, path: str, kept: bool, args: Any, kwargs: Any, file: Any
     ) -> tuple[Any, int]:
-        """Open a file, and return with it how many bytes of it stay."""
+        """Open a file; return it with the number of its bytes that are kept."""
         try:
             size = os.stat(path).st_size if kept and path else 0  # noqa: PTH116
         except OSError:
@@ -396,7 +401,7 @@ class Files:
             if not self._others:
                 return opened[0]
         copy = self._copies.to_read(path) if self._others else None
-        with self._answers.apart():  # what opens it may be the user's
+        with self._answers.apart():  # an opener may be the user's code
             return opening(file if copy is None else copy)[0]
 
     def _write(self, place: int, path: str, file: Any, opening: Call, *, in_place: bool) -> Any:
@@ -406,20 +411,16 @@ class Files:
         if place > 0:
             found = self._answers.do(place, lambda: opening(file), _size)
             if not self._others:
-                if in_place:  # the others copy what is to be changed
+                if in_place:  # wait until the others have copied the content, before it changes
                     self._answers.do(place, _nothing)
                 return found[0]
             size = int(found)
         copy = self._copies.to_write(path, size=size)
         if place > 0 and in_place:
             self._answers.do(place, _nothing)
-        self._ledger.note(f"{path} is rank 0's: this rank writes a copy of its own")
+        self._ledger.note(f"{path} is rank 0's: this rank writes its own copy")
         with self._answers.apart():
             return opening(copy)[0]
-
-
-def _itself(value: Any) -> Any:
-    return value
 
 
 def _nothing(*_: Any) -> None:

@@ -1,4 +1,4 @@
-"""Which line of the user's code has asked for something, as a number that all ranks know."""
+"""Finds the line of the user's code that asks for something, and numbers it alike on all ranks."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from typing import Any
 from fasttrain.model.places import REPLAYED_FILES
 from fasttrain.shim.process.callsite import is_own_file, location, own_prefixes
 
-MOST = 4096  # places that are remembered at once; scripts that compile code have ever new ones
+MOST = 4096  # places remembered at once: a script that compiles code has ever new ones
 _STDLIB = sysconfig.get_path("stdlib")
 _INSTALLED = tuple(f"{sysconfig.get_path(name)}/" for name in ("stdlib", "purelib", "platlib"))
 _PACKAGES = re.compile(r"/(site|dist)-packages/")  # there are more, such as those of one user
-# What hands on to the operating system what it is asked for itself.
+# Modules of the standard library that only forward their caller's request to the operating system.
 _PASSING = (
     "/pathlib.py", "/pathlib/__init__.py", "/pathlib/_local.py", "/pathlib/_abc.py",
     "/pathlib/_os.py", "/os.py", "/genericpath.py", "/posixpath.py", "/glob.py", "/shutil.py",
@@ -29,16 +29,16 @@ _PASSING = (
     "/random.py", "/secrets.py", "/uuid.py", "/functools.py", "/shelve.py", "/dbm/__init__.py",
     "/dbm/dumb.py", "/sqlite3/__init__.py", "/sqlite3/dbapi2.py",
 )  # fmt: skip
-# Functions of libraries that leave files where their caller has said, as np.save, to_csv, imwrite.
+# Functions of libraries that write a file named by their caller, such as np.save, to_csv, imwrite.
 _SAVING = re.compile(r"_*(save|to_|dump|write|imwrite|imsave|export|open_memmap)")
-_MAPPING = "/memmap.py"  # NumPy's, which maps a file that its caller changes by assignments
+_MAPPING = "/memmap.py"  # NumPy's: the caller changes the mapped file by assignments
 
 
 class _Kind(Enum):
     USERS = auto()
     PASSING = auto()
     LIBRARY = auto()
-    NOT_ASKING = auto()  # an import, or fasttrain's own
+    NOT_ASKING = auto()  # the import system, torch, or fasttrain itself
 
 
 @cache
@@ -52,7 +52,7 @@ def _kind(path: str) -> _Kind:
     if path.startswith(_program()):
         return _Kind.USERS
     if path.startswith(own_prefixes()):
-        return _Kind.NOT_ASKING  # torch's: what it saves for the script is looked at by itself
+        return _Kind.NOT_ASKING  # torch's: saving checkpoints is wrapped separately
     installed = path.startswith(_INSTALLED) or _PACKAGES.search(path)
     return _Kind.LIBRARY if installed else _Kind.USERS
 
@@ -66,27 +66,27 @@ def _program() -> tuple[str, ...]:
 
 
 def is_users(path: str) -> bool:
-    """Return whether a file of code is neither installed nor fasttrain's."""
+    """True if a file of code is neither installed nor fasttrain's."""
     return _kind(path) is _Kind.USERS
 
 
 def is_handing_on(path: str) -> bool:
-    """Return whether a file of code is fasttrain's, or asks only for its caller."""
+    """True if a file of code is fasttrain's, or only forwards its caller's requests."""
     return _kind(path) in (_Kind.PASSING, _Kind.NOT_ASKING)
 
 
 def asking(frame: FrameType | None, *, for_libraries: bool = False) -> FrameType | None:
-    """Return the frame of the user's code that has asked; None where a library asks for itself.
+    """Return the frame of the user's code that asks; None if a library asks for itself.
 
     Args:
-        frame: What has called the function that is patched.
-        for_libraries: Whether what the user's code has called may be a library that asks.
+        frame: The caller of the patched function.
+        for_libraries: Count a library's request as that of the user's code which has called it.
     """
     library = ""
     while frame is not None:
         path = frame.f_code.co_filename
         if path == tempfile.__file__:
-            return None  # each rank has temporary files of its own
+            return None  # each rank has its own temporary files
         kind = _kind(path)
         if kind is _Kind.USERS:
             return frame if for_libraries or _is_for_caller(library) else None
@@ -113,7 +113,7 @@ def outside_of_torch(frame: FrameType | None) -> FrameType | None:
 
 
 def users_place(thread: int) -> str:
-    """Return where in the user's code a thread is."""
+    """Return the line of the user's code at which a thread is."""
     frame = sys._current_frames().get(thread)
     while frame is not None and not is_users(frame.f_code.co_filename):
         frame = frame.f_back
@@ -121,7 +121,7 @@ def users_place(thread: int) -> str:
 
 
 class Places:
-    """Numbers places, and publishes what they are in words.
+    """Numbers places (a line and what it does), and publishes them in words.
 
     Args:
         store: Key-value store of all ranks.
@@ -130,14 +130,14 @@ class Places:
     def __init__(self, store: Any) -> None:
         self._store = store
         self._known: dict[tuple[int, int, str], int] = {}
-        self._codes: list[CodeType] = []  # whose ids must not be given to others
+        self._codes: list[CodeType] = []  # kept alive, so that their ids aren't reused
 
     def number(self, frame: FrameType, doing: str) -> int:
-        """Return the number of what a frame is doing, below 2**31 and never 0.
+        """Return the number of a frame's line and action: below 2**31 and never 0.
 
         Args:
-            frame: Of the user's code.
-            doing: What it does, as words behind "is to".
+            frame: A frame of the user's code.
+            doing: What it does, in words that continue "is to".
         """
         key = (id(frame.f_code), frame.f_lasti, doing)
         number = self._known.get(key)
@@ -156,7 +156,7 @@ class Places:
         self._store.set(f"place/{number}", f"{doing} at {location(path, line)}")
         return number
 
-    def told(self, number: int) -> str:
-        """Return in words what a rank is doing that has come to a place by this number."""
+    def words(self, number: int) -> str:
+        """Return in words what a rank does at the place of this number."""
         key = f"place/{number}"
         return str(self._store.get(key).decode()) if self._store.check([key]) else "end"

@@ -1,7 +1,7 @@
-"""Shows the script one process: rank 0's number and host, on all ranks.
+"""Shows the script rank 0's process id and host name on all ranks.
 
-Runs are named by them, temporary files and seeds too. What the script sends to its own process by
-that number is sent to the rank that sends it.
+Scripts name runs and temporary files by them, and seed generators. A signal that the script sends
+to its own process by that id goes to the rank that sends it.
 """
 
 from __future__ import annotations
@@ -18,16 +18,17 @@ from fasttrain.shim.data_parallel.answers.answers import Answers
 from fasttrain.shim.data_parallel.answers.clocks import replace_in_users_modules
 from fasttrain.shim.data_parallel.answers.own_copies import OwnCopies, path_of
 from fasttrain.shim.data_parallel.answers.places import asking, is_users
+from fasttrain.shim.hooks import patching
 from fasttrain.shim.process.import_hook import after_import
 
 _KILLING = ("kill", "killpg", "getpgid", "getsid", "waitpid", "sched_getaffinity")
 
 
-class Identity:
-    """Takes the place of what tells a process its number and its host.
+class ProcessIdentity:
+    """Replaces the functions that return the process id and the host name.
 
     Args:
-        answers: Rank 0's; they are installed already.
+        answers: Rank 0's answers, installed already.
     """
 
     def __init__(self, answers: Answers) -> None:
@@ -36,7 +37,7 @@ class Identity:
         self._shown: list[Any] = []
 
     def install(self, undo: ExitStack) -> None:
-        """Ask rank 0 once; every rank must call this alike."""
+        """Ask rank 0 once; every rank must call this."""
         answers = self._answers
         if not answers.live:
             return
@@ -64,12 +65,11 @@ class Identity:
                 return original(*args, **kwargs)
             return act(original, *args, **kwargs)
 
-        undo.callback(setattr, owner, name, original)
-        setattr(owner, name, own)
+        patching.put(owner, name, own, undo)
         replaced[id(original)] = own
 
     def _number(self, original: Callable[[], int]) -> int:
-        """Return rank 0's number for this rank's: in its forked children that is their parent's."""
+        """Return rank 0's id in place of this rank's, also as a forked child's parent id."""
         true = original()
         return self._shown[0] if true == self._pid else true
 
@@ -80,22 +80,18 @@ class Identity:
         return original(self._pid if pid == self._shown[0] else pid, *args)
 
 
-# Gives each rank its own of what a machine has once by a name: ports, sockets, shared memory.
-#
-# The script binds a port or makes shared memory by a name of its choice, as one process can. Rank
-# 0 has that name; another rank has another one, and what it connects to or attaches by the
-# script's name is its own.
-
-
 _INTERNET = (socket.AF_INET, socket.AF_INET6)
 _HERE = ("", "localhost", "0.0.0.0", "::", "::1")  # noqa: S104 - compared, not bound
 
 
 class OwnNames:
-    """Takes the place of what binds and connects sockets, and of what makes shared memory.
+    """Gives each rank its own ports, sockets and shared memory, which a machine has once per name.
+
+    The script binds a port or creates shared memory under a name of its choice. Rank 0 gets that
+    name and each other rank another one; a connection by the script's name goes to the rank's own.
 
     Args:
-        answers: Rank 0's.
+        answers: Rank 0's answers.
         copies: Knows which files are this rank's own.
     """
 
@@ -103,10 +99,10 @@ class OwnNames:
         self._answers = answers
         self._copies = copies
         self._pid = os.getpid()
-        self._bound: dict[Any, Any] = {}  # the own address, by the script's
+        self._bound: dict[Any, Any] = {}  # this rank's address, by the script's
 
     def install(self, undo: ExitStack) -> None:
-        """Replace them, but on rank 0."""
+        """Replace the functions, except on rank 0."""
         if not self._answers.rank:
             return
         for name, act in (("bind", self._bind), ("connect", self._go), ("connect_ex", self._go)):
@@ -118,7 +114,7 @@ class OwnNames:
         undo.callback(after_import("multiprocessing.shared_memory", replace))
 
     def _replace(self, kind: type, name: str, act: Callable[..., Any], undo: ExitStack) -> None:
-        original, held = getattr(kind, name), vars(kind).get(name)
+        original = getattr(kind, name)
         answers = self._answers
 
         @functools.wraps(original)
@@ -127,18 +123,14 @@ class OwnNames:
                 return original(this, *args, **kwargs)
             return act(functools.partial(original, this), *args, **kwargs)
 
-        if held is None:
-            undo.callback(delattr, kind, name)
-        else:
-            undo.callback(setattr, kind, name, held)
-        setattr(kind, name, own)
+        patching.put(kind, name, own, undo)
 
     # --- sockets
 
     def _bind(self, original: Any, address: Any) -> Any:
         this = original.args[0]
         key = self._key(this, address)
-        # A child that serves is known to this process by the script's address alone.
+        # Not in a child: this process would not learn the child's port, and could not connect.
         if not key or os.getpid() != self._pid or not _asked_by_user():
             return original(address)
         if this.family in _INTERNET:
@@ -158,7 +150,7 @@ class OwnNames:
         return original((address[0], own, *address[2:]) if this.family in _INTERNET else own)
 
     def _key(self, this: socket.socket, address: Any) -> Any:
-        """Return what an address is known by; None for what isn't one of this machine's names."""
+        """Return the key of an address; None if it isn't a name on this machine."""
         if not this.type & socket.SOCK_STREAM:
             return None
         if this.family in _INTERNET and isinstance(address, tuple) and len(address) > 1:
@@ -183,7 +175,7 @@ class OwnNames:
         ending = f"_rank{self._answers.rank}"
         if not name or name.endswith(ending):
             return original(name, create, size, **kwargs)
-        if not create:  # that of the script, or another program's
+        if not create:  # created by the script, or else by another program
             try:
                 return original(name + ending, create, size, **kwargs)
             except FileNotFoundError:
@@ -192,5 +184,5 @@ class OwnNames:
 
 
 def _asked_by_user() -> bool:
-    frame = sys._getframe(3)  # what has called the method that is replaced
+    frame = sys._getframe(3)  # the caller of the replaced method
     return asking(frame, for_libraries=True) is not None

@@ -1,7 +1,7 @@
-"""Has all ranks draw the same where the script wants randomness from the operating system.
+"""Returns equal bytes on all ranks where the script draws from the operating system's randomness.
 
-Rank 0 draws a secret once and gives it to the others. What the k-th call gets is derived from it,
-so that it is the same on all ranks, and as good as fresh in each run.
+Rank 0 draws a secret once and sends it to the others. The result of the k-th call is derived from
+it: equal on all ranks, and different in each run.
 """
 
 from __future__ import annotations
@@ -23,26 +23,28 @@ from typing import Any
 
 import torch
 
-from fasttrain.shim.data_parallel.answers.clocks import replace_in_users_modules, replace_method
+from fasttrain.model.vendors import LIKE_CUDA
+from fasttrain.shim.data_parallel.answers.clocks import replace_in_users_modules
 from fasttrain.shim.data_parallel.answers.places import asking, is_handing_on
 from fasttrain.shim.data_parallel.ranks import Ranks
+from fasttrain.shim.hooks import patching
 from fasttrain.shim.process.import_hook import after_import
 
 SECRET_BYTES = 32
-_STATE_BYTES = 2496  # of random.Random; Source: CPython's Modules/_randommodule.c, N words
-_UUID_TICKS = 0x01B21DD213814000  # of 100 ns from 1582 to 1970; Source: CPython's uuid.py
-# Which draw names of files, semaphores and sockets: these must not be those of another rank.
+_STATE_BYTES = 2496  # of random.Random. Source: CPython's Modules/_randommodule.c, N words
+_UUID_TICKS = 0x01B21DD213814000  # 100 ns each, from 1582 to 1970. Source: CPython's uuid.py
+# These draw names of files, semaphores and sockets, which must differ between ranks.
 _NAMING = ("/tempfile.py", "/multiprocessing/", "/concurrent/", "/asyncio/", "/socket.py")
 
 
 class Seeds:
-    """Takes the place of what reads random numbers from the operating system.
+    """Replaces the functions that read random numbers from the operating system.
 
     Args:
         ranks: All ranks.
 
     Attributes:
-        live: Whether ranks draw the same.
+        live: True if all ranks draw the same.
     """
 
     def __init__(self, ranks: Ranks) -> None:
@@ -50,11 +52,11 @@ class Seeds:
         self._ranks = ranks
         self._secret = b""
         self._drawn: Counter[tuple[str, str]] = Counter()  # by thread and line
-        self._family: tuple[int, ...] = ()  # which fork of which fork of the first process this is
+        self._family: tuple[int, ...] = ()  # path of fork numbers from the rank to this process
         self._forks = 0
 
     def install(self, undo: ExitStack) -> None:
-        """Take the secret over from rank 0, and replace what draws."""
+        """Get the secret from rank 0, and replace the functions that draw."""
         store, key = self._ranks.store, "secret"
         if self._ranks.rank == 0:
             store.set(key, secrets.token_hex(SECRET_BYTES))
@@ -69,18 +71,18 @@ class Seeds:
         undo.callback(after_import("numpy.random.bit_generator", self._numpy(undo)))
 
     def close(self) -> None:
-        """Have each rank draw for itself from here on."""
+        """Have each rank draw for itself from now on."""
         self.live = False
 
     def draw(self, size: int) -> bytes:
-        """Return the next bytes that all ranks get for the line that is running.
+        """Return the next bytes for the line that is running, equal on all ranks.
 
-        They are counted for each line, so that a library that draws on one rank alone, to write a
-        cache for all, doesn't move what others get.
+        Draws are counted per line. So a library that draws on one rank alone, such as to write a
+        cache for all, doesn't shift what other lines get.
         """
         frame = _drawing(sys._getframe(1))
         line = f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame else ""
-        thread = threading.current_thread().name  # counted by Python: alike on all ranks
+        thread = threading.current_thread().name  # numbered by Python, alike on all ranks
         self._drawn[thread, line] += 1
         whole = hashlib.shake_256(self._secret)
         whole.update(repr((self._family, thread, line, self._drawn[thread, line])).encode())
@@ -89,15 +91,10 @@ class Seeds:
     def _number(self, bits: int) -> int:
         return int.from_bytes(self.draw((bits + 7) // 8), "big") >> (-bits % 8)
 
-    def _put(self, owner: Any, name: str, new: Any, undo: ExitStack) -> Any:
-        undo.callback(setattr, owner, name, getattr(owner, name))
-        setattr(owner, name, new)
-        return new
-
     # --- bytes, UUIDs
 
     def _install_bytes(self, undo: ExitStack) -> None:
-        """Replace what the user's code draws; what libraries do is to be unique mostly."""
+        """Replace what the user's code draws; libraries mostly want names that are unique."""
         original, uuid1 = os.urandom, uuid.uuid1
 
         @functools.wraps(original)
@@ -112,14 +109,14 @@ class Seeds:
                 return uuid1(node, clock_seq)
             return self._uuid1(node, clock_seq)
 
-        self._put(os, "urandom", urandom, undo)
-        self._put(random, "_urandom", urandom, undo)
-        self._put(uuid, "uuid1", shared_uuid1, undo)
+        patching.put(os, "urandom", urandom, undo)
+        patching.put(random, "_urandom", urandom, undo)
+        patching.put(uuid, "uuid1", shared_uuid1, undo)
         replaced = {id(original): urandom, id(uuid1): shared_uuid1}
         replace_in_users_modules(replaced, undo)
 
     def _uuid1(self, node: int | None, clock_seq: int | None) -> uuid.UUID:
-        """Return a UUID whose time is not that of now: the one of rank 0 isn't known here."""
+        """Return a UUID with a random time, since rank 0's time isn't known here."""
         ticks = _UUID_TICKS + self._number(55)
         node = self._number(48) | 1 << 40 if node is None else node  # multicast: no network card
         sequence = self._number(14) if clock_seq is None else clock_seq & 0x3FFF
@@ -139,12 +136,13 @@ class Seeds:
             original(generator, a, version)
 
         before = random.seed
-        self._put(random.Random, "seed", seed, undo)
-        new = self._put(random, "seed", random._inst.seed, undo)
+        patching.put(random.Random, "seed", seed, undo)
+        new = random._inst.seed
+        patching.put(random, "seed", new, undo)
         replace_in_users_modules({id(before): new}, undo)
 
     def _numpy(self, undo: ExitStack) -> Callable[[Any], None]:
-        """Return what gives `SeedSequence` its entropy, in whatever is made of one."""
+        """Return a hook that replaces the source of entropy of NumPy's `SeedSequence`."""
 
         def replace(module: Any) -> None:
             original = module.randbits
@@ -152,7 +150,7 @@ class Seeds:
             def randbits(bits: int) -> int:
                 return self._number(bits) if self.live else int(original(bits))
 
-            self._put(module, "randbits", randbits, undo)
+            patching.put(module, "randbits", randbits, undo)
 
         return replace
 
@@ -168,7 +166,7 @@ class Seeds:
             return number
 
         for module in (torch, torch.random):
-            self._put(module, "seed", seed, undo)
+            patching.put(module, "seed", seed, undo)
         replace_in_users_modules({id(original): seed}, undo)
         generator: Any = torch.Generator
         of_generator = generator.seed
@@ -180,8 +178,8 @@ class Seeds:
             own.manual_seed(number)
             return number
 
-        undo.callback(replace_method(generator, "seed", seed_generator))
-        for name in ("cuda", "npu", "xpu"):
+        patching.put(generator, "seed", seed_generator, undo)
+        for name in LIKE_CUDA:
             self._accelerator(getattr(torch, name, None), undo)
 
     def _accelerator(self, module: Any, undo: ExitStack) -> None:
@@ -189,7 +187,7 @@ class Seeds:
             original = getattr(module, name, None)
             if original is not None:
                 put: Any = functools.partial(self._seed_device, original, getattr(module, seeded))
-                self._put(module, name, functools.wraps(original)(put), undo)
+                patching.put(module, name, functools.wraps(original)(put), undo)
 
     def _seed_device(self, original: Callable[[], None], seeded: Callable[[int], None]) -> None:
         if self.live:
@@ -200,11 +198,11 @@ class Seeds:
     # --- children
 
     def fork(self) -> None:
-        """Count a child."""
+        """Count a forked child."""
         self._forks += 1
 
     def begin_in_child(self) -> None:
-        """Draw something else than the parent and its other children."""
+        """Have a forked child draw other bytes than its parent and siblings."""
         self._family = (*self._family, self._forks)
         self._forks = 0
         self._drawn.clear()
@@ -227,7 +225,7 @@ def _each(act: Callable[[Seeds], None]) -> None:
 
 
 def _drawing(frame: FrameType | None) -> FrameType | None:
-    """Return the frame that draws, past those which only hand on what is drawn."""
+    """Return the frame that draws, past frames that only forward what is drawn."""
     while frame is not None and is_handing_on(frame.f_code.co_filename):
         frame = frame.f_back
     return frame

@@ -1,8 +1,8 @@
-"""Makes the ranks of a script that knows nothing of ranks one data-parallel run.
+"""Turns the ranks of a single-process script into one data-parallel run.
 
-Every rank runs the script on the whole batch; the calls of roots are split among them, and after
-each backward pass the gradients are the mean over the ranks, as are those of parameters that belong
-to no root. All that the script does itself it does alike on every rank.
+Every rank runs the script on the whole batch. Calls of roots are split among the ranks, and after
+each backward pass the gradients are averaged over the ranks, including those of parameters that no
+root owns. Everything else the script does in the same way on every rank.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from fasttrain.model.errors import FasttrainError
 from fasttrain.model.outcome import State
-from fasttrain.shim.data_parallel.backward import Passes
+from fasttrain.shim.data_parallel.backward import BackwardPasses
 from fasttrain.shim.data_parallel.context import ParallelContext
 from fasttrain.shim.data_parallel.parting import Parting
-from fasttrain.shim.data_parallel.rank_consistency import Lockstep
+from fasttrain.shim.data_parallel.rank_consistency import RankConsistency
 from fasttrain.shim.data_parallel.replica import Replica
 from fasttrain.shim.data_parallel.sharded import (
     ShardedReplica,
@@ -39,13 +39,15 @@ from fasttrain.shim.data_parallel.sharded import (
 )
 from fasttrain.shim.data_parallel.split import whole_batch
 from fasttrain.shim.data_parallel.split.call import SplitCalls
+from fasttrain.shim.hooks import patching
 from fasttrain.shim.hooks.outcome_recorder import Ledger
 from fasttrain.shim.hooks.roots import Call, Root, parameters_of
+from fasttrain.shim.hooks.seams import Differentiating
 from fasttrain.shim.process import rank_variables, refusal
 from fasttrain.shim.process.callsite import call_site, own_prefixes
 from fasttrain.shim.process.refusal import refuse
 
-# Functions that give a number of all gradients, which are shards under fsdp.
+# Functions that return a scalar of all gradients, which is a DTensor under fsdp.
 _CLIPPERS = ("clip_grad_norm_", "clip_grad_value_", "clip_grads_with_norm_", "get_total_norm")
 
 
@@ -53,9 +55,9 @@ class Replicate:
     """Splits the calls of roots and averages gradients over the ranks.
 
     Attributes:
-        splits: The calls; None of them is split with batches of each rank's own.
+        splits: The split calls; unused where each rank has its own batches.
         passes: The backward passes.
-        fed: Whether a DataLoader has given the ranks batches of their own.
+        fed: Returns True if a DataLoader has dealt batches to the ranks.
         on_cede: Called when the script turns out to handle its ranks itself.
     """
 
@@ -64,28 +66,29 @@ class Replicate:
         self.on_cede: list[Callable[[], None]] = []
         self._roots = context.roots
         self._ranks = context.ranks
-        self._pid = os.getpid()  # of the rank: what it forks has the levers too
+        self._pid = os.getpid()  # of the rank: forked children inherit the levers
         self._streams = context.streams
         self._splits_batches = context.strategy.batch == "split"
         self._training = context.training
         self._sharded = context.strategy.mode == "fsdp"
-        self._lockstep = Lockstep(context.ranks)
+        self._consistency = RankConsistency(context.ranks)
         self._parting = Parting(context.ranks)
-        # Roots that make their parameters in their first call
+        # Roots with lazy parameters, which are created in the first call.
         self._unmet: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self.fed: Callable[[], bool] = lambda: True
         self.splits = SplitCalls(ledger, context)
-        self.passes = Passes(context)
+        self.passes = BackwardPasses(context)
 
     def install(self, undo: ExitStack) -> None:
-        """Stand around roots and backward passes, and watch for the script's own group."""
+        """Wrap roots and backward passes; watch for a process group of the script's own."""
         self._watch_group(undo)
         self._roots.on_discover.append(self._meet)
         undo.callback(self._roots.on_discover.remove, self._meet)
         self._roots.around = self._around
         undo.callback(setattr, self._roots, "around", None)
-        self._replace(torch.autograd, "backward", self._backward, undo)
-        self._replace(torch.autograd, "grad", self._grad, undo)
+        place = Differentiating.RANKS
+        patching.wrap(torch.autograd, "backward", _done_by(self._backward), undo, place)
+        patching.wrap(torch.autograd, "grad", _done_by(self._grad), undo, place)
         if self._splits_batches:
             self.splits.install(undo)
             whole_batch.install(self.splits, undo)
@@ -98,17 +101,12 @@ class Replicate:
                 if hasattr(nn.utils, name):
                     self._whole_numbers(name, undo)
         undo.callback(register_optimizer_step_post_hook(self._after_step).remove)
-        self._lockstep.install(undo)
+        self._consistency.install(undo)
         self.ledger.settle(State.ARMED, "no module was called")
         self.ledger.counts["ranks"] = self._ranks.world_size
 
     def refresh(self) -> None:
-        """Nothing is pending: every call is counted as it happens."""
-
-    def _replace(self, owner: Any, name: str, act: Any, undo: ExitStack) -> None:
-        original = getattr(owner, name)
-        undo.callback(setattr, owner, name, original)
-        setattr(owner, name, functools.wraps(original)(functools.partial(act, original)))
+        """Do nothing: every call is counted as it happens."""
 
     def _whole_numbers(self, name: str, undo: ExitStack) -> None:
         def whole(original: Any, *args: Any, **kwargs: Any) -> Any:
@@ -117,9 +115,9 @@ class Replicate:
         modules = [nn.utils, sys.modules["torch.nn.utils.clip_grad"]]
         for module in modules:
             if hasattr(module, name):
-                self._replace(module, name, whole, undo)
+                patching.wrap(module, name, _done_by(whole), undo)
 
-    # --- whose ranks they are
+    # --- the script's own process group
 
     def _watch_group(self, undo: ExitStack) -> None:
         def init_process_group(original: Any, *args: Any, **kwargs: Any) -> Any:
@@ -134,9 +132,9 @@ class Replicate:
             return False if ours else original()
 
         # A script and its libraries would add up over ranks what each has of the whole batch.
-        self._replace(dist, "is_initialized", is_initialized, undo)
+        patching.wrap(dist, "is_initialized", _done_by(is_initialized), undo)
         for module in (dist, dist.distributed_c10d):
-            self._replace(module, "init_process_group", init_process_group, undo)
+            patching.wrap(module, "init_process_group", _done_by(init_process_group), undo)
 
     def _script_has_its_own(self) -> None:
         where = call_site()
@@ -144,7 +142,7 @@ class Replicate:
             refuse(
                 FasttrainError(
                     f"the script joins a process group itself at {where}",
-                    why="it had been made data-parallel by then, and both can't average",
+                    why="fasttrain had made it data-parallel by then, and only one can average",
                     fix="use --strategy none, which leaves the ranks to the script",
                     slug="strategy-script",
                 )
@@ -158,8 +156,8 @@ class Replicate:
     # --- roots
 
     def _meet(self, root: Root, module: nn.Module) -> None:
-        """Make a root's values equal on all ranks before its first call."""
-        if not self.ledger.live or self._runs_alike():
+        """Broadcast a root's parameters and buffers before its first call."""
+        if not self.ledger.live or self._must_run_whole():
             return
         if any(map(is_lazy, parameters_of(module))):
             self._unmet.add(module)
@@ -167,16 +165,16 @@ class Replicate:
         self._ranks.join()
         self._parting.check(f"call {root.name} for the first time")
         shapes = [f"{n} {tuple(p.shape)} {p.dtype}" for n, p in module.named_parameters()]
-        self._lockstep.compare_models(root.name, root.where, shapes)
+        self._consistency.compare_models(root.name, root.where, shapes)
         if not any(hasattr(p, "placements") for p in parameters_of(module)):
             self._ranks.broadcast([*parameters_of(module), *module.buffers()])
 
     def _around(self, root: Root, module: nn.Module, call: Call) -> Call:
-        if not self.ledger.live or self._runs_alike():
+        if not self.ledger.live or self._must_run_whole():
             return call
         if self._unmet and module in self._unmet:
             if any(map(is_lazy, parameters_of(module))):
-                return call  # all ranks make its parameters alike
+                return call  # this call creates its parameters, the same on all ranks
             self._unmet.discard(module)
             self._meet(root, module)
         trains = torch.is_grad_enabled() and (
@@ -220,22 +218,22 @@ class Replicate:
         self.ledger.counts["sharded blocks"] += len(replica.blocks)
         self.ledger.note(
             f"{root.name} is sharded in place from its first training call: parameters and"
-            " gradients that the script keeps hold of are shards; state_dict() gives whole ones"
+            " gradients that the script refers to are shards; state_dict() returns whole ones"
         )
         return replica
 
     def _even_out(self, root: Root, module: nn.Module) -> None:
-        """Broadcast rank 0's running statistics where each rank has had its own batches."""
+        """Broadcast rank 0's running statistics if each rank has trained on its own batches."""
         if not self._splits_batches and root.replica is not None and root.replica.uneven:
             root.replica.uneven = False
             self._parting.check(f"call {root.name}")
             self._ranks.broadcast(list(module.buffers()))
 
-    def _runs_alike(self) -> bool:
-        """Return whether something runs whole on each rank, in which ranks can't meet.
+    def _must_run_whole(self) -> bool:
+        """True where code runs whole on each rank, since ranks can't communicate in it.
 
-        Threads come in another order on each rank, what a rank has forked knows no other rank, and
-        torch.func's transforms have tensors without storage.
+        Threads run in another order on each rank, a forked child has no connection to the other
+        ranks, and tensors in torch.func's transforms have no storage.
         """
         thread = threading.current_thread() is not threading.main_thread()
         alone = thread or os.getpid() != self._pid
@@ -255,7 +253,7 @@ class Replicate:
         return self.passes.gradients(original, *args, **kwargs)
 
     def _is_outermost(self) -> bool:
-        inside = torch._C._current_graph_task_id() != -1 or self._runs_alike()
+        inside = torch._C._current_graph_task_id() != -1 or self._must_run_whole()
         return not inside and self.ledger.live and self._ranks.joined
 
     # --- steps
@@ -267,13 +265,17 @@ class Replicate:
         if steps == 1 and not self._splits_batches and not self.fed():
             self._streams.diverge()
             self.ledger.note(
-                "no DataLoader feeds the training: from its second step on each rank draws batches"
-                f" of its own, so that the global batch is {self._ranks.world_size} times the"
-                " script's"
+                "no DataLoader feeds the training: from its second step on each rank draws its own"
+                f" batches, so that the global batch is {self._ranks.world_size} times the script's"
             )
         if not steps & (steps - 1):
             self._parting.check(f"step {type(optimizer).__name__}")
-        self._lockstep.after_step(steps, None if self._sharded else optimizer)
+        self._consistency.after_step(steps, None if self._sharded else optimizer)
+
+
+def _done_by(act: Callable[..., Any]) -> patching.Make:
+    """Return what has another function called with the original and the arguments."""
+    return lambda original: functools.wraps(original)(functools.partial(act, original))
 
 
 @functools.cache

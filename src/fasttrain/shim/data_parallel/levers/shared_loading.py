@@ -1,8 +1,8 @@
-"""Has one rank of a node read for all: the workers of a DataLoader are started once.
+"""Has one rank per node read the data for all: the workers of a DataLoader start once.
 
-Every rank runs the script on the whole batch, and so all need the same batches. The first rank of a
-node has the workers, as one process has them; what they give goes to the other ranks as well,
-whose iterators are torch's own without workers (`shim.shared_loading`).
+Every rank runs the script on the whole batch, so that all need the same batches. The first rank of
+a node starts the workers and sends their results to the node's other ranks, whose iterators are
+torch's own without workers (see `fasttrain.shim.data_parallel.loading`).
 """
 
 from __future__ import annotations
@@ -28,9 +28,12 @@ from fasttrain.shim.data_parallel.loading.node import Node, can_be_had, met
 from fasttrain.shim.data_parallel.loading.node import close as close_lines
 from fasttrain.shim.data_parallel.loading.taking import TakingContext
 from fasttrain.shim.data_parallel.ranks import Ranks
+from fasttrain.shim.hooks import patching
 from fasttrain.shim.hooks.loaders import on_batch
 from fasttrain.shim.hooks.outcome_recorder import Ledger
 from fasttrain.shim.process.callsite import call_site
+
+BEGIN, READ_ON = "begin to read a DataLoader", "read on in a DataLoader"
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,12 +43,12 @@ _CONTEXT = "_DataLoader__multiprocessing_context"
 
 
 class SharedLoaders:
-    """Takes part where an iterator with workers is made.
+    """Shares the results of DataLoader iterators with workers.
 
     Args:
-        ledger: Of what became of this.
+        ledger: This lever's ledger.
         ranks: All ranks.
-        answers: Rank 0's; they are installed already.
+        answers: Rank 0's answers, installed already.
     """
 
     def __init__(self, ledger: Ledger, ranks: Ranks, answers: Answers) -> None:
@@ -57,34 +60,33 @@ class SharedLoaders:
         self._node: Node | None = None
         self._shared: weakref.WeakSet[Any] = weakref.WeakSet()  # iterators
         self._indexed: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._given: list[tuple[weakref.ref[GivenResults], int]] = []  # and the places of loops
+        self._given: list[
+            tuple[weakref.ref[GivenResults], int]
+        ] = []  # results, and the number of the loop's place
         self._why_not: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
     def install(self, undo: ExitStack) -> None:
-        """Stand around the making of iterators, and count their batches."""
-        kind: Any = _MultiProcessingDataLoaderIter
-        original = kind.__init__
-
-        @functools.wraps(original)
-        def __init__(iterator: Any, loader: Any) -> None:  # noqa: N807
-            if self._is_alike(loader):
-                self._make(original, iterator, loader)
-            else:
-                original(iterator, loader)
-
-        undo.callback(setattr, kind, "__init__", original)
-        kind.__init__ = __init__
-        self._by_index(undo)
+        """Wrap the creation of iterators, and count their batches."""
+        patching.wrap(_MultiProcessingDataLoaderIter, "__init__", self._sharing, undo)
+        patching.wrap(_SingleProcessDataLoaderIter, "__init__", self._by_index, undo)
         on_batch(self._count, undo)
         self._answers.waiting_elsewhere.append(self._awaited)
         undo.callback(self._answers.waiting_elsewhere.remove, self._awaited)
         self.ledger.settle(State.ARMED, "no DataLoader with workers was read")
         self.ledger.excuse(State.SKIPPED, "the script reads without workers of a DataLoader")
 
-    def _by_index(self, undo: ExitStack) -> None:
-        """Read without workers in less time, as every rank does it."""
-        kind: Any = _SingleProcessDataLoaderIter
-        original = kind.__init__
+    def _sharing(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def __init__(iterator: Any, loader: Any) -> None:  # noqa: N807
+            if self._is_common(loader):
+                self._make(original, iterator, loader)
+            else:
+                original(iterator, loader)
+
+        return __init__
+
+    def _by_index(self, original: Any) -> Any:
+        """Speed up reading without workers, which every rank does by itself."""
 
         @functools.wraps(original)
         def __init__(iterator: Any, loader: Any) -> None:  # noqa: N807
@@ -94,11 +96,10 @@ class SharedLoaders:
                 fetcher.fetch = fetch
                 self._indexed.add(iterator)
 
-        undo.callback(setattr, kind, "__init__", original)
-        kind.__init__ = __init__
+        return __init__
 
     def refresh(self) -> None:
-        """Nothing is pending: every batch is counted as it is handed out."""
+        """Do nothing: every batch is counted as it is yielded."""
 
     def _count(self, iterator: Any, _: Any) -> None:
         if iterator in self._shared:
@@ -106,15 +107,15 @@ class SharedLoaders:
         elif iterator in self._indexed:
             self.ledger.counts["batches by index"] += 1
 
-    # --- whether
+    # --- which loaders are shared
 
-    def _is_alike(self, loader: Any) -> bool:
-        """Return whether all ranks make this iterator, as far as one can know."""
-        alike = self.ledger.live and self._answers.answers() and get_worker_info() is None
-        return alike and _CONTEXT in vars(loader)
+    def _is_common(self, loader: Any) -> bool:
+        """True if all ranks create this iterator, as far as can be known."""
+        common = self.ledger.live and self._answers.answers() and get_worker_info() is None
+        return common and _CONTEXT in vars(loader)
 
     def _reason(self, loader: Any) -> str:
-        """Return why a loader is read by each rank itself; empty if it isn't."""
+        """Return why each rank has to read a loader itself; empty if it needn't."""
         if loader not in self._why_not:
             self._why_not[loader] = _why_not(loader)
         return self._why_not[loader]
@@ -125,7 +126,7 @@ class SharedLoaders:
             original(iterator, loader)
             return
         where = call_site()
-        place = self._answers.places.number(frame, "begin to read a DataLoader")
+        place = self._answers.places.number(frame, BEGIN)
         why_not = self._answers.ask(place, functools.partial(self._reason, loader))
         if not why_not and self._met() is None:
             why_not = "the ranks of a node can't share memory here"
@@ -133,7 +134,7 @@ class SharedLoaders:
             self.ledger.pass_over(f"DataLoader ({where})", f"each rank reads it itself: {why_not}")
             original(iterator, loader)
             return
-        going_on = self._answers.places.number(frame, "read on in a DataLoader")
+        going_on = self._answers.places.number(frame, READ_ON)
         self._share(original, iterator, loader, going_on)
         self.ledger.apply("DataLoader", where)
 
@@ -143,7 +144,7 @@ class SharedLoaders:
             self._node = met(self._ranks)
         return self._node
 
-    # --- how
+    # --- sharing
 
     def _share(self, original: Any, iterator: Any, loader: Any, place: int) -> None:
         node = self._node
@@ -173,13 +174,13 @@ class SharedLoaders:
         weakref.finalize(iterator, results.end)
 
     def _waits(self) -> Any:
-        """Mark a wait for rank 0; that for the first rank of another node is none for it."""
+        """Return a context that marks a wait for rank 0; no-op if the node's first rank isn't 0."""
         waits_for_rank_0 = self._node is not None and self._node.first == 0 != self._ranks.rank
         in_main = current_thread() is main_thread()
         return self._ranks.waits() if waits_for_rank_0 and in_main else nullcontext()
 
     def _awaited(self) -> tuple[int, int, int] | None:
-        """Return a rank that waits for this one to read on, its place and how much it has had."""
+        """Return a rank that waits for this one to read on, its place, and the results so far."""
         for ref, place in self._given:
             results = ref()
             waiting = results.awaits_more() if results is not None else None
@@ -190,7 +191,7 @@ class SharedLoaders:
 
 @contextmanager
 def _context(loader: Any, context: Any) -> Iterator[None]:
-    """Have an iterator find another context of multiprocessing than the loader's own."""
+    """Replace a loader's multiprocessing context in the block."""
     before = vars(loader)[_CONTEXT]
     vars(loader)[_CONTEXT] = context
     try:
@@ -208,10 +209,10 @@ def _why_not(loader: Any) -> str:
         return "it has a timeout and pins memory"
     method = (loader.multiprocessing_context or torch.multiprocessing).get_start_method()
     if method == "forkserver" and PathFinder.find_spec("fasttrain", sys.path) is None:
-        return "fasttrain isn't installed where a forkserver's processes look for it"
+        return "fasttrain isn't installed where a forkserver's processes search for it"
     shared = shared_memory_of(loader)
     return (
-        f"its dataset holds {shared}, by which the workers may tell the script more"
+        f"its dataset holds {shared}, through which workers may send the script other data"
         if shared
         else ""
     )

@@ -1,7 +1,7 @@
-"""Whether a dataset and its workers have more to do with the script than by batches.
+"""Inspects datasets: shared memory in them, and batches that can be read by indexing alone.
 
-A dataset may hold a queue, a shared value or shared tensors, by which the script hears of its
-workers. Only the rank whose workers they are would.
+A dataset may hold a queue, a shared value or shared tensors through which its workers send the
+script other data than batches. Only the rank that starts the workers would get these data.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from fasttrain.shim.hooks.reachable import CLOSED, children_of
 from fasttrain.shim.process.callsite import own_prefixes
 
-MOST = 5_000  # objects of a search
+MOST = 5_000  # objects per search
 _MODULES = tuple(
     f"multiprocessing.{name}"
     for name in ("queues", "sharedctypes", "managers", "connection", "shared_memory", "pool")
@@ -34,7 +34,7 @@ _SKIPPED = (*(kind for kind in CLOSED if kind is not Tensor), DataLoader, _BaseD
 
 
 def shared_memory_of(loader: Any) -> str:
-    """Return the kind of something that the workers of a loader share with the script."""
+    """Return the kind of the first object that a loader's workers share with the script, or ''."""
     pending = deque([loader.dataset, loader.collate_fn, loader.worker_init_fn])
     seen = {id(start) for start in pending}
     while pending and len(seen) < MOST:
@@ -74,7 +74,7 @@ def _children(holder: Any) -> Iterator[Any]:
             names = set(_names(holder.__code__))
             yield from (v for k, v in holder.__globals__.items() if k in names)
     elif kind.__module__ == "numpy":
-        if kind.__name__ != "memmap":  # of a file, which all ranks can read
+        if kind.__name__ != "memmap":  # its base is a mapped file, which all ranks can read
             yield getattr(holder, "base", None)
     elif kind is memoryview:
         yield holder.obj
@@ -90,23 +90,21 @@ def _names(code: CodeType) -> Iterator[str]:
             yield from _names(inner)
 
 
-# Batches of tensors that the script holds itself: by one index each, and not sample by sample.
-#
-# Without workers each rank reads every batch. Where that is nothing but indexing, it can be done
-# for a whole batch at once, with the same bits.
-#
-# Source: ``torch/utils/data/dataset.py`` and ``_utils/collate.py`` of torch 2.13.
-
-
+# torch's own methods, to detect that a script has replaced one.
 _READ = TensorDataset.__getitem__, Subset.__getitem__, Subset.__getitems__
 
 
 def fetches_by_index(loader: Any, fetch: Callable[[Any], Any]) -> Callable[[Any], Any] | None:
-    """Return what fetches the batches of a loader at once; None where that isn't the same.
+    """Return a fetcher that indexes whole batches; None if its results could differ.
+
+    Without workers each rank reads every batch. If reading is only indexing of tensors, a whole
+    batch can be indexed at once instead of sample by sample, with equal bits.
+
+    Source: ``torch/utils/data/dataset.py`` and ``_utils/collate.py`` of torch 2.13.
 
     Args:
-        loader: Reads in this process.
-        fetch: Fetches one of its batches, by a list of indices.
+        loader: A loader that reads in this process.
+        fetch: Its own fetcher: returns a batch, by a list of indices.
     """
     taken = _taken(loader.dataset)
     known = (TensorDataset.__getitem__, Subset.__getitem__, Subset.__getitems__) == _READ
@@ -119,7 +117,7 @@ def fetches_by_index(loader: Any, fetch: Callable[[Any], Any]) -> Callable[[Any]
 
 
 def _taken(dataset: Any) -> tuple[Sequence[Tensor], list[Sequence[int]]] | None:
-    """Return the tensors of a dataset, and the places in which each subset of it lies."""
+    """Return a dataset's tensors, and the indices of each `Subset` around it, outermost first."""
     places = []
     while type(dataset) is Subset:
         places.append(dataset.indices)
@@ -149,6 +147,6 @@ def _fetch(
         return fetch(index)
     size = len(tensors[0])
     if min(numbers) < -size or max(numbers) >= size:
-        return fetch(index)  # which raises what a script may wait for
+        return fetch(index)  # torch raises the IndexError that a script may catch
     at = torch.tensor(numbers).remainder_(size)
     return [tensor.index_select(0, at.to(tensor.device)) for tensor in tensors]

@@ -1,7 +1,7 @@
-"""The rank that reads: its workers' results go on to the other ranks of its node.
+"""The reading rank's side: it forwards its workers' results to the other ranks of its node.
 
-It runs torch's own iterator with torch's own workers. What its queue of results gives it, batch or
-error or nothing in time, the other ranks get in the same order.
+It runs torch's own iterator with torch's own workers. Whatever comes out of its result queue (a
+batch, an error, a timeout), the other ranks get in the same order.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from fasttrain.shim.data_parallel.loading import node
 from fasttrain.shim.data_parallel.loading.packing import packed
 
 MESSAGE, NOTHING, FAILED, WORKERS = b"M", b"N", b"F", b"W"  # kinds of packets to other ranks
-WAITING = struct.Struct("<q")  # how many results a rank has had that waits for the next
-WORKER = struct.Struct("<q?")  # process, and whether it is alive
-_TICKET = struct.Struct("<qq")  # worker process and its count
+WAITING = struct.Struct("<q")  # sent by a waiting rank: how many results it has had
+WORKER = struct.Struct("<q?")  # process id, and whether it is alive
+_TICKET = struct.Struct("<qq")  # a result's worker process id and number
 LONGEST = 1000  # characters of an error
-LATE_S = 30.0  # for what a worker has sent before its result
+LATE_S = 30.0  # timeout for a packet that a worker has sent before its result
 
 
 class GivenResults:
-    """Stands in front of torch's queue of results, in the workers and in their rank.
+    """Wraps torch's result queue, in the workers and in the rank that has started them.
 
     Args:
         results: torch's queue.
-        readers: A socket to each other rank of the node.
+        readers: One socket to each other rank of the node.
     """
 
     def __init__(self, results: Any, readers: list[socket.socket]) -> None:
@@ -36,7 +36,7 @@ class GivenResults:
         self.given = 0
         self._results = results
         self._all_readers, self._readers = tuple(readers), readers
-        self._had: dict[int, int] = {}  # results, by the place of a reader that waits for the next
+        self._had: dict[int, int] = {}  # results that a waiting reader has had, by its index
         inside, outside = node.pair()
         outside.settimeout(LATE_S)
         self._inside, self._outside = inside, node.own(outside)
@@ -46,24 +46,24 @@ class GivenResults:
         self._owner, self._count = os.getpid(), 0
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what a spawned worker gets."""
+        """Return the attributes that a spawned worker needs."""
         return {name: vars(self)[name] for name in ("_results", "_inside", "_owner", "_count")}
 
     def __getattr__(self, name: str) -> Any:
-        if name == "_results":  # of one that isn't unpickled yet
+        if name == "_results":  # not set yet while unpickling: would recurse
             raise AttributeError(name)
         return getattr(self._results, name)
 
     # --- in a worker
 
     def put(self, message: Any) -> None:
-        """Send a result to the rank, and beside it what the other ranks get of it."""
-        if os.getpid() == self._owner:  # wakes its own thread
+        """Send a result to the rank, and a packed copy for the other ranks."""
+        if os.getpid() == self._owner:  # torch wakes its pin-memory thread by this
             self._results.put((b"", message))
             return
         self._count += 1
         ticket = _TICKET.pack(os.getpid(), self._count)
-        with suppress(BrokenPipeError, ConnectionResetError):  # the rank reads no more
+        with suppress(BrokenPipeError, ConnectionResetError):  # the rank has stopped reading
             try:
                 descriptor = packed(message)
             except Exception as error:  # noqa: BLE001 - of objects of any kind
@@ -79,48 +79,48 @@ class GivenResults:
     # --- in the rank
 
     def get(self, *args: Any, **kwargs: Any) -> Any:
-        """Return a result, as torch's queue does, when the other ranks have been sent it."""
+        """Return a result as torch's queue does, after sending it to the other ranks."""
         try:
             ticket, message = self._results.get(*args, **kwargs)
         except Exception:
-            self._tell(NOTHING + self._alive())
+            self._send(NOTHING + self._alive())
             raise
         if ticket:
             self._give(ticket)
         return message
 
     def announce(self) -> None:
-        """Tell the other ranks the workers' processes."""
-        self._tell(WORKERS + self._alive())
+        """Send the other ranks the workers' process ids."""
+        self._send(WORKERS + self._alive())
 
     def _give(self, ticket: bytes) -> None:
         while ticket not in self._here:
             packet, descriptors = node.receive(self._outside)
             self._here[packet[: _TICKET.size]] = packet[_TICKET.size :], descriptors
         text, descriptors = self._here.pop(ticket)
-        self._tell(MESSAGE if descriptors else FAILED + text, *descriptors)
+        self._send(MESSAGE if descriptors else FAILED + text, *descriptors)
         for descriptor in descriptors:
             os.close(descriptor)
 
     def _alive(self) -> bytes:
         return b"".join(WORKER.pack(w.pid or 0, w.is_alive()) for w in self.workers)
 
-    def _tell(self, packet: bytes, *descriptors: int) -> None:
+    def _send(self, packet: bytes, *descriptors: int) -> None:
         self.given += not packet.startswith(WORKERS)
         for reader in list(self._readers):
             try:
                 node.send(reader, packet, *descriptors)
-            except OSError:  # it reads no more, as behind a break; ranks that part are found so
+            except OSError:  # it stopped reading, as after a break; divergence shows elsewhere
                 self._readers.remove(reader)
                 node.close(reader)
 
     def awaits_more(self) -> int | None:
-        """Return which of the other ranks waits for what isn't given yet, by place; None for none.
+        """Return the index of a rank that waits for a result not read yet; None if none does.
 
-        Called by another thread than the one that gives.
+        Called by another thread than the reading one.
         """
         for place, reader in enumerate(self._all_readers):
-            with suppress(OSError):  # no more of them at the moment
+            with suppress(OSError):  # no more packets at the moment
                 while packet := node.receive(reader, socket.MSG_DONTWAIT)[0]:
                     (self._had[place],) = WAITING.unpack(packet)
             if reader in self._readers and self._had.get(place, -1) >= self.given:
@@ -128,7 +128,7 @@ class GivenResults:
         return None
 
     def end(self) -> None:
-        """Return no more; ``close`` is that of torch's queue, which a worker calls as well."""
+        """Stop; not named ``close``, which is torch's queue's, and called by workers, too."""
         node.close(self._inside, self._outside, *self._all_readers)
         for _, descriptors in self._here.values():
             for descriptor in descriptors:
@@ -137,9 +137,9 @@ class GivenResults:
 
 
 class GivingContext:
-    """A context of multiprocessing whose first queue gives its results to other ranks, too.
+    """A multiprocessing context whose first queue also sends its results to other ranks.
 
-    Source: torch 2.13, ``_MultiProcessingDataLoaderIter.__init__``, where that is the results'.
+    Source: torch 2.13, ``_MultiProcessingDataLoaderIter.__init__``: the first is the result queue.
     """
 
     def __init__(self, context: Any, readers: list[socket.socket]) -> None:
@@ -148,14 +148,14 @@ class GivingContext:
         self._readers = readers
 
     def Queue(self, *args: Any, **kwargs: Any) -> Any:  # noqa: N802
-        """Return a queue."""
+        """Return a queue; the first one is wrapped."""
         made = self._context.Queue(*args, **kwargs)
         if self.results is None:
             made = self.results = GivenResults(made, self._readers)
         return made
 
     def Process(self, *args: Any, **kwargs: Any) -> Any:  # noqa: N802
-        """Return a worker that is not started."""
+        """Return a worker process, not started yet."""
         worker = self._context.Process(*args, **kwargs)
         if self.results is not None:
             self.results.workers.append(worker)

@@ -1,4 +1,8 @@
-"""The ranks of this node, and the sockets on which the first hands descriptors to the others."""
+"""The sockets through which the first rank of a node sends file descriptors to the others.
+
+They have abstract names, so that no file remains. Any user of the machine can connect to such a
+name, so that both sides check whose process is at the other end.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +20,8 @@ from typing import Any
 from fasttrain.shim.data_parallel.ranks import Ranks
 from fasttrain.shim.process import rank_variables
 
-# Packets and descriptors between the ranks of one node.
-#
-# The sockets have abstract names, so that nothing of them is left in the file system. Everybody
-# on the machine can read such a name: both sides look who the other one is.
-
-
 CONNECT_S = 10.0
-MOST_BYTES = 4096  # of a packet
+MOST_BYTES = 4096  # per packet
 _CREDENTIALS = struct.Struct("3i")  # process, user, group
 _ROOM = socket.CMSG_SPACE(4 * struct.calcsize("i"))  # for descriptors
 _NUMBER = struct.Struct("<i")
@@ -31,25 +29,25 @@ _OPEN: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
 
 def can_be_had() -> bool:
-    """Return whether this system has what is needed: Linux."""
+    """True if this system supports it: Linux does."""
     needed = (socket, "SO_PEERCRED"), (socket, "SOCK_SEQPACKET"), (os, "memfd_create")
     return all(hasattr(owner, name) for owner, name in needed)
 
 
 def own(line: socket.socket) -> socket.socket:
-    """Have a socket closed in processes that are forked from this one."""
+    """Return a socket that will be closed in forked children."""
     _close_in_children()
     _OPEN.add(line)
     return line
 
 
 def pair() -> tuple[socket.socket, socket.socket]:
-    """Return two sockets that lead to each other."""
+    """Return two connected sockets."""
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
 
 def listening() -> tuple[socket.socket, str]:
-    """Return a socket that waits for others, and its name."""
+    """Return a listening socket and its name."""
     listener = own(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
     name = f"fasttrain-{secrets.token_hex(16)}"
     listener.bind(f"\0{name}")
@@ -59,10 +57,10 @@ def listening() -> tuple[socket.socket, str]:
 
 
 def accepted(listener: socket.socket) -> tuple[socket.socket, int]:
-    """Return a socket to another process of this user that has connected, and its rank.
+    """Return a socket to a process of this user that has connected, and its rank.
 
     Raises:
-        OSError: None comes.
+        OSError: If none connects in time.
     """
     while True:
         line, _ = listener.accept()
@@ -78,7 +76,7 @@ def connected(name: str, rank: int) -> socket.socket:
     """Return a socket to the process of this user that listens by a name.
 
     Raises:
-        OSError: There is none, or it is another user's.
+        OSError: If there is none, or it is another user's.
     """
     line = own(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
     line.settimeout(CONNECT_S)
@@ -92,7 +90,7 @@ def connected(name: str, rank: int) -> socket.socket:
 
 
 def is_same_users(line: socket.socket) -> bool:
-    """Return whether the process at the other end is this user's."""
+    """True if the process at the other end is this user's."""
     found = line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     return bool(_CREDENTIALS.unpack(found)[1] == os.geteuid())
 
@@ -101,22 +99,22 @@ def send(line: socket.socket, packet: bytes, *descriptors: int) -> None:
     """Send one packet with descriptors, which the sender keeps.
 
     Raises:
-        OSError: Nobody is there any more.
+        OSError: If the other end is closed.
     """
     line.sendmsg([packet], _rights(descriptors))
 
 
 def receive(line: socket.socket, flags: int = 0) -> tuple[bytes, list[int]]:
-    """Return one packet and its descriptors; an empty one when there will be no more.
+    """Return one packet and its descriptors; an empty one after the last.
 
     Raises:
-        OSError: There is none yet, on a socket that doesn't wait.
+        OSError: If there is none yet, with a non-blocking flag or a timeout.
     """
     while True:
-        with suppress(ConnectionResetError):  # it left without having read all; its own come first
-            # Not socket.recv_fds, which takes flags and drops them (Python 3.11).
-            packet, rights, _, _ = line.recvmsg(MOST_BYTES, _ROOM, flags | socket.MSG_CMSG_CLOEXEC)
-            return packet, _descriptors(rights)
+        # Raised once if the other side left unread packets; those that it has sent come after it.
+        # Not socket.recv_fds, which ignores its flags (Python 3.11).
+        packet, rights, _, _ = line.recvmsg(MOST_BYTES, _ROOM, flags | socket.MSG_CMSG_CLOEXEC)
+        return packet, _descriptors(rights)
 
 
 def _rights(descriptors: tuple[int, ...]) -> list[tuple[int, int, Any]]:
@@ -134,7 +132,7 @@ def _descriptors(rights: list[tuple[int, int, bytes]]) -> list[int]:
 
 
 def close(*lines: socket.socket) -> None:
-    """End sockets, also where a forked process still holds them."""
+    """Shut sockets down, even if a forked child still holds them, and close them."""
     for line in lines:
         with suppress(OSError):
             line.shutdown(socket.SHUT_RDWR)
@@ -156,12 +154,12 @@ _CALL_NUMBER = struct.Struct("<q")
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """This rank's sockets.
+    """This rank's sockets to other ranks of its node.
 
     Attributes:
         first: The global rank of the node's first rank, which reads.
-        is_first: Whether that is this one.
-        lines: To all other ranks of the node by rank, or to the first alone.
+        is_first: True if that is this rank.
+        lines: On the first rank, sockets to all others in the order of ranks; else to the first.
     """
 
     first: int
@@ -169,13 +167,13 @@ class Node:
     lines: tuple[socket.socket, ...]
 
     def begin(self, number: int) -> list[socket.socket]:
-        """Return new sockets to the other ranks for what the first reads next.
+        """Return new sockets to the other ranks for the next loader that the first rank reads.
 
         Args:
-            number: Counts what is read, alike on all ranks.
+            number: Number of the loader, counted alike on all ranks.
 
         Raises:
-            RuntimeError: The first rank has ended, or reads something else.
+            RuntimeError: If the first rank has ended, or reads another loader.
         """
         if self.is_first:
             return [_handed(line, number) for line in self.lines]
@@ -187,17 +185,17 @@ class Node:
 
 def _handed(line: socket.socket, number: int) -> socket.socket:
     here, there = pair()
-    # A rank that has ended is found where it is waited for.
+    # A rank that has ended is noticed when this one waits for it.
     with there, suppress(OSError):
         send(line, _CALL_NUMBER.pack(number), there.fileno())
     return own(here)
 
 
 def met(ranks: Ranks) -> Node | None:
-    """Meet the other ranks of the node; every rank must call this alike.
+    """Connect to the other ranks of the node; every rank must call this.
 
     Returns:
-        None where ranks of a node can't hand each other descriptors, on all ranks alike.
+        None on all ranks if some ranks of a node can't send each other descriptors.
     """
     first, size = _first_and_size(ranks)
     store: Any = ranks.store
@@ -226,13 +224,13 @@ def _lines(ranks: Ranks, first: int, size: int) -> list[socket.socket] | None:
         name = store.get(key).decode()
         try:
             return [connected(name, ranks.rank)] if name else None
-        except OSError:  # another view of the network
+        except OSError:  # another network namespace
             return None
     if size == 1:
         return []
     try:
         listener, name = listening()
-    except (OSError, AttributeError):  # no such sockets
+    except (OSError, AttributeError):  # the system has no such sockets
         listener, name = None, ""
     store.set(key, name)
     if listener is None:
@@ -242,7 +240,7 @@ def _lines(ranks: Ranks, first: int, size: int) -> list[socket.socket] | None:
 
 
 def _come(listener: socket.socket, store: Any, count: int) -> list[socket.socket] | None:
-    """Wait for ranks, one of which may fail to come."""
+    """Accept the other ranks' connections; None if one of them fails to connect."""
     come: dict[int, socket.socket] = {}
     listener.settimeout(LOOK_S)
     while len(come) < count:

@@ -1,8 +1,8 @@
-"""Messages of a DataLoader's workers in memory files that have no name.
+"""Packs messages of a DataLoader's workers into anonymous memory files (memfd).
 
-A message is pickled; the bytes of its dense tensors and of its buffers (NumPy's arrays) lie behind
-the pickle, where a reader maps them. Tensors that share memory share it at the reader's as well,
-and keep their strides.
+A message is pickled; the bytes of its dense tensors and buffers (NumPy arrays) follow the pickle,
+where a reader maps them. Tensors that share memory also share it in the reader, and keep their
+strides.
 """
 
 from __future__ import annotations
@@ -22,15 +22,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-ALIGNMENT = 64  # bytes, as torch's own allocator has it on a CPU
-MAPPED = (
-    1 << 20
-)  # bytes from which memory is mapped and not copied; each such map keeps a file open
-SPARSE = 4  # times its own bytes: a view that lies so far apart is copied by itself
+ALIGNMENT = 64  # bytes, like torch's CPU allocator
+MAPPED = 1 << 20  # bytes from which a file is mapped instead of copied; each map keeps a file open
+SPARSE = 4  # a view that spans this many times its own bytes is copied first
 PROTOCOL = 5
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 _HEAD = struct.Struct("<QQ")  # bytes of the table and of the pickle, which follow in this order
-_NOWHERE = -1  # in the place of the region of a tensor without elements
+_NOWHERE = -1  # the region of a tensor without elements
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +42,7 @@ class _Found:
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """Where things lie in a file.
+    """The layout of a file.
 
     Attributes:
         regions: The offset and size of each, in bytes.
@@ -58,7 +56,7 @@ class _Table:
 
 
 class _Pickler(pickle.Pickler):
-    """Puts the place of a dense tensor where its bytes would be."""
+    """Pickles a dense tensor as its place in the file, without its bytes."""
 
     def __init__(self, file: io.BytesIO, buffers: list[pickle.PickleBuffer]) -> None:
         super().__init__(file, PROTOCOL, buffer_callback=buffers.append)
@@ -78,7 +76,7 @@ class _Pickler(pickle.Pickler):
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    """Return whether a tensor is nothing but elements in the memory of a CPU."""
+    """True if a tensor is a plain dense one on the CPU, without a graph, hooks or attributes."""
     strided = tensor.layout is torch.strided and tensor.device.type == "cpu"
     if not strided or tensor.is_quantized or tensor.is_nested or tensor.grad_fn is not None:
         return False
@@ -86,7 +84,7 @@ def _is_plain(tensor: Tensor) -> bool:
 
 
 def _span(tensor: Tensor) -> tuple[int, int]:
-    """Return the addresses between which the elements of a tensor lie; alike for none."""
+    """Return the addresses between which a tensor's elements lie; 0, 0 for no elements."""
     if not tensor.numel():
         return 0, 0
     reach = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
@@ -101,8 +99,8 @@ def packed(message: Any) -> int:
     """Return the descriptor of a sealed memory file that holds a message.
 
     Raises:
-        OSError: There is not enough memory.
-        Exception: What pickle raises of an object that can't be pickled.
+        OSError: If memory is exhausted.
+        Exception: Whatever pickle raises for an object that can't be pickled.
     """
     stream, buffers = io.BytesIO(), list[pickle.PickleBuffer]()
     pickler = _Pickler(stream, buffers)
@@ -123,7 +121,7 @@ def _write(
 ) -> None:
     table, memories, at = _Table(), list[tuple[int, Any]](), 0
     for begin, end in _regions(found, table):
-        before = begin % ALIGNMENT  # bytes of a region in front of its first element
+        before = begin % ALIGNMENT  # padding that keeps the first element's alignment
         memories.append((at + before, (ctypes.c_char * (end - begin)).from_address(begin)))
         table.regions.append((at, before + end - begin))
         at = _aligned(at + before + end - begin)
@@ -142,11 +140,11 @@ def _write(
 
 
 def _regions(found: list[_Found], table: _Table) -> list[tuple[int, int]]:
-    """Return the memory that tensors lie in, as addresses; those that overlap have one region.
+    """Return the memory regions of tensors, as addresses; overlapping tensors share one.
 
     Args:
         found: The tensors.
-        table: Gets the place of each of them.
+        table: Receives each tensor's place.
     """
     regions: list[tuple[int, int]] = []
     table.tensors.extend([(_NOWHERE, 0)] * len(found))
@@ -181,16 +179,16 @@ _READING = threading.local()  # regions and table of the message that a thread r
 
 
 def unpacked(descriptor: int) -> Any:
-    """Return the message that a file holds, in memory that is this process's own.
+    """Return the message in a file; its memory is private to this process.
 
     Args:
-        descriptor: Of the file; the caller closes it.
+        descriptor: The file's; the caller closes it.
     """
     memory = _memory(descriptor)
     table_size, stream_size = _HEAD.unpack_from(memory)
     begin = _HEAD.size + table_size
     whole = memoryview(memory)
-    table = _Table(*pickle.loads(whole[_HEAD.size : begin]))  # noqa: S301 - see lines
+    table = _Table(*pickle.loads(whole[_HEAD.size : begin]))  # noqa: S301 - from a process of this user, which `node` checks
     first = _aligned(begin + stream_size)
     buffers = [whole[first + at : first + at + size] for at, size in table.buffers]
     regions = [

@@ -1,7 +1,6 @@
-"""A rank that doesn't read: torch's own iterator, on workers that another rank has.
+"""The other ranks' side: torch's own iterator, with stand-ins for queues and worker processes.
 
-What stands in the places of queues and processes takes part in nothing: tasks are dropped, since
-the workers get them from the rank that has them, and results come from there.
+Tasks are dropped, since the workers get theirs from the reading rank; results come from that rank.
 """
 
 from __future__ import annotations
@@ -17,15 +16,15 @@ from typing import Any
 from fasttrain.shim.data_parallel.loading import giving, node
 from fasttrain.shim.data_parallel.loading.packing import unpacked
 
-QUIET_S = 1.0  # after which a rank that waits tells the one that reads
+QUIET_S = 1.0  # after which a waiting rank notifies the reading rank
 
 
 class TakenResults:
-    """Stands for the queue of results.
+    """Stands in for the result queue.
 
     Args:
         line: The socket to the rank that reads.
-        waits: Marks a time in which this rank waits for others.
+        waits: Returns a context that marks a wait for other ranks.
     """
 
     def __init__(self, line: socket.socket, waits: Callable[[], AbstractContextManager[Any]]):
@@ -36,13 +35,13 @@ class TakenResults:
         self._taken = 0
 
     def get(self, *_: Any, **__: Any) -> Any:
-        """Return what torch's own queue has given the rank that reads.
+        """Return what torch's own queue has returned on the reading rank.
 
-        It has no time of its own: what came in time there must come here.
+        It has no timeout: a result that came in time there must arrive here.
 
         Raises:
-            queue.Empty: Nothing came there in time, or nothing will come any more.
-            RuntimeError: The result can't be pickled.
+            queue.Empty: If the queue timed out there, or no more results will come.
+            RuntimeError: If the result can't be pickled.
         """
         with self._waits():
             packet, descriptors = self._next()
@@ -50,12 +49,12 @@ class TakenResults:
             for worker in self.workers:
                 worker.alive = False
             raise queue.Empty
-        kind, told = packet[:1], packet[1:]
+        kind, content = packet[:1], packet[1:]
         if kind == giving.NOTHING:
-            self._look(told)
+            self._note_states(content)
             raise queue.Empty
         if kind == giving.FAILED:
-            raise RuntimeError(f"a batch can't be given to other ranks: {told.decode()}")
+            raise RuntimeError(f"a batch can't be sent to other ranks: {content.decode()}")
         try:
             return unpacked(descriptors[0])
         finally:
@@ -68,27 +67,27 @@ class TakenResults:
                 packet, descriptors = node.receive(self._line)
             except TimeoutError:
                 if not quiet:
-                    self._say_that_it_waits()
+                    self._report_waiting()
                 quiet = True
                 continue
             except OSError:  # closed by another thread
                 return b"", []
             if packet[:1] == giving.WORKERS:
-                self._look(packet[1:])
+                self._note_states(packet[1:])
                 continue
             self._taken += 1
             return packet, descriptors
 
-    def _say_that_it_waits(self) -> None:
+    def _report_waiting(self) -> None:
         with suppress(OSError):
             self._line.send(giving.WAITING.pack(self._taken), socket.MSG_DONTWAIT)
 
-    def _look(self, told: bytes) -> None:
-        for worker, state in zip(self.workers, giving.WORKER.iter_unpack(told), strict=False):
+    def _note_states(self, content: bytes) -> None:
+        for worker, state in zip(self.workers, giving.WORKER.iter_unpack(content), strict=False):
             worker.pid, worker.alive = state
 
     def put(self, _: Any) -> None:
-        """Wake the thread that reads, which is to end."""
+        """Wake the reading thread, so that it ends."""
         with suppress(OSError):
             self._line.shutdown(socket.SHUT_RDWR)
 
@@ -96,12 +95,12 @@ class TakenResults:
         """Do nothing: there is no thread."""
 
     def close(self) -> None:
-        """Take no more."""
+        """Stop taking results."""
         node.close(self._line)
 
 
 class Tasks:
-    """Stands for the queue of tasks of a worker."""
+    """Stands in for a worker's task queue."""
 
     def put(self, task: Any) -> None:
         """Drop a task."""
@@ -114,7 +113,7 @@ class Tasks:
 
 
 class Worker:
-    """Stands for a worker process, which is a child of another rank.
+    """Stands in for a worker process, which is another rank's child.
 
     Attributes:
         pid: 0 until it is known.
@@ -126,27 +125,26 @@ class Worker:
         self.exitcode = None
 
     def start(self) -> None:
-        """Be alive."""
+        """Mark it as alive."""
         self.alive = True
 
     def is_alive(self) -> bool:
-        """Return whether it was when its rank last looked."""
+        """True if it was alive when its rank last checked."""
         return self.alive
 
     def join(self, timeout: float | None = None) -> None:  # noqa: ARG002 - torch names it
-        """Wait for nothing: it ends with the rank that has it."""
+        """Mark it as ended, without waiting: its own rank waits for it."""
         self.alive = False
 
     def terminate(self) -> None:
-        """Leave that to the rank that has it."""
+        """Mark it as ended: its own rank terminates it."""
         self.alive = False
 
 
 class TakingContext:
-    """Takes the place of a context of multiprocessing.
+    """Stands in for a multiprocessing context.
 
-    Source: torch 2.13, ``_MultiProcessingDataLoaderIter.__init__``, whose first queue is that of
-    the results.
+    Source: torch 2.13, ``_MultiProcessingDataLoaderIter.__init__``: the first is the result queue.
     """
 
     def __init__(
@@ -156,7 +154,7 @@ class TakingContext:
         self._given = False
 
     def Queue(self, *_: Any, **__: Any) -> Any:  # noqa: N802
-        """Return what stands for a queue."""
+        """Return a stand-in for a queue."""
         if self._given:
             return Tasks()
         self._given = True
@@ -167,7 +165,7 @@ class TakingContext:
         return threading.Event()
 
     def Process(self, *_: Any, **__: Any) -> Worker:  # noqa: N802
-        """Return what stands for a worker."""
+        """Return a stand-in for a worker."""
         worker = Worker()
         self.results.workers.append(worker)
         return worker

@@ -1,23 +1,20 @@
-"""Whether a split call gives what the whole call gives, and which of its tensors have rows."""
+"""Compares a split call's results with the whole call's, and finds which tensors have rows."""
 
 from __future__ import annotations
 
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import is_dataclass
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributions import Distribution
 
 from fasttrain.shim.data_parallel.split.rows import Rows
-from fasttrain.shim.hooks.casting import map_tensors
+from fasttrain.shim.hooks.casting import attributes_of, holds_by_attributes
 
-# What two sums of the same numbers in another order may differ by, relative to their size: some
-# thousand roundings, as in a deep model; a single number was reduced, and has hardly any.
+# Relative difference that two sums of the same numbers in another order may have: some thousand
+# roundings, as in a deep model. A tensor of a single number was reduced, and may have a tenth.
 _TOLERANCE = {
     torch.float64: 1e-9,
     torch.float32: 1e-4,
@@ -31,23 +28,11 @@ _PLAIN = (
 
 
 class DisagreementError(Exception):
-    """The split call gives something else; the message says what."""
-
-
-def tensors_in(value: Any) -> list[Tensor]:
-    """Return the tensors inside of containers, in a fixed order, each as often as it is there."""
-    found: list[Tensor] = []
-
-    def note(tensor: Tensor) -> Tensor:
-        found.append(tensor)
-        return tensor
-
-    map_tensors(value, note)
-    return found
+    """Raised if the split call's results differ; the message says how."""
 
 
 def structure_of(value: Any) -> Any:
-    """Return what can be compared of a value: its containers, and all in it but the tensors."""
+    """Return a value's containers and everything in them but tensors, to be compared by ==."""
     kind = type(value)
     if isinstance(value, Tensor):
         return Tensor
@@ -57,31 +42,27 @@ def structure_of(value: Any) -> Any:
         return kind, [structure_of(item) for item in value]
     if isinstance(value, Mapping):
         return kind, [(key, structure_of(item)) for key, item in value.items()]
-    if isinstance(value, Distribution | SimpleNamespace) or (
-        is_dataclass(value) and not isinstance(value, type)
-    ):
-        fields: Any = getattr(value, "__dataclass_fields__", ())
-        names = vars(value) if hasattr(value, "__dict__") else fields
-        return kind, [(n, structure_of(getattr(value, n))) for n in names if hasattr(value, n)]
+    if holds_by_attributes(value):
+        return kind, [(name, structure_of(item)) for name, item in attributes_of(value).items()]
     return _Same(value)
 
 
-def signature_of(value: Any) -> Any:
-    """Return what kind of call some arguments make: hashable, without tensors and numbers."""
+def call_signature(value: Any) -> Any:
+    """Return a hashable key for a kind of call: arguments without numbers and tensors' values."""
     kind = type(value)
     if isinstance(value, Tensor):
         return value.dim(), value.dtype, value.requires_grad
     if isinstance(value, bool | str | None):
         return value
     if isinstance(value, tuple | list | deque):
-        return kind, *map(signature_of, value)
+        return kind, *map(call_signature, value)
     if isinstance(value, Mapping):
-        return kind, *((str(key), signature_of(item)) for key, item in value.items())
+        return kind, *((str(key), call_signature(item)) for key, item in value.items())
     return kind
 
 
 class _Same:
-    """Something that is compared by what it is."""
+    """An object that equals only itself."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -100,14 +81,16 @@ def row_dimensions(whole: Sequence[Tensor], part: Sequence[Tensor], rows: Rows) 
     """Return the dimension of each tensor of a split call that has rows; None for one without.
 
     Raises:
-        DisagreementError: A tensor has neither the shape of the whole nor that of the rank's rows.
+        DisagreementError: If a tensor's shape is neither the whole one nor that of the rank's rows.
     """
     return [_row_dimension(*pair, rows) for pair in zip(whole, part, strict=True)]
 
 
 def _row_dimension(whole: Tensor, part: Tensor, rows: Rows) -> int | None:
     if whole.dtype != part.dtype or whole.dim() != part.dim() or whole.layout != part.layout:
-        raise DisagreementError(f"a tensor of another kind: {_told(part)} and not {_told(whole)}")
+        raise DisagreementError(
+            f"a tensor of another kind: {_described(part)} instead of {_described(whole)}"
+        )
     pairs = list(zip(whole.shape, part.shape, strict=True))
     others = [dim for dim, (a, b) in enumerate(pairs) if a != b]
     if not others:
@@ -122,28 +105,30 @@ def _row_dimension(whole: Tensor, part: Tensor, rows: Rows) -> int | None:
 def check_equal(
     whole: Sequence[Tensor | None], given: Sequence[Tensor | None], what: str, floor: float = 0.0
 ) -> None:
-    """See that tensors are equal within what is rounded.
+    """Check that tensors are equal up to rounding.
 
     Args:
-        whole: Of the whole call.
-        given: Of the split one, put together.
+        whole: Those of the whole call.
+        given: Those of the split call, gathered.
         what: What they are, for the message.
-        floor: An absolute difference that is none.
+        floor: An absolute difference that is allowed.
 
     Raises:
-        DisagreementError: Some tensor isn't.
+        DisagreementError: If some tensor isn't.
     """
     for one, other in zip(whole, given, strict=True):
         if one is None or other is None:
-            if one is not other and _largest(one if other is None else other) > floor:
-                raise DisagreementError(f"{what} where the whole call has none, or none")
+            if one is not other and largest(one if other is None else other) > floor:
+                raise DisagreementError(
+                    f"{what} are missing, or present where the whole call has none"
+                )
         elif (off := _difference(one, other, floor)) > 1:
-            far = f"{off:.2g} times as far off as rounding"
-            raise DisagreementError(f"other {what} (shape {tuple(one.shape)}, {far})")
+            far = f"{off:.2g} times the rounding error"
+            raise DisagreementError(f"different {what} (shape {tuple(one.shape)}, {far})")
 
 
 def _difference(whole: Tensor, given: Tensor, floor: float) -> float:
-    """Return how far a tensor is off, in multiples of what it may be."""
+    """Return the largest difference in multiples of the allowed one."""
     whole, given = whole.detach(), given.detach()
     if whole.layout != torch.strided:
         whole, given = whole.to_dense(), given.to_dense()
@@ -158,7 +143,7 @@ def _difference(whole: Tensor, given: Tensor, floor: float) -> float:
     off = _largest_of(whole.to(wide), given.to(wide), tolerance, floor)
     if math.isfinite(off):
         return off
-    # Infinite numbers, or too large ones for sums of their squares
+    # Some numbers are infinite, or too large for a sum of squares.
     finite = torch.isfinite(whole)
     if not torch.allclose(whole[~finite], given[~finite], equal_nan=True):
         return float("inf")
@@ -169,7 +154,7 @@ def _difference(whole: Tensor, given: Tensor, floor: float) -> float:
 
 
 def _largest_of(a: Tensor, b: Tensor, tolerance: float, floor: float) -> float:
-    """Return the largest difference in multiples of what it may be; not finite where one isn't."""
+    """Return the same, but not finite if a number or the sum of squares isn't."""
     size = a.abs()
     typical = float(size.norm()) / math.sqrt(size.numel())
     if not math.isfinite(typical):
@@ -182,11 +167,13 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
     return dtype if dtype.is_complex or dtype is torch.float64 else torch.float32
 
 
-def _largest(tensor: Tensor | None) -> float:
+def largest(tensor: Tensor | None) -> float:
+    """Return the largest absolute value in a tensor; 0 for None or no elements."""
     if tensor is None or not tensor.numel():
         return 0.0
-    return float(tensor.detach().abs().max())
+    dense = tensor.to_dense() if tensor.layout != torch.strided else tensor
+    return float(dense.detach().abs().max())
 
 
-def _told(tensor: Tensor) -> str:
+def _described(tensor: Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"

@@ -1,10 +1,10 @@
-"""Splits the call of a root: each rank computes its rows, and the script gets those of all.
+"""Splits the call of a root: each rank computes its rows, and the script gets all rows.
 
-Nothing is taken for granted about the model. A way to split a call (which dimension of which
-argument is the batch) is tried beside the whole call at calls 1, 2, 4, 8 and so on, and with new
-shapes: outputs, what the modules keep, and gradients must be those of the whole. The script gets
-the whole call's output then. A call for which no way agrees is computed whole on every rank, which
-is right and no faster, and the receipt says so.
+Nothing is assumed about the model. A way to split a call (which dimension of which argument is the
+batch) is verified against the whole call at calls 1, 2, 4, 8 and so on, and with new shapes: it
+must have the whole call's outputs, changes of modules, and gradients. A verified call returns the
+whole call's output. If no way agrees, every rank computes the call on the whole batch, which is
+correct and no faster, and the receipt says so.
 """
 
 from __future__ import annotations
@@ -29,49 +29,47 @@ from fasttrain.shim.data_parallel import inner_gradients
 from fasttrain.shim.data_parallel.context import ParallelContext
 from fasttrain.shim.data_parallel.parting import Parting, meet_inside
 from fasttrain.shim.data_parallel.ranks import Ranks
-from fasttrain.shim.data_parallel.split.agreement import signature_of, tensors_in
+from fasttrain.shim.data_parallel.split.agreement import call_signature
 from fasttrain.shim.data_parallel.split.foreign_hooks import HookCount
 from fasttrain.shim.data_parallel.split.lazy_rows import LazyRows, gather_lazily, linked
 from fasttrain.shim.data_parallel.split.moves import Moves
 from fasttrain.shim.data_parallel.split.neutral import held_signals
 from fasttrain.shim.data_parallel.split.reduction import reduced_by
 from fasttrain.shim.data_parallel.split.rows import Gather, Rows, share
-from fasttrain.shim.data_parallel.split.sites import RETRIES, Decisions, Site, fill, saved
-from fasttrain.shim.data_parallel.split.trial import RefusalError, Trial
+from fasttrain.shim.data_parallel.split.sites import RETRIES, CallSite, Decisions, fill, saved
+from fasttrain.shim.data_parallel.split.trial import RefusalError, SplitTrial
 from fasttrain.shim.data_parallel.split.ways import row_count
 from fasttrain.shim.data_parallel.tensor_sums import can_be_cut, strided_parts
-from fasttrain.shim.hooks.casting import map_tensors
+from fasttrain.shim.hooks.casting import map_tensors, tensors_in
 from fasttrain.shim.hooks.outcome_recorder import Ledger
 from fasttrain.shim.hooks.roots import Call, Root, parameters_of
 from fasttrain.shim.process.refusal import refuse
 
-_REDUCING, _THROUGH = 2, 3  # what ranks are doing when they meet
-PART = 0.05  # of a root's parameters, for a part of it to be split by itself
-GRADIENTS = 2  # verified calls whose gradients are compared as well
-
-
-ASKED = "the script asks for gradients by what it gives, of which it has made more itself"
-_ELSEWHERE: Any = object()  # in the place of an output, where other ranks are elsewhere
+_REDUCING, _THROUGH = 2, 3  # tags of what ranks are doing when they meet
+PART = 0.05  # share of a root's parameters that a submodule needs to be split by itself
+GRADIENTS = 2  # number of verified calls whose gradients are compared, too
+ASKED = "the script asks for gradients w.r.t. an output that the model has computed other ones from"
+_ELSEWHERE: Any = object()  # instead of an output, if other ranks are elsewhere in the call
 
 
 class Parted(BaseException):
-    """The ranks compute other things inside of a split call; not for the script to catch."""
+    """Raised if the ranks compute different things in a split call; scripts must not catch it."""
 
 
 class SplitCalls:
-    """Splits the calls of roots, and keeps what was found for each.
+    """Splits the calls of roots, and keeps the decision for each kind of call.
 
     Attributes:
-        reentrant: Whether a checkpoint has made backward passes of its own inside of one, which
-            DistributedDataParallel can't tell from several.
-        whole_only: Whether calls are to be whole, because they will be repeated.
+        reentrant: True if an activation checkpoint runs backward passes inside a backward pass,
+            which DistributedDataParallel would take for several.
+        whole_only: True while calls must not be split, because they will be recomputed.
     """
 
     def __init__(self, ledger: Ledger, context: ParallelContext) -> None:
         self._active, self._thread, self._pid = False, 0, os.getpid()
         self.whole_only = self.reentrant = False
         self._inside = context.roots.inside
-        self._reduced = 0  # losses that were added up over all ranks
+        self._reduced = 0  # number of losses summed over all ranks
         self._trying = False
         self._verifying_s = 0.0
         self._ledger = ledger
@@ -85,13 +83,13 @@ class SplitCalls:
         meet = functools.partial(self._meet_at_use, "a batch")
         moves = Moves(ranks, context.compiled, meet, ledger.counts)
         self._moves = moves if on_devices else None
-        self._sites: weakref.WeakKeyDictionary[Module, dict[Any, Site]] = (
+        self._sites: weakref.WeakKeyDictionary[Module, dict[Any, CallSite]] = (
             weakref.WeakKeyDictionary()
         )
         self._sizes: weakref.WeakKeyDictionary[Module, int] = weakref.WeakKeyDictionary()
 
     def install(self, undo: ExitStack) -> None:
-        """Count hooks as they are registered."""
+        """Install what a split call needs."""
         self._hooks.install(undo)
         undo.enter_context(reduced_by(self._sum))
         inner_gradients.install(undo)
@@ -100,9 +98,9 @@ class SplitCalls:
 
     @property
     def active(self) -> bool:
-        """Return whether a split call is running in this thread.
+        """True if a split call is running in this thread.
 
-        What reduces over its batch then has to reduce over the rows of all ranks.
+        What reduces over the batch then has to reduce over the rows of all ranks.
         """
         if not self._active:
             return False
@@ -114,11 +112,11 @@ class SplitCalls:
 
     @property
     def registered(self) -> int:
-        """Hooks, modules and parameters that were registered so far."""
+        """Number of hooks, modules and parameters registered so far."""
         return self._hooks.registered
 
     def state(self) -> dict[str, Any]:
-        """Return what was found for each root, by its class and place."""
+        """Return the decisions for each root, by its class and line."""
         found: dict[str, Any] = {}
         for sites in self._sites.values():
             for key, site in sites.items():
@@ -126,13 +124,13 @@ class SplitCalls:
         return found
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from what `state` returned."""
+        """Continue from a result of `state`."""
         self._restored = state
         for sites in self._sites.values():
             for key, site in sites.items():
                 self._fill(site, key)
 
-    def _fill(self, site: Site, key: Any) -> None:
+    def _fill(self, site: CallSite, key: Any) -> None:
         state = self._restored.get(f"{site.name} {key!r}")
         if state is not None:
             fill(site, state)
@@ -141,7 +139,7 @@ class SplitCalls:
     def run(
         self, root: Root, module: Module, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Make one call of a root."""
+        """Run one call of a root: split, whole, or verified."""
         inputs = tensors_in((args, kwargs))
         if not self._may_split(inputs):
             return call(*map_tensors(args, linked), **map_tensors(kwargs, linked))
@@ -167,7 +165,7 @@ class SplitCalls:
 
     def _split(
         self,
-        site: Site,
+        site: CallSite,
         rows: Rows,
         module: Module,
         call: Call,
@@ -176,7 +174,7 @@ class SplitCalls:
         kwargs: Any,
         inputs: Sequence[Tensor],
     ) -> Any:
-        """Make one call with this rank's rows, and put together what it gives."""
+        """Run one call with this rank's rows, and gather its outputs."""
         split = site.split
         assert split is not None
         own_args, own_kwargs = split.cut(args, kwargs, rows)
@@ -196,22 +194,22 @@ class SplitCalls:
             return call(*map_tensors(args, linked), **map_tensors(kwargs, linked))
         gather: Gather = rows.gather
         if not self._compiled.functions:
-            meet = functools.partial(self._meet_at_use, f"what {site.name} gives")
+            meet = functools.partial(self._meet_at_use, f"an output of {site.name}")
             gather = functools.partial(gather_lazily, rows=rows, meet=meet)
         whole = split.put_together(module, output, rows, gather, inputs)
         inner_gradients.mark(split.with_rows(whole), lambda: refuse(_asked_late(site.name)))
         return whole
 
     def _meet_at_use(self, name: str) -> None:
-        """See that all ranks use a large output alike, of which each has its rows."""
+        """Check that all ranks use a large output at the same line: each has its rows only."""
         thread = threading.current_thread() is threading.main_thread()
         forked = os.getpid() != self._pid
         if forked or (not thread and torch._C._current_graph_task_id() == -1):
             refuse(_used_in_thread(name))
         self._parting.check(f"use all rows of {name}")
 
-    def _whole(self, site: Site, root: Root, call: Call, args: Any, kwargs: Any) -> Any:
-        """Make a whole call, inside of which parts of the module may be split."""
+    def _whole(self, site: CallSite, root: Root, call: Call, args: Any, kwargs: Any) -> Any:
+        """Run a call on the whole batch, in which submodules may be split."""
         self._ledger.counts["whole calls"] += 1
         if root.replica is not None and root.replica.gathers:
             self._parting.check(f"call {root.name}")
@@ -221,7 +219,7 @@ class SplitCalls:
             return call(*args, **kwargs)
 
     def _part(self, root: Root, module: Module, args: Any, kwargs: Any) -> Any:
-        """Make the call of a module inside of a root that is called whole."""
+        """Run the call of a submodule of a root that is called on the whole batch."""
         compiled = module._compiled_call_impl
         call: Call = compiled or module._call_impl
         if compiled is None and not self._is_worth_it(root, module):
@@ -233,7 +231,7 @@ class SplitCalls:
 
     @contextmanager
     def _descended(self, part: Any) -> Iterator[None]:
-        """Have modules inside of a call looked at, or not any more."""
+        """Set in the block whether calls of submodules go to ``part``."""
         inside = self._inside
         before = inside.flag, inside.part
         inside.flag, inside.part = part is None, part
@@ -253,10 +251,10 @@ class SplitCalls:
         return size
 
     def _sum(self, part: Tensor, of_loss: bool) -> Tensor:
-        """Add up over the ranks what a split call computes from the rank's rows.
+        """Sum over the ranks what a split call computes from the rank's rows.
 
         Raises:
-            Parted: Other ranks are elsewhere.
+            Parted: If other ranks are elsewhere in the call.
         """
         self._reduced += of_loss
         if (of_loss or self._trying) and not meet_inside(self._ranks, _REDUCING):
@@ -267,32 +265,34 @@ class SplitCalls:
         if not self._ranks.joined or self.whole_only or not any(t.dim() for t in inputs):
             return False
         if not all(map(can_be_cut, inputs)):
-            self._ledger.note("calls with tensors of which no rows can be had are whole")
+            self._ledger.note(
+                "calls with tensors that have no rows to cut out run on the whole batch"
+            )
             return False
         if torch._C._functorch.peek_interpreter_stack() is not None:
-            return False  # of torch.func
+            return False  # inside a transform of torch.func
         if _dispatch_mode() or _saving_hook():
             self._ledger.note(
-                "calls inside of a dispatch mode or of hooks on saved tensors, which see what is"
-                " computed, are whole"
+                "calls inside a dispatch mode or hooks on saved tensors, which see what is"
+                " computed, run on the whole batch"
             )
-            return False  # such as what counts operations
+            return False  # such as a counter of operations
         forward_ad: Any = torch.autograd.forward_ad
         levels = forward_ad._current_level >= 0
         return not levels and threading.current_thread() is threading.main_thread()
 
-    def _site(self, root: Root, module: Module, args: Any, kwargs: Any) -> Site:
+    def _site(self, root: Root, module: Module, args: Any, kwargs: Any) -> CallSite:
         sites = self._sites.get(module)
         if sites is None:
             sites = self._sites[module] = {}
-        key = (module.training, torch.is_grad_enabled(), signature_of((args, kwargs)))
+        key = (module.training, torch.is_grad_enabled(), call_signature((args, kwargs)))
         site = sites.get(key)
         if site is None:
-            site = sites[key] = Site(_name(root, module))
+            site = sites[key] = CallSite(_name(root, module))
             self._fill(site, key)
         return site
 
-    def _rows(self, site: Site, inputs: Sequence[Tensor]) -> Rows | None:
+    def _rows(self, site: CallSite, inputs: Sequence[Tensor]) -> Rows | None:
         if site.split is None:
             return None
         count = row_count(inputs, site.split.inputs)
@@ -300,7 +300,7 @@ class SplitCalls:
 
     @contextmanager
     def splitting(self, module: Module, context: Any) -> Iterator[None]:
-        """Run a block as the inside of a split call."""
+        """Run the block as the inside of a split call."""
         self.active = True
         try:
             with context, shared_parameters(module, self._ranks):
@@ -319,24 +319,24 @@ class SplitCalls:
 
     def _verified(
         self,
-        site: Site,
+        site: CallSite,
         root: Root,
         module: Module,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         inputs: Sequence[Tensor],
     ) -> Any:
-        """Make a whole call, and see beside it how it can be split."""
-        # Of inputs that differ the ranks would compute rows that don't belong together.
+        """Run a call on the whole batch, and verify how it can be split."""
+        # If the inputs differed between ranks, their rows wouldn't belong to one batch.
         with torch.no_grad():
             parts = [part for tensor in inputs for part in strided_parts(tensor)]
             sums = [t.sum(dtype=torch.float64).cpu() for t in parts if not t.is_complex()]
         self._parting.check(f"call {type(module).__name__}", sums)
         site.hooks = self._hooks.registered
         if self._ledger.state is State.ARMED:
-            self._ledger.settle(State.ARMED, "no call came that could be split")
+            self._ledger.settle(State.ARMED, "no call could be split so far")
         self._ledger.counts["whole calls"] += 1
-        trial = Trial(module, self._ranks, functools.partial(self._trial_split, module))
+        trial = SplitTrial(module, self._ranks, functools.partial(self._trial_split, module))
         output = trial.make_whole_call(args, kwargs)
         begun_s = time.perf_counter()
         try:
@@ -351,28 +351,28 @@ class SplitCalls:
             asked = functools.partial(self._refuse, site, ASKED, final=True)
             inner_gradients.mark(site.split.with_rows(output), asked)
         if trial.by_values and root.replica is not None:
-            # The object would wait for gradients of a part that gets no row on this rank alone.
+            # DDP would hang if a submodule gets no row on one rank, and so no gradient there.
             root.replica.leave_ddp()
         self._verifying_s += time.perf_counter() - begun_s
         self._ledger.counts["ms of verifying"] = round(1000 * self._verifying_s)
         return output
 
-    def _refuse(self, site: Site, why: str, *, final: bool) -> None:
-        held = f", after {site.verified} verified calls" if site.verified else ""
+    def _refuse(self, site: CallSite, why: str, *, final: bool) -> None:
+        since = f", after {site.verified} verified calls" if site.verified else ""
         site.split, site.why_not, site.final = None, why, final or site.calls >= RETRIES
         self._ledger.pass_over(
             site.name,
-            f"every rank computes its calls whole, which is right and no faster: {why}{held}",
+            f"every rank computes the whole batch, which is correct and no faster: {why}{since}",
             missed=True,
         )
 
 
 @contextmanager
 def shared_parameters(module: Module, ranks: Ranks) -> Iterator[None]:
-    """Have gradients of tensors in the places of parameters be those of all ranks.
+    """Average the gradients of tensors that replace parameters, as in functional_call.
 
-    Such as functional_call's: they aren't averaged behind a backward pass, which is what happens to
-    a module's own parameters.
+    They are averaged inside the backward pass: the averaging after it only knows a module's own
+    parameters.
     """
     slots: list[dict[str, Any]] = [part._parameters for part in Module.modules(module)]
     replaced = [
@@ -395,7 +395,7 @@ def shared_parameters(module: Module, ranks: Ranks) -> Iterator[None]:
 
 
 def _dispatch_mode() -> bool:
-    """Return whether a mode that isn't fasttrain's own sees operators."""
+    """True if a dispatch mode other than fasttrain's is active."""
     if not torch._C._len_torch_dispatch_stack():
         return False
     modes = _get_current_dispatch_mode_stack()
@@ -403,16 +403,16 @@ def _dispatch_mode() -> bool:
 
 
 def _saving_hook() -> bool:
-    """Return whether hooks of the script's, and not torch's own, see the tensors that are saved."""
+    """True if hooks on saved tensors are active that are not torch's own."""
     hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks(True)  # noqa: FBT003
     return hooks is not None and not str(hooks[0].__module__).startswith("torch")
 
 
 def _used_in_thread(name: str) -> FasttrainError:
     return FasttrainError(
-        f"a thread or a child process of the script's uses {name}, where other ranks can't meet it",
-        why="the rows of a large tensor stay with the ranks that have computed or moved them until"
-        " it is used",
+        f"a thread or a child process of the script uses {name}, where ranks can't communicate",
+        why="the rows of a large tensor stay on the ranks that have computed or moved them until it"
+        " is used",
         fix="use it in the main thread first, such as by .clone(), or use one process",
         slug="split-thread",
         exit_code=ExitCode.CONTRADICTION,
@@ -421,12 +421,12 @@ def _used_in_thread(name: str) -> FasttrainError:
 
 def _asked_late(name: str) -> FasttrainError:
     return FasttrainError(
-        f"the script asks for a gradient by what {name} gives, for the first time after its calls"
-        " have been split",
-        why="the model has made more of the same tensor itself, and each rank has that of its rows"
-        " alone",
-        fix="ask in the first call as well, after which the model is called whole, or use one"
-        " process",
+        f"the script asks for a gradient w.r.t. an output of {name}, for the first time after calls"
+        " were split",
+        why="the model has computed other outputs from the same tensor, each rank from its own rows"
+        " only",
+        fix="ask for it in the first call, too, after which the model gets whole batches;"
+        " or use one process",
         slug="split-gradient",
         exit_code=ExitCode.CONTRADICTION,
     )

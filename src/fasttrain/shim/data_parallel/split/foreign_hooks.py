@@ -1,4 +1,4 @@
-"""Hooks of the script's on modules, which have to see whole batches."""
+"""The script's own hooks on modules: they have to see whole batches."""
 
 from __future__ import annotations
 
@@ -11,6 +11,11 @@ from torch.nn import Module
 from torch.nn.modules import module as torchs
 from torch.nn.parallel import DistributedDataParallel
 
+from fasttrain.shim.hooks import patching
+from fasttrain.shim.hooks.seams import Hooking
+
+ALL_MODULES = "all modules"
+
 _OF_MODULES = (
     "register_forward_hook", "register_forward_pre_hook", "register_full_backward_hook",
     "register_full_backward_pre_hook", "register_backward_hook",
@@ -20,21 +25,19 @@ _GLOBAL = tuple(f"_global{slot}" for slot in _SLOTS)
 
 
 class HookCount:
-    """Counts hooks as they are registered, so that a call with new ones is looked at again.
+    """Counts hooks as they are registered, so that a call with new ones is verified again.
 
     Attributes:
-        registered: Hooks on modules, and modules and parameters put into others.
+        registered: Number of hooks registered on modules, and of modules and parameters added.
     """
 
     def __init__(self) -> None:
         self.registered = 0
 
     def install(self, undo: ExitStack) -> None:
-        """Watch the methods that register hooks, and torch's own hooks for parts of modules."""
+        """Wrap the methods that register hooks; use torch's own hooks for new parts of modules."""
         for name in _OF_MODULES:
-            original = getattr(Module, name)
-            undo.callback(setattr, Module, name, original)
-            setattr(Module, name, self._counted(original))
+            patching.wrap(Module, name, self._counted, undo, Hooking.SPLIT)
         for register in (
             torchs.register_module_module_registration_hook,
             torchs.register_module_parameter_registration_hook,
@@ -44,7 +47,7 @@ class HookCount:
     def _count(self, owner: Module, name: str, part: Any) -> None:
         known = owner._parameters.get(name, owner._modules.get(name))
         ours = isinstance(owner, DistributedDataParallel)
-        self.registered += not (ours or part is known)  # as where it was changed in place
+        self.registered += not (ours or part is known)  # a known part was only assigned again
 
     def _counted(self, original: Any) -> Any:
         @functools.wraps(original)
@@ -56,10 +59,10 @@ class HookCount:
 
 
 def foreign_hook(module: Module) -> str:
-    """Return the class of the first module that has a hook of the script's; empty for none."""
+    """Return the class of the first module with a hook of the script's; empty if there is none."""
     for name in _GLOBAL:
         if any(map(_is_foreign, getattr(torchs, name).values())):
-            return "all modules"
+            return ALL_MODULES
     parts = (part for part in Module.modules(module) if any(map(_is_foreign, _hooks(part))))
     return next((type(part).__name__ for part in parts), "")
 

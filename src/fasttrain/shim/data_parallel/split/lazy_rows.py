@@ -1,10 +1,10 @@
-"""A large output of a split call, whose rows are gathered only when something needs them all.
+"""A large output of a split call, whose rows are gathered only when something needs all of them.
 
-To the script and to autograd it is the whole tensor: its shape, its graph and its gradients are.
-Below autograd, each operator is met here: the few of `row_operators` are computed from the rank's
-rows, and for any other the rows of all ranks are gathered, once, and the operator gets the whole.
-From then on the whole counts, so that what is written to it in place, or to a view of it, is seen
-by all that alias it. All ranks run one script, and so they touch it at the same places.
+To the script and to autograd it is the whole tensor, with its shape, graph and gradients. Below
+autograd each operator is intercepted here. The few of `row_operators` are computed from the rank's
+rows. For any other one the rows of all ranks are gathered, once, and the operator gets the whole
+tensor. From then on the whole tensor holds the content, so that all its aliases see what is written
+to it or to a view of it in place. All ranks run one script, and so use it at the same lines.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class Placement:
     """Which rows of a whole tensor a rank has.
 
     Attributes:
-        rows: How the rows are dealt.
+        rows: How the rows are distributed.
         dim: The dimension of the batch.
-        meet: Sees that all ranks are at the same place, before they compute together.
+        meet: Checks that all ranks are at the same line, before they communicate.
     """
 
     rows: Rows
@@ -47,7 +47,7 @@ _UNGATHERED: deque[weakref.ref[LazyRows]] = deque()
 
 
 class _Visitor(pickle.Pickler):
-    """Puts together what it meets in the place of pickling it, and writes nothing."""
+    """Gathers the tensors that it visits instead of pickling them, and writes nothing."""
 
     def __init__(self) -> None:
         super().__init__(self, protocol=pickle.HIGHEST_PROTOCOL)
@@ -56,7 +56,7 @@ class _Visitor(pickle.Pickler):
         """Drop it."""
 
     def persistent_id(self, value: Any) -> str | None:
-        """Return what stands for a tensor; None for what is to be looked into."""
+        """Return a dummy id for a tensor; None for anything else, which is searched."""
         if not isinstance(value, Tensor):
             return None
         whole(value)
@@ -64,19 +64,19 @@ class _Visitor(pickle.Pickler):
 
 
 def gather_in(value: Any) -> None:
-    """Put together the tensors in what rank 0 is about to save alone; every rank calls this."""
+    """Gather the tensors in a value that rank 0 is about to save alone; every rank calls this."""
     while _UNGATHERED and ((tensor := _UNGATHERED[0]()) is None or tensor.part is None):
         _UNGATHERED.popleft()
     if _UNGATHERED:
-        with suppress(Exception):  # which the script gets when it is saved
+        with suppress(Exception):  # saving the value raises it again, to the script
             _Visitor().dump(value)
 
 
 class LazyRows(Tensor):
-    """A whole tensor of which this rank has its rows.
+    """A whole tensor of which this rank has only its rows.
 
     Attributes:
-        placement: Which ones.
+        placement: Which rows.
     """
 
     placement: Placement
@@ -99,10 +99,10 @@ class LazyRows(Tensor):
         view: Callable[[Tensor], Tensor] | None = None,
         scale: int = 1,
     ) -> LazyRows:
-        """Stand for a whole tensor of the sizes and strides of ``like``, or for a view of one.
+        """Create one with the sizes and strides of ``like``, or a view of another one.
 
-        ``part`` is ``scale`` times this rank's rows: the number of ranks for gradients, which have
-        to be so much larger inside of the split call.
+        ``part`` is ``scale`` times this rank's rows. For gradients that is the number of ranks, by
+        which they are larger inside a split call (see `rows`).
         """
         tensor: LazyRows = _make_wrapper(
             cls, like.size(), strides=like.stride(), dtype=part.dtype, device=part.device
@@ -115,11 +115,11 @@ class LazyRows(Tensor):
         return tensor
 
     def __init__(self, *_: Any, **__: Any) -> None:
-        """Everything is done: torch would look for a constructor's arguments."""
+        """Do nothing; without it object.__init__ would refuse the arguments."""
 
     @property
     def scaled_part(self) -> tuple[Tensor | None, int]:
-        """This rank's rows times a number, and that; None where the whole counts instead."""
+        """This rank's rows times a scale (None if the whole has replaced them), and the scale."""
         viewed = self._viewed
         if self._part is not None and viewed is not None and viewed.scaled_part[0] is None:
             self._part = None
@@ -127,14 +127,14 @@ class LazyRows(Tensor):
 
     @property
     def part(self) -> Tensor | None:
-        """This rank's rows; None where the whole has been put together, and counts."""
+        """This rank's rows; None if the whole tensor has replaced them."""
         part, scale = self.scaled_part
         if part is not None and scale != 1:
             self._part, self._scale = part / scale, 1
         return self._part
 
     def own_rows(self, rows: Rows, dim: int, scale: int = 1) -> Tensor | None:
-        """Return this rank's rows times a number; None where it has not these rows alone."""
+        """Return this rank's rows times a scale; None if it has other rows, or all."""
         if self.placement.dim != dim or self.placement.rows != rows:
             return None
         if self._scale == scale:
@@ -142,7 +142,7 @@ class LazyRows(Tensor):
         return None if self.part is None else self.part * scale
 
     def whole(self) -> Tensor:
-        """Return a plain tensor with all rows, which this one stands for from here on."""
+        """Return a plain tensor with all rows, which holds this one's content from now on."""
         if self._whole is None:
             with torch.inference_mode(mode=False), torch.no_grad():
                 if self._viewed is not None:
@@ -158,19 +158,19 @@ class LazyRows(Tensor):
         return self._whole
 
     def _first_or(self, now: Tensor) -> Tensor:
-        """Return the whole tensor in the shape that it was made in."""
+        """Return the whole tensor in the shape in which it was created."""
         return now if self._first is None else self._first
 
     def reshape_by(self, func: Any, args: Any, kwargs: Any) -> LazyRows:
-        """Have an operator change the shape in place, as the first of its arguments.
+        """Run an operator that changes this tensor's shape in place.
 
-        Views that were taken before go on to be those of the shape that they were taken of.
+        Earlier views remain views of the earlier shape.
         """
         with torch.no_grad():
             now = self.whole()
             self._first = self._first_or(now.view_as(now))
         func(now, *args[1:], **kwargs)
-        with torch._C._DisableTorchDispatch():  # of the tensor that stands for it
+        with torch._C._DisableTorchDispatch():  # on the wrapper itself
             func(*args, **kwargs)
         return self
 
@@ -189,10 +189,10 @@ class LazyRows(Tensor):
             return args[0].reshape_by(func, args, kwargs)
         return _on_whole(func, args, kwargs)
 
-    # What reads memory past the operators
+    # --- methods that read memory without operators
 
     def __repr__(self, *_: Any, **__: Any) -> str:  # type: ignore[override]
-        """Return what the whole tensor shows."""
+        """Return the whole tensor's repr."""
         return repr(linked(self))
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -232,12 +232,12 @@ class _Linked(torch.autograd.Function):
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """Return a plain tensor with all rows, without a graph where they had to be put together."""
+    """Return a plain tensor with all rows, without a graph if they had to be gathered."""
     return tensor.whole() if isinstance(tensor, LazyRows) else tensor
 
 
 def linked(tensor: Tensor) -> Tensor:
-    """Return a plain tensor with all rows, which has the tensor's place in the graph."""
+    """Return a plain tensor with all rows, connected to the tensor's autograd graph."""
     if not isinstance(tensor, LazyRows):
         return tensor
     if tensor.requires_grad and torch.is_grad_enabled():
@@ -248,13 +248,13 @@ def linked(tensor: Tensor) -> Tensor:
 
 
 def gather_lazily(part: Tensor, dim: int, rows: Rows, meet: Callable[[], None]) -> Tensor:
-    """Return a tensor that stands for the rows of all ranks; a plain one where that doesn't pay.
+    """Return a `LazyRows` of this rank's rows; a plain gathered tensor if that doesn't pay.
 
     Args:
         part: This rank's rows.
         dim: The dimension of the batch.
-        rows: How they are dealt.
-        meet: Sees that all ranks are at the same place.
+        rows: How they are distributed.
+        meet: Checks that all ranks are at the same line.
     """
     block = part.size(dim) // rows.own
     small = part.numel() // rows.own * rows.count < row_operators.LARGE
@@ -282,7 +282,7 @@ def _on_whole(func: Any, args: Any, kwargs: Any) -> Any:
     result = func(*args, **kwargs)
     if not func._schema.is_mutable:
         return result
-    # What an operator changes in place it returns
+    # An in-place operator returns its argument, which has to be the script's own tensor again.
     return map_tensors(result, lambda tensor: wholes.get(id(tensor), tensor))
 
 

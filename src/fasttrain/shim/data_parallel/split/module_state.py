@@ -1,4 +1,4 @@
-"""What a call leaves in the modules of a root: attributes, buffers and values of parameters."""
+"""What a call changes in a root's modules: attributes, buffers and values of parameters."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.nn.parameter import is_lazy
 from fasttrain.shim.data_parallel.tensor_sums import strided_parts, sums_of
 from fasttrain.shim.hooks.roots import parameters_of
 
-# Of the module itself; what is in them is looked at by itself
+# A module's own containers; their contents are compared separately.
 _SLOTS = frozenset({"_parameters", "_buffers", "_modules"})
 Place = tuple[int, str]  # the number of a module in the order of `Module.modules`, and a name
 
@@ -34,7 +34,7 @@ class ModuleState:
             self._values = [{k: _clone(b) for k, b in slot.items()} for slot in self._slots]
 
     def left(self) -> dict[Place, Any]:
-        """Return the attributes that are others now, and buffers that are others or changed."""
+        """Return the attributes and buffers that were replaced or, for buffers, changed."""
         found: dict[Place, Any] = {}
         for number, part in enumerate(self.parts):
             before = self._attributes[number]
@@ -48,7 +48,7 @@ class ModuleState:
         return found
 
     def has_grown(self, module: Module) -> bool:
-        """Return whether the root has other modules or parameters now."""
+        """True if the root has other modules or parameters now."""
         parts = list(Module.modules(module))
         if len(parts) != len(self.parts) or any(map(is_not, parts, self.parts)):
             return True
@@ -56,9 +56,9 @@ class ModuleState:
         return any(part._parameters.keys() != before.keys() for part, before in held)
 
     def begin(self) -> None:
-        """Put the attributes back, and copies of the buffers in their places.
+        """Restore the attributes, and put copies of the buffers' values in the buffers' places.
 
-        The buffers themselves are left as they are: autograd graphs may need them.
+        The buffers themselves aren't written to: autograd graphs may need them.
         """
         for part, attributes, values in zip(
             self.parts, self._attributes, self._values, strict=True
@@ -68,16 +68,16 @@ class ModuleState:
                 _set(part._buffers, {name: _clone(value) for name, value in values.items()})
 
     def put(self) -> None:
-        """Put attributes and buffers in their places as they were, for good."""
+        """Restore the attributes and the buffers themselves."""
         for part, attributes, slot in zip(self.parts, self._attributes, self._slots, strict=True):
             _set(vars(part), attributes)
             _set(part._buffers, slot)
 
 
 def parameter_sums(module: Module) -> list[float]:
-    """Return numbers by which a change of any parameter shows.
+    """Return checksums of all parameters.
 
-    A copy of all parameters would need their memory once more.
+    A copy to compare with would double the parameters' memory.
     """
     return sums_of([p for p in parameters_of(module) if not is_lazy(p)])
 

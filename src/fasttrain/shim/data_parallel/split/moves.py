@@ -1,9 +1,9 @@
-"""Moves a large batch to a device by the rows of each rank, until something needs the whole of it.
+"""Moves only each rank's rows of a large batch to its device, until something needs all rows.
 
-Every rank has the whole batch on its host and needs its own rows of it on its device. What the
-script gets from ``batch.to(device)`` stands for the whole (`LazyRows`); a split call takes the rows
-that are there, and anything else has the ranks put the rows together. Places of the script at which
-that happens more often than not move their tensors whole from then on.
+Every rank has the whole batch on its host, and needs only its own rows on its device. The script
+gets a `LazyRows` from ``batch.to(device)``, which represents the whole batch. A split call uses the
+rows that are there; anything else has the ranks gather all rows. Lines of the script at which that
+happens more often than not move whole tensors from then on.
 """
 
 from __future__ import annotations
@@ -19,40 +19,41 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fasttrain.model.vendors import LIKE_CUDA
 from fasttrain.shim.data_parallel.ranks import Ranks
 from fasttrain.shim.data_parallel.split import row_operators
 from fasttrain.shim.data_parallel.split.lazy_rows import LazyRows, Placement
 from fasttrain.shim.data_parallel.split.rows import Rows
-from fasttrain.shim.hooks.hook_wrappers import put_method
+from fasttrain.shim.hooks import patching
 from fasttrain.shim.hooks.user_compile import OwnCompile
 
-PATIENCE = 4  # tensors of a place that are put together before it is given up
+PATIENCE = 4  # tensors of a line that may be gathered before their share counts
 
 
-class _Place:
-    """A place of the script that moves tensors of one kind.
+class _MoveSite:
+    """A line of the script that moves tensors of one kind.
 
     Attributes:
-        moved: Tensors that were moved by rows.
-        whole: Those of them that were put together after all.
+        moved: Number of tensors moved by rows.
+        whole: How many of them were gathered after all.
     """
 
     moved = whole = 0
 
     @property
     def pays(self) -> bool:
-        """Return whether most tensors are only used by their rows."""
+        """True unless most tensors were gathered after all."""
         return self.whole < PATIENCE or 2 * self.whole <= self.moved
 
 
 class Moves:
-    """Sees tensors that the script moves to a device.
+    """Wraps the methods by which the script moves tensors to a device.
 
     Args:
         ranks: All ranks.
-        compiled: What the script compiles itself, which can't be given a part of a tensor.
-        meet: Sees that all ranks put a tensor together at the same place.
-        counts: Of the receipt.
+        compiled: Knows what the script compiles itself: compiled code can't take `LazyRows`.
+        meet: Checks that all ranks gather a tensor at the same line.
+        counts: The receipt's counts.
     """
 
     def __init__(
@@ -63,20 +64,20 @@ class Moves:
         counts: Counter[str],
     ) -> None:
         self._ranks, self._compiled, self._meet, self._counts = ranks, compiled, meet, counts
-        self._places: dict[Any, _Place] = {}
+        self._places: dict[Any, _MoveSite] = {}
         self._moving = False
 
     def install(self, undo: ExitStack) -> None:
         """Replace the methods that move a tensor."""
-        for name in ("to", "cuda", "npu", "xpu"):
+        for name in ("to", *LIKE_CUDA):
             if hasattr(Tensor, name):
-                put_method(name, self._by_rows(getattr(Tensor, name)), undo)
+                patching.wrap(Tensor, name, self._by_rows, undo)
 
     def _by_rows(self, original: Any) -> Any:
         @functools.wraps(original)
         def method(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
             small = type(tensor) is not Tensor or tensor.numel() < row_operators.LARGE
-            if small or self._moving:  # as npu(), which calls to()
+            if small or self._moving:  # npu() calls to()
                 return original(tensor, *args, **kwargs)
             frame = sys._getframe(1)
             move = functools.partial(_call, original, args, kwargs)
@@ -89,17 +90,17 @@ class Moves:
         return method
 
     def move(self, tensor: Tensor, move: Callable[[Tensor], Tensor], where: Any) -> Tensor:
-        """Return what a function that moves tensors makes of one, or what stands for that.
+        """Return a moved tensor, or a `LazyRows` of it with this rank's rows.
 
         Args:
-            tensor: Large.
+            tensor: A large tensor.
             move: Moves it, or a part of it.
-            where: The place of the script.
+            where: The line of the script.
         """
         if not self._may_move(tensor):
             return move(tensor)
         nothing = move(tensor.narrow(0, 0, 0))
-        place = self._places.setdefault((where, tensor.shape[1:], nothing.dtype), _Place())
+        place = self._places.setdefault((where, tensor.shape[1:], nothing.dtype), _MoveSite())
         if not leaves_host(nothing) or not place.pays:
             return move(tensor)
         rows = Rows(self._ranks, tensor.size(0))
@@ -123,7 +124,7 @@ class Moves:
         functional = torch._C._functorch.peek_interpreter_stack() is not None
         return not functional and threading.current_thread() is threading.main_thread()
 
-    def _use(self, place: _Place) -> None:
+    def _use(self, place: _MoveSite) -> None:
         place.whole += 1
         self._meet()
 
@@ -133,5 +134,5 @@ def _call(function: Any, args: Any, kwargs: Any, tensor: Tensor) -> Any:
 
 
 def leaves_host(moved: Tensor) -> bool:
-    """Return whether a tensor that was on the host is on a device."""
+    """True if a tensor that was on the host is on a device."""
     return not moved.is_cpu

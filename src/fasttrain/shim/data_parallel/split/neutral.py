@@ -1,8 +1,8 @@
-"""Runs a model without chance, so that two calls of it can be compared.
+"""Runs a model without randomness, so that two calls of it can be compared.
 
-Every operator that draws random numbers gives the same number for each element instead: a dropout
-keeps everything, noise is constant. What a model computes then doesn't depend on how many rows it
-is called with, unless the rows have to do with each other.
+Every operator that draws random numbers returns a constant for each element instead: a dropout
+keeps everything, noise is constant. A model's results then don't depend on the number of rows,
+unless the rows depend on each other.
 
 Source: operators with ``torch.Tag.nondeterministic_seeded`` of torch 2.13.
 """
@@ -25,24 +25,24 @@ _ORDERS = ("randperm", "multinomial")
 _INTEGERS = ("randint", "randint_like", "random_")
 _MODE: Any = TorchDispatchMode  # without annotations
 _READING: Any = torch.ops.aten._local_scalar_dense.default
-MOST_DRAWS = 100_000  # a loop that waits for another number would not end
+MOST_DRAWS = 100_000  # a loop that draws until it gets another number would not end
 
 
 class NotNeutralError(Exception):
-    """An operator draws random numbers in a way for which there is no constant."""
+    """Raised if an operator draws random numbers and has no constant to replace them."""
 
 
 class Neutral(_MODE):  # type: ignore[misc]
-    """Gives constants for random numbers while it is entered.
+    """Dispatch mode that replaces random numbers by constants.
 
     Args:
-        known: Tensors that may be read, having nothing to do with the rows.
-        otherwise: Whether to give other constants, to see what follows from them.
+        known: Tensors that Python may read, since they don't depend on the rows.
+        otherwise: Use other constants, to see which results depend on them.
 
     Attributes:
-        reads: Whether Python has read the number of another tensor, such as for a decision.
-        by_values: Whether a shape depended on values: a part may get no row at all.
-        draws: Operators that drew random numbers.
+        reads: True if Python has read a number of any other tensor, such as to branch on it.
+        by_values: True if a shape depended on values: a submodule may get no row at all.
+        draws: Number of operators that drew random numbers.
     """
 
     def __init__(self, known: Iterable[Tensor] = (), *, otherwise: bool = False) -> None:
@@ -83,14 +83,14 @@ def _named(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str
 
 
 def _by_values(func: Any, args: tuple[Any, ...]) -> bool:
-    """Return whether the shape of what an operator gives depends on values of its arguments."""
+    """True if the shape of an operator's result depends on values of its arguments."""
     if func._schema.name != "aten::index":
         return True
     return any(index is not None and index.dtype in _MASKS for index in args[1])
 
 
 def _other(name: str, given: Any, named: dict[str, Any]) -> Any:
-    """Return other numbers of the same kind than the constant ones."""
+    """Return different constants of the same kind."""
     if isinstance(given, tuple):
         return (_other(name, given[0], named), *given[1:])
     if name in _ORDERS:
@@ -100,11 +100,11 @@ def _other(name: str, given: Any, named: dict[str, Any]) -> Any:
     if not given.is_floating_point():
         return given.logical_not_()
     every_other = torch.arange(given.numel(), device=given.device).view(given.shape) % 2
-    return given.mul_(0.5 + 0.25 * every_other)  # not all alike, which a softmax wouldn't show
+    return given.mul_(0.5 + 0.25 * every_other)  # not all equal: a softmax would cancel that
 
 
 def _filled(value: float) -> Callable[[Any, dict[str, Any]], Any]:
-    """Return what makes a tensor of one number, as a factory or in the place of a tensor."""
+    """Return a replacement that fills a tensor with one number, as a factory or in place."""
 
     def fill(func: Any, given: dict[str, Any]) -> Any:
         like = given.get("self")
@@ -141,7 +141,7 @@ def _integers(func: Any, given: dict[str, Any]) -> Any:
 
 
 def _permutation(_: Any, given: dict[str, Any]) -> Any:
-    # Not the one that changes nothing: what it does to rows must show.
+    # Reversed, not the identity: a permutation of rows must show in the results.
     return torch.arange(given["n"] - 1, -1, -1, device=given.get("device"))
 
 
@@ -184,21 +184,18 @@ _CONSTANTS: dict[str, Callable[[Any, dict[str, Any]], Any]] = {
 }
 
 
-# Has signals wait until a block has ended whose errors are taken for those of what runs in it.
-
-
-_ENDING = (signal.SIGINT, signal.SIGTERM)  # these are not errors, and must not wait
+_ENDING = (signal.SIGINT, signal.SIGTERM)  # not held: they end the run
 
 
 @contextmanager
 def held_signals() -> Iterator[None]:
-    """Call what handles a signal after the block, since what it raises is no error of the block.
+    """Delay signal handlers until after the block, since a handler's exception isn't the block's.
 
-    torch raises from such a handler that a worker of a DataLoader has died, and timeouts raise so
-    as well; a trial of a call would take it for an error of the call, on one rank alone.
+    torch raises from a handler if a DataLoader worker has died, and so do timeouts. A trial of a
+    call would take such an exception for the call's own, on one rank only.
     """
     if threading.current_thread() is not threading.main_thread():
-        yield  # where no handler runs
+        yield  # handlers only run in the main thread
         return
     came: list[int] = []
     handlers: dict[int, Callable[..., Any]] = {}

@@ -1,7 +1,7 @@
-"""A sum over all ranks as an operator of torch's, which compilers take for one and don't look into.
+"""A sum over all ranks as a custom torch operator, which a compiler treats as opaque.
 
-What a split call computes from the rank's rows alone (statistics of BatchNorm, losses) is added up
-so. What follows from the sum on any rank flows back to all: the gradient is the same operator.
+It sums what a split call computes from the rank's rows alone: statistics of BatchNorm, losses. The
+gradient w.r.t. each rank's part is the sum of all ranks' gradients, hence the same operator.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _reduce: Reduce | None = None
 
 @contextmanager
 def reduced_by(reduce: Reduce) -> Iterator[None]:
-    """Have `total` call a function inside of a block.
+    """Have `total` call a function in the block.
 
     Args:
-        reduce: Returns the sum over all ranks of a tensor, as a new one; is told whether it is of a
-            loss.
+        reduce: Returns the sum of a tensor over all ranks as a new tensor; its second argument is
+            True for a loss.
     """
     global _reduce  # noqa: PLW0603 - operators are global
     before, _reduce = _reduce, reduce
@@ -38,8 +38,8 @@ def total(part: Tensor, *, of_loss: bool = False) -> Tensor:
     """Return the sum over the ranks of what each has computed from its rows.
 
     Args:
-        part: The rank's.
-        of_loss: Whether it is of a loss, which other ranks may compute more or less often.
+        part: This rank's summand.
+        of_loss: True for a loss, which other ranks may compute more or less often.
     """
     result: Tensor = _total(part, of_loss)
     return result

@@ -1,8 +1,8 @@
-"""Operators that are computed from a rank's rows of a large tensor, below autograd.
+"""Rules for operators that can be computed from a rank's rows of a large tensor, below autograd.
 
-Each rule returns what its operator gives for the whole tensors: a tensor of rows again, a view, or
-a number that is added up over the ranks. A rule that an operator's arguments don't fit returns
-NotImplemented, and the operator is computed from all rows.
+Each rule returns its operator's result for the whole tensors: again a tensor of rows, a view, or a
+number that is summed over the ranks. If the arguments don't fit, the rule returns NotImplemented,
+and the operator is computed from all rows.
 
 Source: ``aten/src/ATen/native/native_functions.yaml`` of torch 2.13, for the arguments.
 """
@@ -18,22 +18,22 @@ from torch import Tensor
 
 Rule = Callable[[Any, Any, Any], Any]
 RULES: dict[Any, Rule] = {}
-LARGE = 1 << 20  # numbers of a whole tensor from which on it pays not to gather it
-_NONE, _MEAN, _SUM = 0, 1, 2  # reductions, as operators have them
-_SHAPES: dict[Any, Any] = {}  # of results: computing one takes longer than many an operator
+LARGE = 1 << 20  # elements of a whole tensor from which it pays not to gather it
+_NONE, _MEAN, _SUM = 0, 1, 2  # torch's numbers of reductions
+_SHAPES: dict[Any, Any] = {}  # cached: computing a result's shape takes longer than many operators
 _MOST_SHAPES = 4096
 _aten: Any = torch.ops.aten
-_Lazy: Any = None  # the tensor's class, which needs the rules to be defined
+_Lazy: Any = None  # the class LazyRows, set by `bind`: it and the rules need each other
 
 
 def bind(lazy: Any) -> None:
-    """Take the class of the tensors that the rules are for."""
+    """Set the class of the tensors that the rules are for."""
     global _Lazy  # noqa: PLW0603 - each needs the other
     _Lazy = lazy
 
 
 def _rule(*names: str) -> Callable[[Rule], Rule]:
-    """Register a rule for operators by their names, those that this torch has."""
+    """Register a rule for operators by name, as far as this torch has them."""
 
     def register(rule: Rule) -> Rule:
         for name in names:
@@ -47,14 +47,14 @@ def _rule(*names: str) -> Callable[[Rule], Rule]:
 
 
 def _first(values: Iterable[Any]) -> Any:
-    """Return the first tensor of rows; None where there is none that still has rows alone."""
+    """Return the first `LazyRows` that isn't gathered; None if there is none."""
     lazies = (v for v in values if isinstance(v, _Lazy))
     return next((v for v in lazies if v.scaled_part[0] is not None), None)
 
 
 def _shape_of(func: Any, args: Any, kwargs: Any) -> Any:
-    """Return what an operator would give for the whole tensors, without memory."""
-    key = (func, *map(_look, args), *((name, _look(value)) for name, value in kwargs.items()))
+    """Return an operator's result for the whole tensors as a meta tensor."""
+    key = (func, *map(_key, args), *((name, _key(value)) for name, value in kwargs.items()))
     found = _SHAPES.get(key)
     if found is None:
         if len(_SHAPES) >= _MOST_SHAPES:
@@ -63,7 +63,7 @@ def _shape_of(func: Any, args: Any, kwargs: Any) -> Any:
     return found
 
 
-def _look(value: Any) -> Any:
+def _key(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.size(), value.stride(), value.dtype
     return tuple(value) if isinstance(value, list) else value
@@ -82,14 +82,14 @@ def _computed_shape(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _rows(part: Tensor, whole: Tensor, dim: int, lazy: Any, scale: int = 1) -> Tensor:
-    """Return a result with rows: as such where it is large, and else put together."""
+    """Return a result with rows: as a `LazyRows` if it is large, else gathered."""
     placement = lazy.placement
     moved = type(placement)(placement.rows, dim, placement.meet)
     made: Tensor = _Lazy(part, whole, moved, scale=scale)
     return made if whole.numel() >= LARGE else made.whole()  # type: ignore[attr-defined]
 
 
-# --- one number after the other
+# --- elementwise
 
 
 @_rule(
@@ -104,7 +104,7 @@ def _elementwise(func: Any, args: Any, kwargs: Any) -> Any:
     lazy = _first(args)
     if lazy is None or (kwargs.get("device") or lazy.device) != lazy.device:
         return NotImplemented
-    dim = lazy.placement.dim - lazy.dim()  # from behind
+    dim = lazy.placement.dim - lazy.dim()  # negative
     parts = [_part_of(value, dim, lazy) for value in args]
     if any(part is NotImplemented for part in parts):
         return NotImplemented
@@ -115,12 +115,12 @@ def _elementwise(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _part_of(value: Any, dim: int, lazy: Any) -> Any:
-    """Return the rows of an argument that is combined with others number by number.
+    """Return the rows of an argument of an elementwise operator.
 
     Args:
         value: The argument.
-        dim: The dimension of the batch, from behind.
-        lazy: The tensor whose rows they must be.
+        dim: The batch dimension, counted from the last one (negative).
+        lazy: The tensor whose rows they have to match.
     """
     if not isinstance(value, Tensor):
         return value
@@ -183,11 +183,11 @@ def _topk(func: Any, args: Any, kwargs: Any) -> Any:
     return tuple(_rows(part, whole, batch, lazy) for part, whole in zip(parts, wholes, strict=True))
 
 
-# --- views, which go on with what they are views of
+# --- views
 
 
 def _scale(gradient: Tensor) -> int:
-    """Return what the rows of a gradient are multiplied by already."""
+    """Return the scale that a gradient's rows have already."""
     return gradient.scaled_part[1] if isinstance(gradient, _Lazy) else 1
 
 
@@ -210,7 +210,7 @@ def _same(func: Any, args: Any, kwargs: Any) -> Any:
 @_rule("view", "_unsafe_view")
 def _viewed(func: Any, args: Any, kwargs: Any) -> Any:
     lazy, sizes = args
-    # The rows follow each other in memory, and do so in each shape whose first dimension they fill.
+    # The rows are consecutive in memory, also in any shape whose first dimension they fill.
     part, scale = lazy.scaled_part
     if part is None or math.prod(lazy.shape[: lazy.placement.dim]) != 1:
         return NotImplemented
@@ -281,11 +281,11 @@ def _view_backward(func: Any, args: Any, kwargs: Any) -> Any:
     return _rows(part, _shape_of(func, args, kwargs), batch, lazy, scale)
 
 
-# --- numbers of all rows
+# --- reductions over all rows
 
 
 def _total(parts: Tensor, lazy: Any) -> Tensor:
-    """Add up over the ranks, in fp32 at least."""
+    """Sum over the ranks, in at least fp32."""
     lazy.placement.meet()
     wide = parts.float() if parts.dtype in (torch.float16, torch.bfloat16) else parts
     total: Tensor = lazy.placement.rows.ranks.sum(wide)
@@ -330,7 +330,7 @@ def _nll_backward(func: Any, args: Any, kwargs: Any) -> Any:
 
 @_rule("mse_loss", "binary_cross_entropy_with_logits")
 def _pairs(func: Any, args: Any, kwargs: Any) -> Any:
-    """Compute a loss of pairs of numbers, of the same shape or one beside the other."""
+    """Compute a loss of pairs of elements, whose tensors have one shape or broadcast."""
     places = 2 if func is _aten.mse_loss.default else 4
     given, reduction = args[:places], args[places] if len(args) > places else _MEAN
     lazy = _first(given)
@@ -354,7 +354,7 @@ def _mse_backward(func: Any, args: Any, kwargs: Any) -> Any:
         return NotImplemented
     batch = lazy.placement.dim
     parts = [lazy.placement.rows.cut(tensor, batch) for tensor in given]
-    if gradient.dim():  # of gradients: there is one for each number
+    if gradient.dim():  # for a second derivative: one gradient per element
         gradient = lazy.placement.rows.cut(gradient.expand(lazy.shape), batch)
     by = lazy.numel() if reduction == _MEAN else 1
     scale = lazy.placement.rows.ranks.world_size

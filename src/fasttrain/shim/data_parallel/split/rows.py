@@ -1,11 +1,11 @@
-"""What passes between the script, which has whole batches, and a split call, which has rows.
+"""Converts tensors between the script, which has whole batches, and a split call, which has rows.
 
-Outside of a split call a tensor is the same on all ranks, and so is its gradient. Inside, each rank
-has its own rows, and gradients are N times what they are in one process, N being the number of
-ranks: gradients of parameters are averaged over the ranks, so that the parts of the rows add up,
-and what is computed alike on all ranks keeps its value. Every function here leads from one side to
-the other, and its derivative back; each derivative is made of the same functions, so that it can
-be differentiated again.
+Outside a split call a tensor and its gradient are equal on all ranks. Inside, each rank has its own
+rows, and gradients are N times those of one process, where N is the number of ranks: gradients of
+parameters are averaged over the ranks, so that the rows' contributions add up, and what all ranks
+compute alike keeps its value. Every function here converts from one side to the other, and its
+derivative converts back. Each derivative consists of the same functions, so that it can be
+differentiated again.
 """
 
 from __future__ import annotations
@@ -22,43 +22,43 @@ Gather = Callable[[Tensor, int], Tensor]
 
 
 class Collectives(Protocol):
-    """The ranks, as far as tensors go."""
+    """The ranks' operations on tensors."""
 
     rank: int
     world_size: int
 
     def all_gather(self, tensor: Tensor) -> Tensor:
-        """Return the tensors of all ranks, one behind the other in the first dimension."""
+        """Return the tensors of all ranks, concatenated in the first dimension."""
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """Add up a tensor over all ranks, in place."""
+        """Sum a tensor over all ranks, in place."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """How the rows of one batch are dealt to the ranks, the first ones getting what is left over.
+    """How the rows of one batch are distributed; the first ranks get one of the remainder each.
 
     Attributes:
         ranks: All ranks.
-        count: Rows of the whole batch.
+        count: Number of rows in the whole batch.
     """
 
     ranks: Collectives
     count: int
 
     def of(self, rank: int) -> int:
-        """Return the number of rows of a rank."""
+        """Return a rank's number of rows."""
         each, over = divmod(self.count, self.ranks.world_size)
         return each + (rank < over)
 
     @property
     def own(self) -> int:
-        """The number of rows of this rank."""
+        """This rank's number of rows."""
         return self.of(self.ranks.rank)
 
     @property
     def first(self) -> int:
-        """The first row of this rank."""
+        """This rank's first row."""
         each, over = divmod(self.count, self.ranks.world_size)
         return self.ranks.rank * each + min(self.ranks.rank, over)
 
@@ -66,7 +66,7 @@ class Rows:
         """Return this rank's rows of a tensor.
 
         Args:
-            whole: The same on all ranks; a multiple of `count` along ``dim``.
+            whole: Equal on all ranks; its size along ``dim`` is a multiple of `count`.
             dim: The dimension of the batch.
         """
         if whole.requires_grad and torch.is_grad_enabled():
@@ -78,9 +78,9 @@ class Rows:
         """Return the rows of all ranks.
 
         Args:
-            part: This rank's; a multiple of `own` along ``dim``.
+            part: This rank's rows; the size along ``dim`` is a multiple of `own`.
             dim: The dimension of the batch.
-            gather: Makes a tensor without a graph of ``part`` and ``dim``; else `gather` does.
+            gather: Gathers ``part`` along ``dim`` without a graph; default: `gather`.
         """
         gather = gather or self.gather
         if part.requires_grad and torch.is_grad_enabled():
@@ -89,12 +89,12 @@ class Rows:
         return gather(part, dim)
 
     def share(self, whole: Tensor) -> Tensor:
-        """Return a tensor that each rank uses as a whole."""
+        """Return a tensor that a split call uses as a whole on each rank."""
         return share(whole, self.ranks)
 
     def cut(self, whole: Tensor, dim: int, scale: int = 1) -> Tensor:
-        """Return this rank's rows times a number, without a graph."""
-        lazy: Any = getattr(whole, "own_rows", None)  # of rows that were never put together
+        """Return this rank's rows times a scale, without a graph."""
+        lazy: Any = getattr(whole, "own_rows", None)  # LazyRows, not gathered yet
         if lazy is not None:
             own: Tensor | None = lazy(self, dim, scale)
             return self.cut(cast("Any", whole).whole(), dim, scale) if own is None else own
@@ -126,7 +126,7 @@ def share(whole: Tensor, ranks: Collectives) -> Tensor:
 
 
 def mean_gradient(gradient: Tensor, ranks: Collectives) -> Tensor:
-    """Return the mean over the ranks of a gradient of a parameter, differentiably."""
+    """Return the mean of a parameter's gradient over the ranks, differentiably."""
     mean: Tensor = _apply(_Mean, gradient, ranks)
     return mean
 
@@ -142,7 +142,7 @@ class _Take(torch.autograd.Function):
         if type(whole) is not Tensor:
             return rows.cut(whole, dim).clone()
         part = rows.cut(whole, dim)
-        # Never a view: the script may change what it has while the graph is there.
+        # Never a view: the script may change its tensor in place while the graph lives.
         return part.clone() if part.data_ptr() == whole.data_ptr() else part
 
     @staticmethod

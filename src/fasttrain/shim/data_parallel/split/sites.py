@@ -1,9 +1,8 @@
-"""What was found about one kind of call, and when it is to be verified again."""
+"""The decision for each kind of call of a root, and when it has to be verified again."""
 
 from __future__ import annotations
 
 import sys
-import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from types import FunctionType
@@ -13,21 +12,18 @@ import torch
 from torch.nn import Module
 
 from fasttrain.shim.data_parallel.split.ways import Split
+from fasttrain.shim.hooks.reachable import is_scripts
 
-# What a forward may decide by that is no argument: attributes of its modules, and globals.
-#
-# A call in which one of these is another one than in all verified calls is verified as well.
-
-
-_INSTALLED = tuple({sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib")})
 _SIMPLE = (bool, int, float, str, type(None))
-_FACTOR = "\0a factor"  # in the place of any other number
-MOST = 64  # values that are looked at before each call
+_FACTOR = "\0a factor"  # stands for any float but 0 and 1
+MOST = 64  # values compared before each call
 Place = tuple[dict[str, Any], str, Any]  # a dictionary, a name in it, and a class that may have it
 
 
 class Decisions:
-    """The values that the modules of a root may decide by.
+    """Values other than arguments on which a forward may branch: attributes of modules, globals.
+
+    A call with other values than all verified calls has to be verified, too.
 
     Args:
         module: The root.
@@ -41,21 +37,21 @@ class Decisions:
             self._places.append(place)
 
     def values(self) -> tuple[Any, ...]:
-        """Return the values as they are."""
+        """Return the present values."""
         values = [
             slot[name] if name in slot else getattr(kind, name, None)
             for slot, name, kind in self._places
         ]
-        return tuple(map(_told, (value for value in values if isinstance(value, _SIMPLE))))
+        return tuple(map(_category, (value for value in values if isinstance(value, _SIMPLE))))
 
 
-def _told(value: Any) -> Any:
-    """Return a value as far as a forward may decide by it: of a factor, whether it is 0 or 1."""
+def _category(value: Any) -> Any:
+    """Return what a forward may branch on: of a float, only whether it is 0, 1 or another one."""
     return value if type(value) is not float or value in (0.0, 1.0) else _FACTOR
 
 
 def may_print(module: Module) -> str:
-    """Return the first class of a root's whose code has a call of print in it; empty for none."""
+    """Return the root's first method whose code calls print; empty if there is none."""
     for function in _functions(module):
         if "print" in function.__code__.co_names:
             return function.__qualname__
@@ -78,7 +74,7 @@ def _places(module: Module) -> Iterator[Place]:
 
 
 def _names(kind: type) -> list[str]:
-    """Return the names in the code of a class of the script's."""
+    """Return the names that the code of one of the script's classes uses."""
     functions = [f for base in kind.__mro__ if _is_scripts(base) for f in _methods(base)]
     return sorted({name for function in functions for name in function.__code__.co_names})
 
@@ -89,7 +85,7 @@ def _methods(kind: type) -> list[FunctionType]:
 
 
 def _functions(module: Module) -> Iterator[FunctionType]:
-    """Yield the methods of the script's own classes among those of a root's modules."""
+    """Yield the methods of a root's modules whose classes are the script's own."""
     kinds = {kind for part in Module.modules(module) for kind in type(part).__mro__}
     for kind in sorted(kinds, key=lambda kind: f"{kind.__module__}.{kind.__qualname__}"):
         if _is_scripts(kind):
@@ -99,28 +95,28 @@ def _functions(module: Module) -> Iterator[FunctionType]:
 def _is_scripts(kind: type) -> bool:
     module = sys.modules.get(kind.__module__)
     path = getattr(module, "__file__", None) or ("" if kind.__module__ == "__main__" else "<")
-    return not path.startswith((*_INSTALLED, "<"))
+    return is_scripts(path)
 
 
-SHAPES = 4  # new shapes of one kind of call that are verified; behind them 8, 16, ... of them
-MOST_SHAPES = 4096  # that are remembered
-RETRIES = 4  # calls up to which a reason other than wrong numbers may go away
+SHAPES = 4  # the first new shapes of a kind of call are verified; after them the 8th, 16th, ...
+MOST_SHAPES = 4096  # remembered per kind of call
+RETRIES = 4  # calls after which a refusal becomes final, even if numbers weren't wrong
 
 
 @dataclass(slots=True)
-class Site:
+class CallSite:
     """One kind of call of one root: its mode, and the kinds of its arguments.
 
     Attributes:
-        calls: How often it was called.
-        split: How it is split; None where it isn't.
+        calls: Number of calls.
+        split: How it is split; None if it isn't.
         why_not: Why it isn't.
-        final: Whether no other way will be tried.
-        name: The module, and where its root was called first.
-        verified: How often the split call was found to be the whole one.
-        shapes: Of the arguments, with what the call may decide by, as far as they were met.
-        decisions: What that is.
-        hooks: Hooks that had been registered anywhere when it was verified.
+        final: True if no other way will be tried.
+        name: The module, and the line at which its root was first called.
+        verified: How often the split call agreed with the whole one.
+        shapes: Shapes of arguments so far, each with the values that the call may branch on.
+        decisions: Reads those values.
+        hooks: Number of hooks registered anywhere when it was last verified.
     """
 
     name: str
@@ -134,7 +130,7 @@ class Site:
     decisions: Decisions | None = None
 
     def is_due(self, shapes: Any, hooks: int) -> bool:
-        """Count a call, and return whether it is to be verified."""
+        """Count a call; return True if it has to be verified."""
         self.calls += 1
         new = shapes not in self.shapes and len(self.shapes) < MOST_SHAPES
         if new:
@@ -150,8 +146,8 @@ class Site:
         return again or hooks != self.hooks
 
 
-def saved(site: Site) -> dict[str, Any]:
-    """Return what a snapshot holds of what was found."""
+def saved(site: CallSite) -> dict[str, Any]:
+    """Return a decision as a snapshot holds it."""
     split = site.split
     return {
         "calls": site.calls,
@@ -163,8 +159,8 @@ def saved(site: Site) -> dict[str, Any]:
     }
 
 
-def fill(site: Site, state: dict[str, Any]) -> None:
-    """Go on from what `saved` returned."""
+def fill(site: CallSite, state: dict[str, Any]) -> None:
+    """Restore a result of `saved`."""
     site.split = Split(*state["split"]) if state["split"] else None
     site.shapes = {
         (tuple(map(torch.Size, shapes)), tuple(values)) for shapes, values in state["shapes"]

@@ -1,8 +1,8 @@
-"""Whether a call changes anything outside of the modules that it is made of.
+"""Detects whether a call changes anything outside its modules.
 
 A forward may count its calls in a global, append to a list, or write into a tensor that a closure
-holds. Such a call can't be made a second time for a comparison, and what it keeps would be of one
-rank's rows: it isn't split.
+holds. Such a call can't be repeated for a comparison, and would store one rank's rows only: it
+isn't split.
 """
 
 from __future__ import annotations
@@ -26,18 +26,15 @@ from torch.nn import Module, Parameter
 from fasttrain.shim.data_parallel.tensor_sums import sums_of
 from fasttrain.shim.hooks.reachable import CLOSED, children_of, is_scripts
 
-# Where generators and iterators are, and what arrays hold, which their attributes don't tell.
-
-
-_DEPTH = 4  # of iterators over iterators
-_SMALL = 1 << 16  # items of an array that is looked at
+_DEPTH = 4  # levels of iterators over iterators
+_SMALL = 1 << 16  # items; larger arrays aren't compared
 _BYTES = (bytearray, array.array)
 _IN_MEMORY = (io.StringIO, io.BytesIO)
 _ITERATORS = ("itertools", "builtins")
 
 
 def generator_state(holder: Any) -> bytes:
-    """Return the state of a generator of random numbers; empty for anything else."""
+    """Return the state of a random number generator; empty for anything else."""
     if isinstance(holder, torch.Generator):
         return bytes(holder.get_state().tolist())
     if isinstance(holder, random.Random) and not isinstance(holder, random.SystemRandom):
@@ -48,7 +45,7 @@ def generator_state(holder: Any) -> bytes:
 
 
 def put_generator_state(holder: Any, state: bytes) -> None:
-    """Set a generator of Python's or torch's back; NumPy's are left, which shows."""
+    """Restore a generator of torch's; others aren't, which a second comparison shows."""
     if isinstance(holder, torch.Generator):
         holder.set_state(torch.tensor(list(state), dtype=torch.uint8))
 
@@ -69,7 +66,7 @@ def _flat(value: Any) -> Any:
 
 
 def hidden_state(holder: Any) -> list[Any]:
-    """Return what changes when an object of Python's own does; nothing for other kinds."""
+    """Return the state of an array, buffer or iterator that attributes don't show; else nothing."""
     kind = type(holder)
     if kind in _BYTES:
         return [bytes(holder) if len(holder) <= _SMALL else 0]
@@ -79,7 +76,7 @@ def hidden_state(holder: Any) -> list[Any]:
 
 
 def _is_iterator(kind: type) -> bool:
-    # What a generator holds are its variables, which a search finds by itself.
+    # A generator's state is its local variables, which the search finds by itself.
     pythons = kind.__module__ in _ITERATORS and hasattr(kind, "__next__")
     return pythons and kind is not GeneratorType
 
@@ -95,13 +92,13 @@ def _parts(value: Any, depth: int) -> list[Any]:
     return [len(value)] if isinstance(value, list) else []
 
 
-MOST = 20_000  # objects of a search; 0.5 us each
-MOST_TENSORS = 500  # that are summed, those that are reached first
+MOST = 20_000  # objects per search; 0.5 us each
+MOST_TENSORS = 500  # the first tensors to be reached are summed
 _BY_VALUE = (bool, int, float, str, bytes, complex, set)
 _REGISTRY = "__warningregistry__"
-_Holder = tuple[Any, list[Any], int]  # an object, what it held, and how far off it is
-# How an object is reached: from modules and arguments alone; by globals, which threads may change;
-# or by objects of libraries, whose caches are their own affair.
+_Holder = tuple[Any, list[Any], int]  # an object, its contents, and its distance
+# How an object is reached: from modules and arguments alone; through globals, which threads may
+# change; or through objects of libraries, whose caches don't matter.
 NEAR, GLOBAL, LIBRARYS = range(3)
 _HOLDING = (
     Module, Tensor, dict, list, tuple, set, frozenset, deque, CellType, MethodType,
@@ -109,8 +106,8 @@ _HOLDING = (
 )  # fmt: skip
 
 
-class Surroundings:
-    """What can be reached from a call, at one moment.
+class CallSurroundings:
+    """The state of all objects that a call can reach, at one moment.
 
     Args:
         module: The root.
@@ -118,7 +115,7 @@ class Surroundings:
     """
 
     def __init__(self, module: Module, *starts: Any) -> None:
-        # Attributes of the modules are looked at by themselves.
+        # Attributes of the modules are compared by `ModuleState`.
         own = list(Module.modules(module))
         self._own = {id(vars(part)) for part in own}
         for part in own:
@@ -130,17 +127,17 @@ class Surroundings:
         self._sums = sums_of(self._tensors)
 
     def changed(self, *, within: int = LIBRARYS) -> str:
-        """Return the kind of the first object that holds something else now; empty for none.
+        """Return the type of the first object that has changed; empty if none has.
 
         Args:
-            within: How far to look: `NEAR`, `GLOBAL` or `LIBRARYS`.
+            within: The largest distance: `NEAR`, `GLOBAL` or `LIBRARYS`.
         """
         for holder, _ in self._others(within):
             return type(holder).__name__
         return "Tensor" if sums_of(self._tensors) != self._sums else ""
 
     def restore(self, *, within: int) -> bool:
-        """Put back what containers held and where generators were; return whether that is all."""
+        """Restore containers and generators; return True if that undoes all changes."""
         for holder, before in list(self._others(within)):
             with suppress(Exception):  # of classes of any kind
                 _put_back(holder, before)
@@ -175,7 +172,7 @@ class Surroundings:
 
 
 def _distance(holder: Any) -> int:
-    """Return how far off is what an object holds."""
+    """Return the distance of an object's contents."""
     if isinstance(holder, FunctionType | type):
         return GLOBAL
     if isinstance(holder, _HOLDING):
@@ -189,12 +186,12 @@ def _held_by(holder: Any) -> list[Any]:
 
 
 def _is_open(child: Any) -> bool:
-    kind = type(child)  # whatever it says that it is
+    kind = type(child)  # not __class__, which a proxy may fake
     return issubclass(kind, Tensor) or not issubclass(kind, CLOSED)
 
 
 def _is_summed(holder: Any) -> bool:
-    # A parameter is summed with the root's; what is of no size, or of no device, has no sum.
+    # Of known kinds, small enough, and with data: a meta tensor has none.
     kinds = isinstance(holder, Tensor) and type(holder) in (Tensor, Parameter)
     return kinds and holder.numel() <= _SMALL and holder.device.type != "meta"
 
@@ -220,7 +217,7 @@ def _contents(holder: Any) -> list[Any]:
 
 
 def _is_weak(*items: Any) -> bool:
-    return any(isinstance(item, weakref.ref) for item in items)  # which goes whenever it does
+    return any(isinstance(item, weakref.ref) for item in items)  # its target may die at any time
 
 
 def _same(one: Any, other: Any) -> bool:
@@ -234,7 +231,7 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def _put_back(holder: Any, before: list[Any]) -> None:
-    """Have a container hold what it held, and a generator of random numbers be where it was."""
+    """Restore a container's contents or a random number generator's state."""
     if isinstance(holder, dict):
         now, held = _contents(holder)[0], before[0]
         for key in now.keys() - held.keys():

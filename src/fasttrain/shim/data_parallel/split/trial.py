@@ -1,4 +1,4 @@
-"""Makes a call whole, and beside it split, and compares the two."""
+"""Runs a call on the whole batch and, in a trial, split among the ranks; compares the two."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import grad as gradients_of  # before a lever takes its place
+from torch.autograd import grad as gradients_of  # before a lever replaces it
 from torch.nn import Module
 
 from fasttrain.model.errors import ExitCode, FasttrainError
@@ -20,44 +20,50 @@ from fasttrain.shim.data_parallel.ranks import Ranks
 from fasttrain.shim.data_parallel.split.agreement import (
     DisagreementError,
     check_equal,
+    largest,
     row_dimensions,
     structure_of,
-    tensors_in,
 )
 from fasttrain.shim.data_parallel.split.foreign_hooks import foreign_hook
 from fasttrain.shim.data_parallel.split.module_state import ModuleState, Place, parameter_sums
 from fasttrain.shim.data_parallel.split.neutral import Neutral
 from fasttrain.shim.data_parallel.split.rows import CROSSINGS, Rows
 from fasttrain.shim.data_parallel.split.sites import may_print
-from fasttrain.shim.data_parallel.split.surroundings import GLOBAL, NEAR, Surroundings
+from fasttrain.shim.data_parallel.split.surroundings import GLOBAL, NEAR, CallSurroundings
 from fasttrain.shim.data_parallel.split.watch import (
     READS,
+    SideEffectWatch,
     Silence,
-    Watch,
     all_random_states,
     other_random_states,
     same_states,
 )
-from fasttrain.shim.data_parallel.split.ways import Dimensions, Split, candidates, give, row_count
+from fasttrain.shim.data_parallel.split.ways import (
+    Dimensions,
+    Split,
+    candidates,
+    row_count,
+    with_all_rows,
+)
 from fasttrain.shim.data_parallel.tensor_sums import sums_of
-from fasttrain.shim.hooks.casting import map_tensors
+from fasttrain.shim.hooks.casting import map_tensors, tensors_in
 from fasttrain.shim.hooks.roots import parameters_of
 from fasttrain.shim.process.callsite import call_site
 from fasttrain.shim.process.refusal import refuse
 
-# Of the largest gradient of any parameter: what is left where sums cancel, as of a bias in front
-# of a BatchNorm
+# Relative to the largest gradient of any parameter: rounding that remains where sums cancel, as for
+# a bias before a BatchNorm.
 _FLOOR = 1e-5
-_NO_MEMORY = "OutOfMemoryError"  # in the words of what torch raises then, on any device
-_TOGETHER = 1  # what ranks are doing when they meet
-Value = tuple[Any, dict[Place, Any]]  # what a call gives, and what it leaves in its modules
+_NO_MEMORY = "OutOfMemoryError"  # torch's exception on any device
+_TOGETHER = 1  # tag of what ranks are doing when they meet
+Value = tuple[Any, dict[Place, Any]]  # a call's output, and what it changes in its modules
 
 
 class RefusalError(Exception):
-    """A call isn't to be split; the message says why.
+    """Raised if a call can't be split; the message says why.
 
     Attributes:
-        final: Whether no later call of this kind is to be tried.
+        final: True if no later call of this kind will be tried.
     """
 
     def __init__(self, why: str, *, final: bool) -> None:
@@ -65,17 +71,17 @@ class RefusalError(Exception):
         self.final = final
 
 
-class Trial:
-    """One call of a root that is compared with itself.
+class SplitTrial:
+    """One call of a root, whose split call is compared with the whole one.
 
     Args:
         module: The root.
-        ranks: All ranks, which make the same call.
-        splitting: Marks a block as the inside of a split call.
+        ranks: All ranks, which run the same call.
+        splitting: Returns a context that marks the inside of a split call.
 
     Attributes:
-        by_values: Whether the whole call made shapes that depend on values, so that a part of the
-            root may be used on some ranks and not on others.
+        by_values: True if shapes in the whole call depend on values, so that some ranks may use a
+            submodule and others not.
     """
 
     def __init__(
@@ -89,7 +95,7 @@ class Trial:
         self._splitting = splitting
         self._plainly: Any = module._call_impl
         self._before: ModuleState
-        self._around: Surroundings
+        self._around: CallSurroundings
         self._sums: list[float] = []
         self._same: tuple[int | None, ...] = ()
         self._draws = 0
@@ -97,36 +103,36 @@ class Trial:
         self.by_values = False
 
     def make_whole_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Make the call that the script has asked for, and see what else it does."""
+        """Run the script's call, and note side effects that rule out a split."""
         if hooked := foreign_hook(self._module):
-            self._why_not = f"the script has hooks on {hooked}, which see whole batches"
+            self._why_not = f"the script has hooks on {hooked}, which have to see whole batches"
             return self._plainly(*args, **kwargs)
         if any(isinstance(part, torch.jit.ScriptModule) for part in Module.modules(self._module)):
-            self._why_not = "it is a scripted module, whose state Python can't put back"
+            self._why_not = "it is a TorchScript module, whose state Python can't restore"
             return self._plainly(*args, **kwargs)
         inputs = tensors_in((args, kwargs))
         versions = [t._version for t in inputs if not t.is_inference()]
         self._before, self._sums = ModuleState(self._module), parameter_sums(self._module)
-        self._around = around = Surroundings(self._module, args, kwargs)
+        self._around = around = CallSurroundings(self._module, args, kwargs)
         states = other_random_states()
-        watched = Watch()
+        watched = SideEffectWatch()
         with watched:
             output = self._plainly(*args, **kwargs)
         self._same = _same_tensors(tensors_in(output), inputs)
         if versions != [t._version for t in inputs if not t.is_inference()]:
             self._why_not = "it changes its arguments in place"
         elif watched.seen or _gives_views(tensors_in(output), inputs):
-            self._why_not = watched.seen or "it gives a view of an argument"
+            self._why_not = watched.seen or "it returns a view of an argument"
         elif name := may_print(self._module):
             self._why_not = f"{name} may print"
         elif kind := around.changed():
-            self._why_not = f"it changes something outside of its modules, in a {kind}"
+            self._why_not = f"it changes something outside its modules, in a {kind}"
         elif self._before.has_grown(self._module):
             self._why_not = "it adds modules or parameters to itself"
         elif self._sums != parameter_sums(self._module):
             self._why_not = "it changes its parameters"
         elif not same_states(states, other_random_states()):
-            self._why_not = "it draws from Python's or NumPy's random numbers"
+            self._why_not = "it draws from Python's or NumPy's random number generator"
         return output
 
     def find(
@@ -138,29 +144,29 @@ class Trial:
         *,
         gradients: bool,
     ) -> Split:
-        """Return a way to split the call that gives what the whole call gives.
+        """Return a way to split the call that has the whole call's results.
 
         Args:
             args: Positional arguments.
-            kwargs: Others.
+            kwargs: Keyword arguments.
             inputs: The tensors among them.
             known: The way that agreed before, which must agree again.
-            gradients: Whether gradients are compared too.
+            gradients: Compare gradients, too.
 
         Raises:
-            RefusalError: There is none.
+            RefusalError: If there is none.
         """
         self._check(self._why_not, final=False)
         guesses = candidates(inputs, self._ranks.world_size)
         if known is not None:
             guesses = [known.inputs]
             if row_count(inputs, known.inputs) < self._ranks.world_size:
-                return known  # too few rows, which are computed whole
+                return known  # too few rows for all ranks: the call runs on the whole batch
         if not guesses:
             raise RefusalError("no argument has a row for each rank", final=False)
         device = next((p.device.type for p in parameters_of(self._module)), "cpu")
         low = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
-        with self._put_back_after(), torch.autocast(device, enabled=False):
+        with self._restored_after(), torch.autocast(device, enabled=False):
             args, kwargs, leaves = _detached(args, kwargs, low)
             given: Any = guesses, args, kwargs, leaves
             try:
@@ -170,17 +176,17 @@ class Trial:
                     raise
             finally:
                 self._undo_changes()
-            # Beside the script's own graph: what these calls save for their gradients goes to the
-            # host's memory.
+            # The script's own graph takes device memory, too: what the trial's calls save for their
+            # gradients goes to the host's memory in a second attempt.
             with torch.autograd.graph.save_on_cpu():
                 return self._search(*given, gradients=gradients)
 
     def _undo_changes(self) -> None:
-        """Undo what a call with a part of the batch has changed, which the whole call has not.
+        """Undo what a call with a part of the batch has changed and the whole call has not.
 
         Raises:
-            RefusalError: It has, and everything is as it was.
-            SystemExit: ``ranks-changed`` when it can't be undone.
+            RefusalError: If it has changed something, and that was undone.
+            SystemExit: ``ranks-changed`` if it can't be undone.
         """
         kept = self._sums == parameter_sums(self._module)
         threads = _has_threads()
@@ -190,13 +196,14 @@ class Trial:
             self._why_not = "its parameters change while it is called, in another thread"
         kind = self._around.changed(within=within) if kept else "parameter"
         undone = not kind or (kept and self._around.restore(within=within))
-        told = [text for text in self._ranks.gather(f"{kind} {undone}") if text != " True"]
-        if any(text.endswith("False") for text in told):
-            refuse(_changed_for_good(type(self._module).__name__, told[0].split()[0], call_site()))
-        if told:
-            what = f"in a {told[0].split()[0]}"
+        changes = [text for text in self._ranks.gather(f"{kind} {undone}") if text != " True"]
+        if any(text.endswith("False") for text in changes):
+            what = changes[0].split()[0]
+            refuse(_changed_for_good(type(self._module).__name__, what, call_site()))
+        if changes:
+            what = f"in a {changes[0].split()[0]}"
             raise RefusalError(
-                f"with a part of the batch it changes something outside of its modules, {what}",
+                f"with a part of the batch it changes something outside its modules, {what}",
                 final=True,
             )
         self._check(self._why_not, final=True)
@@ -219,16 +226,16 @@ class Trial:
                 reasons.append(str(disagreement))
                 if _NO_MEMORY in reasons[0]:
                     break
-        raise RefusalError(reasons[0], final=True)  # of the likeliest guess
+        raise RefusalError(reasons[0], final=True)  # that of the likeliest guess
 
     def _check(self, why_not: str, *, final: bool) -> None:
-        """Refuse where any rank has a reason."""
-        told = [text for text in self._ranks.gather(why_not) if text]
-        if told:
-            raise RefusalError(told[0], final=final)
+        """Raise RefusalError on all ranks if any rank has a reason."""
+        reasons = [text for text in self._ranks.gather(why_not) if text]
+        if reasons:
+            raise RefusalError(reasons[0], final=final)
 
     @contextmanager
-    def _put_back_after(self) -> Iterator[None]:
+    def _restored_after(self) -> Iterator[None]:
         after = ModuleState(self._module)
         states = all_random_states()
         try:
@@ -241,13 +248,13 @@ class Trial:
     def _call(
         self, args: Any, kwargs: Any, *, splitting: bool, otherwise: bool = False
     ) -> Value | str:
-        """Make one call without chance, from the state before; return the error that it raises.
+        """Run one call without randomness from the state before; return its result or its error.
 
         Args:
             args: Positional arguments.
-            kwargs: Others.
-            splitting: Whether it is the inside of a split call.
-            otherwise: Whether what it draws is other constants.
+            kwargs: Keyword arguments.
+            splitting: Run it as the inside of a split call.
+            otherwise: Replace random numbers by other constants.
         """
         self._before.begin()
         with ExitStack() as stack:
@@ -259,12 +266,12 @@ class Trial:
             try:
                 with neutral:
                     output = self._plainly(*args, **kwargs)
-            except Exception as error:  # noqa: BLE001 - of the script's model, called for a trial
+            except Exception as error:  # noqa: BLE001 - the script's model, called for a trial
                 return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
             except BaseException as error:
                 if type(error).__name__ != "Parted":
                     raise
-                return "another number of losses than other ranks"
+                return "an error: its number of losses differs from other ranks"
         self._draws = neutral.draws
         self.by_values |= neutral.by_values and not splitting
         if neutral.reads:
@@ -280,14 +287,14 @@ class Trial:
         leaves: list[Tensor],
         gradients: bool,
     ) -> Split:
-        """Return the split by a guess, if it agrees with the whole call on all ranks."""
+        """Return the split by a guess; raise DisagreementError unless all ranks' results agree."""
         rows = Rows(self._ranks, row_count(tensors_in((args, kwargs)), guess))
         begun = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
         inner = self._call(*Split(guess).cut(args, kwargs, rows), splitting=True)
         dims = self._together(lambda: self._dimensions(outer, inner, rows, begun))
         assert not isinstance(outer, str)
         assert not isinstance(inner, str)
-        whole, given = tensors_in(outer), tensors_in(give(inner, dims, rows))
+        whole, given = tensors_in(outer), tensors_in(with_all_rows(inner, dims, rows))
         self._together(lambda: check_equal(whole, given, "values"))
         if gradients and any(t.requires_grad for t in whole):
             self._compare_gradients(whole, given, leaves)
@@ -301,18 +308,18 @@ class Trial:
                 if isinstance(value, Tensor) and name in parts[number]._buffers:
                     raise DisagreementError(f"the buffer {name} has rows of the batch")
                 kept.append((number, name, tuple(of_value)))
-        behind, _ = _behind(tensors_in(inner), begun)
-        made = any(t.grad_fn in behind for t in tensors_in(inner[0]))
+        ancestors, _ = _graph_nodes(tensors_in(inner), begun)
+        made = any(t.grad_fn in ancestors for t in tensors_in(inner[0]))
         if self._draws and None in dims:
             self._check_draws(Split(guess).cut(args, kwargs, rows), dims)
         outputs = tuple(dims[: len(tensors_in(inner[0]))])
         return Split(guess, outputs, tuple(kept), made, self._same)
 
     def _check_draws(self, arguments: Any, dims: Sequence[int | None]) -> None:
-        """See that what has no rows doesn't follow from numbers that each rank draws.
+        """Check that outputs without rows don't depend on numbers that each rank draws.
 
         Raises:
-            DisagreementError: It does: one process draws them once, for all rows.
+            DisagreementError: If they do: one process would draw them once, for all rows.
         """
         left = self._call(*arguments, splitting=True, otherwise=self._ranks.rank % 2 == 1)
         while not meet_inside(self._ranks, _TOGETHER):
@@ -322,8 +329,8 @@ class Trial:
             sums = sums_of(t for t, dim in zip(tensors, dims, strict=True) if dim is None)
         first, *others = map(json.loads, self._ranks.gather(json.dumps(sums)))
         if any(len(first) != len(other) or not all(map(_close, first, other)) for other in others):
-            raise DisagreementError("it draws numbers for all rows together, and gives or keeps"
-                                    " what follows from them")  # fmt: skip
+            raise DisagreementError("it draws random numbers for all rows together, and returns or"
+                                    " stores what depends on them")  # fmt: skip
 
     def _dimensions(
         self, outer: Value | str, inner: Value | str, rows: Rows, begun: int
@@ -335,20 +342,20 @@ class Trial:
         if isinstance(inner, str):
             raise DisagreementError(f"with a part of the batch it raises {inner}")
         if structure_of(outer) != structure_of(inner):
-            raise DisagreementError("with a part of the batch it gives more than other sizes")
+            raise DisagreementError("with a part of the batch it returns more than other sizes")
         part = tensors_in(inner)
         dims = row_dimensions(tensors_in(outer), part, rows)
-        behind, name = _behind(part, begun)
+        ancestors, name = _graph_nodes(part, begun)
         if name:
             raise DisagreementError(f"it uses a tensor that was computed outside of it ({name})")
         with_rows = [t for t, dim in zip(part, dims, strict=True) if dim is not None]
-        behind, _ = _behind(with_rows, begun)
-        if any(t.grad_fn in behind for t in with_rows):
-            raise DisagreementError("it gives tensors, and others that it has made of them")
+        ancestors, _ = _graph_nodes(with_rows, begun)
+        if any(t.grad_fn in ancestors for t in with_rows):
+            raise DisagreementError("it returns tensors, and others that it has computed from them")
         return dims
 
     def _together(self, act: Callable[[], Any]) -> Any:
-        """Return what a check gives, if it passes on all ranks."""
+        """Return a check's result; raise DisagreementError unless it passes alike on all ranks."""
         result, why = None, ""
         try:
             result = act()
@@ -356,12 +363,12 @@ class Trial:
             why = str(disagreement)
         while not meet_inside(self._ranks, _TOGETHER):
             why = why or "it computes other losses on other ranks"
-        told = self._ranks.gather(f"{why}|{result}")
-        wrong = [text.partition("|")[0] for text in told if not text.startswith("|")]
+        results = self._ranks.gather(f"{why}|{result}")
+        wrong = [text.partition("|")[0] for text in results if not text.startswith("|")]
         if wrong:
             raise DisagreementError(wrong[0])
-        if len(set(told)) > 1:
-            raise DisagreementError("it gives other shapes on other ranks")
+        if len(set(results)) > 1:
+            raise DisagreementError("it returns other shapes on other ranks")
         return result
 
     def _compare_gradients(
@@ -369,17 +376,17 @@ class Trial:
     ) -> None:
         parameters = list({id(p): p for p in parameters_of(self._module)}.values())
         if any(hasattr(p, "placements") for p in parameters):
-            return  # sharded: a backward pass would be one for all ranks' collectives
+            return  # sharded: the backward pass would communicate
         of: list[Tensor] = [*(p for p in parameters if p.requires_grad), *leaves]
         with _without_hooks(of):
             both = self._together(lambda: _Both(_pulled_back(whole, of), _pulled_back(given, of)))
         expected = both.whole
         found = [self._averaged(*pair) for pair in zip(of, both.given, strict=True)]
-        largest = max(map(_largest, expected), default=0.0)
-        self._together(lambda: check_equal(expected, found, "gradients", _FLOOR * largest))
+        size = max(map(largest, expected), default=0.0)
+        self._together(lambda: check_equal(expected, found, "gradients", _FLOOR * size))
 
     def _averaged(self, of: Tensor, gradient: Tensor | None) -> Tensor | None:
-        """Return the mean over the ranks of what each has; None counts as zeros."""
+        """Return the mean of a gradient over the ranks; None on a rank counts as zeros."""
         have = self._ranks.sum(torch.tensor([float(gradient is not None)]))
         if not have:
             return None
@@ -389,13 +396,13 @@ class Trial:
 
 
 def _same_tensors(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> tuple[int | None, ...]:
-    """Return for each tensor that a call gives which argument it is; None for one of its own."""
+    """Return for each output which argument it is; None if it is none."""
     places = {id(tensor): at for at, tensor in enumerate(inputs)}
     return tuple(places.get(id(tensor)) for tensor in outputs)
 
 
 def _gives_views(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> bool:
-    """Return whether a call gives what changes with an argument, without being that argument."""
+    """True if an output shares an argument's memory without being that argument."""
     of_inputs = {id(tensor) for tensor in inputs}
     held = {_memory_of(tensor) for tensor in inputs} - {0}
     return any(_memory_of(t) in held for t in outputs if id(t) not in of_inputs)
@@ -411,7 +418,7 @@ def _close(one: float, other: float) -> bool:
 
 
 def _has_threads() -> bool:
-    """Return whether threads of the script's may change what is reached by globals."""
+    """True if the script has threads, which may change what is reached through globals."""
     others = (t for t in threading.enumerate() if t is not threading.main_thread())
     return any(not t.name.startswith("fasttrain") for t in others)
 
@@ -419,16 +426,16 @@ def _has_threads() -> bool:
 def _changed_for_good(name: str, kind: str, where: str) -> FasttrainError:
     return FasttrainError(
         f"{name} changes a {kind} when it is called with a part of the batch at {where}",
-        why="the call was tried with the rows of each rank, and what that has changed can't be put"
-        " back to what one process has",
-        fix="use one process, or change it outside of the model's forward",
+        why="the call was tried with the rows of each rank, and what that has changed can't be"
+        " restored to what one process would have",
+        fix="use one process, or change it outside the model's forward",
         slug="ranks-changed",
         exit_code=ExitCode.CONTRADICTION,
     )
 
 
 class _Both:
-    """Gradients of a whole call and of a split one; of the same text on all ranks."""
+    """Gradients of a whole call and of a split one; its repr is equal on all ranks."""
 
     def __init__(self, whole: list[Tensor | None], given: list[Tensor | None]) -> None:
         self.whole, self.given = whole, given
@@ -439,7 +446,7 @@ class _Both:
 
 @contextmanager
 def _without_hooks(tensors: Sequence[Tensor]) -> Iterator[None]:
-    """Keep the script's hooks on leaves from seeing what isn't its own."""
+    """Disable hooks on leaves in the block: the trial's gradients aren't the script's."""
     held: list[tuple[Any, dict[int, Any]]] = []
     for tensor in tensors:
         hooks: Any = tensor._backward_hooks
@@ -453,15 +460,8 @@ def _without_hooks(tensors: Sequence[Tensor]) -> Iterator[None]:
             hooks.update(before)
 
 
-def _largest(gradient: Tensor | None) -> float:
-    if gradient is None or not gradient.numel():
-        return 0.0
-    dense = gradient.to_dense() if gradient.layout != torch.strided else gradient
-    return float(dense.detach().abs().max())
-
-
 def _pulled_back(outputs: list[Tensor], inputs: list[Tensor]) -> list[Tensor | None]:
-    """Return gradients from numbers that stand for the script's gradients of its outputs."""
+    """Return gradients w.r.t. the inputs, from random gradients of the outputs."""
     generator = torch.Generator().manual_seed(0)
     total: Any = 0.0
     for output in outputs:
@@ -471,14 +471,16 @@ def _pulled_back(outputs: list[Tensor], inputs: list[Tensor]) -> list[Tensor | N
             total = total + (real * seeds).sum()
     try:
         return list(gradients_of(total, inputs, allow_unused=True))
-    except Exception as error:  # such as of a checkpoint that can't be asked for gradients
+    except (
+        Exception
+    ) as error:  # such as a reentrant checkpoint, which doesn't support autograd.grad
         first = str(error).partition("\n")[0]
         name = type(error).__name__
         raise DisagreementError(f"its gradients can't be compared: {name}: {first}") from error
 
 
 def _detached(args: Any, kwargs: Any, low: torch.dtype | None) -> tuple[Any, Any, list[Tensor]]:
-    """Return the arguments as leaves without low precision, and those that want a gradient."""
+    """Return the arguments as detached leaves in full precision, and those that need a gradient."""
     leaves: dict[int, Tensor] = {}
 
     def detach(tensor: Tensor) -> Tensor:
@@ -493,8 +495,8 @@ def _detached(args: Any, kwargs: Any, low: torch.dtype | None) -> tuple[Any, Any
     return args, kwargs, list(leaves.values())
 
 
-def _behind(outputs: Sequence[Tensor], begun: int) -> tuple[set[Any], str]:
-    """Return the nodes behind some tensors, and the first that was there before a call."""
+def _graph_nodes(outputs: Sequence[Tensor], begun: int) -> tuple[set[Any], str]:
+    """Return the autograd nodes that tensors depend on, and the first one older than the call."""
     pending = list({t.grad_fn for t in outputs if t.grad_fn is not None})
     seen: set[Any] = set()
     while pending:

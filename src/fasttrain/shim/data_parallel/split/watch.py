@@ -1,26 +1,28 @@
-"""What a call does that can't be seen in tensors: it prints, draws, or reads numbers in Python."""
+"""Detects side effects that don't show in tensors: printing, drawing, reading numbers in Python."""
 
 from __future__ import annotations
 
 import random
 import sys
-from contextlib import ExitStack
-from typing import Any, cast
+from contextlib import ExitStack, redirect_stderr, redirect_stdout
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from fasttrain.shim.hooks.hook_wrappers import put_method
+from fasttrain.shim.data_parallel.random_streams import alike
+from fasttrain.shim.hooks import patching
+from fasttrain.shim.hooks.seams import Hooking, Reading
 from fasttrain.shim.process.callsite import called_by_user
 
-READS = "it reads numbers of its tensors in Python, and may decide by them for all rows"
+READS = "it reads numbers of its tensors in Python, and may branch on them for all rows"
 
 
-class Watch:
-    """Notices what a call does that can't be seen in tensors.
+class SideEffectWatch:
+    """Context that notices side effects of a call which don't show in tensors.
 
     Attributes:
-        seen: What it was; empty for nothing.
+        seen: The last one in words; empty if there was none.
     """
 
     def __init__(self) -> None:
@@ -28,39 +30,34 @@ class Watch:
         self._undo = ExitStack()
 
     def __enter__(self) -> None:
-        original: Any = Tensor.register_hook
-        watch = self
+        patching.wrap(Tensor, "register_hook", self._hooking, self._undo, Hooking.TRIAL)
+        for name in ("tolist", "numpy"):
+            patching.wrap(Tensor, name, self._reading, self._undo, Reading.TRIAL)
+        _redirect(_Listening(sys.stdout, self), _Listening(sys.stderr, self), self._undo)
 
+    def _hooking(self, original: Any) -> Any:
         def register_hook(tensor: Tensor, hook: Any) -> Any:
             if called_by_user(through=()):
-                watch.seen = "it registers hooks on gradients"
+                self.seen = "it registers hooks on gradients"
             return original(tensor, hook)
 
-        self._undo.callback(setattr, Tensor, "register_hook", original)
-        Tensor.register_hook = register_hook  # type: ignore[method-assign]
-        for name in ("tolist", "numpy"):
-            self._listen(name)
-        for name in ("stdout", "stderr"):
-            self._undo.callback(setattr, sys, name, getattr(sys, name))
-            setattr(sys, name, _Listening(getattr(sys, name), self))
+        return register_hook
 
-    def _listen(self, name: str) -> None:
-        original: Any = getattr(Tensor, name)
-
+    def _reading(self, original: Any) -> Any:
         def method(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
             self.seen = READS
             return original(tensor, *args, **kwargs)
 
-        put_method(name, method, self._undo)
+        return method
 
     def __exit__(self, *_: object) -> None:
         self._undo.close()
 
 
 class _Listening:
-    """A stream that is written to."""
+    """Wraps a stream, and notes that it is written to."""
 
-    def __init__(self, stream: Any, watch: Watch) -> None:
+    def __init__(self, stream: Any, watch: SideEffectWatch) -> None:
         self._stream, self._watch = stream, watch
 
     def write(self, text: str) -> Any:
@@ -72,25 +69,30 @@ class _Listening:
 
 
 class Silence:
-    """Drops what is printed."""
+    """Context that drops what is printed."""
 
     def __enter__(self) -> None:
-        self._streams = sys.stdout, sys.stderr
-        sys.stdout = sys.stderr = cast("Any", self)
+        self._stream, self._undo = sys.stdout, ExitStack()
+        _redirect(self, self, self._undo)
 
     def __exit__(self, *_: object) -> None:
-        sys.stdout, sys.stderr = self._streams
+        self._undo.close()
 
     def write(self, text: str) -> int:
-        """Drop it."""
+        """Drop the text."""
         return len(text)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._streams[0], name)
+        return getattr(self._stream, name)
+
+
+def _redirect(out: Any, err: Any, undo: ExitStack) -> None:
+    undo.enter_context(redirect_stdout(out))
+    undo.enter_context(redirect_stderr(err))
 
 
 def other_random_states() -> list[tuple[Any, Any]]:
-    """Return the states of Python's and NumPy's generators, each with what sets it."""
+    """Return the states of Python's and NumPy's generators, each with its setter."""
     states: list[tuple[Any, Any]] = [(random.setstate, random.getstate())]
     numpy = sys.modules.get("numpy.random")
     if numpy is not None:
@@ -99,7 +101,7 @@ def other_random_states() -> list[tuple[Any, Any]]:
 
 
 def all_random_states() -> list[tuple[Any, Any]]:
-    """Return the states of all generators, torch's as well, each with what sets it."""
+    """Return the states of all generators, including torch's, each with its setter."""
     generators: list[Any] = [torch.default_generator]
     cuda: Any = torch.cuda
     if cuda.is_initialized():
@@ -109,13 +111,7 @@ def all_random_states() -> list[tuple[Any, Any]]:
 
 
 def same_states(one: list[tuple[Any, Any]], other: list[tuple[Any, Any]]) -> bool:
-    """Return whether nobody has drawn between two looks."""
+    """True if nothing was drawn between two captures."""
     if len(one) != len(other):
-        return True  # NumPy was imported on the way
-    return all(_equal(a, b) for (_, a), (_, b) in zip(one, other, strict=True))
-
-
-def _equal(one: Any, other: Any) -> bool:
-    if isinstance(one, tuple):
-        return all(map(_equal, one, other))
-    return bool((one == other).all()) if hasattr(one, "all") else bool(one == other)
+        return True  # NumPy was imported in between
+    return all(alike(a, b) for (_, a), (_, b) in zip(one, other, strict=True))

@@ -10,19 +10,16 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from fasttrain.shim.data_parallel.split.agreement import tensors_in
 from fasttrain.shim.data_parallel.split.rows import Gather, Rows
-from fasttrain.shim.hooks.casting import map_tensors
+from fasttrain.shim.hooks.casting import map_tensors, tensors_in
 
-# Which dimension of which argument may be the batch: guesses from sizes, for a trial to decide.
-
-
-Dimensions = tuple[int | None, ...]  # of each tensor of a call; None for one that isn't split
-MOST = 6  # guesses that are tried
+# The batch dimension of each tensor of a call; None for a tensor that isn't split.
+Dimensions = tuple[int | None, ...]
+MOST = 6  # guesses tried per call
 
 
 def candidates(inputs: Sequence[Tensor], world_size: int) -> list[Dimensions]:
-    """Return guesses, the likelier ones first.
+    """Return guesses from sizes at the batch dimensions, likelier ones first; a trial decides.
 
     Args:
         inputs: The tensors among the arguments of a call.
@@ -33,7 +30,7 @@ def candidates(inputs: Sequence[Tensor], world_size: int) -> list[Dimensions]:
 
 
 def row_count(inputs: Sequence[Tensor], dims: Dimensions) -> int:
-    """Return the rows of a call's batch; 0 where the sizes of the arguments don't agree."""
+    """Return the number of rows in a call's batch; 0 if the arguments' sizes differ."""
     sizes = {
         tensor.size(dim) if tensor.dim() > dim else 0
         for tensor, dim in zip(inputs, dims, strict=True)
@@ -60,7 +57,7 @@ def _guesses(inputs: Sequence[Tensor]) -> Iterator[Dimensions]:
 
 
 def _has_rows(tensor: Tensor) -> bool:
-    """Return whether a part of a tensor can be taken by its rows."""
+    """True if rows can be cut out of a tensor."""
     return bool(tensor.dim()) and tensor.layout is torch.strided and not tensor.is_nested
 
 
@@ -73,12 +70,12 @@ class Split:
     """A way to split a call.
 
     Attributes:
-        inputs: The dimension of the batch of each tensor among the arguments.
-        outputs: Of each tensor that the call gives.
-        kept: Attributes that the call leaves in its modules, each with the number of the module in
-            the order of `Module.modules`, and the dimensions of their tensors.
-        inner: Whether the call gives tensors with rows beside a number that it has made of them.
-        same: Of each tensor that the call gives, the number of the argument that it is, or None.
+        inputs: The batch dimension of each tensor among the arguments.
+        outputs: The batch dimension of each tensor among the outputs.
+        kept: Attributes that the call sets in its modules: the module's number in the order of
+            `Module.modules`, the name, and the batch dimensions of the tensors.
+        inner: True if the call returns tensors with rows along with a number computed from them.
+        same: For each output tensor, the number of the argument that it is, or None.
     """
 
     inputs: Dimensions
@@ -103,7 +100,7 @@ class Split:
         return map_tensors(args, take), map_tensors(kwargs, take)
 
     def fits(self, output: Any, rows: Rows) -> bool:
-        """Return whether a call gave what calls of its kind have given before."""
+        """True if a call's outputs have the form of earlier calls of its kind."""
         tensors = tensors_in(output)
         return len(tensors) == len(self.outputs) and all(
             dim is None or (tensor.dim() > dim and tensor.size(dim) % rows.own == 0)
@@ -111,7 +108,7 @@ class Split:
         )
 
     def with_rows(self, output: Any) -> list[Tensor]:
-        """Return the tensors with rows that a call gives beside what it has made of them."""
+        """Return the tensors with rows that a call returns along with results of them."""
         if not self.inner:
             return []
         own = self.same or (None,) * len(self.outputs)
@@ -121,45 +118,45 @@ class Split:
     def put_together(
         self, module: Module, output: Any, rows: Rows, gather: Gather, inputs: Sequence[Tensor]
     ) -> Any:
-        """Return what the whole call gives, from what each rank's call has given and left.
+        """Return the whole call's output from each rank's, and gather attributes of modules.
 
         Args:
-            module: That was called.
-            output: What its call with this rank's rows has given.
-            rows: Of the batch.
-            gather: Makes a tensor with all rows of one with the rank's.
-            inputs: The tensors among the arguments, as the script has them.
+            module: The module that was called.
+            output: The output for this rank's rows.
+            rows: The batch's rows.
+            gather: Returns a tensor with all rows from one with this rank's.
+            inputs: The tensors among the arguments, as the script has passed them.
         """
         parts = list(Module.modules(module)) if self.kept else []
         for number, name, dims in self.kept:
-            vars(parts[number])[name] = give(vars(parts[number])[name], dims, rows)
+            vars(parts[number])[name] = with_all_rows(vars(parts[number])[name], dims, rows)
         if any(at is not None for at in self.same):
             own = zip(tensors_in(output), self.same, strict=True)
             known = {id(tensor): inputs[at] for tensor, at in own if at is not None}
-            return give(output, self.outputs, rows, gather, known)
-        return give(output, self.outputs, rows, gather)
+            return with_all_rows(output, self.outputs, rows, gather, known)
+        return with_all_rows(output, self.outputs, rows, gather)
 
 
-def give(
+def with_all_rows(
     value: Any,
     dims: Dimensions,
     rows: Rows,
     gather: Gather | None = None,
     known: Mapping[int, Tensor] | None = None,
 ) -> Any:
-    """Return containers with the rows of all ranks in their tensors.
+    """Return a value with the rows of all ranks in its tensors.
 
     Args:
-        value: With the rank's rows.
-        dims: The dimension of the batch of each tensor in it.
-        rows: Of the batch.
-        gather: Makes a tensor with all rows of one with the rank's.
-        known: What is to take the place of tensors, by their ids.
+        value: Containers of tensors with this rank's rows.
+        dims: The batch dimension of each tensor in it.
+        rows: The batch's rows.
+        gather: Returns a tensor with all rows from one with this rank's.
+        known: Replacements of tensors, by the tensors' ids.
     """
     given = iter(dims)
     whole: dict[int, Tensor] = dict(known or {})
 
-    def give_one(tensor: Tensor) -> Tensor:
+    def gathered(tensor: Tensor) -> Tensor:
         dim = next(given)
         if dim is None and id(tensor) not in whole:
             return tensor
@@ -168,4 +165,4 @@ def give(
             whole[id(tensor)] = rows.give(tensor, dim, gather)
         return whole[id(tensor)]
 
-    return map_tensors(value, give_one)
+    return map_tensors(value, gathered)

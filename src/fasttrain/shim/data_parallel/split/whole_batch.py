@@ -1,8 +1,10 @@
-"""BatchNorm over the whole batch, where each rank has rows of it.
+"""Makes BatchNorm, losses and activation checkpoints right inside a split call.
 
-The modules stay what they are, where torch's ``SyncBatchNorm.convert_sync_batchnorm`` would put
-others in their place, which other checkpoints and ``isinstance`` don't know; and it works on a CPU,
-where torch's kernels don't.
+BatchNorm computes its statistics over the whole batch. Its modules keep their class, where torch's
+``SyncBatchNorm.convert_sync_batchnorm`` would replace them, which checkpoints and ``isinstance``
+would notice; and it works on a CPU, where SyncBatchNorm's kernels don't. Losses that a model
+computes itself are reduced over the rows of all ranks. An activation checkpoint is recomputed as
+part of the split or the whole call in which it ran first.
 
 Source: ``torch/nn/modules/batchnorm.py`` of torch 2.13, ``_BatchNorm.forward``.
 """
@@ -24,12 +26,12 @@ from torch.utils import checkpoint as torchs
 
 from fasttrain.shim.data_parallel.split.call import SplitCalls
 from fasttrain.shim.data_parallel.split.reduction import total
+from fasttrain.shim.hooks import patching
 
 
 def install(splits: SplitCalls, undo: ExitStack) -> None:
-    """Replace the forward of all BatchNorm modules, for what is inside of a split call."""
-    owner: Any = _BatchNorm
-    original = owner.forward
+    """Replace the forward of all BatchNorm modules, for use inside split calls."""
+    original = _BatchNorm.forward
 
     @functools.wraps(original)
     def forward(module: _BatchNorm, batch: Tensor) -> Any:
@@ -37,13 +39,12 @@ def install(splits: SplitCalls, undo: ExitStack) -> None:
             return original(module, batch)
         return _forward(module, batch)
 
-    undo.callback(setattr, owner, "forward", original)
-    owner.forward = forward
+    patching.put(_BatchNorm, "forward", forward, undo)
 
 
 def _forward(module: Any, batch: Tensor) -> Tensor:
     module._check_input_dim(batch)
-    # (batch, channels, ...): each channel has its statistics over all other dimensions.
+    # (batch, channels, ...): each channel has statistics over all other dimensions.
     shape = _per_channel(batch)
     values = batch.float() if batch.dtype in (torch.float16, torch.bfloat16) else batch
     own = values.numel() // values.size(1)
@@ -66,13 +67,13 @@ def _forward(module: Any, batch: Tensor) -> Tensor:
 
 
 def _per_channel(batch: Tensor) -> list[int]:
-    """Return the shape of a number for each channel, to be combined with a batch."""
+    """Return the shape in which one number per channel broadcasts with a batch."""
     return [1, -1, *[1] * (batch.dim() - 2)]
 
 
 def _moments(values: Tensor) -> Sequence[Tensor]:
     """Return the mean and the variance of each channel."""
-    if torch.compiler.is_compiling():  # a compiler makes few passes of it by itself
+    if torch.compiler.is_compiling():  # a compiler fuses it by itself
         others = [dim for dim in range(values.dim()) if dim != 1]
         variance, mean = torch.var_mean(values, others, correction=0)
         return mean, variance
@@ -82,7 +83,7 @@ def _moments(values: Tensor) -> Sequence[Tensor]:
 
 
 class _Moments(torch.autograd.Function):
-    """As torch.var_mean over these dimensions, which takes several times as long on a CPU."""
+    """Same as torch.var_mean over these dimensions, but several times as fast on a CPU."""
 
     @staticmethod
     def forward(ctx: FunctionCtx, values: Tensor) -> tuple[Tensor, Tensor]:
@@ -105,12 +106,12 @@ class _Moments(torch.autograd.Function):
 
 
 def _exact(like: Tensor) -> torch.dtype:
-    """Return the precision for a mean of squares less a squared mean; some devices have no fp64."""
+    """Return the dtype for E[x²] - E[x]², which cancels; some devices have no fp64."""
     return torch.float64 if like.device.type in ("cpu", "cuda") else torch.float32
 
 
 def _update(module: _BatchNorm, mean: Tensor, variance: Tensor, count: Tensor) -> None:
-    """Bring the running statistics up to date, as one process would with the whole batch."""
+    """Update the running statistics, as one process would with the whole batch."""
     if not module.track_running_stats or module.running_mean is None:
         return
     assert module.running_var is not None
@@ -120,40 +121,37 @@ def _update(module: _BatchNorm, mean: Tensor, variance: Tensor, count: Tensor) -
     weight = 1.0 / float(module.num_batches_tracked) if momentum is None else momentum
     unbiased = variance * (count / (count - 1).clamp(min=1))
     for running, new in ((module.running_mean, mean), (module.running_var, unbiased)):
-        # As torch's kernels do, which autograd doesn't notice: graphs of other calls may hold it.
+        # Like torch's kernels, without a new version: autograd graphs of other calls may hold it.
         kept = running if torch.compiler.is_compiling() else running.data
         kept.lerp_(new.to(running.dtype), weight)
 
 
-# Losses of torch's that a model computes itself, over the rows of all ranks.
-#
-# Inside of a split call a mean or a sum over the rank's rows would be the rank's own. These
-# functions reduce over all that they are given, so that their value over the whole batch follows
-# from what each rank's rows give: the sum, and for a mean what it is divided by.
-#
-# Source: ``torch/nn/functional.py`` and ``aten/src/ATen/native/LossNLL.cpp`` of torch 2.13.
-
-
 _broadcast: Any = torch.broadcast_shapes  # without annotations
-Count = Callable[..., Any]  # what a mean is divided by: a number, or a tensor of one
+Count = Callable[..., Any]  # returns a mean's divisor: a number, or a tensor with one
 
 
 def install_losses(splits: SplitCalls, undo: ExitStack) -> None:
-    """Replace the functions, for what is inside of a split call."""
+    """Replace torch's functions for losses, for use inside split calls.
+
+    There a mean or a sum over the rank's rows would be the rank's own. These functions reduce over
+    all elements, so that the value over the whole batch is the sum of all ranks' sums, divided for
+    a mean by the sum of their divisors.
+
+    Source: ``torch/nn/functional.py`` and ``aten/src/ATen/native/LossNLL.cpp`` of torch 2.13.
+    """
     for name, count in _MEANS.items():
-        original = getattr(functional, name)
-        undo.callback(setattr, functional, name, original)
-        setattr(functional, name, _over_all_ranks(original, count, splits))
+        make = functools.partial(_over_all_ranks, count, splits)
+        patching.wrap(functional, name, make, undo)
 
 
 def _over_all_ranks(
-    original: Callable[..., Tensor], count: Count, splits: SplitCalls
+    count: Count, splits: SplitCalls, original: Callable[..., Tensor]
 ) -> Callable[..., Any]:
     @functools.wraps(original)
     def loss(*args: Any, **kwargs: Any) -> Any:
         reduction = kwargs.get("reduction", "mean")
-        # Given by position, or in the way of torch 0.4: the script is right about it, told apart by
-        # a trial.
+        # A reduction given by position, or in the way of torch 0.4, isn't handled: a trial finds
+        # the difference, and the call isn't split.
         named = len(args) <= 2 and not kwargs.keys() & {"size_average", "reduce"}
         if not (splits.active and named and reduction in ("mean", "sum", "batchmean")):
             return original(*args, **kwargs)
@@ -183,8 +181,8 @@ def _of_classes(
     ignore_index: int = -100,
     **_: Any,
 ) -> Any:
-    """Return the number of targets that count, each by the weight of its class."""
-    if target.is_floating_point():  # probabilities of classes
+    """Return the number of targets that aren't ignored, each weighted by its class."""
+    if target.is_floating_point():  # class probabilities
         return scores.numel() / scores.size(1 if scores.dim() > 1 else 0)
     counts = target != ignore_index
     if weight is None:
@@ -205,15 +203,13 @@ _MEANS: dict[str, Count] = {
 }
 
 
-# Activation checkpoints: what is repeated is repeated as it ran.
-#
-# A checkpoint repeats its function within the backward pass, when no call is running any more.
-# Inside of a split call that is a part of one; a model that is called inside of a checkpoint is
-# called whole, because the repeated call could be split in another way than the first one.
-
-
 def install_checkpoints(splits: SplitCalls, undo: ExitStack) -> None:
-    """Replace ``torch.utils.checkpoint.checkpoint``."""
+    """Replace ``torch.utils.checkpoint.checkpoint``, which recomputes in the backward pass.
+
+    By then the call is over. A checkpoint inside a split call is recomputed as a part of a split
+    call. A model that is called inside a checkpoint is never split, because the recomputation could
+    be split in another way than the first call.
+    """
     original = torchs.checkpoint
 
     @functools.wraps(original)
@@ -224,8 +220,7 @@ def install_checkpoints(splits: SplitCalls, undo: ExitStack) -> None:
         function = functools.partial(_repeatable, splits, name, function)
         return original(function, *args, **kwargs)
 
-    undo.callback(setattr, torchs, "checkpoint", original)
-    torchs.checkpoint = checkpoint
+    patching.put(torchs, "checkpoint", checkpoint, undo)
 
 
 def _repeatable(splits: SplitCalls, name: str, function: Any, *args: Any, **kwargs: Any) -> Any:

@@ -1,9 +1,9 @@
-"""Lets binary_cross_entropy run on what a low-precision root gives.
+"""Lets binary_cross_entropy run on the output of a root in low precision.
 
-It is the one operator that raises inside autocast; it runs in fp32 there instead. And it takes the
-logarithm of p and of 1 - p: bf16 has no number between 0.996 and 1, so that a wrong answer given
-with confidence has the probability 1 there, a loss of 100 and no gradient. Such probabilities, and
-they alone, are computed from their logits in fp32; all others are those of an autocast by hand.
+It is the one operator that raises under autocast; here it runs in fp32 instead. It also takes the
+logarithm of p and of 1 - p, and bf16 has no number between 0.996 and 1. A wrong prediction with
+high confidence would have the probability 1, a loss of 100 and no gradient. Only such probabilities
+are computed again, in fp32 from their logits; all others are the same as with autocast by hand.
 
 Source: ``torch/csrc/autocast_mode.h`` of torch 2.13: "banned" is binary_cross_entropy alone.
 """
@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.amp import autocast
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from fasttrain.shim.hooks import patching
 from fasttrain.shim.hooks.casting import to_float32
 from fasttrain.shim.hooks.lifted import lift
 from fasttrain.shim.levers.amp.operators import replace_builtin
@@ -50,15 +51,14 @@ class BinaryCrossEntropy:
         # A script may pickle it, as the activation that its model was built with.
         sigmoid.__module__, sigmoid.__qualname__ = "torch", "sigmoid"
         replace_builtin(torch, sigmoid, "sigmoid", undo)
-        setattr(Tensor, "sigmoid", self._watched(Tensor.sigmoid))  # noqa: B010
-        undo.callback(delattr, Tensor, "sigmoid")  # torch's own is inherited
+        patching.wrap(Tensor, "sigmoid", self._watched, undo)
         # The innermost name, not torch.nn.functional's: that one is a Python function, which
         # scripts pass around and torch.jit.script reads the source of.
         loss = self._loss(torch._C._nn.binary_cross_entropy)
         replace_builtin(torch._C._nn, loss, "binary_cross_entropy", undo)
 
     def to_float32(self, output: Tensor) -> Tensor:
-        """Return a tensor that leaves a root in fp32, with its logits remembered."""
+        """Return an output of a root in fp32, and remember its logits."""
         result = lift(output)
         logits = self._logits_inside(output)
         if logits is not None:
@@ -66,7 +66,7 @@ class BinaryCrossEntropy:
         return result
 
     def forget(self) -> None:
-        """Let go of the newest sigmoid when the root's call ends."""
+        """Drop the last sigmoid at the end of the root's call."""
         self._newest.output = self._newest.logits = None
 
     def _watched(self, original: Any) -> Any:
@@ -99,7 +99,7 @@ class BinaryCrossEntropy:
         return binary_cross_entropy
 
     def _precise(self, probabilities: Tensor, target: Tensor) -> Tensor:
-        """Return the probabilities with those computed anew whose logarithm would be infinite."""
+        """Return probabilities; those of infinite loss are computed from their logits in fp32."""
         if torch.compiler.is_compiling() or target.shape != probabilities.shape:
             return probabilities
         logits = self._logits_inside(probabilities)
@@ -125,7 +125,7 @@ class BinaryCrossEntropy:
 
 
 def _like(view: Tensor, base: Tensor, logits: Tensor) -> Tensor | None:
-    """Return the logits of ``base`` in the shape of a view of all its elements in their order."""
+    """Return the logits of ``base`` in the shape of ``view``; None if that isn't a view of all."""
     if view is base:
         return logits
     same = view._base is base and view.numel() == base.numel()

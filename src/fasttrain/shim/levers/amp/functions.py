@@ -1,11 +1,11 @@
 """Runs the script's own `torch.autograd.Function` forward and backward in one precision.
 
-Autocast doesn't cover backward passes: a matrix product in the backward of a custom Function meets
-low-precision tensors that its forward has kept and fp32 ones. Such a Function runs in fp32, as
-`torch.amp.custom_fwd` would have it. One that is handed modules or functions may be a checkpoint
-that repeats its forward in backward: it stays in low precision, and so does its backward.
+Autocast doesn't cover backward passes: a matrix product in the backward of a custom Function would
+get fp32 tensors together with low-precision ones that its forward has saved. Such a Function runs
+in fp32, as with `torch.amp.custom_fwd`. One that gets modules or functions as arguments may be a
+checkpoint, which repeats its forward in backward: both stay in low precision.
 
-Torch's own Functions and those of installed packages, which may need low precision, are left alone.
+Torch's own Functions and those of installed packages, which may need low precision, are unchanged.
 """
 
 from __future__ import annotations
@@ -23,31 +23,33 @@ import torch
 from torch import Tensor
 from torch.amp import autocast
 
+from fasttrain.shim.hooks import patching
 from fasttrain.shim.hooks.casting import to_float32
 from fasttrain.shim.hooks.dynamo_skip import pass_over
 
-_RAN_ON = "_fasttrain_autocast_device"  # an attribute of a Function's context
+_RAN_ON = "_fasttrain_autocast_device"  # set on a Function's context
 
 
 class Region(threading.local):
-    """The device type of the region that a thread is in; empty outside of any."""
+    """The device type of the root's call that a thread is in; empty outside of any."""
 
     device = ""
 
 
 class CustomFunctions:
-    """Replaces what applies a Function, and what runs its backward.
+    """Wraps ``Function.apply``, and the call of a Function's backward.
 
     Args:
         dtype: The low precision.
-        lowered: Enters autocast on a type of device as a root's call does.
+        lowered: Returns a context of the autocast of roots, for a device type.
     """
 
     def __init__(
         self, dtype: torch.dtype, lowered: Callable[[str], AbstractContextManager[Any]]
     ) -> None:
         self.region = Region()
-        self.lowered_on = ""  # of the last region; backward may repeat it in another thread
+        # Device type of the last region: a backward pass may repeat a forward in another thread.
+        self.lowered_on = ""
         self._dtype = dtype
         self._lowered = lowered
         self._scripts: weakref.WeakKeyDictionary[type, bool] = weakref.WeakKeyDictionary()
@@ -57,16 +59,15 @@ class CustomFunctions:
         for helper in (CustomFunctions._is_scripts, _holds_code, _marked):
             pass_over(helper)
         function: Any = torch.autograd.Function
-        original = vars(function)["apply"]
-        undo.callback(setattr, function, "apply", original)
-        function.apply = classmethod(self._applied(original.__func__))
+        patching.wrap(function, "apply", self._applied, undo)
         backward: Any = torch.autograd.function.BackwardCFunction
         for name in ("apply", "apply_boxed"):
             if hasattr(backward, name):
-                undo.callback(setattr, backward, name, getattr(backward, name))
-                setattr(backward, name, self._repeated(getattr(backward, name)))
+                patching.wrap(backward, name, self._repeated, undo)
 
-    def _applied(self, original: Any) -> Any:
+    def _applied(self, method: Any) -> Any:
+        original = method.__func__  # of a classmethod
+
         @functools.wraps(original)
         def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
             device = self.region.device
@@ -81,11 +82,11 @@ class CustomFunctions:
                 output = original(cls, *lifted, **kwargs)
             for given, used in zip(args, lifted, strict=True):
                 if used is not given and isinstance(used, Tensor) and used._version:
-                    given.copy_(used)  # it was changed in place
+                    given.copy_(used)  # the Function changed it in place
             return output
 
         pass_over(apply)
-        return apply
+        return classmethod(apply)
 
     def _repeated(self, original: Any) -> Any:
         @functools.wraps(original)
@@ -100,6 +101,7 @@ class CustomFunctions:
         return apply
 
     def _is_scripts(self, cls: type) -> bool:
+        """True if a Function is the user's own: neither torch's nor of an installed package."""
         known = self._scripts.get(cls)
         if known is None:
             module = sys.modules.get(cls.__module__)

@@ -1,4 +1,4 @@
-"""Gives the script fp32 where it gets at low-precision tensors past the output of a root."""
+"""Casts to fp32 the low-precision tensors that a root's modules keep, which the script may read."""
 
 from __future__ import annotations
 
@@ -13,16 +13,18 @@ from torch import Tensor
 from torch.nn import Module
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from fasttrain.shim.hooks import patching
 from fasttrain.shim.hooks.casting import map_tensors
 from fasttrain.shim.hooks.dynamo_skip import pass_over
 from fasttrain.shim.hooks.lifted import lift
+from fasttrain.shim.hooks.seams import Reading
 from fasttrain.shim.levers.amp.repeat import CONTAINERS, Backup
 
 TORCHS = frozenset(vars(Module()))
 
 
 class _Attributes:
-    """Those attributes of a module that are tensors, or may become some; 0.1 us for each."""
+    """The attributes of a module that are tensors, or None and may become one; 0.1 us for each."""
 
     def __init__(self, part: Module) -> None:
         self._part = weakref.ref(part)
@@ -44,7 +46,7 @@ class _Attributes:
 
 
 class KeptTensors:
-    """The attributes and buffers in which the modules of one root keep what they computed.
+    """The attributes and buffers in which the modules of one root keep tensors from a call.
 
     Args:
         backup: The root's state before a call.
@@ -59,7 +61,7 @@ class KeptTensors:
         self._scripts: Any = WeakTensorKeyDictionary()  # low-precision tensors of the script's own
 
     def note(self) -> None:
-        """Note which tensors are low before the call already: they stay as they are."""
+        """Note the tensors that are in low precision before the call: they stay as they are."""
         for _, before in self._backup.attributes:
             for name, value in before.items():
                 if name not in TORCHS:
@@ -68,11 +70,11 @@ class KeptTensors:
     def lift(self) -> None:
         """Cast to fp32 what the call has put there.
 
-        Places inside of containers are found while calls are watched, attributes at any time.
+        Containers are searched for new tensors after the first calls, attributes after all.
         """
         for slot, name in self._backup.changed_buffers():
             buffer = slot.get(name)
-            if buffer is not None:  # nor deleted
+            if buffer is not None:  # it was not deleted
                 slot[name] = self._change(buffer)
         for part, before in self._backup.attributes:
             for name, value in list(vars(part).items()):  # other threads
@@ -98,7 +100,7 @@ class KeptTensors:
         lifted = self._map(value, self._change)
         if lifted is value or type(value) not in CONTAINERS:
             return lifted
-        # Others may hold it too.
+        # In place: others may hold the container too.
         if type(value) is dict:
             value.update(lifted)
         else:
@@ -123,14 +125,15 @@ class KeptTensors:
 
 
 def allow_numpy(live: Callable[[], bool], undo: ExitStack) -> None:
-    """Have ``Tensor.numpy`` give a bf16 tensor in fp32; NumPy has no bf16, and torch raises."""
-    original: Any = Tensor.numpy
+    """Have ``Tensor.numpy`` return bf16 tensors in fp32: NumPy has no bf16, and torch raises."""
 
-    def numpy(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-        if tensor.dtype is torch.bfloat16 and live():
-            return original(tensor.float(), *args, **kwargs)
-        return original(tensor, *args, **kwargs)
+    def make(original: Any) -> Any:
+        def numpy(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+            if tensor.dtype is torch.bfloat16 and live():
+                return original(tensor.float(), *args, **kwargs)
+            return original(tensor, *args, **kwargs)
 
-    pass_over(numpy)
-    setattr(Tensor, "numpy", numpy)  # noqa: B010
-    undo.callback(delattr, Tensor, "numpy")  # torch's own is inherited
+        pass_over(numpy)
+        return numpy
+
+    patching.wrap(Tensor, "numpy", make, undo, Reading.AMP)

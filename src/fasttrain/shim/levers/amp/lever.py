@@ -1,7 +1,7 @@
-"""Mixed precision: autocast around each call of a root, floating outputs back in fp32.
+"""Mixed precision: each call of a root runs under autocast, and its outputs return in fp32.
 
-Autocast is never entered for the whole process: its cache of cast weights empties only when the
-outermost autocast is left, so that training would go on with the first step's weights.
+Autocast is never entered for the whole process. Its cache of cast weights is emptied only at the
+exit of the outermost autocast, so that all steps would use the weights of the first one.
 """
 
 from __future__ import annotations
@@ -20,37 +20,44 @@ from torch.amp import GradScaler, autocast
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from fasttrain.model.decision import Decision
+from fasttrain.model.levers import Amp
 from fasttrain.model.outcome import State
-from fasttrain.model.plan import Amp
-from fasttrain.shim.hooks import lifted
+from fasttrain.model.vendors import VENDORS
+from fasttrain.shim.hooks import lifted, patching
 from fasttrain.shim.hooks.casting import to_float32
-from fasttrain.shim.hooks.outcome_recorder import Ledger
+from fasttrain.shim.hooks.outcome_recorder import Ledger, Lever
 from fasttrain.shim.hooks.roots import Call, Root, RootCalls
+from fasttrain.shim.hooks.seams import Training, then
+from fasttrain.shim.hooks.shared import Shared
 from fasttrain.shim.levers.amp.bce import BinaryCrossEntropy
 from fasttrain.shim.levers.amp.functions import CustomFunctions
 from fasttrain.shim.levers.amp.kept import KeptTensors, allow_numpy
 from fasttrain.shim.levers.amp.operators import run_in_float32
 from fasttrain.shim.levers.amp.reached import Reach
-from fasttrain.shim.levers.amp.repeat import Backup, may_explain, names_types, told
-from fasttrain.shim.levers.amp.rules import Course, Rules
+from fasttrain.shim.levers.amp.repeat import Backup, may_explain, names_types, one_line
+from fasttrain.shim.levers.amp.rules import CallHistory, Rules
 from fasttrain.shim.levers.amp.script_hooks import Hooks
 from fasttrain.shim.process import refusal
 from fasttrain.shim.process.callsite import call_site, called_by_user, location, own_prefixes
 
 JUDGING = (
-    "the model runs in fp32 until an optimizer step has shown how it is called, and there was no"
-    " call after one"
+    "the model runs in fp32 until the first optimizer step, which shows how it is called, and was"
+    " not called after one"
 )
-BY_HAND = "its forward() is called directly, which lowers its layers and not what is between them"
+BY_HAND = (
+    "its forward() is called directly: its layers run in low precision, what is between them"
+    " doesn't"
+)
+KEEPS_ELSEWHERE = "its forward keeps tensors outside of its modules"
 
 
 class Side:
-    """What the lever knows of one root.
+    """The lever's state of one root.
 
     Attributes:
-        backup: Its state before its last call in low precision.
-        kept: What its modules keep of a call.
-        course: How it has been called, where a rule looks at that.
+        backup: The root's state before its last call in low precision.
+        kept: The tensors that its modules keep from a call.
+        history: How it was called so far, for the rules.
         left: Why it runs in the script's own precision from now on; empty while it doesn't.
     """
 
@@ -60,7 +67,7 @@ class Side:
         self.backup = Backup(module)
         self.kept = KeptTensors(self.backup, dtype)
         self.left = ""
-        self.course = Course(low=True)
+        self.history = CallHistory(low=True)
 
 
 class AmpLever:
@@ -69,7 +76,7 @@ class AmpLever:
     def __init__(self, decision: Decision[Amp], ledger: Ledger, roots: RootCalls) -> None:
         self.ledger = ledger
         self._dtype: torch.dtype = getattr(torch, decision.value.precision)
-        self._planned_device = "cuda" if decision.value.device == "rocm" else decision.value.device
+        self._planned_device = VENDORS[decision.value.device].torch_type
         self._explicit = decision.source.explicit
         self._roots = roots
         self._bce = BinaryCrossEntropy(self._dtype)
@@ -81,9 +88,10 @@ class AmpLever:
         self._exit: Callable[..., Any] = autocast.__exit__
 
     def install(self, undo: ExitStack) -> None:
-        """Take the roots' region, watch for the script's own precision, mend what refuses it."""
-        self._watch_autocast(undo)
-        self._watch_scaler(undo)
+        """Set the roots' region, watch for the script's own autocast, mend what fails under it."""
+        patching.wrap(autocast, "__enter__", self._watched_autocast, undo)
+        made = then(self._on_scaler, even_traced=True)
+        patching.wrap(GradScaler, "__init__", made, undo, Training.AMP)
         self._bce.install(undo)
         self._functions.install(undo)
         run_in_float32(self._dtype, self._functions.region, undo)
@@ -104,8 +112,8 @@ class AmpLever:
     def _region(self, root: Root, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         device = self._device_of(root)
         if device is not None and self._rules is not None:
-            call = self._rules.count(root, root.precision.course, device, call)
-            if root.precision.left or not root.precision.course.low:
+            call = self._rules.count(root, root.precision.history, device, call)
+            if root.precision.left or not root.precision.history.low:
                 device = None
                 self.ledger.excuse(State.SKIPPED, JUDGING)
         if device is None:
@@ -118,9 +126,7 @@ class AmpLever:
         try:
             output = self._lowered_or_repeated(root, device, call, args, kwargs)
             if searched and (where := self._reach.lift(args, kwargs, root.ref())):
-                self._leave_for_good(
-                    root, f"its forward keeps tensors outside of its modules, in {where}"
-                )
+                self._leave_for_good(root, f"{KEEPS_ELSEWHERE}, in {where}")
         finally:
             root.precision.backup.release()
         return output
@@ -134,9 +140,9 @@ class AmpLever:
         except Exception as error:
             if not (may_explain(error, self._dtype) and side.backup.holds_all()):
                 raise
-            failure = told(error)
-        # Outside of the handler: an error of the repeat is what the script alone would raise, and
-        # what the failed call has computed is freed by now.
+            failure = one_line(error)
+        # Not in the except block: an error of the repeat is the script's own and must not be
+        # chained to this one, and the tensors of the failed call are freed by now.
         side.backup.put_back()
         output = call(*args, **kwargs)
         self._leave_for_good(root, f"failed in {_name(self._dtype)} and not in fp32: {failure}")
@@ -160,13 +166,14 @@ class AmpLever:
         root.precision.kept.lift()
         cached: dict[Any, Any] = torch.nn.utils.parametrize._cache
         for key in [k for k, t in cached.items() if getattr(t, "dtype", None) is self._dtype]:
-            del cached[key]  # the script may read the parameter next
+            del cached[key]  # else the script would read a parametrized weight in low precision
         if self.ledger.live:
             self._roots.lowered = True
             self.ledger.apply(root.name, root.where)
             self.ledger.counts["forwards"] += 1
         else:
-            self.ledger.note(f"the call of {root.name} that showed it had begun in {self._dtype}")
+            # The script's own autocast was found during this call.
+            self.ledger.note(f"this call of {root.name} had begun in {self._dtype}")
         output = to_float32(output, self._dtype, self._bce.to_float32)
         self._bce.forget()
         return output
@@ -181,7 +188,7 @@ class AmpLever:
             self._exit(context, None, None, None)
 
     def _device_of(self, root: Root) -> str | None:
-        """Return the device type to autocast on, or None where this call is to be left alone."""
+        """Return the device type to autocast on; None if this call stays in its own precision."""
         if root.precision is None:
             self._meet(root)
         if root.precision.left:
@@ -195,9 +202,9 @@ class AmpLever:
             return None
         device = parameter.device.type
         if device != self._planned_device and not self._follows_to(device):
-            self._leave(root, f"it is on {device}, and {self._planned_device} was decided for")
+            self._leave(root, f"it is on {device}, but amp was decided for {self._planned_device}")
             return None
-        # The script's own, or activation checkpointing that repeats a forward.
+        # Under autocast already: the script's own, or a checkpoint that repeats a forward.
         return None if torch.is_autocast_enabled(device) else device
 
     def _meet(self, root: Root) -> None:
@@ -206,22 +213,22 @@ class AmpLever:
         if root.outer:
             self.ledger.pass_over(root.outer, BY_HAND, missed=True)
         if self._rules is not None:
-            side.course = self._rules.course(root, root.device.partition(":")[0])
+            side.history = self._rules.history(root, root.device.partition(":")[0])
 
     def state(self) -> dict[str, Any]:
-        """Return why roots were left and how they have been called, in the order of their calls."""
+        """Return why roots were left, and how they were called, in the order of their calls."""
         sides = [ref() for ref in self._sides]
-        return {"roots": [(s.left, asdict(s.course)) if s is not None else None for s in sides]}
+        return {"roots": [(s.left, asdict(s.history)) if s is not None else None for s in sides]}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from what `state` returned."""
+        """Continue from what `state` returned."""
         for ref, saved in zip(self._sides, state["roots"], strict=False):
             side = ref()
             if side is not None and saved is not None:
-                side.left, side.course = saved[0], Course(**saved[1])
+                side.left, side.history = saved[0], CallHistory(**saved[1])
 
     def _follows_to(self, device: str) -> bool:
-        """True if precision that was asked for goes to a device that it wasn't decided for."""
+        """True if a precision that the user asked for is used on another device than planned."""
         return self._explicit and torch.amp.is_autocast_available(device)
 
     def _leave_for_good(self, root: Root, why: str) -> None:
@@ -236,9 +243,7 @@ class AmpLever:
         self._functions.lowered_on = ""
         self._roots.leave_plain()
 
-    def _watch_autocast(self, undo: ExitStack) -> None:
-        original: Any = autocast.__enter__
-
+    def _watched_autocast(self, original: Any) -> Any:
         @functools.wraps(original)
         def __enter__(context: autocast) -> Any:  # noqa: N807
             # torch enters it too, such as a checkpoint that repeats a forward.
@@ -250,33 +255,21 @@ class AmpLever:
                     self._cede("autocast", where)
             return original(context)
 
-        _replace(autocast, "__enter__", __enter__, undo)
+        return __enter__
 
-    def _watch_scaler(self, undo: ExitStack) -> None:
-        original = GradScaler.__init__
-
-        @functools.wraps(original)
-        def __init__(scaler: GradScaler, *args: Any, **kwargs: Any) -> None:  # noqa: N807
-            original(scaler, *args, **kwargs)
-            if scaler.is_enabled() and self.ledger.live:
-                self._cede(type(scaler).__name__)
-
-        _replace(GradScaler, "__init__", __init__, undo)
+    def _on_scaler(self, scaler: GradScaler) -> None:
+        if scaler.is_enabled() and self.ledger.live:
+            self._cede(type(scaler).__name__)
 
 
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _replace(owner: Any, name: str, value: Any, undo: ExitStack) -> None:
-    undo.callback(setattr, owner, name, getattr(owner, name))
-    setattr(owner, name, value)
-
-
 def _traced_at() -> str:
-    """Return where in the script dynamo meets autocast while it traces; empty if it does not.
+    """Return where in the script dynamo is tracing an autocast; empty if it isn't.
 
-    Dynamo enters autocast when it traces it, and never again when the graph runs.
+    Dynamo enters autocast while it traces. When the graph runs, nobody enters it again.
     """
     frame: FrameType | None = sys._getframe(2)
     while frame is not None and frame.f_code.co_filename.endswith("amp/autocast_mode.py"):
@@ -286,3 +279,10 @@ def _traced_at() -> str:
     stack = torch._guards.TracingContext.extract_stack()
     own = [f for f in stack if not f.filename.startswith(own_prefixes())]
     return location(own[-1].filename, own[-1].lineno or 0) if own else ""
+
+
+def build(shared: Shared, decision: Decision[Amp], ledger: Ledger) -> list[Lever]:
+    """Build the lever."""
+    lever = AmpLever(decision, ledger, shared.roots)
+    shared.lever_state.states["amp"] = lever
+    return [lever]

@@ -1,11 +1,11 @@
-"""Operators that run in fp32 inside a root because torch's own rules break them in backward.
+"""Operators that run in fp32 inside a root because they fail under autocast in backward.
 
-Autocast has no rule for them: they take low-precision tensors, or mixed ones, forward, and their
-backward has no kernel for those. A failure there can't be repeated.
+Autocast has no rule for them: their forward takes low-precision or mixed tensors, for which their
+backward has no kernel. A call that failed in its backward pass can't be repeated in fp32.
 
 Source: every differentiable operator of torch 2.13's own list of samples (``op_db``) was run on a
-CPU under autocast with low-precision inputs, first, rest and all, and differentiated; those for
-sparse matrices, which it lacks, by hand.
+CPU under autocast and differentiated, with its first input, the others and all of them in low
+precision; those for sparse matrices, which the list lacks, by hand.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ import torch
 from torch.amp import autocast
 from torch.nn import functional
 
+from fasttrain.shim.hooks import patching
 from fasttrain.shim.hooks.casting import to_float32
 from fasttrain.shim.hooks.dynamo_skip import pass_over
 from fasttrain.shim.levers.amp.functions import Region
 
-# Where scripts find them, and what torch.jit.script calls them.
+# Module, name, and the name that torch.jit.script has for the operator.
 OPERATORS: tuple[tuple[Any, str, str], ...] = (
     (torch.sparse, "mm", "_sparse_mm"),
     (torch.sparse, "addmm", "_sparse_addmm"),
@@ -37,7 +38,7 @@ OPERATORS: tuple[tuple[Any, str, str], ...] = (
 def run_in_float32(dtype: torch.dtype, region: Region, undo: ExitStack) -> None:
     """Replace the operators for calls inside a root that runs in ``dtype``."""
     for owner, name, aten in OPERATORS:
-        original = getattr(owner, name, None)  # not every torch has them all
+        original = getattr(owner, name, None)  # some torch versions lack some of them
         if original is not None:
             replacement = _in_float32(original, dtype, region)
             # A script may pickle it, as a part that its model was built with.
@@ -60,9 +61,8 @@ def _in_float32(original: Any, dtype: torch.dtype, region: Region) -> Any:
 def replace_builtin(
     owner: Any, replacement: Any, name: str, undo: ExitStack, aten: str = ""
 ) -> None:
-    """Put a function in the place of an operator; torch.jit.script is told which one it is."""
-    undo.callback(setattr, owner, name, getattr(owner, name))
-    setattr(owner, name, replacement)
+    """Replace an operator by a function that torch.jit.script takes for the operator."""
+    patching.put(owner, name, replacement, undo)
     builtins: Any = torch.jit._builtins
     table = builtins._get_builtin_table()
     table[id(replacement)] = f"aten::{aten or name}"

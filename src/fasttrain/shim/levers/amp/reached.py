@@ -1,13 +1,13 @@
-"""Finds low-precision tensors that a root's call has left anywhere in reach of the script.
+"""Finds low-precision tensors that a root's call has left where the script can read them.
 
-A forward may keep what it computes in a closure, on a class, in an object inside of an object: no
-list of places is complete. So the first calls are followed by a search through all that the forward
-can reach: its modules and arguments, their classes, closures and globals, and what hangs on them.
-What the call has left there is cast, and the root runs in the script's own precision from then on,
-because a search after each call would cost too much.
+A forward may keep what it computes in a closure, on a class, or in an object inside an object: no
+list of places is complete. So after each of the first calls all that the forward can reach is
+searched: its modules and arguments, their classes, closures and globals, and what these hold.
+Tensors that the call has left there are cast to fp32, and the root runs in the script's own
+precision from then on, because a search after each call would cost too much.
 
-What only the graph of gradients holds, such as what a checkpoint keeps, is out of reach, and stays
-low.
+Tensors that only the autograd graph holds, such as a checkpoint's, can't be found, and stay in low
+precision.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ class Reach:
     def __init__(self, dtype: torch.dtype) -> None:
         self._dtype = dtype
         self._left = MOST_IN_ALL
-        self._scripts: Any = WeakTensorKeyDictionary()  # that were there before
+        self._scripts: Any = WeakTensorKeyDictionary()  # tensors that were there before the call
 
     def note(self, *starts: Any) -> None:
-        """Note which low-precision tensors are there before a call."""
+        """Note the low-precision tensors that are there before a call: they stay as they are."""
         for tensor, _ in self._search(starts):
             self._scripts[tensor] = True
 
     def lift(self, *starts: Any) -> str:
-        """Cast those that a call has left; return where the last one was, or nothing."""
+        """Cast the tensors that the call has left; return what holds the last one, or empty."""
         where = ""
         for tensor, put in self._search(starts):
             if tensor not in self._scripts:
@@ -60,7 +60,7 @@ class Reach:
         found: list[tuple[Tensor, Put | None]] = []
         pending: deque[Any] = deque(starts)
         seen: set[int] = set()
-        kept: list[Any] = []  # so that no id is given twice
+        kept: list[Any] = []  # references, so that no id is used twice
         while pending and len(seen) < MOST_IN_A_SEARCH and self._left > 0:
             self._left -= 1
             holder = pending.popleft()
@@ -69,7 +69,7 @@ class Reach:
             except Exception:  # noqa: BLE001, S112 - other threads, and classes of any kind
                 continue
             for child, put in children:
-                kind = type(child)  # whatever it says that it is
+                kind = type(child)  # not its __class__, which a proxy may fake
                 if issubclass(kind, Tensor):
                     if child.dtype is self._dtype:
                         found.append((child, put))
@@ -81,6 +81,6 @@ class Reach:
 
 
 def _put(put: Put, value: Any) -> None:
-    """Replace what an object holds; one that refuses keeps it, and its root is told of alike."""
+    """Replace what an object holds; if it refuses, the tensor stays in low precision there."""
     with suppress(Exception):
         put(value)

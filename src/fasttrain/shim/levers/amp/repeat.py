@@ -1,8 +1,8 @@
-"""Puts back what the failed call of a root has changed, so that the call can be repeated.
+"""Restores what the failed call of a root has changed, so that the call can be repeated in fp32.
 
-Torch's random states and small buffers are kept for every call: what a call costs for it is some
-microseconds. Attributes and the random states of Python and NumPy cost more to look through, and
-nearly all failures are in the first calls: they are kept for the first calls in each mode.
+Torch's random states and small buffers are saved before every call, which takes a few microseconds.
+Attributes and the random states of Python and NumPy take longer. As nearly all failures are in the
+first calls, these are saved only before the first calls in each mode.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Backup:
         module: The root.
 
     Attributes:
-        attributes: The modules and what their attributes were; empty where that wasn't kept.
+        attributes: The modules, each with its attributes before the call; empty if not saved.
         watched: Whether this call is one of the first in its mode.
     """
 
@@ -57,7 +57,7 @@ class Backup:
         self._states: list[tuple[Any, Any]] = []  # what sets a random state, and the state
 
     def take(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Keep what the next call may change."""
+        """Save what the next call may change."""
         module: Any = self._module()
         self._calls[module.training] += 1
         self._states = _torch_states()
@@ -70,7 +70,7 @@ class Backup:
             values = [value for _, before in self.attributes for value in before.values()]
             held = (*values, *args, *kwargs.values())
             self._contents = [(v, v.copy()) for v in held if type(v) in CONTAINERS]
-        # A transform of torch.func's puts tensors of its own there for the length of the call.
+        # A transform of torch.func's replaces buffers by tensors of its own during a call.
         transformed = torch._C._functorch.peek_interpreter_stack() is not None
         self._take_buffers([] if transformed else self._places)
         inputs = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
@@ -81,7 +81,7 @@ class Backup:
         if len(now) != len(self._buffers) or not all(map(is_, now, self._buffers)):
             held = [buffer for buffer in now if buffer is not None]
             uninitialized = [buffer for buffer in held if is_lazy(buffer)]
-            # Those of lazy modules get their values in place: looked at again at the next call.
+            # Buffers of lazy modules get their shapes in this call: look again at the next one.
             self._buffers = [] if uninitialized else now
             held = [buffer for buffer in held if not is_lazy(buffer)]
             small = [buffer for buffer in held if _is_small(buffer)]
@@ -93,11 +93,11 @@ class Backup:
         self._untouched = _versions(self._large)
 
     def release(self) -> None:
-        """Hold on to nothing that the script may drop when the call is over."""
+        """Drop references to objects that the script may want freed after the call."""
         self.attributes, self._contents, self._untouched = [], [], []
 
     def changed_buffers(self) -> list[tuple[dict[str, Tensor | None], str]]:
-        """Return where the call has put other tensors in the place of buffers."""
+        """Return the places of buffers (dictionary, name) that the call has replaced."""
         now = [slot.get(name) for slot, name in self._places]
         if all(map(is_, now, self._buffers)):
             return []
@@ -105,24 +105,24 @@ class Backup:
         return [place for place, buffer, before in pairs if buffer is not before]
 
     def holds_all(self) -> bool:
-        """True if the call has changed nothing that isn't kept: an input or a large buffer."""
+        """True if the call has changed nothing that isn't saved: inputs and large buffers."""
         return all(tensor._version == version for tensor, version in self._untouched)
 
     def put_back(self) -> None:
-        """Bring the root and the random states back to where they were before the call."""
+        """Restore the root and the random states as they were before the call."""
         for restore, state in self._states:
             restore(state)
         for part, before in self.attributes:
             for name in vars(part).keys() - before.keys():
                 vars(part).pop(name, None)
-            vars(part).update(before)  # never empty: other threads may call it
+            vars(part).update(before)  # not cleared first: another thread may use the module
         for held, before in self._contents:
             held.clear()
             (held.update if type(held) is dict else held.extend)(before)
         for (slot, name), buffer in zip(self._places, self._buffers, strict=False):
             if buffer is not None or name in slot:
                 slot[name] = buffer
-        # Not those that are as they were: graphs of earlier calls may need them.
+        # Only changed ones: a copy raises the version, and graphs of earlier calls may need them.
         for buffers, copies in self._copies:
             changed = [
                 (b, c) for b, c in zip(buffers, copies, strict=True) if not torch.equal(b, c)
@@ -132,7 +132,7 @@ class Backup:
 
 
 def _by_dtype(tensors: list[Tensor]) -> list[list[Tensor]]:
-    """Return the tensors in lists that one kernel of an accelerator copies."""
+    """Return the tensors grouped by dtype and device, so that one kernel copies a group."""
     groups: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
     for tensor in tensors:
         groups.setdefault((tensor.dtype, tensor.device), []).append(tensor)
@@ -168,12 +168,12 @@ def _other_states() -> list[tuple[Any, Any]]:
     return states
 
 
-# Judges the failure of a call in low precision: may precision explain it, and where was it.
+# Below: whether low precision may be the cause of a failed call, and where in the script it failed.
 
 
 _LINALG_ERROR: type[Exception] = vars(torch.linalg)["LinAlgError"]
-# Exactly these: subclasses are a script's own, which it may raise to leave a forward early, or
-# stand for memory and devices.
+# Exactly these types. A subclass may be the script's own, raised to leave a forward early, or one
+# for memory or devices, such as torch.OutOfMemoryError.
 _MAY_EXPLAIN = frozenset(
     {
         RuntimeError, TypeError, ValueError, NotImplementedError, AssertionError, IndexError,
@@ -186,10 +186,10 @@ MOST_WORDS = 160  # characters of a message that the receipt shows
 
 
 def may_explain(error: Exception, dtype: torch.dtype) -> bool:
-    """Return whether a call that failed so in low precision is worth a repeat without it.
+    """True if a call that failed in low precision may succeed in fp32, and is to be repeated.
 
-    Among several ranks it must fail alike on all of them, as mixed types do: a rank that repeated
-    a call alone would wait for the others in its collectives.
+    With several ranks only errors that all ranks get count, such as that of mixed types: a rank
+    that repeats a call alone would wait for the others in the call's collectives.
     """
     if type(error) not in _MAY_EXPLAIN or "cuda error" in str(error).lower():
         return False
@@ -201,7 +201,7 @@ def may_explain(error: Exception, dtype: torch.dtype) -> bool:
 
 
 def _by_script(error: Exception) -> bool:
-    """Return whether a ``raise`` of the script's own has raised it."""
+    """True if a ``raise`` in the script itself raised the error."""
     last = error.__traceback__
     while last is not None and last.tb_next is not None:
         last = last.tb_next
@@ -213,19 +213,19 @@ def _by_script(error: Exception) -> bool:
 
 
 def _about_numbers(error: Exception) -> bool:
-    """Return whether what the script raised may be its judgement of numbers or of their types."""
+    """True if an error that the script raised may come from a check of numbers or types."""
     checks = type(error) in (AssertionError, TypeError)
     return checks or _NUMBERS.search(str(error)) is not None
 
 
 def names_types(error: BaseException, dtype: torch.dtype) -> bool:
-    """True if an error speaks of types, as that of a function does which meets mixed ones."""
+    """True if an error's message names types, as torch's does for operands of mixed types."""
     words = str(error).lower()
     return _NAMES[dtype] in words or "dtype" in words or "scalar type" in words
 
 
-def told(error: Exception) -> str:
-    """Return an error in one line, with the line of the script that it comes from."""
+def one_line(error: Exception) -> str:
+    """Return an error's type, first line and place in the script: ``ValueError: ... (a.py:7)``."""
     prefixes = own_prefixes()
     frames = [
         (frame.f_code.co_filename, line)

@@ -1,4 +1,4 @@
-"""What dynamo did since the first root was compiled: graphs, breaks, recompiles, failures.
+"""Reads what dynamo did since the first root was compiled: graphs, breaks, recompiles, failures.
 
 Source: ``torch/_dynamo/utils.py`` of torch 2.13: ``counters``, ``graph_break_reasons`` and
 ``CompilationMetrics``.
@@ -22,13 +22,13 @@ NUMPY_DRAWS = "NumPy draws random numbers there, from its own stream"
 
 
 class Account:
-    """Reads dynamo's books, which are the process's, from the moment it was made."""
+    """Reads dynamo's counters, which are global, relative to the construction of this object."""
 
     def __init__(self, undo: ExitStack) -> None:
         from torch._dynamo import utils
 
         self._utils = utils
-        self._before = utils.get_compilation_metrics()  # kept, so that no new one is one of them
+        self._before = utils.get_compilation_metrics()  # referenced, so that no id is used again
         self._graphs = utils.counters["stats"]["unique_graphs"]
         self._breaks = len(utils.graph_break_reasons)
         self._compile_s = self._total_s()
@@ -38,25 +38,25 @@ class Account:
 
     @property
     def compile_s(self) -> float:
-        """Seconds that dynamo and inductor took."""
+        """Seconds that dynamo and inductor took so far."""
         return self._total_s() - self._compile_s
 
     @property
     def graphs(self) -> int:
-        """Graphs that dynamo made."""
+        """Number of graphs that dynamo made so far."""
         return max(0, self._utils.counters["stats"]["unique_graphs"] - self._graphs)
 
     def _total_s(self) -> float:
         return float(self._utils.calculate_time_spent().get("total_wall_time", 0.0))
 
     def read(self, ledger: Ledger) -> None:
-        """Fill counts and notes of the ledger, what failed first."""
+        """Set the counts of the ledger and add its notes, failures first."""
         known = set(map(id, self._before))
         metrics = [m for m in self._utils.get_compilation_metrics() if id(m) not in known]
         ledger.counts["graphs"] = self.graphs
         _read_failures(ledger, metrics)
         if ledger.counts["long loops"] and not ledger.counts["graphs"] and ledger.live:
-            ledger.excuse(State.FAILED, "ran eagerly: its loops unroll into hundreds of rounds")
+            ledger.excuse(State.FAILED, "ran eagerly: its loops unroll into hundreds of iterations")
         self._read_breaks(ledger)
         recompiles = [m.recompile_reason for m in metrics if m.recompile_reason]
         ledger.counts["recompiles"] = len(recompiles)
@@ -64,7 +64,7 @@ class Account:
             ledger.note(f"recompile: {_brief(reason)}")
 
     def _read_breaks(self, ledger: Ledger) -> None:
-        """Count the places: dynamo meets one again in every frame that it inlined it into."""
+        """Count graph breaks by place: dynamo reports one again for each frame that inlines it."""
         places: dict[str, None] = {}
         for found in self._utils.graph_break_reasons[self._breaks :]:
             frame = found.user_stack[-1] if found.user_stack else None
@@ -77,9 +77,9 @@ class Account:
 
 
 def _hush(undo: ExitStack) -> None:
-    """Keep dynamo's warnings out of the script's stderr: the receipt tells the same, in lines.
+    """Keep dynamo's warnings out of the script's stderr: the receipt has them, a line for each.
 
-    Breaks and failures are logged with whole stacks. TORCH_LOGS brings them back.
+    Dynamo logs breaks and failures with whole stacks. TORCH_LOGS turns these on again.
     """
     logger = logging.getLogger("torch._dynamo")
     if "TORCH_LOGS" not in os.environ and logger.level == logging.NOTSET:
@@ -100,16 +100,16 @@ def _read_failures(ledger: Ledger, metrics: list[Any]) -> None:
         ledger.note(f"ran eagerly{where}: {m.fail_type}: {_brief(m.fail_reason)}")
     for m in limited:
         ledger.note(
-            f"{LIMIT} reached: what fits none of its graphs runs eagerly;"
+            f"{LIMIT} reached: calls that fit none of its graphs run eagerly;"
             f" last reason: {_brief(m.recompile_reason or m.fail_reason)}"
         )
     if failed and not ledger.counts["graphs"] and ledger.live:
-        # Not settled: another model of the script's may still be compiled.
+        # Not settled: another model of the script may still be compiled.
         ledger.excuse(State.FAILED, f"ran eagerly: {_brief(failed[0].fail_reason)}")
 
 
 def _brief(text: str) -> str:
-    """Return the first line that says something, at most 160 characters."""
+    """Return the first line that isn't empty, cut to 160 characters."""
     lines = [" ".join(line.split()) for line in text.splitlines() if line.strip()]
     brief = lines[0] if lines else ""
     if brief.endswith(":") and len(lines) > 1:  # "backend='inductor' raised:"
@@ -117,13 +117,12 @@ def _brief(text: str) -> str:
     return brief if len(brief) <= 160 else brief[:157] + "..."
 
 
-# Announces each compilation while it goes on: a large model takes minutes, without a word.
-
-
 def announce(begins: Callable[[], None], ends: Callable[[], None], undo: ExitStack) -> None:
     """Call one function when dynamo begins to compile, and the other when it has compiled.
 
-    Compilations within others count as one. No-op where torch has no such callbacks.
+    So a user can be shown why nothing happens: a large model compiles for minutes. Compilations
+    inside others count as one. Does nothing if torch has no such callbacks.
+
     Source: torch 2.13, torch/_dynamo/callback.py
     """
     try:
@@ -137,7 +136,7 @@ def announce(begins: Callable[[], None], ends: Callable[[], None], undo: ExitSta
     def ended(*_: object) -> None:
         ends()
 
-    # A reset of dynamo's, torch.compiler.reset() say, clears them: nothing is announced from then.
+    # A reset of dynamo, as by torch.compiler.reset(), clears them: nothing is announced after it.
     handler.register_start_callback(begun)
     handler.register_end_callback(ended)
     undo.callback(_remove, handler.start_callbacks, begun)

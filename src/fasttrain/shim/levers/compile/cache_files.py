@@ -1,10 +1,11 @@
-"""The programs in inductor's cache: written whole, and made again where a killed run left a part.
+"""Protects the programs in inductor's cache from runs that are killed while they compile.
 
-Compiler and linker write a program where it is looked for. If they are killed, a program cut short,
-often of 0 bytes, stays there for all later runs, which can't load it and would run eagerly.
+Compiler and linker write a program under its final name. If they are killed, a truncated program,
+often of 0 bytes, stays there for all later runs, which can't load it and would run eagerly. So each
+program is written under another name first, and truncated ones are removed.
 
-Source: torch/_inductor/cpp_builder.py and codecache.py, torch 2.13. Whether a program is there is
-always asked by ``os.path.exists(builder.get_target_file_path())``, and made by ``build()`` if not.
+Source: torch/_inductor/cpp_builder.py and codecache.py, torch 2.13. inductor always checks
+``os.path.exists(builder.get_target_file_path())``, and calls ``build()`` if that is False.
 """
 
 from __future__ import annotations
@@ -20,33 +21,34 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
+from fasttrain.shim.hooks import patching
+
 ELF = b"\x7fELF"
 ELF_HEADER_BYTES = 64  # of the 64-bit format
 PROGRAMS = (".so", ".o")
-MENDED = "programs that a killed run had left cut short in the cache were compiled again"
+MENDED = "programs that a killed run had left truncated in the cache were compiled again"
 
 
 def keep_whole(note: Callable[[str], None], undo: ExitStack) -> None:
-    """Have each program of the cache written under another name first, and parts removed.
+    """Have inductor write each program under another name first, and remove truncated ones.
 
     Args:
-        note: Takes what is to be told if there were any.
+        note: Called with a sentence for the receipt if there were truncated ones.
         undo: Takes the inverse.
     """
     with suppress(ImportError):  # before torch 2.4
         builder: Any = importlib.import_module("torch._inductor.cpp_builder").CppBuilder
-        _write_whole(builder, undo)
-        _remove_parts(builder, note, undo)
+        parts_removed = functools.partial(_parts_removed, note)
+        patching.wrap(builder, "build", _written_whole, undo)
+        patching.wrap(builder, "get_target_file_path", parts_removed, undo)
 
 
-def _write_whole(builder_type: Any, undo: ExitStack) -> None:
-    original = builder_type.build
-
+def _written_whole(original: Any) -> Any:
     @functools.wraps(original)
     def build(builder: Any) -> Any:
         target, output = str(builder._target_file), getattr(builder, "_output", "")
         if not (Path(target).is_absolute() and output.endswith(f" {target}")):
-            return original(builder)  # elsewhere, as on a build farm
+            return original(builder)  # built elsewhere, as on a build farm
         part = Path(f"{target}.{os.getpid()}.part")
         builder._output = f"{output.removesuffix(target)}{part}"
         try:
@@ -57,47 +59,45 @@ def _write_whole(builder_type: Any, undo: ExitStack) -> None:
             part.unlink(missing_ok=True)
         return built
 
-    undo.callback(setattr, builder_type, "build", original)
-    builder_type.build = build
+    return build
 
 
-def _remove_parts(builder_type: Any, note: Callable[[str], None], undo: ExitStack) -> None:
-    original = builder_type.get_target_file_path
-
+def _parts_removed(note: Callable[[str], None], original: Any) -> Any:
     @functools.wraps(original)
     def get_target_file_path(builder: Any) -> Any:
         target = original(builder)
-        with suppress(OSError):  # most of all: it isn't there
+        with suppress(OSError):  # usually because it isn't there
             program = Path(target)
             if _cut_short(program) and not _is_open(program):
                 program.unlink()
                 note(MENDED)
         return target
 
-    undo.callback(setattr, builder_type, "get_target_file_path", original)
-    builder_type.get_target_file_path = get_target_file_path
+    return get_target_file_path
 
 
 def _is_open(path: Path) -> bool:
-    """Return whether anybody may have a file open: it isn't cut short, but written at the moment.
+    """True if a process may have the file open: it is being written, and not truncated.
 
-    Plain Python processes use the same cache and write in place. Linux grants a lease for writing
-    only on a file that is open nowhere else.
+    Runs without fasttrain use the same cache, and write in place. Linux grants a write lease only
+    on a file that is open nowhere else.
     """
     with path.open("rb") as file:
         try:
-            fcntl.fcntl(file, fcntl.F_SETSIG, signal.SIGURG)  # to be ignored; SIGIO would kill
+            # When another process opens the file meanwhile, the kernel sends a signal: SIGURG,
+            # which is ignored, and not the default SIGIO, which would kill this process.
+            fcntl.fcntl(file, fcntl.F_SETSIG, signal.SIGURG)
             fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)
             fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_UNLCK)
-        except (OSError, AttributeError):  # it is open, or there are no leases
+        except (OSError, AttributeError):  # it is open, or the system has no leases
             return True
     return False
 
 
 def _cut_short(path: Path) -> bool:
-    """Return whether a file that a compiler wrote is empty, or a program without its end.
+    """True if a file that a compiler wrote is empty, or an ELF program that lacks its end.
 
-    The table of sections is the last thing in a program, and its header says where that ends.
+    The section table comes last in a program, and the ELF header holds its offset and size.
     """
     size = path.stat().st_size
     if size == 0 or path.suffix not in PROGRAMS:
@@ -105,7 +105,7 @@ def _cut_short(path: Path) -> bool:
     with path.open("rb") as file:
         header = file.read(ELF_HEADER_BYTES)
     if not header.startswith(ELF):
-        return not header.strip(b"\0")  # a hole; other systems have other formats
+        return not header.strip(b"\0")  # only zeros; else another system's format
     if len(header) < ELF_HEADER_BYTES:
         return True
     order = "<" if header[5] == 1 else ">"

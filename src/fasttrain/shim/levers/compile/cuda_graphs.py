@@ -1,11 +1,11 @@
-"""Says which calls of a compiled root may be replayed as CUDA graphs.
+"""Decides which calls of a compiled root are replayed as CUDA graphs.
 
-A graph writes its outputs and gradients to the same memory at every replay. What is still in use
-then is overwritten: gradients that accumulate, a second call before the backward pass, outputs
-that are kept (pytorch#169545, #148439, #158551, with DistributedDataParallel #140395). So graphs
-are taken only once the loop has shown that it does none of it, and given up at the first sign that
-it begins to. Outputs are copied; gradients aren't, and a script that keeps some, or has hooks that
-could, gets no graphs. Until then, and behind that, the root runs compiled without them.
+A CUDA graph writes its outputs and gradients to the same memory at every replay. Whatever is still
+in use then is overwritten: gradients that accumulate, a second call before the backward pass,
+outputs that the script keeps (pytorch#169545, #148439, #158551, with DistributedDataParallel
+#140395). So CUDA graphs are used only after the loop has done none of this for some steps, and
+given up at the first sign of it. Outputs are copied, gradients are not: a script that keeps some,
+or has hooks that could, gets no CUDA graphs. In all other calls the root runs compiled without.
 """
 
 from __future__ import annotations
@@ -25,9 +25,17 @@ from fasttrain.shim.hooks.casting import map_tensors
 from fasttrain.shim.hooks.outcome_recorder import Ledger
 from fasttrain.shim.hooks.roots import parameters_of
 
+WITHOUT_GRAPHS = "without CUDA graphs"
+OTHER_SHAPES = "calls with other input shapes are made without CUDA graphs"
+CALLED_AGAIN = "is called more than once per optimizer step"
+EARLIER_GRADIENTS = "is called while it has gradients of an earlier backward pass"
+KEPT_GRADIENTS = "gradients are kept beyond their step"
+HOOKED = "its parameters have gradient hooks"
+INPUT_GRADIENT = "an input takes a gradient"
+
 Call = Callable[..., Any]
 Shapes = tuple[Any, ...]
-# Steps that a loop is watched for: past a warm-up's odd first one, and soon enough to pay.
+# Steps for which a loop is watched: enough to see more than its first step, which often differs.
 PROBATION_STEPS = 3
 
 
@@ -36,7 +44,7 @@ class GraphGuard:
 
     Args:
         graphed: The root's function, compiled with CUDA graphs.
-        ledger: The compile lever's; it is told what was decided and why.
+        ledger: The compile lever's, for what was decided and why.
     """
 
     def __init__(self, graphed: Call, ledger: Ledger) -> None:
@@ -54,15 +62,15 @@ class GraphGuard:
         undo.callback(register_optimizer_step_post_hook(self._after_step).remove)
 
     def refuse(self, reason: str) -> None:
-        """Do without CUDA graphs from now on."""
+        """Use no CUDA graphs from now on."""
         if not self._refused:
             self._refused = True
-            self._ledger.note(f"without CUDA graphs: {reason}")
+            self._ledger.note(f"{WITHOUT_GRAPHS}: {reason}")
 
     def admits(self, module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Return whether this very call may be a replay."""
+        """True if this call may be a replay."""
         if self._refused or not (torch.is_grad_enabled() and module.training):
-            return False  # validation has no steps to be watched between
+            return False  # a validation makes no steps, between which calls could be watched
         if reason := self._danger(module) or _leak(module, args, kwargs):
             self.refuse(reason)
             return False
@@ -71,13 +79,13 @@ class GraphGuard:
         if self._shapes is None:
             self._shapes = shapes
         if shapes != self._shapes:
-            self._ledger.note("calls with other input shapes are made without CUDA graphs")
+            self._ledger.note(OTHER_SHAPES)
             return False
         self._safe_steps += 1
         return self._safe_steps > PROBATION_STEPS
 
     def replay(self, module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Make the call with CUDA graphs, and copy what it gives out of their memory."""
+        """Make the call by a CUDA graph, and copy its output out of the graph's memory."""
         self._ledger.counts["CUDA graph calls"] += 1
         torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
         return map_tensors(self._graphed(module, *args, **kwargs), Tensor.clone)
@@ -85,11 +93,11 @@ class GraphGuard:
     def _danger(self, module: Module) -> str:
         name = type(module).__name__
         if self._called_at == self._steps:
-            return f"{name} is called more than once per optimizer step"
+            return f"{name} {CALLED_AGAIN}"
         if any(p.grad is not None for p in parameters_of(module)):
-            return f"{name} is called while gradients of an earlier backward pass are there"
+            return f"{name} {EARLIER_GRADIENTS}"
         if any(gradient() is not None for gradient in self._gradients):
-            return "gradients are kept beyond their step"
+            return KEPT_GRADIENTS
         return ""
 
     def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
@@ -101,11 +109,11 @@ class GraphGuard:
 
 
 def _leak(module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """Tell how gradients in a graph's memory could get to where nobody sees them kept."""
+    """Return how the script could keep gradients unseen, in a graph's memory; empty if it can't."""
     if any(p._backward_hooks or _accumulated_hooks(p) for p in parameters_of(module)):
-        return "its parameters have gradient hooks"
+        return HOOKED
     if any(isinstance(v, Tensor) and v.requires_grad for v in (*args, *kwargs.values())):
-        return "an input takes a gradient"
+        return INPUT_GRADIENT
     return ""
 
 
@@ -114,7 +122,7 @@ def _accumulated_hooks(parameter: Any) -> Any:
 
 
 def _shapes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Shapes:
-    """Return shapes of tensors and values of numbers, which are part of a graph."""
+    """Return the shapes and dtypes of tensors, and the numbers, for which a graph is made."""
     found: list[Any] = []
 
     def see(value: Any) -> Any:

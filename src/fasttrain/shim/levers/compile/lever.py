@@ -1,4 +1,4 @@
-"""torch.compile in place: the root keeps its type, keys, hooks, pickling and deep copies."""
+"""Compiles roots in place: a root keeps its type, keys and hooks, and can be pickled and copied."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ import torch
 from torch.nn import Module
 
 from fasttrain.model.decision import Decision
+from fasttrain.model.levers import Compile
 from fasttrain.model.outcome import State
-from fasttrain.model.plan import Compile
-from fasttrain.shim.hooks.outcome_recorder import Ledger
+from fasttrain.shim.hooks.outcome_recorder import Ledger, Lever
 from fasttrain.shim.hooks.roots import Root, RootCalls, repeated_blocks
+from fasttrain.shim.hooks.shared import Shared
 from fasttrain.shim.hooks.user_compile import OwnCompile
 from fasttrain.shim.levers.compile.account import Account, announce
 from fasttrain.shim.levers.compile.cache_files import keep_whole
 from fasttrain.shim.levers.compile.cuda_graphs import GraphGuard
 from fasttrain.shim.levers.compile.repairs import repair
 from fasttrain.shim.levers.compile.second_derivatives import Asked, differentiate_twice
-from fasttrain.shim.levers.compile.short_lived import ShortLived
 from fasttrain.shim.levers.compile.slots import Filling, Slots, separate_function, watch_hooks
 from fasttrain.shim.levers.compile.targets import (
     is_lazy,
@@ -34,34 +34,42 @@ from fasttrain.shim.levers.compile.targets import (
 )
 from fasttrain.shim.process.callsite import call_site
 
-# What torch sets for speed and a script that never heard of torch.compile would trip over.
+# Settings that torch makes for speed, and that break scripts not written for torch.compile.
 SAFE_SETTINGS = (
     # backward(retain_graph=True) would raise.
     ("torch._functorch.config", "donated_buffer", False),
     # A backward pass that can't be compiled would raise in the script's backward(); compiled
     # together with the forward pass, it lets both run eagerly.
     ("torch._functorch.config", "force_non_lazy_backward_lowering", True),
-    # np.random inside a forward pass would draw from torch's generator: other numbers, and NumPy's
-    # stream would stand still. With this the graph breaks there, and NumPy draws.
+    # np.random inside a forward pass would draw other numbers, from torch's generator, and NumPy's
+    # state would not advance. With this setting the graph breaks there, and NumPy draws.
     ("torch._dynamo.config", "use_numpy_random_stream", True),
 )
-# A seeded script draws the same dropout masks as without compilation. Not on GPUs, where kernels
-# that draw their own numbers are part of the speed that was asked for.
+# With this a seeded script draws the same dropout masks as without compilation. Not on GPUs, where
+# kernels that draw their own numbers are part of the speed-up.
 CPU_SETTINGS = (("torch._inductor.config", "fallback_random", True),)
 UNUSED = "no trainable module was called"
 BY_HAND = "its forward() is called directly: its layers are compiled one by one"
-# What is called first after so many graphs isn't compiled: each takes seconds to minutes.
+# After so many graphs no further root is compiled: each takes seconds to minutes.
 MOST_GRAPHS = 64
-NO_GRAPH = "no graph was made of what it was to compile"
+NO_GRAPH = "dynamo made no graph of the compiled modules"
+NO_BLOCKS = "has no repeated blocks"
+SEVERAL_MODELS = "the script calls several models that can train"
 FALL_BACK = ("torch._dynamo.config", "suppress_errors", True)
+MADE_AGAIN = "is made again and again"
+# Some scripts make a new wrapper at each step, or a copy for each task: after so many, no more are
+# compiled.
+MOST_OF_A_KIND = 3
+# Even a tiny module takes as long to compile as thousands of its calls.
+FEW_CALLS = 100
 
 
 class CompileLever:
-    """Compiles each trainable root, or its repeated blocks, when the script first calls it.
+    """Compiles each trainable root, or its repeated blocks, at the script's first call of it.
 
     Attributes:
-        on_compiling: Called with the name of a root when compiling begins in it, and with an empty
-            one when that has ended.
+        on_compiling: Called with a root's name when a compilation begins in it, and with an empty
+            name when it has ended.
     """
 
     def __init__(
@@ -80,23 +88,23 @@ class CompileLever:
         self._strict = strict
         self._settings = SAFE_SETTINGS if strict else (*SAFE_SETTINGS, FALL_BACK)
         self._compile = torch.compile
-        self._later = ExitStack()  # what is changed once the script runs
+        self._later = ExitStack()  # undoes changes that are made after `install`
         self.on_compiling: list[Callable[[str], None]] = []
-        self._cache_kept = False  # whether what is compiled is written whole
+        self._cache_kept = False  # whether `keep_whole` is installed
         self._account: Account | None = None
         self._slots = Slots(torch.compile, decision.value.mode, ledger)
         self._guard: GraphGuard | None = None  # of the only root that is trained
         self._short_lived = ShortLived()
-        self._waiting: list[Root | None] = []  # lazy ones; None for those that were called
+        self._waiting: list[Root | None] = []  # lazy roots; None in place of those called since
         self._forwards: dict[type, Callable[..., Any]] = {}
 
     def install(self, undo: ExitStack) -> None:
-        """Listen for new roots, and for the script's own torch.compile."""
+        """Watch for new roots, and for the script's own torch.compile."""
         undo.callback(self._later.close)
         self._own.on_module.append(self._give_up)
         undo.callback(self._own.on_module.remove, self._give_up)
-        self._own.behind.append(self._keep_cache)
-        undo.callback(self._own.behind.remove, self._keep_cache)
+        self._own.on_return.append(self._keep_cache)
+        undo.callback(self._own.on_return.remove, self._keep_cache)
         self._roots.on_discover.append(self._on_root)
         undo.callback(self._roots.on_discover.remove, self._on_root)
         self.ledger.settle(State.ARMED, UNUSED)
@@ -128,7 +136,7 @@ class CompileLever:
         self._waiting.append(root)
 
     def _see_lazy(self, root: Root, *_: Any) -> None:
-        """Decide on a root once its first call has drawn its parameters."""
+        """Decide on a lazy root once its first call has initialized its parameters."""
         module = root.ref() if root in self._waiting else None
         if module is not None and not is_lazy(module) and self.ledger.live:
             self._waiting[self._waiting.index(root)] = None
@@ -145,7 +153,7 @@ class CompileLever:
             self._compile_root(root, unwrapped(module))
 
     def _spent(self) -> str:
-        """Return that enough was compiled, if it was."""
+        """Return why no further root is compiled, if the limit is reached; else empty."""
         graphs = self._account.graphs if self._account is not None else 0
         return f"{graphs} graphs were compiled before it" if graphs >= MOST_GRAPHS else ""
 
@@ -164,7 +172,7 @@ class CompileLever:
             self.ledger.settle(State.FAILED, f"{type(error).__name__}: {error}")
 
     def _prepare(self, root: Root) -> bool:
-        """Set dynamo up before the first root; False where the script can't be compiled at all."""
+        """Set up dynamo before the first root; return False if the script can't be compiled."""
         if where := second_derivatives():
             reason = f"second derivatives (create_graph=True at {where}) can't be compiled"
             self.ledger.settle(State.SKIPPED, reason)
@@ -173,7 +181,7 @@ class CompileLever:
         on_cpu = parameter is not None and parameter.device.type == "cpu"
         for module_name, name, value in (*self._settings, *(CPU_SETTINGS if on_cpu else ())):
             config = importlib.import_module(module_name)
-            if hasattr(config, name):  # not every torch has them all
+            if hasattr(config, name):  # some torch versions lack some of them
                 self._later.callback(setattr, config, name, getattr(config, name))
                 setattr(config, name, value)
         repair(self._later)
@@ -182,17 +190,17 @@ class CompileLever:
             refuse_long_loops(self._account_for_loop, self._later)
         differentiate_twice(self._begin_graph, self._later)
         watch_hooks(self._slots.on_hook, self._later)
-        announce(self._begins, functools.partial(self._tell, ""), self._later)
+        announce(self._begins, functools.partial(self._announce, ""), self._later)
         self._account = Account(self._later)
         return True
 
     def _begin_graph(self) -> Asked:
-        """Return what ends the compilation of the root that a graph is compiled for."""
+        """Return a function that makes the root of the graph being compiled run eagerly."""
         root = self._roots.last
         return functools.partial(self._end_compilation, root) if root else lambda: None
 
     def _end_compilation(self, root: Root) -> None:
-        """Have a root run eagerly after its first second derivatives."""
+        """Run a root eagerly from now on: the script takes second derivatives of it."""
         module: Any = root.ref()
         parts = Module.modules(module) if module is not None else ()
         ours = [part for part in parts if part in self._slots]
@@ -208,15 +216,15 @@ class CompileLever:
 
     def _begins(self) -> None:
         root = self._roots.last
-        self._tell(root.name if root else "")
+        self._announce(root.name if root else "")
 
-    def _tell(self, name: str) -> None:
+    def _announce(self, name: str) -> None:
         for listen in self.on_compiling:
             listen(name)
 
     def _keep_cache(self, *, ours: bool = False) -> None:
-        """Keep the cache whole, which what the script compiles itself goes into as well."""
-        used = ours or "torch._inductor.cpp_builder" in sys.modules  # not by every backend
+        """Install `keep_whole` once inductor is used, also by the script's own torch.compile."""
+        used = ours or "torch._inductor.cpp_builder" in sys.modules  # not all backends use it
         if used and not self._cache_kept:
             self._cache_kept = True
             keep_whole(self.ledger.note, self._later)
@@ -228,33 +236,33 @@ class CompileLever:
     def _fill_blocks(self, root: Root, module: Module) -> bool:
         blocks = repeated_blocks(module)
         if not blocks:
-            self.ledger.note(f"{root.name} has no repeated blocks: compiled whole")
+            self.ledger.note(f"{root.name} {NO_BLOCKS}: compiled whole")
         for block in blocks:
             self._slots.fill(block, self._forward_of(type(block)), Filling(), self._later)
             self.ledger.touch(type(block).__name__, f"a block of {root.name}")
         return bool(blocks)
 
     def _forward_of(self, kind: type) -> Callable[..., Any]:
-        """Return the one function that all blocks of a class share, and with it their graphs."""
+        """Return the function that all blocks of a class share, so that they share graphs too."""
         return self._forwards.setdefault(kind, separate_function(kind.__name__))
 
     def _guard_for(self, root: Root, module: Module) -> GraphGuard | None:
-        """Return what takes CUDA graphs where they are safe, in a loop that trains one root."""
+        """Return a guard for CUDA graphs; None without them, or if several roots are trained."""
         if not self._plan.graphs:
             return None
         if self._guard is not None or len(self._slots):
             if self._guard is not None:
-                self._guard.refuse("the script calls several models that can train")
+                self._guard.refuse(SEVERAL_MODELS)
             return None
         function = separate_function(root.name, self._roots.finish)
         self._guard = GraphGuard(self._compile(function, mode=self._plan.graphs), self.ledger)
         self._guard.install(self._later)
         if module is not root.ref():
-            self._guard.refuse("they fail under DistributedDataParallel (pytorch#140395)")
+            self._guard.refuse("CUDA graphs fail under DistributedDataParallel (pytorch#140395)")
         return self._guard
 
     def _compiled_by_script(self, module: Module) -> Module | None:
-        """Return the module inside that the script compiled itself."""
+        """Return the first module inside, or itself, that the script has compiled; None if none."""
         for part in Module.modules(module):
             by_slot = part._compiled_call_impl is not None and part not in self._slots
             if by_slot or part in self._own.sites or _own_forward(part):
@@ -270,7 +278,7 @@ class CompileLever:
             self.ledger.note(f"{name} is compiled by the script itself")
 
     def _give_up(self, module: Module, site: str) -> None:
-        """Hand a module over that the script compiles, even after it was called and compiled."""
+        """Undo our compilation of a module that the script compiles itself later."""
         ours = [part for part in Module.modules(module) if part in self._slots]
         for part in ours:
             self._slots.release(part)
@@ -279,8 +287,42 @@ class CompileLever:
             self.ledger.cede(f"the script compiles {name} itself", name, site)
 
 
+class ShortLived:
+    """Counts compiled roots that are gone after a few calls, by class and line of the first call.
+
+    They are not worth a compilation each. A model per fold of a cross-validation doesn't count,
+    because it is called often, nor do the members of an ensemble, which live on.
+    """
+
+    def __init__(self) -> None:
+        self._compiled: dict[tuple[str, str], list[tuple[Root, Filling]]] = {}
+
+    def add(self, root: Root, filling: Filling) -> None:
+        """Add a compiled root."""
+        kind = self._compiled.setdefault((root.name, root.where), [])
+        kind[:] = [(r, f) for r, f in kind if r.ref() is not None or f.calls <= FEW_CALLS]
+        kind.append((root, filling))
+
+    def reason(self, root: Root) -> str:
+        """Return why another root of this class and line runs eagerly; empty if it is compiled."""
+        kind = self._compiled.get((root.name, root.where), [])
+        gone = sum(r.ref() is None and f.calls <= FEW_CALLS for r, f in kind)
+        if gone < MOST_OF_A_KIND:
+            return ""
+        return f"a new {root.name} {MADE_AGAIN}; each would need a compilation of its own"
+
+
 def _own_forward(module: Module) -> bool:
-    """Return whether the forward is what torch.compile made of it, by decorator or assignment."""
+    """True if a module's forward was compiled by the script, by a decorator or by assignment."""
     forward = module.forward
     disabled = getattr(forward, "_torchdynamo_disable", False)  # torch._dynamo.disable
     return hasattr(forward, "_torchdynamo_orig_callable") and not disabled
+
+
+def build(shared: Shared, decision: Decision[Compile], ledger: Ledger) -> list[Lever]:
+    """Build the lever."""
+    strict = shared.plan.strict
+    lever = CompileLever(decision, ledger, shared.roots, shared.own_compile, strict=strict)
+    lever.on_compiling += shared.on_compiling
+    shared.compile_s = lambda: lever.compile_s
+    return [lever]

@@ -1,13 +1,13 @@
-"""Second derivatives of a compiled graph, which torch.compile has none of.
+"""Computes second derivatives of compiled graphs, which torch.compile doesn't support.
 
-A backward pass with ``create_graph=True`` goes through a graph that is compiled already, and torch
-raises in the pass after it: "torch.compile with aot_autograd does not currently support double
-backward". Here the compiled function keeps its inputs until its backward pass; one that is to be
-differentiated again repeats the forward pass eagerly, from dynamo's own graph of torch operations,
-and differentiates that. The root then runs eagerly for good, which is faster than both.
+A backward pass with ``create_graph=True`` runs through a graph that is already compiled, and torch
+raises in the next backward pass: "torch.compile with aot_autograd does not currently support double
+backward". Here a compiled function keeps its inputs until its backward pass. If that is to be
+differentiated again, it repeats the forward eagerly, from dynamo's graph of torch operations, and
+differentiates that. The root runs eagerly from then on, which is faster than to do both.
 
-Left as torch has it, with torch's error: graphs on tensor subclasses, graphs that change inputs in
-place which want gradients. On GPUs the repeated forward pass draws other dropout masks.
+Not covered, so that torch raises its error: graphs on tensor subclasses, and graphs that change an
+input in place which requires a gradient. On GPUs the repeated forward draws other dropout masks.
 
 Source: ``torch/_functorch/_aot_autograd/runtime_wrappers.py`` of torch 2.13: ``CompiledFunction``,
 and ``fn_prepped_for_autograd`` for what it returns.
@@ -25,6 +25,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fasttrain.shim.hooks import patching
+
 Asked = Callable[[], None]
 INPUTS = "_fasttrain_inputs"
 
@@ -35,8 +37,8 @@ class _Graph:
 
     Attributes:
         run: Runs it eagerly.
-        meta: What torch knows of its inputs and outputs.
-        autocast: What it was traced under: device, dtype, and whether autocast was on.
+        meta: torch's metadata of its inputs and outputs.
+        autocast: Device type, dtype, and whether autocast was on when it was traced.
     """
 
     run: Callable[..., Any]
@@ -45,14 +47,14 @@ class _Graph:
 
     @property
     def repeatable(self) -> bool:
-        """Return whether its inputs can be kept, and nothing but its inputs goes into it."""
+        """True if its inputs can be kept, and it has no other inputs."""
         infos = self.meta.input_info
         outright = not any(info.mutates_data and info.requires_grad for info in infos)
         inputs = [node for node in getattr(self.run, "graph").nodes if node.op == "placeholder"]  # noqa: B009
         return outright and len(inputs) == len(infos)
 
     def repeat(self, inputs: Sequence[Any], random_state: Tensor) -> list[Any]:
-        """Return what `CompiledFunction` returned, with a history; the inputs stay as they are."""
+        """Return the outputs of `CompiledFunction`, with a graph; the inputs stay unchanged."""
         given = [
             value.clone() if info.mutates_data or info.mutates_metadata else value
             for value, info in zip(inputs, self.meta.input_info, strict=True)
@@ -79,7 +81,11 @@ class _Inputs:
         self._random_state = torch.get_rng_state()
 
     def differentiate(self, graph: _Graph, grads: Sequence[Any]) -> tuple[Any, ...]:
-        """Return the gradients of the inputs, which can be differentiated again."""
+        """Return the gradients by the inputs, which can be differentiated again.
+
+        Raises:
+            RuntimeError: torch's own error if an input was changed in place since the call.
+        """
         mutated = [info.mutates_data for info in graph.meta.input_info]
         for before, after, own in zip(
             self._versions, _versions(self._values), mutated, strict=True
@@ -89,7 +95,7 @@ class _Inputs:
                     "one of the variables needed for gradient computation has been modified by"
                     f" an inplace operation: is at version {after}; expected version {before}"
                 )
-        # Views, because one input may have been computed from another.
+        # Views, so that an input computed from another one counts as independent of it.
         apart = [v.view_as(v) if _wants_gradient(v) else v for v in self._values]
         outputs = graph.repeat(apart, self._random_state)
         pairs = [
@@ -111,11 +117,11 @@ class _Inputs:
 
 
 def differentiate_twice(begin: Callable[[], Asked], undo: ExitStack) -> None:
-    """Let graphs that are compiled from now on be differentiated twice.
+    """Make graphs that are compiled from now on twice differentiable.
 
     Args:
-        begin: Called when a graph is compiled; gives what is called when a second derivative of it
-            is wanted.
+        begin: Called when a graph is compiled. Returns a function that is called when the script
+            takes a second derivative of it.
         undo: Takes the inverse.
     """
     common: Any = importlib.import_module("torch._dynamo.backends.common")
@@ -144,14 +150,12 @@ def differentiate_twice(begin: Callable[[], Asked], undo: ExitStack) -> None:
                 _extend(function, graph, begin())
         return function
 
-    undo.callback(setattr, common, "aot_module_simplified", compile_graph)
-    common.aot_module_simplified = aot_module_simplified
-    undo.callback(setattr, factory, "build", build)
-    factory.build = build_function
+    patching.put(common, "aot_module_simplified", aot_module_simplified, undo)
+    patching.put(factory, "build", build_function, undo)
 
 
 def _extend(function: Any, graph: _Graph, asked: Asked) -> None:
-    """Have a compiled autograd function keep its inputs and repeat itself where that is needed."""
+    """Have a compiled autograd function keep its inputs, and repeat itself if necessary."""
     plain_forward, plain_backward = function.forward, function.backward
 
     def forward(ctx: Any, *inputs: Any) -> Any:

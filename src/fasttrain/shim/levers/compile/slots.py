@@ -1,9 +1,9 @@
-"""The compiled callables in ``Module._compiled_call_impl``, torch's own slot for them.
+"""Puts compiled callables into ``Module._compiled_call_impl``, torch's own slot for them.
 
-The slot is what ``Module.compile()`` fills; ``__getstate__`` drops it, so that deep copies and
-pickles know nothing of it. ``Module.compile()`` itself compiles nothing when the outermost forward
-lives in torch.nn (pytorch#132923, #150915), because dynamo skips frames of torch's own files; a
-function defined here is not skipped.
+``Module.compile()`` fills the same slot. Deep copies and pickles don't contain it, because
+``Module.__getstate__`` drops it. ``Module.compile()`` itself compiles nothing if the outermost
+forward is one of torch.nn (pytorch#132923, #150915), because dynamo skips frames of torch's own
+files. A function that is defined here is not skipped.
 """
 
 from __future__ import annotations
@@ -20,16 +20,11 @@ from torch.autograd import forward_ad
 from torch.nn import Module
 from torch.utils.hooks import RemovableHandle
 
+from fasttrain.shim.hooks import patching
 from fasttrain.shim.hooks.outcome_recorder import Ledger
+from fasttrain.shim.hooks.seams import Hooking, then
 from fasttrain.shim.levers.compile.cuda_graphs import GraphGuard
 from fasttrain.shim.levers.compile.targets import uncompilable
-
-# Notices hooks that a script registers or removes after a module was compiled.
-#
-# A compiled graph holds the hooks that were there when it was traced. Dynamo can guard them, at
-# the price of 3 us per sub-module and call (measured on 150 of them, torch 2.13: 2.8 % of an 18
-# ms step); being told of a change costs nothing until there is one.
-
 
 REGISTRATIONS = (
     "register_forward_pre_hook",
@@ -42,10 +37,17 @@ HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backwa
 
 
 def watch_hooks(changed: Callable[[Module | None, Any], None], undo: ExitStack) -> None:
-    """Call ``changed`` with the module that got a hook, or with the mapping that lost one."""
+    """Call ``changed`` with the module that got a hook, or with the mapping that lost one.
+
+    A compiled graph contains the hooks that were there when it was traced. Dynamo can guard them,
+    but that costs 3 us per submodule and call (150 submodules, torch 2.13: 2.8 % of an 18 ms step).
+    To notice changes costs nothing as long as there are none.
+    """
     for name in REGISTRATIONS:
         if hasattr(Module, name):
-            _watch_registration(name, changed, undo)
+            registered = then(lambda module: changed(module, None))
+            patching.wrap(Module, name, registered, undo, Hooking.COMPILE)
+
     original = RemovableHandle.remove
 
     @functools.wraps(original)
@@ -55,28 +57,11 @@ def watch_hooks(changed: Callable[[Module | None, Any], None], undo: ExitStack) 
         if hooks is not None and not torch.compiler.is_compiling():
             changed(None, hooks)
 
-    undo.callback(setattr, RemovableHandle, "remove", original)
-    setattr(RemovableHandle, "remove", remove)  # noqa: B010
-
-
-def _watch_registration(
-    name: str, changed: Callable[[Module | None, Any], None], undo: ExitStack
-) -> None:
-    original = getattr(Module, name)
-
-    @functools.wraps(original)
-    def register(module: Module, *args: Any, **kwargs: Any) -> Any:
-        handle = original(module, *args, **kwargs)
-        if not torch.compiler.is_compiling():
-            changed(module, None)
-        return handle
-
-    undo.callback(setattr, Module, name, original)
-    setattr(Module, name, register)
+    patching.put(RemovableHandle, "remove", remove, undo)
 
 
 def concerns(root: Module, module: Module | None, hooks: Any) -> bool:
-    """Return whether a change of hooks is one of a compiled module's own or of a part of it."""
+    """True if a change of hooks concerns a compiled module or a part of it."""
     for part in Module.modules(root):
         if part is module:
             return True
@@ -85,9 +70,11 @@ def concerns(root: Module, module: Module | None, hooks: Any) -> bool:
     return False
 
 
+HOOKS_CHANGE = "its hooks change again and again"
+
 Call = Callable[..., Any]
 UNDER_FUNC = "called under torch.func's transforms, where torch.compile can't run"
-# A script that changes its hooks more often than this would compile for ever.
+# A script that changes its hooks more often would compile all the time.
 MOST_RENEWALS = 3
 
 
@@ -96,9 +83,9 @@ class Filling:
     """How a module was compiled.
 
     Attributes:
-        finish: What its graph does with its output; None for a block.
-        guard: Says which of its calls may be replayed as CUDA graphs; None where none may.
-        renewals: How often it was compiled anew because its hooks had changed.
+        finish: Applied to its output inside the graph; None for a block.
+        guard: Decides which of its calls are replayed as CUDA graphs; None if none is.
+        renewals: How often it was compiled again because its hooks had changed.
         calls: How often it was called.
     """
 
@@ -109,13 +96,13 @@ class Filling:
 
 
 class _Slot(functools.partial[Any]):
-    """What a module's slot holds: a copy or a pickle of the module has None in its place.
+    """The value of a module's slot; in a copy or a pickle of the module it becomes None.
 
-    Of the same class as a partial function, so that a call has no frame more.
+    A subclass of partial, whose call adds no frame.
     """
 
     def __reduce__(self) -> Any:
-        """Return how a copy is made."""
+        """Return the constructor of None, for copies and pickles."""
         return type(None), ()
 
 
@@ -123,11 +110,11 @@ class Slots:
     """Fills and empties the slots of modules.
 
     Attributes:
-        passed_by: Why a call ran eagerly though its module was compiled; empty if none did.
+        passed_by: Why some call of a compiled module ran eagerly; empty if none did.
 
     Args:
         compile: torch.compile.
-        mode: Its mode without CUDA graphs.
+        mode: Its mode, without CUDA graphs.
         ledger: The compile lever's.
     """
 
@@ -144,14 +131,14 @@ class Slots:
         return len(self._filled)
 
     def fill(self, module: Module, forward: Call, filling: Filling, undo: ExitStack) -> None:
-        """Compile a module by a function of `separate_function`."""
+        """Compile a module's calls, which ``forward`` makes: a function of `separate_function`."""
         self._filled[module] = filling
         self._put(module, forward, filling)
         undo.callback(_empty, weakref.ref(module))
         self._ledger.counts["targets"] += 1
 
     def release(self, module: Module) -> None:
-        """Have a module run eagerly from now on."""
+        """Run a module eagerly from now on."""
         _empty(weakref.ref(module))
         self._filled.pop(module, None)
 
@@ -160,7 +147,7 @@ class Slots:
         vars(module)["_compiled_call_impl"] = call
 
     def _slot(self, module: Module, compiled: Call, filling: Filling) -> Call:
-        """Return what takes a module's calls; the module holds it, and it holds that weakly."""
+        """Return the callable for a module's slot; weakly bound, because the module holds it."""
         ref, guard = weakref.ref(module), filling.guard
 
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -178,7 +165,7 @@ class Slots:
         return _Slot(call)
 
     def on_hook(self, module: Module | None, hooks: Any) -> None:
-        """Have the next call compile anew what was traced with other hooks than it has now."""
+        """Have the next call of each module that a change of hooks concerns compile it again."""
         for target in [t for t in self._filled if concerns(t, module, hooks)]:
             renew: Any = _Slot(self._renew, weakref.ref(target))
             vars(target)["_compiled_call_impl"] = renew
@@ -190,7 +177,7 @@ class Slots:
         filling.renewals += 1
         reason = uncompilable(target)
         if filling.renewals > MOST_RENEWALS:
-            reason = "its hooks change all the time"
+            reason = HOOKS_CHANGE
         if reason:
             self.release(target)
             self._ledger.note(f"{name} runs eagerly: {reason}")
@@ -202,13 +189,13 @@ class Slots:
 
 
 def separate_function(name: str, finish: Callable[[Any], Any] | None = None) -> Call:
-    """Return a new function with a code object of its own, named for dynamo's messages.
+    """Return a new function that calls a module, with a code object of its own.
 
-    Dynamo counts recompiles by code object: roots that shared one would share its limit of eight.
+    Dynamo counts recompiles by code object: roots with the same one would share its limit of eight.
 
     Args:
-        name: The module's class.
-        finish: What is done with the output inside the graph.
+        name: The module's class, which dynamo's messages show.
+        finish: Applied to the output inside the graph.
     """
 
     def block(module: Any, *args: Any, **kwargs: Any) -> Any:

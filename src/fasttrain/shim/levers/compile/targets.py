@@ -1,4 +1,4 @@
-"""Which modules are compiled, and which are left to run eagerly, with the reason."""
+"""Decides which modules run eagerly, with the reason; all others are compiled."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy as is_lazy_tensor
 from torch.nn.utils.spectral_norm import SpectralNorm
 
+from fasttrain.shim.hooks import patching
 from fasttrain.shim.process.callsite import location, own_prefixes
 
 _INSTALLED = (
@@ -28,23 +29,27 @@ _INSTALLED = (
 )
 
 
+GENERATOR = "its forward is a generator"
+SPECTRAL_NORM = "torch.nn.utils.spectral_norm has wrong gradients when it is compiled"
+
+
 def uncompilable(module: Module) -> str:
-    """Return the reason why a module is to run eagerly; empty if it can be compiled."""
+    """Return why a module can't be compiled; empty if it can."""
     if isinstance(module, torch.jit.ScriptModule):
         return "it is TorchScript"
     if isinstance(module, DataParallel):
         return "DataParallel copies it to threads at every call"
     if inspect.isgeneratorfunction(module.forward):
-        return "its forward is a generator"
+        return GENERATOR
     if _has_spectral_norm(module):
-        return "torch.nn.utils.spectral_norm gets wrong gradients when it is compiled"
+        return SPECTRAL_NORM
     return ""
 
 
 def is_lazy(module: Module) -> bool:
-    """Return whether parameters or buffers get their shapes, and their numbers, in the first call.
+    """True if parameters or buffers are initialized only in the first call.
 
-    A compiler would draw them with its own random numbers.
+    In compiled code they would be drawn with the compiler's own random numbers.
     """
     return any(
         tensor is not None and is_lazy_tensor(tensor)
@@ -54,8 +59,8 @@ def is_lazy(module: Module) -> bool:
 
 
 def _has_spectral_norm(module: Module) -> bool:
-    # On a CPU, inductor of torch 2.13 gives other gradients of `weight_orig` than eager torch, with
-    # and without the levers. That of torch.nn.utils.parametrizations gets the right ones.
+    # On a CPU, inductor of torch 2.13 computes other gradients of `weight_orig` than eager torch,
+    # also without fasttrain. The one of torch.nn.utils.parametrizations is right.
     hooks = (hook for part in Module.modules(module) for hook in part._forward_pre_hooks.values())
     return any(isinstance(hook, SpectralNorm) for hook in hooks)
 
@@ -64,7 +69,7 @@ def second_derivatives() -> str:
     """Return ``file:line`` where the script asks for second derivatives; empty if nowhere.
 
     A compiled graph has none ("torch.compile with aot_autograd does not currently support double
-    backward"), and says so only in the second backward pass, when it is too late to run eagerly.
+    backward"), and raises only in the second backward pass, when it is too late to run eagerly.
     """
     for path in _script_files():
         file = Path(path)
@@ -76,7 +81,7 @@ def second_derivatives() -> str:
 
 
 def _creates_graph(keyword: ast.keyword) -> bool:
-    # Only the literal: training utilities pass ``create_graph=create_graph`` on, mostly False.
+    # Only the literal True: training utilities pass ``create_graph=create_graph``, mostly False.
     value = keyword.value
     return keyword.arg == "create_graph" and isinstance(value, ast.Constant) and value.value is True
 
@@ -90,10 +95,10 @@ def _script_files() -> Iterator[str]:
 
 
 def _file_of(module: object) -> object:
-    """Return a module's ``__file__``, without its own ``__getattr__``: a lazy one may raise."""
+    """Return a module's ``__file__``; not by its own ``__getattr__``, which may raise if lazy."""
     try:
         return object.__getattribute__(module, "__dict__").get("__file__")
-    except AttributeError:  # something else than a module, with slots
+    except AttributeError:  # not a module, but an object with slots
         return None
 
 
@@ -102,23 +107,20 @@ def unwrapped(module: Module) -> Module:
     return module.module if isinstance(module, DistributedDataParallel) else module
 
 
-# Keeps loops that dynamo would unroll by the hundred from being compiled.
-#
-# A recurrent loop over time steps becomes one graph with every round in it: 60 rounds of two LSTM
-# cells compiled for 50 s on a busy 2-core CPU (torch 2.13), 1,000 rounds not within 5 minutes.
-# Such a function runs eagerly, and the receipt names the line.
-
-
 CHECK_EVERY_NODES = 500
-# Rounds of one line in one and the same module; a deep model's layers are different ones.
+# Iterations of one line in the same module; the layers of a deep model are different modules.
 MOST_ROUNDS = 100
 
 
-def refuse_long_loops(told: Callable[[str], None], undo: ExitStack) -> None:
-    """Give up tracing a function as soon as such a loop shows.
+def refuse_long_loops(report: Callable[[str], None], undo: ExitStack) -> None:
+    """Have dynamo give up a function in which it unrolls a loop of more than `MOST_ROUNDS`.
+
+    A recurrent loop over time steps becomes one graph with every iteration in it. With two LSTM
+    cells 60 iterations compiled for 50 s on a busy 2-core CPU (torch 2.13), and 1,000 for more than
+    5 minutes. Such a function runs eagerly, and the receipt names the line.
 
     Args:
-        told: Called with the line that repeats.
+        report: Called with the line that repeats.
         undo: Takes the inverse.
     """
     from torch._dynamo import exc, output_graph
@@ -132,16 +134,15 @@ def refuse_long_loops(told: Callable[[str], None], undo: ExitStack) -> None:
         if len(self.graph.nodes) % CHECK_EVERY_NODES == 0:
             line, rounds = _longest_loop(self.graph)
             if rounds > MOST_ROUNDS:
-                told(line)
-                raise exc.SkipFrame(f"a loop of more than {MOST_ROUNDS} rounds: {line}")
+                report(line)
+                raise exc.SkipFrame(f"a loop of more than {MOST_ROUNDS} iterations: {line}")
         return proxy
 
-    undo.callback(setattr, tracer, "create_proxy", original)
-    tracer.create_proxy = create_proxy
+    patching.put(tracer, "create_proxy", create_proxy, undo)
 
 
 def _longest_loop(graph: Any) -> tuple[str, int]:
-    """Return the line that the most operations come from, in one module by one operation."""
+    """Return the line that repeats most, by one operation in one module, and how often."""
     rounds: Counter[Any] = Counter()
     for node in graph.nodes:
         # A module that is called again is `name@1`, `name@2`, ...
@@ -155,7 +156,7 @@ def _longest_loop(graph: Any) -> tuple[str, int]:
 
 
 def _where(trace: str | None) -> str:
-    """Return ``file:line`` of the innermost frame of the user's in a formatted stack."""
+    """Return ``file:line`` of the user's innermost frame in a formatted stack."""
     lines = [line for line in (trace or "").splitlines() if line.startswith('  File "')]
     frames = [line.split('"') for line in lines]
     own = [frame for frame in frames if not frame[1].startswith(own_prefixes())] or frames

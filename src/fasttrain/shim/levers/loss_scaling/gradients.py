@@ -24,8 +24,8 @@ class _Group:
 
     Attributes:
         param_groups: One group, as of an optimizer.
-        owners: The optimizers, by id; none for parameters that no optimizer has.
-        found: Per device, a tensor that is above 0 if the last pass left an inf or nan.
+        owners: Ids of the optimizers; empty for parameters that no optimizer has.
+        found: Per device, a tensor that is above 0 if the last pass left an inf or NaN.
         zeroed: Whether the script has set the gradients to zero since that pass.
     """
 
@@ -37,16 +37,16 @@ class _Group:
         self.zeroed = False
 
     def drop_overflow(self) -> None:
-        """Zero the gradients if one overflowed: no step of an optimizer is there to be skipped."""
+        """Zero the gradients if one overflowed: without an optimizer no step can be skipped."""
         for gradient in self.gradients():
             gradient.masked_fill_(self.found[gradient.device] > 0, 0.0)
 
     def gradients(self) -> list[Tensor]:
-        """Return the gradients there are, the values of sparse ones."""
+        """Return the gradients that exist; of sparse ones, their values."""
         return [gradient for _, gradient in self.pairs()]
 
     def pairs(self) -> list[tuple[Tensor, Tensor]]:
-        """Return the parameters that have a gradient, each with it."""
+        """Return the parameters that have a gradient, each with its gradient."""
         present = [(p, p.grad) for p in self.parameters if p.grad is not None]
         return [(p, grad._values() if grad.is_sparse else grad) for p, grad in present]
 
@@ -64,31 +64,31 @@ class Gradients:
 
     @property
     def optimized(self) -> bool:
-        """Return whether the script has an optimizer; some update their parameters by hand."""
+        """True if the script has an optimizer; some scripts update their parameters by hand."""
         return bool(self._optimizers)
 
     def add_optimizer(self, optimizer: Optimizer) -> None:
-        """Follow an optimizer's parameters."""
+        """Add an optimizer's parameters."""
         self._optimizers.add(optimizer)
         self._known = (-1, -1)
 
     def add_root(self, _: Root, module: Module) -> None:
-        """Follow a module's parameters, which an optimizer need not have."""
+        """Add a module's parameters, which may be in no optimizer."""
         self._roots.add(module)
         self._known = (-1, -1)
 
     def install(self, undo: ExitStack) -> None:
-        """Watch for tensors that keep their gradient."""
+        """Watch for calls of ``retain_grad()``."""
         self._others.install(undo)
 
     def begin(self, outputs: Sequence[Any], scale: Tensor) -> None:
-        """Prepare what a pass from `outputs` will add to.
+        """Multiply the gradients that a pass from `outputs` will add to.
 
         Args:
             outputs: Where it begins.
-            scale: By which gradients of earlier passes are multiplied, as its own are.
+            scale: The scale of the pass.
         """
-        seen: set[int] = set()  # a gradient may be of two parameters
+        seen: set[int] = set()  # two parameters may share a gradient
         for group in self._current():
             by_device: dict[torch.device, list[Tensor]] = {}
             for parameter, gradient in group.pairs():
@@ -102,21 +102,24 @@ class Gradients:
         self._others.reach(outputs, self._grouped)
 
     def begin_inside(self, outputs: Sequence[Any]) -> None:
-        """Prepare for a pass inside of the one that is running, of a re-entrant checkpoint."""
+        """Prepare for a pass inside the running one, as a re-entrant checkpoint makes it."""
         self._others.reach(outputs, self._grouped)
 
-    def begin_slopes(self, outputs: Sequence[Any]) -> None:
-        """Prepare for gradients that the script takes at once, and that none is added to."""
+    def begin_grad(self, outputs: Sequence[Any]) -> None:
+        """Prepare for ``autograd.grad``, which returns its gradients and adds to no ``.grad``."""
         self._others.reach(outputs, self._grouped, leaves=False)
 
-    def finish_slopes(self, scaler: GradScaler, scale: Tensor, *, drop: bool) -> None:
-        """Divide what was left all the same; `drop` it, if the pass is made again."""
+    def finish_grad(self, scaler: GradScaler, scale: Tensor, *, drop: bool) -> None:
+        """Divide what ``autograd.grad`` left all the same; drop it if the pass is made again.
+
+        Tensors with ``retain_grad()`` get a gradient even then.
+        """
         if not drop:
             self._unscale_others(scaler, scale)
         self._others.finish(drop=drop)
 
     def unscale(self, scaler: GradScaler, scale: Tensor) -> None:
-        """Divide all gradients by the scale and remember which optimizers have an inf or nan."""
+        """Divide all gradients by the scale, and note which optimizers have an inf or NaN."""
         inverse = scale.double().reciprocal().float()
         seen: set[int] = set()
         for group in sorted(self._current(), key=lambda g: not g.owners):
@@ -127,10 +130,10 @@ class Gradients:
                 known = id(parameter.grad) in seen
                 (again if known else like_optimizer).parameters.append(parameter)
                 seen.add(id(parameter.grad))
-            # Of all gradients that are there now: what an earlier pass left is among them.
+            # Covers all present gradients, so also those that an earlier pass has left.
             group.zeroed = False
             group.found = scaler._unscale_grads_(like_optimizer, inverse, found, allow_fp16=True)
-            if again.parameters:  # divided already: looked at only
+            if again.parameters:  # divided already: only checked
                 one = torch.ones_like(inverse)
                 group.found |= scaler._unscale_grads_(again, one, found, allow_fp16=True)
             if not group.owners:
@@ -149,7 +152,7 @@ class Gradients:
             others.drop_overflow()
 
     def overflowed(self, optimizer: Optimizer) -> bool:
-        """Return whether an optimizer's gradients hold an inf or nan; waits for the device."""
+        """True if an optimizer's gradients hold an inf or NaN; waits for the device."""
         key = id(optimizer)
         found = [f for g in self._current() if key in g.owners for f in g.found.values()]
         return any(bool(value.item()) for value in found)
@@ -158,10 +161,10 @@ class Gradients:
         """Let the scale grow or back off by what was found since the last update.
 
         Args:
-            scaler: Does it.
-            stepped: The optimizers that made a step since, by id. Without any, what counts are
-                gradients that the script dropped, as it does when it finds them infinite itself;
-                those that it goes on accumulating wait for their step.
+            scaler: Holds the scale.
+            stepped: Ids of the optimizers that made a step since. If there are none, gradients
+                count that the script has dropped, as it does if it finds them infinite itself.
+                Those that it still accumulates wait for their step.
         """
         counted = {
             key: group.found
@@ -177,24 +180,24 @@ class Gradients:
         self.forget()
 
     def forget(self) -> None:
-        """Have nothing left to count."""
+        """Forget the overflows that were found."""
         for group in self._groups:
             group.found = {}
             group.zeroed = False
 
     def _dropped(self, group: _Group) -> bool:
         if not group.owners:
-            return not self.optimized  # a loop that updates by hand: each of its passes counts
+            return not self.optimized  # without any optimizer each pass counts as a step
         return group.zeroed or all(p.grad is None for p in group.parameters)
 
     def on_zero_grad(self, optimizer: Optimizer | None) -> None:
-        """Note that gradients were set to zero; None for those of a module."""
+        """Note that the gradients of an optimizer were set to zero; None if those of a module."""
         for group in self._groups:
             if optimizer is None or id(optimizer) in group.owners:
                 group.zeroed = True
 
     def _current(self) -> list[_Group]:
-        """Return the groups, formed anew when an optimizer, a root or a parameter came in."""
+        """Return the groups; formed again after an optimizer, a root or a parameter was added."""
         trained = sum(len(g["params"]) for o in self._optimizers for g in o.param_groups)
         if (trained, len(self._roots)) != self._known:
             self._known = (trained, len(self._roots))

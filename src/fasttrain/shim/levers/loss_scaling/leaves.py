@@ -1,8 +1,8 @@
-"""Gradients that a backward pass leaves on tensors that neither an optimizer nor a module has.
+"""Gradients that a backward pass leaves on tensors that belong to no optimizer and no module.
 
-Such are inputs of adversarial training, tensors that the script trains by hand, and those that keep
-their gradient by ``retain_grad()``. They are found before each pass, by a walk through its graph:
-0.5 us a node. What they have from earlier passes is set aside, so that it is never scaled.
+Such tensors are inputs of adversarial training, tensors that the script trains by hand, and those
+with ``retain_grad()``. They are found before each backward pass by a walk through its graph, at
+0.5 us a node. Gradients that they have from earlier passes are set aside, and never scaled.
 """
 
 from __future__ import annotations
@@ -16,25 +16,28 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fasttrain.shim.hooks.hook_wrappers import put_method
+from fasttrain.shim.hooks import patching
 from fasttrain.shim.hooks.lifted import made_by
 from fasttrain.shim.hooks.reachable import graph_behind
+from fasttrain.shim.hooks.seams import Hooking
 from fasttrain.shim.levers.loss_scaling.refusals import complex_refused
 from fasttrain.shim.process.refusal import refuse
 
 
 class OtherTensors:
-    """The other tensors whose gradients the pass that is running leaves."""
+    """Keeps the other tensors that get a gradient in the backward pass that is running."""
 
     def __init__(self) -> None:
         self._kept: dict[int, weakref.ref[Tensor]] = {}  # by retain_grad()
-        # Weakly, because re-entrant checkpoints make some in the middle of a pass and drop them.
+        # Weak references: re-entrant checkpoints make tensors during a pass and drop them.
         self._reached: dict[int, weakref.ref[Tensor]] = {}
         self._aside: list[tuple[Tensor, Tensor]] = []
 
     def install(self, undo: ExitStack) -> None:
-        """Watch for tensors that keep their gradient."""
-        original = Tensor.retain_grad
+        """Watch for calls of ``retain_grad()``."""
+        patching.wrap(Tensor, "retain_grad", self._watched, undo, Hooking.LOSS_SCALING)
+
+    def _watched(self, original: Any) -> Any:
         kept = self._kept
 
         @functools.wraps(original)
@@ -44,14 +47,14 @@ class OtherTensors:
                 key = id(tensor)
                 kept[key] = weakref.ref(tensor, lambda _: kept.pop(key, None))
 
-        put_method("retain_grad", retain_grad, undo)
+        return retain_grad
 
     def reach(self, outputs: Sequence[Any], known: Container[int], *, leaves: bool = True) -> None:
         """Find the tensors that a pass from `outputs` leaves gradients on.
 
         Args:
             outputs: Where it begins.
-            known: The ids of those that are looked after elsewhere.
+            known: Ids of the tensors to leave out: those of optimizers and modules.
             leaves: Whether leaves get a gradient.
         """
         nodes, variables = graph_behind(outputs)
@@ -75,14 +78,14 @@ class OtherTensors:
             tensor.grad = None
 
     def present(self) -> list[Tensor]:
-        """Return the tensors that were reached and are still there."""
+        """Return the tensors that were found and still exist."""
         return [tensor for ref in self._reached.values() if (tensor := ref()) is not None]
 
     def finish(self, *, drop: bool = False) -> None:
-        """Add what was set aside to what the pass has left.
+        """Add the gradients that were set aside to those that the pass has left.
 
         Args:
-            drop: Whether what it has left is nothing to keep, because it is made again.
+            drop: Drop what the pass has left, because it will be made again.
         """
         if drop:
             for tensor in self.present():

@@ -1,9 +1,9 @@
-"""fp16's dynamic loss scaling, out of the script's sight.
+"""Dynamic loss scaling for fp16, which the script doesn't see.
 
-Each backward pass starts from gradients times the scale, and whatever it left in ``.grad`` is
-divided again before it returns: losses, ``.grad``, clipping and accumulation are what they are
-without it. The scale is a power of two, so that multiplying and dividing lose nothing. A step with
-inf or nan gradients is made without any gradient, which every optimizer takes as nothing to do.
+Each backward pass starts from gradients times the scale, and divides what it has left in ``.grad``
+before it returns. So losses, ``.grad``, clipping and accumulation are the same as without it. The
+scale is a power of two, so that multiplying and dividing are exact. If a gradient is inf or NaN,
+the step runs without gradients, and every optimizer then changes nothing.
 
 `torch.amp.GradScaler` does the arithmetic: its tensors, its unscaling kernel, its growth and
 back-off. Its ``step`` is not used, because the script calls the optimizer's own.
@@ -28,10 +28,14 @@ from torch.optim.optimizer import (
 )
 
 from fasttrain.model.decision import Decision
+from fasttrain.model.levers import Amp
 from fasttrain.model.outcome import State
-from fasttrain.model.plan import Amp
-from fasttrain.shim.hooks.outcome_recorder import Ledger
+from fasttrain.model.vendors import VENDORS
+from fasttrain.shim.hooks import patching
+from fasttrain.shim.hooks.outcome_recorder import Ledger, Lever
 from fasttrain.shim.hooks.roots import Root, RootCalls
+from fasttrain.shim.hooks.seams import Differentiating, Training, then
+from fasttrain.shim.hooks.shared import Shared
 from fasttrain.shim.hooks.step_closures import Arguments, begins_with_closure, closure_of, followed
 from fasttrain.shim.levers.loss_scaling.gradients import Gradients
 from fasttrain.shim.levers.loss_scaling.refusals import (
@@ -43,10 +47,10 @@ from fasttrain.shim.levers.loss_scaling.refusals import (
 from fasttrain.shim.levers.loss_scaling.script_hooks import GradientHooks
 from fasttrain.shim.process.refusal import refuse
 
-# autograd.grad hands its result to the script at once, so that an overflow can't be skipped later:
-# it starts lower than GradScaler's 2**16 and backs off until the result is finite.
-FIRST_SLOPE_SCALE = 2.0**10
-SLOPE_BACKOFF = 2.0**-5
+# autograd.grad returns its result to the script at once, and no later step can skip an overflow. So
+# its scale starts lower than GradScaler's 2**16, and backs off until the result is finite.
+FIRST_GRAD_SCALE = 2.0**10
+GRAD_BACKOFF = 2.0**-5
 
 
 class LossScaling:
@@ -55,14 +59,13 @@ class LossScaling:
     def __init__(self, decision: Decision[Amp], ledger: Ledger, roots: RootCalls) -> None:
         self.ledger = ledger
         self._roots = roots
-        # Made before the precision lever watches for GradScalers of the script's.
-        kind = decision.value.device
-        self._scaler = GradScaler("cuda" if kind == "rocm" else kind)
+        # Made before the amp lever watches for the script's own GradScaler.
+        self._scaler = GradScaler(VENDORS[decision.value.device].torch_type)
         self._gradients = Gradients()
         self._hooks = GradientHooks()
         self._stepped: set[int] = set()  # optimizers, by id, since the last backward pass
         self._closure_of = ""  # the optimizer whose step runs a closure right now
-        self._slope_scale = FIRST_SLOPE_SCALE
+        self._grad_scale = FIRST_GRAD_SCALE
         self._withheld: weakref.WeakKeyDictionary[Optimizer, list[tuple[Tensor, Tensor]]] = (
             weakref.WeakKeyDictionary()
         )
@@ -81,22 +84,22 @@ class LossScaling:
         self.ledger.settle(State.ARMED, "no backward pass went through a module in fp16")
 
     def refresh(self) -> None:
-        """Tell the scale as it stands, and whether the script manages precision itself."""
+        """Record the scale, and whether the script manages precision itself."""
         if self._roots.region is None and self.ledger.state is State.ARMED:
             self.ledger.cede("the script manages precision itself")
         if self._scaler._scale is not None:
             self.ledger.counts["scale"] = int(self.scale)
 
     def state(self) -> dict[str, Any]:
-        """Return what a later process needs to go on, once the last steps count."""
+        """Return what a resumed process needs, after the scale was updated by the last steps."""
         self._gradients.update(self._scaler, self._stepped)
         self._stepped = set()
-        return {"scaler": self._scaler.state_dict(), "slope": self._slope_scale}
+        return {"scaler": self._scaler.state_dict(), "slope": self._grad_scale}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from what `state` gave."""
+        """Continue from what `state` returned."""
         self._scaler.load_state_dict(state["scaler"])
-        self._slope_scale = state["slope"]
+        self._grad_scale = state["slope"]
         self._stepped = set()
         self._gradients.forget()
 
@@ -106,36 +109,18 @@ class LossScaling:
         return float(self._scaler.get_scale())
 
     def _wrap(self, name: str, wrapper: Callable[..., Any], undo: ExitStack) -> None:
-        original: Any = getattr(torch.autograd, name)
-        wrapped = functools.wraps(original)(functools.partial(wrapper, original))
-        undo.callback(setattr, torch.autograd, name, original)
-        setattr(torch.autograd, name, wrapped)
+        def wrapped(original: Any) -> Any:
+            return functools.wraps(original)(functools.partial(wrapper, original))
+
+        patching.wrap(torch.autograd, name, wrapped, undo, Differentiating.LOSS_SCALING)
 
     def _watch_optimizers(self, undo: ExitStack) -> None:
-        original: Any = Optimizer.__init__
-        gradients = self._gradients
-
-        @functools.wraps(original)
-        def __init__(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:  # noqa: N807
-            original(optimizer, *args, **kwargs)
-            gradients.add_optimizer(optimizer)
-
-        undo.callback(setattr, Optimizer, "__init__", original)
-        setattr(Optimizer, "__init__", __init__)  # noqa: B010
-        self._watch_zero_grad(Optimizer, gradients.on_zero_grad, undo)
-        self._watch_zero_grad(Module, lambda _: gradients.on_zero_grad(None), undo)
-
-    def _watch_zero_grad(self, owner: Any, told: Callable[[Any], None], undo: ExitStack) -> None:
-        original = owner.zero_grad
-
-        @functools.wraps(original)
-        def zero_grad(holder: Any, *args: Any, **kwargs: Any) -> None:
-            original(holder, *args, **kwargs)
-            if not torch.compiler.is_compiling():
-                told(holder)
-
-        undo.callback(setattr, owner, "zero_grad", original)
-        owner.zero_grad = zero_grad
+        gradients, place = self._gradients, Training.LOSS_SCALING
+        made = then(gradients.add_optimizer, even_traced=True)
+        patching.wrap(Optimizer, "__init__", made, undo, place)
+        patching.wrap(Optimizer, "zero_grad", then(gradients.on_zero_grad), undo, place)
+        zeroed = then(lambda _: gradients.on_zero_grad(None))
+        patching.wrap(Module, "zero_grad", zeroed, undo, place)
 
     def _backward(
         self,
@@ -156,7 +141,8 @@ class LossScaling:
             refuse(inputs_refused())
         scale = self._begin(outputs[0])
         if kwargs.get("create_graph", args[1] if len(args) > 1 else False):
-            # What it leaves can be differentiated again, and dividing it would not be.
+            # The script may differentiate these gradients again. Dividing them in place would be
+            # missing in their graph, so this backward pass isn't scaled.
             scale = torch.ones_like(scale)
         seeds = _scaled(outputs, _sequence(grad_tensors), scale)
         self._gradients.begin(outputs, scale)
@@ -184,37 +170,37 @@ class LossScaling:
             return original(outputs, inputs, grad_outputs, retain_graph, *args, **kwargs)
         self.ledger.apply("autograd.grad", self._where())
         while True:
-            scale = torch.tensor(self._slope_scale, device=ends[0].device)
+            scale = torch.tensor(self._grad_scale, device=ends[0].device)
             seeds = _scaled(ends, _sequence(grad_outputs), scale)
-            retained = True  # for another try; without a further use it goes with the outputs
-            self._gradients.begin_slopes(ends)
+            retained = True  # for another try; the graph is freed with the outputs
+            self._gradients.begin_grad(ends)
             self._hooks.scale, done = scale, False
             try:
-                slopes = original(ends, inputs, seeds, retained, *args, **kwargs)
-                done = self._slope_scale <= 1.0 or _finite(slopes)
+                gradients = original(ends, inputs, seeds, retained, *args, **kwargs)
+                done = self._grad_scale <= 1.0 or _finite(gradients)
             finally:
                 self._hooks.scale = None
-                self._gradients.finish_slopes(self._scaler, scale, drop=not done)
+                self._gradients.finish_grad(self._scaler, scale, drop=not done)
             if done:
-                return tuple(None if g is None else g / self._slope_scale for g in slopes)
-            self._slope_scale = max(1.0, self._slope_scale * SLOPE_BACKOFF)
+                return tuple(None if g is None else g / self._grad_scale for g in gradients)
+            self._grad_scale = max(1.0, self._grad_scale * GRAD_BACKOFF)
 
     def _scales(self, outputs: Sequence[Any]) -> bool:
-        """Return whether this pass is one to scale."""
+        """True if the backward pass from these outputs is to be scaled."""
         roots = self._roots
         if roots.region is None or not roots.lowered or not self._scaler.is_enabled():
             return False  # the script manages precision itself, or nothing ran in fp16
         if torch._C._current_graph_task_id() != -1:
-            return False  # a pass inside another, which started from scaled gradients already
+            return False  # inside another backward pass, whose gradients are scaled already
         if self._closure_of:
             refuse(closure_refused(self._closure_of))
         if _batched():
             self.ledger.note(f"gradients inside torch.func.vmap aren't scaled ({self._where()})")
-            return False  # whether they are finite, and with it the scale, can't be read there
+            return False  # whether a gradient is finite can't be read inside vmap
         return bool(outputs) and all(isinstance(output, Tensor) for output in outputs)
 
     def _begin(self, output: Tensor) -> Tensor:
-        """Bring the scale up to date with the steps since the last pass, and give it."""
+        """Return the scale, updated by the steps since the last backward pass."""
         scaler: Any = self._scaler
         if scaler._scale is None:
             require_infinity(output.device.type)
@@ -255,7 +241,7 @@ class LossScaling:
         self._withheld[optimizer] = _withhold(optimizer)
 
     def _after_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: Any) -> None:
-        if closure_of(args, kwargs) is not None:  # and not of a step inside of that one
+        if closure_of(args, kwargs) is not None:  # else a step inside the closure of another
             self._closure_of = ""
         for parameter, gradient in self._withheld.pop(optimizer, ()):
             parameter.grad = gradient
@@ -268,7 +254,7 @@ def _sequence(value: Any) -> tuple[Any, ...]:
 
 
 def _any_inner(tensors: Any) -> bool:
-    """Return whether one of the tensors that a pass is for is no leaf."""
+    """True if one of a backward pass's ``inputs`` is not a leaf."""
     return any(isinstance(t, Tensor) and not t.is_leaf for t in _sequence(tensors))
 
 
@@ -281,17 +267,17 @@ def _scaled(outputs: tuple[Any, ...], seeds: tuple[Any, ...], scale: Tensor) -> 
 def _scaled_seed(output: Tensor, seed: Tensor | None, scale: Tensor) -> Tensor | None:
     if seed is None:
         if output.numel() != 1 or not output.requires_grad:
-            return None  # torch tells what is wrong with it
+            return None  # torch raises its own error
         seed = torch.ones_like(output)
     return seed * scale.to(seed.device, seed.dtype)
 
 
-def _finite(slopes: Sequence[Tensor | None]) -> bool:
-    return all(slope is None or bool(slope.isfinite().all()) for slope in slopes)
+def _finite(gradients: Sequence[Tensor | None]) -> bool:
+    return all(gradient is None or bool(gradient.isfinite().all()) for gradient in gradients)
 
 
 def _withhold(optimizer: Optimizer) -> list[tuple[Tensor, Tensor]]:
-    """Take the gradients away and give them, to be put back behind the step."""
+    """Remove an optimizer's gradients and return them, to be put back after the step."""
     withheld = []
     for group in optimizer.param_groups:
         for parameter in group["params"]:
@@ -302,7 +288,17 @@ def _withhold(optimizer: Optimizer) -> list[tuple[Tensor, Tensor]]:
 
 
 def _batched() -> bool:
-    """Return whether a transform of torch.func's runs a function for many inputs at once."""
+    """True inside ``torch.func.vmap``."""
     functorch: Any = torch._C._functorch
     stack = functorch.get_interpreter_stack() or ()
     return any(level.key() == functorch.TransformType.Vmap for level in stack)
+
+
+def build(shared: Shared, decision: Decision[Amp], _amp: Ledger) -> list[Lever]:
+    """Build the lever, which has a line of its own in the receipt."""
+    explicit = decision.source.explicit
+    ledger = shared.companion("loss_scaling", "dynamic", decision, explicit=explicit)
+    lever = LossScaling(decision, ledger, shared.roots)
+    shared.lever_state.states["loss scaling"] = lever
+    shared.loss_scale = lambda: lever.scale
+    return [lever]

@@ -1,10 +1,11 @@
-"""Shows the script's gradient hooks the gradients that they would see without loss scaling.
+"""Passes the script's gradient hooks the gradients that they would get without loss scaling.
 
-Clipping, masking or recording gradients in hooks is done inside the backward pass, where they are
-scaled. They are divided by the scale before a hook and multiplied behind it; it is a power of two.
+Hooks that clip, mask or record gradients run inside the backward pass, where gradients are scaled.
+So these are divided by the scale before a hook and multiplied after it, which is exact: the scale
+is a power of two.
 
-Hooks on nodes of the graph (``grad_fn.register_hook``) see scaled gradients: torch's own machinery
-registers such ones.
+Hooks on autograd nodes (``grad_fn.register_hook``) get scaled gradients, because torch itself
+registers such hooks.
 """
 
 from __future__ import annotations
@@ -18,14 +19,15 @@ from torch import Tensor
 
 from fasttrain.shim.hooks.casting import map_tensors
 from fasttrain.shim.hooks.hook_wrappers import Hook, wrap_module_hooks, wrap_tensor_hooks
+from fasttrain.shim.hooks.seams import Hooking
 
 
 class GradientHooks:
-    """Wraps hooks on tensors when they are registered, those on modules when they are set up.
+    """Wraps hooks on tensors when they are registered, and hooks on modules at each call.
 
     Attributes:
-        scale: Of the backward pass that is running; None outside of a scaled one. Of the whole
-            process, because the engine calls hooks from threads of its own.
+        scale: The scale of the backward pass that is running; None outside of a scaled one. One for
+            all threads, because the autograd engine calls hooks from threads of its own.
     """
 
     def __init__(self) -> None:
@@ -33,11 +35,11 @@ class GradientHooks:
 
     def install(self, undo: ExitStack) -> None:
         """Watch for hooks."""
-        wrap_tensor_hooks("register_hook", self._on_gradient, undo)
+        wrap_tensor_hooks("register_hook", self._on_gradient, undo, Hooking.LOSS_SCALING)
         if hasattr(Tensor, "register_post_accumulate_grad_hook"):  # torch 2.1
             name = "register_post_accumulate_grad_hook"
-            wrap_tensor_hooks(name, self._on_accumulated, undo)
-        wrap_module_hooks(self._on_module, undo)
+            wrap_tensor_hooks(name, self._on_accumulated, undo, Hooking.LOSS_SCALING)
+        wrap_module_hooks(self._on_module, undo, Hooking.LOSS_SCALING)
 
     def _on_gradient(self, hook: Hook) -> Hook:
         @functools.wraps(hook)
@@ -48,8 +50,8 @@ class GradientHooks:
             shown = _divided(gradient, scale)
             result = hook(shown)
             if result is None and not shown._version:
-                return None  # as it was: in fp16, what was shown may have become 0
-            # Some change what they are shown in place, against torch's advice.
+                return None  # unchanged; the divided gradient may have become 0 in fp16
+            # Some hooks change their argument in place, against torch's advice.
             return _multiplied(shown if result is None else result, scale)
 
         return wrapped

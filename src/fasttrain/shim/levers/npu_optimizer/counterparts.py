@@ -1,8 +1,8 @@
-"""Which optimizers torch_npu's fused ones may stand in for, and why not where they may not.
+"""Lists the optimizers that torch_npu's fused ones can replace, and finds reasons why not.
 
 Source: torch_npu/optim/*.py of the wheels 2.1.0.post8 to 2.14.0, which are the same code; adamp
 0.3.0, timm 1.0.31, torch_optimizer 0.3.0 and pytorch_pretrained_bert 0.6.2, compared with them over
-20 steps. Compared on a simulated device: nothing of it has run on a card.
+20 steps on a simulated device. Nothing of it has run on a card.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-# What a script can ask of torch's implementation, and what leaves the choice to torch.
+# Arguments that choose torch's implementation, and the values that leave the choice to torch.
 _TORCH = {
     "maximize": (False,),
     "foreach": (None,),
@@ -30,7 +30,7 @@ _TIMM = {
     "decoupled_decay": (False,),
     "corrected_weight_decay": (False,),
 }
-# NC1HWC0, FRACTAL_Z and FRACTAL_NZ in their variants, which order or pad a tensor their own way.
+# The variants of NC1HWC0, FRACTAL_Z and FRACTAL_NZ, which order or pad a tensor in their own way.
 # Source: torch_npu/npu/_format.py, torch_npu 2.13.0
 _PRIVATE_FORMATS = {3, 4, 12, 29, 32, 33, *range(50, 55)}
 _ADAM = ("lr", "betas", "eps", "weight_decay")
@@ -44,22 +44,28 @@ _RMSPROP_STATE = {
 _RMSPROP_CONDITIONS = {"momentum_buffer": "momentum", "grad_avg": "centered"}
 
 
+NONE_FUSED = "torch_npu has no fused one for it"
+NOT_CONTIGUOUS = "a parameter is not contiguous"
+PART = "a parameter is a part of a larger memory"
+SHARED = "two parameters share their memory"
+
+
 @dataclass(frozen=True, slots=True)
 class Counterpart:
-    """The fused optimizer that computes what one of a script does.
+    """The fused optimizer that computes the same as an optimizer of a script.
 
     Attributes:
         fused: Its class in ``torch_npu.optim``.
         arguments: Entries of a parameter group that it takes under the same name.
         buffers: Keys of the script's optimizer state, and the fused one's names for them.
-        fixed: Entries of a group that it has none of, each with the values that mean nothing.
-        ignored: Entries of a group that matter only beside a value of `fixed` that is refused.
-        attributes: What the script's optimizer must hold where its own arguments end there.
-        constants: Arguments that the fused one gets whatever the script's has.
-        conditions: Arguments whose truth decides whether a buffer, by its key, exists.
-        records: Keys of the script's state that its step writes, and never reads again.
+        fixed: Entries of a group that it lacks, each with the values that have no effect.
+        ignored: Entries of a group that matter only if one of `fixed` has a value that is refused.
+        attributes: Attributes of the script's optimizer and the values that they must have.
+        constants: Arguments of the fused optimizer that don't depend on the script's.
+        conditions: Keys of buffers that exist only if an argument is true, and that argument.
+        records: Keys of the script's state that its step writes and never reads.
         schedule: Entry of a group whose ``get_lr(step)`` scales the learning rate; empty if none.
-        differs: Why none of its settings computes the same; empty if some do.
+        differs: Why no setting of it computes the same; empty if some do.
     """
 
     fused: str
@@ -145,7 +151,7 @@ COUNTERPARTS: dict[str, Counterpart] = {
         "NpuFusedLamb",
         _ADAM,
         _MOMENTS,
-        differs="NpuFusedLamb takes the norm of a weight for 10 at most, and timm's does not",
+        differs="NpuFusedLamb takes a weight's norm as 10 at most, and timm's Lamb doesn't",
     ),
     "pytorch_pretrained_bert.optimization.BertAdam": Counterpart(
         "NpuFusedBertAdam",
@@ -161,23 +167,23 @@ COUNTERPARTS: dict[str, Counterpart] = {
 
 
 def counterpart_of(kind: type[Optimizer]) -> Counterpart | None:
-    """Return the fused counterpart of exactly this class; a subclass may compute anything."""
+    """Return the fused counterpart of this very class; a subclass may compute anything."""
     return COUNTERPARTS.get(f"{kind.__module__}.{kind.__qualname__}")
 
 
 def why_not(optimizer: Optimizer) -> str:
-    """Return why no fused optimizer may stand in for one, as it is now; empty if one may.
+    """Return why no fused optimizer can replace an optimizer as it is now; empty if one can.
 
-    Only parameters that have a gradient count: the others are not touched.
+    Only parameters with a gradient count: a step doesn't change the others.
     """
     counterpart = counterpart_of(type(optimizer))
     if counterpart is None:
-        return "torch_npu has no fused one for it"
+        return NONE_FUSED
     return counterpart.differs or next(_reasons(optimizer, counterpart), "")
 
 
 def why_not_now(optimizer: Optimizer) -> str:
-    """Return what a script has set meanwhile that the fused optimizer in use has none of."""
+    """Return what the script has set since that the fused optimizer lacks; empty if nothing."""
     counterpart = COUNTERPARTS[f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"]
     groups = optimizer.param_groups
     return next((r for group in groups for r in _group_reasons(group, counterpart)), "")
@@ -190,7 +196,7 @@ def _reasons(optimizer: Optimizer, counterpart: Counterpart) -> Iterator[str]:
     for group in optimizer.param_groups:
         yield from _group_reasons(group, counterpart)
     known = {*counterpart.arguments, *counterpart.fixed, *counterpart.ignored, counterpart.schedule}
-    # torch gives every optimizer that it unpickles or loads a default `differentiable`.
+    # torch adds a default `differentiable` to every optimizer that it unpickles or loads.
     for name in sorted(set(optimizer.defaults) - known - {"differentiable"}):
         yield f"{counterpart.fused} has nothing like its {name}"
     yield from _parameter_reasons(optimizer)
@@ -215,8 +221,13 @@ def _parameter_reasons(optimizer: Optimizer) -> Iterator[str]:
                 yield from _tensor_reasons(parameter, storages)
 
 
+def on_device(device: object) -> str:
+    """Return the reason for a parameter that is on another device than an NPU."""
+    return f"a parameter is on {device}"
+
+
 def _tensor_reasons(parameter: Tensor, storages: set[int]) -> Iterator[str]:
-    """Tell what keeps a parameter's memory from moving into a flat buffer."""
+    """Yield reasons why a parameter can't be moved into a flat buffer."""
     if type(parameter) not in (Tensor, nn.Parameter):
         yield f"a parameter is a {type(parameter).__name__}"
         return
@@ -225,18 +236,18 @@ def _tensor_reasons(parameter: Tensor, storages: set[int]) -> Iterator[str]:
     if parameter.grad is not None and parameter.grad.is_sparse:
         yield "its gradients are sparse"
     if not parameter.is_contiguous():
-        yield "a parameter is not contiguous"
+        yield NOT_CONTIGUOUS
     if _has_private_format(parameter):
         yield "a parameter is in a private format"
     storage = parameter.untyped_storage()
     # Such as the parameters of FSDP, which are parts of one storage
     if storage.nbytes() != parameter.numel() * parameter.element_size():
-        yield "a parameter is a part of a larger memory"
+        yield PART
     elif storage.nbytes() and storage.data_ptr() in storages:
-        yield "two parameters share their memory"
+        yield SHARED
     storages.add(storage.data_ptr())
     if parameter.device.type != "npu":
-        yield f"a parameter is on {parameter.device}"
+        yield on_device(parameter.device)
 
 
 def _has_private_format(parameter: Tensor) -> bool:

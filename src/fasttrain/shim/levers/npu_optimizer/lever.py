@@ -1,9 +1,9 @@
-"""torch_npu's fused optimizers, at work beside those that the script made.
+"""Has torch_npu's fused optimizers make the steps of the script's optimizers.
 
-The script's optimizer stays what it is: object, class, parameter groups, hooks and state. Only the
-arithmetic of its ``step`` is done by the fused one, which shares its parameters and its state, so
-that a checkpoint is at any time what the script alone would have saved. Whenever the two no longer
-fit together the script's own step is made, and the fused one is built anew or given up.
+The script's optimizer stays as it is: object, class, parameter groups, hooks and state. Only the
+arithmetic of its ``step`` is done by the fused one, which shares its parameters and its state. So a
+checkpoint is at any time what the script alone would have saved. If the two don't match any more,
+the script's own step is made, and the fused optimizer is built again or given up.
 """
 
 from __future__ import annotations
@@ -21,8 +21,12 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Adadelta, Adam, AdamW, Optimizer, RMSprop
 
+from fasttrain.model.decision import Decision
 from fasttrain.model.outcome import State
-from fasttrain.shim.hooks.outcome_recorder import Ledger
+from fasttrain.shim.hooks import patching
+from fasttrain.shim.hooks.outcome_recorder import Ledger, Lever
+from fasttrain.shim.hooks.seams import Training, then
+from fasttrain.shim.hooks.shared import Shared
 from fasttrain.shim.hooks.step_closures import closure_of
 from fasttrain.shim.levers.npu_optimizer.counterparts import (
     Counterpart,
@@ -33,18 +37,18 @@ from fasttrain.shim.levers.npu_optimizer.counterparts import (
 from fasttrain.shim.levers.npu_optimizer.guard import Twin, uneven, unready
 from fasttrain.shim.process.callsite import call_site
 
-# Building costs about what a few steps do. One that has to be built more often than every tenth
-# step, as where a loop swaps its weights all the time, brings nothing.
+# Building a fused optimizer takes about as long as a few steps. It doesn't pay if that is necessary
+# more often than every tenth step, as in a loop that swaps its weights all the time.
 WORTH_STEPS = 10
 # Agreement that counts as equal. Source: torch/testing/_comparison.py, torch 2.13
 TOLERANCES = {torch.float32: (1.3e-6, 1e-5), torch.float16: (1e-3, 1e-5)}
-# In the trial a step has to be large against the tolerance, whatever the script's own rate is.
+# Not the script's own rate: in the trial a step must be large compared to the tolerance.
 TRIAL_LR = 0.1
 TRIAL_SHAPES = ((7,), (3, 5))
 
 
 class _Known:
-    """What is known of one optimizer of the script."""
+    """The lever's state of one optimizer of the script."""
 
     __slots__ = ("given_up", "site", "tried", "twin")
 
@@ -56,50 +60,42 @@ class _Known:
 
 
 class NpuOptimizerLever:
-    """Lets the fused optimizers of torch_npu make the steps of those that they equal."""
+    """Makes the steps of optimizers by torch_npu's fused counterparts."""
 
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
         self._known: weakref.WeakKeyDictionary[Optimizer, _Known] = weakref.WeakKeyDictionary()
-        self._steps: dict[type[Optimizer], Any] = {}  # what the script's classes step by
+        self._steps: dict[type[Optimizer], Any] = {}  # the own step of each class
         self._undo = ExitStack()
 
     def install(self, undo: ExitStack) -> None:
-        """Take the steps of the classes that have a counterpart, now or when one is made."""
+        """Replace the step of torch's classes now, of others at their first construction."""
         undo.callback(self._undo.close)
         for kind in (SGD, Adam, AdamW, Adadelta, RMSprop):
             self._take_steps(kind)
-        self._watch_construction(undo)
+        made = then(self._on_made, even_traced=True)
+        patching.wrap(Optimizer, "__init__", made, undo, Training.NPU_OPTIMIZER)
         self.ledger.settle(State.ARMED, "no optimizer made a step")
 
     def refresh(self) -> None:
-        """Nothing is pending: every step is counted as it happens."""
+        """Do nothing: every step is counted when it is made."""
 
     def takes(self, optimizer: Optimizer) -> bool:
-        """True if an optimizer is, or may become, this lever's; no other may touch its steps."""
+        """True if this lever makes, or may make, an optimizer's steps; no other lever may then."""
         if counterpart_of(type(optimizer)) is None:
             return False
         known = self._known.get(optimizer)
         return known is None or not known.given_up
 
-    def _watch_construction(self, undo: ExitStack) -> None:
-        original: Any = Optimizer.__init__
-
-        @functools.wraps(original)
-        def __init__(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:  # noqa: N807
-            original(optimizer, *args, **kwargs)
-            if counterpart_of(type(optimizer)) is not None:
-                self._known[optimizer] = _Known(call_site())
-                self._take_steps(type(optimizer))
-
-        undo.callback(setattr, Optimizer, "__init__", original)
-        setattr(Optimizer, "__init__", __init__)  # noqa: B010
+    def _on_made(self, optimizer: Optimizer) -> None:
+        if counterpart_of(type(optimizer)) is not None:
+            self._known[optimizer] = _Known(call_site())
+            self._take_steps(type(optimizer))
 
     def _take_steps(self, kind: Any) -> None:
-        """Put ours in the place of a class's step, inside of the hooks that torch puts around."""
+        """Replace a class's step by ours, inside the hooks that torch wraps around it."""
         if kind in self._steps:
             return
-        before = vars(kind).get("step")
         step: Any = kind.step
         native = step.__wrapped__ if getattr(step, "hooked", False) else step
         while hasattr(native, "_fasttrain_native"):  # AdamW inherits Adam's
@@ -115,13 +111,12 @@ class NpuOptimizerLever:
         ours._fasttrain_native = native  # type: ignore[attr-defined]
         hooked: Any = Optimizer.profile_hook_step(ours)
         hooked.hooked = True
-        kind.step = hooked
-        self._undo.callback(_put_back, kind, before)
+        patching.put(kind, "step", hooked, self._undo)
 
     def _step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         native = self._steps[type(optimizer)]
         known = self._known.get(optimizer)
-        if known is None:  # made by unpickling
+        if known is None:  # it was unpickled, without its constructor
             known = self._known[optimizer] = _Known(call_site())
         if known.given_up:
             return native(optimizer, *args, **kwargs)
@@ -139,9 +134,9 @@ class NpuOptimizerLever:
         return loss
 
     def _fitting(self, optimizer: Optimizer, known: _Known) -> Twin | None:
-        """Return the fused one for this very step; None if the script's own has to make it."""
+        """Return the fused optimizer for this step; None if the script's own has to make it."""
         if all(parameter.grad is None for parameter in _parameters(optimizer)):
-            return None  # nothing to do, as where loss scaling skips a step that overflowed
+            return None  # nothing to do, as when loss scaling skips a step that overflowed
         twin = known.twin
         if reason := why_not(optimizer) if twin is None else _misfit(optimizer, twin):
             if twin is None or twin.steps < WORTH_STEPS:
@@ -167,17 +162,17 @@ class NpuOptimizerLever:
                 self._try(optimizer, counterpart, kind)
                 known.tried = True
             twin = Twin(optimizer, counterpart, kind)
-        except Exception as error:  # noqa: BLE001 - whatever fails in there, the script's own works
+        except Exception as error:  # noqa: BLE001 - whatever fails, the script's own step works
             self._give_up(optimizer, known, f"{type(error).__name__}: {error}")
             return None
         self.ledger.apply(f"{type(optimizer).__name__} as {counterpart.fused}", known.site)
         return twin
 
     def _try(self, optimizer: Optimizer, counterpart: Counterpart, kind: Any) -> None:
-        """Make one step of a small copy by both.
+        """Make one step of a small copy by both optimizers.
 
         Raises:
-            ValueError: They don't come to the same.
+            ValueError: The results differ.
         """
         native = self._steps[type(optimizer)]
         ours, theirs = _small_copy(optimizer), _small_copy(optimizer)
@@ -202,13 +197,6 @@ def _misfit(optimizer: Optimizer, twin: Twin) -> str:
     return twin.misfit(optimizer) or why_not_now(optimizer)
 
 
-def _put_back(kind: Any, step: Any) -> None:
-    if step is None:
-        del kind.step  # it was inherited
-    else:
-        kind.step = step
-
-
 def _parameters(optimizer: Optimizer) -> Iterator[Tensor]:
     for group in optimizer.param_groups:
         yield from group["params"]
@@ -221,7 +209,7 @@ def _ramp(like: Tensor) -> Tensor:
 
 def _small_copy(optimizer: Optimizer) -> Any:
     """Return an optimizer with the same settings and no steps yet, over a few small tensors."""
-    copy = object.__new__(type(optimizer))  # its constructor might want what nobody has any more
+    copy = object.__new__(type(optimizer))  # its constructor may take arguments unknown here
     vars(copy).update(vars(optimizer))
     copy.param_groups = []
     copy.state = defaultdict(dict)
@@ -250,3 +238,10 @@ def _agree(found: Any, expected: Any) -> bool:
         return bool(found == expected)
     relative, absolute = TOLERANCES[expected.dtype]
     return torch.allclose(found.cpu(), expected.cpu(), rtol=relative, atol=absolute)
+
+
+def build(shared: Shared, _decision: Decision[Any], ledger: Ledger) -> list[Lever]:
+    """Build the lever."""
+    lever = NpuOptimizerLever(ledger)
+    shared.stepped_elsewhere.append(lever.takes)
+    return [lever]
