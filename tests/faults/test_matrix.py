@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from fasttrain.launch.crash.gather import AGENT_DIED
+from fasttrain.launch.crash.judge import AGENT_DIED
 from fasttrain.model.codec import loads
 from fasttrain.model.crash import CRASH_FILE, Crash
 from fasttrain.model.hang import HANG_FILE, Hang

@@ -11,10 +11,12 @@ from typing import Any
 
 import pytest
 
-from fasttrain.launch.crash.gather import Scene, investigate
+from fasttrain.launch.crash.gather import FailedRun
+from fasttrain.launch.crash.judge import judge
 from fasttrain.model.codec import loads
-from fasttrain.model.crash import Surroundings
+from fasttrain.model.crash import EXITS_FILE, Surroundings, WorkerExits
 from fasttrain.model.plan import LaunchPlan
+from fasttrain.model.reading import load
 
 pytestmark = pytest.mark.faults
 
@@ -117,8 +119,9 @@ def test_the_first_of_two_that_fail_at_different_times(
     for index, (plan, pair) in enumerate(zip(plans, words, strict=True)):
         first, times = really_first(tmp_path / str(index))
         how = pair[first].partition(":")[0]
-        scene = Scene(plan, plan, {}, 1, Surroundings(), Surroundings(), frozenset())
-        crash, _ = investigate(scene)
+        exits = load(WorkerExits, Path(plan.run_dir, EXITS_FILE))
+        none = Surroundings()
+        crash, _ = judge(FailedRun(plan, plan, {}, 1, none, none, frozenset(), exits=exits))
         right = crash and (crash.rank, crash.exit_code) == (first, ENDS[how](first))
         row = (
             "staggered crashes",

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from fasttrain.launch.crash.cause_rules import AT_LIMIT, ON_MACHINE
-from fasttrain.launch.crash.gather import Scene, investigate
+from fasttrain.launch.crash.gather import FailedRun
+from fasttrain.launch.crash.judge import judge
 from fasttrain.model.codec import loads
 from fasttrain.model.crash import Crash, Surroundings
 from fasttrain.model.machine import Cpu, Machine, Torch
@@ -70,8 +71,8 @@ def crash_of(
 ) -> Crash:
     plan = plan_in(run_dir)
     shell_code = code if code >= 0 else 128 - code
-    scene = Scene(plan, plan, {}, shell_code, before, after, frozenset({0}))
-    crash, problems = investigate(scene)
+    run = FailedRun(plan, plan, {}, shell_code, before, after, frozenset({0}))
+    crash, problems = judge(run)
     assert not problems
     assert crash is not None
     return crash

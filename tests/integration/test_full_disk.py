@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fasttrain.launch.crash.cause_rules import Heals
+from fasttrain.launch.crash.cause_rules import Retry
 from fasttrain.model.codec import loads
 from fasttrain.model.outcome import RankReport, Receipt
 
@@ -146,7 +146,7 @@ def test_a_disk_that_stays_full_takes_no_more_than_lines(
 @pytest.mark.parametrize(
     ("what", "how", "code", "cause", "final"),
     [
-        ("bytes", "raise", 1, "disk-full", f"disk-full: {Heals.NEVER}"),
+        ("bytes", "raise", 1, "disk-full", f"disk-full: {Retry.NEVER}"),
         # One that can heal, but whose records can't be put into a folder of their own.
         ("files", "kill", 137, "killed", ": No space left on device"),
     ],

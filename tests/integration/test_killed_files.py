@@ -23,7 +23,7 @@ import psutil
 import pytest
 
 from fasttrain.model.codec import loads
-from fasttrain.model.crash import Crash, Ends, Failure
+from fasttrain.model.crash import Crash, Failure, WorkerExits
 from fasttrain.model.hang import PulseAddress
 from fasttrain.model.outcome import RankReport, Receipt
 from fasttrain.model.plan import LaunchPlan
@@ -67,7 +67,7 @@ open("failing", "w").close()
 raise ValueError("of a run that fails anyway")
 """
 KINDS: dict[str, type] = {
-    "plan": LaunchPlan, "receipt": Receipt, "crash": Crash, "ends": Ends, "failure": Failure,
+    "plan": LaunchPlan, "receipt": Receipt, "crash": Crash, "ends": WorkerExits, "failure": Failure,
     "rank": RankReport, "pulse": PulseAddress,
 }  # fmt: skip
 

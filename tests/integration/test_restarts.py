@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from fasttrain.launch.crash.cause_rules import Heals
+from fasttrain.launch.crash.cause_rules import Retry
 from fasttrain.launch.process.supervise import ENDED_LEFT
 from fasttrain.launch.restarts.restart_policy import SAME_WAY, UNTRAINED
 from fasttrain.model.attempts import used_up
@@ -123,7 +123,7 @@ def test_a_module_that_is_no_python_is_tried_again_only_if_asked(
     path = script("import wrong")
     done = fasttrain("run", path, "--max-restarts", "1")
     assert b" 1 of 1" not in done.stderr
-    assert f"syntax: {Heals.NEVER}".encode() in done.stderr
+    assert f"syntax: {Retry.NEVER}".encode() in done.stderr
     done = fasttrain("run", path, "--max-restarts", "1", "--restart-on", "any")
     assert re.search(rb"\b1 of 1\b.*\b2 s\b", done.stderr)
     assert used_up(1).encode() in done.stderr

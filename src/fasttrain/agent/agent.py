@@ -1,10 +1,10 @@
 """Entry point of the torchrun agent: ``python AGENT PLAN [torchrun options] COMMAND...``.
 
 torchrun itself ends with exit code 1 whatever its workers ended with; this one ends with the exit
-code of the first worker that failed, or 128 + signal. And where torchrun takes SIGUSR1 and SIGUSR2
-as the end of the run, these only pass through: a script may save at such a signal and train on.
-What torchrun logs goes into agent.log; how each worker ended, into ends.json, and the launcher
-tells it.
+code of the first worker that failed, or 128 + signal. torchrun takes SIGUSR1 and SIGUSR2 as the end
+of the run; here they are only passed on, because a script may save at such a signal and train on.
+What torchrun logs goes into agent.log. How each worker ended goes into ends.json and, by a pipe, to
+the launcher, which reports it.
 """
 
 from __future__ import annotations
@@ -22,18 +22,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fasttrain.agent.worker_exits import Deaths
+    from fasttrain.agent.worker_exits import ExitWatch
+    from fasttrain.processes.agent_pipe import AgentPipe
 
 LOG, FOLDER = "agent.log", "torchrun"  # in the run directory
-KEEP_S = 0.1  # between two looks for a signal, and for workers that have not heard of it
+KEEP_S = 0.1  # between two looks for signals, and for workers that have not got them yet
 PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
 
 
 def main(argv: list[str]) -> int:
-    """Run torchrun and give the exit code of the run."""
-    from fasttrain.agent.worker_exits import Deaths
+    """Run torchrun and return the exit code of the run."""
+    from fasttrain.agent.worker_exits import ExitWatch
     from fasttrain.files.writing import give_back, open_log
-    from fasttrain.model.crash import ENDS_FILE
+    from fasttrain.model.crash import EXITS_FILE
+    from fasttrain.processes.agent_pipe import inherited
     from fasttrain.shim.process.entry import not_by_hand
     from fasttrain.shim.process.log_stream import log_stream
     from fasttrain.shim.process.parent_death import die_with_launcher
@@ -46,23 +48,25 @@ def main(argv: list[str]) -> int:
         signal.signal(signum, _pass_on)
     if held := set(PASSED_ON) & signal.pthread_sigmask(signal.SIG_BLOCK, ()):
         threading.Thread(target=_keep, args=(held,), daemon=True).start()
-    run_dir, deaths = Path(argv[0]).parent, Deaths()
-    # A launcher has opened a log for our output. Without one, as where a dry run was pasted, all
-    # that there is to tell is told here.
-    led = any((run_dir / name).exists() for name in ("rank-0.log", LOG))
-    deaths.keep_room(run_dir)
-    log = log_stream(open_log(run_dir / LOG), sys.stderr) if led else sys.stderr
-    # The workers have the streams themselves, and so has what ends the agent itself.
+    # Before torchrun copies the environment for its workers. Without a launcher, as where a dry run
+    # was pasted, torchrun restarts by itself, and a failure is reported here.
+    pipe = inherited(os.environ)
+    run_dir, watch = Path(argv[0]).parent, ExitWatch()
+    watch.reserve(run_dir)
+    log = log_stream(open_log(run_dir / LOG), sys.stderr) if pipe else sys.stderr
+    # Only Python's stderr: workers, and a fatal error of the agent itself, have the real one.
     with contextlib.redirect_stderr(log):
-        code, told = _run(argv[1:], run_dir, deaths, _healing(Path(argv[0]), deaths, led))
-    give_back(run_dir / ENDS_FILE)
-    if told and not led:
+        code, told = _run(argv[1:], run_dir, watch, pipe, _restarts(Path(argv[0]), watch, pipe))
+    give_back(run_dir / EXITS_FILE)
+    if told and not pipe:
         print(f"fasttrain: {told}", file=sys.stderr)  # noqa: T201
     return code
 
 
-def _healing(plan_path: Path, deaths: Deaths, led: bool) -> AbstractContextManager[None]:
-    """Return what has the launcher judge failures, where there is one and something to judge."""
+def _restarts(
+    plan_path: Path, watch: ExitWatch, pipe: AgentPipe | None
+) -> AbstractContextManager[None]:
+    """Return what has the launcher decide on restarts, where there is one and restarts may come."""
     from fasttrain.model.errors import FasttrainError
     from fasttrain.shim.process.entry import read_plan
     from fasttrain.shim.process.refusal import refuse
@@ -71,25 +75,30 @@ def _healing(plan_path: Path, deaths: Deaths, led: bool) -> AbstractContextManag
         plan = read_plan(plan_path)
     except FasttrainError as error:
         refuse(error)
-    if not (led and plan.judged):
+    if not (pipe and plan.judged):
         return contextlib.nullcontext()
-    from fasttrain.agent.restart_agent import healing
+    from fasttrain.agent.restart_agent import asking_launcher
 
-    return healing(plan, plan_path.parent, deaths)
+    return asking_launcher(plan, plan_path.parent, watch, pipe)
 
 
 def _run(
-    argv: list[str], run_dir: Path, deaths: Deaths, healing: AbstractContextManager[None]
+    argv: list[str],
+    run_dir: Path,
+    watch: ExitWatch,
+    pipe: AgentPipe | None,
+    restarts: AbstractContextManager[None],
 ) -> tuple[int, str]:
+    """Return the exit code of the run, and one sentence on its failure; empty without one."""
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import parse_args, run
 
-    from fasttrain.model.attempts import GivenUpError
+    from fasttrain.model.attempts import GivenUpError, Message
 
     try:
-        with healing, _files(run_dir) as folder:
-            options = (f"--log-dir={folder}", *_as_can_be_had(argv))
+        with restarts, _files(run_dir) as folder:
+            options = (f"--log-dir={folder}", *_supported(argv))
             run(parse_args(options))  # type: ignore[no-untyped-call]
     except SignalException as error:
         return 128 + error.sigval, ""
@@ -97,7 +106,9 @@ def _run(
         return error.exit_code, str(error)
     except ChildFailedError as error:
         failures = error.failures.items()
-        deaths.leave(run_dir, ((rank, end.pid, end.exitcode) for rank, end in failures))
+        exits = watch.record(run_dir, ((rank, end.pid, end.exitcode) for rank, end in failures))
+        if pipe:
+            pipe.send(Message(exits=exits))
         rank, failure = error.get_first_failure()
         code = failure.exitcode if failure.exitcode >= 0 else 128 - failure.exitcode
         ended = f"exit code {code}" if failure.exitcode >= 0 else failure.signal_name()
@@ -107,17 +118,17 @@ def _run(
 
 @contextlib.contextmanager
 def _files(run_dir: Path) -> Iterator[Path]:
-    """Yield a folder for torchrun's files: one that it made itself, it would leave in $TMPDIR."""
+    """Yield a folder for torchrun's files; one of its own making it would leave in $TMPDIR."""
     folder = run_dir / FOLDER
     try:
         yield folder
     finally:
-        # What can't be removed is in the run directory, and in nobody's way.
+        # A file that can't be removed stays in the run directory, where it harms nobody.
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _as_can_be_had(argv: list[str]) -> list[str]:
-    """Return torchrun's arguments, without the rendezvous of ours if this torch can't have it."""
+def _supported(argv: list[str]) -> list[str]:
+    """Return torchrun's arguments, with its own rendezvous if this torch doesn't support ours."""
     from fasttrain.agent import loopback
 
     ours = f"--rdzv-backend={loopback.BACKEND}"
@@ -141,24 +152,24 @@ def _pass_on(signum: int, _frame: Any) -> None:
 
 
 def _keep(held: set[Any]) -> None:
-    """Pass signals on to workers that are yet to start, too: those that end the run.
+    """Pass signals that end the run on to workers, including those that are yet to start.
 
-    The launcher has held them back, and so they are for this whole process and all that it starts.
-    A worker takes them up when it can.
+    The launcher has blocked these signals, so they are blocked in this process and in all that it
+    starts. A worker unblocks them when it can handle them.
     """
     from fasttrain.agent.worker_exits import children
 
     kept: set[Any] = set()
-    told: set[tuple[int, int]] = set()
+    sent: set[tuple[int, int]] = set()
     while True:
         for signum in held & signal.sigpending():
             signal.sigwait({signum})
             kept.add(signum)
-            told = {one for one in told if one[1] != signum}  # said again, it is passed on again
-        for one in {(child, int(signum)) for child in children() for signum in kept} - told:
+            sent = {one for one in sent if one[1] != signum}  # a second signal is passed on again
+        for one in {(child, int(signum)) for child in children() for signum in kept} - sent:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(*one)
-            told.add(one)
+            sent.add(one)
         time.sleep(KEEP_S)
 
 

@@ -1,7 +1,7 @@
 """The rendezvous of a run on one node, at a store that listens on the loopback interface alone.
 
 torchrun's own stores listen on all interfaces, whatever their endpoint: anybody who reaches the
-machine could read and write what the ranks tell each other.
+machine could read and write what the ranks exchange.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ class Loopback(rendezvous.RendezvousHandler):
         self._run_id = run_id
 
     def get_backend(self) -> str:
-        """Give its name."""
+        """Return its name."""
         return BACKEND
 
     @property
     def use_agent_store(self) -> bool:
-        """Return whether rank 0 is a client of the store as well, and opens none."""
+        """True: rank 0 is a client of the agent's store, and opens none of its own."""
         return True
 
     def next_rendezvous(self) -> Any:
-        """Return a new store, and where the workers find it.
+        """Return a new store with its address.
 
-        A group that was restarted would find the addresses of the one before in an old one.
+        In an old one, restarted workers would find the addresses of the previous attempt.
         """
         listener = socket.socket()
         listener.bind((HOST, 0))
@@ -55,14 +55,14 @@ class Loopback(rendezvous.RendezvousHandler):
         )
 
     def is_closed(self) -> bool:
-        """Nobody else is there to close it."""
+        """False: there is no other node to close it."""
         return False
 
     def set_closed(self) -> None:
-        """Nobody else is there to be told."""
+        """No-op: there is no other node to notify."""
 
     def num_nodes_waiting(self) -> int:
-        """Nobody else can join."""
+        """Return 0: no other node can join."""
         return 0
 
     def get_run_id(self) -> str:
@@ -70,14 +70,15 @@ class Loopback(rendezvous.RendezvousHandler):
         return self._run_id
 
     def shutdown(self) -> bool:
-        """Nothing is open that doesn't end with the agent."""
+        """True: nothing is open that doesn't end with the agent."""
         return True
 
 
 def offer() -> bool:
-    """Offer this rendezvous to torchrun; False with a torch that can't have it.
+    """Register this rendezvous with torchrun; False if this torch doesn't support it.
 
-    It takes a rendezvous that can tell of its store, and a store on a socket of the caller's.
+    It needs a rendezvous that returns its store (RendezvousInfo), and a TCPStore that takes a
+    listening socket (master_listen_fd).
     """
     if not hasattr(rendezvous, "RendezvousInfo"):
         return False

@@ -1,4 +1,4 @@
-"""The nodes of a run, as its agents meet at the store of their rendezvous."""
+"""How the agents of a run's nodes exchange verdicts, at the store of their rendezvous."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from fasttrain.model.codec import dumps, loads
 
 LOOK_S = 0.05
 ENDED_WELL = "a node had ended well already, and can't train again"
-# What torchrun's agent gives its workers between SIGTERM and SIGKILL, and a little.
+# The time that torchrun's agent gives its workers between SIGTERM and SIGKILL, and some more.
 # Source: torch 2.13, LocalElasticAgent._shutdown
 STATIC_S = 35.0
-ELASTIC_S = 10.0  # a node that is silent most likely left; one that comes later is taken in
-FINAL_S = 5.0  # where nothing is left to decide but what to tell
+ELASTIC_S = 10.0  # a silent node has most likely left; if it comes later, it joins again
+FINAL_S = 5.0  # the run ends anyway; other verdicts only improve its crash card
 
 
 class Nodes:
@@ -28,7 +28,7 @@ class Nodes:
     Attributes:
         host: Name of this one.
         count: How many there are.
-        store_is_gone: Whether the node that holds the store is, and the others can't meet again.
+        store_is_gone: Whether the node with the store is gone, so that the others can't meet.
     """
 
     def __init__(self, group: WorkerGroup) -> None:
@@ -48,14 +48,14 @@ class Nodes:
         return tuple(map(max, zip(*all_counts, strict=True)))
 
     def renew_store(self, group: WorkerGroup, attempt: int) -> Any:
-        """Have the workers share a new store, and give it on the node that holds it.
+        """Have the workers share a new store; return it on the node that holds it.
 
-        torch keeps one for all attempts, and the backends find in it where the ranks of the
-        attempt before were. Source: torch 2.13, rendezvous.py, "no need to add prefix for each
+        torch keeps one for all attempts, in which gloo and NCCL find the addresses of the ranks of
+        the previous attempt. Source: torch 2.13, rendezvous.py, "no need to add prefix for each
         attempt", and DynamicRendezvousHandler.next_rendezvous, which makes one store.
         """
         if not getattr(group.spec.rdzv_handler, "use_agent_store", False):
-            return None  # the first rank opens one
+            return None  # the first rank opens its own
         workers: Any = group
         key, made = f"{_key(attempt)}/store", None
         if self._rank == 0:
@@ -66,9 +66,9 @@ class Nodes:
         return made
 
     def failed(self, attempt: int) -> bool:
-        """Return whether a node has said that the attempt failed, or the store is gone with one.
+        """True if a node has reported that the attempt failed, or was lost with the store.
 
-        One that ended well leaves with the store when it has waited for the others long enough.
+        A node that ended well takes the store away, too, once it has waited for the others.
         """
         try:
             if not self._one_ended_well:
@@ -78,14 +78,14 @@ class Nodes:
             return not self._one_ended_well
 
     def ended_well(self, attempt: int) -> None:
-        """Tell the others that this node's workers have ended well."""
+        """Report to the others that this node's workers have ended well."""
         verdict = Verdict(self.host, again=False, reason=ENDED_WELL)
-        with suppress(RuntimeError):  # the store is gone with those that ended before
+        with suppress(RuntimeError):  # a node that ended earlier took the store with it
             self.say(attempt, verdict)
             self._store.add(f"{_key(attempt)}/ended", 1)
 
     def say(self, attempt: int, verdict: Verdict) -> None:
-        """Tell the others a verdict."""
+        """Publish this node's verdict."""
         self._store.set(f"{_key(attempt)}/verdict/{self._rank}", dumps(verdict))
         self._store.add(f"{_key(attempt)}/said/{self._rank}", 1)
 
@@ -97,8 +97,8 @@ class Nodes:
         Args:
             attempt: The attempt that failed.
             verdict: That of this node.
-            elastic: Whether the run can go on without a node.
-            final: Whether this one alone ends the run.
+            elastic: Whether the run can continue without a node.
+            final: Whether this verdict alone ends the run.
         """
         found = {self._rank: verdict}
         try:

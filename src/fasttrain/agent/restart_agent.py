@@ -1,7 +1,7 @@
-"""torchrun's agent, which asks before it starts its workers again.
+"""torchrun's agent, changed so that it asks the launcher before it starts its workers again.
 
-torchrun starts again whatever failed, at once, and each of its nodes for itself. Here the launcher
-judges the failure, the nodes tell each other their verdicts, and all of them do the same.
+torchrun restarts after any failure, at once, and each of its nodes for itself. Here the launcher
+judges the failure, the nodes exchange their verdicts, and all of them do the same.
 """
 
 from __future__ import annotations
@@ -20,56 +20,59 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 
 from fasttrain.agent.loopback import BACKEND
 from fasttrain.agent.nodes import Nodes
-from fasttrain.agent.worker_exits import Deaths
-from fasttrain.files.writing import write_private
+from fasttrain.agent.worker_exits import ExitWatch
 from fasttrain.model.attempts import (
-    DECIDED_FILE,
     NODE_CAME,
-    VERDICT_FILE,
     Decided,
     GivenUpError,
+    Message,
     Verdict,
     agree,
 )
-from fasttrain.model.codec import dumps
+from fasttrain.model.crash import WorkerExits
 from fasttrain.model.plan import LaunchPlan
-from fasttrain.model.reading import load
-
-LOOK_S = 0.05
+from fasttrain.processes.agent_pipe import AgentPipe
 
 
-class HealingAgent(LocalElasticAgent):
-    """The agent of one node; `plan`, `run_dir` and `deaths` are those of its run."""
+class RestartAgent(LocalElasticAgent):
+    """The agent of one node; the named arguments are those of its run, the others torchrun's."""
 
     def __init__(
-        self, plan: LaunchPlan, run_dir: Path, deaths: Deaths, *args: Any, **kwargs: Any
+        self,
+        plan: LaunchPlan,
+        run_dir: Path,
+        watch: ExitWatch,
+        pipe: AgentPipe,
+        *args: Any,
+        **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
         processes = plan.processes.value
-        self._run_dir, self._deaths = run_dir, deaths
+        self._run_dir, self._watch, self._pipe = run_dir, watch, pipe
         self._most = plan.restarts.value.most
-        # With restarts, a run of a fixed size waits for another node in the place of one that died.
+        # With restarts, a run of a fixed size waits for a new node in the place of one that died.
         ranged = processes.min_nodes < processes.max_nodes
         self._elastic = bool(processes.rdzv_endpoint) and (ranged or self._most > 0)
         self._nodes: Nodes | None = None
         self._attempt = self._used = 0
         self._settled = False
-        self._store_of_workers: Any = None  # lives as long as they do
+        self._store_of_workers: Any = None  # closed when nothing refers to it
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
-        # A node that keeps the rank 0 doesn't tell one that comes where the store is, and that one
-        # waits for it until it fails. Source: torch 2.13, DynamicRendezvousHandler.next_rendezvous
+        # A node that stays rank 0 publishes where its store is only once, so a node that comes
+        # later waits for it until it fails. Forgetting it has torch publish it again.
+        # Source: torch 2.13, DynamicRendezvousHandler.next_rendezvous
         handler: Any = worker_group.spec.rdzv_handler
         if hasattr(handler, "_bootstrap_store_info"):
             handler._bootstrap_store_info = None
         super()._rendezvous(worker_group)
-        self._deaths.keep_room(self._run_dir, DECIDED_FILE)
+        self._watch.reserve(self._run_dir)
         self._nodes = Nodes(worker_group)
-        if self._elastic:  # a node that came late has counted nothing yet
+        if self._elastic:  # a node that came late has not counted the attempts before it
             self._attempt, self._used = self._nodes.highest(self._attempt, self._used)
         if self._attempt and worker_group.spec.rdzv_handler.get_backend() != BACKEND:
             self._store_of_workers = self._nodes.renew_store(worker_group, self._attempt)
-        # What the workers are told, and divide attempts by: it must be the same on all nodes.
+        # torch derives the workers' TORCHELASTIC_RESTART_COUNT from it: it must agree on all nodes.
         self._remaining_restarts = worker_group.spec.max_restarts - self._attempt
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
@@ -86,18 +89,19 @@ class HealingAgent(LocalElasticAgent):
         return result
 
     def _settle(self, group: WorkerGroup, result: RunResult) -> RunResult:
-        """Do what becomes of an attempt that failed, here or on another node."""
+        """End the attempt that failed, here or on another node, as all nodes decide."""
         ends = [(rank, end.pid, end.exitcode) for rank, end in result.failures.items()]
-        if not self._deaths.leave(self._run_dir, ends):
-            self._remaining_restarts = 0  # the launcher can't be asked
+        verdict = self._ask(self._watch.record(self._run_dir, ends))
+        if verdict is None:
+            self._remaining_restarts = 0  # the launcher is gone, and this process soon as well
             return result
-        verdict = self._ask()
-        # Workers that lose those of a node which makes room for a new one have not failed.
+        # A node that comes ends the workers of another; those that lose their peers by that have
+        # not failed. torch restarts them once it sees the node that waits.
         if verdict.of_a_peer and group.spec.rdzv_handler.num_nodes_waiting() > 0:
             return RunResult(state=WorkerState.HEALTHY)
         decided = self._decide(verdict)
         if not decided.again:
-            self._leave(decided)
+            self._pipe.send(Message(decided=decided))
             self._remaining_restarts = 0
             if result.failures:
                 return result
@@ -106,7 +110,7 @@ class HealingAgent(LocalElasticAgent):
         self._make_way(group, decided)
         time.sleep(decided.delay_s)
         self._used, self._settled = decided.used, True
-        self._remaining_restarts = 1  # for torch's loop, which takes it away again
+        self._remaining_restarts = 1  # torch's loop restarts only with one left, and counts it down
         return result
 
     def _restart_workers(self, worker_group: WorkerGroup) -> None:
@@ -117,12 +121,11 @@ class HealingAgent(LocalElasticAgent):
         self._attempt += 1
         super()._restart_workers(worker_group)
 
-    def _ask(self) -> Verdict:
-        """Return the launcher's verdict; it sees that the ends of the workers are written."""
-        path = self._run_dir / VERDICT_FILE
-        while not path.exists():
-            time.sleep(LOOK_S)  # a launcher that dies takes this process with it
-        return load(Verdict, path)
+    def _ask(self, exits: WorkerExits) -> Verdict | None:
+        """Return the launcher's verdict on an attempt; None where the launcher has ended."""
+        self._pipe.send(Message(exits=exits, asks=True))
+        answer = self._pipe.receive()
+        return answer.verdict if answer else None
 
     def _decide(self, verdict: Verdict) -> Decided:
         verdicts, lost, own, elastic = [verdict], 0, 0, self._elastic
@@ -142,20 +145,18 @@ class HealingAgent(LocalElasticAgent):
     def _make_way(self, group: WorkerGroup, decided: Decided) -> None:
         """End the workers, and wait until the launcher has put aside what is left of them."""
         self._stop_workers(group)
-        self._leave(decided)
-        while (self._run_dir / DECIDED_FILE).exists():
-            time.sleep(LOOK_S)
-
-    def _leave(self, decided: Decided) -> None:
-        write_private(self._run_dir / DECIDED_FILE, dumps(decided))
+        self._pipe.send(Message(decided=decided))
+        self._pipe.receive()  # that the way is clear
 
 
 @contextmanager
-def healing(plan: LaunchPlan, run_dir: Path, deaths: Deaths) -> Iterator[None]:
-    """Have torchrun make this agent: it has no option for another one than its own."""
+def asking_launcher(
+    plan: LaunchPlan, run_dir: Path, watch: ExitWatch, pipe: AgentPipe
+) -> Iterator[None]:
+    """Have torchrun use `RestartAgent`; it has no option for another agent than its own."""
     api: Any = launcher.api
     its_own = api.LocalElasticAgent
-    api.LocalElasticAgent = partial(HealingAgent, plan, run_dir, deaths)
+    api.LocalElasticAgent = partial(RestartAgent, plan, run_dir, watch, pipe)
     try:
         yield
     finally:

@@ -1,7 +1,7 @@
-"""When each of the agent's workers died, to the millisecond, and how.
+"""When each of the agent's workers ended, to the millisecond, and how.
 
-torchrun looks after its workers ten times a second, and what died between two looks died at the
-same time to it. The kernel tells at once.
+torchrun polls its workers ten times a second, and reports all that ended between two polls with
+the same time. SIGCHLD comes at once, so the order in which ranks failed is taken from it.
 """
 
 from __future__ import annotations
@@ -16,38 +16,39 @@ from typing import Any
 
 from fasttrain.files.writing import reserve, write_private
 from fasttrain.model.codec import dumps
-from fasttrain.model.crash import ENDS_FILE, End, Ends
+from fasttrain.model.crash import EXITS_FILE, WorkerExit, WorkerExits
+from fasttrain.processes.table import peak_of_children
 
 _CHILDREN = Path(f"/proc/self/task/{os.getpid()}/children")
 
 
-class Deaths:
+class ExitWatch:
     """Notes when children end; made before the first of them, in the main thread."""
 
     def __init__(self) -> None:
         self._seen_ns: dict[int, tuple[int, int]] = {}
-        if _CHILDREN.exists():  # Linux; elsewhere torchrun's looks must do
+        if _CHILDREN.exists():  # Linux; elsewhere torchrun's polling must do
             signal.signal(signal.SIGCHLD, self._look)
-            # torch's own reads and writes go on
+            # torch's own reads and writes are not interrupted
             signal.siginterrupt(signal.SIGCHLD, False)  # noqa: FBT003
 
     def _look(self, *_: Any) -> None:
-        """Find all that have ended: signals of children that end together come as one."""
+        """Find all that have ended: children that end together raise one signal."""
         now_ns = _now_ns()
         for pid in children():
             if pid not in self._seen_ns and _has_ended(pid):
                 self._seen_ns[pid] = now_ns
 
-    def keep_room(self, run_dir: Path, *names: str) -> None:
-        """Take the room for the ends, and other files, that are left when a disk is full."""
-        for name in (ENDS_FILE, *names):
-            try:
-                reserve(run_dir / name)
-            except OSError as error:  # the disk is full already, and the launcher has told that
-                print(f"fasttrain: no room is kept for {name}: {error}", file=sys.__stderr__)
+    @staticmethod
+    def reserve(run_dir: Path) -> None:
+        """Reserve room for the record of the exits, which may have to report a full disk."""
+        try:
+            reserve(run_dir / EXITS_FILE)
+        except OSError as error:  # the disk is full already, and the launcher has said so
+            print(f"fasttrain: no room is kept for {EXITS_FILE}: {error}", file=sys.__stderr__)
 
-    def leave(self, run_dir: Path, failures: Iterable[tuple[int, int, int]]) -> bool:
-        """Write the ends of the workers that failed, and say whether that could be done.
+    def record(self, run_dir: Path, failures: Iterable[tuple[int, int, int]]) -> WorkerExits:
+        """Return how the workers that failed have ended, and write it into the run directory.
 
         Args:
             run_dir: The run directory.
@@ -55,29 +56,30 @@ class Deaths:
         """
         now_ns = _now_ns()
         ends = tuple(
-            End(rank, pid, code, *self._seen_ns.get(pid, now_ns)) for rank, pid, code in failures
+            WorkerExit(rank, pid, code, *self._seen_ns.get(pid, now_ns))
+            for rank, pid, code in failures
         )
+        exits = WorkerExits(ends, peak_of_children())
         try:
-            write_private(run_dir / ENDS_FILE, dumps(Ends(ends)))
-        except OSError as error:  # the exit code must get through all the same
+            write_private(run_dir / EXITS_FILE, dumps(exits))
+        except OSError as error:  # the launcher is told by the pipe all the same
             print(f"fasttrain: how the ranks ended is not recorded: {error}", file=sys.__stderr__)
-            return False
-        return True
+        return exits
 
 
 def _now_ns() -> tuple[int, int]:
-    """Return the time of day, and that of the clock that nobody sets."""
+    """Return the time of day, which may be set, and the monotonic time, which orders exits."""
     return time.time_ns(), time.monotonic_ns()
 
 
 def children() -> list[int]:
-    """Return this process's children; they were all started by the main thread."""
+    """Return this process's children; the main thread has started all of them."""
     return list(map(int, _CHILDREN.read_text().split()))
 
 
 def _has_ended(pid: int) -> bool:
     try:
-        # Left as it is: torchrun collects its exit code.
+        # WNOWAIT leaves the zombie in place: torchrun collects its exit code.
         return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-    except ChildProcessError:  # torchrun has just collected it
+    except ChildProcessError:  # torchrun has just collected its exit code
         return True

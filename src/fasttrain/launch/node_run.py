@@ -15,13 +15,13 @@ from fasttrain.model.plan import LaunchPlan
 
 
 class Watch(Protocol):
-    """Follows a run from the outside while it is supervised."""
+    """Observes a run from the outside while it is supervised."""
 
     def heard(self, signum: int) -> None:
-        """Take note of a signal to the launcher."""
+        """Note a signal to the launcher."""
 
     def tick(self) -> None:
-        """Do what is due, a few times a second."""
+        """Do what is due; called a few times a second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +47,13 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Around:
-    """Who follows the run.
+    """Who observes the run.
 
     Attributes:
         display: Shows the output of the script and the progress.
-        look_around: Looks at the machine's memory, before the run and behind it.
-        on_hang: Called when no rank goes on any more, before the run is stopped.
-        watches: Hear of signals, and are asked a few times a second.
+        look_around: Returns the machine's memory, before the run and after it.
+        on_hang: Called when no rank makes progress any more, before the run is stopped.
+        watches: Get signals, and a tick a few times a second.
         nodes: Where launchers of several nodes agree on a hang.
     """
 
@@ -74,7 +74,7 @@ class Ended:
     Attributes:
         exit_code: Of the script, or 128 + signal, or one of `ExitCode`.
         wall_s: Seconds from start to end.
-        warnings: What went wrong beside it, one sentence each.
+        warnings: What else went wrong, one sentence each.
         crash: Why it failed; None where nothing did.
         attempts: The attempts before the last, which failed.
         steps: The optimizer steps of the last one, by rank, as far as this node has seen them.

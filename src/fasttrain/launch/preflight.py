@@ -1,4 +1,4 @@
-"""What is checked about the target and the ports before anything is started."""
+"""Checks the target and the ports before anything is started."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fasttrain.model.plan import LaunchPlan, Processes, Target
 
 
 def check_target(target: Target, cwd: str, *, parsed: bool = True) -> None:
-    """See that a script can be read and parsed.
+    """Check that a script can be read and parsed.
 
     Args:
         target: What is started.
@@ -31,7 +31,7 @@ def check_target(target: Target, cwd: str, *, parsed: bool = True) -> None:
             raise _error(target.name, "it is a directory", "name the file, or a module with -m")
         if not path.exists():
             raise _error(target.name, f"there is no such file in {cwd}", "check the path")
-        if not path.is_file():  # a pipe could block for ever
+        if not path.is_file():  # opening a pipe could block for ever
             raise _error(target.name, "it is not a regular file", "name a Python file")
         source = path.read_bytes()
     except OSError as error:
@@ -44,7 +44,7 @@ def check_target(target: Target, cwd: str, *, parsed: bool = True) -> None:
 def _parse(source: bytes, name: str) -> None:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the worker's own compilation shows them
+            warnings.simplefilter("ignore")  # the worker shows them when it compiles the script
             compile(source, name, "exec", dont_inherit=True)
     except SyntaxError as error:
         where = f"{name}:{error.lineno}" if error.lineno else name
@@ -64,7 +64,7 @@ def find_program(plan: LaunchPlan, environ: Mapping[str, str]) -> str:
 
     Args:
         plan: The plan.
-        environ: The environment of the processes, by whose PATH they are looked for.
+        environ: The environment of the processes; its PATH is searched.
 
     Raises:
         FasttrainError: There is no such program, or no such command for the agent to start.
@@ -85,7 +85,7 @@ def find_program(plan: LaunchPlan, environ: Mapping[str, str]) -> str:
 
 
 def check_port(processes: Processes) -> None:
-    """See that the port of a static run is free on the node that is to open it.
+    """Check that the port of a static run is free on the node that is to open it.
 
     Raises:
         FasttrainError: Something listens on it.

@@ -1,4 +1,4 @@
-"""Starts the processes of one node and stays with them to their end."""
+"""Starts the processes of one node and supervises them until they end."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fasttrain.launch.output.relay import Relay
 from fasttrain.launch.process.stop import Stop
 from fasttrain.launch.process.supervise import Child, supervise
 from fasttrain.launch.report.receipts import was_preempted
-from fasttrain.launch.restarts.attempts import Attempts
+from fasttrain.launch.restarts.attempts import Attempts, restartable
 from fasttrain.launch.run_dir.attempt_files import give_all_back
 from fasttrain.launch.run_dir.disk_watch import DiskWatch
 from fasttrain.model.crash import CRASH_FILE
@@ -26,38 +26,51 @@ from fasttrain.model.errors import ExitCode
 from fasttrain.model.hang import HANG_FILE, NO_PROGRESS
 from fasttrain.model.plan import EnvVar, LaunchPlan
 from fasttrain.model.secrets import secrets_of
+from fasttrain.processes.agent_pipe import AgentPipe, Handed, open_pipe
 
-# Those that workers and torchrun's agent take up once they have started.
+# Blocked until workers and torchrun's agent have handlers for them.
 HELD_BACK = {int(signal.SIGUSR1), int(signal.SIGUSR2)}
 
 
 def attend(part: Part, around: Around) -> Ended:
-    """Start this node's processes and stay with them to their end.
+    """Start this node's processes and supervise them until they end.
 
     Raises:
         FasttrainError: The program can't be started.
     """
+    if part.plan.processes.value.backend != "torchrun":
+        return _attend(part, around)
+    pipe, handed = open_pipe()
+    try:
+        return _attend(part, around, pipe, handed)
+    finally:
+        pipe.close()
+        handed.close()
+
+
+def _attend(
+    part: Part, around: Around, pipe: AgentPipe | None = None, handed: Handed | None = None
+) -> Ended:
     plan, run_dir = part.plan, Path(part.plan.run_dir)
     disk = DiskWatch(run_dir, plan.processes.value.nproc_per_node, around.display.tell)
-    disk.tick()  # before there is anything to lose
+    disk.tick()  # a disk that is full already is reported before anything is lost
     around = replace(around, watches=(*around.watches, disk))
     secrets = secrets_of(plan, part.environ)
     hang = HangWatch(part.masked, around.on_hang, around.nodes, secrets)
     follower = _Follower(part, around, hang)
     save = _save(plan)
     stop = Stop(plan.shutdown_timeout_s, around.display.tell, follower.heard, save)
-    attempts = Attempts(part, around, stop, follower.begin_again)
-    relay = Relay(run_dir / log_name(plan), around.display, again=attempts.restartable)
+    relay = Relay(run_dir / log_name(plan), around.display, again=restartable(plan))
+    attempts = Attempts(part, around, stop, relay, follower.begin_again, pipe)
     started_s = time.monotonic()
-    apart = plan.processes.value.backend == "torchrun"
     held = frozenset({save} & HELD_BACK)
-    child = Child(part.program, plan.argv, part.environment, relay, apart, held)
+    child = Child(part.program, plan.argv, part.environment, relay, held, handed)
     try:
         end = supervise(child, partial(follower.tick, attempts, relay), stop, attempts)
     finally:
         relay.finish()
         follower.close()
-        give_all_back(run_dir)  # which leaves room for what is told of the end
+        give_all_back(run_dir)  # makes room for the crash card and the receipt
     wall_s = time.monotonic() - started_s
     seen = (*disk.warnings, *_seen(hang, relay, run_dir))
     if hang.stopped:
@@ -66,23 +79,24 @@ def attend(part: Part, around: Around) -> Ended:
         return Ended(ExitCode.HUNG, wall_s, warnings, None, done, attempts.steps())
     crash = attempts.conclude(end.exit_code)
     code = crash.exit_code if crash else end.exit_code
-    # To torchrun's agent, which would start a worker with another exit code anew, it ended well.
+    # Preempted workers end with 0: torchrun's agent would restart any other exit code.
     if plan.preempt.value.mode == "snapshot" and was_preempted(run_dir):
         code, crash = ExitCode.PREEMPTED, None
-        (run_dir / CRASH_FILE).unlink(missing_ok=True)  # what the script made of its end
-    warnings = (*end.warnings, *seen, *dict.fromkeys(attempts.problems))  # each is judged twice
-    # torchrun tells the first to fail by whole seconds; here, the ranks' own clocks do.
+        # Of a script that failed after its snapshot: it is no crash.
+        (run_dir / CRASH_FILE).unlink(missing_ok=True)
+    warnings = (*end.warnings, *seen, *dict.fromkeys(attempts.problems))  # attempts may share them
+    # torchrun compares times of failures in whole seconds; the judgement has the ranks' own clocks.
     return Ended(code, wall_s, warnings, crash, tuple(attempts.done), attempts.steps())
 
 
 def _save(plan: LaunchPlan) -> int:
-    """Return the signal behind which the workers end with a snapshot; 0 where they take none."""
+    """Return the signal after which the workers save a snapshot and end; 0 without snapshots."""
     preempt = plan.preempt.value
     return signal.Signals[preempt.signals[0]] if preempt.mode == "snapshot" else 0
 
 
 class _Follower:
-    """Shows what the ranks write to their files, and has the watches do theirs."""
+    """Shows what the ranks write to their files, and ticks the watches."""
 
     def __init__(self, part: Part, around: Around, hang: HangWatch) -> None:
         self._run_dir = Path(part.plan.run_dir)
@@ -106,7 +120,7 @@ class _Follower:
             watch.tick()
         attempts.tick()
         if self._hang.tick(held=relay.held) and not attempts.hung(self._hang.hangs[-1]):
-            os.kill(os.getpid(), signal.SIGTERM)  # as whoever would stop the run from outside
+            os.kill(os.getpid(), signal.SIGTERM)  # ends the run as a signal from outside would
 
     def begin_again(self) -> None:
         """Follow another attempt."""
@@ -120,7 +134,7 @@ class _Follower:
         self._display.close()
 
     def _show(self, lines: Iterator[bytes]) -> None:
-        """Show lines of ranks whose output is in their logs, whoever reads it here or not."""
+        """Show lines of other ranks; a reader that went away must not end the run."""
         if not self._shows:
             return
         try:
@@ -135,7 +149,7 @@ class _Follower:
 
 
 def _seen(hang: HangWatch, relay: Relay, run_dir: Path) -> Iterator[str]:
-    """Tell what the launcher saw go wrong."""
+    """Yield what the launcher saw go wrong, one sentence each."""
     for found in hang.hangs:
         yield f"{NO_PROGRESS} for {found.quiet_s:.0f} s: see {HANG_FILE}"
     yield from hang.problems

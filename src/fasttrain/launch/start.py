@@ -1,4 +1,4 @@
-"""Runs a plan from its directory to its receipt."""
+"""Runs a plan, from claiming its run directory to writing its receipt."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from fasttrain.model.settings import Settings
 def start(
     plan: LaunchPlan, masked: LaunchPlan, environ: Mapping[str, str], around: Around
 ) -> Receipt:
-    """Start this node's processes, stay with them, and give the receipt.
+    """Start this node's processes, supervise them to their end, and return the receipt.
 
     Args:
         plan: What to start.
-        masked: The same without secrets; all that is written to disk comes from it.
+        masked: The same without secrets; only this one is written to disk.
         environ: The environment as the user has it.
-        around: Who follows the run.
+        around: Who observes the run.
 
     Raises:
         FasttrainError: Nothing could be started.
@@ -63,15 +63,15 @@ def working_directory() -> Path:
     except FileNotFoundError as error:
         raise FasttrainError(
             "the working directory is gone",
-            why="it was removed after this shell had gone there",
-            fix="go to one that exists, with cd",
+            why="it was removed while this shell was in it",
+            fix="change to one that exists, with cd",
             slug="cwd-gone",
             exit_code=ExitCode.CANNOT_START,
         ) from error
 
 
 def active_elsewhere(environ: Mapping[str, str]) -> str:
-    """Return the active virtual environment if it isn't the one that fasttrain is installed in.
+    """Return the active virtual environment if it isn't the one that fasttrain runs in.
 
     Conda's base, which a shell activates by itself, counts only where fasttrain has no virtual
     environment of its own.

@@ -1,12 +1,12 @@
 """Attempts of a run that restarts after a failure, and the messages that decide on a restart.
 
-One exchange, on each node of a run that has an agent:
+One exchange over the agent's pipe, on each node of a run that has an agent:
 
-1. The agent writes how its workers ended (`ENDS_FILE`).
-2. The launcher, which knows the causes of failures, writes its verdict (`VERDICT_FILE`).
-3. The agent exchanges verdicts with the other nodes and writes the common decision
-   (`DECIDED_FILE`).
-4. The launcher cleans up and removes that file, upon which the next attempt begins.
+1. The agent reports how its workers ended.
+2. The launcher, which knows the causes of failures, answers with its verdict.
+3. The agent exchanges verdicts with the other nodes and reports the common decision.
+4. If the run restarts, the launcher cleans up: it ends what is left of the workers and puts their
+   records aside. Then it reports that, and the agent starts its workers again.
 """
 
 from __future__ import annotations
@@ -14,14 +14,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from fasttrain.model.crash import Crash
+from fasttrain.model.crash import Crash, WorkerExits
 
-VERDICT_FILE = "verdict.json"  # in the run directory, as all of these
-DECIDED_FILE = "decided.json"
 NODE_LEFT, NODE_CAME = "a node left", "a node came"
 NODE_MISSED = "a node is gone that the run can't do without"
 RESTART_COUNT = "FASTTRAIN_RESTART_COUNT"
-DIVIDER = "--- fasttrain: "  # begins the line between two attempts in a log
+DIVIDER = "--- fasttrain: "  # starts the line between two attempts in a log
 
 
 def restart_count(environ: Mapping[str, str]) -> int:
@@ -81,6 +79,25 @@ class Decided:
     used: int = 0
     crash: Crash | None = None
     elsewhere: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """What the agent and the launcher of a node tell each other; one field is set.
+
+    Attributes:
+        exits: From the agent: how its workers ended.
+        asks: Whether it waits for a verdict on that.
+        verdict: From the launcher: its answer.
+        decided: From the agent: what all nodes decided. It waits where the run is started again.
+        cleared: From the launcher: the next attempt can begin.
+    """
+
+    exits: WorkerExits | None = None
+    asks: bool = False
+    verdict: Verdict | None = None
+    decided: Decided | None = None
+    cleared: bool = False
 
 
 @dataclass(frozen=True, slots=True)

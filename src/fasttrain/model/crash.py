@@ -9,8 +9,8 @@ from fasttrain.model.errors import demand, demand_exit_code
 
 CRASH_SCHEMA = 1
 CRASH_FILE = "crash.json"  # in the run directory, as all of these
-ENDS_FILE = "ends.json"
-MESSAGE_LENGTH = 4000  # an error of a compiler or a C++ stack can be megabytes
+EXITS_FILE = "ends.json"  # WorkerExits
+MESSAGE_LENGTH = 4000  # a compiler's error or a C++ stack can be megabytes
 
 # Python's own library, installed packages, frozen modules and generated code.
 _NOT_THE_USERS = re.compile(r"[/\\](site-packages|dist-packages)[/\\]|[/\\]lib(64)?[/\\]python3|^<")
@@ -107,7 +107,7 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True)
-class End:
+class WorkerExit:
     """The end of a failed worker, as seen by the process that started it.
 
     Attributes:
@@ -129,10 +129,16 @@ class End:
 
 
 @dataclass(frozen=True, slots=True)
-class Ends:
-    """The failed workers of one node."""
+class WorkerExits:
+    """The failed workers of one node.
 
-    ends: tuple[End, ...]
+    Attributes:
+        ends: How each of them ended.
+        peak_bytes: The highest memory use of any worker, in bytes; 0 where it isn't known.
+    """
+
+    ends: tuple[WorkerExit, ...] = ()
+    peak_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
+import sys
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -158,3 +160,9 @@ def send(process: Process, signum: signal.Signals) -> None:
                 signal.pidfd_send_signal(descriptor, signum)
         finally:
             os.close(descriptor)
+
+
+def peak_of_children() -> int:
+    """Return the highest memory use of any process that this one has waited for, in bytes."""
+    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024  # Linux counts in KiB

@@ -17,8 +17,8 @@ from submitit.helpers import DelayedSubmission
 from fasttrain.config.environ import read_environ
 from fasttrain.hardware.host import Host
 from fasttrain.hardware.host_state import look_around
-from fasttrain.launch.crash.cause_rules import Heals
-from fasttrain.launch.crash.causes import heals
+from fasttrain.launch.crash.cause_rules import Retry
+from fasttrain.launch.crash.causes import retry_of
 from fasttrain.launch.node_run import Around, Ended, Part
 from fasttrain.launch.output.display import PlainDisplay
 from fasttrain.launch.report.receipts import gather
@@ -137,7 +137,7 @@ def _requeue(request: JobRequest, place: Allocation, crash: Crash | None) -> Non
         _say(f"not requeued: it was {place.restarts} times")
         return
     if crash and is_hopeless(crash.cause):
-        _say(f"not requeued: {crash.cause}: {Heals.NEVER}")
+        _say(f"not requeued: {crash.cause}: {Retry.NEVER}")
         return
     name, _ = signal_and_lead(request.slurm.signal)
     os.kill(os.getpid(), signal.Signals["SIG" + name])
@@ -149,7 +149,7 @@ def is_hopeless(cause: str) -> bool:
 
     Not for ``interrupted``: SIGINT may be the warning signal.
     """
-    return cause != "interrupted" and heals(cause) is Heals.NEVER
+    return cause != "interrupted" and retry_of(cause) is Retry.NEVER
 
 
 def _say_hang(hang: Hang) -> None:

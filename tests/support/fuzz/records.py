@@ -10,7 +10,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from fasttrain.model.codec import to_data
-from fasttrain.model.crash import Crash, End, Ends, Failure, Frame, Raised
+from fasttrain.model.crash import Crash, Failure, Frame, Raised, WorkerExit, WorkerExits
 from fasttrain.model.hang import Frame as HangFrame
 from fasttrain.model.hang import Hang, PulseAddress, StuckProcess, StuckRank
 from fasttrain.model.job import JobRequest, SubmittedJob, TaskEnd
@@ -70,7 +70,7 @@ def sound() -> dict[str, Any]:
         "hang.json": to_data(Hang("r", 61.0, 60.0, "stop", ("v",), (STUCK,), (1,))),
         "rank-0.json": to_data(REPORT),
         "failure-0.json": to_data(Failure(0, 1, 5, 5, 1, (RAISED,))),
-        "ends.json": to_data(Ends((End(0, 1, -11, 5, 5), End(1, 2, 1, 6, 6)))),
+        "ends.json": to_data(WorkerExits((WorkerExit(0, 1, -11, 5, 5), WorkerExit(1, 2, 1, 6, 6)))),
         "pulse-0.json": to_data(PulseAddress(0, 1, 5, 0, 35)),
         "submitted.json": to_data(SENT),
         "job.json": to_data(REQUEST),

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from fasttrain.launch.crash.gather import AGENT_DIED, Scene, investigate
-from fasttrain.model.codec import dumps
-from fasttrain.model.crash import ENDS_FILE, End, Ends, Surroundings
+from fasttrain.launch.crash.gather import FailedRun
+from fasttrain.launch.crash.judge import AGENT_DIED, judge
+from fasttrain.model.crash import Surroundings, WorkerExit, WorkerExits
 from fasttrain.model.plan import LaunchPlan
 
 
@@ -21,9 +21,10 @@ def several(plan: LaunchPlan) -> LaunchPlan:
     return replace(plan, processes=replace(plan.processes, value=processes))
 
 
-def told(plan: LaunchPlan, code: int) -> tuple[str, ...]:
+def told(plan: LaunchPlan, code: int, *ends: WorkerExit) -> tuple[str, ...]:
     none = Surroundings()
-    return investigate(Scene(plan, plan, {}, code, none, none, frozenset()))[1]
+    run = FailedRun(plan, plan, {}, code, none, none, frozenset(), exits=WorkerExits(ends))
+    return judge(run)[1]
 
 
 def test_an_agent_that_was_killed(several: LaunchPlan) -> None:
@@ -38,5 +39,4 @@ def test_an_agent_that_was_stopped_or_could_not_start(several: LaunchPlan, code:
 
 
 def test_a_worker_that_was_killed(several: LaunchPlan) -> None:
-    Path(several.run_dir, ENDS_FILE).write_text(dumps(Ends((End(0, 7, -9, 1, 1),))))
-    assert told(several, 137) == ()
+    assert told(several, 137, WorkerExit(0, 7, -9, 1, 1)) == ()

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import pytest
 
-from fasttrain.launch.crash.cause_rules import Cause, Heals
+from fasttrain.launch.crash.cause_rules import Cause, Facts, Retry
+from fasttrain.launch.crash.evidence import Evidence
 from fasttrain.launch.crash.first_failure import (
     LOST,
     WAS_STOPPED,
     WERE_STOPPED,
+    Judged,
     failed_later,
-    fall,
     in_order,
+    standing,
     told_of_others,
 )
-from fasttrain.model.crash import End, Failure, Raised
+from fasttrain.model.crash import Failure, Raised, WorkerExit
 
-OWN = Cause("own", Heals.ONCE, lambda _: {}, "", "")
-PEER = Cause("peer", Heals.ALWAYS, lambda _: {}, "", "", of_a_peer=True)
+OWN = Cause("own", Retry.ONCE, lambda _: Facts(), "", "")
+PEER = Cause("peer", Retry.ALWAYS, lambda _: Facts(), "", "", of_a_peer=True)
 MS = 1_000_000
 
 
@@ -36,7 +38,7 @@ class Rank:
 
 def order(*ranks: Rank) -> tuple[list[int], str]:
     ends = [
-        End(rank, 100 + rank, one.code, -one.seen * MS, one.seen * MS)
+        WorkerExit(rank, 100 + rank, one.code, -one.seen * MS, one.seen * MS)
         for rank, one in enumerate(ranks)
     ]
     failures = [
@@ -46,11 +48,15 @@ def order(*ranks: Rank) -> tuple[list[int], str]:
         )
         for rank, one in enumerate(ranks)
     ]  # fmt: skip
-    fallen = in_order(
-        fall(end, failure, one.cause, ends, several=True)
-        for end, failure, one in zip(ends, failures, ranks, strict=True)
+    gathered = [
+        Evidence(end.exit_code, exit=end, failure=failure)
+        for end, failure in zip(ends, failures, strict=True)
+    ]
+    judged = in_order(
+        Judged(evidence, one.cause, Facts(), standing(evidence, one.cause, gathered))
+        for evidence, one in zip(gathered, ranks, strict=True)
     )
-    return [one.end.rank for one in fallen], told_of_others(fallen[0], fallen[1:])
+    return [one.evidence.rank for one in judged], told_of_others(judged[0], judged[1:])
 
 
 @pytest.mark.parametrize(

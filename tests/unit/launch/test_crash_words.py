@@ -8,7 +8,7 @@ import pytest
 
 from fasttrain.launch.crash.cause_rules import UNKNOWN, size
 from fasttrain.launch.crash.causes import CAUSES, ENDS, find_cause
-from fasttrain.launch.crash.evidence import Case
+from fasttrain.launch.crash.evidence import Evidence
 from fasttrain.model.crash import Frame, Raised, Surroundings
 from fasttrain.model.decision import Source, SourceKind
 from fasttrain.model.plan import EnvVar, LaunchPlan
@@ -86,13 +86,13 @@ RECORDED = {
 }
 
 
-def raised(message: str, *kinds: str) -> Case:
-    return Case(1, (Raised(kinds or ERROR, message),))
+def raised(message: str, *kinds: str) -> Evidence:
+    return Evidence(1, (Raised(kinds or ERROR, message),))
 
 
-def told(case: Case) -> tuple[str, str, str]:
-    cause, facts = find_cause(case)
-    return cause.slug, cause.why.format_map(facts), cause.fix.format_map(facts)
+def told(evidence: Evidence) -> tuple[str, str, str]:
+    cause, facts = find_cause(evidence)
+    return cause.slug, facts.fill(cause.why), facts.fill(cause.fix)
 
 
 @pytest.mark.parametrize("message", RECORDED, ids=lambda message: RECORDED[message][0])
@@ -123,25 +123,25 @@ def test_a_word_of_a_hundred_thousand_characters_is_searched_at_its_ends() -> No
     ],
 )
 def test_what_lies_beyond_this_machine(kinds: tuple[str, ...], errno: int, slug: str) -> None:
-    case = Case(1, (Raised((*kinds, "builtins.Exception"), "no", errno=errno),))
+    case = Evidence(1, (Raised((*kinds, "builtins.Exception"), "no", errno=errno),))
     assert told(case)[0] == slug
 
 
 def test_a_recorded_abort_of_ncclss_watchdog() -> None:
-    cause, why, _ = told(Case(-6, log=WATCHDOG))
+    cause, why, _ = told(Evidence(-6, log=WATCHDOG))
     assert cause == "collective-timeout"
     assert "ALLREDUCE" in why
     assert "120822 milliseconds" in why
     # The same words in the log of one that was killed are no reason for that.
-    assert told(Case(-9, log=WATCHDOG))[0] == "killed"
+    assert told(Evidence(-9, log=WATCHDOG))[0] == "killed"
 
 
 def test_an_abort_of_which_nothing_is_known() -> None:
     log = "step 7\nterminate called after throwing an instance of 'std::out_of_range'\n"
-    slug, why, _ = told(Case(-6, log=log))
+    slug, why, _ = told(Evidence(-6, log=log))
     assert slug == "aborted"
     assert why.endswith(": terminate called after throwing an instance of 'std::out_of_range'")
-    assert told(Case(-6, log="  what():  std::bad_alloc"))[0] == "host-memory"
+    assert told(Evidence(-6, log="  what():  std::bad_alloc"))[0] == "host-memory"
 
 
 def test_suggestions_know_the_plan(plan: LaunchPlan) -> None:
@@ -172,7 +172,9 @@ def test_suggestions_know_the_plan(plan: LaunchPlan) -> None:
 def test_a_kill_is_for_memory_if_the_kernel_counts_one(
     before: tuple[int | None, ...], after: tuple[int | None, ...], cause: str
 ) -> None:
-    case = Case(-9, before=Surroundings(*before), after=Surroundings(*after), peak_bytes=3 << 30)
+    case = Evidence(
+        -9, before=Surroundings(*before), after=Surroundings(*after), peak_bytes=3 << 30
+    )
     slug, why, _ = told(case)
     assert slug == cause
     assert (" 3 GiB" in why) is (cause == "host-memory"), "what the largest process had"
@@ -181,12 +183,12 @@ def test_a_kill_is_for_memory_if_the_kernel_counts_one(
 def test_the_error_that_ended_it_counts_before_those_that_led_to_it() -> None:
     handled = Raised(("builtins.ImportError",), "no flash_attn")
     shapes = Raised(ERROR, "The size of tensor a (4) must match the size of tensor b (3)")
-    assert told(Case(1, (shapes, handled)))[0] == "shape-mismatch"
+    assert told(Evidence(1, (shapes, handled)))[0] == "shape-mismatch"
     unknown = Raised(("mine.Error",), "could not save")
     full = Raised(("builtins.OSError",), "[Errno 28] No space left on device", errno=28)
-    assert told(Case(1, (unknown, full)))[0] == "disk-full"
-    assert told(Case(1, (unknown, handled)))[0] == "import-failed"
-    assert told(Case(1, (unknown,)))[:2] == ("exception", "Error: could not save")
+    assert told(Evidence(1, (unknown, full)))[0] == "disk-full"
+    assert told(Evidence(1, (unknown, handled)))[0] == "import-failed"
+    assert told(Evidence(1, (unknown,)))[:2] == ("exception", "Error: could not save")
 
 
 def test_a_failed_download_is_no_lost_rank() -> None:
@@ -201,7 +203,7 @@ def test_a_failed_download_is_no_lost_rank() -> None:
 def test_an_error_of_fasttrains_own_keeps_its_words() -> None:
     message = "error: no\n  why: it is so\n  fix: do that        [the-slug]"
     own = Raised(("fasttrain.model.errors.FasttrainError", "builtins.Exception"), message)
-    case = Case(78, (Raised(("builtins.SystemExit",), "78"), own))
+    case = Evidence(78, (Raised(("builtins.SystemExit",), "78"), own))
     assert told(case) == ("refused", "it is so", "do that")
 
 
@@ -214,18 +216,19 @@ def test_the_place_is_the_innermost_of_the_users_calls() -> None:
             ("/usr/lib/python3.11/json/decoder.py", 1), ("<string>", 1),
         )
     )  # fmt: skip
-    assert Case(1, (Raised(ERROR, "", frames),)).place() == "net.py:8"
+    assert Evidence(1, (Raised(ERROR, "", frames),)).place() == "net.py:8"
 
 
 def test_every_row_can_be_told() -> None:
     _, facts = find_cause(raised("no row knows this"))
-    facts |= dict.fromkeys(
-        ("device", "waited", "came", "found", "library", "model", "how", "shapes", "what", "types",
-         "evidence", "why", "fix", "fault", "package"), "x",
+    names = (
+        "device", "waited", "came", "found", "library", "model", "how", "shapes", "what", "types",
+        "evidence", "why", "fix", "fault", "package",
     )  # fmt: skip
+    facts = replace(facts, **dict.fromkeys(names, "x"))
     for cause in (*CAUSES, *ENDS):
-        assert cause.why.format_map(facts)
-        cause.fix.format_map(facts)
+        assert facts.fill(cause.why)
+        facts.fill(cause.fix)
 
 
 @pytest.mark.parametrize(
@@ -240,5 +243,5 @@ def test_a_lock_that_finds_no_room_is_no_full_disk() -> None:
     kinds, message = ("builtins.OSError",), "[Errno 28] No space left on device"
     lock = Frame("/usr/lib/python3.11/multiprocessing/synchronize.py", 57, "__init__")
     full = Raised(kinds, message, (Frame("/me/train.py", 7, "main"), lock), errno=28)
-    assert told(Case(1, (full,)))[0] == "shared-memory"
-    assert told(Case(1, (replace(full, frames=full.frames[:1]),)))[0] == "disk-full"
+    assert told(Evidence(1, (full,)))[0] == "shared-memory"
+    assert told(Evidence(1, (replace(full, frames=full.frames[:1]),)))[0] == "disk-full"

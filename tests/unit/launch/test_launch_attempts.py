@@ -8,7 +8,7 @@ import pytest
 
 from fasttrain.launch.crash.log_tail import tail
 from fasttrain.launch.restarts.attempts import earlier, told
-from fasttrain.launch.run_dir.attempt_files import behind_divider, divide_logs, put_aside
+from fasttrain.launch.run_dir.attempt_files import divide_logs, of_last_attempt, put_aside
 from fasttrain.model.attempts import NODE_CAME, NODE_LEFT, Attempt, Decided
 from fasttrain.model.crash import Crash
 
@@ -18,8 +18,7 @@ CRASH = Crash(3, 4, 1, "", 0, "network", "no answer", "", step=12)
 def test_records_are_put_aside_and_what_is_the_scripts_stays(tmp_path: Path) -> None:
     kept = {"plan.json", "rank-0.log", "agent.log", "model.pt", "attempt-1"}
     moved = {"failure-0.json", "rank-0.json", "rank-0.child-7.json", "events-0.jsonl",
-             "pulse-1.json", "crash.json", "hang.json", "ends.json", "verdict.json",
-             "decided.json", "fault-2.txt"}  # fmt: skip
+             "pulse-1.json", "crash.json", "hang.json", "ends.json", "fault-2.txt"}  # fmt: skip
     for name in (kept | moved) - {"attempt-1"}:
         (tmp_path / name).write_text(name)
     assert put_aside(tmp_path, 1) == "attempt-1"
@@ -55,7 +54,7 @@ def test_only_what_the_last_attempt_wrote_is_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["", "a\nb\n", "talk of --- fasttrain: in a line\n"])
 def test_a_log_without_a_divider_is_read_whole(text: str) -> None:
-    assert behind_divider(text) == text
+    assert of_last_attempt(text) == text
 
 
 @pytest.mark.parametrize(

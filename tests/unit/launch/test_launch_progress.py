@@ -46,9 +46,9 @@ def test_a_rank_is_remembered_that_came_and_went_between_two_looks(tmp_path: Pat
         import os, signal
         from contextlib import ExitStack
         from pathlib import Path
-        from fasttrain.launch.hang.heartbeats import Pulse
+        from fasttrain.shim.watch.heartbeat import Heartbeat
 
-        pulse = Pulse(Path("."), 5, child=False)
+        pulse = Heartbeat(Path("."), 5, child=False)
         pulse.install(ExitStack())
         pulse.step(17)
         os.kill(os.getpid(), signal.SIGKILL)

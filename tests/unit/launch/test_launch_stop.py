@@ -147,7 +147,7 @@ def test_the_launchers_own_sigterm_goes_through(clock: Clock, told: list[str], s
 
 
 @pytest.mark.parametrize(
-    ("save", "signals", "makes_room", "exit_code"),
+    ("save", "signals", "preempted", "exit_code"),
     [
         (USR2, [USR2], True, 85),
         (USR2, [TERM], True, 85),
@@ -158,9 +158,9 @@ def test_the_launchers_own_sigterm_goes_through(clock: Clock, told: list[str], s
     ],
 )
 def test_what_a_run_without_processes_ends_with(
-    clock: Clock, told: list[str], save: int, signals: list[Any], makes_room: bool, exit_code: int
+    clock: Clock, told: list[str], save: int, signals: list[Any], preempted: bool, exit_code: int
 ) -> None:
     stop = Stop(30, told.append, save=save)
     for signum in signals:
         stop.hear(signum)
-    assert (stop.makes_room, stop.exit_code) == (makes_room, exit_code)
+    assert (stop.preempted, stop.exit_code) == (preempted, exit_code)

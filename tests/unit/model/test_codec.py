@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fasttrain.model.codec import CodecError, dumps, from_data, loads, to_data
-from fasttrain.model.crash import End, Ends, Failure
+from fasttrain.model.crash import Failure, WorkerExit, WorkerExits
 from fasttrain.model.decision import Decision, Source, SourceKind
 from fasttrain.model.hang import StuckRank
 from fasttrain.model.machine import Cpu, Device, Machine, Torch
@@ -156,12 +156,12 @@ def test_a_file_of_another_version_is_refused():
     ("kind", "text", "named"),
     [
         (
-            Ends,
+            WorkerExits,
             '{"ends": [{"rank": 0, "pid": 1, "exit_code": 256, "time_ns": 0, "monotonic_ns": 0}]}',
             r"\b256\b",
         ),
         (
-            End,
+            WorkerExit,
             '{"rank": 0, "pid": 1, "exit_code": -65, "time_ns": 0, "monotonic_ns": 0}',
             r"-65\b",
         ),

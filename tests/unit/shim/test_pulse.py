@@ -191,7 +191,7 @@ def test_ranks_of_a_node_share_the_launchers_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     memory = RankMemory()
-    monkeypatch.setenv(PULSES_VARIABLE, memory.tell({})[PULSES_VARIABLE])
+    monkeypatch.setenv(PULSES_VARIABLE, memory.environ({})[PULSES_VARIABLE])
     # The last rank is one more than there is room for, and the child is none of them.
     for rank, local_rank, child in (
         (8, "0", False),

@@ -1,31 +1,26 @@
-"""The rules that the table of causes is made of, and the facts that fill its words."""
+"""The rules of the table of causes, and the facts that its words are filled with."""
 
 from __future__ import annotations
 
 import errno
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from pathlib import Path
 
-from fasttrain.launch.crash.evidence import Case
-from fasttrain.launch.crash.log_tail import LAST_WORDS, last_lines
+from fasttrain.launch.crash.evidence import Evidence
+from fasttrain.launch.crash.log_tail import LAST_LINES, last_lines
 from fasttrain.model.crash import Frame, Raised
 from fasttrain.model.errors import size as printed_size
 from fasttrain.model.plan import Target
 from fasttrain.model.vendors import VENDORS
 
-# The facts that fill the words of the table of causes.
-
-
-Facts = dict[str, str]
-
 UNKNOWN = "an unknown amount"
 LARGEST = "the largest process had"
 # As Python itself names a file or a module; any other message quotes what it likes.
 _NAMED = re.compile(r"(?:\[Errno \d+\] [^:]+: |No module named )(?P<quote>['\"])(.+?)(?P=quote)")
-# What C++, glibc, LLVM and glog say before they call abort().
+# What C++, glibc, LLVM and glog print before they call abort().
 # Source: glibc 2.39, malloc.c, malloc_printerr, and fortify_fail.c; glog, src/logging.cc
 _GAVE_UP = re.compile(
     r"terminate called|^\s*what\(\):|[Aa]ssert|Check failed|^F\d{4} |Fatal|FATAL|LLVM ERROR"
@@ -33,67 +28,137 @@ _GAVE_UP = re.compile(
 )
 
 
-def facts_of(case: Case) -> Facts:
-    """Return what any row may name, whether this one does or not."""
-    raised = case.raised[0] if case.raised else Raised((), "")
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What the words of a cause are filled with; a cause names a field as ``{field}``.
+
+    Every row may use the fields of the first three groups. Those of the last group are set only by
+    the rule of the row that uses them: by keyword, or by a group of the same name in its pattern.
+    """
+
+    # The exception, and where it was raised.
+    message: str = ""
+    error: str = ""
+    place: str = ""
+    source: str = ""
+    subject: str = ""
+    no_file: str = ""
+    no_right: str = ""
+    no_module: str = ""
+    check: str = ""
+    checked_at: str = ""
+    # How the process ended.
+    signal: str = ""
+    code: str = ""
+    exit_place: str = ""
+    exit_text: str = ""
+    arguments: str = ""
+    stack: str = ""
+    gave_up: str = ""
+    # The plan and the machine.
+    cwd: str = ""
+    started_in: str = ""
+    as_module: str = ""
+    python: str = ""
+    shm: str = ""
+    memory: str = ""
+    peak: str = ""
+    debug: str = ""
+    less_memory: str = ""
+    # What a rule found.
+    call: str = ""
+    wanted: str = UNKNOWN
+    free: str = UNKNOWN
+    total: str = UNKNOWN
+    which: str = ""
+    device: str = ""
+    waited: str = ""
+    came: str = ""
+    found: str = ""
+    fault: str = ""
+    library: str = ""
+    package: str = ""
+    model: str = ""
+    how: str = ""
+    shapes: str = ""
+    what: str = ""
+    types: str = ""
+    evidence: str = ""
+    why: str = ""
+    fix: str = ""
+
+    def fill(self, words: str) -> str:
+        """Return the words of a cause with these facts in them."""
+        return words.format_map({one.name: getattr(self, one.name) for one in fields(self)})
+
+
+def facts_of(evidence: Evidence, **found: str) -> Facts:
+    """Return the facts that every row may name, and those that its rule has found."""
+    raised = evidence.raised[0] if evidence.raised else Raised((), "")
     message = (raised.message.strip().splitlines() or [""])[0]
-    python = plan.argv[0] if (plan := case.plan) and plan.target.kind != "command" else "python"
-    last = "".join(last_lines(case.log, 1))
-    own = [frame for frame in case.frames if frame.own]
+    plan = evidence.plan
+    python = plan.argv[0] if plan and plan.target.kind != "command" else "python"
+    own = [frame for frame in evidence.frames if frame.own]
     debug = plan is not None and any(v.name == "CUDA_LAUNCH_BLOCKING" for v in plan.environment)
     amp_off = plan is not None and plan.levers.amp.value.precision == "off"
-    return {
-        "message": message,
-        "error": ": ".join(filter(None, (raised.name if raised.kinds else "", message))),
-        "place": case.place(),
-        "source": own[-1].source if own else "",
-        "signal": case.signal,
-        "code": str(case.exit_code),
-        "exit_place": f", at {case.place()}" if own else "",
-        "exit_text": "" if message.lstrip("-").isdecimal() or not message else f": {message}",
-        "arguments": last,
-        "cwd": case.cwd or (plan.cwd if plan else ""),
-        "started_in": plan.cwd if plan else "",
-        "as_module": _as_module(plan.target) if plan else "-m",
-        "python": python,
-        "shm": size(case.after.shm_bytes),
-        "memory": size(case.after.memory_bytes),
-        "peak": f"; {LARGEST} {size(case.peak_bytes)}" if case.peak_bytes else "",
-        "stack": f", called at {case.place()}" if case.stack else "",
-        "gave_up": _gave_up(case.log),
-        "call": _collective(case.frames),
-        "wanted": UNKNOWN, "free": UNKNOWN, "total": UNKNOWN, "which": "",
-        "debug": "look at the line above" if debug else "run it again with --debug, which shows the"
-        " line that launched the kernel",
-        "less_memory": ", or --amp bf16" if amp_off else "",
-    } | _missed(raised, message, python) | _checked(case.frames, message)  # fmt: skip
+    peak = size(evidence.peak_bytes) if evidence.peak_bytes else ""
+    facts = Facts(
+        message=message,
+        error=": ".join(filter(None, (raised.name if raised.kinds else "", message))),
+        place=evidence.place(),
+        source=own[-1].source if own else "",
+        signal=evidence.signal,
+        code=str(evidence.exit_code),
+        exit_place=f", at {evidence.place()}" if own else "",
+        exit_text="" if message.lstrip("-").isdecimal() or not message else f": {message}",
+        arguments="".join(last_lines(evidence.log, 1)),
+        stack=f", called at {evidence.place()}" if evidence.stack else "",
+        gave_up=_gave_up(evidence.log),
+        cwd=evidence.cwd or (plan.cwd if plan else ""),
+        started_in=plan.cwd if plan else "",
+        as_module=_as_module(plan.target) if plan else "-m",
+        python=python,
+        shm=size(evidence.after.shm_bytes),
+        memory=size(evidence.after.memory_bytes),
+        peak=f"; {LARGEST} {peak}" if peak else "",
+        debug="look at the line above"
+        if debug
+        else "run it again with --debug, which shows the line that launched the kernel",
+        less_memory=", or --amp bf16" if amp_off else "",
+        call=_collective(evidence.frames),
+    )
+    facts = _with_check(_with_subject(facts, raised), evidence.frames)
+    return replace(facts, **found)
 
 
-def _missed(raised: Raised, message: str, python: str) -> Facts:
-    """Return what a missing file, right or module is called: by its name, else by the message."""
-    named = _NAMED.match(message)  # in a traceback that was read from a log
+def _with_subject(facts: Facts, raised: Raised) -> Facts:
+    """Add what a missing file, permission or module is called: by its name, or by the message."""
+    named = _NAMED.match(facts.message)  # in a traceback that was read from a log
     subject = raised.subject or (named[2] if named else "")
     if not subject:
-        names = ("no_file", "no_right", "no_module")
-        return {"subject": ""} | dict.fromkeys(names, message or "the script doesn't say which")
-    return {
-        "subject": subject,
-        "no_file": f"there is no {subject}",
-        "no_right": f"{subject} may not be used so by this user",
-        "no_module": f"{python} has no module {subject}",
-    }
+        unnamed = facts.message or "the script doesn't say which"
+        return replace(facts, no_file=unnamed, no_right=unnamed, no_module=unnamed)
+    return replace(
+        facts,
+        subject=subject,
+        no_file=f"there is no {subject}",
+        no_right=f"{subject} may not be used so by this user",
+        no_module=f"{facts.python} has no module {subject}",
+    )
 
 
-def _checked(frames: tuple[Frame, ...], message: str) -> Facts:
+def _with_check(facts: Facts, frames: tuple[Frame, ...]) -> Facts:
+    """Add which check failed, and where."""
     if not frames:
-        return {"check": message, "checked_at": "an unknown place"}
+        return replace(facts, check=facts.message, checked_at="an unknown place")
     last = frames[-1]
-    return {"check": message or last.source, "checked_at": f"{Path(last.file).name}:{last.line}"}
+    at = f"{Path(last.file).name}:{last.line}"
+    return replace(facts, check=facts.message or last.source, checked_at=at)
 
 
 def _gave_up(log: str) -> str:
-    """Return the last line that says why compiled code gave up, behind a colon; empty without."""
-    lines = last_lines(log, LAST_WORDS)
+    """Return the last line that says why compiled code aborted, after a colon; empty without."""
+    lines = last_lines(log, LAST_LINES)
     said = next((line.strip() for line in reversed(lines) if _GAVE_UP.search(line)), "")
     return f": {said}" if said else ""
 
@@ -121,6 +186,10 @@ def size(value: int | None) -> str:
 AT_LIMIT = "the kernel killed a process at the limit of its control group"
 ON_MACHINE = "the kernel killed a process for it; the machine has"
 
+# What rules are made of.
+
+Rule = Callable[[Evidence], Facts | None]  # None where it doesn't fit
+
 _DIED_OF_KILL = re.compile(r"killed by signal: Killed|terminated with signal SIGKILL")
 _NO_MEMORY = re.compile(r"DefaultCPUAllocator: .*?(?P<wanted>\d+) bytes|std::bad_alloc")
 # Source: torch 2.13, torch/utils/data/_utils/signal_handling.py and what c10's MapAllocator says
@@ -137,88 +206,91 @@ _NETWORK = (
     "socket", "ssl", "http", "urllib", "urllib3", "requests", "httpx", "httpcore", "aiohttp",
     "botocore",
 )  # fmt: skip
-_KEPT = re.compile(r"error: (?P<what>.*)\n  why: (?P<why>.*)\n  fix: (?P<fix>.*?)\s+\[")
+_PRINTED_ERROR = re.compile(r"error: (?P<what>.*)\n  why: (?P<why>.*)\n  fix: (?P<fix>.*?)\s+\[")
 
 
-def text(*patterns: str) -> Callable[[Case], Facts | None]:
-    """Return a rule: one of the patterns is in the message, or in the log of one that was hit."""
+def text(*patterns: str) -> Rule:
+    """Return a rule: one of the patterns is in the message, or in the log of an aborted process."""
     compiled = [re.compile(pattern, re.DOTALL if ".*?" in pattern else 0) for pattern in patterns]
 
-    def rule(case: Case) -> Facts | None:
+    def rule(evidence: Evidence) -> Facts | None:
         for pattern in compiled:
-            if found := pattern.search(case.text):
-                return facts_of(case) | {k: v for k, v in found.groupdict().items() if v}
+            if found := pattern.search(evidence.text):
+                return facts_of(evidence, **{k: v for k, v in found.groupdict().items() if v})
         return None
 
     return rule
 
 
-def of_ranks(*patterns: str) -> Callable[[Case], Facts | None]:
-    """Return a rule: torch.distributed says one of the patterns.
+def of_ranks(*patterns: str) -> Rule:
+    """Return a rule: torch.distributed reports one of the patterns.
 
-    A download that fails says the same as a rank that lost its peer, but by an OSError, or where
-    there is no other rank.
+    A failed download reports the same as a rank that lost its peer, but with an OSError, or in a
+    run without other ranks.
     """
     says_so = text(*patterns)
 
-    def rule(case: Case) -> Facts | None:
-        names = {name.rpartition(".")[2] for raised in case.raised for name in raised.kinds}
+    def rule(evidence: Evidence) -> Facts | None:
+        names = {name.rpartition(".")[2] for raised in evidence.raised for name in raised.kinds}
         by_torch = not names or any(name.startswith(("RuntimeError", "Dist")) for name in names)
-        return says_so(case) if by_torch and _has_peers(case) else None
+        return says_so(evidence) if by_torch and _has_peers(evidence) else None
 
     return rule
 
 
-def _has_peers(case: Case) -> bool:
+def _has_peers(evidence: Evidence) -> bool:
     """True if there are other ranks: the run's, or those of a script that starts some itself."""
-    if case.plan is None:
+    if evidence.plan is None:
         return True
-    processes = case.plan.processes.value
+    processes = evidence.plan.processes.value
     several = max(processes.nproc_per_node, processes.max_nodes) > 1
-    in_torch = any(_DISTRIBUTED.search(frame.file) for frame in case.frames)
-    return several or in_torch or bool(_BACKENDS.search(case.text))
+    in_torch = any(_DISTRIBUTED.search(frame.file) for frame in evidence.frames)
+    return several or in_torch or bool(_BACKENDS.search(evidence.text))
 
 
-def kind(*names: str) -> Callable[[Case], Facts | None]:
+def kind(*names: str) -> Rule:
     """Return a rule: the exception is of one of these classes."""
 
-    def rule(case: Case) -> Facts | None:
-        if not case.raised:
-            return None
-        classes = {name.rpartition(".")[2] for name in case.raised[0].kinds}
-        classes.add("BaseException")
-        return facts_of(case) if classes.intersection(names) else None
+    def rule(evidence: Evidence) -> Facts | None:
+        return facts_of(evidence) if _is(evidence, *names) else None
 
     return rule
 
 
-def any_of(*rules: Callable[[Case], Facts | None]) -> Callable[[Case], Facts | None]:
+def _is(evidence: Evidence, *names: str) -> bool:
+    """True if the exception is of one of these classes, named without their modules."""
+    if not evidence.raised:
+        return False
+    classes = {name.rpartition(".")[2] for name in evidence.raised[0].kinds}
+    return not classes.union(("BaseException",)).isdisjoint(names)
+
+
+def any_of(*rules: Rule) -> Rule:
     """Return a rule: one of these fits."""
 
-    def rule(case: Case) -> Facts | None:
-        return next((facts for one in rules if (facts := one(case)) is not None), None)
+    def rule(evidence: Evidence) -> Facts | None:
+        return next((facts for one in rules if (facts := one(evidence)) is not None), None)
 
     return rule
 
 
-def unreachable(case: Case) -> Facts | None:
+def unreachable(evidence: Evidence) -> Facts | None:
     """Fit where another machine didn't answer; one that answers "not found" will do so again."""
-    if kind("HTTPError", "BrokenPipeError")(case) is not None:
+    if _is(evidence, "HTTPError", "BrokenPipeError"):
         return None
-    lost = kind("ConnectionError", "URLError", "gaierror")(case)
-    return (
-        lost if lost is not None or not _of_network(case) else kind("TimeoutError", "Timeout")(case)
-    )
+    lost = _is(evidence, "ConnectionError", "URLError", "gaierror")
+    timed_out = _of_network(evidence) and _is(evidence, "TimeoutError", "Timeout")
+    return facts_of(evidence) if lost or timed_out else None
 
 
-def _of_network(case: Case) -> bool:
-    """Return whether a time-out is a connection's, and not that of a lock or a pool of processes.
+def _of_network(evidence: Evidence) -> bool:
+    """True if a time-out is a connection's, and not that of a lock or a pool of processes.
 
     Source: CPython 3.11, Modules/socketmodule.c, sock_call_impl: "timed out", without a number
     """
-    if not case.raised:
+    if not evidence.raised:
         return False
-    raised = case.raised[0]
+    raised = evidence.raised[0]
     by_socket = raised.name == "TimeoutError" and raised.kinds[0].startswith(("builtins.", "Timeo"))
     return bool(
         raised.errno
@@ -227,111 +299,116 @@ def _of_network(case: Case) -> bool:
     )
 
 
-def number(numbers: tuple[int, ...], *patterns: str) -> Callable[[Case], Facts | None]:
+def number(numbers: tuple[int, ...], *patterns: str) -> Rule:
     """Return a rule: the exception is an OSError of these numbers, or its text says so."""
     says_so = text(*patterns)
 
-    def rule(case: Case) -> Facts | None:
-        if case.raised and case.raised[0].errno in numbers:
-            return facts_of(case)
-        return says_so(case)
+    def rule(evidence: Evidence) -> Facts | None:
+        if evidence.raised and evidence.raised[0].errno in numbers:
+            return facts_of(evidence)
+        return says_so(evidence)
 
     return rule
 
 
-def signalled(*names: str) -> Callable[[Case], Facts | None]:
+def signalled(*names: str) -> Rule:
     """Return a rule: it died of one of these signals, or of any where none is named."""
 
-    def rule(case: Case) -> Facts | None:
-        fits = case.signal and (not names or case.signal in names)
-        return facts_of(case) if fits else None
+    def rule(evidence: Evidence) -> Facts | None:
+        fits = evidence.signal and (not names or evidence.signal in names)
+        return facts_of(evidence) if fits else None
 
     return rule
 
 
-def other_exception(case: Case) -> Facts | None:
-    """Fit whatever was raised, but for the script's own sys.exit."""
-    return None if kind("SystemExit")(case) is not None else kind("BaseException")(case)
+def other_exception(evidence: Evidence) -> Facts | None:
+    """Fit any exception but the script's own sys.exit."""
+    raised = evidence.raised and not _is(evidence, "SystemExit")
+    return facts_of(evidence) if raised else None
 
 
-def exit_code(case: Case) -> Facts | None:
-    """Return the facts of whatever ended with an exit code."""
-    return facts_of(case)
+def exit_code(evidence: Evidence) -> Facts | None:
+    """Fit whatever ended with an exit code."""
+    return facts_of(evidence)
 
 
-def own_error(case: Case) -> Facts | None:
+def own_error(evidence: Evidence) -> Facts | None:
     """Fit where fasttrain itself stopped the worker, with an error that says why."""
-    if kind("FasttrainError")(case) is None:
+    if not _is(evidence, "FasttrainError"):
         return None
-    kept = _KEPT.search(case.raised[0].message)
-    return facts_of(case) | (
-        kept.groupdict() if kept else {"why": case.raised[0].message, "fix": ""}
-    )
+    message = evidence.raised[0].message
+    printed = _PRINTED_ERROR.search(message)
+    return facts_of(evidence, **(printed.groupdict() if printed else {"why": message, "fix": ""}))
 
 
-def argparse_refused(case: Case) -> Facts | None:
-    """Fit where the script's argument parser ended it; what that ends with comes behind its error.
+def argparse_refused(evidence: Evidence) -> Facts | None:
+    """Fit where the script's argument parser ended it by sys.exit, after an error of its own.
 
     ctypes has an ArgumentError as well.
     """
-    if case.raised and "argparse.ArgumentError" in case.raised[0].kinds:
-        return facts_of(case)
-    by_parser = any(Path(frame.file).name == "argparse.py" for frame in case.frames)
-    return facts_of(case) if by_parser and kind("SystemExit")(case) is not None else None
+    if evidence.raised and "argparse.ArgumentError" in evidence.raised[0].kinds:
+        return facts_of(evidence)
+    by_parser = any(Path(frame.file).name == "argparse.py" for frame in evidence.frames)
+    return facts_of(evidence) if by_parser and _is(evidence, "SystemExit") else None
 
 
-def own_check(case: Case) -> Facts | None:
+def own_check(evidence: Evidence) -> Facts | None:
     """Fit where an assert of the script's own failed, and not one of a library that it calls."""
-    return kind("AssertionError")(case) if case.frames and case.frames[-1].own else None
+    own = evidence.frames and evidence.frames[-1].own
+    return facts_of(evidence) if own and _is(evidence, "AssertionError") else None
 
 
-def module_here(case: Case) -> Facts | None:
+def module_here(evidence: Evidence) -> Facts | None:
     """Fit where the missing module lies in the working directory, where Python doesn't look for it.
 
     `python tools/train.py` looks in tools. A folder without any source is a module, too, but more
     often data, or what wandb leaves there.
     """
-    facts = kind("ModuleNotFoundError")(case)
-    if facts is None or case.plan is None or not (name := facts["subject"]).isidentifier():
+    if evidence.plan is None or not _is(evidence, "ModuleNotFoundError"):
         return None
-    here = Path(case.plan.cwd)
+    facts, here = facts_of(evidence), Path(evidence.plan.cwd)
+    if not (name := facts.subject).isidentifier():
+        return None
     return facts if (here / f"{name}.py").is_file() or any((here / name).glob("*.py")) else None
 
 
-def shared_memory(case: Case) -> Facts | None:
+def shared_memory(evidence: Evidence) -> Facts | None:
     """Fit where /dev/shm is full.
 
     Source: glibc keeps semaphores there, sem_overview(7), and so multiprocessing's locks.
     """
-    full = bool(case.raised) and case.raised[0].errno == errno.ENOSPC
-    for_a_lock = full and case.frames and Path(case.frames[-1].file).name == "synchronize.py"
-    return facts_of(case) if for_a_lock or _NO_SHM.search(case.text) else None
+    frames, raised = evidence.frames, evidence.raised
+    full = bool(raised) and raised[0].errno == errno.ENOSPC
+    for_a_lock = full and frames and Path(frames[-1].file).name == "synchronize.py"
+    return facts_of(evidence) if for_a_lock or _NO_SHM.search(evidence.text) else None
 
 
-def host_memory(case: Case) -> Facts | None:
+def host_memory(evidence: Evidence) -> Facts | None:
     """Fit where the kernel killed for memory, or an allocation on the host failed."""
-    facts = facts_of(case)
-    if kind("MemoryError")(case) is not None:
-        return facts | {"evidence": "Python could not allocate any more" + facts["peak"]}
-    if failed := _NO_MEMORY.search(case.text):
-        wanted = f"{size(int(failed['wanted']))} were wanted" if failed["wanted"] else "C++ said so"
-        return facts | {"evidence": wanted + facts["peak"]}
-    killed = case.signal == "SIGKILL" or (case.raised and _DIED_OF_KILL.search(case.text))
-    return _killed_for_memory(case, facts) if killed else None
+    text, why = evidence.text, ""
+    if _is(evidence, "MemoryError"):
+        why = "Python could not allocate any more"
+    elif failed := _NO_MEMORY.search(text):
+        why = f"{size(int(failed['wanted']))} were wanted" if failed["wanted"] else "C++ said so"
+    elif evidence.signal == "SIGKILL" or (evidence.raised and _DIED_OF_KILL.search(text)):
+        why = _killed_for_memory(evidence)
+    if not why:
+        return None
+    facts = facts_of(evidence)
+    return replace(facts, evidence=why + facts.peak)
 
 
-def _killed_for_memory(case: Case, facts: Facts) -> Facts | None:
-    before, after, limit = case.before, case.after, case.after.memory_limit_bytes
+def _killed_for_memory(evidence: Evidence) -> str:
+    """Return how it shows that the kernel killed for memory; empty where it doesn't."""
+    before, after, limit = evidence.before, evidence.after, evidence.after.memory_limit_bytes
     in_group = _rose(before.group_oom_kills, after.group_oom_kills)
-    # The machine's count has everybody's processes in it: it is asked where the group has none.
+    # The machine's count includes everybody's processes: it counts only where the group has none.
     on_machine = _rose(before.machine_oom_kills, after.machine_oom_kills)
     if in_group and limit:
-        why = f"{AT_LIMIT}, {size(limit)}"
-    elif in_group or (on_machine and after.group_oom_kills is None):
-        why = f"{ON_MACHINE} {facts['memory']}"
-    else:
-        return None
-    return facts | {"evidence": why + facts["peak"]}
+        return f"{AT_LIMIT}, {size(limit)}"
+    if in_group or (on_machine and after.group_oom_kills is None):
+        return f"{ON_MACHINE} {size(after.memory_bytes)}"
+    return ""
 
 
 def _rose(before: int | None, after: int | None) -> bool:
@@ -341,8 +418,8 @@ def _rose(before: int | None, after: int | None) -> bool:
 # One row of the table of causes.
 
 
-class Heals(StrEnum):
-    """Whether another attempt can end better; the value is the reason."""
+class Retry(StrEnum):
+    """Whether another attempt can end better after a cause; the value is the reason."""
 
     NEVER = "another attempt would meet the same"
     # Most mistakes in a program show before it has trained at all.
@@ -357,16 +434,16 @@ class Cause:
 
     Attributes:
         slug: Stable name.
-        heals: Whether another attempt can end better.
-        rule: Gives the facts that `why` and `fix` are filled with, or None where it doesn't fit.
+        retry: Whether another attempt can end better.
+        rule: Returns the facts that `why` and `fix` are filled with; None where it doesn't fit.
         why: The cause in words.
         fix: What to type or change next; empty where there is nothing to suggest.
-        of_a_peer: Whether it is what a rank says that lost, or waited for, another one.
+        of_a_peer: Whether it is what a rank reports of another one that it lost or waited for.
     """
 
     slug: str
-    heals: Heals
-    rule: Callable[[Case], Facts | None]
+    retry: Retry
+    rule: Rule
     why: str
     fix: str
     of_a_peer: bool = False

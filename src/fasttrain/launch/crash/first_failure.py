@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 from fasttrain.launch.crash.cause_rules import Cause, Facts
-from fasttrain.launch.crash.evidence import Case
+from fasttrain.launch.crash.causes import find_cause
+from fasttrain.launch.crash.evidence import Evidence
 from fasttrain.launch.crash.log_tail import last_lines, recent_traceback
-from fasttrain.model.crash import End, Failure
 
 LOST = "lost the connection, a consequence"
 WAS_STOPPED, WERE_STOPPED = "was stopped", "were stopped"
-SHORTEST_GRACE_NS = 1_000_000_000  # an agent gives its workers more time than this to stop
-STOPPING = (-signal.SIGTERM, -signal.SIGKILL)
+# torchrun's agent gives its workers more time than this between SIGTERM and SIGKILL.
+SHORTEST_GRACE_NS = 1_000_000_000
 
 
 class Standing(IntEnum):
-    """Whether a failure can have been the first: the lowest of them is, then the earliest."""
+    """Whether a failure can have been the first: the lowest standing is, then the earliest."""
 
     OWN = 0
     OF_A_PEER = 1  # it lost or waited for another rank
@@ -27,81 +27,107 @@ class Standing(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Fallen:
-    """One rank that ended badly, with what is known of its end.
+class Judged:
+    """One rank that ended badly, and the one judgement of its evidence.
 
     Attributes:
-        end: How it ended.
-        failure: What it recorded itself, if it did.
-        cause: Why, judged by both.
+        evidence: What is known of its end.
+        cause: Why it ended.
+        facts: What the words of the cause are filled with.
         standing: Whether it can have been the first.
     """
 
-    end: End
-    failure: Failure | None
+    evidence: Evidence
     cause: Cause
+    facts: Facts
     standing: Standing
 
-    @property
-    def time_ns(self) -> int:
-        """When it failed, or else when its end was seen, in nanoseconds since the epoch."""
-        return self.failure.time_ns if self.failure else self.end.time_ns
 
-    @property
-    def order_ns(self) -> int:
-        """The same by a clock that no jump of the time of day puts in another order."""
-        return self.failure.monotonic_ns if self.failure else self.end.monotonic_ns
+def judge_ranks(gathered: Sequence[Evidence], *, several: bool) -> list[Judged]:
+    """Return the ranks that ended badly, the first to fail first.
 
-
-def fall(
-    end: End, failure: Failure | None, cause: Cause, ends: Sequence[End], *, several: bool
-) -> Fallen:
-    """Return a rank's fall with its standing among all that ended badly, `ends`."""
-    return Fallen(
-        end, failure, cause, _standing(end, failure, cause, ends) if several else Standing.OWN
-    )
-
-
-def _standing(end: End, failure: Failure | None, cause: Cause, ends: Sequence[End]) -> Standing:
-    """Return whether a failure can have been the first.
-
-    A rank that loses its peer often notices it before that one's end is seen, so what it says
-    counts more than when. And one that is stopped, may end by an exit code or an exception of its
-    own making; those that stop come behind the first end, whichever it was.
+    Args:
+        gathered: The evidence of each.
+        several: Whether an agent started them, and stopped the others after the first end.
     """
-    first_end_ns = min(other.monotonic_ns for other in ends)
+    judged = in_order(_judge(one, gathered, several=several) for one in gathered)
+    if judged[0].standing is not Standing.OF_A_PEER:
+        return judged
+    first, *others = judged
+    late = late_failures(first, others)
+    rest = (one for one in judged if one.evidence.rank not in late)
+    again = (_judge(one, gathered, several=several) for one in late.values())
+    return in_order((*rest, *again))
+
+
+def _judge(evidence: Evidence, gathered: Sequence[Evidence], *, several: bool) -> Judged:
+    cause, facts = find_cause(evidence)
+    own = Standing.OWN
+    return Judged(evidence, cause, facts, standing(evidence, cause, gathered) if several else own)
+
+
+def standing(evidence: Evidence, cause: Cause, gathered: Iterable[Evidence]) -> Standing:
+    """Return whether a failure can have been the first among all that ended badly.
+
+    A rank that loses its peer often notices it before the peer's end is seen, so the cause counts
+    more than the time. A rank that is stopped may end with an exit code or an exception of its own
+    making; whichever rank ended first, those that stopped come after it.
+    """
+    first_exit_ns = min(one.exit.monotonic_ns for one in gathered)
+    failure, code = evidence.failure, evidence.exit.exit_code
     if failure is None:
-        # SIGKILL is for those that don't heed SIGTERM; one that comes at once is not the agent's.
-        late = end.monotonic_ns - first_end_ns > SHORTEST_GRACE_NS
-        killed = end.exit_code == -signal.SIGKILL and late
-        stopped = end.exit_code == -signal.SIGTERM or killed
+        # The agent sends SIGKILL to workers that ignore SIGTERM; one that comes at once is not its.
+        late = evidence.exit.monotonic_ns - first_exit_ns > SHORTEST_GRACE_NS
+        stopped = code == -signal.SIGTERM or (code == -signal.SIGKILL and late)
     else:
         bowed_out = failure.raised[0].name in ("SystemExit", "KeyboardInterrupt")
-        stopped = bowed_out and failure.monotonic_ns > first_end_ns
+        stopped = bowed_out and failure.monotonic_ns > first_exit_ns
     if stopped:
         return Standing.STOPPED
     return Standing.OF_A_PEER if cause.of_a_peer else Standing.OWN
 
 
-def in_order(fallen: Iterable[Fallen]) -> list[Fallen]:
+def in_order(judged: Iterable[Judged]) -> list[Judged]:
     """Return those that failed, the first one first."""
-    return sorted(fallen, key=lambda one: (one.standing, one.order_ns, one.end.rank))
+    return sorted(judged, key=lambda one: (one.standing, one.evidence.order_ns, one.evidence.rank))
 
 
-def told_of_others(first: Fallen, others: Iterable[Fallen]) -> str:
+def late_failures(first: Judged, others: Iterable[Judged]) -> dict[int, Evidence]:
+    """Return the evidence of ranks that were stopped, but had failed before by their own logs.
+
+    A rank that catches its error, leaves the process group and takes its time to end has its peers
+    fail first. It records nothing when the agent stops it; its log may hold the traceback. A
+    traceback that its peer's log holds as well is of something that both of them survived.
+
+    Returns:
+        By rank, the evidence with the traceback of the log as what ended it.
+    """
+    late = {}
+    for one in others:
+        if one.standing is not Standing.STOPPED or one.evidence.failure is not None:
+            continue
+        found = recent_traceback(one.evidence.log)
+        if found and f"{found.kinds[0]}: {found.message}".rstrip(": ") not in first.evidence.log:
+            ended = replace(one.evidence.exit, exit_code=1)
+            late[one.evidence.rank] = replace(
+                one.evidence, exit_code=1, raised=(found,), stack=(), exit=ended
+            )
+    return late
+
+
+def told_of_others(first: Judged, others: Iterable[Judged]) -> str:
     """Return what became of those that also ended badly, in one sentence; empty without any."""
     stopped: list[int] = []
     consequences: list[int] = []
     parts = []
     for one in others:
-        # SIGKILL is what the agent ends those with that don't heed its SIGTERM.
         if one.standing is Standing.STOPPED:
-            stopped.append(one.end.rank)
+            stopped.append(one.evidence.rank)
         elif one.standing is Standing.OF_A_PEER:
-            consequences.append(one.end.rank)
+            consequences.append(one.evidence.rank)
         else:
-            later_s = (one.order_ns - first.order_ns) / 1e9
-            parts.append(failed_later(one.end.rank, later_s, one.cause.slug))
+            later_s = (one.evidence.order_ns - first.evidence.order_ns) / 1e9
+            parts.append(failed_later(one.evidence.rank, later_s, one.cause.slug))
     if consequences:
         parts.append(f"{_ranks(consequences)} {LOST}")
     if stopped:
@@ -110,7 +136,7 @@ def told_of_others(first: Fallen, others: Iterable[Fallen]) -> str:
 
 
 def failed_later(rank: int, later_s: float, slug: str) -> str:
-    """Return what is told of a rank that failed by itself, after the first one."""
+    """Return the words on a rank that failed by itself, after the first one."""
     return f"rank {rank} failed {later_s:.3g} s later: {slug}"
 
 
@@ -120,53 +146,18 @@ def _ranks(ranks: list[int]) -> str:
     return f"{len(ranks)} other ranks"
 
 
-# Ranks that failed first, and were stopped while they still cleaned up behind that.
-
-
-@dataclass(frozen=True, slots=True)
-class Judged:
-    """One rank that ended badly, and what was made of it.
-
-    Attributes:
-        fallen: Its end and its standing.
-        case: What is known of it.
-        facts: What fills the words of its cause.
-    """
-
-    fallen: Fallen
-    case: Case
-    facts: Facts
-
-
-def slow_ends(first: Judged, others: Iterable[Judged]) -> frozenset[int]:
-    """Return the ranks that were stopped, and whose log shows that they had failed before.
-
-    One that catches its error, leaves the process group and takes its time to end has its peers
-    fail first. It records nothing when the agent stops it; its log may hold the traceback. One
-    that its peer's log holds as well is of something that both of them survived.
-    """
-    return frozenset(
-        one.fallen.end.rank
-        for one in others
-        if one.fallen.standing is Standing.STOPPED and one.fallen.failure is None
-        if (said := recent_traceback(one.case.log))
-        and f"{said.kinds[0]}: {said.message}".rstrip(": ") not in first.case.log
-    )
-
-
 def told_of_the_others(first: Judged, others: Sequence[Judged]) -> str:
-    """Return what became of the others; where none failed by itself, with the last word of one.
+    """Return what became of the others; where none failed by itself, with one's last log line.
 
-    The rank that went away is then among those that were stopped, and nothing tells which it was.
+    The rank that went away is then among those that were stopped, and nothing shows which it was.
     """
-    told = told_of_others(first.fallen, [one.fallen for one in others])
-    if first.fallen.standing is not Standing.OF_A_PEER:
+    told = told_of_others(first, others)
+    if first.standing is not Standing.OF_A_PEER:
         return told
-    stopped = (one for one in others if one.fallen.standing is Standing.STOPPED)
-    last = ((one.fallen.end.rank, "".join(last_lines(one.case.log, 1))) for one in stopped)
+    stopped = (one.evidence for one in others if one.standing is Standing.STOPPED)
     said = (
-        f"; the log of rank {rank} ends with: {line}"
-        for rank, line in last
-        if line and line not in first.case.log
+        f"; the log of rank {one.rank} ends with: {line}"
+        for one in stopped
+        if (line := "".join(last_lines(one.log, 1))) and line not in first.evidence.log
     )
     return told + next(said, "")

@@ -1,4 +1,4 @@
-"""What a rank said last: the end of its log, tracebacks in it, and the stack a signal left."""
+"""The end of a rank's log, tracebacks in it, and the Python stack that a fatal signal left."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from itertools import takewhile
 from pathlib import Path
 
 from fasttrain.launch.hang import faulthandler_text
-from fasttrain.launch.run_dir.attempt_files import behind_divider
+from fasttrain.launch.run_dir.attempt_files import of_last_attempt
 from fasttrain.model.crash import MESSAGE_LENGTH, Frame, Raised
 from fasttrain.model.places import WORKER_FOLDER
 from fasttrain.model.reading import open_regular
 
 TAIL_BYTES = 65536
-LAST_WORDS = 60  # lines: a C++ stack stands behind the error itself
+LAST_LINES = 60  # a C++ stack follows the error itself
 LINE_LENGTH = 300
 HEAD = "Traceback (most recent call last):"
 
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b.")
 _SHIM = f"/{WORKER_FOLDER}"
 _CALL = re.compile(r'  File "(?P<file>.+)", line (?P<line>\d{1,9}),? in (?P<function>.+)')
-# The last line of a traceback: a dotted name, and the message behind a colon.
+# The last line of a traceback: a dotted name, a colon and the message.
 _ERROR = re.compile(r"(?P<kind>[A-Za-z_][\w.]*)(?:: (?P<message>.*))?$", re.DOTALL)
 # Source: CPython 3.11, Lib/traceback.py, between chained tracebacks.
 _CHAINED = re.compile(
@@ -31,7 +31,7 @@ _CHAINED = re.compile(
     r"|The above exception was the direct cause of the following exception):\s*$"
 )
 
-# Further lines of a message, or what an interpreter says that ends, and no output of the script's.
+# Lines that continue a message, or that an ending interpreter prints; not the script's output.
 # Source: torch 2.13, c10/cuda/CUDAException.cpp and c10/util/Exception.cpp
 _GOES_ON = re.compile(
     r"\s|$|CUDA kernel errors |For debugging consider |Compile with |Exception raised from "
@@ -40,7 +40,7 @@ _GOES_ON = re.compile(
 
 
 def tail(log: Path) -> str:
-    """Return the end of what the last attempt wrote, as a person reads it; empty without a log."""
+    """Return the end of what the last attempt wrote, as a screen shows it; empty without a log."""
     try:
         with open_regular(log) as file:
             size = file.seek(0, 2)
@@ -48,12 +48,12 @@ def tail(log: Path) -> str:
             data = file.read()
     except OSError:  # a rank that never wrote has none
         return ""
-    # Of a line that a progress bar drew over and over, the last state is what was seen.
+    # A progress bar redraws its line after \r; only the last state was seen.
     lines = (
         line.removesuffix("\r").rpartition("\r")[2]
         for line in data.decode(errors="replace").split("\n")
     )
-    return behind_divider("\n".join(_printable(_ESCAPES.sub("", line)) for line in lines))
+    return of_last_attempt("\n".join(_printable(_ESCAPES.sub("", line)) for line in lines))
 
 
 def last_lines(text: str, count: int) -> tuple[str, ...]:
@@ -63,7 +63,7 @@ def last_lines(text: str, count: int) -> tuple[str, ...]:
 
 
 def before_traceback(text: str) -> str:
-    """Return what stands in front of the last traceback and those that it is chained to."""
+    """Return the text before the last traceback and those that it is chained to."""
     before, _, _ = text.rpartition(HEAD)
     while _CHAINED.search(before):
         before, _, _ = before.rpartition(HEAD)
@@ -71,29 +71,29 @@ def before_traceback(text: str) -> str:
 
 
 def recent_traceback(text: str) -> Raised | None:
-    """Return the last exception of which the last lines of a text tell, or None."""
-    raised = read_traceback("\n".join(text.splitlines()[-LAST_WORDS:]))
+    """Return the last exception whose traceback begins in the last lines of a text, or None."""
+    raised = read_traceback("\n".join(text.splitlines()[-LAST_LINES:]))
     return raised and replace(raised, message=_divide(raised.message)[0])
 
 
 def last_traceback(text: str) -> Raised | None:
     """Return the exception whose traceback a text ends with, or None.
 
-    One that is followed by more output was handled: the script went on.
+    An exception that is followed by more output was handled: the script continued.
     """
     raised = read_traceback(text)
     return None if raised is None or _divide(raised.message)[1] else raised
 
 
 def _divide(message: str) -> tuple[str, str]:
-    """Divide what stands behind a traceback into its message, and what was printed later."""
+    """Split the text after a traceback into its message, and what was printed later."""
     first, *lines = message.split("\n")
     own = [first, *takewhile(_GOES_ON.match, lines)]
     return "\n".join(own).rstrip(), "\n".join(lines[len(own) - 1 :])
 
 
 def read_traceback(text: str) -> Raised | None:
-    """Return the last exception that a text tells of by a traceback, or None."""
+    """Return the last exception of which a text holds the traceback, or None."""
     _, found, block = text.rpartition(HEAD)
     if not found:
         return None
@@ -114,13 +114,13 @@ def read_traceback(text: str) -> Raised | None:
 def read_stack(path: Path) -> tuple[Frame, ...]:
     """Return the Python stack of the thread that a fatal signal ended, innermost frame last.
 
-    Where that thread ran no Python, as those of autograd and NCCL don't, it is the stack of the
+    If that thread ran no Python, as threads of autograd and NCCL don't, it is the stack of the
     first thread that was in the user's code.
     """
     try:
         with open_regular(path) as file:
             text = file.read().decode(errors="replace")
-    except OSError:  # it died before it could be asked for one
+    except OSError:  # it ended without writing one
         return ()
     threads = [
         tuple(

@@ -1,1 +1,1 @@
-"""Whether a run hangs, and where its ranks stand."""
+"""Whether a run hangs, and where its ranks are."""

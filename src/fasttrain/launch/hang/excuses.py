@@ -1,7 +1,7 @@
-"""Says what only looks like a hang.
+"""Recognises what only looks like a hang.
 
-What counts only with a time that fasttrain chose itself, and not with one of the user's, takes a
-flag: there, a good run that is stopped is worse than a hang that is never told.
+Some excuses count only if fasttrain chose the time limit itself, and not if the user did: with an
+automatic limit, stopping a good run is worse than never reporting a hang.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from fasttrain.launch.process import procfs
 from fasttrain.launch.process.procfs import Call
 from fasttrain.model.hang import Frame, StuckProcess, StuckRank
 
-# What shows that ranks go on, and what their processes do while none does.
+# What shows that ranks make progress, and what their processes do while none does.
 
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """What processes and all that they have started had done at a moment.
+    """What processes and their descendants had done at a moment.
 
     Attributes:
         quiet_s: The moment, in seconds without progress.
@@ -34,7 +34,7 @@ class Activity:
 
     @classmethod
     def at(cls, quiet_s: float, pids: Iterable[int]) -> Activity:
-        """Look at processes now."""
+        """Read the counters of processes now."""
         family = {member for pid in pids for member in procfs.family(pid)}
         return cls(quiet_s, {pid: (procfs.cpu_s(pid), procfs.all_bytes(pid)) for pid in family})
 
@@ -55,9 +55,9 @@ class Doing:
 
     Attributes:
         call: The system call that its main thread is in.
-        children: What it may wait for: the child that its call names, or all of its children, and
-            what descends from them.
-        active: Processes that have done something since nothing goes on.
+        children: What it may wait for: the child that its call names, or all of its children, with
+            their descendants.
+        active: Processes that have done something since the last progress.
     """
 
     call: Call
@@ -66,7 +66,7 @@ class Doing:
 
 
 def doing(pid: int, active: frozenset[int]) -> Doing:
-    """Look at the main thread of a process and at what it may wait for."""
+    """Return what the main thread of a process does, and what it may wait for."""
     call = procfs.call(pid)
     of_one = call.name == "wait" and call.argument > 0
     children = procfs.family(call.argument) if of_one else procfs.family(pid)[1:]
@@ -74,12 +74,12 @@ def doing(pid: int, active: frozenset[int]) -> Doing:
 
 
 def signs(running: list[Pulse]) -> object:
-    """Return what changes while anything goes on; the main thread writes the checkpoints."""
+    """Return what changes with any progress; bytes count because checkpoints are progress, too."""
     return [(pulse, procfs.transferred_bytes(pulse.address.pid)) for pulse in running]
 
 
 def have_begun(running: list[Pulse]) -> bool:
-    """Return whether every rank has made a step, by itself or by a process that it started."""
+    """True if every rank has made a step, by itself or in a process that it started."""
     steps: dict[int, int] = {}
     for pulse in running:
         rank = pulse.address.rank
@@ -88,16 +88,16 @@ def have_begun(running: list[Pulse]) -> bool:
 
 
 def are_stopped(running: list[Pulse]) -> bool:
-    """Return whether a process of the ranks is stopped, by a signal or a debugger."""
+    """True if a process of the ranks is stopped, by a signal or a debugger."""
     return any(procfs.is_stopped(pulse.address.pid) for pulse in running)
 
 
 COMPILES, IN_DEBUGGER = "compiles", "is in a debugger"
 AT_PROMPT, FOR_INPUT = "is at a prompt", "waits for its input"
-# Rows of files, functions (empty for any) and what a main thread does there. A compiled function
-# that merely runs has none of the first ones.
+# Rows of files, functions (empty for any) and what a main thread does there. The stack of a
+# compiled function that merely runs has none of these frames.
 Rows = tuple[tuple[str, frozenset[str], str], ...]
-_BY_RIGHT: Rows = (
+_LEGITIMATE: Rows = (
     ("torch/_dynamo/convert_frame.py", frozenset(), COMPILES),
     ("torch/_inductor/compile_fx.py", frozenset({"compile_fx", "compile_fx_inner",
      "compile_fx_backward", "fx_codegen_and_compile"}), COMPILES),
@@ -109,7 +109,7 @@ _BY_RIGHT: Rows = (
     ("pdb.py", frozenset(), IN_DEBUGGER),
     ("IPython/terminal/embed.py", frozenset(), AT_PROMPT),
 )  # fmt: skip
-# input() where readline is loaded, which waits for more than standard input.
+# input() with readline loaded, which waits by select() instead of reading standard input.
 _PROMPT = re.compile(r"(?<![\w.])input\(")
 
 _FOR_A_CHILD: Rows = (
@@ -122,19 +122,19 @@ _FOR_A_CHILD: Rows = (
 _NETWORK = ("selectors.py", "socket.py", "ssl.py", "asyncio/runners.py", "asyncio/base_events.py")
 # A server whose main thread only sleeps. Source: gradio 6.31.0, Blocks.block_thread
 _SERVERS: Rows = (("gradio/blocks.py", frozenset({"block_thread"}), "serves"),)
-# What waits in the same functions, but for processes of the run.
+# Callers of the same functions that wait for processes of the run instead.
 _NOT_NETWORK = ("subprocess.py", "multiprocessing/connection.py")
 _NOT_NETWORK_BELOW = ("torch/distributed/", "torch/utils/data/", "torch/autograd/")
 _REQUEST = "http/client.py"
 
 
 def excuse(ranks: Iterable[StuckRank], doing: Mapping[int, Doing], *, automatic: bool) -> str:
-    """Return why it is right that nothing goes on, such as ``rank 0 compiles``; empty if it isn't.
+    """Return why there may be no progress, such as ``rank 0 compiles``; empty without a reason.
 
     Args:
-        ranks: Where they stand.
+        ranks: The ranks with their stacks.
         doing: What their workers do, by process.
-        automatic: Whether fasttrain chose the time.
+        automatic: Whether fasttrain chose the time limit.
     """
     for rank in ranks:
         for what in _excuses(rank, doing.get(rank.processes[0].pid), automatic):
@@ -144,7 +144,7 @@ def excuse(ranks: Iterable[StuckRank], doing: Mapping[int, Doing], *, automatic:
 
 def _excuses(rank: StuckRank, doing: Doing | None, automatic: bool) -> Iterator[str]:
     for frame in chain.from_iterable(map(_main, rank.processes)):
-        yield from _named(frame, _BY_RIGHT)
+        yield from _named(frame, _LEGITIMATE)
     worker = rank.processes[0]
     if _asks(worker, doing):
         yield FOR_INPUT
@@ -153,12 +153,12 @@ def _excuses(rank: StuckRank, doing: Doing | None, automatic: bool) -> Iterator[
 
 
 def on_network(rank: StuckRank, doing: Mapping[int, Doing], *, alone: bool) -> bool:
-    """True if a rank sends, receives or serves, and is none of those that wait for other ranks.
+    """True if a rank sends, receives or serves, and doesn't wait for other ranks.
 
     Args:
-        rank: Where it stands.
+        rank: The rank with its stacks.
         doing: What workers do, by process.
-        alone: Whether no other rank is there, whom a socket could lead to.
+        alone: Whether there is no other rank that a socket could be connected to.
     """
     worker = rank.processes[0]
     stack = _main(worker)
@@ -170,7 +170,7 @@ def on_network(rank: StuckRank, doing: Mapping[int, Doing], *, alone: bool) -> b
         return True
     if any(_named(frame, _SERVERS) for frame in stack):
         return True
-    # Libraries that upload by threads of their own, while the main thread waits for these.
+    # Libraries upload in threads of their own while the main thread waits for them.
     return any(_is_in(frame, (_REQUEST,)) for frame in chain.from_iterable(worker.threads[1:]))
 
 
@@ -179,7 +179,7 @@ def _main(process: StuckProcess) -> tuple[Frame, ...]:
 
 
 def _asks(worker: StuckProcess, doing: Doing | None) -> bool:
-    """Return whether the main thread waits for what a person types."""
+    """True if the main thread waits for keyboard input."""
     if doing and doing.call.name == "read" and doing.call.argument == 0:
         return True
     stack = _main(worker)
@@ -187,7 +187,7 @@ def _asks(worker: StuckProcess, doing: Doing | None) -> bool:
 
 
 def _awaits_work(rank: StuckRank, doing: Doing) -> bool:
-    """Return whether the main thread waits for a child that does something."""
+    """True if the main thread waits for a child that does something."""
     worker = rank.processes[0]
     named = any(_named(frame, _FOR_A_CHILD) for frame in _main(worker))
     if doing.call.name != "wait" and not named:
@@ -205,7 +205,7 @@ def _named(frame: Frame, rows: Rows) -> list[str]:
 
 
 def _is_in(frame: Frame, files: tuple[str, ...]) -> bool:
-    # A library that was built where it stands has its whole path.
+    # A library installed in place (pip install -e) shows its whole path.
     return any(frame.file == file or frame.file.endswith(f"/{file}") for file in files)
 
 

@@ -1,4 +1,4 @@
-"""Reads names as faulthandler writes them, which knows only ASCII."""
+"""Reads names as faulthandler writes them: in ASCII, with everything else escaped."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import os
 import re
 
 # Source: CPython 3.11, Python/traceback.c, _Py_DumpASCII: the shortest form, in lower case. A
-# backslash of the name itself stands as it is.
+# backslash of the name itself is not escaped.
 _ESCAPE = re.compile(r"\\(?:x([0-9a-f]{2})|u([0-9a-f]{4})|U([0-9a-f]{8}))")
 _LAST = 0x10FFFF  # of Unicode
 
 
 def name(text: str) -> str:
-    """Return a name with its letters in the place of escapes; what can't be shown stays escaped."""
+    """Return a name with its escapes decoded; characters that can't be printed stay escaped."""
     return _ESCAPE.sub(_letter, text)
 
 
 def path(text: str) -> str:
-    """Return a path; as it stands where there is a file whose name only looks escaped."""
+    """Return a path, decoded unless a file exists whose name only looks escaped."""
     return text if os.path.exists(text) else name(text)  # noqa: PTH110 - False for any text
 
 

@@ -1,4 +1,4 @@
-"""Reads how far the ranks of this node are, from the memory that they write."""
+"""Reads the progress of this node's ranks from memory that they share with the launcher."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from fasttrain.model.reading import load
 
 @dataclass(frozen=True, slots=True)
 class Pulse:
-    """What one process of a rank shows.
+    """The heartbeat of one process of a rank.
 
     Attributes:
         address: The process.
         steps: Its optimizer steps.
-        beats: Its other signs of life.
-        p95_s: 95th percentile of its steps; 0 where unknown.
-        ended: Whether its script has come to its end.
+        beats: A count of its other signs of life.
+        p95_s: 95th percentile of its step times, in s; 0 where unknown.
+        ended: Whether its script has ended.
     """
 
     address: PulseAddress
@@ -45,9 +45,9 @@ class Pulse:
 
 
 class RankMemory:
-    """The memory that the ranks of this node write into, held by this process: it outlives them.
+    """Memory that the ranks of this node write into; this process holds it, so it outlives them.
 
-    Where there is none to be had, the ranks hold their own.
+    Where it can't be created, each rank creates its own.
     """
 
     def __init__(self) -> None:
@@ -58,27 +58,27 @@ class RankMemory:
             os.ftruncate(self._descriptor, MEMORY_BYTES)
             self._memory = mmap.mmap(self._descriptor, MEMORY_BYTES)
 
-    def tell(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """Return the environment of the ranks, who look for the memory there."""
+    def environ(self, environ: Mapping[str, str]) -> dict[str, str]:
+        """Return the environment of the ranks, with the variable by which they find the memory."""
         others = {name: value for name, value in environ.items() if name != PULSES_VARIABLE}
         if self._memory is None:
             return others
         return {**others, PULSES_VARIABLE: f"{os.getpid()}:{self._descriptor}"}
 
     def steps(self) -> dict[int, int]:
-        """Return the optimizer steps by global rank, of those that have come."""
+        """Return the optimizer steps of each rank that has started, by global rank."""
         if self._memory is None:
             return {}
         records = (_words(self._memory, record) for record in range(MOST_RANKS))
         return {words[Slot.RANK] - 1: words[Slot.STEPS] for words in records if words[Slot.RANK]}
 
     def clear(self) -> None:
-        """Forget the ranks, all of which have ended."""
+        """Clear the records of ranks, all of which have ended."""
         if self._memory is not None:
             self._memory[:] = bytes(MEMORY_BYTES)
 
     def close(self) -> None:
-        """Let go of it."""
+        """Release the memory."""
         if self._memory is not None:
             self._memory.close()
             self._memory = None
@@ -88,14 +88,14 @@ class RankMemory:
 
 
 class Pulses:
-    """The records of all processes that have left their address in a run directory."""
+    """The heartbeats of all processes that have left their address in a run directory."""
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
         self._memories: dict[PulseAddress, mmap.mmap] = {}
 
     def find(self) -> None:
-        """Look for new processes, and forget those that are gone."""
+        """Find new processes, and forget those that have ended."""
         alive = {address for address in self._addresses() if _is_alive(address)}
         for address in self._memories.keys() - alive:
             self._memories.pop(address).close()
@@ -104,18 +104,18 @@ class Pulses:
                 self._memories[address] = memory
 
     def read(self) -> tuple[Pulse, ...]:
-        """Return what each process shows at the moment."""
+        """Return the present heartbeat of each process."""
         return tuple(_pulse(address, memory) for address, memory in self._memories.items())
 
     def close(self) -> None:
-        """Let go of all of them."""
+        """Release all of them."""
         for memory in self._memories.values():
             memory.close()
         self._memories = {}
 
     def _addresses(self) -> Iterator[PulseAddress]:
         for path in self._run_dir.glob("pulse-*.json"):
-            # Renamed into place, so never half of one; an older worker's is replaced.
+            # Renamed into place, so never partial; a file of an older worker is replaced.
             with contextlib.suppress(OSError, CodecError):
                 address = load(PulseAddress, path)
                 if 0 <= address.record < MOST_RANKS:
@@ -128,7 +128,7 @@ def _link(address: PulseAddress) -> str:
 
 def _is_alive(address: PulseAddress) -> bool:
     try:
-        # Another process may have got the number since.
+        # Another process may have got the same number since.
         return str(Path(_link(address)).readlink()).startswith(f"/memfd:{MEMORY_NAME}")
     except OSError:
         return False
@@ -160,14 +160,14 @@ def _words(memory: mmap.mmap, record: int) -> tuple[int, ...]:
     return struct.unpack_from(f"{len(Slot)}Q", memory, record * RECORD_BYTES)
 
 
-# How many optimizer steps each rank of this node has made, when it has ended, too.
+# How many optimizer steps each rank of this node has made, also after it has ended.
 
 
 LOOK_S = 1.0
 
 
 class Progress:
-    """Reads what the ranks show while they run, and what they reported."""
+    """The optimizer steps of each rank, from its heartbeats and from its report."""
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
@@ -177,38 +177,38 @@ class Progress:
         self._looked_s = time.monotonic() - LOOK_S
 
     def environ(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """Return the environment of ranks that are to show their steps."""
-        return self._memory.tell(environ)
+        """Return the environment of the ranks, by which they share their steps."""
+        return self._memory.environ(environ)
 
     def tick(self) -> None:
-        """Look for processes of the ranks' own that have begun."""
+        """Find processes that ranks have started, once a second."""
         if time.monotonic() - self._looked_s < LOOK_S:
             return
         self._looked_s = time.monotonic()
-        self._read()  # before those that have ended are let go
+        self._read()  # before processes that have ended are forgotten
         self._pulses.find()
 
     def steps(self) -> dict[int, int]:
-        """Return the steps by rank; a rank that trains in processes of its own has theirs."""
+        """Return the steps by rank; a rank that trains in child processes has theirs."""
         self._read()
         for path in self._run_dir.glob("rank-*.json"):
             try:
                 report = load(RankReport, path)
-            except (OSError, CodecError):  # the receipt tells of it
+            except (OSError, CodecError):  # the receipt reports it
                 continue
             stats = report.stats
-            # As its pulse has it: none before a step that an earlier attempt did not make
+            # As heartbeats count: the steps before a snapshot were made by an earlier run
             self._note(report.rank, stats.steps if stats.steps > stats.resumed_from else 0)
         return dict(self._steps)
 
     def begin_again(self) -> None:
-        """Forget the attempt before, all of whose processes have ended."""
+        """Forget the previous attempt, all of whose processes have ended."""
         self._pulses.close()
         self._memory.clear()
         self._steps = {}
 
     def close(self) -> None:
-        """Let go of what the ranks share."""
+        """Release the ranks' memory."""
         self._pulses.close()
         self._memory.close()
 

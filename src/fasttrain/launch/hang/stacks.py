@@ -24,7 +24,7 @@ from fasttrain.model.places import PACKAGE, WORKER_FOLDER
 
 Stack = tuple[Frame, ...]
 
-ANSWER_S = 5.0  # a handler begins at once, unless the process can't run at all
+ANSWER_S = 5.0  # faulthandler writes at once, unless the process can't run at all
 WRITE_S = 20.0
 LOOK_S = 0.01
 PY_SPY_S = 20.0
@@ -40,7 +40,8 @@ _STDLIB = sysconfig.get_path("stdlib")
 def by_signal(pid: int, signum: int, answers: Path) -> tuple[Stack, ...]:
     """Return the stacks that a process writes to ``answers`` at a signal, the main thread's first.
 
-    Nothing where it has no handler, or does not answer. Only one process may be asked at a time.
+    Empty where it has no handler or does not answer. Only one process may be asked at a time,
+    because all processes of a rank write to the same file.
     """
     if not signum or not procfs.catches(pid, signum):
         return ()  # the signal would end it
@@ -50,7 +51,7 @@ def by_signal(pid: int, signum: int, answers: Path) -> tuple[Stack, ...]:
         with answers.open("rb") as file:
             file.seek(before)
             return parse(file.read().decode(errors="replace"))
-    except OSError:  # it has ended meanwhile, or lost its file
+    except OSError:  # it has ended meanwhile, or its file is gone
         return ()
 
 
@@ -72,9 +73,9 @@ def by_py_spy(pid: int) -> tuple[tuple[Stack, ...], str]:
 
 
 def parse(text: str) -> tuple[Stack, ...]:
-    """Read what faulthandler wrote, and give the thread first that it wrote in: the main thread.
+    """Return the stacks that faulthandler wrote, first that of the thread in which it ran.
 
-    The kernel gives a process' signal to its main thread, unless that blocks it.
+    That is the main thread: the kernel delivers a process' signal there unless it is blocked.
     """
     current: list[Stack] = []
     others: list[Stack] = []
@@ -105,7 +106,7 @@ def _threads(text: str) -> Iterator[tuple[str, Stack]]:
 
 
 def _without_start(frames: list[Frame]) -> Stack:
-    """Leave out how fasttrain came to the script."""
+    """Return a stack without the frames by which fasttrain started the script."""
     end = len(frames)
     while end and frames[end - 1].file.startswith((WORKER_FOLDER, "<")):
         end -= 1
@@ -113,7 +114,7 @@ def _without_start(frames: list[Frame]) -> Stack:
 
 
 def frame(file: str, line: int, function: str) -> Frame:
-    """Return a frame with its line of source and whose code it is."""
+    """Return a frame with its source line, and whether it is the user's code."""
     source = linecache.getline(file, line).strip()
     return Frame(_near(file), line, function, source, user=_is_users(file))
 
@@ -124,7 +125,7 @@ def _is_users(file: str) -> bool:
 
 
 def _near(file: str) -> str:
-    """Return a path as short as it can still be opened from the working directory."""
+    """Return a path relative to its library or the working directory, where it is below one."""
     if file.startswith("<"):
         return file
     for folder in (*_LIBRARIES, f"{_STDLIB}/", f"{PACKAGE.parent}/"):
@@ -144,7 +145,7 @@ def _spied(data: dict[str, Any]) -> Frame:
 
 def _await_answer(pid: int, signum: int, answers: Path, before: int) -> None:
     """Wait until the handler has begun to write and has returned."""
-    blocked = procfs.blocking(pid, signum)  # for good, by threads that leave signals to others
+    blocked = procfs.blocking(pid, signum)  # threads that always block it, as those of torch do
     os.kill(pid, signum)
     started = time.monotonic()
     begun = False
@@ -162,7 +163,7 @@ def _size(path: Path) -> int:
         return 0
 
 
-# Takes down where every process of every rank stands.
+# Collects the stacks of all processes of all ranks.
 
 
 MOST_PROCESSES = 64  # of a rank: each takes a fraction of a second to ask
@@ -179,7 +180,7 @@ def examine(running: Iterable[Pulse], run_dir: Path) -> tuple[StuckRank, ...]:
 def _rank(rank: int, pulses: list[Pulse], run_dir: Path) -> StuckRank:
     own = {pulse.address.pid: pulse.address.signal for pulse in pulses}
     parents = {pid: procfs.parent(pid) for pid in own}
-    # The worker itself is what no other process of the rank has started.
+    # The worker itself is the process that no other process of the rank has started.
     worker = next((pid for pid in own if parents[pid] not in own), next(iter(own)))
     answers = run_dir / stacks_file(rank)
     processes = []

@@ -1,4 +1,4 @@
-"""Says in words where ranks stand, and who waits for whom."""
+"""Describes in words where ranks are, and which of them wait for others."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fasttrain.model.places import RANKS_WAIT_IN
 
 Stack = tuple[Frame, ...]
 
-# Functions of torch.distributed that wait for other ranks; what they call inside has other names.
+# Public functions of torch.distributed that wait for other ranks.
 _COLLECTIVES = frozenset({
     "all_gather", "all_gather_into_tensor", "all_gather_object", "all_reduce", "all_to_all",
     "all_to_all_single", "barrier", "broadcast", "broadcast_object_list", "destroy_process_group",
@@ -26,38 +26,38 @@ _OF_LOADER_WORKER = "torch/utils/data/_utils/worker.py"
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """What a main thread does: whether that is to wait for other ranks, and in which words."""
+    """What a main thread does: whether it waits for other ranks, and the words for it."""
 
     waits: bool
     words: str
 
 
 def verdict(ranks: tuple[StuckRank, ...], ended: tuple[int, ...]) -> tuple[str, ...]:
-    """Return one sentence for each place where ranks stand, those that wait for others first."""
+    """Return one sentence for each place where ranks are, first where they wait for others."""
     places: defaultdict[_Place, list[int]] = defaultdict(list)
     for rank in ranks:
         places[_place(rank.processes[0])].append(rank.rank)
     waiting = [place for place in places if place.waits]
     others = [place for place in places if not place.waits]
-    told = [_sentence(places[place], "waits", "wait", place.words) for place in waiting]
+    sentences = [_sentence(places[place], "waits", "wait", place.words) for place in waiting]
     for place in others:
         but = "doesn't: it is" if waiting else "is"
         buts = "don't: they are" if waiting else "are"
-        told.append(_sentence(places[place], but, buts, place.words))
+        sentences.append(_sentence(places[place], but, buts, place.words))
     if ended:
-        told.append(_sentence(list(ended), "has ended", "have ended", ""))
+        sentences.append(_sentence(list(ended), "has ended", "have ended", ""))
     if len(waiting) > 1 and not others:
-        told.append("they wait at different places, so none can go on")
-    return (*told, *(line for rank in ranks for line in _helpers(rank)))
+        sentences.append("they wait at different places, so none can go on")
+    return (*sentences, *(line for rank in ranks for line in _helpers(rank)))
 
 
 def waits_for_ranks(process: StuckProcess) -> bool:
-    """Return whether the main thread of a process waits for other ranks."""
+    """True if the main thread of a process waits for other ranks."""
     return _place(process).waits
 
 
 def role_of(stack: Stack) -> Role:
-    """Return what a process is that a rank has started."""
+    """Return the role of a process that a rank has started, by its stack."""
     return "loader worker" if any(map(_is_worker_loop, stack)) else "child"
 
 
@@ -74,8 +74,10 @@ def rank_list(numbers: Iterable[int]) -> str:
             runs[-1].append(number)
         else:
             runs.append([number])
-    told = ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
-    return f"rank {told}" if told.isdecimal() else f"ranks {told}"
+    numbers_text = ", ".join(
+        str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs
+    )
+    return f"rank {numbers_text}" if numbers_text.isdecimal() else f"ranks {numbers_text}"
 
 
 def _sentence(ranks: list[int], one: str, several: str, rest: str) -> str:
@@ -108,7 +110,7 @@ def _at(site: Frame, inside: Stack) -> str:
 
 
 def _helpers(rank: StuckRank) -> Iterator[str]:
-    """Tell of the processes of a rank that do something, or can't be seen."""
+    """Yield a line for each further process of a rank that does something or can't be seen."""
     for process in rank.processes[1:]:
         what = "DataLoader worker" if process.role == "loader worker" else "child process"
         name = f"{what} {process.pid} of rank {rank.rank}"

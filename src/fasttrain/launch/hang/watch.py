@@ -1,4 +1,4 @@
-"""Notices that no rank goes on, and what is to be done about it."""
+"""Notices that no rank makes progress, and decides what is done about it."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from fasttrain.model.hang import HANG_FILE, Hang, StuckRank
 from fasttrain.model.plan import LaunchPlan
 from fasttrain.model.secrets import without_secrets
 
-# What the launchers of several nodes know of one hang: a run hangs only where all of it does.
+# What the launchers of several nodes know of one hang: a run hangs only if all its nodes do.
 
 
 class Nodes(Protocol):
-    """Where the launcher of each node says what it finds.
+    """Where the launcher of each node publishes what it finds.
 
     Attributes:
         see_each_other: Whether the launchers of all nodes meet here.
@@ -41,14 +41,14 @@ class Nodes(Protocol):
     see_each_other: bool
 
     def say(self, found: Hang | None) -> None:
-        """Say that nothing goes on here, or by None that something does again."""
+        """Publish that there is no progress here, or by None that there is some again."""
 
     def said(self) -> tuple[Hang, ...]:
-        """Return what all nodes have found, this one's too; empty while one of them goes on."""
+        """Return the findings of all nodes, this one included; empty while one makes progress."""
 
 
 class OneNode:
-    """A launcher that hears of no other."""
+    """A launcher that knows of no other."""
 
     see_each_other = False
 
@@ -65,7 +65,7 @@ class OneNode:
 
 
 def together(hangs: Iterable[Hang]) -> Hang | None:
-    """Return what several nodes have found as one; None where no rank is left that could hang."""
+    """Return the hangs of several nodes as one; None where no rank is left that could hang."""
     stuck = [hang for hang in hangs if hang.ranks]
     if not stuck:
         return None
@@ -82,26 +82,26 @@ def together(hangs: Iterable[Hang]) -> Hang | None:
 
 
 LOOK_FOR_PROCESSES_S = 1.0
-MOST_OF_A_TICK_S = 1.0  # a longer one means that this process was stopped, and the others too
-QUIET_S = 5.0  # from which on it matters whether something computes
+MOST_OF_A_TICK_S = 1.0  # a longer one means that this process was stopped, as were the ranks
+QUIET_S = 5.0  # without progress; from then on it matters whether something computes
 SLOW_STEPS = 20
 IDLE_S = 60.0
-# Half of NCCL's own limit, behind which its watchdog ends the process and the stacks are lost.
+# Half of NCCL's own limit, after which its watchdog ends the process and the stacks are lost.
 # Source: https://docs.pytorch.org/docs/2.9/distributed.html, init_process_group, timeout
 BUSY_S = 300.0
-BUSY_SHARE = 0.5  # of one core: what a thread that computes takes, and one that waits does not
+BUSY_SHARE = 0.5  # of one core: more than a thread uses that waits, less than one that computes
 
 
 class HangWatch:
-    """Looks at the ranks of this node at each tick.
+    """Checks the ranks of this node at each tick.
 
-    A hang is counted in ticks and not by the clock, so that a run that was stopped by its terminal
-    or its cluster, together with its launcher, has not hung.
+    Time without progress is counted in ticks and not by the clock, so that a run that was stopped
+    by its terminal or its cluster, together with its launcher, has not hung.
 
     Attributes:
         hangs: What was found.
-        problems: What could not be kept of it, one sentence each.
-        stopped: Whether it has asked for the end of the run.
+        problems: What could not be written of it, one sentence each.
+        stopped: Whether it has had the run stopped.
     """
 
     def __init__(
@@ -134,26 +134,27 @@ class HangWatch:
         self._looked_s = -LOOK_FOR_PROCESSES_S
 
     def tick(self, *, held: bool = False) -> bool:
-        """Look once, and say whether the run is to be stopped now.
+        """Check once; True if the run is to be stopped now.
 
         Args:
-            held: Whether the run's output waits for its reader, and the run perhaps for that.
+            held: Whether the run's output waits for its reader, for which the run may wait in turn.
         """
         now = self._clock()
         passed_s, self._ticked_s = min(now - self._ticked_s, MOST_OF_A_TICK_S), now
         if self.stopped or not self._watch.on:
             return False
-        # First: where all nodes have said so, the end of the others' ranks is no sign of life.
+        # Before anything else: once all nodes agree on the hang, they end their ranks, and this
+        # node's ranks then wake up with errors, which is no progress.
         if self._said and not self._told and self._judge():
             return True
         pulses = self._look(now)
-        if self._goes_on(pulses):
+        if self._has_progressed(pulses):
             return False
         if not held and not self._is_on_disk(pulses):
             self._quiet_s += passed_s
             if any(procfs.runs(pulse.address.pid) for pulse in pulses if not pulse.ended):
                 self._running_s += passed_s
-        # To walk through all threads of all processes at every step would cost more than the rest.
+        # Reading /proc of all processes at every tick would cost more than everything else here.
         if self._before is None and self._quiet_s >= QUIET_S:
             self._before = self._activity(pulses)
         if self._said:
@@ -165,12 +166,12 @@ class HangWatch:
         """Watch another attempt."""
         self._pulses.close()
         self._ranks, self.stopped = set(), False
-        self._begin_anew(None)
+        self._start_over(None)
 
     def close(self) -> None:
-        """Let go of what the ranks share, and hear the other nodes out."""
+        """Release the ranks' memory, after a last look at what the other nodes found."""
         if self._said and not self._told:
-            self._judge()  # its ranks were ended by those of a node that heard it first
+            self._judge()  # a node that agreed first has ended its ranks, and ours failed by that
         self._pulses.close()
 
     def _look(self, now: float) -> tuple[Pulse, ...]:
@@ -181,17 +182,17 @@ class HangWatch:
         self._ranks |= {pulse.address.rank for pulse in pulses}
         return pulses
 
-    def _goes_on(self, pulses: tuple[Pulse, ...]) -> bool:
-        """Return whether anything has changed since the last look, or nothing can be said."""
+    def _has_progressed(self, pulses: tuple[Pulse, ...]) -> bool:
+        """True if there was progress since the last tick, or it can't be told yet."""
         running = [pulse for pulse in pulses if not pulse.ended]
         seen = signs(running)
         begun = have_begun(running) if running else bool(self._ranks)
         if seen == self._seen and begun and not are_stopped(running):
             return False
-        self._begin_anew(seen)
+        self._start_over(seen)
         return True
 
-    def _begin_anew(self, seen: object) -> None:
+    def _start_over(self, seen: object) -> None:
         self._seen, self._told, self._spared = seen, False, False
         self._excuse()
         if self._said:
@@ -199,7 +200,7 @@ class HangWatch:
             self._nodes.say(None)
 
     def _excuse(self) -> None:
-        """Count the time anew."""
+        """Count the time from 0 again."""
         self._quiet_s = self._running_s = 0.0
         self._before, self._patient = None, False
 
@@ -208,7 +209,7 @@ class HangWatch:
         return self._watch.timeout_s is None
 
     def _is_on_disk(self, pulses: tuple[Pulse, ...]) -> bool:
-        """Return whether a rank waits for a disk, which may take any time."""
+        """True if a rank waits for a disk, which may take any time."""
         running = (pulse.address.pid for pulse in pulses if not pulse.ended)
         return self._automatic and any(map(procfs.waits_for_disk, running))
 
@@ -219,7 +220,7 @@ class HangWatch:
         if self._watch.timeout_s is not None:
             return float(self._watch.timeout_s)
         if self._unseen:
-            return BUSY_S  # a rank of another node may compute, while those of this one wait
+            return BUSY_S  # ranks of another node may compute while those of this one wait
         steps_s = SLOW_STEPS * max(pulse.p95_s for pulse in pulses)
         if self._quiet_s < IDLE_S or self._quiet_s < steps_s or self._before is None:
             return max(IDLE_S, steps_s)
@@ -233,20 +234,20 @@ class HangWatch:
         return self._before is not None and now.cores_since(self._before) >= BUSY_SHARE
 
     def _say(self, pulses: tuple[Pulse, ...]) -> None:
-        """Say to the other nodes that nothing goes on here, once that is so."""
+        """Publish to the other nodes that there is no progress here, once the limit is reached."""
         running = [pulse for pulse in pulses if not pulse.ended]
         limit_s = self._limit_s(pulses) if running else 0.0
         if self._quiet_s < limit_s:
             return
         quiet_s, now = self._quiet_s, self._activity(pulses)
         active = now.active_since(self._before) if self._before else frozenset()
-        # Before they are asked: to answer is work too, and is written.
+        # Before the stacks are asked for: writing them is activity, too.
         seen = {pulse.address.pid: doing(pulse.address.pid, active) for pulse in running}
         ranks = examine(running, Path(self._plan.run_dir))
         self._seen = signs(running)
         alone = len(running) == 1 and self._plan.processes.value.max_nodes == 1
         if excuse(ranks, seen, automatic=self._automatic):
-            self._excuse()  # asked again when as much time has passed
+            self._excuse()  # checked again after the same time
             return
         if self._automatic and self._is_on_network(ranks, seen, alone=alone):
             return
@@ -259,7 +260,7 @@ class HangWatch:
     def _is_on_network(
         self, ranks: tuple[StuckRank, ...], seen: dict[int, Doing], *, alone: bool
     ) -> bool:
-        """Return whether it is right, or may be for a while, that ranks send, receive or serve."""
+        """True if ranks use the network, and may do so for now."""
         if not any(on_network(rank, seen, alone=alone) for rank in ranks):
             return False
         several_nodes = self._plan.processes.value.max_nodes > 1
@@ -274,13 +275,13 @@ class HangWatch:
             self._nodes.say(hang)
             self._said = True
             return
-        self._excuse()  # it may hang later, and is stopped then
+        self._excuse()  # it is stopped if it hangs again later
         if not self._spared and (told := together([hang])):
             self._spared = True
             self._tell_of(told)
 
     def _judge(self) -> bool:
-        """True if the run is to be stopped, once all nodes have said that they don't go on."""
+        """True if the run is to be stopped, once all nodes have found no progress."""
         hang = together(self._nodes.said())
         if hang is None:
             return False
@@ -297,5 +298,5 @@ class HangWatch:
     def _keep(self, hang: Hang) -> None:
         try:
             write_private(Path(self._plan.run_dir, HANG_FILE), dumps(hang))
-        except OSError as error:  # a full disk is no reason to leave the run as it stands
+        except OSError as error:  # a full disk is no reason to let the run hang on
             self.problems.append(f"{HANG_FILE} can't be written: {error.strerror}")

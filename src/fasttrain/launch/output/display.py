@@ -10,33 +10,34 @@ from typing import Any, Protocol
 
 from fasttrain.model.plan import LaunchPlan
 
-LONG_S = 5.0  # of compiling, until a line says so
+LONG_S = 5.0  # of compiling, after which a line reports it
 
 
 class Display(Protocol):
-    """Shows the script's output, and between its lines how far it is."""
+    """Shows the script's output, and its progress between the lines."""
 
     def write(self, descriptor: int, data: bytes) -> None:
         """Write the script's own bytes to stdout (1) or stderr (2).
 
-        This alone raises an OSError, where they can't be written.
+        Raises:
+            OSError: They can't be written. No other method raises it.
         """
 
     def progress(self, event: dict[str, Any]) -> None:
         """Show the latest event of rank 0."""
 
     def tick(self) -> None:
-        """Show what has become due since; called several times a second."""
+        """Show what is due; called several times a second."""
 
     def tell(self, text: str) -> None:
-        """Say one sentence of fasttrain's own."""
+        """Print one sentence of fasttrain's own."""
 
     def close(self) -> None:
-        """Take the progress line away."""
+        """Erase the progress line."""
 
 
 class PlainDisplay:
-    """Passes the script's bytes on; of progress it shows only that compiling a model takes long."""
+    """Passes the script's bytes on; of progress it shows only a compilation that takes long."""
 
     _compiling, _since_s = "", 0.0
     _told: frozenset[str] = frozenset()
@@ -52,7 +53,7 @@ class PlainDisplay:
         self._since_s = time.monotonic()
 
     def tick(self) -> None:
-        """Write what is being compiled when that takes long, so that nobody takes it for a hang."""
+        """Report a compilation that takes long, so that nobody takes it for a hang."""
         if self._compiling in self._told or not self._compiling:
             return
         if time.monotonic() - self._since_s >= LONG_S:
@@ -60,7 +61,7 @@ class PlainDisplay:
             self.tell(f"compiling {self._compiling} ...")
 
     def tell(self, text: str) -> None:
-        """Write a line to stderr, wherever the script's own may stand."""
+        """Write a line to stderr; it may follow an unfinished line of the script's."""
         with suppress(OSError):  # nobody reads it, or stderr is closed
             write_all(2, f"fasttrain: {text}\n".encode(errors="backslashreplace"))
 
@@ -69,14 +70,14 @@ class PlainDisplay:
 
 
 class QuietDisplay(PlainDisplay):
-    """Passes the script's bytes on and says nothing."""
+    """Passes the script's bytes on and prints nothing of its own."""
 
     def tell(self, text: str) -> None:
-        """Say nothing."""
+        """Print nothing."""
 
 
 def write_all(descriptor: int, data: bytes) -> None:
-    """Write all of ``data``, however little the descriptor takes at once."""
+    """Write all of ``data``, in as many calls as the descriptor needs."""
     view = memoryview(data)
     while view:
         view = view[os.write(descriptor, view) :]
@@ -86,7 +87,7 @@ def write_all(descriptor: int, data: bytes) -> None:
 
 
 def log_name(plan: LaunchPlan) -> str:
-    """Return the name of the log of what this node's first process prints."""
+    """Return the log file for the output of this node's first process."""
     return "rank-0.log" if _relays_rank_0(plan) else "agent.log"
 
 
@@ -107,7 +108,7 @@ def shown_ranks(plan: LaunchPlan) -> Container[int]:
 
 
 def follows(plan: LaunchPlan, rank: int) -> bool:
-    """Return whether a rank is shown by what it writes into its own log."""
+    """True if a rank is shown from its own log, and not from the relayed stream."""
     return _shows(plan, rank) and not (rank == 0 and _relays_rank_0(plan))
 
 

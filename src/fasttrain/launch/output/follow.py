@@ -22,13 +22,13 @@ class Tail:
         """Yield the lines that were completed since the last call.
 
         Args:
-            rest: Also give a last line without an end, because no more will come.
+            rest: Also yield a last line without a line end, because no more will come.
         """
         try:
             with open_regular(self._path) as file:
                 file.seek(self._position)
                 data = file.read()
-        except OSError:  # not there yet; or a directory or a pipe of the script's own
+        except OSError:  # it doesn't exist yet, or the script put a directory or a pipe there
             return
         end = len(data) if rest else data.rfind(b"\n") + 1
         self._position += end
@@ -54,7 +54,7 @@ class EventTail:
 
 
 class RankTails:
-    """Output of shown ranks that write to their own logs, each line behind its rank."""
+    """Output of shown ranks that write to their own logs, each line with its rank."""
 
     def __init__(self, run_dir: Path, shows: Callable[[int], bool]) -> None:
         self._run_dir = run_dir
@@ -63,7 +63,7 @@ class RankTails:
 
     def lines(self, *, rest: bool = False) -> Iterator[bytes]:
         """Yield new lines of all followed ranks as ``[rank 3] …``."""
-        # Looked for anew: which ranks an elastic run gives this node shows only as it goes.
+        # Searched each time: an elastic run assigns ranks to this node only while it runs.
         for path in self._run_dir.glob("rank-*.log"):
             number = path.stem.removeprefix("rank-")
             if number.isdecimal() and self._shows(int(number)):
@@ -71,6 +71,6 @@ class RankTails:
         for rank, tail in sorted(self._tails.items()):
             for line in tail.lines(rest=rest):
                 if line.startswith(DIVIDER.encode()):
-                    continue  # stdout is the script's
+                    continue  # the line is fasttrain's, and stdout is for the script's
                 text = line if line.endswith(b"\n") else line + b"\n"
                 yield b"[rank %d] %b" % (rank, text)

@@ -9,16 +9,19 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import select
 import selectors
 import struct
 import sys
 import termios
 import threading
+import time
 from pathlib import Path
 
 from fasttrain.launch.output.display import Display, write_all
 
 CHUNK_BYTES = 65536
+SETTLE_S = 0.005  # between two looks for output that is still to be carried
 DRAIN_S = 0.3  # for what is left in the pipes when the script has ended
 
 
@@ -27,17 +30,16 @@ class Relay:
 
     Attributes:
         child_ends: For stdout (1) and stderr (2), the descriptor that the child is to get.
-        log_error: Why the log lacks some of the output; empty when it is whole.
-        held: Whether output is being passed on at the moment, as it is all the time while nobody
-            reads it.
+        log_error: Why the log lacks some of the output; empty when it is complete.
+        held: Whether output is being passed on at the moment; stays true while its reader blocks.
     """
 
     def __init__(self, log: Path, display: Display, *, again: bool = False) -> None:
         """Open the streams.
 
         Args:
-            log: Where all of it is kept.
-            display: Who shows it.
+            log: The file that all of it is written to.
+            display: Shows it.
             again: Whether further children may get the same streams.
         """
         self._again = again
@@ -48,6 +50,7 @@ class Relay:
         self._log = self._open_log(log)
         self._selector = selectors.DefaultSelector()
         self._terminals: list[int] = []
+        self._ours: list[int] = []  # read ends of the streams
         self._wake_read, self._wake_write = os.pipe()
         self._selector.register(self._wake_read, selectors.EVENT_READ, None)
         self._thread = threading.Thread(target=self._run, name="fasttrain-relay", daemon=True)
@@ -55,9 +58,9 @@ class Relay:
 
     def _open_log(self, log: Path) -> int:
         try:
-            # Not waiting: a pipe that lies there would block until somebody reads it.
+            # O_NONBLOCK: opening a pipe in its place would block until somebody reads it.
             return os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK, 0o600)
-        except OSError as error:  # a full disk must not stop the script before it has begun
+        except OSError as error:  # a full disk must not keep the script from starting
             self.log_error = error.strerror or str(error)
             return os.open(os.devnull, os.O_WRONLY)
 
@@ -65,14 +68,14 @@ class Relay:
         opened: dict[tuple[int, int], int] = {}
         for descriptor in (1, 2):
             if (sys.__stdout__, sys.__stderr__)[descriptor - 1] is None:
-                # Closed by the caller: the script finds it closed too. That its number is taken
-                # now means nothing, since any file of ours may have got it.
+                # Closed by the caller, so the script finds it closed, too. The number may be in use
+                # by now, because any file of ours may have got it.
                 continue
             identity = os.fstat(descriptor)
             key = (identity.st_dev, identity.st_ino)
             if key not in opened:
                 opened[key] = self._open(descriptor)
-            # `2>&1` and a terminal for both: one stream, so that their order is kept.
+            # `2>&1`, or a terminal for both: one stream, so that the order of the output is kept.
             self.child_ends[descriptor] = opened[key]
 
     def _open(self, descriptor: int) -> int:
@@ -84,10 +87,11 @@ class Relay:
         else:
             ours, theirs = os.pipe()
         self._selector.register(ours, selectors.EVENT_READ, descriptor)
+        self._ours.append(ours)
         return theirs
 
     def start(self) -> None:
-        """Begin to carry, once the child has its ends."""
+        """Start to carry output, once the child has its ends."""
         if not self._again:
             self._close_child_ends()
         self._thread.start()
@@ -97,13 +101,26 @@ class Relay:
             os.close(end)
 
     def resize(self) -> None:
-        """Give the script's terminal the size of ours."""
+        """Set the script's terminal to the size of ours."""
         for terminal in self._terminals:
             for descriptor in (1, 2):
                 copy_window_size(descriptor, terminal)
 
+    def settle(self) -> None:
+        """Wait until what the child has written so far is in the log, but not for a slow reader."""
+        due_s = time.monotonic() + DRAIN_S
+        waiting = select.poll()
+        for end in tuple(self._ours):  # the relay's thread takes away what it closes
+            waiting.register(end, select.POLLIN)
+        # Asked in this order: the relay sets `held` before it reads, and clears it once all that
+        # it has read is in the log.
+        while any(ready & select.POLLIN for _, ready in waiting.poll(0)) or self.held:
+            if time.monotonic() >= due_s:
+                return
+            time.sleep(SETTLE_S)
+
     def finish(self) -> None:
-        """Carry what is left and stop; a grandchild that holds a stream open doesn't hold us."""
+        """Carry what is left and stop, even if a grandchild keeps a stream open."""
         if self._thread.ident is None:  # nothing could be started
             self._close_child_ends()
         else:
@@ -151,18 +168,20 @@ class Relay:
 
     def _close(self, descriptor: int) -> None:
         self._selector.unregister(descriptor)
+        if descriptor in self._ours:
+            self._ours.remove(descriptor)
         os.close(descriptor)
 
 
 def _pass_bytes_through(terminal: int) -> None:
-    """Switch output processing off: our own terminal does it once already."""
+    """Switch output processing off: our own terminal does it already."""
     attributes = termios.tcgetattr(terminal)
     attributes[1] &= ~termios.OPOST
     termios.tcsetattr(terminal, termios.TCSANOW, attributes)
 
 
 def copy_window_size(source: int, target: int) -> None:
-    """Return one terminal the rows and columns of another; no-op where either has none."""
+    """Set a terminal to the rows and columns of another; no-op where either has none."""
     with contextlib.suppress(OSError):
         size = fcntl.ioctl(source, termios.TIOCGWINSZ, struct.pack("HHHH", 0, 0, 0, 0))
         fcntl.ioctl(target, termios.TIOCSWINSZ, size)

@@ -1,1 +1,1 @@
-"""The processes of a run: started, signalled, stopped, and left without orphans."""
+"""The processes of a run: started, signalled, and ended without orphans."""

@@ -1,4 +1,4 @@
-"""All processes that descend from this one, those that lost their parents included."""
+"""All descendants of this process, including those that lost their parents."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 
 
 class Family:
-    """What descends from this process, and had not been there before.
+    """The descendants of this process that were not there before.
 
     Attributes:
-        before: What had been.
+        before: Those that were.
     """
 
     def __init__(self) -> None:
@@ -25,10 +25,10 @@ class Family:
     def find(self, *spared: int) -> Table:
         """Return those that are alive.
 
-        A shell may have become this process by ``exec``; its children are not of the run.
+        A shell may have become this process by ``exec``; its children are not part of the run.
 
         Args:
-            spared: Those that don't count, nor what they started.
+            spared: Processes that are left out, with their descendants.
         """
         processes = table()
         for process in self.before:
@@ -41,9 +41,9 @@ class Family:
 
 @contextmanager
 def adopting() -> Iterator[None]:
-    """Become the parent of all descendants whose own parent ends, as init else does (Linux only).
+    """Become the parent of descendants whose own parent ends, in init's place (Linux only).
 
-    So nothing that a script starts gets away from its launcher, whatever it does to its
+    So nothing that a script starts can escape from its launcher, whatever it changes of its
     environment, session or name.
     """
     if sys.platform != "linux":

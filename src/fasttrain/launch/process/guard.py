@@ -12,7 +12,7 @@ from fasttrain.model.errors import FasttrainError
 from fasttrain.model.places import GUARDIAN_PROGRAM, RUN_MARK, program
 from fasttrain.processes.table import Process, name_of
 
-STARTS = 4  # one that doesn't live here must not be started for ever
+STARTS = 4  # a guardian that keeps dying must not be started for ever
 PROGRAM = program(GUARDIAN_PROGRAM)
 
 
@@ -31,13 +31,13 @@ class Guardian:
         self.failure = ""
         self._starts_left = STARTS
         self._about = (run_id, *map(name_of, spared))
-        # Without the mark, which it would find on itself; the rest may be what Python needs.
+        # Without the run's mark, by which it finds what to end; Python may need the rest.
         self._environ = {name: value for name, value in environ.items() if name != RUN_MARK}
         self._read, self._write = os.pipe()
         self.start()
 
     def start(self) -> None:
-        """Start it, or start it anew."""
+        """Start it, or start it again."""
         if not self._starts_left:
             self.pid, self.failure = 0, "its guardian ended again and again"
             return
@@ -50,7 +50,7 @@ class Guardian:
                 self._environ,
                 file_actions=[
                     (os.POSIX_SPAWN_DUP2, self._read, 0),
-                    # Nobody who waits for the end of our output must wait for the guardian.
+                    # Whoever reads our output to its end must not have to wait for the guardian.
                     (os.POSIX_SPAWN_OPEN, 1, null, os.O_WRONLY, 0),
                     (os.POSIX_SPAWN_OPEN, 2, null, os.O_WRONLY, 0),
                 ],
@@ -61,7 +61,7 @@ class Guardian:
             self.failure = getattr(error, "strerror", None) or str(error)
 
     def dismiss(self) -> None:
-        """Take it away: there is nothing left that it should end."""
+        """End it: there is nothing left that it should end."""
         if self.pid:
             os.kill(self.pid, signal.SIGKILL)
         self._close()
@@ -80,9 +80,9 @@ class Guardian:
 
 @contextmanager
 def guarded(environ: Mapping[str, str], spared: Iterable[Process]) -> Iterator[Guardian]:
-    """Have a guardian while a run with this environment goes on.
+    """Have a guardian during a run with this environment.
 
-    An error of ours ends the run as well; those that a user is told come before anything started.
+    It ends the run at an unexpected error, too. A `FasttrainError` means that nothing was started.
 
     Args:
         environ: The environment of the run.

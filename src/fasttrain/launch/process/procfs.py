@@ -1,4 +1,4 @@
-"""What Linux tells about processes that are not ours to wait for; gone ones give nothing.
+"""What /proc shows of processes that are not our children; of ended ones, nothing.
 
 Source: https://man7.org/linux/man-pages/man5/proc.5.html (man-pages 6.9), for the files and fields.
 """
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-# System calls that wait: connect, accept, send and receive are of the network.
+# System calls that wait; connect, accept, send and receive are named "network".
 # Source: Linux 6.9, arch/x86/entry/syscalls/syscall_64.tbl, include/uapi/asm-generic/unistd.h
 _CALLS: dict[str, dict[int, str]] = {
     "x86_64": {0: "read", 61: "wait", 247: "wait_id"}
@@ -25,8 +25,8 @@ class Call(NamedTuple):
     """A system call that a thread is in.
 
     Attributes:
-        name: ``read``, ``wait``, ``network``, or empty for others and where it isn't told.
-        argument: Its first one: of a read the descriptor, of a wait the child, or -1 for any.
+        name: ``read``, ``wait``, ``network``, or empty for others and where it isn't known.
+        argument: Its first argument: the descriptor of a read, the child of a wait, or -1 for any.
     """
 
     name: str = ""
@@ -34,7 +34,7 @@ class Call(NamedTuple):
 
 
 def family(pid: int) -> list[int]:
-    """Return a process and all that descend from it, parents before their children."""
+    """Return a process and its descendants, parents before their children."""
     found, index = [pid], 0
     while index < len(found):
         for children in Path(f"/proc/{found[index]}/task").glob("*/children"):
@@ -44,7 +44,7 @@ def family(pid: int) -> list[int]:
 
 
 def parent(pid: int) -> int:
-    """Return the parent of a process; 0 when it is gone."""
+    """Return the parent of a process; 0 once it has ended."""
     fields = _fields(pid)
     return int(fields[1]) if fields else 0
 
@@ -56,28 +56,28 @@ def cpu_s(pid: int) -> float:
 
 
 def is_of_multiprocessing(pid: int) -> bool:
-    """True if multiprocessing has started a process by its command line, and not to serve it."""
+    """True if multiprocessing has started a process, other than its own resource tracker."""
     command = _read(Path(f"/proc/{pid}/cmdline"))
     return "multiprocessing." in command and "resource_tracker" not in command
 
 
 def is_stopped(pid: int) -> bool:
-    """Return whether a process is stopped, by a signal or by a debugger."""
+    """True if a process is stopped, by a signal or by a debugger."""
     return _fields(pid)[:1] in (["T"], ["t"])
 
 
 def waits_for_disk(pid: int) -> bool:
-    """True if the main thread is in a wait that no signal ends, as those for disks and NFS are."""
+    """True if the main thread is in uninterruptible sleep (state D), as for disks and NFS."""
     return _fields(pid)[:1] == ["D"]
 
 
 def runs(pid: int) -> bool:
-    """Return whether the main thread computes, or would if others left it a processor."""
+    """True if the main thread computes, or would if a processor were free."""
     return _fields(pid)[:1] == ["R"]
 
 
 def call(pid: int) -> Call:
-    """Return the system call that the main thread is in; none where that is not ours to see."""
+    """Return the system call that the main thread is in; an empty one where we may not see it."""
     number, *arguments = _read(Path(f"/proc/{pid}/syscall")).split() or [""]
     if not number.isdecimal() or not arguments:  # it runs
         return Call()
@@ -89,23 +89,23 @@ def call(pid: int) -> Call:
 
 
 def transferred_bytes(pid: int) -> int:
-    """Return what the main thread has read and written, or all threads where that is not told."""
+    """Return the bytes that the main thread, or else all threads, have read and written."""
     return _bytes(_read(Path(f"/proc/{pid}/task/{pid}/io"))) or all_bytes(pid)
 
 
 def all_bytes(pid: int) -> int:
-    """Return what all threads of a process have read and written."""
+    """Return the bytes that all threads of a process have read and written."""
     return _bytes(_read(Path(f"/proc/{pid}/io")))
 
 
 def _bytes(text: str) -> int:
-    """Add up calls, counted as they return, and what disks have got of one that still goes on."""
+    """Return the bytes of finished calls (rchar, wchar) and those that disks have got so far."""
     values = dict(line.split(": ") for line in text.splitlines())
     return sum(int(values.get(name, 0)) for name in ("rchar", "wchar", "read_bytes", "write_bytes"))
 
 
 def catches(pid: int, signum: int) -> bool:
-    """Return whether a process has a handler for a signal, which would end it otherwise."""
+    """True if a process has a handler for a signal, which would end it otherwise."""
     return _in_mask(Path(f"/proc/{pid}/status"), "SigCgt:", signum)
 
 
@@ -123,12 +123,12 @@ def _in_mask(status: Path, name: str, signum: int) -> bool:
 
 
 def _fields(pid: int) -> list[str]:
-    """Return the fields of ``stat`` from the state on, behind the name, which may hold anything."""
+    """Return the fields of ``stat`` after the name, which may hold spaces and parentheses."""
     return _read(Path(f"/proc/{pid}/stat")).rpartition(") ")[2].split()
 
 
 def _read(path: Path) -> str:
     try:
         return path.read_text(errors="replace")
-    except (OSError, ProcessLookupError):  # it has ended meanwhile, or is not ours to see
+    except (OSError, ProcessLookupError):  # it has ended meanwhile, or we may not see it
         return ""

@@ -1,4 +1,4 @@
-"""How a run that somebody asked to end is ended: with time to save, and not for ever."""
+"""How a run ends that somebody asked to end: with time to save, but not for ever."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from fasttrain.model.errors import ExitCode
 
 INTERRUPTED = "Interrupted"
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-AGAIN_S = 0.5  # `timeout` and others send a signal to a process and to its group, as one
-REMIND_S = 1.0  # most scripts have ended by then, and need no words
+AGAIN_S = 0.5  # `timeout` and others send one signal to a process and to its group
+REMIND_S = 1.0  # most scripts have ended by then, and no message is needed
 
 
 class Stop:
@@ -20,14 +20,14 @@ class Stop:
 
     Attributes:
         signum: The first signal that asked for it; 0 while none did.
-        now: Whether somebody has lost patience.
-        makes_room: Whether the run was asked to end behind a snapshot.
+        now: Whether a second ctrl-C asked for it at once.
+        preempted: Whether the run was asked to end after a snapshot.
 
     Args:
         grace_s: Seconds that the run has to end in.
-        tell: Says something to the user.
+        tell: Prints a message to the user.
         heard: Called with each signal to this process.
-        save: What has the run save itself and end; sent in SIGTERM's place, unless it is 0.
+        save: Signal at which the run saves a snapshot and ends, sent instead of SIGTERM; 0 without.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class Stop:
         save: int = 0,
     ) -> None:
         self.signum = 0
-        self.now = self.makes_room = False
+        self.now = self.preempted = False
         self.grace_s = grace_s
         self._tell = tell
         self._heard = heard
@@ -47,10 +47,10 @@ class Stop:
         self._reminded = False
 
     def hear(self, signum: int) -> None:
-        """Take note of a signal to this process."""
+        """Note a signal to this process."""
         self._heard(signum)
-        self.makes_room |= bool(self._save) and signum in (self._save, signal.SIGTERM)
-        # What the caller ignores, as nohup and background shells do, the script ignores as well.
+        self.preempted |= bool(self._save) and signum in (self._save, signal.SIGTERM)
+        # A signal that the caller ignores, as under nohup, is ignored by the script as well.
         if signum not in STOPPING or signal.getsignal(signum) == signal.SIG_IGN:
             return
         if not self.signum:
@@ -59,10 +59,10 @@ class Stop:
             self.now = True
 
     def passed_on(self, signum: int, sender: int) -> int:
-        """Return what the run is sent for a signal to this process.
+        """Return the signal that the run is sent for a signal to this process.
 
-        Whoever ends it by SIGTERM gives it time to save; this process itself does so, by a signal
-        to itself, where the run goes no further, and so does who sends it a second time.
+        The first SIGTERM from outside becomes the signal to save a snapshot. SIGTERM itself is
+        passed on if this process sent it to itself, because the run hangs, or if it came again.
         """
         first = self._age_s() < AGAIN_S
         if signum != signal.SIGTERM or not self._save or sender == os.getpid() or not first:
@@ -71,13 +71,13 @@ class Stop:
 
     @property
     def exit_code(self) -> int:
-        """What a run ends with that was asked to while none of its processes ran."""
-        if self.makes_room and self.signum in (0, signal.SIGTERM):
-            return ExitCode.PREEMPTED  # it goes on from what is on the disk
+        """Exit code of a run that was asked to end between two attempts."""
+        if self.preempted and self.signum in (0, signal.SIGTERM):
+            return ExitCode.PREEMPTED  # the run can resume from the snapshot on the disk
         return 128 + self.signum
 
     def due(self) -> bool:
-        """Return whether what still runs is to be killed now."""
+        """True if what still runs is to be killed now."""
         if not self.signum:
             return False
         age_s = self._age_s()

@@ -1,4 +1,4 @@
-"""Starts the child of each attempt, passes signals on, waits for it, and leaves no orphan."""
+"""Starts the child of each attempt, passes signals on, waits for it, and leaves no orphans."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ from fasttrain.launch.process.job_control import (
     next_signal,
     reached_the_script,
     signals_held,
-    stand_still,
+    stop_until_continued,
 )
 from fasttrain.launch.process.stop import Stop
 from fasttrain.model.errors import ExitCode, FasttrainError
+from fasttrain.processes.agent_pipe import Handed
 from fasttrain.processes.ending import Ended, end, named
 
 ENDED_LEFT = "ended what the script left running"
 
 TICK_S = 0.25
-# Helpers of multiprocessing and torch end, and clean up, when the script's end of a pipe closes.
+# Helpers of multiprocessing and torch clean up and end when the script's end of a pipe closes.
 SETTLE_S = 1.0
 
 
@@ -37,7 +38,7 @@ class End:
     Attributes:
         exit_code: Exit code of the child, or 128 + signal; of a run that was made to end, 128 +
             the signal that asked for it.
-        warnings: What was not as it should be, one sentence each.
+        warnings: What went wrong, one sentence each.
     """
 
     exit_code: int
@@ -53,16 +54,21 @@ class Child:
         argv: Its arguments, its own name first.
         environ: Its environment.
         relay: What carries its output.
-        apart: Whether it starts the script in sessions of their own, which no terminal stops.
-        held: Signals that wait until it takes them, instead of ending it while it starts.
+        held: Signals that it starts with blocked, so that they don't end it before it handles them.
+        handed: The end of a pipe that it is to get, if it is an agent; None for the script itself.
     """
 
     program: str
     argv: tuple[str, ...]
     environ: Mapping[str, str]
     relay: Relay
-    apart: bool = False
     held: frozenset[int] = frozenset()
+    handed: Handed | None = None
+
+    @property
+    def is_agent(self) -> bool:
+        """True if it starts the script's ranks, each in a session that no terminal stops."""
+        return self.handed is not None
 
 
 class Again(Protocol):
@@ -72,20 +78,20 @@ class Again(Protocol):
         """Return the seconds after which to start the child again, or None for the end."""
 
     def asks(self) -> bool:
-        """True if the child starts again what it runs, and waits for the way to be cleared."""
+        """True if the child restarts its workers itself, and waits for the way to be cleared."""
 
     def clear(self) -> bool:
-        """Put aside what is left of the attempt, whose processes have ended; False if it can't."""
+        """Put aside the records of the attempt, whose processes have ended; False if it can't."""
 
     def environ(self) -> Mapping[str, str]:
         """Return the environment of the child's next attempt."""
 
 
 def supervise(child: Child, tick: Callable[[], None], stop: Stop, again: Again) -> End:
-    """Run a program to its end, and end what it leaves behind if it failed or was stopped.
+    """Run a program to its end, and end what it left running if it failed or was stopped.
 
-    Signals are taken by waiting for them, because only then the kernel tells who sent one: a
-    ctrl-C reaches the script from the terminal itself and must not arrive twice.
+    Signals are taken by sigwaitinfo, which shows who sent them: a ctrl-C reaches the script from
+    the terminal itself and must not arrive twice.
 
     Raises:
         FasttrainError: The command can't be started.
@@ -105,10 +111,13 @@ def _spawn(child: Child, environ: Mapping[str, str], mask: set[Any]) -> int:
         return os.posix_spawn(
             child.program,
             child.argv,
-            environ,
+            {**environ, **(child.handed.environ if child.handed else {})},
             file_actions=[
-                (os.POSIX_SPAWN_DUP2, end, descriptor)
-                for descriptor, end in child.relay.child_ends.items()
+                *(
+                    (os.POSIX_SPAWN_DUP2, end, descriptor)
+                    for descriptor, end in child.relay.child_ends.items()
+                ),
+                *([(os.POSIX_SPAWN_DUP2, *child.handed)] if child.handed else []),
             ],
             setsigmask=mask | child.held,
             setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],  # Python ignores them; a child must not
@@ -124,7 +133,7 @@ def _spawn(child: Child, environ: Mapping[str, str], mask: set[Any]) -> int:
 
 
 class _Watch:
-    """Stays with the child of a run, and with those of further attempts."""
+    """Supervises the child of a run, and those of further attempts."""
 
     def __init__(
         self,
@@ -137,18 +146,18 @@ class _Watch:
     ) -> None:
         self._child = pid
         self._status: int | None = None
-        self._relay, self._apart = child.relay, child.apart
+        self._relay, self._is_agent = child.relay, child.is_agent
         self._tick = tick
         self._stop = stop
         self._guardian, self._family = guardian, family
         self._told: list[str] = []
 
     def to_the_end(self, again: Again, start: Callable[[], int]) -> End:
-        """Wait for the child, end what it leaves behind unless that is meant to stay."""
+        """Wait for the child and those of further attempts; end what they left running."""
         while True:
             code = self._wait(again)
             if code == 0 and not self._stop.signum:
-                break  # what it left running is meant to run on
+                break  # what a good run left running, such as TensorBoard, is meant to stay
             going = self._status is not None and not self._stop.signum
             delay_s = again.failed(code) if going else None
             self._end_rest()
@@ -161,7 +170,7 @@ class _Watch:
         return End(code, (*self._unguarded(), *self._told))
 
     def _wait(self, again: Again) -> int:
-        """Wait for the child's end, clear the way where it starts again itself; its exit code."""
+        """Return the child's exit code once it ends; clear the way when it restarts its workers."""
         cleared = True
         while self._status is None and not self._stop.due():
             self._listen(TICK_S)
@@ -169,11 +178,11 @@ class _Watch:
                 self._end_rest(self._child)
                 cleared = again.clear()
                 if not cleared:
-                    os.kill(self._child, signal.SIGTERM)  # it would wait for ever
+                    os.kill(self._child, signal.SIGTERM)  # it would wait for the answer for ever
         return 128 + self._stop.signum if self._status is None else _exit_code(self._status)
 
     def _end_rest(self, *spared: int) -> None:
-        """End what is left of an attempt; of the child's own, too, where it is to be killed."""
+        """End what is left of an attempt; kill the child as well if it still runs."""
         killed = self._status is None and not spared
         ended = end(
             lambda: self._family.find(self._guardian.pid, *spared),
@@ -182,18 +191,18 @@ class _Watch:
             pause=self._pause,
         )
         if killed and self._status is None:
-            os.kill(self._child, signal.SIGKILL)  # where there is no /proc to find it in
+            os.kill(self._child, signal.SIGKILL)  # without /proc, nothing else has found it
         self._told += _told(ended, killed, self._stop)
 
     def _back_off(self, delay_s: float) -> bool:
-        """Wait so long; False as soon as somebody wants the run to end."""
+        """Wait for `delay_s`; False as soon as somebody wants the run to end."""
         due_s, stop = time.monotonic() + delay_s, self._stop
-        while not (stop.signum or stop.makes_room) and (left_s := due_s - time.monotonic()) > 0:
+        while not (stop.signum or stop.preempted) and (left_s := due_s - time.monotonic()) > 0:
             self._listen(min(left_s, TICK_S))
-        return not (stop.signum or stop.makes_room)
+        return not (stop.signum or stop.preempted)
 
     def _listen(self, limit_s: float) -> None:
-        """Wait so long for a signal at most, and do what it asks for."""
+        """Wait up to `limit_s` for a signal, and handle it."""
         self._reap()
         info = next_signal(limit_s)
         if info is None:
@@ -201,28 +210,28 @@ class _Watch:
         elif info.si_signo == signal.SIGWINCH:
             self._relay.resize()
         elif info.si_signo == signal.SIGTSTP:
-            self._stand_still(info)
+            self._stop_with_ranks(info)
         elif info.si_signo != signal.SIGCHLD:
             self._stop.hear(info.si_signo)
             if not reached_the_script(info) and self._status is None:
                 os.kill(self._child, self._stop.passed_on(info.si_signo, info.si_pid))
         self._reap()
 
-    def _stand_still(self, info: signal.struct_siginfo) -> None:
-        """Stop with all ranks; a single script was stopped by the terminal, as it would alone."""
-        if self._apart:
-            stand_still(lambda: self._family.find(self._guardian.pid))
+    def _stop_with_ranks(self, info: signal.struct_siginfo) -> None:
+        """Stop with all ranks; a single script was stopped by the terminal already."""
+        if self._is_agent:
+            stop_until_continued(lambda: self._family.find(self._guardian.pid))
             return
         if not reached_the_script(info) and self._status is None:
             os.kill(self._child, signal.SIGTSTP)
-        stand_still(dict)
+        stop_until_continued(dict)
 
     def _pause(self, limit_s: float) -> bool:
         self._listen(limit_s)
         return self._stop.now
 
     def _reap(self) -> None:
-        """Take all that ended off the kernel's list, those that were adopted included."""
+        """Reap all children that have ended, including adopted ones."""
         with suppress(ChildProcessError):
             while True:
                 ended, status = os.waitpid(-1, os.WNOHANG)
@@ -250,7 +259,7 @@ def _told(ended: Ended, killed: bool, stop: Stop) -> Iterator[str]:
     if killed:
         name = signal.Signals(stop.signum).name
         when = "at the second ctrl-C" if stop.now else f"{stop.grace_s:g} s after {name}"
-        # None where the terminal's second SIGINT ended torchrun's agent, and it its workers, first.
+        # Empty where the terminal's second SIGINT has ended torchrun's agent, and it its workers.
         hard = f", and killed: {named(ended.killed)}" if ended.killed else ""
         yield f"still running {when}{hard}"
     elif ended.ended:

@@ -28,22 +28,22 @@ from fasttrain.model.places import RUNS_FOLDER, SNAPSHOTS_FOLDER
 from fasttrain.model.plan import LaunchPlan
 from fasttrain.model.reading import load
 
-# Makes one report of a worker's and of those of the processes that its script started.
+# Merges the report of a worker with those of the processes that its script started.
 
 
-# What tells most comes first: a child that trained says more than a parent that only waited.
+# The most telling comes first: a child that trained says more than a parent that only waited.
 _TELLING = (
     State.APPLIED, State.FAILED, State.CEDED, State.SKIPPED, State.ARMED, State.OFF,
 )  # fmt: skip
 
-# Where a count is a level and no total, the lowest one is told.
+# Counts that are a level and no total: the lowest one is reported.
 _LEVELS = {"scale"}
 
 
 def merged(worker: RankReport, children: Iterable[RankReport]) -> RankReport:
     """Return the worker's report with what its children did.
 
-    Speed is that of the process with the most steps, peak memory the highest of them all.
+    Speed is that of the process with the most steps, peak memory the highest of all.
     """
     reports = (worker, *children)
     if len(reports) == 1:
@@ -107,7 +107,7 @@ def gather(plan: LaunchPlan, ended: Ended, run_dirs: Iterable[Path] = ()) -> Rec
     run_dirs = tuple(run_dirs) or (Path(plan.run_dir),)
     reports, problems = _read_reports(run_dirs)
     reports = tuple(_with_steps(report, ended.steps.get(report.rank, 0)) for report in reports)
-    # A script that failed may not have come to its model; its own error is what there is to tell.
+    # A script that failed may not have reached its model; only its own error is worth reporting.
     missed = tuple(unmet(reports, strict=plan.strict)) if ended.exit_code == 0 else ()
     receipt = Receipt(
         run_id=plan.run_id,
@@ -117,7 +117,7 @@ def gather(plan: LaunchPlan, ended: Ended, run_dirs: Iterable[Path] = ()) -> Rec
         wall_s=ended.wall_s,
         ranks=reports,
         unmet=missed,
-        warnings=(*plan.warnings, *ended.warnings, *_told_by_ranks(reports), *problems),
+        warnings=(*plan.warnings, *ended.warnings, *_warnings_of_ranks(reports), *problems),
         hints=(*plan.hints, *_ways_on(plan, ended.exit_code)),
         crash=ended.crash,
         attempts=ended.attempts,
@@ -126,7 +126,7 @@ def gather(plan: LaunchPlan, ended: Ended, run_dirs: Iterable[Path] = ()) -> Rec
 
 
 def _kept(receipt: Receipt, path: Path) -> Receipt:
-    """Write the receipt; where that can't be, it is told at least."""
+    """Write the receipt; if that fails, add a warning to the one that is shown."""
     try:
         write_private(path, dumps(receipt))
     except OSError as error:
@@ -135,15 +135,15 @@ def _kept(receipt: Receipt, path: Path) -> Receipt:
     return receipt
 
 
-def _told_by_ranks(reports: tuple[RankReport, ...]) -> list[str]:
+def _warnings_of_ranks(reports: tuple[RankReport, ...]) -> list[str]:
     """Return the ranks' own warnings, each once with the ranks that have it."""
     return _once((report.rank, warning) for report in reports for warning in report.warnings)
 
 
-def _once(told: Iterable[tuple[int, str]]) -> list[str]:
-    """Return each sentence once, behind the ranks of which it holds."""
+def _once(sentences: Iterable[tuple[int, str]]) -> list[str]:
+    """Return each sentence once, after the ranks for which it holds."""
     ranks: defaultdict[str, list[int]] = defaultdict(list)
-    for rank, sentence in told:
+    for rank, sentence in sentences:
         ranks[sentence].append(rank)
     return [f"{rank_list(having)}: {sentence}" for sentence, having in ranks.items()]
 
@@ -197,7 +197,7 @@ def _read_reports(run_dirs: Iterable[Path]) -> tuple[tuple[RankReport, ...], lis
 
 
 def _with_steps(report: RankReport, steps: int) -> RankReport:
-    """Return the report of a rank that was ended with the steps that it has made since."""
+    """Return the report of a rank that was killed, with the steps made after it was written."""
     if report.finished or steps <= report.stats.steps:
         return report
     known = replace(report.stats, steps=steps, reported_until=report.stats.steps)
@@ -205,7 +205,7 @@ def _with_steps(report: RankReport, steps: int) -> RankReport:
 
 
 def was_preempted(run_dir: Path) -> bool:
-    """True if the ranks that report in a directory ended behind a snapshot, to go on later."""
+    """True if the ranks that report in a directory ended after a snapshot, to be resumed."""
     reports, _ = _read_reports((run_dir,))
     return any(outcome.counts.get(PREEMPTED) for r in reports for outcome in r.outcomes)
 
@@ -216,15 +216,15 @@ def _ways_on(plan: LaunchPlan, exit_code: int) -> tuple[str, ...]:
     directory = shlex.quote(plan.run_dir)
     alone = plan.processes.value.backend == "direct"  # or rank 0 may have them elsewhere
     if alone and not any(Path(plan.run_dir, SNAPSHOTS_FOLDER).glob("step-*")):
-        return ("no snapshot was taken yet: the same command begins anew, in a new --run-dir",)
+        return ("no snapshot was taken yet: the same command starts over, in a new --run-dir",)
     return (f"the same command with --resume {directory} goes on from the snapshot",)
 
 
 def unmet(reports: tuple[RankReport, ...], *, strict: bool = False) -> list[str]:
     """Return one sentence for each lever that was armed or named by the user, but not applied.
 
-    Where nothing was trained, as by ``train.py --help``, a default that was armed had nothing to
-    do, and is left out unless `strict`.
+    Where nothing was trained, as by ``train.py --help``, a default that was only armed is left out
+    unless `strict`.
     """
     idle = all(report.idle for report in reports) and not strict
     return _once(

@@ -1,4 +1,4 @@
-"""The attempts of a run on this node: judges each that failed, and clears the way for the next."""
+"""The attempts of a run on this node: judges each that fails, and prepares the next one."""
 
 from __future__ import annotations
 
@@ -6,48 +6,47 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from fasttrain.files.writing import reserve, write_private
 from fasttrain.launch.crash.causes import HUNG, is_of_a_peer
-from fasttrain.launch.crash.gather import Scene, investigate, keep
+from fasttrain.launch.crash.gather import FailedRun
+from fasttrain.launch.crash.judge import judge, keep
 from fasttrain.launch.hang.heartbeats import Progress
 from fasttrain.launch.node_run import Around, Part
 from fasttrain.launch.output.display import shown_ranks
+from fasttrain.launch.output.relay import Relay
 from fasttrain.launch.process.stop import Stop
 from fasttrain.launch.report.receipts import was_preempted
-from fasttrain.launch.restarts.restart_policy import Failed, can_heal, failed_by
+from fasttrain.launch.restarts.restart_policy import FailureKey, key_of, retryable
 from fasttrain.launch.run_dir.attempt_files import divide_logs, put_aside
 from fasttrain.model.attempts import (
-    DECIDED_FILE,
     NODE_CAME,
     NODE_LEFT,
     RESTART_COUNT,
-    VERDICT_FILE,
     Attempt,
     Decided,
+    Message,
     Verdict,
     agree,
     restart_count,
 )
-from fasttrain.model.codec import dumps
-from fasttrain.model.crash import ENDS_FILE, Crash
+from fasttrain.model.crash import EXITS_FILE, Crash, WorkerExits
 from fasttrain.model.decision import Decision
 from fasttrain.model.hang import HANG_FILE, NO_PROGRESS, Hang
-from fasttrain.model.reading import load
+from fasttrain.model.plan import LaunchPlan
+from fasttrain.processes.agent_pipe import AgentPipe
 from fasttrain.processes.table import look_up, send
 
 # Attempts in words.
 
 
 def told(number: int, decided: Decided, most: int, ranks: int) -> str:
-    """Return the line that tells of an attempt behind which the run is started again.
+    """Return the line that reports a failed attempt after which the run is started again.
 
     Args:
         number: Of the attempt, from 1.
-        decided: What becomes of the run.
+        decided: What all nodes have decided.
         most: Restarts that were asked for.
         ranks: Ranks of the run.
     """
@@ -72,7 +71,7 @@ def ended_waiting(attempts: Sequence[Attempt]) -> str:
 
 
 def of_a_hang(crash: Crash, hang: Hang) -> Crash:
-    """Return the crash of a run whose ranks were killed because none went on."""
+    """Return the crash of a run whose ranks were killed because none made progress."""
     verdict = f": {hang.verdict[0]}" if hang.verdict else ""
     return replace(
         crash,
@@ -103,63 +102,65 @@ def _where(crash: Crash, ranks: int) -> str:
     return f"rank {crash.rank}{on}, " if ranks > 1 else ""
 
 
+def restartable(plan: LaunchPlan) -> bool:
+    """True if the launcher itself starts the processes of this node again, without an agent."""
+    return plan.processes.value.backend == "direct" and plan.restarts.value.most > 0
+
+
 class Attempts:
-    """The attempts of one run.
+    """The attempts of one run on this node.
 
     Attributes:
         done: Those before the present one.
         problems: What could not be read or written, one sentence each.
     """
 
-    def __init__(self, part: Part, around: Around, stop: Stop, begin: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        part: Part,
+        around: Around,
+        stop: Stop,
+        relay: Relay,
+        begin_again: Callable[[], None],
+        pipe: AgentPipe | None = None,
+    ) -> None:
         """Begin the first attempt.
 
         Args:
             part: What this node runs.
             around: Who follows it.
-            stop: Tells whether somebody wants the run to end.
-            begin: Has those who follow the ranks begin anew with each further attempt.
+            stop: Knows whether somebody has asked the run to end.
+            relay: Carries the output of the processes.
+            begin_again: Has those who follow the ranks start again with each further attempt.
+            pipe: Leads to the agent of this node, where it has one.
         """
         self.done: list[Attempt] = []
         self.problems: list[str] = []
-        self._part, self._around, self._stop, self._on_begin = part, around, stop, begin
+        self._part, self._around, self._stop, self._relay = part, around, stop, relay
+        self._begin_again, self._pipe = begin_again, pipe
         self._run_dir = Path(part.plan.run_dir)
         self._restarts = part.plan.restarts
-        self._agent = part.plan.processes.value.backend == "torchrun" and part.plan.judged
         self._progress = Progress(self._run_dir)
-        self._used = self._barren = 0
+        self._used = self._without_training = 0
+        self._crash: Crash | None = None  # of the present attempt, once it is judged
+        self._hang: Hang | None = None  # that has ended the present attempt
         self._decided: Decided | None = None
         self._given_up: Decided | None = None
-        self._hang: Hang | None = None
-        self._answered = self._waits = False
-        for name in (ENDS_FILE, VERDICT_FILE, DECIDED_FILE):  # of a job that was queued again
-            (self._run_dir / name).unlink(missing_ok=True)
+        self._waits = False  # between two attempts
+        self._exits = WorkerExits()
+        (self._run_dir / EXITS_FILE).unlink(missing_ok=True)  # of a job that was queued again
         self._begin()
 
-    @property
-    def restartable(self) -> bool:
-        """Return whether this process starts the run again itself."""
-        direct = self._part.plan.processes.value.backend == "direct"
-        return direct and self._restarts.value.most > 0
-
     def tick(self) -> None:
-        """See how far the ranks are, and judge an attempt where an agent asks for it."""
+        """Note how far the ranks are, and judge an attempt when the agent asks for it."""
         self._progress.tick()
-        if self._agent and not self._answered and (self._run_dir / ENDS_FILE).exists():
-            self._answered = True
-            self._ended_s = time.monotonic()
-            verdict = self._verdict(self._crash(1))
-            try:
-                write_private(self._run_dir / VERDICT_FILE, dumps(verdict))
-            except OSError as error:
-                self._give_up(error)
+        self._listen()
 
     def failed(self, exit_code: int) -> float | None:
-        """Return the seconds after which to start again; None where the run is at its end."""
-        if not self.restartable:
+        """Return the seconds after which to start again; None if the run has ended."""
+        if not restartable(self._part.plan):
             return None
-        self._ended_s = time.monotonic()
-        verdict = self._verdict(self._crash(exit_code))
+        verdict = self._verdict(self._judge(exit_code))
         self._decided = agree([verdict], used=self._used, most=self._restarts.value.most)
         if not self._decided.again:
             return None
@@ -167,17 +168,17 @@ class Attempts:
         return self._decided.delay_s
 
     def asks(self) -> bool:
-        """Return whether an agent waits for the way to be cleared, or for an answer in vain."""
-        if self._given_up or not self._agent:
-            return bool(self._given_up)
-        if (decided := self._read_decided()) is None or not decided.again:
+        """True if the agent waits for the way to be cleared, or would wait for ever."""
+        self._listen()
+        if self._given_up:
+            return True
+        if not (self._pipe and self._decided and self._decided.again):
             return False
-        self._decided = decided
-        self._tell(decided)
+        self._tell(self._decided)
         return True
 
     def clear(self) -> bool:
-        """Put the records of the attempt aside, and say whether the next one can begin."""
+        """Put the records of the attempt aside; True if the next attempt can begin."""
         if self._given_up:
             return False
         decided = self._decided or Decided(again=True, reason="")
@@ -193,12 +194,14 @@ class Attempts:
         self.done.append(
             Attempt(number, wall_s, decided.reason, decided.delay_s, decided.crash, folder)
         )
-        self._barren = 0 if self._trained() else self._barren + 1
+        self._without_training = self._attempts_without_training()
         self._used, self._decided = decided.used, None
-        self._waits = self.restartable
+        self._waits = restartable(self._part.plan)
         self._progress.begin_again()
-        self._on_begin()
+        self._begin_again()
         self._begin(decided.delay_s)
+        if self._pipe:
+            self._pipe.send(Message(cleared=True))
         return True
 
     def steps(self) -> dict[int, int]:
@@ -212,30 +215,33 @@ class Attempts:
         return self._progress.environ({**self._part.environment, **count})
 
     def hung(self, hang: Hang) -> bool:
-        """Have a run that hangs started again, if that can help and is left; False otherwise."""
+        """Have a run that hangs started again, if that may help and is left; False otherwise."""
         restarts = self._restarts.value
-        heal = self._heal(Failed(HUNG, steps_at(hang)))
-        if not restarts.most or self._used >= restarts.most or not heal.value:
+        retry = self._retryable(FailureKey(HUNG, steps_at(hang)))
+        if not restarts.most or self._used >= restarts.most or not retry.value:
             if restarts.most:
-                why = "all restarts were used" if heal.value else heal.reason
+                why = "all restarts were used" if retry.value else retry.reason
                 self._around.display.tell(f"not started again: {why}")
             return False
         self._hang = hang
         for rank in hang.ranks:
             for process in rank.processes:
                 if process.role == "rank" and (found := look_up(process.pid)):
-                    send(found, signal.SIGKILL)  # asked to end, it would hang on
+                    send(found, signal.SIGKILL)  # it hangs, and may not react to SIGTERM either
         return True
 
     def conclude(self, exit_code: int) -> Crash | None:
         """Return why the run failed at last; None where nothing failed."""
-        if self._waits:  # nothing ran that could have failed
+        if self._waits:  # no process ran that could have failed
             self._progress.close()
             self.problems.append(ended_waiting(self.done))
             return None
-        crash = self._crash(exit_code)
+        self._listen()  # the last thing that the agent sent before it ended
+        decided = self._given_up or self._decided
+        # A failure that was judged when the agent or the supervisor asked is not judged again.
+        known = self._judged and exit_code and (self._crash or decided)
+        crash = self._crash if known else self._judge(exit_code)
         self._progress.close()
-        decided = self._given_up or self._decided or self._read_decided()
         if decided and decided.elsewhere and decided.crash:
             crash = replace(decided.crash, shown=False, log_file="")
         if crash is None and decided and not decided.again:
@@ -248,46 +254,63 @@ class Attempts:
         return crash
 
     def _begin(self, delay_s: float = 0.0) -> None:
-        self._answered, self._hang = False, None
+        self._judged, self._crash, self._hang = False, None, None
+        self._exits = WorkerExits()
         self._started_s = time.monotonic() + delay_s
-        self._ended_s = 0.0  # what it leaves behind is ended later
-        if self._agent:
-            with suppress(OSError):  # the disk is full already, which is told
-                reserve(self._run_dir / VERDICT_FILE)
+        self._ended_s = 0.0  # what the attempt leaves running is ended later
         self._before = self._around.look_around()
 
-    def _crash(self, exit_code: int) -> Crash | None:
+    def _judge(self, exit_code: int) -> Crash | None:
+        """Judge the present attempt, once its last output is in the logs."""
         part, command = self._part, self._part.plan.target.kind == "command"
-        scene = Scene(
+        self._judged, self._ended_s = True, time.monotonic()
+        self._relay.settle()
+        run = FailedRun(
             part.plan, part.masked, part.environ, exit_code, self._before,
             self._around.look_around(), shown_ranks(part.plan), part.rank,
-            None if command else self._progress.steps(),
+            None if command else self._progress.steps(), self._exits,
         )  # fmt: skip
-        crash, problems = investigate(scene)
+        crash, problems = judge(run)
         self.problems += problems
-        return of_a_hang(crash, self._hang) if crash and self._hang else crash
+        self._crash = of_a_hang(crash, self._hang) if crash and self._hang else crash
+        return self._crash
+
+    def _listen(self) -> None:
+        """Take what the agent has sent."""
+        while self._pipe and (message := self._pipe.look()):
+            if message.exits:
+                self._exits = message.exits
+            if message.asks:
+                # Asked again after a node came: of the same attempt, so the answer is the same.
+                crash = self._crash if self._judged else self._judge(1)
+                self._pipe.send(Message(verdict=self._verdict(crash)))
+            if message.decided:
+                self._decided = message.decided
 
     def _verdict(self, crash: Crash | None) -> Verdict:
         host = socket.gethostname()
         ends = "the run was asked to end" if self._stop.signum else self._preempted()
         if ends or crash is None:
             return Verdict(host, not ends, ends or "nothing failed here", 0.0, crash)
-        heal = self._heal(failed_by(crash))
-        barren = 0 if self._trained() else self._barren + 1
-        delay_s = self._restarts.value.delay_s(barren)
-        return Verdict(host, heal.value, heal.reason, delay_s, crash, is_of_a_peer(crash.cause))
+        retry = self._retryable(key_of(crash))
+        delay_s = self._restarts.value.delay_s(self._attempts_without_training())
+        return Verdict(host, retry.value, retry.reason, delay_s, crash, is_of_a_peer(crash.cause))
 
     def _preempted(self) -> str:
-        """Say so where the attempt has made room; the script may end with any code behind that."""
-        return "it ended behind a snapshot, to go on later" if was_preempted(self._run_dir) else ""
+        """Return the reason if the attempt ended for preemption; its exit code doesn't count then.
 
-    def _heal(self, failed: Failed) -> Decision[bool]:
+        A script may end with any code after its snapshot.
+        """
+        return "it ended after a snapshot, to be resumed" if was_preempted(self._run_dir) else ""
+
+    def _retryable(self, failure: FailureKey) -> Decision[bool]:
         last = self.done[-1].crash if self.done else None
-        before = failed_by(last) if last else None
-        return can_heal(failed, before, self._restarts.value.on, self._restarts.source)
+        before = key_of(last) if last else None
+        return retryable(failure, before, self._restarts.value.on, self._restarts.source)
 
-    def _trained(self) -> bool:
-        return any(self._progress.steps().values())
+    def _attempts_without_training(self) -> int:
+        """Return how many attempts in a row made no step, the present one included."""
+        return 0 if any(self._progress.steps().values()) else self._without_training + 1
 
     def _tell(self, decided: Decided) -> None:
         ranks = self._part.plan.processes.value.world_size
@@ -295,12 +318,6 @@ class Attempts:
         self._around.display.tell(told(len(self.done) + 1, decided, most, ranks))
 
     def _give_up(self, error: OSError) -> None:
-        """End with this attempt: the run keeps the exit code of its script."""
+        """End the run after this attempt; it keeps the exit code of its script."""
         reason = f"the records of the attempt can't be put aside: {error.strerror}"
         self._given_up = Decided(again=False, reason=reason)
-
-    def _read_decided(self) -> Decided | None:
-        try:
-            return load(Decided, self._run_dir / DECIDED_FILE)
-        except FileNotFoundError:
-            return None

@@ -1,4 +1,4 @@
-"""Puts the records of an attempt that failed aside, and divides the logs behind it."""
+"""Puts the records of a failed attempt aside, and marks its end in the logs."""
 
 from __future__ import annotations
 
@@ -7,37 +7,37 @@ from itertools import count
 from pathlib import Path
 
 from fasttrain.files.writing import give_back
-from fasttrain.model.attempts import DECIDED_FILE, DIVIDER, VERDICT_FILE, attempt_folder
-from fasttrain.model.crash import CRASH_FILE, ENDS_FILE
+from fasttrain.model.attempts import DIVIDER, attempt_folder
+from fasttrain.model.crash import CRASH_FILE, EXITS_FILE
 from fasttrain.model.hang import HANG_FILE
 from fasttrain.model.outcome import RECEIPT_FILE
 
 _LINE = re.compile(rf"^{DIVIDER}.*\n?", re.MULTILINE)
-# What the ranks and the launcher write of one attempt; whatever else lies there is the script's.
+# Files that ranks and launcher write about one attempt; whatever else is there is the script's.
 RECORDS = (
     "failure-*.json", "fault-*.txt", "rank-*.json", "events-*.jsonl", "pulse-*.json",
-    "stacks-*.txt", CRASH_FILE, HANG_FILE, RECEIPT_FILE, ENDS_FILE, VERDICT_FILE,
+    "stacks-*.txt", CRASH_FILE, HANG_FILE, RECEIPT_FILE, EXITS_FILE,
 )  # fmt: skip
 
-# What room is kept for, by whoever writes it.
-_KEPT_FOR = ("failure-*.json", ENDS_FILE, VERDICT_FILE, DECIDED_FILE)
+# Files that their writers have reserved room for.
+_RESERVED = ("failure-*.json", EXITS_FILE)
 
 
 def give_all_back(run_dir: Path) -> None:
-    """Give up the room that processes kept for their records, and had no use for or no time."""
-    for path in (path for name in _KEPT_FOR for path in run_dir.glob(f"{name}.tmp")):
+    """Free the room that processes reserved for records which they did not write."""
+    for path in (path for name in _RESERVED for path in run_dir.glob(f"{name}.tmp")):
         give_back(path.with_suffix(""))
 
 
 def put_aside(run_dir: Path, number: int) -> str:
-    """Move the records of an attempt into a folder of their own, and give its name; empty without.
+    """Move the records of an attempt into a folder, and return its name; empty without records.
 
-    The file for which an agent waits goes last. A job that SLURM queued again counts anew.
+    A job that SLURM queued again counts its attempts from 1 again; the next free name is taken.
 
     Raises:
         OSError: The disk is full, or the run directory is lost.
     """
-    paths = [path for pattern in (*RECORDS, DECIDED_FILE) for path in run_dir.glob(pattern)]
+    paths = [path for pattern in RECORDS for path in run_dir.glob(pattern)]
     if not paths:
         return ""
     names = (attempt_folder(one) for one in count(number))
@@ -49,7 +49,7 @@ def put_aside(run_dir: Path, number: int) -> str:
 
 
 def divide_logs(run_dir: Path, told: str) -> None:
-    """Write a line into each rank's log that tells where an attempt ends.
+    """Write a line into each rank's log that marks the end of an attempt.
 
     Raises:
         OSError: The disk is full, or the run directory is lost.
@@ -61,7 +61,7 @@ def divide_logs(run_dir: Path, told: str) -> None:
             log.write(b"\n" * begun + f"{DIVIDER}{told} ---\n".encode())
 
 
-def behind_divider(text: str) -> str:
-    """Return what the last attempt wrote into a log."""
+def of_last_attempt(text: str) -> str:
+    """Return the part of a log that the last attempt wrote."""
     *_, last = _LINE.split(text)
     return last

@@ -1,4 +1,4 @@
-"""Tells of a disk that is nearly full while what it holds can still be sorted out."""
+"""Warns of a disk that is nearly full, while there is time to free space."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from fasttrain.files.writing import FEW_BYTES, Room, room_at
 from fasttrain.model.errors import size
 
 NOTHING_FREE = "nothing is free"
-LOOK_S = 10.0  # on a network file system it is a question to its server
-# Of a rank: its log, report, events, failure, stacks twice, its pulse, and drafts of two of them.
+LOOK_S = 10.0  # on a network file system, each look is a request to its server
+# Of a rank: its log, report, events, failure, two of stacks, heartbeat, and two drafts of them.
 FILES_OF_RANK, FILES_OF_RUN = 9, 20
 
 
 class DiskWatch:
-    """Looks at the file system of a run directory.
+    """Checks the free space of a run directory's file system.
 
     Args:
         run_dir: The run directory.
         ranks: Ranks of this node.
-        tell: Says a sentence to the user.
-        clock: Seconds that nobody sets back.
+        tell: Prints a message to the user.
+        clock: Monotonic time in seconds.
 
     Attributes:
-        warnings: What was told.
+        warnings: What the user was warned of.
     """
 
     def __init__(
@@ -44,10 +44,10 @@ class DiskWatch:
         self._looked_s = -LOOK_S
 
     def heard(self, signum: int) -> None:
-        """Signals say nothing of the disk."""
+        """Signals mean nothing for the disk."""
 
     def tick(self) -> None:
-        """Look when it is time to, and tell each thing once."""
+        """Check when it is due, and warn of each thing once."""
         now_s = self._clock()
         if now_s - self._looked_s < LOOK_S:
             return
@@ -63,7 +63,10 @@ class DiskWatch:
     def _problems(self, room: Room) -> Iterator[tuple[str, str]]:
         where = f"on the disk of {self._run_dir}"
         if room.free_bytes == 0:
-            yield "full", f"{NOTHING_FREE} {where}: logs and events go on when there is room again"
+            yield (
+                "full",
+                f"{NOTHING_FREE} {where}: logs and events continue once there is room again",
+            )
         elif room.free_bytes is not None and room.free_bytes < FEW_BYTES:
             yield "bytes", f"only {size(room.free_bytes)} is free {where}: a checkpoint may not fit"
         if room.free_files is not None and room.free_files < self._files:

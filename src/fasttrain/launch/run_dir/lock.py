@@ -1,4 +1,4 @@
-"""Takes a run directory for one run: private to the user, held as long as the launcher lives."""
+"""Claims a run directory for one run: private to the user, locked while the launcher lives."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fasttrain.files.trust import Danger, doubts, refused, refused_folder, refus
 from fasttrain.files.writing import write_private
 from fasttrain.launch.run_dir.attempt_files import put_aside
 from fasttrain.model.codec import CodecError
-from fasttrain.model.crash import CRASH_FILE, ENDS_FILE
+from fasttrain.model.crash import CRASH_FILE, EXITS_FILE
 from fasttrain.model.errors import ExitCode, FasttrainError
 from fasttrain.model.guards import ResumeMode
 from fasttrain.model.hang import HANG_FILE
@@ -28,7 +28,7 @@ from fasttrain.model.reading import load
 
 ENDED_WELL = "the run had ended well"
 PARENTS_MODE = 0o775  # cut down by the umask; never open to everybody
-OF_A_RUN = {PLAN_FILE, JOB_FILE, RECEIPT_FILE, CRASH_FILE, ENDS_FILE, HANG_FILE}
+OF_A_RUN = {PLAN_FILE, JOB_FILE, RECEIPT_FILE, CRASH_FILE, EXITS_FILE, HANG_FILE}
 _OF_A_RANK = re.compile(r"(rank|events|failure|fault|pulse|stacks)-\d+\..+")
 # A file system without locks, or an NFS server whose lock service doesn't run.
 # Source: flock(2), fcntl(2), nfs(5)
@@ -41,7 +41,7 @@ class Claim:
 
     Attributes:
         path: Where it is.
-        warnings: What is not as it should be, one sentence each.
+        warnings: What is doubtful about it, one sentence each.
     """
 
     path: Path
@@ -50,18 +50,18 @@ class Claim:
 
 @contextmanager
 def claim(named: str, resume: ResumeMode = "no") -> Iterator[Claim]:
-    """Make a run directory and hold it against other launchers.
+    """Make a run directory and lock it against other launchers.
 
-    Of a run that goes on, what the attempt before has told is put aside first.
+    If a run is resumed in it, the records of the previous attempt are put aside first.
 
     Args:
         named: The directory.
-        resume: Whether a run that is in it goes on.
+        resume: Whether the run that is in it is resumed.
 
     Raises:
         FasttrainError: ``run-dir`` where it can't be made, ``run-dir-unsafe`` where others could
             write to it, ``run-dir-busy`` and ``run-dir-used`` where it is another run's,
-            ``resume-missing`` where none began in it that could go on.
+            ``resume-missing`` where it holds no run to resume.
     """
     path = Path(named)
     with ExitStack() as held:
@@ -69,11 +69,12 @@ def claim(named: str, resume: ResumeMode = "no") -> Iterator[Claim]:
             begun = resume != "no" and (path / PLAN_FILE).exists()
             if resume == "required" and not begun:
                 raise _nothing_begun(path)
-            # Whoever can change the script gains nothing; what goes on is read, and must be sure.
+            # A new directory may lie beside the script: who can change that gains nothing by it. A
+            # resumed run loads what is in the directory, so all of its path must be safe.
             folder = open_private(path, beside=Path.cwd() if resume == "no" else None)
             held.callback(os.close, folder)
             if not begun and not (path / LOCK_FILE).exists():
-                _check_unused(path, folder)  # nothing is left in what isn't ours
+                _check_unused(path, folder)  # before a lock file is left in another run's directory
             lock, problems = _locked(path)
             held.callback(os.close, lock)
             ended = _ended_well(path) if resume == "required" else ()
@@ -89,7 +90,7 @@ def claim(named: str, resume: ResumeMode = "no") -> Iterator[Claim]:
 
 
 def make_run_dir(named: str, first_file: str, text: str) -> Path:
-    """Make a run directory for a job, whose files are read when its turn comes.
+    """Make a run directory for a job, whose files are read once the job starts.
 
     Raises:
         FasttrainError: As `claim` and `check_private`, or the first file can't be written.
@@ -101,7 +102,7 @@ def make_run_dir(named: str, first_file: str, text: str) -> Path:
 
 
 def begin(claimed: Claim, first_file: str, text: str) -> None:
-    """Write the file that makes a run directory one run's own.
+    """Write the file that marks a run directory as used by a run.
 
     Raises:
         FasttrainError: ``run-dir`` where it can't be written.
@@ -113,9 +114,9 @@ def begin(claimed: Claim, first_file: str, text: str) -> None:
 
 
 def open_private(path: Path, *, beside: Path | None = None) -> int:
-    """Make a folder unless it is there, and give a descriptor of it once it is private.
+    """Make a folder unless it exists, and return a descriptor of it once it is private.
 
-    What is judged is the folder that was opened, whatever its name leads to a moment later.
+    The check is of the folder that was opened, whatever its name refers to a moment later.
 
     Args:
         path: The folder.
@@ -137,7 +138,7 @@ def open_private(path: Path, *, beside: Path | None = None) -> int:
     try:
         if danger := refused_folder(path, os.fstat(folder)):
             raise _unsafe(path, danger)
-        os.fchmod(folder, 0o700)  # one that was there may be open to others' eyes
+        os.fchmod(folder, 0o700)  # an existing one may be readable for others
     except BaseException:
         os.close(folder)
         raise
@@ -145,11 +146,11 @@ def open_private(path: Path, *, beside: Path | None = None) -> int:
 
 
 def check_private(path: Path) -> None:
-    """See that a run directory that was made before is still the user's alone.
+    """Check that a run directory that was made before is still private to the user.
 
     Raises:
         FasttrainError: ``run-dir-unsafe`` where somebody else can write to it, ``run-dir`` where
-            it can't be looked at.
+            it can't be examined.
     """
     try:
         danger = refused(path)
@@ -160,7 +161,7 @@ def check_private(path: Path) -> None:
 
 
 def renew(path: Path, attempt: int) -> str:
-    """Make the directory of a part of a run anew, and put aside what the attempt before has told.
+    """Make the directory of a node's part of a run, and put the previous attempt's records aside.
 
     The logs of all attempts stay together.
 
@@ -169,7 +170,7 @@ def renew(path: Path, attempt: int) -> str:
         attempt: How often the run was started before.
 
     Returns:
-        The name of the folder in it that has what was put aside; empty where there was nothing.
+        The name of the folder in it with what was put aside; empty if there was nothing.
 
     Raises:
         FasttrainError: As `claim`, but for what is another run's.
@@ -177,7 +178,7 @@ def renew(path: Path, attempt: int) -> str:
     try:
         os.close(open_private(path))
         aside = put_aside(path, attempt) if attempt else ""
-        if aside and (path / PLAN_FILE).exists():  # the nodes may be others now
+        if aside and (path / PLAN_FILE).exists():  # this attempt may have other nodes
             (path / PLAN_FILE).replace(path / aside / PLAN_FILE)
         return aside
     except OSError as error:
@@ -185,10 +186,10 @@ def renew(path: Path, attempt: int) -> str:
 
 
 def _hide_from_git(folder: Path) -> None:
-    """Write a .gitignore into the folder of runs, unless one is there, be it empty."""
+    """Write a .gitignore into the folder of runs, unless one exists, even an empty one."""
     if folder.name == RUNS_FOLDER:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        with suppress(OSError):  # one is there, or there is no room
+        with suppress(OSError):  # it exists, or the disk is full
             file = os.open(folder / ".gitignore", flags, 0o644)
             os.write(file, b"*\n")
             os.close(file)
@@ -203,14 +204,14 @@ def _doubted(path: Path) -> list[str]:
 
 
 def _ended_well(path: Path) -> tuple[str, ...]:
-    """Tell of a run that has nothing left to do but what is behind its last snapshot."""
+    """Return a warning if the run that is resumed had ended well; empty otherwise."""
     try:
         receipt = load(Receipt, path / RECEIPT_FILE)
-    except (OSError, CodecError):  # it didn't come to its receipt
+    except (OSError, CodecError):  # it wrote no receipt
         return ()
     if receipt.exit_code:
         return ()
-    return (f"{ENDED_WELL}: what it trained behind its last snapshot is trained again",)
+    return (f"{ENDED_WELL}: what it trained after its last snapshot is trained again",)
 
 
 def _check_unused(path: Path, folder: int) -> None:
@@ -222,9 +223,9 @@ def _check_unused(path: Path, folder: int) -> None:
 
 
 def _locked(path: Path) -> tuple[int, tuple[str, ...]]:
-    """Return what holds the lock for as long as it is open, and what can't be made sure.
+    """Return a descriptor that holds the lock while it is open, and warnings.
 
-    The kernel lets go of it when the launcher dies, however that happens.
+    The kernel releases the lock when the launcher dies, however that happens.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     lock = os.open(path / LOCK_FILE, flags, 0o600)
@@ -233,7 +234,7 @@ def _locked(path: Path) -> tuple[int, tuple[str, ...]]:
     except BlockingIOError:
         holder = os.read(lock, 1000).decode(errors="replace").strip()
         os.close(lock)
-        why = f"a run goes on in it{f', of {holder}' if holder else ''}"
+        why = f"a run is using it{f', of {holder}' if holder else ''}"
         raise _refusal(path, why, "wait for its end, or name another", "run-dir-busy") from None
     except OSError as error:
         if error.errno not in _NO_LOCKS:
@@ -247,7 +248,7 @@ def _locked(path: Path) -> tuple[int, tuple[str, ...]]:
 
 def _nothing_begun(path: Path) -> FasttrainError:
     return FasttrainError(
-        f"there is no run to go on with in {path}",
+        f"there is no run to resume in {path}",
         why=f"it holds no {PLAN_FILE}",
         fix=f"name the directory of the run that was preempted, such as one in {RUNS_FOLDER}/",
         slug="resume-missing",

@@ -1,4 +1,4 @@
-"""Where run directories lie, and what they are called."""
+"""Where run directories are, and what they are called."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fasttrain.model.plan import PLAN_FILE, LaunchPlan
 def new_run_id(target: str) -> str:
     """Return a name for a run that sorts by time: ``2026-11-21_14-30-05_train_1f9c02b7``.
 
-    Many may be made in one second, by the launchers of a sweep on several machines.
+    The random suffix keeps launchers of a sweep apart, which may start in the same second.
     """
     stem = Path(target).stem or "run"
     safe = "".join(c if c.isascii() and (c.isalnum() or c in "-_") else "_" for c in stem)[:40]
@@ -77,7 +77,7 @@ def latest_run_dir(cwd: Path) -> Path:
     )
 
 
-# Where compiled kernels are kept: programs and pickles, which torch loads unseen.
+# Where compiled kernels are kept: programs and pickles, which torch loads without any check.
 
 
 def choose_cache(environ: Mapping[str, str], run_dir: str) -> tuple[str, str]:
@@ -97,10 +97,10 @@ def _danger(folder: Path) -> Danger | None:
 
 
 def secure_cache(plan: LaunchPlan, environment: dict[str, str]) -> tuple[str, ...]:
-    """See that nobody else can write to where compiled kernels are kept, and give what to tell.
+    """Make sure that nobody else can write to the folder of compiled kernels; return warnings.
 
-    A folder of fasttrain's own is made, or else one in the run directory is taken, and
-    `environment` changed; of one that the user has named, it is only told.
+    fasttrain's own folder is made, or if it isn't safe, one in the run directory is used and
+    `environment` changed. A folder that the user has named is used all the same.
     """
     named = [v.value for v in plan.environment if v.name == COMPILED_VARIABLE and v.value]
     if not named:

@@ -6,17 +6,17 @@ from dataclasses import replace
 
 import pytest
 
-from fasttrain.launch.crash.cause_rules import Heals
-from fasttrain.launch.crash.causes import CAUSES, ENDS, heals
-from fasttrain.launch.restarts.restart_policy import Failed, can_heal, failed_by
+from fasttrain.launch.crash.cause_rules import Retry
+from fasttrain.launch.crash.causes import CAUSES, ENDS, retry_of
+from fasttrain.launch.restarts.restart_policy import FailureKey, key_of, retryable
 from fasttrain.model.crash import Crash, Frame
 from fasttrain.model.decision import Source, SourceKind
 
 SOURCE = Source(SourceKind.FLAG, "--max-restarts")
 
 
-def healing(now: Failed, before: Failed | None = None, on: str = "auto") -> bool:
-    decided = can_heal(now, before, on, SOURCE)  # type: ignore[arg-type]
+def retried(now: FailureKey, before: FailureKey | None = None, on: str = "auto") -> bool:
+    decided = retryable(now, before, on, SOURCE)  # type: ignore[arg-type]
     assert decided.reason
     assert decided.source is SOURCE
     return decided.value
@@ -44,16 +44,16 @@ def healing(now: Failed, before: Failed | None = None, on: str = "auto") -> bool
 )
 def test_what_is_tried_again(cause: str, at_once: bool, trained: bool, again: bool) -> None:
     """At step 0; at step 5; at step 5 as in the attempt before."""
-    begun = Failed(cause, step=5)
-    assert healing(Failed(cause, step=0)) is at_once
-    assert healing(begun, Failed(cause, step=4)) is trained
-    assert healing(begun, begun) is again
-    assert healing(begun, begun, on="any")
+    begun = FailureKey(cause, step=5)
+    assert retried(FailureKey(cause, step=0)) is at_once
+    assert retried(begun, FailureKey(cause, step=4)) is trained
+    assert retried(begun, begun) is again
+    assert retried(begun, begun, on="any")
 
 
 def test_of_a_command_no_step_is_known() -> None:
-    ended = Failed("exit", step=None, exit_code=3)
-    assert healing(ended, ended)
+    ended = FailureKey("exit", step=None, exit_code=3)
+    assert retried(ended, ended)
 
 
 @pytest.mark.parametrize(
@@ -62,14 +62,14 @@ def test_of_a_command_no_step_is_known() -> None:
     ids=lambda other: next(iter(other)),
 )
 def test_what_makes_a_failure_another_one(other: dict[str, object]) -> None:
-    before = Failed("exception", 5, 1, "ValueError", (("train.py", 3),))
-    assert healing(replace(before, **other), before)  # type: ignore[arg-type]
+    before = FailureKey("exception", 5, 1, "ValueError", (("train.py", 3),))
+    assert retried(replace(before, **other), before)  # type: ignore[arg-type]
 
 
 def test_two_crashes_are_compared_by_where_and_not_by_their_words() -> None:
-    def crash(message: str, line: int) -> Failed:
+    def crash(message: str, line: int) -> FailureKey:
         frames = (Frame("train.py", line, "main"),)
-        return failed_by(
+        return key_of(
             Crash(0, 1, 1, "", 0, "exception", "", "", f"ValueError: {message}", frames, step=5)
         )
 
@@ -79,5 +79,5 @@ def test_two_crashes_are_compared_by_where_and_not_by_their_words() -> None:
 
 def test_rows_of_one_cause_say_the_same() -> None:
     for cause in (*CAUSES, *ENDS):
-        assert heals(cause.slug) is cause.heals
-        assert cause.heals in Heals
+        assert retry_of(cause.slug) is cause.retry
+        assert cause.retry in Retry
