@@ -23,6 +23,7 @@ OTHERS = {
     "data_parallel/random_streams.py: generator",
     "snapshots/samplers.py: generator.bit_generator", "snapshots/loader_epochs.py: iterator",
     # The shim's own.
+    "levers/compile/lever.py: shared", "levers/loss_scaling/lever.py: shared",
     "data_parallel/lever_state.py: self._owner", "data_parallel/split/sites.py: site",
     "data_parallel/split/lazy_rows.py: LazyRows", "data_parallel/split/whole_batch.py: splits",
     "data_parallel/strategy.py: replicate", "data_parallel/levers/replicate.py: self._roots",

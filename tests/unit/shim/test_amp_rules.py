@@ -146,7 +146,7 @@ def test_what_is_learnt_goes_into_a_snapshot(rig: Any, machine: Any, any_size: N
     states = []
     for _ in range(2):
         with rig(machine, amp="bfloat16") as runtime:
-            lever = runtime._kept.states["amp"]
+            lever = runtime._lever_state.states["amp"]
             models = [Layer(8), Layer(8)]
             for model, calls in zip(models, (1, 30), strict=True):
                 model(X)

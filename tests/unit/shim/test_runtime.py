@@ -88,7 +88,7 @@ def test_steps_of_a_replay_are_not_trained(install: Any, tmp_path: Path) -> None
     sgd = torch.optim.SGD(model.parameters(), lr=0.1)
     counts = []
     for replayed in (math.inf, 2, 2):
-        runtime._kept.replayed = replayed
+        runtime._lever_state.replayed = replayed
         model(torch.ones(4, 2)).sum().backward()
         sgd.step()
         counts.append(known())
@@ -177,9 +177,9 @@ def test_it_stops_after_as_many_backward_passes(install: Any, tmp_path: Path) ->
 
 def test_it_does_not_stop_in_a_replay(install: Any) -> None:
     runtime = install(max_steps=2)
-    runtime._kept.replayed = math.inf
+    runtime._lever_state.replayed = math.inf
     train(3)
-    runtime._kept.replayed = runtime._meter.steps
+    runtime._lever_state.replayed = runtime._meter.steps
     with pytest.raises(SystemExit):
         train(1)
 

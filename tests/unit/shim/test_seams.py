@@ -8,7 +8,6 @@ import datetime as dt
 import io
 import os
 import random
-import runpy
 import shutil
 import socket
 import sqlite3
@@ -44,7 +43,6 @@ from torch.utils import checkpoint
 from torch.utils.data import DataLoader, dataloader
 from torch.utils.hooks import BackwardHook, RemovableHandle
 
-from fasttrain.launch.node_run import Watch
 from fasttrain.model.decision import Decision, Source, SourceKind
 from fasttrain.model.guards import Preempt
 from fasttrain.model.levers import Amp, Strategy
@@ -59,6 +57,7 @@ from fasttrain.shim.data_parallel.levers.shared_loading import SharedLoaders
 from fasttrain.shim.data_parallel.levers.side_effects import SideEffects
 from fasttrain.shim.data_parallel.random_streams import RandomStreams
 from fasttrain.shim.data_parallel.ranks import Ranks
+from fasttrain.shim.data_parallel.split.watch import SideEffectWatch
 from fasttrain.shim.hooks import patching, seams
 from fasttrain.shim.hooks.outcome_recorder import Ledger
 from fasttrain.shim.hooks.roots import RootCalls
@@ -77,8 +76,8 @@ from fasttrain.shim.runtime import Runtime
 from fasttrain.shim.snapshots.replay import Replay
 from fasttrain.shim.snapshots.training_state import LoopState
 from fasttrain.shim.watch.save_guard import SaveGuard
+from support.forked_ranks import on_ranks
 
-on_ranks = runpy.run_path(str(Path(__file__).with_name("forked_ranks.py")))["on_ranks"]
 ABSENT = object()
 # Whose attributes are replaced.
 OWNERS: tuple[Any, ...] = (
@@ -147,7 +146,7 @@ def parts(folder: Path) -> dict[str, Install]:
     strategy = Strategy("fsdp", collectives="nccl")
     context = ParallelContext(strategy, ranks, roots, streams, training, own_compile)
     replicate = Replicate(ledger("strategy"), context)
-    replicate._lockstep = nobody  # type: ignore[assignment]
+    replicate._consistency = nobody  # type: ignore[assignment]
     answers = Answers(ranks)
     amp = decide(Amp("float16", "cpu"))
     loop = LoopState(0, roots, LeverState())
@@ -159,10 +158,10 @@ def parts(folder: Path) -> dict[str, Install]:
         loop.checkpoints.look_out(0.0, undo)
 
     def trial(undo: ExitStack) -> None:
-        undo.enter_context(Watch())  # type: ignore[func-returns-value]
+        undo.enter_context(SideEffectWatch())  # type: ignore[func-returns-value]
 
     def snapshots(undo: ExitStack) -> None:
-        loop.passes.prepare(undo)
+        loop.epochs.prepare(undo)
         loop.install(undo)
 
     return {
