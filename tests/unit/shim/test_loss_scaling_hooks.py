@@ -10,6 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fasttrain.shim.levers.loss_scaling.lever import LossScaling
+
 X = torch.arange(8.0).reshape(4, 2) / 8
 
 
@@ -23,6 +25,11 @@ class Net(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.second(self.first(x))
+
+
+def scaling_of(runtime: Any) -> LossScaling:
+    """Return the loss scaling of a worker."""
+    return next(lever for lever in runtime._levers if isinstance(lever, LossScaling))
 
 
 def record(seen: list[Any]) -> Callable[..., None]:
@@ -78,7 +85,7 @@ def gradients(register: Callable[[Net], Any]) -> list[Any]:
 def test_a_hook_that_changes_gradients(rig: Any, way: str) -> None:
     plain, untouched = gradients(WAYS[way]), gradients(lambda net: None)
     with rig(amp="float16") as runtime:
-        runtime._scaling._scaler._init_scale = 2.0**8
+        scaling_of(runtime)._scaler._init_scale = 2.0**8
         assert all(map(torch.equal, gradients(WAYS[way]), plain))
         assert runtime.outcomes()["loss_scaling"].counts["scale"] == 2**8
     assert not all(map(torch.equal, plain, untouched))
@@ -99,7 +106,7 @@ def test_hooks_that_only_look(rig: Any) -> None:
 
     plain = look()
     with rig(amp="float16") as runtime:
-        runtime._scaling._scaler._init_scale = 2.0**8
+        scaling_of(runtime)._scaler._init_scale = 2.0**8
         found = look()
     torch.testing.assert_close(found, plain, check_dtype=False, rtol=0, atol=0)
 

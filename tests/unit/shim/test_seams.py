@@ -275,7 +275,7 @@ def test_no_two_modules_replace_one_attribute(
         runtime = Runtime(wanted, ranks.rank, time.perf_counter(), os.getpid())
         runtime.install()
         watch_hooks(lambda *_: None, runtime._undo)  # as compile does at the first root
-        with Watch():
+        with SideEffectWatch():
             homes = {
                 f"{patch._owner}.{name}": patch.home
                 for (_, name), patches in patching._PATCHES.items()
