@@ -1,10 +1,10 @@
-"""A value together with why it was chosen and who chose it."""
+"""A value together with why it was chosen and who chose it, and how an option declares its own."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 
@@ -57,3 +57,38 @@ class Decision(Generic[T]):
     value: T
     reason: str
     source: Source
+
+
+# Headings of --help under which options are listed.
+DEVICES, LEVERS, PROCESSES, RUN = "Devices", "Levers", "Processes", "Run"
+
+
+def option(
+    default: Any,
+    help: str,
+    *,
+    panel: str = "Run",
+    metavar: str = "",
+    minimum: int | None = None,
+    maximum: int | None = None,
+) -> Any:
+    """Return a field that declares one option: its default, its help, and its limits.
+
+    Args:
+        default: Value if no layer names one.
+        help: One line for ``--help``, the completions and the documentation.
+        panel: Heading under which ``--help`` lists it.
+        metavar: Placeholder for the value in ``--help``.
+        minimum: Smallest integer allowed.
+        maximum: Largest integer allowed.
+    """
+    return field(
+        default=Setting(default, Source(SourceKind.DEFAULT, "default")),
+        metadata={
+            "help": help,
+            "panel": panel,
+            "metavar": metavar,
+            "minimum": minimum,
+            "maximum": maximum,
+        },
+    )

@@ -10,9 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from fasttrain.model.decision import Decision, Setting
-from fasttrain.model.option import LEVERS as PANEL
-from fasttrain.model.option import option
+from fasttrain.model.decision import LEVERS as PANEL
+from fasttrain.model.decision import Decision, Setting, option
 from fasttrain.model.vendors import DeviceKind, DeviceOptions
 
 AmpChoice = Literal["auto", "off", "bf16", "fp16"]

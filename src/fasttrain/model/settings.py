@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Literal
 
-from fasttrain.model.decision import Setting
+from fasttrain.model.decision import PROCESSES, RUN, Setting, option
 from fasttrain.model.levers import LeverOptions
-from fasttrain.model.option import PROCESSES, RUN, option
 
 HangAction = Literal["stop", "report"]
 RestartOn = Literal["auto", "any"]

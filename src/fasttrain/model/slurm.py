@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Literal
 
-from fasttrain.model.decision import Setting
-from fasttrain.model.option import option
+from fasttrain.model.decision import Setting, option
 
 TaskMode = Literal["per-node", "per-gpu"]
 

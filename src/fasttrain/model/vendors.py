@@ -8,8 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from fasttrain.model.decision import Setting
-from fasttrain.model.option import DEVICES, option
+from fasttrain.model.decision import DEVICES, Setting, option
 
 DeviceKind = Literal["cuda", "npu", "rocm", "xpu", "musa", "mps", "cpu"]
 DeviceChoice = Literal["auto", DeviceKind]

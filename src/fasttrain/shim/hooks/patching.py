@@ -115,7 +115,7 @@ class _Patch:
         return self.layers[at - 1].value if at else self._original
 
     def _rebuild(self, at: int) -> None:
-        """Make those that are around a change anew; the others are the objects that they were."""
+        """Rebuild the wrappers around a change; the others stay the objects that they were."""
         for above in range(at, len(self.layers)):
             self.layers[above].value = self.layers[above].make(self._beneath(above))
         _set(self._owner, self._name, self.layers[-1].value)

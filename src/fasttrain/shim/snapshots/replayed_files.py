@@ -238,9 +238,6 @@ def _beneath(path: str, names: set[str]) -> list[str]:
     return [name for name in names if name == path or name.startswith(path + os.sep)]
 
 
-# Knows a script that goes on from its own checkpoint, where a replay has to begin anew.
-
-
 class OwnCheckpoints:
     """Refuses a script that resumes from its own checkpoint: a replay starts from the beginning.
 
