@@ -48,7 +48,8 @@ def assert_same_files(found: dict[str, Path], expected: dict[str, Path]) -> None
 WAYS = ["checkpoints", "logs", "rotation", "temporary", "late_directory"]
 
 
-@pytest.mark.parametrize("way", thinned(WAYS, 5))
+@pytest.mark.matrix
+@pytest.mark.parametrize("way", WAYS)
 def test_files_are_those_of_one_process(
     alone: Any, fasttrain: Any, tmp_path: Path, way: str
 ) -> None:
@@ -109,7 +110,8 @@ def test_ranks_that_go_different_ways_are_an_error(
     assert crash["why"] in lines[last - 1]
 
 
-@pytest.mark.parametrize("rank", thinned([0, 1], 2, 1))
+@pytest.mark.matrix
+@pytest.mark.parametrize("rank", [0, 1])
 def test_a_killed_rank_ends_the_run(fasttrain: Any, tmp_path: Path, rank: int) -> None:
     run = run_until_wrong(fasttrain, tmp_path, rank, "killed")
     assert run.returncode == 128 + signal.SIGKILL

@@ -85,8 +85,15 @@ def test_two_ranks_train_what_one_process_trains(alone: Any, two_ranks: Any, loo
     assert_same_run(two_ranks("loops", loop), alone("loops", loop))
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
-@pytest.mark.parametrize("where", ["outside", "inside"])
+@pytest.mark.parametrize(
+    ("where", "ranks"),
+    [
+        ("outside", 2),
+        ("inside", 3),
+        pytest.param("outside", 3, marks=pytest.mark.matrix),
+        pytest.param("inside", 2, marks=pytest.mark.matrix),
+    ],
+)
 def test_losses_of_all_forms_are_those_of_one_process(
     alone: Any, two_ranks: Any, where: str, ranks: int
 ) -> None:
@@ -204,6 +211,7 @@ def test_an_overflow_on_one_rank_skips_the_step_on_all(two_ranks: Any) -> None:
     assert made.count("skipped") == counts[0]["skipped steps"]
 
 
+@pytest.mark.matrix
 def test_a_group_of_the_scripts_own_is_left_alone(two_started_ranks: Any) -> None:
     run = two_started_ranks("own_group", options=ALL_SHOWN)
     (first,), (second,) = run.lines(0), run.lines(1)
@@ -227,6 +235,7 @@ def test_noise_of_the_loop_is_that_of_one_process(alone: Any, two_ranks: Any) ->
     assert run.lines(0) == run.lines(1) == one
 
 
+@pytest.mark.matrix
 def test_the_script_that_asks_for_its_rank_in_vain_is_stopped(two_started_ranks: Any) -> None:
     run = two_started_ranks("asks_for_rank", options=ALL_SHOWN)
     assert run.returncode == 78

@@ -87,7 +87,8 @@ def meeting(kind: str, node: int) -> tuple[str, ...]:
     return ("--node-rank", str(node), *where)
 
 
-@pytest.mark.parametrize("kind", [pytest.param("static", marks=pytest.mark.matrix), "elastic"])
+@pytest.mark.matrix
+@pytest.mark.parametrize("kind", ["static", "elastic"])
 def test_nodes_apart_train_what_one_process_trains(
     hosts: list[Any], tmp_path: Path, kind: str, zygote: Zygote
 ) -> None:

@@ -142,14 +142,14 @@ def line_at(reason: str) -> str:
     return lines[int(found[2]) - 1]
 
 
-@pytest.mark.parametrize("script", thinned(ALL, 4))
+@pytest.mark.parametrize("script", thinned(ALL, 7))
 def test_with_all_levers_off_it_prints_what_python_prints(script: Script, run: Run) -> None:
     fast = run(script, "--preset exact")
     assert fast.stdout == plain(script).stdout
     assert {fast.outcomes[lever].state for lever in ("amp", "compile", "optimizer")} == {State.OFF}
 
 
-@pytest.mark.parametrize("script", thinned(ALL, 4, 1))
+@pytest.mark.parametrize("script", thinned(ALL, 7, 1))
 def test_what_a_framework_leaves_undone_is_done(script: Script, run: Run) -> None:
     fast = run(script, "--amp bf16 --optimizer fused")
     amp, optimizer = fast.outcomes["amp"], fast.outcomes["optimizer"]
@@ -172,7 +172,7 @@ CALLS = {  # what stands at the place that does the lever's work
 }
 
 
-@pytest.mark.parametrize("script", thinned(list(CALLS), 3, 2))
+@pytest.mark.parametrize("script", thinned(list(CALLS), 6, 2))
 def test_what_a_framework_does_is_left_to_it(script: Script, run: Run) -> None:
     own = (*script.bf16, *script.fused)
     fast = run(script, "--amp bf16 --optimizer fused", *own)
@@ -196,6 +196,7 @@ def test_what_a_framework_compiles_is_left_to_it(script: Script, run: Run) -> No
     assert (amp.state, amp.counts) == (State.CEDED, {})
 
 
+@pytest.mark.matrix
 def test_a_recipe_that_does_everything_itself_is_left_alone(run: Run) -> None:
     own = ("--dtype", "bf16", "--compile", "--fused")
     fast = run(TORCHTUNE, "--amp bf16 --compile default --optimizer fused --matmul medium", *own)
@@ -240,6 +241,7 @@ def test_fused_steps_alone_change_the_last_bits_only(run: Run) -> None:
     assert fast.losses == pytest.approx(plain(ACCELERATE).losses, rel=1e-5)
 
 
+@pytest.mark.matrix
 def test_fp16_under_accelerate_is_the_loop_by_hand(run: Run) -> None:
     fast = run(ACCELERATE, "--amp fp16 --optimizer keep")
     assert fast.stdout == plain(ACCELERATE, "--by-hand").stdout
@@ -249,6 +251,7 @@ def test_fp16_under_accelerate_is_the_loop_by_hand(run: Run) -> None:
     assert (scaling.counts["backward passes"], scaling.counts["steps"]) == (16, 8)
 
 
+@pytest.mark.matrix
 def test_what_mmengine_refuses_on_a_cpu_is_refused(fasttrain: Any) -> None:
     words = ("--wrapper", "AmpOptimWrapper")
     done = fasttrain(
@@ -260,6 +263,7 @@ def test_what_mmengine_refuses_on_a_cpu_is_refused(fasttrain: Any) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+@pytest.mark.matrix
 def test_mmengines_own_scaler_is_left_alone(fasttrain: Any) -> None:
     words = ("--wrapper", "AmpOptimWrapper")
     path = SCRIPTS / "mmengine_runner.py"

@@ -73,7 +73,9 @@ def run(fasttrain: Any, script: Any, *args: str, levers: tuple[str, ...] = LEVER
     return sorted(done.stdout.decode().splitlines()), outcomes, rank
 
 
-@pytest.mark.parametrize("how", ["mp.spawn", "spawn", "fork"])
+@pytest.mark.parametrize(
+    "how", [pytest.param("mp.spawn", marks=pytest.mark.matrix), "spawn", "fork"]
+)
 def test_children_that_train(fasttrain: Any, script: Any, how: str) -> None:
     told, outcomes, rank = run(fasttrain, script, how)
     assert told == ["0 ['torch.bfloat16']", "1 ['torch.bfloat16']"]
@@ -93,6 +95,7 @@ def test_a_parent_that_trains_too_is_counted_once(fasttrain: Any, script: Any) -
     assert not {in_children(count) for count in (1, 2, 3)} & set(outcomes["amp"]["notes"])
 
 
+@pytest.mark.matrix
 def test_with_every_lever_off_children_are_pythons_own(fasttrain: Any, script: Any) -> None:
     told, outcomes, _ = run(fasttrain, script, "spawn", levers=("--preset", "exact"))
     assert told == ["0 ['torch.float32']", "1 ['torch.float32']"]
@@ -126,6 +129,7 @@ def test_a_childs_traceback_is_pythons_own(fasttrain: Any, script: Any) -> None:
 SHADOW = "raise RuntimeError('the wrong fasttrain')\n"
 
 
+@pytest.mark.matrix
 def test_something_else_called_fasttrain_is_in_nobodys_way(fasttrain: Any, script: Any) -> None:
     script(SHADOW, "fasttrain.py")
     path = script(CHILDREN)

@@ -225,6 +225,7 @@ def test_a_signal_that_comes_while_processes_start_waits_for_them(
     assert PREEMPTED_AFTER.encode() in told
 
 
+@pytest.mark.matrix
 def test_a_run_that_was_queued_again(fasttrain: Any, tmp_path: Path) -> None:
     """In the same run directory, with or without a snapshot in it."""
     attempts = Attempts(fasttrain, tmp_path / "queued", "fragile", ("--amp", "off"))

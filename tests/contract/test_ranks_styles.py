@@ -124,7 +124,7 @@ def test_two_ranks_do_what_python_does(script: Path, launches: Launches) -> None
     assert finite(found.saved)
 
 
-@pytest.mark.parametrize("script", thinned(PARTING, 8, ids=lambda path: path.stem))
+@pytest.mark.parametrize("script", thinned(PARTING, 23, ids=lambda path: path.stem))
 def test_ranks_that_would_part_end(
     script: Path, fasttrain: Any, tmp_path: Path, zygote: Zygote
 ) -> None:

@@ -32,7 +32,6 @@ ORDINARY = {
     "test_doctor.py": ("test_the_whole_examination_", "test_quick_", "test_a_script_is_judged_"),
     "test_hangs.py": ("test_a_single_process",),
     "test_not_finite.py": ("test_a_diverging_run_is_stopped[1]",),
-    "test_npu_runs.py": ("test_fp16_trains_as_the_loop_written_by_hand",),
     "test_planted_secrets.py": ("test_a_run_that_fails_tells_nothing", "test_a_plan_tells_"),
     "test_python.py": ("test_a_script_runs_in_the_active_environment",),
     "test_restarts.py": ("test_what_can_heal_is_tried_again[direct]",),

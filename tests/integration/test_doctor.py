@@ -126,14 +126,15 @@ def test_a_script_is_judged_with_file_and_line(fasttrain: Any, tmp_path: Path) -
         "    loss.backward()\n"
         "    optimizer.step()\n"
     )
-    done = fasttrain("doctor", "own_amp.py", "--quick", "--json")
+    bf16 = {"FASTTRAIN_AMP": "bf16"}  # a CPU without bf16 leaves the lever off by itself
+    done = fasttrain("doctor", "own_amp.py", "--quick", "--json", env=bf16)
     levers = {line["lever"]: line for line in told(done)["levers"]}
     assert (levers["amp"]["verdict"], levers["amp"]["where"]) == ("ceded", "own_amp.py:5")
     assert levers["optimizer"]["verdict"] == "skipped"
     assert "RMSprop" in levers["optimizer"]["why"]
-    screen = fasttrain("doctor", "own_amp.py", "--quick").stdout
+    screen = fasttrain("doctor", "own_amp.py", "--quick", env=bf16).stdout
     assert b"what fasttrain run own_amp.py would do:" in screen
-    report = fasttrain("doctor", "own_amp.py", "--quick", "--markdown").stdout
+    report = fasttrain("doctor", "own_amp.py", "--quick", "--markdown", env=bf16).stdout
     assert b"the script manages precision itself (own_amp.py:5) |" in report
     assert fasttrain("doctor", "absent.py", "--quick").stderr.startswith(b"error: ")
 
