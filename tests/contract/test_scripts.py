@@ -18,6 +18,7 @@ import torch
 
 from fasttrain.model.codec import dumps
 from fasttrain.model.outcome import State
+from support.command import NO_BF16_LSTM
 from support.plans import plan_for
 from support.scripts_table import SCRIPTS
 from support.thinned import thinned
@@ -29,8 +30,6 @@ SCRIPTS_DIR = HERE.parent / "scripts"
 BY_HAND = HERE / "styles" / "by_hand.py"
 NAMES = [script.name for script in SCRIPTS]
 TIMEOUT_S = 250.0
-# What torch says on a CPU for which oneDNN has no LSTM in bf16: by hand the script ends there.
-NO_BF16_LSTM = "could not create a primitive descriptor for the LSTM"
 
 # What the real command is started with; "inductor" generates code.
 OPTIONS = {

@@ -15,6 +15,7 @@ import pytest
 
 from fasttrain.model.codec import dumps
 from fasttrain.model.plan import LaunchPlan
+from support.command import NO_BF16_LSTM
 from support.plans import plan_for
 from support.thinned import thinned
 from support.zygote import Ended, Zygote
@@ -37,8 +38,6 @@ NO_FP16 = {
     "sam_optimizer": "fp16-closure",
 }
 
-# What torch says on a CPU for which oneDNN has no LSTM in bf16: by hand the script ends there.
-NO_BF16_LSTM = "could not create a primitive descriptor for the LSTM"
 
 pytestmark = pytest.mark.slow
 

@@ -21,6 +21,8 @@ _FOREIGN = re.compile(
     r"FASTTRAIN_|(LOCAL_|GROUP_|NODE_)?RANK$|(LOCAL_)?WORLD_SIZE$|MASTER_|SLURM_|SBATCH_|TORCHELASTIC_"
     r"|VIRTUAL_ENV$|CONDA_PREFIX$|PYTHONUNBUFFERED$|PYTHONWARNINGS$|NO_COLOR$|FORCE_COLOR$|COLUMNS$|LINES$"
 )
+# What torch says on a CPU for which oneDNN has no LSTM in bf16: by hand a script ends there.
+NO_BF16_LSTM = "could not create a primitive descriptor for the LSTM"
 
 
 def clean_environ() -> dict[str, str]:
