@@ -166,7 +166,7 @@ def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
-    parser.add_argument("--steps", type=int, default=600, help="optimizer steps")
+    parser.add_argument("--steps", type=int, default=300, help="optimizer steps")
     parser.add_argument("--batch", type=int, default=16, help="windows per step")
     parser.add_argument("--block", type=int, default=128, help="characters per window")
     parser.add_argument("--width", type=int, default=128, help="features per position")
