@@ -43,16 +43,16 @@ from fasttrain.model.levers import Strategy
 from fasttrain.shim.data_parallel import ranks as ranks_module
 from fasttrain.shim.data_parallel import replica
 from fasttrain.shim.data_parallel.context import ParallelContext
-from fasttrain.shim.data_parallel.levers.replicate import Replicate
-from fasttrain.shim.data_parallel.parting import Parting
 from fasttrain.shim.data_parallel.random_streams import RandomStreams
+from fasttrain.shim.data_parallel.rank_consistency import Parting
 from fasttrain.shim.data_parallel.ranks import Ranks
+from fasttrain.shim.data_parallel.replicate import Replicate
 from fasttrain.shim.data_parallel.split import trial
-from fasttrain.shim.hooks.casting import tensors_in
+from fasttrain.shim.hooks.containers import tensors_in
+from fasttrain.shim.hooks.dynamo import OwnCompile
+from fasttrain.shim.hooks.loop import TrainingState
 from fasttrain.shim.hooks.outcome_recorder import Ledger
 from fasttrain.shim.hooks.roots import RootCalls
-from fasttrain.shim.hooks.training_mode import TrainingState
-from fasttrain.shim.hooks.user_compile import OwnCompile
 
 ROWS = 64  # of a batch at least: a row for each rank
 TOKENS = 512  # of a batch with a large vocabulary

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from fasttrain.launch.report.receipts import read_receipt
+from fasttrain.launch.receipts import read_receipt
 from fasttrain.model.outcome import State
 
 SCRIPT = """

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fasttrain.launch.report.receipts import in_children
+from fasttrain.launch.receipts import in_children
 
 # Two writers on shared weights, as in Hogwild; rank 0 trains 5 steps and rank 1 trains 3.
 CHILDREN = """

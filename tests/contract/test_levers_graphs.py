@@ -14,7 +14,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fasttrain.shim.levers.compile.cuda_graphs import (
+from fasttrain.shim.levers.compile.lever import SEVERAL_MODELS
+from fasttrain.shim.levers.compile.slots import (
     CALLED_AGAIN,
     EARLIER_GRADIENTS,
     HOOKED,
@@ -23,7 +24,6 @@ from fasttrain.shim.levers.compile.cuda_graphs import (
     OTHER_SHAPES,
     WITHOUT_GRAPHS,
 )
-from fasttrain.shim.levers.compile.lever import SEVERAL_MODELS
 from support.rig import network, rig
 
 pytestmark = [

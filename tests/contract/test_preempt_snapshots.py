@@ -16,7 +16,7 @@ import psutil
 import pytest
 import torch
 
-from fasttrain.model.guards import GOING_ON, NONE_YET, PREEMPTED_AFTER
+from fasttrain.model.attempts import GOING_ON, NONE_YET, PREEMPTED_AFTER
 from support.script_runs import differences
 from support.thinned import thinned
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from fasttrain.launch.crash.gather import FailedRun
+from fasttrain.files import load
+from fasttrain.launch.crash.evidence import FailedRun
 from fasttrain.launch.crash.judge import judge
 from fasttrain.model.codec import loads
 from fasttrain.model.crash import EXITS_FILE, Surroundings, WorkerExits
 from fasttrain.model.plan import LaunchPlan
-from fasttrain.model.reading import load
 
 pytestmark = pytest.mark.faults
 

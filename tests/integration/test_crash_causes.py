@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from fasttrain.launch.crash.cause_rules import AT_LIMIT, LARGEST
-from fasttrain.shim.failure import NOT_RECORDED
+from fasttrain.shim.script import NOT_RECORDED
 
 CAUSES = {
     "assertion": (1, "assert 1 + 1 == 3, 'sums'"),

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from fasttrain.launch.crash.first_failure import LOST, WAS_STOPPED
+from fasttrain.launch.crash.judge import LOST, WAS_STOPPED
 
 TWO = ("--nproc-per-node", "2", "--device", "cpu")
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from fasttrain.launch.crash.cause_rules import AT_LIMIT, ON_MACHINE
-from fasttrain.launch.crash.gather import FailedRun
+from fasttrain.launch.crash.evidence import FailedRun
 from fasttrain.launch.crash.judge import judge
 from fasttrain.model.codec import loads
 from fasttrain.model.crash import Crash, Surroundings

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fasttrain.files.trust import everybodys
+from fasttrain.files import everybodys
 
 
 class Planted:

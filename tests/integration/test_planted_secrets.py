@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from fasttrain.planning.dry_run import SET_FIRST
+from fasttrain.planning.explain import SET_FIRST
 
 PLANTED = "s3same"  # each secret begins with it, and nothing else here holds it
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from fasttrain.launch.attempts import SAME_WAY, UNTRAINED
 from fasttrain.launch.crash.cause_rules import Retry
 from fasttrain.launch.process.supervise import ENDED_LEFT
-from fasttrain.launch.restarts.restart_policy import SAME_WAY, UNTRAINED
 from fasttrain.model.attempts import used_up
 from fasttrain.model.hang import NO_PROGRESS
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from fasttrain.launch.restarts.restart_policy import UNTRAINED
+from fasttrain.launch.attempts import UNTRAINED
 from fasttrain.model.attempts import NODE_CAME, NODE_LEFT, NODE_MISSED
 
 # Each word of the command line is what becomes of one attempt of rank 1, behind one step.

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from fasttrain.files.trust import owned, shared
+from fasttrain.files import owned, shared
 from fasttrain.model.codec import loads
 from fasttrain.model.outcome import Receipt
 

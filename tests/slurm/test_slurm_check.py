@@ -163,7 +163,7 @@ def test_tools_that_hang_or_talk_rubbish_are_told(
         (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
         (tmp_path / name).chmod(0o755)
     # Instead of 20 s, which the unit tests have shown to be a limit.
-    code = "import fasttrain.slurm.check.facts as f; f.TIMEOUT_S = 1.0\n"
+    code = "import fasttrain.slurm.check_facts as f; f.TIMEOUT_S = 1.0\n"
     (tmp_path / "sitecustomize.py").write_text(code)
     path = f"{tmp_path}:{cluster.environ['PATH']}"
     found = check("--nodes", "9", env={"PATH": path, "PYTHONPATH": str(tmp_path)})

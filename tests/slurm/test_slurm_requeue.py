@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from fasttrain.model.guards import GOING_ON
-from fasttrain.slurm.ending import FORGOTTEN
-from fasttrain.slurm.node_part import PUT_ASIDE
+from fasttrain.model.attempts import GOING_ON
+from fasttrain.slurm.follow import FORGOTTEN
+from fasttrain.slurm.node_task import PUT_ASIDE
 
 # Seeded, and saves nothing before its end: STEPS OUT SECONDS, of a batch.
 TRAINS = """

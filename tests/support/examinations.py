@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fasttrain.doctor.registry import diagnose
+from fasttrain.doctor.diagnosis import diagnose
 from fasttrain.model.examination import (
     Cluster,
     DeviceState,

@@ -20,15 +20,15 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from fasttrain.model.guards import Preempt
-from fasttrain.shim.data_parallel.lever_state import LeverState
+from fasttrain.model.attempts import Preempt
+from fasttrain.shim.data_parallel.context import LeverState
 from fasttrain.shim.hooks.outcome_recorder import Ledger
 from fasttrain.shim.hooks.roots import RootCalls
 from fasttrain.shim.hooks.steps import StepMeter
 from fasttrain.shim.process import refusal
 from fasttrain.shim.process.callsite import own_prefixes
 from fasttrain.shim.snapshots import lever as snapshot_lever
-from fasttrain.shim.snapshots import preempt_signal, resume, script_tensors
+from fasttrain.shim.snapshots import preempt_signal, script_tensors
 
 Resume = Literal["no", "if-there", "required"]
 Loop = Callable[[Callable[[], None]], Any]
@@ -85,7 +85,7 @@ def _lever(plan: Any) -> Iterator[None]:
     beneath = own_prefixes() + NOT_THE_SCRIPTS
     frames = mock.patch.object(script_tensors, "own_prefixes", return_value=beneath)
     alike = mock.patch.object(snapshot_lever, "identity_of", return_value={})
-    found = mock.patch.object(resume, "identity_of", return_value={})
+    found = mock.patch.object(snapshot_lever, "identity_of", return_value={})
     heard = mock.patch.object(preempt_signal.PreemptSignal, "heard", True)
     with (
         undo,

@@ -17,7 +17,7 @@ from pathlib import Path
 from fasttrain.config.resolve import resolve
 from fasttrain.hardware.machine_file import read_machine
 from fasttrain.launch.node_run import Ended as EndedRun
-from fasttrain.launch.report.receipts import gather
+from fasttrain.launch.receipts import gather
 from fasttrain.launch.run_node import compose
 from fasttrain.model.codec import dumps
 from fasttrain.model.plan import Invocation, LaunchPlan, Target

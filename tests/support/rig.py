@@ -15,9 +15,9 @@ from unittest import mock
 import torch
 from torch import nn
 
+from fasttrain.model.attempts import Guards, HangWatch, Restarts
 from fasttrain.model.codec import loads
 from fasttrain.model.decision import Decision, Source, SourceKind
-from fasttrain.model.guards import Guards, HangWatch, Restarts  # fmt: skip
 from fasttrain.model.levers import LEVERS, Amp, Compile, Levers
 from fasttrain.model.outcome import RankReport
 from fasttrain.model.plan import LaunchPlan, Processes, Target

@@ -14,19 +14,19 @@ SHIM = Path(fasttrain.__file__).parent / "shim"
 # is the whole process's from its beginning to its end.
 OTHERS = {
     "hooks/patching.py: owner", "hooks/patching.py: self._owner",
-    "hooks/reachable.py: holder",  # tensors that the script holds
+    "hooks/containers.py: holder",  # tensors that the script holds
     "process/import_hook.py: loader",  # of one module, until that is imported
-    "streams.py: sys", "script.py: sys",
+    "process/log_stream.py: sys", "script.py: sys",
     "levers/compile/lever.py: config", "levers/compile/repairs.py: config",  # torch's settings
-    "levers/compile/second_derivatives.py: ctx", "levers/amp/functions.py: node",
-    "data_parallel/levers/per_rank.py: iterator", "data_parallel/levers/per_rank.py: fetcher",
+    "levers/compile/repairs.py: ctx", "levers/amp/script_hooks.py: node",
+    "data_parallel/per_rank.py: iterator", "data_parallel/per_rank.py: fetcher",
     "data_parallel/random_streams.py: generator",
-    "snapshots/samplers.py: generator.bit_generator", "snapshots/loader_epochs.py: iterator",
+    "snapshots/batches.py: generator.bit_generator", "snapshots/loader_epochs.py: iterator",
     # The shim's own.
     "levers/compile/lever.py: shared", "levers/loss_scaling/lever.py: shared",
-    "data_parallel/lever_state.py: self._owner", "data_parallel/split/sites.py: site",
+    "data_parallel/context.py: self._owner", "data_parallel/split/sites.py: site",
     "data_parallel/split/lazy_rows.py: LazyRows", "data_parallel/split/whole_batch.py: splits",
-    "data_parallel/strategy.py: replicate", "data_parallel/levers/replicate.py: self._roots",
+    "data_parallel/strategy.py: replicate", "data_parallel/replicate.py: self._roots",
     "snapshots/replay.py: self._roots",
 }  # fmt: skip
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fasttrain.agent.worker_exits import ExitWatch
+    from fasttrain.agent.restart_agent import ExitWatch
     from fasttrain.processes.agent_pipe import AgentPipe
 
 LOG, FOLDER = "agent.log", "torchrun"  # in the run directory
@@ -32,13 +32,12 @@ PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
 
 def main(argv: list[str]) -> int:
     """Run torchrun and return the exit code of the run."""
-    from fasttrain.agent.worker_exits import ExitWatch
-    from fasttrain.files.writing import give_back, open_log
+    from fasttrain.agent.restart_agent import ExitWatch
+    from fasttrain.files import give_back, open_log
     from fasttrain.model.crash import EXITS_FILE
     from fasttrain.processes.agent_pipe import inherited
-    from fasttrain.shim.process.entry import not_by_hand
+    from fasttrain.shim.process.entry import die_with_launcher, not_by_hand
     from fasttrain.shim.process.log_stream import log_stream
-    from fasttrain.shim.process.parent_death import die_with_launcher
     from fasttrain.shim.process.refusal import refuse
 
     if "--" not in argv[1:]:
@@ -129,10 +128,10 @@ def _files(run_dir: Path) -> Iterator[Path]:
 
 def _supported(argv: list[str]) -> list[str]:
     """Return torchrun's arguments, with its own rendezvous if this torch doesn't support ours."""
-    from fasttrain.agent import loopback
+    from fasttrain.agent import restart_agent
 
-    ours = f"--rdzv-backend={loopback.BACKEND}"
-    if ours not in argv[: argv.index("--")] or loopback.offer():
+    ours = f"--rdzv-backend={restart_agent.BACKEND}"
+    if ours not in argv[: argv.index("--")] or restart_agent.offer():
         return argv
     print(  # noqa: T201
         "fasttrain: warning: the store of this torch listens on all interfaces; newer ones can be"
@@ -145,7 +144,7 @@ def _supported(argv: list[str]) -> list[str]:
 
 def _pass_on(signum: int, _frame: Any) -> None:
     """Send a signal to every worker."""
-    from fasttrain.agent.worker_exits import children
+    from fasttrain.agent.restart_agent import children
 
     for child in children():
         os.kill(child, signum)
@@ -157,7 +156,7 @@ def _keep(held: set[Any]) -> None:
     The launcher has blocked these signals, so they are blocked in this process and in all that it
     starts. A worker unblocks them when it can handle them.
     """
-    from fasttrain.agent.worker_exits import children
+    from fasttrain.agent.restart_agent import children
 
     kept: set[Any] = set()
     sent: set[tuple[int, int]] = set()

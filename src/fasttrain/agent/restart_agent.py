@@ -6,21 +6,25 @@ judges the failure, the nodes exchange their verdicts, and all of them do the sa
 
 from __future__ import annotations
 
+import os
+import signal
+import socket
+import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch.distributed import launcher
+from torch.distributed import PrefixStore, TCPStore, launcher  # type: ignore[attr-defined]
+from torch.distributed.elastic import rendezvous
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 
-from fasttrain.agent.loopback import BACKEND
-from fasttrain.agent.nodes import Nodes
-from fasttrain.agent.worker_exits import ExitWatch
+from fasttrain.files import reserve, write_private
 from fasttrain.model.attempts import (
     NODE_CAME,
     Decided,
@@ -29,9 +33,282 @@ from fasttrain.model.attempts import (
     Verdict,
     agree,
 )
-from fasttrain.model.crash import WorkerExits
+from fasttrain.model.codec import dumps, loads
+from fasttrain.model.crash import EXITS_FILE, WorkerExit, WorkerExits
 from fasttrain.model.plan import LaunchPlan
 from fasttrain.processes.agent_pipe import AgentPipe
+from fasttrain.processes.table import peak_of_children
+
+# When each of the agent's workers ended, to the millisecond, and how.
+#
+# torchrun polls its workers ten times a second, and reports all that ended between two polls with
+# the same time. SIGCHLD comes at once, so the order in which ranks failed is taken from it.
+
+
+_CHILDREN = Path(f"/proc/self/task/{os.getpid()}/children")
+
+
+class ExitWatch:
+    """Notes when children end; made before the first of them, in the main thread."""
+
+    def __init__(self) -> None:
+        self._seen_ns: dict[int, tuple[int, int]] = {}
+        if _CHILDREN.exists():  # Linux; elsewhere torchrun's polling must do
+            signal.signal(signal.SIGCHLD, self._look)
+            # torch's own reads and writes are not interrupted
+            signal.siginterrupt(signal.SIGCHLD, False)  # noqa: FBT003
+
+    def _look(self, *_: Any) -> None:
+        """Find all that have ended: children that end together raise one signal."""
+        now_ns = _now_ns()
+        for pid in children():
+            if pid not in self._seen_ns and _has_ended(pid):
+                self._seen_ns[pid] = now_ns
+
+    @staticmethod
+    def reserve(run_dir: Path) -> None:
+        """Reserve room for the record of the exits, which may have to report a full disk."""
+        try:
+            reserve(run_dir / EXITS_FILE)
+        except OSError as error:  # the disk is full already, and the launcher has said so
+            print(f"fasttrain: no room is kept for {EXITS_FILE}: {error}", file=sys.__stderr__)
+
+    def record(self, run_dir: Path, failures: Iterable[tuple[int, int, int]]) -> WorkerExits:
+        """Return how the workers that failed have ended, and write it into the run directory.
+
+        Args:
+            run_dir: The run directory.
+            failures: Rank, process and exit code, or minus a signal, of each.
+        """
+        now_ns = _now_ns()
+        ends = tuple(
+            WorkerExit(rank, pid, code, *self._seen_ns.get(pid, now_ns))
+            for rank, pid, code in failures
+        )
+        exits = WorkerExits(ends, peak_of_children())
+        try:
+            write_private(run_dir / EXITS_FILE, dumps(exits))
+        except OSError as error:  # the launcher is told by the pipe all the same
+            print(f"fasttrain: how the ranks ended is not recorded: {error}", file=sys.__stderr__)
+        return exits
+
+
+def _now_ns() -> tuple[int, int]:
+    """Return the time of day, which may be set, and the monotonic time, which orders exits."""
+    return time.time_ns(), time.monotonic_ns()
+
+
+def children() -> list[int]:
+    """Return this process's children; the main thread has started all of them."""
+    return list(map(int, _CHILDREN.read_text().split()))
+
+
+def _has_ended(pid: int) -> bool:
+    try:
+        # WNOWAIT leaves the zombie in place: torchrun collects its exit code.
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:  # torchrun has just collected its exit code
+        return True
+
+
+# The rendezvous of a run on one node, at a store that listens on the loopback interface alone.
+#
+# torchrun's own stores listen on all interfaces, whatever their endpoint: anybody who reaches the
+# machine could read and write what the ranks exchange.
+
+
+BACKEND = "loopback"
+HOST = "127.0.0.1"
+TIMEOUT_S = 600  # for a worker that asks for a key. Source: static_tcp_rendezvous.py of torch 2.13
+
+
+class Loopback(rendezvous.RendezvousHandler):
+    """The only node of a run, and the store that the workers of an attempt share."""
+
+    def __init__(self, run_id: str) -> None:
+        self._run_id = run_id
+
+    def get_backend(self) -> str:
+        """Return its name."""
+        return BACKEND
+
+    @property
+    def use_agent_store(self) -> bool:
+        """True: rank 0 is a client of the agent's store, and opens none of its own."""
+        return True
+
+    def next_rendezvous(self) -> Any:
+        """Return a new store with its address.
+
+        In an old one, restarted workers would find the addresses of the previous attempt.
+        """
+        listener = socket.socket()
+        listener.bind((HOST, 0))
+        listener.listen()
+        port = listener.getsockname()[1]
+        store = TCPStore(
+            HOST,
+            port,
+            is_master=True,
+            timeout=timedelta(seconds=TIMEOUT_S),
+            wait_for_workers=False,
+            master_listen_fd=listener.detach(),
+        )
+        return rendezvous.RendezvousInfo(
+            PrefixStore(self._run_id, store), 0, 1, rendezvous.RendezvousStoreInfo(HOST, port)
+        )
+
+    def is_closed(self) -> bool:
+        """False: there is no other node to close it."""
+        return False
+
+    def set_closed(self) -> None:
+        """No-op: there is no other node to notify."""
+
+    def num_nodes_waiting(self) -> int:
+        """Return 0: no other node can join."""
+        return 0
+
+    def get_run_id(self) -> str:
+        """Return the name of the run."""
+        return self._run_id
+
+    def shutdown(self) -> bool:
+        """True: nothing is open that doesn't end with the agent."""
+        return True
+
+
+def offer() -> bool:
+    """Register this rendezvous with torchrun; False if this torch doesn't support it.
+
+    It needs a rendezvous that returns its store (RendezvousInfo), and a TCPStore that takes a
+    listening socket (master_listen_fd).
+    """
+    if not hasattr(rendezvous, "RendezvousInfo"):
+        return False
+    if "master_listen_fd" not in (TCPStore.__init__.__doc__ or ""):
+        return False
+    rendezvous.rendezvous_handler_registry.register(BACKEND, _create)
+    return True
+
+
+def _create(parameters: Any) -> Loopback:
+    return Loopback(parameters.run_id)
+
+
+# How the agents of a run's nodes exchange verdicts, at the store of their rendezvous.
+
+
+LOOK_S = 0.05
+ENDED_WELL = "a node had ended well already, and can't train again"
+# The time that torchrun's agent gives its workers between SIGTERM and SIGKILL, and some more.
+# Source: torch 2.13, LocalElasticAgent._shutdown
+STATIC_S = 35.0
+ELASTIC_S = 10.0  # a silent node has most likely left; if it comes later, it joins again
+FINAL_S = 5.0  # the run ends anyway; other verdicts only improve its crash card
+
+
+class Nodes:
+    """The nodes of one attempt.
+
+    Attributes:
+        host: Name of this one.
+        count: How many there are.
+        store_is_gone: Whether the node with the store is gone, so that the others can't meet.
+    """
+
+    def __init__(self, group: WorkerGroup) -> None:
+        self.host = socket.gethostname()
+        self.count = int(group.group_world_size or 1)
+        self._rank = int(group.group_rank or 0)
+        self._store: Any = group.store
+        self.store_is_gone = self._one_ended_well = False
+
+    def highest(self, *counts: int) -> tuple[int, ...]:
+        """Return the highest of each count over all nodes."""
+        self._store.set(f"fasttrain/counts/{self._rank}", " ".join(map(str, counts)))
+        all_counts = [
+            map(int, self._store.get(f"fasttrain/counts/{rank}").decode().split())
+            for rank in range(self.count)
+        ]
+        return tuple(map(max, zip(*all_counts, strict=True)))
+
+    def renew_store(self, group: WorkerGroup, attempt: int) -> Any:
+        """Have the workers share a new store; return it on the node that holds it.
+
+        torch keeps one for all attempts, in which gloo and NCCL find the addresses of the ranks of
+        the previous attempt. Source: torch 2.13, rendezvous.py, "no need to add prefix for each
+        attempt", and DynamicRendezvousHandler.next_rendezvous, which makes one store.
+        """
+        if not getattr(group.spec.rdzv_handler, "use_agent_store", False):
+            return None  # the first rank opens its own
+        workers: Any = group
+        key, made = f"{_key(attempt)}/store", None
+        if self._rank == 0:
+            made = TCPStore(workers.master_addr, 0, is_master=True, wait_for_workers=False)
+            self._store.set(key, f"{workers.master_addr} {made.port}")
+        workers.master_addr, port = self._store.get(key).decode().split()
+        workers.master_port = int(port)
+        return made
+
+    def failed(self, attempt: int) -> bool:
+        """True if a node has reported that the attempt failed, or was lost with the store.
+
+        A node that ended well takes the store away, too, once it has waited for the others.
+        """
+        try:
+            if not self._one_ended_well:
+                self._one_ended_well = self._store.add(f"{_key(attempt)}/ended", 0) > 0
+            return bool(self._store.add(f"{_key(attempt)}/failed", 0) > 0)
+        except RuntimeError:
+            return not self._one_ended_well
+
+    def ended_well(self, attempt: int) -> None:
+        """Report to the others that this node's workers have ended well."""
+        verdict = Verdict(self.host, again=False, reason=ENDED_WELL)
+        with suppress(RuntimeError):  # a node that ended earlier took the store with it
+            self.say(attempt, verdict)
+            self._store.add(f"{_key(attempt)}/ended", 1)
+
+    def say(self, attempt: int, verdict: Verdict) -> None:
+        """Publish this node's verdict."""
+        self._store.set(f"{_key(attempt)}/verdict/{self._rank}", dumps(verdict))
+        self._store.add(f"{_key(attempt)}/said/{self._rank}", 1)
+
+    def exchange(
+        self, attempt: int, verdict: Verdict, *, elastic: bool, final: bool
+    ) -> tuple[list[Verdict], int]:
+        """Return the verdicts of all nodes in their order, and how many gave none in time.
+
+        Args:
+            attempt: The attempt that failed.
+            verdict: That of this node.
+            elastic: Whether the run can continue without a node.
+            final: Whether this verdict alone ends the run.
+        """
+        found = {self._rank: verdict}
+        try:
+            self.say(attempt, verdict)
+            self._store.add(f"{_key(attempt)}/failed", 1)
+            wait_s = FINAL_S if final else ELASTIC_S if elastic else STATIC_S
+            due_s = time.monotonic() + wait_s
+            while len(found) < self.count and time.monotonic() < due_s:
+                found |= self._heard(attempt, found)
+                time.sleep(LOOK_S)
+        except RuntimeError:
+            self.store_is_gone = True
+        return [found[rank] for rank in sorted(found)], self.count - len(found)
+
+    def _heard(self, attempt: int, found: dict[int, Verdict]) -> dict[int, Verdict]:
+        return {
+            rank: loads(Verdict, self._store.get(f"{_key(attempt)}/verdict/{rank}"))
+            for rank in range(self.count)
+            if rank not in found and self._store.add(f"{_key(attempt)}/said/{rank}", 0) > 0
+        }
+
+
+def _key(attempt: int) -> str:
+    return f"fasttrain/attempt/{attempt}"
 
 
 class RestartAgent(LocalElasticAgent):

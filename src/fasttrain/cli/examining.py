@@ -12,13 +12,19 @@ from pathlib import Path
 
 from fasttrain.cli.commands.doctor import DoctorRequest
 from fasttrain.cli.console import envelope
-from fasttrain.cli.python import choose_python, same_syntax
+from fasttrain.cli.running import choose_python, same_syntax
 from fasttrain.cli.typed import script_folder
 from fasttrain.config.environ import read_environ
 from fasttrain.config.resolve import resolve
 from fasttrain.doctor.bench import MEASURING_S, Measurement, measure, verdicts
-from fasttrain.doctor.diagnosis import Diagnosis, best_command, usable
-from fasttrain.doctor.registry import CHECKS, diagnose, worst_first
+from fasttrain.doctor.diagnosis import (
+    CHECKS,
+    Diagnosis,
+    best_command,
+    diagnose,
+    usable,
+    worst_first,
+)
 from fasttrain.doctor.script import judge_script
 from fasttrain.doctor.script_levers import LeverLine, lever_lines
 from fasttrain.hardware.examine import examine

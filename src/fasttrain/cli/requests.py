@@ -6,11 +6,124 @@ words on a command line from the script's.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields
+from typing import Annotated, Any, ClassVar, get_args, get_origin, get_type_hints
 
 import typer
+import typer.core
+from typer.models import OptionInfo
+
+from fasttrain.config.environ import read_environ
+from fasttrain.config.options import OptionSpec
+
+# Make typer's commands from the places that declare options: request classes and `Settings`.
+#
+# Light on purpose: ``fasttrain --help`` imports it.
+
+
+class GroupedCommand(typer.core.TyperCommand):
+    """Lists the options in ``--help`` under the headings of the table.
+
+    typer's own headings need rich's, which imports a Markdown parser and a highlighter: that takes
+    longer than all the rest of ``--help``.
+    """
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write one section per heading, those without a heading first."""
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is not None:
+                heading = getattr(parameter, "rich_help_panel", None) or "Options"
+                sections.setdefault(heading, []).append(record)
+        for heading, records in sections.items():
+            # Bold on a terminal; click strips the style from other output.
+            plain = read_environ().get("NO_COLOR")
+            with formatter.section(heading if plain else typer.style(heading, bold=True)):
+                formatter.write_dl(records)
+
+
+def with_options(
+    command: Callable[..., Any], request: type, specs: Sequence[OptionSpec] = ()
+) -> Callable[..., Any]:
+    """Return a command whose parameters are declared elsewhere; it gets them as ``**given``.
+
+    Args:
+        command: The command. Its only other parameter may be typer's context.
+        request: A dataclass; each field that is annotated for typer is an argument or an option.
+        specs: Options of the table. Each is None if it was not given, because the defaults are the
+            table's, not typer's.
+    """
+    own = [
+        parameter
+        for parameter in inspect.signature(command, eval_str=True).parameters.values()
+        if parameter.kind is not inspect.Parameter.VAR_KEYWORD
+    ]
+    parameters = [*own, *_declared(request), *map(_parameter, specs)]
+
+    @functools.wraps(command)
+    def with_all(*args: Any, **kwargs: Any) -> Any:
+        return command(*args, **kwargs)
+
+    # On a wrapper: the signature of the command itself could be set only once.
+    with_all.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    with_all.__annotations__ = {p.name: p.annotation for p in parameters}
+    return with_all
+
+
+def declared_flags(request: type) -> dict[str, bool]:
+    """Return the flags that a request declares, each with True if a value follows."""
+    flags: dict[str, bool] = {}
+    for parameter in _declared(request):
+        kind, declared = get_args(parameter.annotation)
+        if isinstance(declared, OptionInfo):
+            # Inside Annotated, typer.Option takes the first flag for the default; typer itself
+            # corrects that when it makes the command.
+            named = (declared.default, *(declared.param_decls or ()))
+            given = [flag for flag in named if isinstance(flag, str)]
+            names = given or [f"--{parameter.name.replace('_', '-')}"]
+            flags |= dict.fromkeys(names, kind is not bool)
+    return flags
+
+
+def _declared(request: type) -> list[inspect.Parameter]:
+    hints = get_type_hints(request, include_extras=True)
+    return [
+        inspect.Parameter(
+            field.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=inspect.Parameter.empty if field.default is MISSING else field.default,
+            annotation=hints[field.name],
+        )
+        for field in fields(request)
+        if get_origin(hints[field.name]) is Annotated
+    ]
+
+
+def _parameter(spec: OptionSpec) -> inspect.Parameter:
+    declarations = [spec.flag]
+    kind: Any = str | None
+    settings: dict[str, Any] = {"metavar": spec.metavar or "|".join(spec.choices) or "TEXT"}
+    if spec.kind == "bool":
+        declarations = [f"{spec.flag}/--no-{spec.flag.removeprefix('--')}"]
+        kind, settings = bool | None, {}
+    elif spec.kind == "list":
+        kind = list[str] | None
+    elif spec.choices:
+        settings["autocompletion"] = lambda: list(spec.choices)
+    option = typer.Option(
+        *declarations,
+        help=spec.help + (f" (default: {spec.default})" if spec.choices else ""),
+        rich_help_panel=spec.panel,
+        show_default=False,
+        **settings,
+    )
+    return inspect.Parameter(
+        spec.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind, option]
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
@@ -10,27 +11,61 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from fasttrain.cli.console import envelope
-from fasttrain.cli.python import choose_python, same_syntax
 from fasttrain.cli.requests import RunRequest
 from fasttrain.cli.typed import choose_target, resolve_options
 from fasttrain.config.environ import read_environ
 from fasttrain.hardware.host import Host
 from fasttrain.hardware.host_state import look_around
-from fasttrain.hardware.interpreter import Locate
+from fasttrain.hardware.interpreter import Locate, ask_interpreter
 from fasttrain.hardware.machine_file import read_machine
 from fasttrain.hardware.probe import probe_machine
 from fasttrain.launch.preflight import check_target
-from fasttrain.launch.start import read_invocation, working_directory
+from fasttrain.launch.start import active_elsewhere, read_invocation, working_directory
 from fasttrain.model.errors import ExitCode, FasttrainError
 from fasttrain.model.hang import Hang
+from fasttrain.model.machine import Interpreter
 from fasttrain.model.plan import Invocation, LaunchPlan, ScriptFacts, Target
 from fasttrain.model.settings import Settings
-from fasttrain.planning.dry_run import shell_script
-from fasttrain.planning.explain import Row, decisions
-from fasttrain.planning.interpreter import Chosen
+from fasttrain.planning.explain import Row, decisions, mask_plan, shell_script
+from fasttrain.planning.interpreter import Chosen, decide_python
 from fasttrain.planning.plan import make_plan
-from fasttrain.planning.secrets import mask_plan
 from fasttrain.source.read import read_script
+
+# Choose the Python that runs the script: query the candidate, and let planning decide.
+
+
+def choose_python(target: Target, settings: Settings, environ: Mapping[str, str]) -> Chosen:
+    """Return the named Python, that of the active environment, or fasttrain's own.
+
+    Raises:
+        FasttrainError: ``python-unusable`` if a named one can't run the script.
+    """
+    if target.kind == "command":
+        return Chosen()
+    named, active = settings.python, active_elsewhere(environ)
+    asked: Interpreter | None = None
+    if named.value:
+        asked = _named(named.value, environ)
+    elif active:
+        asked = ask_interpreter(str(Path(active.partition("=")[2], "bin", "python").absolute()))
+    return decide_python(named, active, None if asked and _own(asked) else asked)
+
+
+def same_syntax(other: Interpreter | None) -> bool:
+    """Return True if an interpreter has the syntax of this Python, so that we can parse for it."""
+    return other is None or other.version.split(".")[:2] == list(map(str, sys.version_info[:2]))
+
+
+def _named(word: str, environ: Mapping[str, str]) -> Interpreter:
+    found = shutil.which(word, path=environ.get("PATH")) or word
+    return ask_interpreter(str(Path(found).absolute()))
+
+
+def _own(asked: Interpreter) -> bool:
+    there = Path(asked.prefix)
+    # Two versions may share one prefix, such as /usr.
+    same = asked.version == ".".join(map(str, sys.version_info[:3]))
+    return same and bool(asked.prefix) and there.is_dir() and there.samefile(sys.prefix)
 
 
 def perform(request: RunRequest) -> int:
@@ -114,8 +149,7 @@ def _print_decisions(rows: tuple[Row, ...]) -> None:
 
 
 def _start(plan: LaunchPlan, invocation: Invocation, *, quiet: bool, as_json: bool) -> int:
-    from fasttrain.cli.cards.crash import print_crash
-    from fasttrain.cli.cards.hang import print_hang
+    from fasttrain.cli.cards.crash import print_crash, print_hang
     from fasttrain.cli.cards.progress import choose_display
     from fasttrain.cli.cards.receipt import print_receipt
     from fasttrain.launch.node_run import Around

@@ -17,7 +17,7 @@ from fasttrain.model.job import LocalRun
 from fasttrain.model.outcome import RECEIPT_FILE
 from fasttrain.model.places import RUNS_FOLDER
 from fasttrain.processes import launchers
-from fasttrain.processes.ending import named
+from fasttrain.processes.table import named
 
 NO_RUN = "you have no runs on this machine"
 TITLES = ("run", "state", "processes", "GPU memory")  # a run's name begins with its start time

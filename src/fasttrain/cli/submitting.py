@@ -21,7 +21,7 @@ from fasttrain.slurm.submission import Draft, batch_script, draft, send
 from fasttrain.source.read import read_script
 
 if TYPE_CHECKING:
-    from fasttrain.slurm.check.job import Checked
+    from fasttrain.slurm.check import Checked
 
 MOST_NODES = 10**6  # more than fasttrain takes for --nodes
 
@@ -94,9 +94,9 @@ def _report(sent: SubmittedJob) -> None:
 
 def _check(job: Draft, environ: Mapping[str, str], *, as_json: bool) -> int:
     """Print what would fail, and return the exit code: CONTRADICTION if there is an error."""
-    from fasttrain.doctor.registry import worst_first
-    from fasttrain.slurm.check.facts import look
-    from fasttrain.slurm.check.job import check
+    from fasttrain.doctor.diagnosis import worst_first
+    from fasttrain.slurm.check import check
+    from fasttrain.slurm.check_facts import look
 
     found = check(look(job, environ))
     found = replace(found, findings=worst_first(found.findings))

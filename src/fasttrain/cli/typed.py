@@ -9,12 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fasttrain.cli.options import declared_flags
-from fasttrain.cli.requests import CommandLine, RunRequest, SlurmRequest
+from fasttrain.cli.requests import CommandLine, RunRequest, SlurmRequest, declared_flags
 from fasttrain.config.environ import CONFIG_VARIABLE, read_environ
-from fasttrain.config.options import OPTIONS, SLURM_OPTIONS, OptionSpec
+from fasttrain.config.options import OPTIONS, SLURM_OPTIONS, OptionSpec, nearest
 from fasttrain.config.resolve import Resolved, resolve
-from fasttrain.config.values import nearest
 from fasttrain.launch.start import working_directory
 from fasttrain.model.errors import ExitCode, FasttrainError
 from fasttrain.model.plan import Target, TargetKind

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from fasttrain.config.options import OPTIONS, SLURM_OPTIONS, OptionValue
-from fasttrain.config.values import nearest, parse_setting
+from fasttrain.config.options import OPTIONS, SLURM_OPTIONS, OptionValue, nearest, parse_setting
 from fasttrain.model.attempts import RESTART_COUNT
 from fasttrain.model.decision import Setting, Source, SourceKind
 from fasttrain.model.errors import FasttrainError

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from fasttrain.hardware.torch_trial import MARKER, Talk
-from fasttrain.hardware.vendors.cuda_links import data_sheet
+from fasttrain.hardware.vendors.cuda_state import data_sheet
 from fasttrain.model.codec import CodecError, from_data
 from fasttrain.model.machine import Device
 from fasttrain.model.places import BENCH_PROGRAM, program

@@ -2,15 +2,69 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+from fasttrain.config.options import suggest
 from fasttrain.doctor.bench import Measurement, Verdict
-from fasttrain.doctor.checks.words import alike, present, visible
+from fasttrain.doctor.check import Check, alike, present, visible
+from fasttrain.doctor.checks import devices, environment, host, topology, torch_install
 from fasttrain.doctor.script_levers import LeverLine
-from fasttrain.model.examination import Examination, Finding
+from fasttrain.model.errors import ExitCode, FasttrainError
+from fasttrain.model.examination import Examination, Finding, Severity
 from fasttrain.model.machine import Device
 from fasttrain.model.vendors import VENDORS
 from fasttrain.planning.describe import counted
+
+# The table of all checks, and the findings that they make together.
+
+
+CHECKS: tuple[Check, ...] = (
+    *torch_install.CHECKS,
+    *devices.CHECKS,
+    *topology.CHECKS,
+    *environment.CHECKS,
+    *host.CHECKS,
+)
+
+_RANKING: tuple[Severity, ...] = ("error", "warning", "hint")
+
+
+def diagnose(
+    seen: Examination, *, only: Iterable[str] = (), skip: Iterable[str] = ()
+) -> tuple[Finding, ...]:
+    """Return the findings, the worst first; within a severity, in the order of the checks.
+
+    Args:
+        seen: The machine and its state.
+        only: Slugs of the checks to make; all if empty.
+        skip: Slugs of the checks to leave out.
+
+    Raises:
+        FasttrainError: ``doctor-check`` if there is no check with such a slug.
+    """
+    chosen, left_out = _known(only), _known(skip)
+    checks = [c for c in CHECKS if c.slug not in left_out and (not chosen or c.slug in chosen)]
+    return worst_first(finding for check in checks for finding in check.judge(seen))
+
+
+def worst_first(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Return findings sorted by severity; the order within a severity stays."""
+    return tuple(sorted(findings, key=lambda finding: _RANKING.index(finding.severity)))
+
+
+def _known(slugs: Iterable[str]) -> frozenset[str]:
+    wanted = frozenset(slugs)
+    known = [check.slug for check in CHECKS]
+    for slug in sorted(wanted - set(known)):
+        raise FasttrainError(
+            f"there is no check {slug!r}",
+            why=f"doctor has {len(known)} checks, and none with that name",
+            fix=suggest(slug, known, "fasttrain doctor --list shows them"),
+            slug="doctor-check",
+            exit_code=ExitCode.USAGE,
+        )
+    return wanted
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import socket
 from collections.abc import Mapping
 from pathlib import Path
 
-from fasttrain.hardware.cgroup import memory_limit_bytes, oom_kills, quota_cores
+from fasttrain.hardware.cpu import memory_limit_bytes, oom_kills, quota_cores
 from fasttrain.hardware.host import Host
 from fasttrain.hardware.runs import RunProcess, orphans
 from fasttrain.hardware.tool import within

@@ -11,7 +11,7 @@ from pathlib import Path
 import fasttrain
 from fasttrain.launch.node_run import Around, Part
 from fasttrain.launch.preflight import check_port, find_program
-from fasttrain.launch.report.receipts import gather
+from fasttrain.launch.receipts import gather
 from fasttrain.launch.run_dir.lock import begin, claim
 from fasttrain.launch.run_dir.paths import choose_cache, default_run_dir, new_run_id, secure_cache
 from fasttrain.launch.run_node import attend, compose

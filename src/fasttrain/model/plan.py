@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from fasttrain.model.attempts import Guards, Preempt, Restarts, left_to_the_script
 from fasttrain.model.decision import Decision, Source
-from fasttrain.model.guards import Guards, Preempt, Restarts, left_to_the_script
 from fasttrain.model.levers import Levers
 from fasttrain.model.vendors import DeviceKind
 

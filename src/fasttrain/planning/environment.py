@@ -6,14 +6,45 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from fasttrain.model.attempts import RESTART_COUNT
-from fasttrain.model.decision import Setting, Source, SourceKind
+from fasttrain.model.attempts import RESTART_COUNT, Guards
+from fasttrain.model.decision import Decision, Setting, Source, SourceKind
 from fasttrain.model.errors import ExitCode, FasttrainError
+from fasttrain.model.levers import Levers
+from fasttrain.model.machine import Machine
 from fasttrain.model.places import COMPILED_FOLDER, COMPILED_VARIABLE, RUN_MARK
-from fasttrain.model.plan import EnvVar
-from fasttrain.model.vendors import VENDORS
+from fasttrain.model.plan import EnvVar, Invocation, Processes
+from fasttrain.model.settings import Settings
+from fasttrain.model.vendors import VENDORS, DeviceKind
 from fasttrain.planning.describe import BUILT_IN, CPU_CORES
-from fasttrain.planning.draft import Draft
+from fasttrain.planning.gpus import Chosen
+
+# The decisions from which the environment and the command are composed.
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A plan without its environment and command.
+
+    Attributes:
+        settings: The user's settings.
+        machine: The machine of the run.
+        invocation: The call of fasttrain.
+        kind: Kind of device.
+        chosen: The devices.
+        processes: The processes.
+        levers: Changes in the worker.
+        guards: What is watched during the run.
+    """
+
+    settings: Settings
+    machine: Machine
+    invocation: Invocation
+    kind: Decision[DeviceKind]
+    chosen: Chosen
+    processes: Decision[Processes]
+    levers: Levers
+    guards: Guards
+
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # Limits that torch ignores: it sizes its thread pool by the CPU affinity.

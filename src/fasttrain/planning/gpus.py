@@ -1,17 +1,88 @@
-"""Decides which of the visible devices the run uses."""
+"""Decides on which kind of device the run trains, and which of the visible devices it uses."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NoReturn
 
 from fasttrain.model.decision import Decision, Setting, Source
 from fasttrain.model.errors import ExitCode, FasttrainError
 from fasttrain.model.machine import Device, Machine
-from fasttrain.model.vendors import VENDORS, DeviceKind
-from fasttrain.planning.describe import DEVICES, counted, kind_noun, machine_phrase
-from fasttrain.planning.visible import Slot, with_uuid
+from fasttrain.model.settings import Settings
+from fasttrain.model.vendors import ACCELERATORS, VENDORS, DeviceKind
+from fasttrain.planning.describe import DEVICES, counted, device_names, kind_noun, machine_phrase
+
+# The devices that a process would see, and their names in the visibility variable.
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One visible device.
+
+    Attributes:
+        position: Its index in the script, from 0.
+        name: Its name in the visibility variable.
+        device: The device.
+    """
+
+    position: int
+    name: str
+    device: Device
+
+
+def visible_slots(
+    machine: Machine, kind: DeviceKind, environ: Mapping[str, str]
+) -> tuple[Slot, ...]:
+    """Return the visible devices of one kind, in the order of the visibility variable."""
+    devices = [device for device in machine.devices if device.kind == kind]
+    names = environ.get(VENDORS[kind].visibility)
+    found = _unmasked(devices) if names is None else _masked(devices, names)
+    return tuple(Slot(position, *pair) for position, pair in enumerate(found))
+
+
+def with_uuid(devices: list[Device], prefix: str) -> list[Device]:
+    """Return the devices whose UUID has a prefix, ignoring case."""
+    return [device for device in devices if device.uuid.lower().startswith(prefix.lower())]
+
+
+def _unmasked(devices: list[Device]) -> list[tuple[str, Device]]:
+    # A MIG instance has no index of its own: CUDA accepts only its UUID.
+    return [
+        (device.uuid if device.parent_uuid else str(device.index), device) for device in devices
+    ]
+
+
+def _masked(devices: list[Device], names: str) -> list[tuple[str, Device]]:
+    found: list[tuple[str, Device]] = []
+    for name in (word.strip() for word in names.split(",")):
+        device = _named(devices, name)
+        if device is None:
+            # CUDA ends the list at the first entry that names no device, such as -1.
+            break
+        if (device, _tile(name)) in [(other, _tile(word)) for word, other in found]:
+            # CUDA and torch treat a list that names a device twice as empty.
+            return []
+        found.append((name, device))
+    return found
+
+
+def _tile(name: str) -> str:
+    # Level Zero names the tiles of card 0 as 0.0 and 0.1.
+    return name.partition(".")[2]
+
+
+def _named(devices: list[Device], name: str) -> Device | None:
+    whole, dot, tile = name.partition(".")
+    if whole.isdecimal() and (tile.isdecimal() or not dot):
+        return next((device for device in devices if device.index == int(whole)), None)
+    matches = with_uuid(devices, name) if name else []
+    return matches[0] if len(matches) == 1 else None
+
+
+# Decides which of the visible devices the run uses.
+
 
 # Seven digits are enough for any node, and not too many for int().
 _INDEX = re.compile(r"[0-9]{1,7}")
@@ -184,3 +255,107 @@ def _reason(text: str, words: tuple[str, ...], kind: DeviceKind, slots: tuple[Sl
     if VENDORS[kind].ascending and len(words) > 1:
         return f"{text} of {visible}, sorted: {VENDORS[kind].visibility} takes ascending ids only"
     return f"{text} of {visible}"
+
+
+# Decides on which kind of device the run trains.
+
+
+def decide_device(
+    settings: Settings, machine: Machine, environ: Mapping[str, str]
+) -> Decision[DeviceKind]:
+    """Return the kind that was asked for, else the machine's accelerators, else the CPU.
+
+    Raises:
+        FasttrainError: ``device-missing`` or ``torch-build`` if the kind that was asked for, or
+            that --gpus needs, can't be used.
+    """
+    asked = settings.device.value
+    if asked != "auto":
+        return Decision(
+            _demanded(asked, machine, environ),
+            f"asked for by {settings.device.source}",
+            settings.device.source,
+        )
+    present = [kind for kind in ACCELERATORS if _devices(machine, kind)]
+    if settings.gpus.value is not None and present:
+        # The user asked for GPUs, so an error is better than a silent run on the CPU.
+        kind = next((k for k in present if not wrong_build(machine, k)), present[0])
+        _check_build(kind, machine)
+        return _found(kind, machine)
+    # A hidden kind is skipped, so hiding all GPUs of one vendor makes a run use another's.
+    usable = (k for k in present if visible_slots(machine, k, environ))
+    chosen = next((k for k in usable if not wrong_build(machine, k)), None)
+    return _found(chosen, machine) if chosen else _on_cpu(present, machine)
+
+
+def wrong_build(machine: Machine, kind: DeviceKind) -> bool:
+    """True if the installed torch was built without support for a kind of device."""
+    needed, build = VENDORS[kind].torch_build, machine.torch.build
+    return bool(needed and build and build != needed)
+
+
+def unusable_kinds(machine: Machine) -> tuple[DeviceKind, ...]:
+    """Return the kinds of accelerators that this machine has and its torch can't use."""
+    return tuple(k for k in ACCELERATORS if _devices(machine, k) and wrong_build(machine, k))
+
+
+def build_fix(kind: DeviceKind) -> str:
+    """Return the fix for a torch that was built for another kind of device."""
+    name = VENDORS[kind].build_name
+    return f"install the {name} build of torch that pytorch.org/get-started lists for your driver"
+
+
+def _devices(machine: Machine, kind: DeviceKind) -> bool:
+    return any(device.kind == kind for device in machine.devices)
+
+
+def _found(kind: DeviceKind, machine: Machine) -> Decision[DeviceKind]:
+    names = device_names(device for device in machine.devices if device.kind == kind)
+    return Decision(kind, f"this machine has {names}", DEVICES)
+
+
+def _on_cpu(present: list[DeviceKind], machine: Machine) -> Decision[DeviceKind]:
+    reason = f"this machine has {machine_phrase(machine)}"
+    if present and wrong_build(machine, present[0]):
+        reason = f"torch {machine.torch.version} can't use {device_names(machine.devices)}"
+    elif present:
+        reason = f"{VENDORS[present[0]].visibility} hides every {VENDORS[present[0]].noun}"
+    return Decision("cpu", reason, DEVICES)
+
+
+def _demanded(kind: DeviceKind, machine: Machine, environ: Mapping[str, str]) -> DeviceKind:
+    if kind == "cpu":
+        return kind
+    if not _devices(machine, kind):
+        raise FasttrainError(
+            f"--device {kind} was asked for, but there is no such device",
+            why=f"this machine has {machine_phrase(machine)}",
+            fix="use --device auto; if there should be one, check that its driver lists it",
+            slug="device-missing",
+            exit_code=ExitCode.UNAVAILABLE,
+        )
+    _check_build(kind, machine)
+    if not visible_slots(machine, kind, environ):
+        variable = VENDORS[kind].visibility
+        there = sum(device.kind == kind for device in machine.devices)
+        raise FasttrainError(
+            f"--device {kind} was asked for, but none is visible",
+            why=f"{variable} hides {kind_noun(kind, there)}",
+            fix=f"unset {variable}, or use --device auto",
+            slug="device-missing",
+            exit_code=ExitCode.UNAVAILABLE,
+        )
+    return kind
+
+
+def _check_build(kind: DeviceKind, machine: Machine) -> None:
+    if not wrong_build(machine, kind):
+        return
+    raise FasttrainError(
+        f"torch can't use the {VENDORS[kind].noun}s of this machine",
+        why=f"torch {machine.torch.version} is the {machine.torch.build} build; this machine has "
+        f"{device_names(device for device in machine.devices if device.kind == kind)}",
+        fix=f"{build_fix(kind)}, or use --device cpu",
+        slug="torch-build",
+        exit_code=ExitCode.UNAVAILABLE,
+    )

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import re
 
-from fasttrain.model.attempts import restart_count
-from fasttrain.model.decision import Decision, Setting, Source, SourceKind
-from fasttrain.model.errors import ExitCode, FasttrainError
-from fasttrain.model.guards import (
+from fasttrain.model.attempts import (
     Guards,
     HangWatch,
     Preempt,
     Restarts,
     ResumeMode,
     left_to_the_script,
+    restart_count,
 )
+from fasttrain.model.decision import Decision, Setting, Source, SourceKind
+from fasttrain.model.errors import ExitCode, FasttrainError
 from fasttrain.model.levers import Levers
 from fasttrain.model.machine import Machine
 from fasttrain.model.plan import Invocation, Processes

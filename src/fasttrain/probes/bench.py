@@ -27,7 +27,7 @@ if __name__ == "__main__":  # see __main__.py
     del sys.path[0]
 
 from fasttrain.probes.forked import join, one_line, run_ranks, say, stay_on_this_machine
-from fasttrain.shim.process.parent_death import die_with_launcher
+from fasttrain.shim.process.entry import die_with_launcher
 
 TYPES = {"fp32": "float32", "tf32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 LARGEST_MATRIX = 8192

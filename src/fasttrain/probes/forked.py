@@ -13,7 +13,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-from fasttrain.shim.process.parent_death import die_with_launcher
+from fasttrain.shim.process.entry import die_with_launcher
 
 JOIN_S = 10.0  # ranks of one machine meet in well under a second
 TICK_S = 0.005

@@ -27,7 +27,7 @@ if __name__ == "__main__":  # see __main__.py
 
 from fasttrain.model.vendors import TORCH_TYPES, VENDORS
 from fasttrain.probes.forked import join, one_line, run_ranks, say, stay_on_this_machine
-from fasttrain.shim.process.parent_death import die_with_launcher
+from fasttrain.shim.process.entry import die_with_launcher
 
 Doing = Callable[[str], None]
 

@@ -26,8 +26,7 @@ def main(run_id: str, *spared: str) -> None:
     stand_apart()
     sys.path.append(str(PACKAGE))  # at the end, where it shadows nothing
     # Imported now, because an upgrade may replace the files while the run goes on.
-    from fasttrain.processes.ending import end
-    from fasttrain.processes.table import Table, alive, descendants, name_of, of_run, table
+    from fasttrain.processes.table import Table, alive, descendants, end, name_of, of_run, table
 
     launcher, pause_s = os.getppid(), 0.0
     known: Table = {}

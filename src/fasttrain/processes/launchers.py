@@ -8,16 +8,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from fasttrain.files import load
 from fasttrain.model.codec import CodecError
 from fasttrain.model.places import LOCK_FILE
 from fasttrain.model.plan import PLAN_FILE, LaunchPlan
-from fasttrain.model.reading import load
-from fasttrain.processes.ending import DEATH_S, Ended, end
 from fasttrain.processes.table import (
+    DEATH_S,
+    Ended,
     Process,
     alive,
     ancestors,
     command_of,
+    end,
     is_own,
     of_run,
     send,

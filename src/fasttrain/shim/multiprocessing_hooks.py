@@ -14,8 +14,8 @@ from multiprocessing import spawn, util
 from pathlib import Path
 from typing import Any
 
+from fasttrain.files import load
 from fasttrain.model.plan import LaunchPlan
-from fasttrain.model.reading import load
 from fasttrain.shim.hooks import patching
 from fasttrain.shim.process.import_hook import after_torch
 

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from fasttrain.files.writing import Lines, write_private
+from fasttrain.files import Lines, write_private
 from fasttrain.model.codec import dumps
 from fasttrain.model.outcome import RankReport
 from fasttrain.model.secrets import secret_values, without_secrets

@@ -7,10 +7,12 @@ import math
 import os
 import sys
 import time
+import warnings
 from contextlib import ExitStack
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -20,19 +22,57 @@ from fasttrain.model.levers import LEVERS
 from fasttrain.model.outcome import Outcome, RankReport, State, StepStats
 from fasttrain.model.plan import PLAN_FILE, LaunchPlan
 from fasttrain.shim import multiprocessing_hooks
-from fasttrain.shim.data_parallel.lever_state import LeverState
+from fasttrain.shim.data_parallel.context import LeverState
 from fasttrain.shim.data_parallel.rank_consistency import refuse_unrelated_copies
-from fasttrain.shim.hooks.outcome_recorder import Ledger, Lever
+from fasttrain.shim.hooks import patching
+from fasttrain.shim.hooks.dynamo import OwnCompile
+from fasttrain.shim.hooks.outcome_recorder import Ledger, Lever, Shared
 from fasttrain.shim.hooks.roots import RootCalls
-from fasttrain.shim.hooks.shared import Shared
 from fasttrain.shim.hooks.steps import StepMeter
-from fasttrain.shim.hooks.user_compile import OwnCompile
-from fasttrain.shim.hooks.warning_places import name_users_lines
-from fasttrain.shim.process import rank_variables
+from fasttrain.shim.process import entry
+from fasttrain.shim.process.callsite import is_shim_file, own_prefixes
 from fasttrain.shim.reporter import Clock, Reporter
 from fasttrain.shim.watch.heartbeat import Heartbeat
 from fasttrain.shim.watch.nan_guard import NanGuard
 from fasttrain.shim.watch.save_guard import SaveGuard
+
+# Makes warnings that point at a line of the shim's point at the user's line instead.
+#
+# ``warnings.warn(..., stacklevel=3)`` in a forward points at the caller of its caller. Under
+# plain python that is torch's ``Module.__call__``; here it may be a function of the shim's, and a
+# warning of torch's or of the script's would look like one of fasttrain's.
+
+
+def name_users_lines(undo: ExitStack) -> None:
+    """Format such warnings with the place in the user's code; no-op where the script formats."""
+    patching.wrap(warnings, "formatwarning", _naming_users, undo)
+
+
+def _naming_users(original: Any) -> Any:
+    def formatwarning(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        line: str | None = None,
+    ) -> str:
+        if is_shim_file(filename) and (frame := _user_of(filename, lineno)) is not None:
+            filename, lineno, line = frame.f_code.co_filename, frame.f_lineno, None
+        return str(original(message, category, filename, lineno, line))
+
+    return formatwarning
+
+
+def _user_of(filename: str, line: int) -> FrameType | None:
+    """Return the user's frame that called, directly or not, a line of the shim's."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and (frame.f_code.co_filename, frame.f_lineno) != (filename, line):
+        frame = frame.f_back
+    prefixes = own_prefixes()
+    while frame is not None and frame.f_code.co_filename.startswith(prefixes):
+        frame = frame.f_back
+    return frame
+
 
 REPORT_EVERY_S = 5.0  # a killed worker leaves a report that is at most this old
 _AT_ROOTS = frozenset(name for name, row in LEVERS.items() if row.at_roots)
@@ -278,4 +318,4 @@ class Runtime:
 
 def _world_size() -> int:
     """Return the number of ranks of this attempt, which varies in an elastic run."""
-    return int(rank_variables.get("WORLD_SIZE", "1"))
+    return int(entry.get("WORLD_SIZE", "1"))

@@ -8,15 +8,202 @@ Source: CPython 3.11 ``Modules/main.c``, for the state of ``__main__``, ``sys.ar
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import runpy
+import signal
 import sys
-from collections.abc import Callable
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from importlib.machinery import SourceFileLoader
+from itertools import islice
 from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
 
+from fasttrain.files import give_back, open_log, reserve, write_private
+from fasttrain.model.codec import dumps
+from fasttrain.model.crash import (
+    MESSAGE_LENGTH,
+    Failure,
+    Frame,
+    Raised,
+    failure_file,
+    stack_file,
+)
+from fasttrain.model.secrets import hide, secret_values
+from fasttrain.shim.process import refusal
 from fasttrain.shim.process.callsite import is_shim_code
+
+# Records for the launcher what ended a worker: its exception, or its stack at a fatal signal.
+
+
+NOT_RECORDED = "fasttrain: how the script failed is not recorded"
+
+OUTER_FRAMES, INNER_FRAMES = 10, 40  # a RecursionError has a thousand
+MOST_RAISED = 50  # a group may hold any number of exceptions
+HIGH_DESCRIPTOR = 200  # below the 256 that macOS allows by default; the script's begin at 3
+
+
+def recorder(run_dir: str, rank: int) -> Callable[[BaseException], None]:
+    """Return a function that records the exception that ends this process.
+
+    Does nothing in a process that was forked from this one.
+    """
+    pid, path = os.getpid(), Path(run_dir, failure_file(rank))
+    _reserve(path)
+
+    def record(error: BaseException) -> None:
+        now_ns = (time.time_ns(), time.monotonic_ns())
+        if os.getpid() != pid:
+            return
+        try:
+            chain = tuple(islice(_chain(error), MOST_RAISED))
+            failure = Failure(rank, pid, *now_ns, _exit_code(error), chain, _cwd())
+            write_private(path, dumps(failure))
+        except Exception as problem:  # noqa: BLE001 - the script's own error must be reported, not ours
+            print(f"{NOT_RECORDED}: {problem}", file=sys.stderr)  # noqa: T201
+
+    return record
+
+
+def _reserve(path: Path) -> None:
+    """Reserve disk space for the record: the failure may be a checkpoint that fills the disk."""
+    try:
+        reserve(path)
+    except OSError as error:  # the disk is full already, and the launcher has warned of it
+        print(f"fasttrain: no disk space reserved to record a failure: {error}", file=sys.stderr)  # noqa: T201
+        return
+    pid = os.getpid()
+    refusal.at_clean_end.append(lambda: give_back(path) if os.getpid() == pid else None)
+
+
+def watch_faults(run_dir: str, rank: int) -> None:
+    """Have Python write its stacks into the run directory when SIGSEGV or the like ends it.
+
+    With -X faulthandler or PYTHONFAULTHANDLER they go to stderr instead, as the user asked. A
+    script that enables faulthandler itself gets them too. The only change that a script can see is
+    `faulthandler.is_enabled()`.
+    """
+    if faulthandler.is_enabled():
+        return
+    path = os.path.join(run_dir, stack_file(rank))  # noqa: PTH118
+    try:
+        opened = open_log(path)
+    except OSError as error:  # a full disk must not stop a script that writes nothing
+        print(f"fasttrain: no stack is recorded at a fatal signal: {error}", file=sys.stderr)  # noqa: T201
+        return
+    faulthandler.enable(_out_of_the_way(opened))
+
+
+def _out_of_the_way(descriptor: int) -> int:
+    """Return a duplicate with a high number: the script's own files keep the low ones."""
+    import fcntl
+
+    try:
+        high = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, HIGH_DESCRIPTOR)
+    except OSError:  # the limit of open files is lower; the low number works as well
+        return descriptor
+    os.close(descriptor)
+    return high
+
+
+def _chain(error: BaseException) -> Iterator[Raised]:
+    """Yield the exception and those that led to it, as in a traceback; secrets are masked."""
+    values, home = secret_values(os.environ, sys.argv[1:]), _home()
+    for one, handled in _linked(error, set()):
+        yield replace(_raised(one, values, home), handled=handled)
+
+
+def _linked(error: BaseException, seen: set[int]) -> Iterator[tuple[BaseException, bool]]:
+    """Yield an exception and those before it, each with whether it was only being handled.
+
+    Follows Python's traceback: ``__cause__``, else ``__context__`` unless that is suppressed.
+    """
+    now, handled = error, False
+    while id(now) not in seen:
+        seen.add(id(now))
+        yield now, handled
+        if isinstance(now, BaseExceptionGroup):
+            for part in now.exceptions:
+                yield from _linked(part, seen)
+        handled = now.__cause__ is None
+        earlier = now.__context__ if handled and not now.__suppress_context__ else now.__cause__
+        if earlier is None:
+            return
+        now = earlier
+
+
+def _home() -> str:
+    """Return the prefix of the paths of the user's program: its file, or its top package.
+
+    An installed program that is started by -m lies in site-packages, among other packages.
+    """
+    main = sys.modules.get("__main__")  # a script may remove it, or what is in it
+    file = str(getattr(main, "__file__", None) or "?")
+    top = str(getattr(main, "__package__", None) or "").partition(".")[0]
+    folder = next((one for one in Path(file).parents if one.name == top), None)
+    return file if folder is None else f"{folder}{os.sep}"
+
+
+def _cwd() -> str:
+    try:
+        return os.getcwd()  # noqa: PTH109
+    except OSError:  # it was removed
+        return ""
+
+
+def _raised(error: BaseException, values: tuple[str, ...], home: str) -> Raised:
+    text = traceback.TracebackException(
+        type(error), error, without_shim(error.__traceback__), compact=True
+    )
+    stack = list(text.stack)
+    if len(stack) > OUTER_FRAMES + INNER_FRAMES:
+        stack = stack[:OUTER_FRAMES] + stack[-INNER_FRAMES:]
+    return Raised(
+        kinds=tuple(f"{kind.__module__}.{kind.__qualname__}" for kind in type(error).__mro__[:-2]),
+        message=hide(_message(error), values)[:MESSAGE_LENGTH],
+        frames=tuple(
+            replace(_frame(frame, values), of_target=frame.filename.startswith(home))
+            for frame in stack
+        ),
+        errno=getattr(error, "errno", None) or 0 if isinstance(error, OSError) else 0,
+        subject=hide(_subject(error), values),
+    )
+
+
+def _frame(frame: traceback.FrameSummary, values: tuple[str, ...]) -> Frame:
+    line = hide(frame.line or "", values)
+    return Frame(frame.filename, frame.lineno or 0, frame.name, line)
+
+
+def _exit_code(error: BaseException) -> int:
+    """Return the exit code with which Python ends at this exception; negative for a signal.
+
+    Source: CPython 3.11, Python/pythonrun.c, _Py_HandleSystemExit; Modules/main.c, exit_sigint.
+    """
+    if isinstance(error, KeyboardInterrupt):
+        return -signal.SIGINT
+    if not isinstance(error, SystemExit):
+        return 1
+    code = error.code
+    return code & 0xFF if isinstance(code, int) else int(code is not None)
+
+
+def _message(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001 - its __str__ is the script's own
+        return "<exception str() failed>"  # as Python's traceback has it
+
+
+def _subject(error: BaseException) -> str:
+    if isinstance(error, OSError):
+        return os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else ""
+    if isinstance(error, ImportError):
+        return error.name or ""
+    return ""
 
 
 def run_target(

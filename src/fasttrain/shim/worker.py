@@ -8,13 +8,12 @@ import time
 from fasttrain.model.attempts import RESTART_COUNT
 from fasttrain.model.errors import FasttrainError
 from fasttrain.model.plan import LaunchPlan
-from fasttrain.shim import streams
-from fasttrain.shim.failure import recorder, watch_faults
-from fasttrain.shim.process import parent_death, rank_variables, refusal
-from fasttrain.shim.process.entry import Entry, read_entry
+from fasttrain.shim.process import log_stream, refusal
+from fasttrain.shim.process.entry import Entry, die_with_launcher, read_entry
+from fasttrain.shim.process.entry import hide as hide_rank_variables
 from fasttrain.shim.process.import_hook import after_torch
 from fasttrain.shim.process.refusal import refuse
-from fasttrain.shim.script import run_target
+from fasttrain.shim.script import recorder, run_target, watch_faults
 from fasttrain.shim.snapshots.preempt_signal import PREEMPT_SIGNAL
 
 
@@ -29,12 +28,12 @@ def main(argv: list[str]) -> None:
     except FasttrainError as error:
         refuse(error)
     plan, rank = entry.plan, entry.rank
-    parent_death.die_with_launcher()
+    die_with_launcher()
     if plan.preempt.value.mode == "snapshot":
         PREEMPT_SIGNAL.listen(plan.preempt.value.signals)
     if entry.restarts is not None:
         os.environ[RESTART_COUNT] = str(entry.restarts)
-    streams.redirect_hidden_rank(plan, rank)
+    log_stream.redirect_hidden_rank(plan, rank)
     watch_faults(plan.run_dir, rank)
     refusal.at_failure.append(recorder(plan.run_dir, rank))
     pid = os.getpid()
@@ -52,7 +51,7 @@ def _be_alone(entry: Entry) -> None:
         os.environ[strategy.visibility] = devices[entry.local_rank]
         # For a script that sets up its ranks itself after all: it sees one device, number 0.
         os.environ["LOCAL_RANK"] = "0"
-    rank_variables.hide()
+    hide_rank_variables()
 
 
 def _install(plan: LaunchPlan, rank: int, started_s: float, pid: int) -> None:

@@ -10,12 +10,11 @@ import socket
 import time
 from pathlib import Path
 
-from fasttrain.files.writing import write_private
+from fasttrain.files import load, write_private
 from fasttrain.model.codec import CodecError, dumps
 from fasttrain.model.errors import ExitCode, FasttrainError
 from fasttrain.model.hang import Hang
 from fasttrain.model.job import TASKS_FOLDER, Allocation, TaskEnd, TaskStart
-from fasttrain.model.reading import load
 
 
 class HangMeeting:

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-from fasttrain.shim.failure import recorder, watch_faults
+from fasttrain.shim.script import recorder, watch_faults
 
 
 class Faulty(Dataset):

@@ -21,7 +21,7 @@ import pytest
 
 import fasttrain.processes.launchers
 import fasttrain.processes.table
-from fasttrain.launch.process.guard import PROGRAM as GUARDIAN
+from fasttrain.launch.process.supervise import PROGRAM as GUARDIAN
 
 CPU_S, WALL_S = 2.0, 20.0  # the second one for a machine that is busy with something else
 

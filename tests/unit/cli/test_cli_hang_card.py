@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from fasttrain.cli.cards.hang import print_hang
+from fasttrain.cli.cards.crash import print_hang
 from fasttrain.model.hang import Frame, Hang, StuckProcess, StuckRank
 
 MAIN = Frame("train.py", 40, "<module>", "main()", user=True)

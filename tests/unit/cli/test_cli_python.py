@@ -129,7 +129,7 @@ def test_a_script_is_parsed_here_only_for_the_same_python(
     words = ("run", "train.py", "--dry-run", "--python", str(python))
     assert "[script-syntax]" in fasttrain_main(*words).err
     later = replace(ask_interpreter(str(python)), version="3.99.0")
-    monkeypatch.setattr("fasttrain.cli.python.ask_interpreter", lambda _: later)
+    monkeypatch.setattr("fasttrain.cli.running.ask_interpreter", lambda _: later)
     assert fasttrain_main(*words).code == 0
 
 

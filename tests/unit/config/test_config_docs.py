@@ -4,8 +4,7 @@ from pathlib import Path
 import pytest
 
 import fasttrain.config
-from fasttrain.config.presets import PRESETS
-from fasttrain.config.resolve import resolve
+from fasttrain.config.resolve import PRESETS, resolve
 
 DOCS = Path(__file__).parents[3] / "docs" / "configuration.md"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fasttrain.config.values import nearest
+from fasttrain.config.options import nearest
 
 
 def test_an_option_is_near_by_its_letters_and_not_by_its_dashes() -> None:

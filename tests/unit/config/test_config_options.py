@@ -3,8 +3,7 @@ from typing import get_args
 
 import pytest
 
-from fasttrain.config.options import BY_NAME, OPTIONS
-from fasttrain.config.values import nearest, suggest
+from fasttrain.config.options import BY_NAME, OPTIONS, nearest, suggest
 from fasttrain.model.levers import AmpChoice
 from fasttrain.model.settings import OPTION_NAMES, Settings
 

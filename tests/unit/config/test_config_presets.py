@@ -2,7 +2,7 @@ from typing import get_args
 
 import pytest
 
-from fasttrain.config.presets import PRESETS, preset_values
+from fasttrain.config.resolve import PRESETS, preset_values
 from fasttrain.model.decision import Source, SourceKind
 from fasttrain.model.settings import PresetName
 

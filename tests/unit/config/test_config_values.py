@@ -1,7 +1,13 @@
 import pytest
 
-from fasttrain.config.options import BY_NAME
-from fasttrain.config.values import EMPTY, ONE_VALUE, WHOLE_NUMBER, parse_setting, parse_value
+from fasttrain.config.options import (
+    BY_NAME,
+    EMPTY,
+    ONE_VALUE,
+    WHOLE_NUMBER,
+    parse_setting,
+    parse_value,
+)
 from fasttrain.model.decision import Source, SourceKind
 from fasttrain.model.errors import FasttrainError
 

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fasttrain.config.yaml_file import MAX_BYTES, NOT_A_WORD, read_yaml
-from fasttrain.config.yaml_text import NO_ANCHORS, NOBODY_WRITES
+from fasttrain.config.yaml_file import MAX_BYTES, NO_ANCHORS, NOBODY_WRITES, NOT_A_WORD, read_yaml
 
 EXAMPLE = """\
 # a comment
@@ -163,7 +162,7 @@ def test_a_pipe_and_an_endless_device_are_read_bounded(tmp_path, refused):
 
 
 def test_a_pipe_to_which_nobody_writes_is_refused_in_time(tmp_path, refused, monkeypatch):
-    monkeypatch.setattr("fasttrain.config.yaml_text.WRITER_S", 0.05)
+    monkeypatch.setattr("fasttrain.config.yaml_file.WRITER_S", 0.05)
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     with refused("config-missing", NOBODY_WRITES):

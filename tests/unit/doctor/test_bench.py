@@ -10,7 +10,7 @@ import pytest
 
 from fasttrain.doctor.bench import Measurement, expected, measure, verdicts
 from fasttrain.hardware.torch_trial import MARKER
-from fasttrain.hardware.vendors.cuda_links import data_sheet
+from fasttrain.hardware.vendors.cuda_state import data_sheet
 from fasttrain.model.machine import Device
 
 H100 = Device("cuda", 3, "NVIDIA H100 80GB HBM3", "GPU-3", bf16=True, fp16=True, tf32=True)

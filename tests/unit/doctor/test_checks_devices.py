@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fasttrain.doctor.registry import diagnose
+from fasttrain.doctor.diagnosis import diagnose
 from fasttrain.model.examination import DeviceProcess
 from support.examinations import GIB, H100, NPU, STATE, container, fires, node, quiet, verify
 

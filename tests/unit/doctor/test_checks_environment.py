@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fasttrain.doctor.checks.environment import ONE_OF_SEVERAL
-from fasttrain.doctor.registry import diagnose
+from fasttrain.doctor.diagnosis import diagnose
 from fasttrain.model.machine import Torch
 from support.examinations import H100, NPU, container, fires, node, quiet, verify
 

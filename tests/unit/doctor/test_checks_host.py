@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fasttrain.doctor.registry import diagnose
+from fasttrain.doctor.diagnosis import diagnose
 from fasttrain.hardware.vendors.npu import HEALTH, NPU_WITHOUT
 from fasttrain.model.examination import Disk, Partition
 from fasttrain.model.machine import Cpu

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fasttrain.doctor.registry import diagnose
+from fasttrain.doctor.diagnosis import diagnose
 from fasttrain.model.examination import RdmaPort
 from support.examinations import fires, node, quiet, verify
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fasttrain.doctor.registry import CHECKS, diagnose, worst_first
+from fasttrain.doctor.diagnosis import CHECKS, diagnose, worst_first
 from fasttrain.model.errors import ExitCode, FasttrainError
 from fasttrain.model.examination import Examination, Finding, TorchTrial
 from fasttrain.model.machine import Cpu, Machine, Torch

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from fasttrain.doctor.checks.trials import REINSTALL, UNREADABLE
-from fasttrain.doctor.registry import diagnose
+from fasttrain.doctor.checks.torch_install import REINSTALL, UNREADABLE
+from fasttrain.doctor.diagnosis import diagnose
 from fasttrain.hardware.probe import TORCH_UNREAD
 from fasttrain.model.examination import Trial
 from fasttrain.model.machine import Torch

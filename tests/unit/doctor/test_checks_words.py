@@ -6,15 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from fasttrain.doctor.checks.words import (
-    is_on,
-    most_visible,
-    named,
-    one_line,
-    present,
-    spans,
-    visible,
-)
+from fasttrain.doctor.check import is_on, most_visible, named, one_line, present, spans, visible
 from support.examinations import H100, NPU, container, node
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from fasttrain.doctor.checks import device_use
-from fasttrain.doctor.checks.device_use import NOTHING_LEFT
+from fasttrain.doctor.checks import devices
+from fasttrain.doctor.checks.devices import NOTHING_LEFT
 from fasttrain.hardware.runs import RunProcess
 from fasttrain.model.examination import Examination
 from fasttrain.model.machine import Cpu, Machine, Torch
@@ -43,8 +43,8 @@ def workers(count: int) -> Iterator[list[subprocess.Popen[bytes]]]:
 def test_what_was_ended_is_counted(monkeypatch: pytest.MonkeyPatch, count: int, told: str) -> None:
     with workers(count) as started:
         runs = {process.pid: RunProcess("/runs/a", orphan=True) for process in started}
-        monkeypatch.setattr(device_use, "find_run_processes", lambda _: runs)
-        said = device_use.end_orphans(SEEN)
+        monkeypatch.setattr(devices, "find_run_processes", lambda _: runs)
+        said = devices.end_orphans(SEEN)
         name = Path(sys.executable).name
         ended = ", ".join(f"{name} (pid {process.pid})" for process in started)
         assert re.fullmatch(told + re.escape(ended), said)

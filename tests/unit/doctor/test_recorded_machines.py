@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from fasttrain.cli.cards.diagnosis import device_rows
-from fasttrain.doctor.diagnosis import best_command
-from fasttrain.doctor.registry import diagnose
+from fasttrain.doctor.diagnosis import best_command, diagnose
 from fasttrain.hardware.machine_file import read_examination
 
 DATA = Path(__file__).parents[2] / "data/examinations"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fasttrain.files.trust import doubts, everybodys, owned, refused, shared, steps
+from fasttrain.files import doubts, everybodys, owned, refused, shared, steps
 
 SOMEBODY = 54321  # a number that no user of a test machine has
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give files away")

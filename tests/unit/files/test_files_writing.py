@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from fasttrain.files import writing
-from fasttrain.files.writing import RESERVED_BYTES, Lines, give_back, reserve, write_private
+from fasttrain import files
+from fasttrain.files import RESERVED_BYTES, Lines, give_back, reserve, write_private
 
 
 def test_a_private_file_replaces_one_that_was_open_to_others(tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def test_behind_half_a_line_a_new_one_begins(
         room[0] -= written
         return written
 
-    monkeypatch.setattr(writing.os, "write", fill)
+    monkeypatch.setattr(files.os, "write", fill)
     lines = Lines(tmp_path / "events")
     lines.add("ab")
     for _ in range(2):

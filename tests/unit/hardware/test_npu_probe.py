@@ -8,8 +8,14 @@ from typing import Any
 
 import pytest
 
-from fasttrain.hardware.vendors.npu import HEALTH, NOT_INSTALLED, Npu
-from fasttrain.hardware.vendors.npu_smi import NO_TABLE, NpuSmi, parse_npu_smi
+from fasttrain.hardware.vendors.npu import (
+    HEALTH,
+    NO_TABLE,
+    NOT_INSTALLED,
+    Npu,
+    NpuSmi,
+    parse_npu_smi,
+)
 
 RECORDED = Path(__file__).parents[2] / "data" / "npu_smi"
 MIB = 2**20

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from fasttrain.hardware.runs import RunProcess
-from fasttrain.hardware.vendors.npu_smi import NpuSmi
-from fasttrain.hardware.vendors.npu_state import npu_states, parse_states
+from fasttrain.hardware.vendors.npu import NpuSmi, npu_states, parse_states
 from fasttrain.model.machine import Device
 
 RECORDED = Path(__file__).parents[2] / "data" / "npu_smi"

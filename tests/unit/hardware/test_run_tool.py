@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from fasttrain.hardware.tool import ToolError, run_tool
-from fasttrain.hardware.vendors.npu_smi import NpuSmi
+from fasttrain.hardware.vendors.npu import NpuSmi
 
 Write = Callable[[str], str]
 

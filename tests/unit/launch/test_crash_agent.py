@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fasttrain.launch.crash.gather import FailedRun
+from fasttrain.launch.crash.evidence import FailedRun
 from fasttrain.launch.crash.judge import AGENT_DIED, judge
 from fasttrain.model.crash import Surroundings, WorkerExit, WorkerExits
 from fasttrain.model.plan import LaunchPlan

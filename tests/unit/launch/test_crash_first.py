@@ -6,7 +6,7 @@ import pytest
 
 from fasttrain.launch.crash.cause_rules import Cause, Facts, Retry
 from fasttrain.launch.crash.evidence import Evidence
-from fasttrain.launch.crash.first_failure import (
+from fasttrain.launch.crash.judge import (
     LOST,
     WAS_STOPPED,
     WERE_STOPPED,

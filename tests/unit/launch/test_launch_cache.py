@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fasttrain.files.trust import everybodys, owned
+from fasttrain.files import everybodys, owned
 from fasttrain.launch.run_dir.paths import choose_cache, secure_cache
 from fasttrain.model.decision import Source, SourceKind
 from fasttrain.model.plan import EnvVar, LaunchPlan

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from fasttrain.files.trust import everybodys, owned
+from fasttrain.files import everybodys, owned
 from fasttrain.launch.node_run import Ended
-from fasttrain.launch.report.receipts import gather
+from fasttrain.launch.receipts import gather
 from fasttrain.launch.run_dir.lock import (
     ENDED_WELL,
     begin,

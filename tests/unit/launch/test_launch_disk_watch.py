@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fasttrain.launch.run_dir.disk_watch import NOTHING_FREE, DiskWatch
+from fasttrain.launch.run_node import NOTHING_FREE, DiskWatch
 
 MIB = 1 << 20
 PLENTY = {"f_bavail": 1 << 40, "f_favail": 1 << 20, "f_blocks": 1, "f_files": 1, "f_frsize": 1}

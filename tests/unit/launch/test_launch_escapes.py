@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fasttrain.launch.crash.log_tail import read_stack
-from fasttrain.launch.hang import faulthandler_text
+from fasttrain.launch.hang import stacks
 from fasttrain.launch.hang.stacks import parse
 
 
@@ -45,9 +45,9 @@ def test_the_stack_of_a_fatal_signal(tmp_path: Path) -> None:
 def test_a_file_whose_name_looks_escaped(tmp_path: Path) -> None:
     file = tmp_path / "\\xfc.py"
     file.touch()
-    assert faulthandler_text.path(str(file)) == str(file)
+    assert stacks.path(str(file)) == str(file)
 
 
 @pytest.mark.parametrize("name", ["two\\x0alines.py", "caf\\udce9.py", "\\U00110000", "\\x"])
 def test_what_cannot_be_shown_stays_escaped(name: str) -> None:
-    assert faulthandler_text.name(name) == name
+    assert stacks.name(name) == name

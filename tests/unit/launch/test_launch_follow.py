@@ -3,7 +3,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from fasttrain.launch.output.follow import EventTail, RankTails, Tail
+from fasttrain.launch.output.relay import EventTail, RankTails, Tail
 
 
 def append(path: Path, data: bytes) -> None:

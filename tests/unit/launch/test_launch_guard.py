@@ -11,7 +11,7 @@ import pytest
 
 from fasttrain.launch.node_run import Around
 from fasttrain.launch.output.display import PlainDisplay
-from fasttrain.launch.process.guard import STARTS, Guardian, guarded
+from fasttrain.launch.process.supervise import STARTS, Guardian, guarded
 from fasttrain.launch.start import start
 from fasttrain.model.plan import LaunchPlan
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fasttrain.launch.hang.excuses import (
+from fasttrain.launch.hang.verdict import (
     AT_PROMPT,
     COMPILES,
     FOR_INPUT,

@@ -17,10 +17,10 @@ from fasttrain.launch.hang import watch
 from fasttrain.launch.hang.heartbeats import Pulses
 from fasttrain.launch.hang.watch import BUSY_S, IDLE_S, HangWatch, Nodes, OneNode, together
 from fasttrain.launch.process import procfs
+from fasttrain.model.attempts import Guards
+from fasttrain.model.attempts import HangWatch as Watched
 from fasttrain.model.codec import dumps, loads
 from fasttrain.model.decision import Decision
-from fasttrain.model.guards import Guards
-from fasttrain.model.guards import HangWatch as Watched
 from fasttrain.model.hang import (
     HANG_FILE,
     MEMORY_BYTES,

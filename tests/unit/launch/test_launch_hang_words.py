@@ -61,7 +61,7 @@ def test_the_collective_that_the_user_called_is_told() -> None:
 @pytest.mark.parametrize(
     ("stack", "words"),
     [
-        ((Frame("fasttrain/shim/data_parallel/shared_memory.py", 97, "_read"), user(4)),
+        ((Frame("fasttrain/shim/data_parallel/ranks.py", 97, "_read"), user(4)),
          "rank 0 waits for what they add up (train.py:4)"),
         ((Frame("torch/autograd/graph.py", 9, "_engine_run_backward"), user(4)),
          "rank 0 is in backward (train.py:4)"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fasttrain.launch.report.receipts import in_children, merged
+from fasttrain.launch.receipts import in_children, merged
 from fasttrain.model.outcome import Outcome, RankReport, Site, State, StepStats
 
 

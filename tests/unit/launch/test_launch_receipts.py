@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fasttrain.launch.node_run import Ended
-from fasttrain.launch.report.receipts import gather, read_hang, read_receipt, unmet, was_preempted
+from fasttrain.launch.receipts import gather, read_hang, read_receipt, unmet, was_preempted
 from fasttrain.model.codec import dumps
 from fasttrain.model.errors import ExitCode
 from fasttrain.model.hang import Hang

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from fasttrain.launch.attempts import FailureKey, key_of, retryable
 from fasttrain.launch.crash.cause_rules import Retry
 from fasttrain.launch.crash.causes import CAUSES, ENDS, retry_of
-from fasttrain.launch.restarts.restart_policy import FailureKey, key_of, retryable
 from fasttrain.model.crash import Crash, Frame
 from fasttrain.model.decision import Source, SourceKind
 

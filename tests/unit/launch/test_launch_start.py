@@ -15,8 +15,8 @@ from fasttrain.launch.node_run import Around, Part
 from fasttrain.launch.output.display import PlainDisplay, write_all
 from fasttrain.launch.run_node import attend, compose
 from fasttrain.launch.start import active_elsewhere, read_invocation, start
+from fasttrain.model.attempts import Preempt, Restarts
 from fasttrain.model.decision import Decision, Setting, Source, SourceKind
-from fasttrain.model.guards import Preempt, Restarts
 from fasttrain.model.plan import EnvVar, LaunchPlan, ScriptFacts, Target
 from fasttrain.model.settings import Settings
 

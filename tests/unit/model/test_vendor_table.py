@@ -9,7 +9,7 @@ from typing import get_args
 import pytest
 
 from fasttrain.hardware.host import Host
-from fasttrain.launch.crash import causes_around
+from fasttrain.launch.crash import causes
 from fasttrain.model.vendors import ACCELERATORS, VENDORS, DeviceChoice, DeviceKind, group_backend
 
 vendors = pytest.mark.parametrize("kind", VENDORS)
@@ -58,4 +58,4 @@ def test_known_backends():
 
 @pytest.mark.parametrize("kind", ACCELERATORS)
 def test_memory_that_ran_out_is_known_on_each(kind):
-    assert re.fullmatch(causes_around._DEVICES, VENDORS[kind].memory_words)
+    assert re.fullmatch(causes._DEVICES, VENDORS[kind].memory_words)

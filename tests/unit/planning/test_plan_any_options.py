@@ -22,9 +22,7 @@ from fasttrain.model.machine import Torch
 from fasttrain.model.plan import LaunchPlan, Target, TargetKind
 from fasttrain.model.settings import RestartOn
 from fasttrain.model.vendors import DeviceChoice
-from fasttrain.planning.dry_run import shell_script
-from fasttrain.planning.explain import decisions
-from fasttrain.planning.secrets import mask_plan
+from fasttrain.planning.explain import decisions, mask_plan, shell_script
 
 
 def _one_of(choice):

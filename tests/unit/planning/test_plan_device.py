@@ -7,7 +7,7 @@ import pytest
 from fasttrain.model.errors import FasttrainError
 from fasttrain.model.machine import Device, Torch
 from fasttrain.planning.describe import device_names
-from fasttrain.planning.device import build_fix
+from fasttrain.planning.gpus import build_fix
 
 CPU_TORCH = Torch("2.13.0+cpu", "cpu")
 

@@ -11,9 +11,8 @@ import pytest
 
 from fasttrain.model.codec import loads
 from fasttrain.model.plan import LaunchPlan, Target
-from fasttrain.planning.dry_run import shell_script
+from fasttrain.planning.explain import mask_plan, shell_script
 from fasttrain.planning.plan import make_plan
-from fasttrain.planning.secrets import mask_plan
 
 # Stands for the shim: writes its arguments and environment as hexadecimal bytes.
 DUMP = """

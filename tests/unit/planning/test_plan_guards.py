@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from fasttrain.model.guards import HangWatch
+from fasttrain.model.attempts import HangWatch
 
 
 def hang(make, **options):

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from fasttrain.model.attempts import Preempt
 from fasttrain.model.errors import FasttrainError
-from fasttrain.model.guards import Preempt
 from fasttrain.planning.plan import make_plan
 
 

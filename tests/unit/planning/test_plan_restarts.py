@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from fasttrain.model.guards import Restarts
-from fasttrain.planning.advice import MEETINGS
+from fasttrain.model.attempts import Restarts
 from fasttrain.planning.guards import FAILURES
+from fasttrain.planning.plan import MEETINGS
 
 
 def test_a_run_is_not_restarted_unless_asked(make):

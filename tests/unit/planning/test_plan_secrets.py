@@ -6,9 +6,7 @@ import pytest
 
 from fasttrain.model.codec import dumps
 from fasttrain.model.plan import Target
-from fasttrain.planning.dry_run import shell_script
-from fasttrain.planning.explain import decisions
-from fasttrain.planning.secrets import mask_plan
+from fasttrain.planning.explain import decisions, mask_plan, shell_script
 
 SECRET = "s3cr3t"
 

@@ -11,8 +11,8 @@ from fasttrain.model.decision import Setting, Source, SourceKind
 from fasttrain.model.job import JobParameters
 from fasttrain.model.settings import Settings
 from fasttrain.model.slurm import SlurmSettings
-from fasttrain.planning.slurm.environment import contradicting, in_force, left_out
-from fasttrain.planning.slurm.job import job_parameters
+from fasttrain.planning.slurm_job import job_parameters
+from fasttrain.planning.slurm_values import contradicting, in_force, left_out
 
 
 def parameters(kind: SourceKind = SourceKind.FLAG, **slurm: Any) -> JobParameters:

@@ -6,7 +6,7 @@ import pytest
 
 from fasttrain.model.decision import Setting, Source, SourceKind
 from fasttrain.model.errors import FasttrainError
-from fasttrain.planning.slurm.values import check_folder, plain, signal_and_lead, time_min
+from fasttrain.planning.slurm_values import check_folder, plain, signal_and_lead, time_min
 
 
 def flag(value: Any) -> Setting[Any]:

@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from fasttrain.processes import ending
-from fasttrain.processes.ending import end, named, uppermost
-from fasttrain.processes.table import Process, Table, alive, look_up
+from fasttrain.processes import table
+from fasttrain.processes.table import Process, Table, alive, end, look_up, named, uppermost
 
 DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); "
 WAITS = "time.sleep(30)"
@@ -85,8 +84,8 @@ def test_what_can_not_be_ended_is_told(
     start: Callable[..., Process], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     process = start(DEAF + WAITS)
-    monkeypatch.setattr(ending, "send", lambda process, signum: None)  # somebody else's, say
-    monkeypatch.setattr(ending, "DEATH_S", 0.1)
+    monkeypatch.setattr(table, "send", lambda process, signum: None)  # somebody else's, say
+    monkeypatch.setattr(table, "DEATH_S", 0.1)
     done = end(finder(process), grace_s=0)
     assert done.left.keys() == {process.pid}
     assert done.ended == {}

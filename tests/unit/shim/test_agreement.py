@@ -19,7 +19,7 @@ from fasttrain.shim.data_parallel.split.agreement import (
     structure_of,
 )
 from fasttrain.shim.data_parallel.split.rows import Rows
-from fasttrain.shim.hooks.casting import tensors_in
+from fasttrain.shim.hooks.containers import tensors_in
 
 ROWS = Rows(SimpleNamespace(rank=0, world_size=2), 8)  # type: ignore[arg-type]
 Pair = namedtuple("Pair", "a b")

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from fasttrain.model.outcome import State
+from fasttrain.shim.levers.amp.kept import Reach
 from fasttrain.shim.levers.amp.lever import KEEPS_ELSEWHERE
-from fasttrain.shim.levers.amp.reached import Reach
 
 X = torch.tensor([[1.0, -2.0], [3.0, 1.0]])
 CALLS = 5  # more than are watched

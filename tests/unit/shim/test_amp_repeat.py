@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from fasttrain.launch.report.receipts import unmet
+from fasttrain.launch.receipts import unmet
 from fasttrain.model.outcome import RankReport, State, StepStats
 from fasttrain.shim.levers.amp.rules import LEAST_FLOPS
 from fasttrain.shim.process import refusal

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import torch
 
-from fasttrain.shim.data_parallel import shared_memory
-from fasttrain.shim.data_parallel.shared_memory import Board
-from fasttrain.shim.process import rank_variables
+from fasttrain.shim.data_parallel import ranks
+from fasttrain.shim.data_parallel.ranks import Board
+from fasttrain.shim.process import entry
 
 WIDTH = 4
 
@@ -59,12 +59,12 @@ def boards(world_size: int) -> list[Board | None]:
 def one_node(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Have three ranks on this node, and new files where they can be counted."""
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
-    made = shared_memory.tempfile.mkstemp
+    made = ranks.tempfile.mkstemp
 
     def make_here(**options: Any) -> Any:
         return made(**{**options, "dir": tmp_path})
 
-    monkeypatch.setattr(shared_memory.tempfile, "mkstemp", make_here)
+    monkeypatch.setattr(ranks.tempfile, "mkstemp", make_here)
     return tmp_path
 
 
@@ -109,13 +109,13 @@ def test_nothing_is_left_in_the_file_system(one_node: Path) -> None:
 def test_one_rank_that_cannot_open_it_leaves_all_without(
     monkeypatch: pytest.MonkeyPatch, one_node: Path
 ) -> None:
-    mapped, calls = shared_memory._mapped, []
+    mapped, calls = ranks._mapped, []
 
     def fails_once(path: str, size: int) -> mmap.mmap | None:
         calls.append(path)
         return None if len(calls) == 2 else mapped(path, size)
 
-    monkeypatch.setattr(shared_memory, "_mapped", fails_once)
+    monkeypatch.setattr(ranks, "_mapped", fails_once)
     assert boards(3) == [None, None, None]
     assert list(one_node.iterdir()) == []
 
@@ -124,7 +124,7 @@ def test_a_full_disk_leaves_all_without(monkeypatch: pytest.MonkeyPatch, one_nod
     def full(descriptor: int, data: bytes) -> int:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(shared_memory.os, "write", full)
+    monkeypatch.setattr(ranks.os, "write", full)
     assert boards(3) == [None, None, None]
     assert list(one_node.iterdir()) == []
 
@@ -132,4 +132,4 @@ def test_a_full_disk_leaves_all_without(monkeypatch: pytest.MonkeyPatch, one_nod
 def test_ranks_of_several_nodes_have_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     assert boards(3) == [None, None, None]
-    assert rank_variables.get("LOCAL_WORLD_SIZE") == "2"
+    assert entry.get("LOCAL_WORLD_SIZE") == "2"

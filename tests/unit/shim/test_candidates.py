@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from fasttrain.shim.data_parallel.split.ways import MOST, candidates, row_count
+from fasttrain.shim.data_parallel.split.sites import MOST_GUESSES, candidates, row_count
 
 
 def of(*shapes: tuple[int, ...], ranks: int = 2) -> list[tuple[int | None, ...]]:
@@ -39,7 +39,7 @@ def test_fewer_rows_than_ranks_are_not_split() -> None:
 
 def test_guesses_are_few_and_different() -> None:
     found = of(*[(8, 8)] * 9)
-    assert len(found) == len(set(found)) == MOST
+    assert len(found) == len(set(found)) == MOST_GUESSES
 
 
 def test_rows_are_those_of_all_that_is_split() -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.nn.utils.rnn import pack_padded_sequence
 
-from fasttrain.shim.hooks.casting import to_float32
+from fasttrain.shim.hooks.containers import to_float32
 
 LOW = torch.bfloat16
 

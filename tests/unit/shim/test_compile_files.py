@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch._inductor import codecache, cpp_builder
 
-from fasttrain.shim.levers.compile.cache_files import MENDED, keep_whole
+from fasttrain.shim.levers.compile.repairs import MENDED, keep_whole
 
 SOURCE = 'extern "C" int answer() { return 42; }'
 

@@ -12,7 +12,7 @@ import pytest
 
 from fasttrain.model.codec import loads
 from fasttrain.model.crash import Failure
-from fasttrain.shim.failure import NOT_RECORDED, recorder
+from fasttrain.shim.script import NOT_RECORDED, recorder
 
 
 def recorded(folder: Path, raise_it: Any) -> Failure:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fasttrain.shim.hooks import lifted
+from fasttrain.shim.hooks import gradients
 
 AGAIN = True  # not as a literal keyword, by which compilation is left off for a whole process
 X = torch.tensor([[1.0, -2.0], [3.0, 1.0]])
@@ -217,5 +217,5 @@ def test_torchs_own_are_back(rig: Any) -> None:
 
 def test_what_is_not_low_stays_itself() -> None:
     tensor = torch.ones(2, requires_grad=True) * 2
-    assert lifted.lift(tensor) is tensor
-    assert not lifted.is_lifted(tensor)
+    assert gradients.lift(tensor) is tensor
+    assert not gradients.is_lifted(tensor)

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from fasttrain.shim.watch.loss_watch import IN_A_ROW, LossWatch
-from fasttrain.shim.watch.nan_guard import NanGuard
+from fasttrain.shim.watch.nan_guard import IN_A_ROW, LossWatch, NanGuard
 
 NAN, INF = math.nan, math.inf
 HERE = Path(__file__)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fasttrain.shim.data_parallel.split.module_state import ModuleState, parameter_sums
+from fasttrain.shim.data_parallel.split.modules import ModuleState, parameter_sums
 
 
 class Keeping(nn.Module):

@@ -11,11 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from fasttrain.shim.data_parallel.split import moves, row_operators
-from fasttrain.shim.data_parallel.split.lazy_rows import LazyRows, linked
-from fasttrain.shim.data_parallel.split.moves import PATIENCE, Moves
+from fasttrain.shim.data_parallel.split import lazy_rows, row_operators
+from fasttrain.shim.data_parallel.split.lazy_rows import PATIENCE, LazyRows, Moves, linked
 from fasttrain.shim.data_parallel.split.rows import Rows
-from fasttrain.shim.hooks.user_compile import OwnCompile
+from fasttrain.shim.hooks.dynamo import OwnCompile
 from support.fake_ranks import on_ranks
 
 RANKS = 2
@@ -25,7 +24,7 @@ RANKS = 2
 def a_device_is_at_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take copies in fp64 for copies on a device, and each thread for the main thread of a rank."""
     monkeypatch.setattr(row_operators, "LARGE", 4)
-    monkeypatch.setattr(moves, "leaves_host", lambda tensor: tensor.dtype == torch.float64)
+    monkeypatch.setattr(lazy_rows, "leaves_host", lambda tensor: tensor.dtype == torch.float64)
     monkeypatch.setattr(threading, "main_thread", threading.current_thread)
 
 

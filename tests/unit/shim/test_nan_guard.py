@@ -13,8 +13,14 @@ import torch
 from torch import nn
 from torch.optim import optimizer as torch_optimizer
 
-from fasttrain.shim.watch.loss_watch import IN_A_ROW, SLOTS, FiniteRing
-from fasttrain.shim.watch.nan_guard import SMALL, NanGuard, parameter_name
+from fasttrain.shim.watch.nan_guard import (
+    IN_A_ROW,
+    SLOTS,
+    SMALL,
+    FiniteRing,
+    NanGuard,
+    parameter_name,
+)
 
 NAN, INF = math.nan, math.inf
 

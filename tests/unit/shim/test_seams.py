@@ -43,28 +43,26 @@ from torch.utils import checkpoint
 from torch.utils.data import DataLoader, dataloader
 from torch.utils.hooks import BackwardHook, RemovableHandle
 
+from fasttrain.model.attempts import Preempt
 from fasttrain.model.decision import Decision, Source, SourceKind
-from fasttrain.model.guards import Preempt
 from fasttrain.model.levers import Amp, Strategy
 from fasttrain.model.outcome import State
 from fasttrain.model.plan import Processes
 from fasttrain.shim.data_parallel.answers.answers import Answers
-from fasttrain.shim.data_parallel.context import ParallelContext
-from fasttrain.shim.data_parallel.lever_state import LeverState
-from fasttrain.shim.data_parallel.levers.per_rank import DataLoaderLever
-from fasttrain.shim.data_parallel.levers.replicate import Replicate
-from fasttrain.shim.data_parallel.levers.shared_loading import SharedLoaders
-from fasttrain.shim.data_parallel.levers.side_effects import SideEffects
+from fasttrain.shim.data_parallel.answers.lever import SideEffects
+from fasttrain.shim.data_parallel.context import LeverState, ParallelContext
+from fasttrain.shim.data_parallel.loading.lever import SharedLoaders
+from fasttrain.shim.data_parallel.per_rank import DataLoaderLever
 from fasttrain.shim.data_parallel.random_streams import RandomStreams
 from fasttrain.shim.data_parallel.ranks import Ranks
-from fasttrain.shim.data_parallel.split.watch import SideEffectWatch
-from fasttrain.shim.hooks import patching, seams
+from fasttrain.shim.data_parallel.replicate import Replicate
+from fasttrain.shim.data_parallel.split.surroundings import SideEffectWatch
+from fasttrain.shim.hooks import patching
+from fasttrain.shim.hooks.dynamo import OwnCompile
+from fasttrain.shim.hooks.loop import TrainingState
 from fasttrain.shim.hooks.outcome_recorder import Ledger
 from fasttrain.shim.hooks.roots import RootCalls
 from fasttrain.shim.hooks.steps import StepMeter
-from fasttrain.shim.hooks.training_mode import TrainingState
-from fasttrain.shim.hooks.user_compile import OwnCompile
-from fasttrain.shim.hooks.warning_places import name_users_lines
 from fasttrain.shim.levers.amp.lever import AmpLever
 from fasttrain.shim.levers.compile.slots import watch_hooks
 from fasttrain.shim.levers.loss_scaling.lever import LossScaling
@@ -72,9 +70,9 @@ from fasttrain.shim.levers.matmul import MatmulLever
 from fasttrain.shim.levers.npu_optimizer.lever import NpuOptimizerLever
 from fasttrain.shim.levers.optimizer import OptimizerLever
 from fasttrain.shim.multiprocessing_hooks import follow_spawned
-from fasttrain.shim.runtime import Runtime
+from fasttrain.shim.runtime import Runtime, name_users_lines
 from fasttrain.shim.snapshots.replay import Replay
-from fasttrain.shim.snapshots.training_state import LoopState
+from fasttrain.shim.snapshots.writer import LoopState
 from fasttrain.shim.watch.save_guard import SaveGuard
 from support.forked_ranks import on_ranks
 
@@ -228,7 +226,7 @@ def test_all_together_in_some_order(tmp_path: Path, together: ExitStack, seed: i
     shared = [p[0] for p in patching._PATCHES.values() if len(p[0].layers) > 1]
     assert not out_of_order()
     assert {patch.home for patch in shared} == {  # and no module alone has put two there
-        name for name, seam in vars(seams).items() if isinstance(seam, EnumType) and len(seam)
+        name for name, seam in vars(patching).items() if isinstance(seam, EnumType) and len(seam)
     }
     for name in going:
         undo[name].close()

@@ -20,14 +20,21 @@ from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, random_
 
 from fasttrain.shim.data_parallel.answers import answers as answers_module
 from fasttrain.shim.data_parallel.answers.answers import Answers
-from fasttrain.shim.data_parallel.levers.shared_loading import BEGIN, READ_ON, SharedLoaders
-from fasttrain.shim.data_parallel.loading import node
-from fasttrain.shim.data_parallel.loading.datasets import fetches_by_index, shared_memory_of
+from fasttrain.shim.data_parallel.loading import transport
+from fasttrain.shim.data_parallel.loading.lever import (
+    BEGIN,
+    READ_ON,
+    SharedLoaders,
+    fetches_by_index,
+    shared_memory_of,
+)
 from fasttrain.shim.data_parallel.ranks import Ranks
 from fasttrain.shim.hooks.outcome_recorder import Ledger
 from support.forked_ranks import on_ranks
 
-pytestmark = pytest.mark.skipif(not node.can_be_had(), reason="memory files of Linux are missing")
+pytestmark = pytest.mark.skipif(
+    not transport.can_be_had(), reason="memory files of Linux are missing"
+)
 
 
 class Squares(Dataset[Any]):
@@ -225,30 +232,30 @@ def test_what_workers_share_with_the_script_is_found() -> None:
 
 
 def test_another_user_is_not_spoken_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    listener, name = node.listening()
+    listener, name = transport.listening()
     with listener, monkeypatch.context() as patched:
         patched.setattr(os, "geteuid", lambda: 12345)
         with pytest.raises(PermissionError):
-            node.connected(name, 1)
+            transport.connected(name, 1)
         listener.settimeout(0.5)
         stranger = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         stranger.connect(f"\0{name}")
         with stranger, pytest.raises(TimeoutError):
-            node.accepted(listener)
+            transport.accepted(listener)
         assert stranger.fileno() == -1
 
 
 def test_sockets_are_closed_in_forked_processes() -> None:
-    here, there = node.pair()
-    node.own(here)
+    here, there = transport.pair()
+    transport.own(here)
     with here, there:
         pid = os.fork()
         if not pid:
             os._exit(here.fileno() + 2)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1
         there.send(b"x")
-        node.close(there)  # what was sent before comes before the end
-        assert [node.receive(here)[0] for _ in range(2)] == [b"x", b""]
+        transport.close(there)  # what was sent before comes before the end
+        assert [transport.receive(here)[0] for _ in range(2)] == [b"x", b""]
 
 
 def _plain(count: int) -> TensorDataset:

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fasttrain.shim.data_parallel.loading import packing
-from fasttrain.shim.data_parallel.loading.packing import packed, unpacked
+from fasttrain.shim.data_parallel.loading import transport
+from fasttrain.shim.data_parallel.loading.transport import packed, unpacked
 
 Pair = namedtuple("Pair", "x y")
 
@@ -21,7 +21,7 @@ Pair = namedtuple("Pair", "x y")
 @pytest.fixture(params=["copied", "mapped"])
 def through(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """Return a function that packs and unpacks, by either kind of memory."""
-    monkeypatch.setattr(packing, "MAPPED", 1 if request.param == "mapped" else 1 << 40)
+    monkeypatch.setattr(transport, "MAPPED", 1 if request.param == "mapped" else 1 << 40)
 
     def through_file(value: Any) -> Any:
         descriptor = packed(value)
@@ -92,7 +92,9 @@ def test_tensors_that_share_memory_share_it_behind(through: Callable[..., Any]) 
     found["row"].add_(1)
     assert found["again"][0][2].tolist() == [1.0] * 6
     assert not found["other"].any()
-    assert found["again"][0].data_ptr() % packing.ALIGNMENT == base.data_ptr() % packing.ALIGNMENT
+    assert (
+        found["again"][0].data_ptr() % transport.ALIGNMENT == base.data_ptr() % transport.ALIGNMENT
+    )
 
 
 def test_bytes_of_another_type_at_an_odd_place_are_copied(through: Callable[..., Any]) -> None:

@@ -27,7 +27,7 @@ import torch
 
 from fasttrain.model.outcome import State
 from fasttrain.shim.data_parallel.answers.answers import Answers
-from fasttrain.shim.data_parallel.levers.side_effects import LEFT, SideEffects
+from fasttrain.shim.data_parallel.answers.lever import LEFT, SideEffects
 from fasttrain.shim.data_parallel.ranks import Ranks
 from fasttrain.shim.hooks.outcome_recorder import Ledger
 from support.forked_ranks import on_ranks

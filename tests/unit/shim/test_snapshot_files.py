@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from fasttrain.files.trust import everybodys, owned
+from fasttrain.files import everybodys, owned
 from fasttrain.shim.snapshots.files import Manifest, Snapshots, UntrustedError
 
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from fasttrain.model.guards import NONE_YET, Preempt
-from fasttrain.shim.snapshots import resume
+from fasttrain.model.attempts import NONE_YET, Preempt
+from fasttrain.shim.snapshots import lever
 from fasttrain.shim.snapshots.files import Manifest, Snapshots
-from fasttrain.shim.snapshots.resume import compare, find, shared_folder
+from fasttrain.shim.snapshots.lever import compare, find, shared_folder
 
 LIKE = {"script": "abc", "--amp": "off"}
 
@@ -35,7 +35,7 @@ def ranks() -> list[Any]:
 
 @pytest.fixture(autouse=True)
 def _identity(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(resume, "identity_of", lambda _: LIKE)
+    monkeypatch.setattr(lever, "identity_of", lambda _: LIKE)
     return
 
 

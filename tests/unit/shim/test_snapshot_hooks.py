@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from fasttrain.shim.levers.compile.slots import watch_hooks
-from fasttrain.shim.levers.loss_scaling.script_hooks import GradientHooks as ScaledHooks
-from fasttrain.shim.snapshots.gradient_hooks import REGISTRATIONS, GradientHooks
+from fasttrain.shim.levers.loss_scaling.lever import GradientHooks as ScaledHooks
+from fasttrain.shim.snapshots.scalar_reads import REGISTRATIONS, GradientHooks
 from support.preempted import data, loss_of, network
 
 Tick = Callable[[], None]

@@ -11,7 +11,7 @@ from zipfile import ZipFile
 import pytest
 
 from fasttrain.model.plan import Target
-from fasttrain.shim.snapshots.resume import identity_of
+from fasttrain.shim.snapshots.lever import identity_of
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-from fasttrain.shim.snapshots.batch_signature import made_like, plain_signature, signature_of
+from fasttrain.shim.snapshots.batches import made_like, plain_signature, signature_of
 from fasttrain.shim.snapshots.files import packed, unpacked
 from support.preempted import network
 

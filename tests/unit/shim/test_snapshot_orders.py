@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, Sampler, WeightedRandomSampler
 
 from fasttrain.shim.snapshots.loader_epochs import LoaderEpochs
-from fasttrain.shim.snapshots.random_states import RandomStates
+from fasttrain.shim.snapshots.object_states import RandomStates
 from support.preempted import data, loss_of, network
 
 Tick = Callable[[], None]

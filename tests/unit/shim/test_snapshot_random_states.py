@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fasttrain.shim.snapshots.files import packed, unpacked
-from fasttrain.shim.snapshots.random_states import RandomStates, same
+from fasttrain.shim.snapshots.object_states import RandomStates, same
 
 
 @pytest.fixture(autouse=True)

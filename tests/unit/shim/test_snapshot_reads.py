@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from fasttrain.shim.snapshots.files import packed, unpacked
-from fasttrain.shim.snapshots.gradient_hooks import GradientHooks
-from fasttrain.shim.snapshots.scalar_reads import ARRAYS, READS, ScalarReads
+from fasttrain.shim.snapshots.scalar_reads import ARRAYS, READS, GradientHooks, ScalarReads
 
 
 @pytest.fixture

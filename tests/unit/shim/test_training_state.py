@@ -11,8 +11,8 @@ import torch
 from torch import nn
 from torch.optim import SGD, Adam, Optimizer
 
+from fasttrain.shim.hooks.loop import IN_EVAL, NO_GRADIENTS, NO_OPTIMIZER, TrainingState
 from fasttrain.shim.hooks.roots import RootCalls
-from fasttrain.shim.hooks.training_mode import IN_EVAL, NO_GRADIENTS, NO_OPTIMIZER, TrainingState
 
 
 @pytest.fixture

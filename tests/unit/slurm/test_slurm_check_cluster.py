@@ -11,8 +11,8 @@ import pytest
 
 from fasttrain.model.examination import Finding
 from fasttrain.model.slurm import Association, ClusterFacts, NodeKind, PartitionLimits
-from fasttrain.slurm.check.facts import Seen, ToolResult
-from fasttrain.slurm.check.job import check
+from fasttrain.slurm.check import check
+from fasttrain.slurm.check_facts import Seen, ToolResult
 
 MAIN = PartitionLimits("main", "UP", default=True, time_limit_min=600, nodes=12, max_nodes=8)
 LONG = PartitionLimits("long", "UP", time_limit_min=6000, nodes=4)

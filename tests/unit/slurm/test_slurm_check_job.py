@@ -13,8 +13,8 @@ import fasttrain
 from fasttrain.model.errors import FasttrainError
 from fasttrain.model.plan import Evidence
 from fasttrain.model.slurm import ClusterFacts
-from fasttrain.slurm.check.facts import NeededPath, Seen, ToolResult, look
-from fasttrain.slurm.check.job import Checked, check
+from fasttrain.slurm.check import Checked, check
+from fasttrain.slurm.check_facts import NeededPath, Seen, ToolResult, look
 
 Judge = Callable[..., Checked]
 

@@ -7,8 +7,8 @@ import signal
 
 import pytest
 
-from fasttrain.slurm import ending
-from fasttrain.slurm.ending import EndWatch
+from fasttrain.slurm import follow
+from fasttrain.slurm.follow import EndWatch
 
 
 class Clock:
@@ -27,8 +27,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
         assert pid == os.getpid()
         made.sent.append(signum)
 
-    monkeypatch.setattr(ending.time, "monotonic", lambda: made.now_s)
-    monkeypatch.setattr(ending.os, "kill", kill)
+    monkeypatch.setattr(follow.time, "monotonic", lambda: made.now_s)
+    monkeypatch.setattr(follow.os, "kill", kill)
     return made
 
 

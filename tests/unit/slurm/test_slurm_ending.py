@@ -10,7 +10,7 @@ import pytest
 from fasttrain.model.codec import dumps
 from fasttrain.model.errors import ExitCode
 from fasttrain.model.job import TaskEnd
-from fasttrain.slurm.ending import BROUGHT_ABOUT, FORGOTTEN, last_ends, last_words, read_ending
+from fasttrain.slurm.follow import BROUGHT_ABOUT, FORGOTTEN, last_ends, last_words, read_ending
 from fasttrain.slurm.state import JobState
 
 

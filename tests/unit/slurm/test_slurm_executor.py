@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from fasttrain.model.job import JobParameters
-from fasttrain.slurm.executor import Executor, submit
-from fasttrain.slurm.submission import batch_script
+from fasttrain.slurm.submission import Executor, batch_script, submit
 
 WITH_TIME = """\
 #!/bin/bash

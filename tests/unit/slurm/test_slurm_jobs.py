@@ -13,9 +13,8 @@ from fasttrain.hardware.tool import ToolError
 from fasttrain.model.codec import dumps
 from fasttrain.model.errors import FasttrainError
 from fasttrain.model.job import SUBMITTED_FILE, SubmittedJob
-from fasttrain.slurm import jobs
-from fasttrain.slurm.jobs import check_id, find_job, submitted_jobs
-from fasttrain.slurm.state import JobState
+from fasttrain.slurm import state
+from fasttrain.slurm.state import JobState, check_id, find_job, submitted_jobs
 
 
 @pytest.fixture
@@ -33,7 +32,7 @@ def answers(monkeypatch: pytest.MonkeyPatch, answer: Mapping[str, JobState] | To
             raise answer
         return answer
 
-    monkeypatch.setattr(jobs, "ask", ask)
+    monkeypatch.setattr(state, "ask", ask)
 
 
 def test_those_of_a_folder_in_the_order_in_which_they_were_sent(

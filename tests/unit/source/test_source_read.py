@@ -8,7 +8,7 @@ import pytest
 
 import fasttrain
 from fasttrain.model.plan import ScriptFacts, Target
-from fasttrain.source import finder
+from fasttrain.source import read
 from fasttrain.source.read import NO_MODULE, read_script
 
 USE = "import accelerate\naccelerate.Accelerator()\n"
@@ -129,10 +129,10 @@ def test_the_frameworks_own_checkout_is_the_framework(seen):
 
 @pytest.mark.parametrize("how", [{"PYTHONPATH": "src"}, {"installed": ("src",)}])
 def test_fasttrain_is_not_the_users_own(seen, tmp_path, monkeypatch, how):
-    assert Path(fasttrain.__file__).parent == Path(finder._FASTTRAIN)
+    assert Path(fasttrain.__file__).parent == Path(read._FASTTRAIN)
     files = {"train.py": "import fasttrain.agent", "src/fasttrain/agent.py": USE}
     assert seen(files, **how) is not None
-    monkeypatch.setattr(finder, "_FASTTRAIN", str(tmp_path / "src/fasttrain"))
+    monkeypatch.setattr(read, "_FASTTRAIN", str(tmp_path / "src/fasttrain"))
     assert seen(files, **how) is None
 
 

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fasttrain.config.presets import PRESETS
-from fasttrain.config.resolve import resolve
+from fasttrain.config.resolve import PRESETS, resolve
 from fasttrain.config.yaml_file import read_yaml
 from fasttrain.model.settings import OPTION_NAMES, Settings
 

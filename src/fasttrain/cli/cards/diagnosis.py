@@ -17,7 +17,7 @@ from rich.text import Text
 from fasttrain import __version__
 from fasttrain.cli.cards.receipt import WORDS
 from fasttrain.cli.console import stdout_console
-from fasttrain.doctor.checks.words import spans
+from fasttrain.doctor.check import spans
 from fasttrain.doctor.diagnosis import Diagnosis
 from fasttrain.model.errors import size
 from fasttrain.model.examination import DeviceState, Examination, Finding, Severity

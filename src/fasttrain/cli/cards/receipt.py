@@ -142,7 +142,7 @@ def _digits(value: float) -> str:
 
 
 def _footer(receipt: Receipt) -> list[str]:
-    from fasttrain.launch.restarts.attempts import earlier
+    from fasttrain.launch.attempts import earlier
 
     attempts = () if receipt.crash else receipt.attempts  # the crash's card lists them
     return [

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fasttrain.cli.options import with_options
+from fasttrain.cli.requests import with_options
 
 NAME = "doctor"
 

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 import fasttrain
-from fasttrain.config.values import nearest
+from fasttrain.config.options import nearest
 from fasttrain.model.errors import ExitCode, FasttrainError
 
 NAME = "init"

@@ -25,7 +25,7 @@ def report(
 ) -> int:
     """Show the receipt of a run."""
     # Deferred: --help doesn't need it.
-    from fasttrain.launch.report.receipts import read_hang, read_receipt
+    from fasttrain.launch.receipts import read_hang, read_receipt
     from fasttrain.launch.run_dir.paths import find_run_dir, latest_run_dir
     from fasttrain.launch.start import working_directory
 
@@ -37,7 +37,7 @@ def report(
 
         typer.echo(envelope("receipt", receipt))
     else:
-        from fasttrain.cli.cards.hang import print_hang
+        from fasttrain.cli.cards.crash import print_hang
         from fasttrain.cli.cards.receipt import print_receipt
 
         if (hang := read_hang(directory)) is not None:

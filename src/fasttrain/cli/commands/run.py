@@ -7,8 +7,7 @@ from typing import Any, TypeVar
 
 import typer
 
-from fasttrain.cli.options import GroupedCommand, with_options
-from fasttrain.cli.requests import CommandLine, RunRequest
+from fasttrain.cli.requests import CommandLine, GroupedCommand, RunRequest, with_options
 from fasttrain.cli.typed import as_ours, split, unknown_option
 from fasttrain.config.options import OPTIONS
 

@@ -7,10 +7,9 @@ from typing import Any
 import typer
 
 from fasttrain.cli.commands.run import RunCommand, line_of
-from fasttrain.cli.options import with_options
-from fasttrain.cli.requests import SlurmRequest
+from fasttrain.cli.requests import SlurmRequest, with_options
 from fasttrain.config.options import OPTIONS, SLURM_OPTIONS
-from fasttrain.planning.slurm.job import DECIDED_BY_SLURM
+from fasttrain.planning.slurm_job import DECIDED_BY_SLURM
 
 NAME = "slurm"
 

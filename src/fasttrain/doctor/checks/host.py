@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fasttrain.doctor.check import check
-from fasttrain.doctor.checks.words import most_visible, visible
-from fasttrain.files.writing import FEW_BYTES
+from fasttrain.doctor.check import check, most_visible, visible
+from fasttrain.files import FEW_BYTES
 from fasttrain.hardware.vendors.npu import HEALTH
 from fasttrain.model.errors import size
 from fasttrain.model.examination import Disk, Examination, Finding

@@ -9,11 +9,11 @@ from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
 
-from fasttrain.launch.hang import faulthandler_text
-from fasttrain.launch.run_dir.attempt_files import of_last_attempt
+from fasttrain.files import open_regular
+from fasttrain.launch.hang import stacks
+from fasttrain.launch.run_dir.lock import of_last_attempt
 from fasttrain.model.crash import MESSAGE_LENGTH, Frame, Raised
 from fasttrain.model.places import WORKER_FOLDER
-from fasttrain.model.reading import open_regular
 
 TAIL_BYTES = 65536
 LAST_LINES = 60  # a C++ stack follows the error itself
@@ -136,8 +136,8 @@ def read_stack(path: Path) -> tuple[Frame, ...]:
 
 
 def _frame(call: re.Match[str]) -> Frame:
-    file, line = faulthandler_text.path(call["file"]), int(call["line"])
-    return Frame(file, line, faulthandler_text.name(call["function"]), _source(file, line))
+    file, line = stacks.path(call["file"]), int(call["line"])
+    return Frame(file, line, stacks.name(call["function"]), _source(file, line))
 
 
 def _source(file: str, line: int) -> str:

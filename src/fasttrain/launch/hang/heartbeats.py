@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from fasttrain.files import load
 from fasttrain.model.codec import CodecError
 from fasttrain.model.hang import (
     MEMORY_BYTES,
@@ -22,7 +23,6 @@ from fasttrain.model.hang import (
     Slot,
 )
 from fasttrain.model.outcome import RankReport
-from fasttrain.model.reading import load
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,12 +15,45 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from fasttrain.launch.hang import faulthandler_text
 from fasttrain.launch.hang.heartbeats import Pulse
 from fasttrain.launch.hang.verdict import role_of, since_fork
 from fasttrain.launch.process import procfs
 from fasttrain.model.hang import Frame, Role, StuckProcess, StuckRank, stacks_file
 from fasttrain.model.places import PACKAGE, WORKER_FOLDER
+
+# Reads names as faulthandler writes them: in ASCII, with everything else escaped.
+
+
+# Source: CPython 3.11, Python/traceback.c, _Py_DumpASCII: the shortest form, in lower case. A
+# backslash of the name itself is not escaped.
+_ESCAPE = re.compile(r"\\(?:x([0-9a-f]{2})|u([0-9a-f]{4})|U([0-9a-f]{8}))")
+_LAST = 0x10FFFF  # of Unicode
+
+
+def name(text: str) -> str:
+    """Return a name with its escapes decoded; characters that can't be printed stay escaped."""
+    return _ESCAPE.sub(_letter, text)
+
+
+def path(text: str) -> str:
+    """Return a path, decoded unless a file exists whose name only looks escaped."""
+    return text if os.path.exists(text) else name(text)  # noqa: PTH110 - False for any text
+
+
+def _letter(match: re.Match[str]) -> str:
+    escape = match[0]
+    number = int(match[match.lastindex or 0], 16)
+    if number > _LAST or escape != _shortest(number):
+        return escape
+    letter = chr(number)
+    return letter if letter.isprintable() and not letter.isascii() else escape
+
+
+def _shortest(number: int) -> str:
+    if number <= 0xFF:
+        return f"\\x{number:02x}"
+    return f"\\u{number:04x}" if number <= 0xFFFF else f"\\U{number:08x}"
+
 
 Stack = tuple[Frame, ...]
 
@@ -96,9 +129,9 @@ def _threads(text: str) -> Iterator[tuple[str, Stack]]:
         elif match := _FRAME.fullmatch(line):
             frames.append(
                 frame(
-                    faulthandler_text.path(match[1]),
+                    path(match[1]),
                     int(match[2]),
-                    faulthandler_text.name(match[3]),
+                    name(match[3]),
                 )
             )
     if head:

@@ -8,8 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
-from fasttrain.files.writing import write_private
-from fasttrain.launch.hang.excuses import (
+from fasttrain.files import write_private
+from fasttrain.launch.hang.heartbeats import Pulse, Pulses
+from fasttrain.launch.hang.stacks import examine
+from fasttrain.launch.hang.verdict import (
     Activity,
     Doing,
     are_stopped,
@@ -18,10 +20,9 @@ from fasttrain.launch.hang.excuses import (
     have_begun,
     on_network,
     signs,
+    verdict,
+    waits_for_ranks,
 )
-from fasttrain.launch.hang.heartbeats import Pulse, Pulses
-from fasttrain.launch.hang.stacks import examine
-from fasttrain.launch.hang.verdict import verdict, waits_for_ranks
 from fasttrain.launch.process import procfs
 from fasttrain.model.codec import dumps
 from fasttrain.model.hang import HANG_FILE, Hang, StuckRank

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from pathlib import Path
 
-from fasttrain.files.trust import Danger, refused
+from fasttrain.files import Danger, refused
 from fasttrain.launch.run_dir.lock import open_private
 from fasttrain.model.errors import ExitCode, FasttrainError
 from fasttrain.model.places import COMPILED_FOLDER, COMPILED_VARIABLE, RUNS_FOLDER, cache_folder

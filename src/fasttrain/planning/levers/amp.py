@@ -8,9 +8,8 @@ from fasttrain.model.levers import Amp, AmpChoice
 from fasttrain.model.machine import Machine
 from fasttrain.model.vendors import VENDORS
 from fasttrain.planning.describe import CPU_CORES, DEVICES, and_join, device_names
-from fasttrain.planning.gpus import Chosen
+from fasttrain.planning.gpus import Chosen, Slot
 from fasttrain.planning.levers.situation import Situation
-from fasttrain.planning.visible import Slot
 
 MAY_SATURATE = "may saturate"
 SATURATES = "saturates"

@@ -7,9 +7,16 @@ still do so.
 
 from __future__ import annotations
 
+import functools
+import mmap
+import os
+import struct
+import tempfile
+import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,9 +24,222 @@ from torch import Tensor
 from torch import distributed as dist
 
 from fasttrain.model.vendors import group_backend
-from fasttrain.shim.data_parallel.shared_memory import Board, on_one_node
 from fasttrain.shim.data_parallel.tensor_sums import strided_parts
-from fasttrain.shim.process import rank_variables
+from fasttrain.shim.process import entry
+
+# Memory that the ranks of one node share, and a table in it to sum and gather numbers.
+
+
+def on_one_node(world_size: int) -> bool:
+    """True if all ranks are on this node."""
+    return entry.get("LOCAL_WORLD_SIZE") == str(world_size)
+
+
+def shared_memory(store: Any, name: str, rank: int, world_size: int, size: int) -> mmap.mmap | None:
+    """Return zeroed memory that all ranks share; every rank must call this.
+
+    Args:
+        store: Key-value store of all ranks.
+        name: The memory's name in the store.
+        rank: Global rank of this worker.
+        world_size: Number of ranks.
+        size: Bytes.
+
+    Returns:
+        None if the ranks are on several nodes, or a rank couldn't map the memory.
+    """
+    if not on_one_node(world_size):
+        return None
+    # Created once all ranks are here, so that the file name exists briefly: a run may be killed.
+    if store.add(f"{name}/here", 1) == world_size:
+        store.set(f"{name}/met", "")
+    if rank == 0:
+        store.get(f"{name}/met")
+        store.set(name, _new_file(size))
+    path = store.get(name).decode()
+    memory = _mapped(path, size) if path else None
+    # Unlinked as soon as all have mapped it, so that no file remains however the run ends.
+    if memory is None:
+        store.set(f"{name}/all", "no")
+    elif store.add(f"{name}/open", 1) == world_size:
+        store.set(f"{name}/all", "yes")
+    together = store.get(f"{name}/all") == b"yes"
+    if rank == 0 and path:
+        Path(path).unlink(missing_ok=True)
+    return memory if together else None
+
+
+def _new_file(size: int) -> str:
+    """Return the path of a zeroed file that only this user can open; empty if it fails."""
+    for folder in ("/dev/shm", None):  # noqa: S108 - by mkstemp, and unlinked soon
+        try:
+            descriptor, path = tempfile.mkstemp(prefix="fasttrain-", dir=folder)
+        except OSError:
+            continue
+        try:
+            _fill(descriptor, size)
+        except OSError:  # full
+            Path(path).unlink()
+            continue
+        finally:
+            os.close(descriptor)
+        return path
+    return ""
+
+
+def _fill(descriptor: int, size: int) -> None:
+    """Write zeros: a sparse file would allocate later, and SIGBUS the process if memory is full."""
+    left = size
+    while left:
+        left -= os.write(descriptor, bytes(min(left, 1 << 20)))
+
+
+def _mapped(path: str, size: int) -> mmap.mmap | None:
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:  # this rank's container doesn't have the file
+        return None
+    try:
+        return mmap.mmap(descriptor, size)
+    except (OSError, ValueError):
+        return None
+    finally:
+        os.close(descriptor)
+
+
+SPINS = 200  # polls before a waiting rank begins to sleep
+SLEEP_S = 5e-5
+_WORD = 8  # bytes per number; a slot's first number says which sum it belongs to
+
+
+class Board:
+    """Sums numbers and tensors over the ranks of a node, and gathers tensors.
+
+    A gloo collective costs a rank some hundred microseconds even for two numbers, because it wakes
+    threads in addition to those that compute. Here each rank writes into its own slot, and reads
+    the others' slots when all have written.
+
+    Each rank has two slots and writes them in turn. It writes a third row only after it has read
+    the second row of every other rank, who have then all read its first.
+
+    Attributes:
+        width: Numbers per row.
+    """
+
+    def __init__(self, memory: Any, rank: int, world_size: int, width: int) -> None:
+        self.width = width
+        self._memory = memory
+        self._rank = rank
+        self._heads = memoryview(memory).cast("Q")
+        self._words = torch.frombuffer(memory, dtype=torch.float64)
+        self._bytes = torch.frombuffer(memory, dtype=torch.uint8)
+        stride = 1 + width  # words per slot
+        # Offsets of all ranks' slots in words, for even sums and for odd ones.
+        self._slots = [[(2 * r + odd) * stride for r in range(world_size)] for odd in (0, 1)]
+        self._number = 0
+        self._fence = threading.Lock()
+
+    @classmethod
+    def of_node(cls, store: Any, rank: int, world_size: int, width: int) -> Board | None:
+        """Return the table shared with the other ranks; every rank must call this.
+
+        Args:
+            store: Key-value store of all ranks.
+            rank: Global rank of this worker.
+            world_size: Number of ranks.
+            width: Numbers per row.
+
+        Returns:
+            None if the ranks are on several nodes, or a rank couldn't map the memory.
+        """
+        size = world_size * 2 * _WORD * (1 + width)
+        memory = shared_memory(store, "board", rank, world_size, size)
+        return cls(memory, rank, world_size, width) if memory is not None else None
+
+    def begin_sum(self, values: Sequence[float]) -> Callable[[], list[float]]:
+        """Write this rank's row; return a function that waits for all rows and returns their sum.
+
+        Args:
+            values: The same number of them on all ranks.
+        """
+        _, at = self._begin()
+        row = _row(len(values))
+        row.pack_into(self._memory, _WORD * (at + 1), *values)
+        self._show(at)
+        return functools.partial(self._sum, self._number, row)
+
+    def sum(self, part: Tensor) -> Tensor:
+        """Return the sum of tensors of all ranks, in fp64.
+
+        Args:
+            part: At most `width` numbers, on the CPU.
+        """
+        slot, at = self._begin()
+        size = part.numel()
+        self._words[at + 1 : at + 1 + size].copy_(part.reshape(-1))
+        self._show(at)
+        self._wait(self._number)
+        begins = [begin + 1 for begin in self._slots[slot]]
+        total = self._words[begins[0] : begins[0] + size].clone()
+        for begin in begins[1:]:
+            total += self._words[begin : begin + size]
+        return total.view(part.shape)
+
+    def all_gather(self, part: Tensor, whole: Tensor) -> None:
+        """Write the tensors of all ranks into one, in the order of ranks.
+
+        Args:
+            part: This rank's; contiguous, on the CPU, of the same size on all ranks.
+            whole: The target; contiguous.
+        """
+        given, taken = part.view(-1).view(torch.uint8), whole.view(-1).view(torch.uint8)
+        size, most = given.numel(), _WORD * self.width
+        for first in range(0, size, most):
+            slot, at = self._begin()
+            count = min(most, size - first)
+            begin = _WORD * (at + 1)
+            self._bytes[begin : begin + count].copy_(given[first : first + count])
+            self._show(at)
+            self._wait(self._number)
+            for rank, other in enumerate(self._slots[slot]):
+                begin, to = _WORD * (other + 1), rank * size + first
+                taken[to : to + count].copy_(self._bytes[begin : begin + count])
+
+    def _begin(self) -> tuple[int, int]:
+        """Return which of this rank's two slots is free, and its offset."""
+        self._number += 1
+        slot = self._number % 2
+        return slot, self._slots[slot][self._rank]
+
+    def _show(self, at: int) -> None:
+        """Publish this rank's row."""
+        # Taking a lock is a memory barrier: no processor may show the number before the row.
+        for _ in range(2):
+            with self._fence:
+                pass
+        self._heads[at] = self._number
+
+    def _wait(self, number: int) -> None:
+        heads, looks = self._heads, 0
+        for at in self._slots[number % 2]:
+            while heads[at] != number:
+                looks += 1
+                time.sleep(SLEEP_S if looks > SPINS else 0)
+        for _ in range(2):
+            with self._fence:
+                pass
+
+    def _sum(self, number: int, row: struct.Struct) -> list[float]:
+        self._wait(number)
+        slots = self._slots[number % 2]
+        rows = [row.unpack_from(self._memory, _WORD * (at + 1)) for at in slots]
+        return list(map(sum, zip(*rows, strict=True)))
+
+
+@functools.cache
+def _row(size: int) -> struct.Struct:
+    return struct.Struct(f"{size}d")
+
 
 MEET_TIMEOUT = timedelta(minutes=30)  # a rank may read its data before it imports torch
 NUMBERS = 128  # summed at once
@@ -84,7 +304,7 @@ class Ranks:
             collectives: Backend for the devices of the run, such as ``nccl``.
             agent: True if there is an agent.
         """
-        get = rank_variables.get
+        get = entry.get
         world_size = int(get("WORLD_SIZE"))
         torchs: Any = dist
         store = torchs.TCPStore(
@@ -96,7 +316,7 @@ class Ranks:
         )
         if not agent:
             # A script that initialises torch.distributed itself must not host a second store.
-            rank_variables.put("TORCHELASTIC_USE_AGENT_STORE", "True")
+            entry.put("TORCHELASTIC_USE_AGENT_STORE", "True")
         # A restarted or re-formed group must not read keys of the group before it.
         attempt = f"{get('TORCHELASTIC_RESTART_COUNT', '0')}/{world_size}"
         prefix = torchs.PrefixStore(f"/fasttrain/{attempt}", store)

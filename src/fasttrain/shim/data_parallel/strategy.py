@@ -10,26 +10,24 @@ from fasttrain.model.decision import Decision
 from fasttrain.model.levers import Strategy
 from fasttrain.shim.data_parallel.answers.answers import Answers
 from fasttrain.shim.data_parallel.answers.clocks import Clocks
+from fasttrain.shim.data_parallel.answers.lever import SideEffects
 from fasttrain.shim.data_parallel.answers.seeds import Seeds
-from fasttrain.shim.data_parallel.context import ParallelContext
-from fasttrain.shim.data_parallel.lever_state import LeverState
-from fasttrain.shim.data_parallel.levers.per_rank import DataLoaderLever
-from fasttrain.shim.data_parallel.levers.replicate import Replicate
-from fasttrain.shim.data_parallel.levers.shared_loading import SharedLoaders
-from fasttrain.shim.data_parallel.levers.side_effects import SideEffects
+from fasttrain.shim.data_parallel.context import LeverState, ParallelContext
+from fasttrain.shim.data_parallel.loading.lever import SharedLoaders
+from fasttrain.shim.data_parallel.per_rank import DataLoaderLever
 from fasttrain.shim.data_parallel.random_streams import RandomStreams
 from fasttrain.shim.data_parallel.ranks import Ranks
-from fasttrain.shim.hooks.outcome_recorder import Ledger, Lever
-from fasttrain.shim.hooks.shared import Shared
-from fasttrain.shim.hooks.training_mode import TrainingState
-from fasttrain.shim.process import rank_variables
+from fasttrain.shim.data_parallel.replicate import Replicate
+from fasttrain.shim.hooks.loop import TrainingState
+from fasttrain.shim.hooks.outcome_recorder import Ledger, Lever, Shared
+from fasttrain.shim.process import entry
 
 
 def build(shared: Shared, decision: Decision[Strategy], ledger: Ledger) -> list[Lever]:
     """Return the levers, in the order in which they are to be installed."""
     plan, strategy = shared.plan, decision.value
     if strategy.batch != "per-rank":
-        shared.meter.throughput.part = 1 / int(rank_variables.get("WORLD_SIZE", "1"))
+        shared.meter.throughput.part = 1 / int(entry.get("WORLD_SIZE", "1"))
     if plan.strict and not decision.source.explicit:
         # Whoever asks for several ranks wants them to be of use.
         ledger.explicit = plan.processes.source.explicit

@@ -30,7 +30,7 @@ from torch.nn import Module, ModuleList, Parameter, Sequential
 from torch.utils.data import get_worker_info
 
 from fasttrain.shim.hooks import patching
-from fasttrain.shim.hooks.dynamo_skip import pass_over
+from fasttrain.shim.hooks.dynamo import pass_over
 from fasttrain.shim.process.callsite import call_site, location
 
 

@@ -9,24 +9,230 @@ import sys
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
+from torch.utils.data import BatchSampler
 
 from fasttrain.model.outcome import StepStats
 from fasttrain.model.vendors import LIKE_CUDA
 from fasttrain.shim.hooks import patching
-from fasttrain.shim.hooks.backward import on_backward
-from fasttrain.shim.hooks.loaders import on_batch
-from fasttrain.shim.hooks.seams import then
-from fasttrain.shim.hooks.throughput import Throughput
+from fasttrain.shim.hooks.loop import on_backward, on_batch
+from fasttrain.shim.hooks.patching import then
+from fasttrain.shim.hooks.roots import Root
+
+# Measures the throughput of training: samples and tokens per second.
+#
+# What DataLoaders return is counted. A batch counts once, however often models are called with
+# it, as soon as a backward pass or an optimizer step follows it. Batches that are read without
+# gradients, or that no backward pass follows, belong to a validation. In a script without a
+# DataLoader the inputs of models are counted.
+
+
+_MOST_PENDING = 10_000  # batches without a backward pass, as in a script that only predicts
+_DEEPEST = 3  # levels of containers, down to a batch's first tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Amount:
+    """The size of one batch; tokens are 0 if unknown."""
+
+    samples: float = 0.0
+    tokens: float = 0.0
+
+    def __add__(self, other: Amount) -> Amount:
+        return Amount(self.samples + other.samples, self.tokens + other.tokens)
+
+    def times(self, factor: float) -> Amount:
+        """Return the amount times a factor."""
+        return Amount(self.samples * factor, self.tokens * factor)
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    source: weakref.ref[Any]  # the iterator; one that is gone was read to its end
+    amount: Amount
+    at_s: float
+
+
+class Throughput:
+    """Follows batches, model calls and backward passes between the steps of a `StepMeter`.
+
+    Attributes:
+        part: The fraction of a DataLoader's batch that this rank trains on: 1, or less if the ranks
+            split each batch.
+        in_step: Whether an optimizer's step is running. Its closure may make several backward
+            passes, all with one batch.
+    """
+
+    def __init__(self) -> None:
+        self.part = 1.0
+        self.in_step = False
+        self._trained: weakref.WeakSet[Root] = weakref.WeakSet()
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget what was measured, before the first step that counts."""
+        self._begun = self._passed = False
+        self._total = self._total_called = Amount()
+        self._training_s = 0.0
+        self._last_s = 0.0
+        self._begin_step()
+        self._begin_segment(0.0)
+        self._pending: deque[_Batch] = deque(maxlen=_MOST_PENDING)
+
+    def _begin_step(self) -> None:
+        self._read = Amount()  # from loaders, followed by a backward pass
+        self._pass = self._segment = self._called = Amount()  # of model calls
+        self._evaluated_s = 0.0
+
+    def _begin_segment(self, now: float) -> None:
+        """Begin the segment that ends with the next step of any optimizer."""
+        self._segment_s = now
+        self._paused_s = 0.0  # when an evaluation began while a training batch waits; 0 if none
+        self._aside = False  # whether there was an evaluation before the next training batch
+        self._training_from_s = 0.0
+
+    def handed_out(self, iterator: Any, data: Any) -> None:
+        """Note a batch of a DataLoader."""
+        if not torch.is_grad_enabled():
+            self._evaluating()
+            return
+        batch = _Batch(weakref.ref(iterator), _of_loader(iterator, data), time.perf_counter())
+        self._pending.append(batch)
+
+    def called(self, root: Root, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Note a model call; the largest one before a backward pass is the batch of that pass."""
+        if torch.is_grad_enabled():
+            self._trained.add(root)
+            if not self._training_from_s and not self._pending:
+                self._training_from_s = time.perf_counter()
+            if self._paused_s:
+                self._evaluated_s += time.perf_counter() - self._paused_s
+                self._paused_s = 0.0
+            self._pass = max(self._pass, _amount((*args, kwargs)), key=_samples)
+            return
+        module = root.ref()
+        evaluated = root in self._trained and module is not None and not module.training
+        if evaluated:
+            self._evaluating()
+
+    def _evaluating(self) -> None:
+        """Note an evaluation: between two training batches, or while one waits."""
+        if self._pending or self._training_from_s:
+            self._paused_s = self._paused_s or time.perf_counter()
+        else:
+            self._aside = True
+
+    def backward(self) -> None:
+        """Count what was read and called up to a backward pass."""
+        self._passed = True
+        self._take()
+        if self.in_step:
+            self._segment = max(self._segment, self._pass, key=_samples)
+        else:
+            self._segment += self._pass
+        self._pass = Amount()
+
+    def optimizer_step(self) -> None:
+        """Count the batches of one optimizer's step; all optimizers of a step share its batches."""
+        if not self._passed:  # gradients came from torch.autograd.grad
+            self.backward()
+        self._passed = self.in_step = False
+        self._called = max(self._called, self._segment, key=_samples)
+        self._segment = Amount()
+        self._begin_segment(time.perf_counter())
+
+    def step(self, now: float) -> None:
+        """End a step. The first one only starts the clock."""
+        if self._begun:
+            self._total += self._read
+            self._total_called += self._called
+            self._training_s += now - self._last_s - self._evaluated_s
+        self._begun = True
+        self._last_s = now
+        self._begin_step()
+        self._begin_segment(now)
+
+    def rates(self) -> tuple[float, float]:
+        """Return this rank's samples and tokens per second of training; 0 where unknown."""
+        if self._training_s <= 0.0:
+            return 0.0, 0.0
+        # Loaders that were read only before the first step fed none of the timed steps.
+        total = self._total if self._total.samples else self._total_called
+        return total.samples / self._training_s, total.tokens / self._training_s
+
+    def _take(self) -> None:
+        if not self._pending:
+            self._leave_out(self._training_from_s)
+            return
+        # An iterator that is gone was read to its end: by an evaluation that keeps gradients on.
+        live = [batch for batch in self._pending if batch.source() is not None]
+        live = live or list(self._pending)
+        if self._pending[0] is not live[0]:
+            self._aside = True
+        self._leave_out(live[0].at_s)
+        for batch in live:
+            self._read += batch.amount.times(self.part)
+        self._pending.clear()
+
+    def _leave_out(self, until_s: float) -> None:
+        """Subtract the time of an evaluation that came after a step and ended at ``until_s``."""
+        if self._aside and until_s:
+            self._evaluated_s += until_s - self._segment_s
+        self._aside = False
+        self._training_from_s = self._training_from_s or until_s
+
+
+def _samples(amount: Amount) -> float:
+    return amount.samples
+
+
+def _of_loader(iterator: Any, data: Any) -> Amount:
+    """Return a batch's size by its sampler if possible: what is collated may have any form."""
+    amount = _amount(data)
+    sampler = getattr(iterator, "_index_sampler", None)
+    size, indices = getattr(sampler, "batch_size", None), getattr(sampler, "sampler", None)
+    if type(sampler) is not BatchSampler or not isinstance(size, int) or indices is None:
+        return amount  # another sampler's batch_size may be in tokens, or an upper bound
+    try:
+        left = len(indices) - (iterator._num_yielded - 1) * size
+    except Exception:  # noqa: BLE001 - the script's own __len__ may raise, and the script may never call it
+        return amount
+    samples = float(min(size, left)) if left > 0 else amount.samples
+    return Amount(samples, amount.tokens)
+
+
+def _amount(data: Any) -> Amount:
+    tensor = _first_tensor(data, _DEEPEST)
+    if tensor is None:
+        return Amount()
+    # Integers of shape (batch, sequence) are taken for token ids.
+    whole = tensor.dtype in (torch.int64, torch.int32) and tensor.dim() == 2
+    return Amount(float(tensor.shape[0]), float(tensor.numel()) if whole else 0.0)
+
+
+def _first_tensor(data: Any, deepest: int) -> Tensor | None:
+    if isinstance(data, Tensor):
+        return data if data.dim() else None
+    if deepest == 0:
+        return None
+    if isinstance(data, Mapping):
+        data = data.values()
+    elif not isinstance(data, list | tuple):
+        return None
+    found = (_first_tensor(value, deepest - 1) for value in data)
+    return next((tensor for tensor in found if tensor is not None), None)
+
 
 KEPT_INTERVALS = 10_000  # enough for a p95, and bounded however long the run
 _MADE = "_patch_step_function"  # called by Optimizer's constructor, from torch 2.0 on

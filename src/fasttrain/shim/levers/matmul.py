@@ -12,8 +12,7 @@ import torch
 from fasttrain.model.decision import Decision
 from fasttrain.model.outcome import State
 from fasttrain.shim.hooks import patching
-from fasttrain.shim.hooks.outcome_recorder import Ledger, Lever
-from fasttrain.shim.hooks.shared import Shared
+from fasttrain.shim.hooks.outcome_recorder import Ledger, Lever, Shared
 from fasttrain.shim.process.callsite import call_site
 
 # Attributes by which a script chooses the precision itself; the other way is torch's function.

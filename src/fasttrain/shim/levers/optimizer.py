@@ -25,10 +25,9 @@ from torch.optim.optimizer import (
 from fasttrain.model.decision import Decision
 from fasttrain.model.outcome import State
 from fasttrain.shim.hooks import patching
-from fasttrain.shim.hooks.outcome_recorder import Ledger, Lever
-from fasttrain.shim.hooks.seams import Training, then
-from fasttrain.shim.hooks.shared import Shared
-from fasttrain.shim.hooks.step_closures import Arguments, closure_of, followed
+from fasttrain.shim.hooks.loop import Arguments, closure_of, followed
+from fasttrain.shim.hooks.outcome_recorder import Ledger, Lever, Shared
+from fasttrain.shim.hooks.patching import Training, then
 from fasttrain.shim.process.callsite import call_site
 
 FUSIBLE: tuple[type[Optimizer], ...] = (Adam, AdamW, SGD, Adagrad)

@@ -2,15 +2,75 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from fasttrain.files import load
 from fasttrain.model.attempts import restart_count
 from fasttrain.model.codec import CodecError
 from fasttrain.model.errors import ExitCode, FasttrainError
 from fasttrain.model.plan import LaunchPlan
-from fasttrain.model.reading import load
+
+# Ends the worker when its launcher dies, so that a killed launcher leaves no process behind.
+
+
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+def die_with_launcher() -> None:
+    """Have the kernel kill this process when the one that started it ends (Linux only)."""
+    if sys.platform != "linux":
+        return
+    launcher = os.getppid()
+    import ctypes
+
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    # The launcher may have died before the call above: the signal would then never come.
+    if os.getppid() != launcher:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+# The environment variables in which torchrun passes a worker its rank.
+#
+# They are hidden from a script that fasttrain makes data-parallel: with them, the script or a
+# library that it uses might set up ranks of its own, or work on its share of the data only.
+
+
+# Source: the documentation of torchrun, torch 2.13, "Environment Variables".
+NAMES = (
+    "RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME",
+    "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE",
+    "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE",
+)  # fmt: skip
+
+_hidden: dict[str, str] = {}
+
+
+def hide() -> None:
+    """Remove the variables from the environment."""
+    for name in NAMES:
+        if name in os.environ:
+            _hidden[name] = os.environ.pop(name)
+
+
+def restore() -> None:
+    """Put the variables back, for a script that sets up its ranks itself after all."""
+    os.environ.update(_hidden)
+    _hidden.clear()
+
+
+def put(name: str, value: str) -> None:
+    """Set one variable; hidden if the others are."""
+    (_hidden or os.environ)[name] = value
+
+
+def get(name: str, default: str = "") -> str:
+    """Return the value of one variable, hidden or not."""
+    return _hidden.get(name, os.environ.get(name, default))
 
 
 @dataclass(frozen=True, slots=True)

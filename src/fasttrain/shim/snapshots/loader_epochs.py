@@ -16,21 +16,23 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from fasttrain.model.errors import FasttrainError
 from fasttrain.shim.hooks import patching
-from fasttrain.shim.hooks.seams import Loading
-from fasttrain.shim.snapshots.batch_signature import (
+from fasttrain.shim.hooks.patching import Loading
+from fasttrain.shim.snapshots.batches import (
     Signature,
+    draws_by_torch,
+    own_states,
     plain_signature,
+    set_own_states,
     signature_of,
 )
-from fasttrain.shim.snapshots.errors import refuse_diverged
-from fasttrain.shim.snapshots.random_states import RandomStates, same
+from fasttrain.shim.snapshots.files import refuse_diverged
+from fasttrain.shim.snapshots.object_states import RandomStates, same
 from fasttrain.shim.snapshots.replayed_epochs import (
     EarlierEpochs,
     Epoch,
     ReplayedIterator,
     positions,
 )
-from fasttrain.shim.snapshots.samplers import draws_by_torch, own_states, set_own_states
 
 # Tools that keep batches and yield them again without asking a DataLoader, by type. In a replay
 # they would keep stand-in batches, and the loop would later train on those.

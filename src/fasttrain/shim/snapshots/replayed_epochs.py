@@ -18,12 +18,11 @@ from torch.utils.data import IterableDataset
 
 from fasttrain.model.errors import FasttrainError
 from fasttrain.shim.data_parallel.random_streams import alike
-from fasttrain.shim.hooks.casting import map_tensors
+from fasttrain.shim.hooks.containers import map_tensors
 from fasttrain.shim.process.refusal import refuse
-from fasttrain.shim.snapshots.batch_signature import made_like
-from fasttrain.shim.snapshots.errors import log, refuse_diverged, refuse_mismatch
-from fasttrain.shim.snapshots.random_states import same
-from fasttrain.shim.snapshots.samplers import is_torchs, without_generators
+from fasttrain.shim.snapshots.batches import is_torchs, made_like, without_generators
+from fasttrain.shim.snapshots.files import log, refuse_diverged, refuse_mismatch
+from fasttrain.shim.snapshots.object_states import same
 
 if TYPE_CHECKING:
     from fasttrain.shim.snapshots.loader_epochs import LoaderEpochs

@@ -24,9 +24,9 @@ import torch
 
 from fasttrain.model.errors import FasttrainError
 from fasttrain.shim.hooks import patching
-from fasttrain.shim.hooks.seams import Filing
+from fasttrain.shim.hooks.patching import Filing
 from fasttrain.shim.process.refusal import refuse
-from fasttrain.shim.snapshots.errors import refuse_diverged
+from fasttrain.shim.snapshots.files import refuse_diverged
 
 Call = Callable[..., Any]
 _SAFETENSORS = ("safetensors.torch", "safetensors.numpy")  # save_file calls serialize_file

@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from fasttrain.shim.data_parallel.split.lazy_rows import whole
 from fasttrain.shim.process.callsite import own_prefixes
-from fasttrain.shim.snapshots.errors import refuse_diverged
+from fasttrain.shim.snapshots.files import refuse_diverged
 
 _HASHED_BYTES = 1 << 30  # one second's work; of a larger tensor only this many elements are hashed:
 _SAMPLED_ELEMENTS = 1 << 20

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from fasttrain.files.writing import open_log, write_private
+from fasttrain.files import open_log, write_private
 from fasttrain.model.codec import dumps
 from fasttrain.model.hang import (
     MEMORY_BYTES,
@@ -32,9 +32,9 @@ from fasttrain.model.hang import (
     stacks_file,
 )
 from fasttrain.shim.hooks import patching
-from fasttrain.shim.hooks.dynamo_skip import pass_over
-from fasttrain.shim.hooks.loaders import on_batch
-from fasttrain.shim.process import rank_variables
+from fasttrain.shim.hooks.dynamo import pass_over
+from fasttrain.shim.hooks.loop import on_batch
+from fasttrain.shim.process import entry
 
 NOT_WATCHED = "fasttrain: this process is not watched for hangs"
 
@@ -90,7 +90,7 @@ class Heartbeat:
             self._words[Slot.ENDED] = 1
 
     def _share(self, undo: ExitStack) -> None:
-        record = 0 if self._child else _number(rank_variables.get("LOCAL_RANK"))
+        record = 0 if self._child else _number(entry.get("LOCAL_RANK"))
         descriptor = -1 if self._child else _launchers_memory()
         if descriptor < 0 or record >= MOST_RANKS:
             descriptor, record = os.memfd_create(MEMORY_NAME), 0

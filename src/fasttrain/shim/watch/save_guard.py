@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import serialization
 
-from fasttrain.files.writing import room_at
+from fasttrain.files import room_at
 from fasttrain.model.errors import size
 from fasttrain.shim.hooks import patching
 

@@ -21,7 +21,7 @@ from fasttrain.shim.data_parallel.answers.answers import Answers
 from fasttrain.shim.data_parallel.answers.channels import FLOAT, INT
 from fasttrain.shim.data_parallel.answers.places import MOST, is_users
 from fasttrain.shim.hooks import patching
-from fasttrain.shim.hooks.dynamo_skip import pass_over
+from fasttrain.shim.hooks.dynamo import pass_over
 
 _CLOCKS = (
     "time", "time_ns", "perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns",

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fasttrain.shim.data_parallel.split.rows import Rows
-from fasttrain.shim.hooks.casting import attributes_of, holds_by_attributes
+from fasttrain.shim.hooks.containers import attributes_of, holds_by_attributes
 
 # Relative difference that two sums of the same numbers in another order may have: some thousand
 # roundings, as in a deep model. A tensor of a single number was reduced, and may have a tenth.

@@ -25,22 +25,26 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from fasttrain.model.errors import ExitCode, FasttrainError
 from fasttrain.model.outcome import State
-from fasttrain.shim.data_parallel import inner_gradients
+from fasttrain.shim.data_parallel import backward
 from fasttrain.shim.data_parallel.context import ParallelContext
-from fasttrain.shim.data_parallel.parting import Parting, meet_inside
+from fasttrain.shim.data_parallel.rank_consistency import Parting, meet_inside
 from fasttrain.shim.data_parallel.ranks import Ranks
 from fasttrain.shim.data_parallel.split.agreement import call_signature
-from fasttrain.shim.data_parallel.split.foreign_hooks import HookCount
-from fasttrain.shim.data_parallel.split.lazy_rows import LazyRows, gather_lazily, linked
-from fasttrain.shim.data_parallel.split.moves import Moves
+from fasttrain.shim.data_parallel.split.lazy_rows import LazyRows, Moves, gather_lazily, linked
+from fasttrain.shim.data_parallel.split.modules import HookCount
 from fasttrain.shim.data_parallel.split.neutral import held_signals
-from fasttrain.shim.data_parallel.split.reduction import reduced_by
-from fasttrain.shim.data_parallel.split.rows import Gather, Rows, share
-from fasttrain.shim.data_parallel.split.sites import RETRIES, CallSite, Decisions, fill, saved
+from fasttrain.shim.data_parallel.split.rows import Gather, Rows, reduced_by, share
+from fasttrain.shim.data_parallel.split.sites import (
+    RETRIES,
+    CallSite,
+    Decisions,
+    fill,
+    row_count,
+    saved,
+)
 from fasttrain.shim.data_parallel.split.trial import RefusalError, SplitTrial
-from fasttrain.shim.data_parallel.split.ways import row_count
 from fasttrain.shim.data_parallel.tensor_sums import can_be_cut, strided_parts
-from fasttrain.shim.hooks.casting import map_tensors, tensors_in
+from fasttrain.shim.hooks.containers import map_tensors, tensors_in
 from fasttrain.shim.hooks.outcome_recorder import Ledger
 from fasttrain.shim.hooks.roots import Call, Root, parameters_of
 from fasttrain.shim.process.refusal import refuse
@@ -92,7 +96,7 @@ class SplitCalls:
         """Install what a split call needs."""
         self._hooks.install(undo)
         undo.enter_context(reduced_by(self._sum))
-        inner_gradients.install(undo)
+        backward.install(undo)
         if self._moves is not None:
             self._moves.install(undo)
 
@@ -200,7 +204,7 @@ class SplitCalls:
             meet = functools.partial(self._meet_at_use, f"an output of {site.name}")
             gather = functools.partial(gather_lazily, rows=rows, meet=meet)
         whole = split.put_together(module, output, rows, gather, inputs)
-        inner_gradients.mark(split.with_rows(whole), lambda: refuse(_asked_late(site.name)))
+        backward.mark(split.with_rows(whole), lambda: refuse(_asked_late(site.name)))
         return whole
 
     def _meet_at_use(self, name: str) -> None:
@@ -352,7 +356,7 @@ class SplitCalls:
             site.verified += 1
             self._ledger.counts["verified"] += 1
             asked = functools.partial(self._refuse, site, ASKED, final=True)
-            inner_gradients.mark(site.split.with_rows(output), asked)
+            backward.mark(site.split.with_rows(output), asked)
         if trial.by_values and root.replica is not None:
             # DDP would hang if a submodule gets no row on one rank, and so no gradient there.
             root.replica.leave_ddp()

@@ -15,7 +15,7 @@ from torch.autograd import grad as gradients_of  # before a lever replaces it
 from torch.nn import Module
 
 from fasttrain.model.errors import ExitCode, FasttrainError
-from fasttrain.shim.data_parallel.parting import meet_inside
+from fasttrain.shim.data_parallel.rank_consistency import meet_inside
 from fasttrain.shim.data_parallel.ranks import Ranks
 from fasttrain.shim.data_parallel.split.agreement import (
     DisagreementError,
@@ -24,29 +24,35 @@ from fasttrain.shim.data_parallel.split.agreement import (
     row_dimensions,
     structure_of,
 )
-from fasttrain.shim.data_parallel.split.foreign_hooks import foreign_hook
-from fasttrain.shim.data_parallel.split.module_state import ModuleState, Place, parameter_sums
+from fasttrain.shim.data_parallel.split.modules import (
+    ModuleState,
+    Place,
+    foreign_hook,
+    parameter_sums,
+)
 from fasttrain.shim.data_parallel.split.neutral import Neutral
 from fasttrain.shim.data_parallel.split.rows import CROSSINGS, Rows
-from fasttrain.shim.data_parallel.split.sites import may_print
-from fasttrain.shim.data_parallel.split.surroundings import GLOBAL, NEAR, CallSurroundings
-from fasttrain.shim.data_parallel.split.watch import (
+from fasttrain.shim.data_parallel.split.sites import (
+    Dimensions,
+    Split,
+    candidates,
+    may_print,
+    row_count,
+    with_all_rows,
+)
+from fasttrain.shim.data_parallel.split.surroundings import (
+    GLOBAL,
+    NEAR,
     READS,
+    CallSurroundings,
     SideEffectWatch,
     Silence,
     all_random_states,
     other_random_states,
     same_states,
 )
-from fasttrain.shim.data_parallel.split.ways import (
-    Dimensions,
-    Split,
-    candidates,
-    row_count,
-    with_all_rows,
-)
 from fasttrain.shim.data_parallel.tensor_sums import sums_of
-from fasttrain.shim.hooks.casting import map_tensors, tensors_in
+from fasttrain.shim.hooks.containers import map_tensors, tensors_in
 from fasttrain.shim.hooks.roots import parameters_of
 from fasttrain.shim.process.callsite import call_site
 from fasttrain.shim.process.refusal import refuse

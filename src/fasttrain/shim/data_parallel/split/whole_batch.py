@@ -25,7 +25,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils import checkpoint as torchs
 
 from fasttrain.shim.data_parallel.split.call import SplitCalls
-from fasttrain.shim.data_parallel.split.reduction import total
+from fasttrain.shim.data_parallel.split.rows import total
 from fasttrain.shim.hooks import patching
 
 

@@ -23,20 +23,16 @@ from fasttrain.model.decision import Decision
 from fasttrain.model.levers import Amp
 from fasttrain.model.outcome import State
 from fasttrain.model.vendors import VENDORS
-from fasttrain.shim.hooks import lifted, patching
-from fasttrain.shim.hooks.casting import to_float32
-from fasttrain.shim.hooks.outcome_recorder import Ledger, Lever
+from fasttrain.shim.hooks import gradients, patching
+from fasttrain.shim.hooks.containers import to_float32
+from fasttrain.shim.hooks.outcome_recorder import Ledger, Lever, Shared
+from fasttrain.shim.hooks.patching import Training, then
 from fasttrain.shim.hooks.roots import Call, Root, RootCalls
-from fasttrain.shim.hooks.seams import Training, then
-from fasttrain.shim.hooks.shared import Shared
-from fasttrain.shim.levers.amp.bce import BinaryCrossEntropy
-from fasttrain.shim.levers.amp.functions import CustomFunctions
-from fasttrain.shim.levers.amp.kept import KeptTensors, allow_numpy
-from fasttrain.shim.levers.amp.operators import run_in_float32
-from fasttrain.shim.levers.amp.reached import Reach
+from fasttrain.shim.levers.amp.kept import KeptTensors, Reach, allow_numpy
+from fasttrain.shim.levers.amp.operators import BinaryCrossEntropy, run_in_float32
 from fasttrain.shim.levers.amp.repeat import Backup, may_explain, names_types, one_line
 from fasttrain.shim.levers.amp.rules import CallHistory, Rules
-from fasttrain.shim.levers.amp.script_hooks import Hooks
+from fasttrain.shim.levers.amp.script_hooks import CustomFunctions, Hooks
 from fasttrain.shim.process import refusal
 from fasttrain.shim.process.callsite import call_site, called_by_user, location, own_prefixes
 
@@ -95,7 +91,7 @@ class AmpLever:
         self._bce.install(undo)
         self._functions.install(undo)
         run_in_float32(self._dtype, self._functions.region, undo)
-        lifted.install(undo)
+        gradients.install(undo)
         Hooks(self._dtype, self._functions.region, self.ledger.note).install(undo)
         refusal.at_failure.append(self._explain)
         undo.callback(refusal.at_failure.remove, self._explain)

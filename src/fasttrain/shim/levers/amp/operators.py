@@ -11,17 +11,21 @@ precision; those for sparse matrices, which the list lacks, by hand.
 from __future__ import annotations
 
 import functools
+import threading
 from contextlib import ExitStack
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.amp import autocast
 from torch.nn import functional
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from fasttrain.shim.hooks import patching
-from fasttrain.shim.hooks.casting import to_float32
-from fasttrain.shim.hooks.dynamo_skip import pass_over
-from fasttrain.shim.levers.amp.functions import Region
+from fasttrain.shim.hooks.containers import to_float32
+from fasttrain.shim.hooks.dynamo import pass_over
+from fasttrain.shim.hooks.gradients import lift
+from fasttrain.shim.levers.amp.script_hooks import Region
 
 # Module, name, and the name that torch.jit.script has for the operator.
 OPERATORS: tuple[tuple[Any, str, str], ...] = (
@@ -67,3 +71,121 @@ def replace_builtin(
     table = builtins._get_builtin_table()
     table[id(replacement)] = f"aten::{aten or name}"
     undo.callback(table.pop, id(replacement))
+
+
+# Lets binary_cross_entropy run on the output of a root in low precision.
+#
+# It is the one operator that raises under autocast; here it runs in fp32 instead. It also takes
+# the logarithm of p and of 1 - p, and bf16 has no number between 0.996 and 1. A wrong prediction
+# with high confidence would have the probability 1, a loss of 100 and no gradient. Only such
+# probabilities are computed again, in fp32 from their logits; all others are the same as with
+# autocast by hand.
+#
+# Source: ``torch/csrc/autocast_mode.h`` of torch 2.13: "banned" is binary_cross_entropy alone.
+
+
+class _Newest(threading.local):
+    """The last low-precision sigmoid of the root call that a thread is in."""
+
+    output: Tensor | None = None
+    logits: Tensor | None = None
+
+
+class BinaryCrossEntropy:
+    """Follows sigmoids from their logits out of the root and into the loss.
+
+    Args:
+        dtype: The low precision.
+    """
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._dtype = dtype
+        self._newest = _Newest()
+        self._logits: Any = WeakTensorKeyDictionary()  # by the root's output in fp32
+
+    def install(self, undo: ExitStack) -> None:
+        """Watch sigmoid as function and method, and replace the operator."""
+        sigmoid = self._watched(torch.sigmoid)
+        # A script may pickle it, as the activation that its model was built with.
+        sigmoid.__module__, sigmoid.__qualname__ = "torch", "sigmoid"
+        replace_builtin(torch, sigmoid, "sigmoid", undo)
+        patching.wrap(Tensor, "sigmoid", self._watched, undo)
+        # The innermost name, not torch.nn.functional's: that one is a Python function, which
+        # scripts pass around and torch.jit.script reads the source of.
+        loss = self._loss(torch._C._nn.binary_cross_entropy)
+        replace_builtin(torch._C._nn, loss, "binary_cross_entropy", undo)
+
+    def to_float32(self, output: Tensor) -> Tensor:
+        """Return an output of a root in fp32, and remember its logits."""
+        result = lift(output)
+        logits = self._logits_inside(output)
+        if logits is not None:
+            self._logits[result] = logits
+        return result
+
+    def forget(self) -> None:
+        """Drop the last sigmoid at the end of the root's call."""
+        self._newest.output = self._newest.logits = None
+
+    def _watched(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def sigmoid(input: Any, *args: Any, **kwargs: Any) -> Any:
+            output = original(input, *args, **kwargs)
+            # Compiled code does not round what leaves the root: see `RootCalls.finish`.
+            if (
+                not torch.compiler.is_compiling()
+                and output.dtype is self._dtype
+                and torch.is_autocast_enabled(output.device.type)
+            ):
+                self._newest.output, self._newest.logits = output, input
+            return output
+
+        return sigmoid
+
+    def _loss(self, original: Any) -> Any:
+        def binary_cross_entropy(
+            input: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = 1
+        ) -> Any:
+            precise = self._precise(input, target)
+            device = input.device.type
+            if not torch.is_autocast_enabled(device):
+                return original(precise, target, weight, reduction)
+            tensors = to_float32((precise, target, weight), torch.get_autocast_dtype(device))
+            with autocast(device, enabled=False):
+                return original(*tensors, reduction)
+
+        return binary_cross_entropy
+
+    def _precise(self, probabilities: Tensor, target: Tensor) -> Tensor:
+        """Return probabilities; those of infinite loss are computed from their logits in fp32."""
+        if torch.compiler.is_compiling() or target.shape != probabilities.shape:
+            return probabilities
+        logits = self._logits_inside(probabilities)
+        if logits is None:
+            logits = self._logits_outside(probabilities)
+        if logits is None:
+            return probabilities
+        wrongly_0 = (probabilities == 0) & (target > 0)
+        wrongly_1 = (probabilities == 1) & (target < 1)
+        return torch.where(wrongly_0 | wrongly_1, logits.float().sigmoid(), probabilities.float())
+
+    def _logits_inside(self, probabilities: Tensor) -> Tensor | None:
+        output, logits = self._newest.output, self._newest.logits
+        if output is None or logits is None:
+            return None
+        return _like(probabilities, output, logits)
+
+    def _logits_outside(self, probabilities: Tensor) -> Tensor | None:
+        for base in (probabilities, probabilities._base):
+            if base is not None and base in self._logits:
+                return _like(probabilities, base, self._logits[base])
+        return None
+
+
+def _like(view: Tensor, base: Tensor, logits: Tensor) -> Tensor | None:
+    """Return the logits of ``base`` in the shape of ``view``; None if that isn't a view of all."""
+    if view is base:
+        return logits
+    same = view._base is base and view.numel() == base.numel()
+    in_order = view.is_contiguous() and base.is_contiguous()
+    return logits.reshape(view.shape) if same and in_order else None

@@ -15,16 +15,18 @@ from torch.nn import Module
 from fasttrain.model.decision import Decision
 from fasttrain.model.levers import Compile
 from fasttrain.model.outcome import State
-from fasttrain.shim.hooks.outcome_recorder import Ledger, Lever
+from fasttrain.shim.hooks.dynamo import OwnCompile
+from fasttrain.shim.hooks.outcome_recorder import Ledger, Lever, Shared
 from fasttrain.shim.hooks.roots import Root, RootCalls, repeated_blocks
-from fasttrain.shim.hooks.shared import Shared
-from fasttrain.shim.hooks.user_compile import OwnCompile
 from fasttrain.shim.levers.compile.account import Account, announce
-from fasttrain.shim.levers.compile.cache_files import keep_whole
-from fasttrain.shim.levers.compile.cuda_graphs import GraphGuard
-from fasttrain.shim.levers.compile.repairs import repair
-from fasttrain.shim.levers.compile.second_derivatives import Asked, differentiate_twice
-from fasttrain.shim.levers.compile.slots import Filling, Slots, separate_function, watch_hooks
+from fasttrain.shim.levers.compile.repairs import Asked, differentiate_twice, keep_whole, repair
+from fasttrain.shim.levers.compile.slots import (
+    Filling,
+    GraphGuard,
+    Slots,
+    separate_function,
+    watch_hooks,
+)
 from fasttrain.shim.levers.compile.targets import (
     is_lazy,
     refuse_long_loops,

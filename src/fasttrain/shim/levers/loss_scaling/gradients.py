@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import sys
 import weakref
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -13,10 +15,165 @@ from torch.amp import GradScaler
 from torch.nn import Module
 from torch.optim import Optimizer
 
+from fasttrain.model.errors import FasttrainError
+from fasttrain.shim.hooks import patching
+from fasttrain.shim.hooks.containers import graph_behind
+from fasttrain.shim.hooks.gradients import made_by
+from fasttrain.shim.hooks.patching import Hooking
 from fasttrain.shim.hooks.roots import Root, parameters_of
-from fasttrain.shim.levers.loss_scaling.leaves import OtherTensors
-from fasttrain.shim.levers.loss_scaling.refusals import complex_refused
 from fasttrain.shim.process.refusal import refuse
+
+# Errors of scripts and devices for which fp16's loss scaling can't be right.
+
+
+def require_infinity(kind: str) -> None:
+    """Refuse an NPU whose arithmetic saturates at overflow, whatever the plan assumed.
+
+    The driver does so with INF_NAN_MODE_ENABLE=0 and INF_NAN_MODE_FORCE_DISABLE=1.
+
+    Raises:
+        SystemExit: ``amp-fp16``.
+    """
+    torch_npu: Any = sys.modules.get("torch_npu")
+    if kind == "npu" and torch_npu and not torch_npu.npu.utils.is_support_inf_nan():
+        refuse(_saturation_refused())
+
+
+def _saturation_refused() -> FasttrainError:
+    return FasttrainError(
+        "fp16 can't train on this NPU, which saturates instead of overflowing",
+        why="torch_npu reports that it has no inf, by which loss scaling finds the steps to skip",
+        fix="unset INF_NAN_MODE_ENABLE, or use --amp bf16 or --amp off",
+        slug="amp-fp16",
+    )
+
+
+def step_refused(optimizer: str) -> FasttrainError:
+    """Return the error of an optimizer that steps inside the backward pass."""
+    return FasttrainError(
+        f"fp16 can't train with {optimizer} stepping inside the backward pass",
+        why="whether its gradients overflowed is known only after the backward pass",
+        fix="use --amp bf16 or --amp off",
+        slug="fp16-step-in-backward",
+    )
+
+
+def closure_refused(optimizer: str) -> FasttrainError:
+    """Return the error of a step that calls its closure after it has begun."""
+    return FasttrainError(
+        f"fp16 can't train with {optimizer} and a closure",
+        why="its step has already begun when it runs the closure's backward passes, so an overflow"
+        " can't be skipped any more",
+        fix="use --amp bf16 or --amp off",
+        slug="fp16-closure",
+    )
+
+
+def complex_refused() -> FasttrainError:
+    """Return the error of complex parameters."""
+    return FasttrainError(
+        "fp16 can't train complex parameters",
+        why="torch.amp's GradScaler, which divides the gradients, has no kernel for complex ones",
+        fix="use --amp bf16 or --amp off",
+        slug="fp16-complex",
+    )
+
+
+def inputs_refused() -> FasttrainError:
+    """Return the error of a backward pass whose ``inputs`` are not leaves."""
+    return FasttrainError(
+        "fp16 can't make a backward pass for inputs= that are not leaves",
+        why="torch prints a warning when the gradients that it leaves there are read, so they can't"
+        " be divided by the scale unnoticed",
+        fix="call retain_grad() on them instead, or use --amp bf16 or --amp off",
+        slug="fp16-inputs",
+    )
+
+
+# Gradients that a backward pass leaves on tensors that belong to no optimizer and no module.
+#
+# Such tensors are inputs of adversarial training, tensors that the script trains by hand, and
+# those with ``retain_grad()``. They are found before each backward pass by a walk through its
+# graph, at 0.5 us a node. Gradients that they have from earlier passes are set aside, and never
+# scaled.
+
+
+class OtherTensors:
+    """Keeps the other tensors that get a gradient in the backward pass that is running."""
+
+    def __init__(self) -> None:
+        self._kept: dict[int, weakref.ref[Tensor]] = {}  # by retain_grad()
+        # Weak references: re-entrant checkpoints make tensors during a pass and drop them.
+        self._reached: dict[int, weakref.ref[Tensor]] = {}
+        self._aside: list[tuple[Tensor, Tensor]] = []
+
+    def install(self, undo: ExitStack) -> None:
+        """Watch for calls of ``retain_grad()``."""
+        patching.wrap(Tensor, "retain_grad", self._watched, undo, Hooking.LOSS_SCALING)
+
+    def _watched(self, original: Any) -> Any:
+        kept = self._kept
+
+        @functools.wraps(original)
+        def retain_grad(tensor: Tensor) -> None:
+            original(tensor)
+            if not tensor.is_leaf and not torch.compiler.is_compiling():
+                key = id(tensor)
+                kept[key] = weakref.ref(tensor, lambda _: kept.pop(key, None))
+
+        return retain_grad
+
+    def reach(self, outputs: Sequence[Any], known: Container[int], *, leaves: bool = True) -> None:
+        """Find the tensors that a pass from `outputs` leaves gradients on.
+
+        Args:
+            outputs: Where it begins.
+            known: Ids of the tensors to leave out: those of optimizers and modules.
+            leaves: Whether leaves get a gradient.
+        """
+        nodes, variables = graph_behind(outputs)
+        kept = [ref() for ref in self._kept.values()]
+        found: list[Tensor] = [t for t in kept if t is not None and made_by(t) in nodes]
+        if leaves:
+            found += variables
+            found += [t for t in outputs if isinstance(t, Tensor) and t.is_leaf]
+        for tensor in found:
+            key = id(tensor)
+            met = self._reached.get(key)
+            if key not in known and (met is None or met() is not tensor):
+                self._add(key, tensor)
+
+    def _add(self, key: int, tensor: Tensor) -> None:
+        if tensor.is_complex():
+            refuse(complex_refused())
+        self._reached[key] = weakref.ref(tensor)
+        if tensor.grad is not None:
+            self._aside.append((tensor, tensor.grad))
+            tensor.grad = None
+
+    def present(self) -> list[Tensor]:
+        """Return the tensors that were found and still exist."""
+        return [tensor for ref in self._reached.values() if (tensor := ref()) is not None]
+
+    def finish(self, *, drop: bool = False) -> None:
+        """Add the gradients that were set aside to those that the pass has left.
+
+        Args:
+            drop: Drop what the pass has left, because the pass will be repeated.
+        """
+        if drop:
+            for tensor in self.present():
+                tensor.grad = None
+        for tensor, earlier in self._aside:
+            now = tensor.grad
+            if now is None:
+                tensor.grad = earlier
+            elif tensor.is_leaf and not (now.requires_grad or earlier.requires_grad):
+                tensor.grad = earlier.add_(now)  # in place, as torch does
+            else:
+                tensor.grad = earlier + now
+        self._aside = []
+        self._reached = {}
 
 
 class _Group:

@@ -24,10 +24,9 @@ from torch.optim import SGD, Adadelta, Adam, AdamW, Optimizer, RMSprop
 from fasttrain.model.decision import Decision
 from fasttrain.model.outcome import State
 from fasttrain.shim.hooks import patching
-from fasttrain.shim.hooks.outcome_recorder import Ledger, Lever
-from fasttrain.shim.hooks.seams import Training, then
-from fasttrain.shim.hooks.shared import Shared
-from fasttrain.shim.hooks.step_closures import closure_of
+from fasttrain.shim.hooks.loop import closure_of
+from fasttrain.shim.hooks.outcome_recorder import Ledger, Lever, Shared
+from fasttrain.shim.hooks.patching import Training, then
 from fasttrain.shim.levers.npu_optimizer.counterparts import (
     Counterpart,
     counterpart_of,

@@ -1,1 +1,0 @@
-"""The receipt of a run, from the reports of its ranks."""

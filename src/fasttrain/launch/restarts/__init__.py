@@ -1,1 +1,0 @@
-"""The attempts of a run that is restarted after a failure."""

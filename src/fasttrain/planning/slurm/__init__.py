@@ -1,1 +1,0 @@
-"""Makes the parameters of a SLURM job from the user's settings."""

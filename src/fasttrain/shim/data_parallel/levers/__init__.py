@@ -1,1 +1,0 @@
-"""Levers of the data-parallel strategy."""

@@ -1,0 +1,282 @@
+"""Turns the ranks of a single-process script into one data-parallel run.
+
+Every rank runs the script on the whole batch. Calls of roots are split among the ranks, and after
+each backward pass the gradients are averaged over the ranks, including those of parameters that no
+root owns. Everything else the script does in the same way on every rank.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import distributed as dist
+from torch import nn
+from torch.nn.parameter import is_lazy
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from fasttrain.model.errors import FasttrainError
+from fasttrain.model.outcome import State
+from fasttrain.shim.data_parallel.backward import BackwardPasses
+from fasttrain.shim.data_parallel.context import ParallelContext
+from fasttrain.shim.data_parallel.rank_consistency import Parting, RankConsistency
+from fasttrain.shim.data_parallel.replica import Replica
+from fasttrain.shim.data_parallel.sharded import (
+    ShardedReplica,
+    check_own_parameters,
+    check_unsharded,
+    explain,
+    whole_number,
+)
+from fasttrain.shim.data_parallel.split import whole_batch
+from fasttrain.shim.data_parallel.split.call import SplitCalls
+from fasttrain.shim.hooks import patching
+from fasttrain.shim.hooks.outcome_recorder import Ledger
+from fasttrain.shim.hooks.patching import Differentiating
+from fasttrain.shim.hooks.roots import Call, Root, parameters_of
+from fasttrain.shim.process import entry, refusal
+from fasttrain.shim.process.callsite import call_site, own_prefixes
+from fasttrain.shim.process.refusal import refuse
+
+# Functions that return a scalar of all gradients, which is a DTensor under fsdp.
+_CLIPPERS = ("clip_grad_norm_", "clip_grad_value_", "clip_grads_with_norm_", "get_total_norm")
+
+
+class Replicate:
+    """Splits the calls of roots and averages gradients over the ranks.
+
+    Attributes:
+        splits: The split calls; unused where each rank has its own batches.
+        passes: The backward passes.
+        fed: Returns True if a DataLoader has dealt batches to the ranks.
+        on_cede: Called when the script turns out to handle its ranks itself.
+    """
+
+    def __init__(self, ledger: Ledger, context: ParallelContext) -> None:
+        self.ledger = ledger
+        self.on_cede: list[Callable[[], None]] = []
+        self._roots = context.roots
+        self._ranks = context.ranks
+        self._pid = os.getpid()  # of the rank: forked children inherit the levers
+        self._streams = context.streams
+        self._splits_batches = context.strategy.batch == "split"
+        self._training = context.training
+        self._sharded = context.strategy.mode == "fsdp"
+        self._consistency = RankConsistency(context.ranks)
+        self._parting = Parting(context.ranks)
+        # Roots with lazy parameters, which are created in the first call.
+        self._unmet: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self.fed: Callable[[], bool] = lambda: True
+        self.splits = SplitCalls(ledger, context)
+        self.passes = BackwardPasses(context)
+
+    def install(self, undo: ExitStack) -> None:
+        """Wrap roots and backward passes; watch for a process group of the script's own."""
+        self._watch_group(undo)
+        self._roots.on_discover.append(self._meet)
+        undo.callback(self._roots.on_discover.remove, self._meet)
+        self._roots.around = self._around
+        undo.callback(setattr, self._roots, "around", None)
+        place = Differentiating.RANKS
+        patching.wrap(torch.autograd, "backward", _done_by(self._backward), undo, place)
+        patching.wrap(torch.autograd, "grad", _done_by(self._grad), undo, place)
+        if self._splits_batches:
+            self.splits.install(undo)
+            whole_batch.install(self.splits, undo)
+            whole_batch.install_losses(self.splits, undo)
+            whole_batch.install_checkpoints(self.splits, undo)
+        if self._sharded:
+            refusal.at_failure.append(explain)
+            undo.callback(refusal.at_failure.remove, explain)
+            for name in _CLIPPERS:
+                if hasattr(nn.utils, name):
+                    self._whole_numbers(name, undo)
+        undo.callback(register_optimizer_step_post_hook(self._after_step).remove)
+        self._consistency.install(undo)
+        self.ledger.settle(State.ARMED, "no module was called")
+        self.ledger.counts["ranks"] = self._ranks.world_size
+
+    def refresh(self) -> None:
+        """Do nothing: every call is counted as it happens."""
+
+    def _whole_numbers(self, name: str, undo: ExitStack) -> None:
+        def whole(original: Any, *args: Any, **kwargs: Any) -> Any:
+            return whole_number(original(*args, **kwargs))
+
+        modules = [nn.utils, sys.modules["torch.nn.utils.clip_grad"]]
+        for module in modules:
+            if hasattr(module, name):
+                patching.wrap(module, name, _done_by(whole), undo)
+
+    # --- the script's own process group
+
+    def _watch_group(self, undo: ExitStack) -> None:
+        def init_process_group(original: Any, *args: Any, **kwargs: Any) -> Any:
+            if not self._ranks.joining and self.ledger.live:
+                self._script_has_its_own()
+            return original(*args, **kwargs)
+
+        def is_initialized(original: Any) -> Any:
+            caller = sys._getframe(1).f_code.co_filename
+            ours = self._splits_batches and self._ranks.joined and self.ledger.live
+            ours = ours and not _is_torchs(caller)
+            return False if ours else original()
+
+        # A script and its libraries would add up over ranks what each has of the whole batch.
+        patching.wrap(dist, "is_initialized", _done_by(is_initialized), undo)
+        for module in (dist, dist.distributed_c10d):
+            patching.wrap(module, "init_process_group", _done_by(init_process_group), undo)
+
+    def _script_has_its_own(self) -> None:
+        where = call_site()
+        if self._ranks.joined:
+            refuse(
+                FasttrainError(
+                    f"the script joins a process group itself at {where}",
+                    why="fasttrain had made it data-parallel by then, and only one can average",
+                    fix="use --strategy none, which leaves the ranks to the script",
+                    slug="strategy-script",
+                )
+            )
+        self._roots.around = None
+        entry.restore()
+        self.ledger.cede("the script handles its ranks itself", "init_process_group", where)
+        for cede in self.on_cede:
+            cede()
+
+    # --- roots
+
+    def _meet(self, root: Root, module: nn.Module) -> None:
+        """Broadcast a root's parameters and buffers before its first call."""
+        if not self.ledger.live or self._must_run_whole():
+            return
+        if any(map(is_lazy, parameters_of(module))):
+            self._unmet.add(module)
+            return
+        self._ranks.join()
+        self._parting.check(f"call {root.name} for the first time")
+        shapes = [f"{n} {tuple(p.shape)} {p.dtype}" for n, p in module.named_parameters()]
+        self._consistency.compare_models(root.name, root.where, shapes)
+        if not any(hasattr(p, "placements") for p in parameters_of(module)):
+            self._ranks.broadcast([*parameters_of(module), *module.buffers()])
+
+    def _around(self, root: Root, module: nn.Module, call: Call) -> Call:
+        if not self.ledger.live or self._must_run_whole():
+            return call
+        if self._unmet and module in self._unmet:
+            if any(map(is_lazy, parameters_of(module))):
+                return call  # this call creates its parameters, the same on all ranks
+            self._unmet.discard(module)
+            self._meet(root, module)
+        trains = torch.is_grad_enabled() and (
+            root.trainable or any(p.requires_grad for p in parameters_of(module))
+        )
+        run = functools.partial(self._run, root, module, call)
+        if not trains:
+            self._even_out(root, module)
+            return run
+        if self._sharded:
+            check_own_parameters(root)
+        if root.replica is None:
+            root.replica = self._replicate(root, module)
+            self.passes.add(root.replica)
+        elif root.replica.registered != self.splits.registered:
+            root.replica.look()
+        root.replica.registered = self.splits.registered
+        root.replica.uneven = True
+        return functools.partial(self._trained, root, run)
+
+    def _trained(self, root: Root, run: Call, *args: Any, **kwargs: Any) -> Any:
+        if self.splits.reentrant:
+            root.replica.leave_ddp()
+        if root.replica.calls_together:
+            self._parting.check(f"call {root.name}")
+        return root.replica.call(run, args, kwargs)
+
+    def _run(self, root: Root, module: nn.Module, call: Call, *args: Any, **kwargs: Any) -> Any:
+        if self._splits_batches:
+            return self.splits.run(root, module, call, args, kwargs)
+        self.ledger.apply(root.name, root.where)
+        parameter = root.parameter()
+        with self._streams.for_forward(parameter.device if parameter is not None else None):
+            return call(*args, **kwargs)
+
+    def _replicate(self, root: Root, module: nn.Module) -> Replica | ShardedReplica:
+        if not self._sharded:
+            return Replica(module, self._ranks)
+        check_unsharded(root, module)
+        replica = ShardedReplica(module, self._ranks, self._training.optimizers)
+        self.ledger.counts["sharded blocks"] += len(replica.blocks)
+        self.ledger.note(
+            f"{root.name} is sharded in place from its first training call: parameters and"
+            " gradients that the script refers to are shards; state_dict() returns whole ones"
+        )
+        return replica
+
+    def _even_out(self, root: Root, module: nn.Module) -> None:
+        """Broadcast rank 0's running statistics if each rank has trained on its own batches."""
+        if not self._splits_batches and root.replica is not None and root.replica.uneven:
+            root.replica.uneven = False
+            self._parting.check(f"call {root.name}")
+            self._ranks.broadcast(list(module.buffers()))
+
+    def _must_run_whole(self) -> bool:
+        """True where code runs whole on each rank, since ranks can't communicate in it.
+
+        Threads run in another order on each rank, a forked child has no connection to the other
+        ranks, and tensors in torch.func's transforms have no storage.
+        """
+        thread = threading.current_thread() is not threading.main_thread()
+        alone = thread or os.getpid() != self._pid
+        return alone or torch._C._functorch.peek_interpreter_stack() is not None
+
+    # --- backward passes
+
+    def _backward(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        if self._is_outermost():
+            self.passes.run(original, *args, **kwargs)
+        else:
+            original(*args, **kwargs)
+
+    def _grad(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if not self._is_outermost() or self._roots.inside.flag:
+            return original(*args, **kwargs)
+        return self.passes.gradients(original, *args, **kwargs)
+
+    def _is_outermost(self) -> bool:
+        inside = torch._C._current_graph_task_id() != -1 or self._must_run_whole()
+        return not inside and self.ledger.live and self._ranks.joined
+
+    # --- steps
+
+    def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
+        if torch.compiler.is_compiling() or not self._is_outermost():
+            return
+        self.ledger.counts["steps"] = steps = self.ledger.counts["steps"] + 1
+        if steps == 1 and not self._splits_batches and not self.fed():
+            self._streams.diverge()
+            self.ledger.note(
+                "no DataLoader feeds the training: from its second step on each rank draws its own"
+                f" batches, so that the global batch is {self._ranks.world_size} times the script's"
+            )
+        if not steps & (steps - 1):
+            self._parting.check(f"step {type(optimizer).__name__}")
+        self._consistency.after_step(steps, None if self._sharded else optimizer)
+
+
+def _done_by(act: Callable[..., Any]) -> patching.Make:
+    """Return what has another function called with the original and the arguments."""
+    return lambda original: functools.wraps(original)(functools.partial(act, original))
+
+
+@functools.cache
+def _is_torchs(path: str) -> bool:
+    return path.startswith((*own_prefixes(), "<frozen"))

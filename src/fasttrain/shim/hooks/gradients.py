@@ -1,0 +1,251 @@
+"""The script's gradient hooks, and gradients with respect to low-precision tensors."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.hooks import BackwardHook
+
+from fasttrain.shim.hooks import patching
+from fasttrain.shim.hooks.dynamo import pass_over
+from fasttrain.shim.hooks.patching import Hooking
+
+# Wraps the script's gradient hooks, for levers that pass them changed gradients.
+
+
+Hook = Callable[..., Any]
+
+
+def wrap_tensor_hooks(
+    name: str, wrap: Callable[[Hook], Hook], undo: ExitStack, place: Hooking
+) -> None:
+    """Wrap hooks on tensors when they are registered by ``Tensor``'s method of that name."""
+
+    def wrapped(original: Any) -> Any:
+        @functools.wraps(original)
+        def register(tensor: Tensor, hook: Hook) -> Any:
+            return original(tensor, wrap(hook))
+
+        return register
+
+    patching.wrap(Tensor, name, wrapped, undo, place)
+
+
+def wrap_module_hooks(wrap: Callable[[Hook], Hook], undo: ExitStack, place: Hooking) -> None:
+    """Wrap each call's own list of full backward hooks: the module's, which is pickled, stays."""
+
+    def wrapped(original: Any) -> Any:
+        @functools.wraps(original)
+        def __init__(holder: Any, module: Any, hooks: Any, pre_hooks: Any) -> None:  # noqa: N807
+            hooks, pre_hooks = ([wrap(hook) for hook in each] for each in (hooks, pre_hooks))
+            original(holder, module, hooks, pre_hooks)
+
+        return __init__
+
+    patching.wrap(BackwardHook, "__init__", wrapped, undo, place)
+
+
+# Lets the script take gradients with respect to low-precision tensors that it sees in fp32.
+#
+# What a root returns, and what its modules keep, is cast to fp32 for the script. In the autograd
+# graph this cast is a side branch: what the model computes from the tensor doesn't go through it.
+# So a gradient by such a tensor, a hook on it and the gradient that it retains have to be those
+# of the low-precision tensor, where all branches meet. Without this module no error would show
+# the difference: a gradient would lack a part, or a hook would never run.
+#
+# Source: ``torch/autograd/__init__.py`` of torch 2.13: all backward passes go through
+# ``_engine_run_backward``, whose fourth argument after the outputs is ``inputs``. With a torch
+# that lacks it, a gradient has the branch's part alone.
+
+
+# A key in the metadata of the cast's node: it goes when the graph goes, and keeps no tensor alive.
+_LIFTED = "fasttrain: cast for the script"
+INPUTS = 3  # index of ``inputs`` among the arguments after the outputs
+
+
+def lift(tensor: Tensor) -> Tensor:
+    """Return a low-precision tensor in fp32, marked as a cast for the script."""
+    result = tensor.float()
+    node: Any = result.grad_fn
+    if node is not None and result is not tensor:
+        node.metadata[_LIFTED] = True
+        if tensor.retains_grad:  # the model has called retain_grad() on it
+            result.retain_grad()
+    return result
+
+
+def made_by(tensor: Tensor) -> Any:
+    """Return the autograd node at which all gradients by a tensor meet."""
+    node: Any = tensor.grad_fn
+    return node.next_functions[0][0] if is_lifted(tensor) else node
+
+
+def is_lifted(tensor: Any) -> bool:
+    """True if a tensor was made by `lift`, and not changed in place since."""
+    node: Any = tensor.grad_fn if isinstance(tensor, Tensor) else None
+    return node is not None and _LIFTED in node.metadata
+
+
+def install(undo: ExitStack) -> None:
+    """Replace what takes gradients by tensors."""
+    if hasattr(torch.autograd, "_engine_run_backward"):
+        patching.wrap(torch.autograd, "_engine_run_backward", _watched_passes, undo)
+    for name, act in (("register_hook", _hook), ("retain_grad", _retain)):
+        patching.wrap(Tensor, name, functools.partial(_instead, act), undo, Hooking.LIFTED)
+
+
+def _instead(act: Callable[..., Any], original: Any) -> Any:
+    @functools.wraps(original)
+    def method(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling() or not is_lifted(tensor):
+            return original(tensor, *args, **kwargs)
+        return act(original, tensor, *args, **kwargs)
+
+    return method
+
+
+def _edge(tensor: Tensor) -> Any:
+    """Return the edge at which all gradients by a lifted tensor meet: a node, and its output."""
+    cast: Any = tensor.grad_fn
+    return torch.autograd.graph.GradientEdge(*cast.next_functions[0])
+
+
+class _Branch:
+    """The part of a lifted tensor's gradient that comes through the cast; keeps no graph alive."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        cast: Any = tensor.grad_fn
+        self._gradients: list[Tensor] = []
+        self._handle = cast.register_prehook(self._note)
+
+    def _note(self, gradients: tuple[Tensor, ...]) -> None:
+        self._gradients[:] = gradients[:1]
+
+    def rest(self, low: Tensor) -> Tensor:
+        """Return the part of the edge's gradient that did not come through the cast, in fp32."""
+        gradient = low.float()
+        for branch in self._gradients:
+            rounded = branch.to(low.dtype).float()
+            # If the cast overflows, the sum is inf, and the rest can't be known: it counts as 0.
+            gradient = torch.where(rounded.isinf(), 0.0, gradient - rounded)
+        return gradient
+
+    def whole(self, low: Tensor) -> Tensor:
+        """Return the whole gradient in fp32; its part that came through the cast is not rounded."""
+        gradient = self.rest(low)
+        for branch in self._gradients:
+            gradient = gradient + branch
+        self.forget()
+        return gradient
+
+    def forget(self) -> None:
+        """Drop the gradients of the backward pass that is running."""
+        self._gradients.clear()
+
+    def leave(self) -> None:
+        """Ignore later backward passes."""
+        self._handle.remove()
+
+
+def _hook(_: Any, tensor: Tensor, hook: Hook) -> Any:
+    branch = _Branch(tensor)
+    node, at, *_ = _edge(tensor)
+
+    def on_gradients(gradients: tuple[Tensor | None, ...]) -> Any:
+        gradient = gradients[at]
+        if gradient is None:
+            return None
+        shown = branch.whole(gradient)
+        result = hook(shown)
+        if result is None and not shown._version:
+            return None
+        # Some hooks change their argument in place, against torch's advice.
+        changed = (shown if result is None else result).to(gradient.dtype)
+        return (*gradients[:at], changed, *gradients[at + 1 :])
+
+    return node.register_prehook(on_gradients)
+
+
+def _retain(original: Any, tensor: Tensor) -> None:
+    if tensor.retains_grad:
+        return
+    original(tensor)  # torch retains only the part that comes through the cast
+    branch, ref = _Branch(tensor), weakref.ref(tensor)
+    node, at, *_ = _edge(tensor)
+
+    def on_gradients(gradients: tuple[Tensor | None, ...]) -> None:
+        gradient, kept = gradients[at], ref()
+        if gradient is not None and kept is not None:
+            _add(kept, branch.rest(gradient))
+        branch.forget()
+
+    node.register_prehook(on_gradients)
+
+
+def _add(tensor: Tensor, gradient: Tensor) -> None:
+    """Add to the gradient of a non-leaf tensor, out of place as torch does."""
+    tensor.grad = gradient.clone() if tensor.grad is None else tensor.grad + gradient
+
+
+def _watched_passes(original: Any) -> Any:
+    @functools.wraps(original)
+    def run(outputs: Any, *args: Any, **kwargs: Any) -> Any:
+        inputs = args[INPUTS] if len(args) > INPUTS else ()
+        if not any(map(is_lifted, inputs)):
+            return original(outputs, *args, **kwargs)
+        branches = [_Branch(tensor) if is_lifted(tensor) else None for tensor in inputs]
+        take = _accumulate if kwargs.get("accumulate_grad") else _gradients
+        try:
+            return take(original, branches, outputs, *args, **kwargs)
+        finally:
+            for branch in filter(None, branches):
+                branch.leave()
+
+    pass_over(run)
+    return run
+
+
+def _gradients(
+    original: Any, branches: list[_Branch | None], outputs: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """Return the gradients by the inputs, as ``torch.autograd.grad`` does."""
+    before, inputs, after = args[:INPUTS], args[INPUTS], args[INPUTS + 1 :]
+    pairs = list(zip(inputs, branches, strict=True))
+    asked = tuple(_edge(tensor) if branch else tensor for tensor, branch in pairs)
+    found = original(outputs, *before, asked, *after, **kwargs)
+    return tuple(
+        branch.whole(gradient) if branch and gradient is not None else gradient
+        for gradient, branch in zip(found, branches, strict=True)
+    )
+
+
+def _accumulate(
+    original: Any, branches: list[_Branch | None], outputs: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """Add gradients to the inputs, as ``backward(inputs=...)`` does.
+
+    torch can't accumulate at an edge. So a first backward pass returns the gradients by lifted
+    tensors, which are added here, and a second one accumulates those by the other inputs.
+    """
+    before, inputs, after = args[:INPUTS], args[INPUTS], args[INPUTS + 1 :]
+    others = tuple(t for t, branch in zip(inputs, branches, strict=True) if not branch)
+    seeds, retained, create = before
+    earlier = [tensor.grad if tensor.retains_grad else None for tensor in inputs]
+    may_be_unused = True  # as torch has it where it accumulates
+    found = _gradients(
+        original, branches, outputs, seeds, bool(others) or retained, create, inputs, may_be_unused
+    )
+    if others:
+        original(outputs, *before, others, *after, **kwargs)
+    for tensor, branch, grad, gradient in zip(inputs, branches, earlier, found, strict=True):
+        if branch and gradient is not None:
+            tensor.retain_grad()  # as torch does
+            tensor.grad = grad  # without what these two backward passes have retained
+            _add(tensor, gradient)
+    return ()

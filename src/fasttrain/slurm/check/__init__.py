@@ -1,1 +1,0 @@
-"""``fasttrain slurm --check``: find what would fail in a job before it is sent."""
