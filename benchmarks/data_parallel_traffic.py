@@ -44,14 +44,14 @@ from fasttrain.shim.data_parallel import ranks as ranks_module
 from fasttrain.shim.data_parallel import replica
 from fasttrain.shim.data_parallel.context import ParallelContext
 from fasttrain.shim.data_parallel.random_streams import RandomStreams
-from fasttrain.shim.data_parallel.rank_consistency import Parting
+from fasttrain.shim.data_parallel.rank_consistency import SameLine
 from fasttrain.shim.data_parallel.ranks import Ranks
 from fasttrain.shim.data_parallel.replicate import Replicate
 from fasttrain.shim.data_parallel.split import trial
 from fasttrain.shim.hooks.containers import tensors_in
-from fasttrain.shim.hooks.dynamo import OwnCompile
+from fasttrain.shim.hooks.dynamo import UserCompile
 from fasttrain.shim.hooks.loop import TrainingState
-from fasttrain.shim.hooks.outcome_recorder import Ledger
+from fasttrain.shim.hooks.outcome_recorder import OutcomeRecorder
 from fasttrain.shim.hooks.roots import RootCalls
 
 ROWS = 64  # of a batch at least: a row for each rank
@@ -155,28 +155,30 @@ class AlikeRanks(Ranks):
 @contextlib.contextmanager
 def injected(world_size: int, traffic: Traffic) -> Iterator[None]:
     """Install the levers of a worker."""
-    check = Parting.check
+    check = SameLine.check
 
-    def on_a_gpu(parting: Parting, doing: str, *_: Sequence[Tensor]) -> None:
+    def on_a_gpu(parting: SameLine, doing: str, *_: Sequence[Tensor]) -> None:
         check(parting, doing)  # on a GPU, a backward pass has no numbers on the host to compare
 
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(replica, "DistributedDataParallel", Ddp))
-        stack.enter_context(mock.patch.object(Parting, "check", on_a_gpu))
+        stack.enter_context(mock.patch.object(SameLine, "check", on_a_gpu))
         stack.enter_context(mock.patch.object(trial, "check_equal"))
         ranks, roots = AlikeRanks(world_size, traffic), RootCalls()
         context = ParallelContext(
             *(Strategy("ddp"), ranks, roots, RandomStreams(ranks), TrainingState(roots)),
-            compiled=OwnCompile(),
+            compiled=UserCompile(),
         )
         context.streams.agree()
         context.training.install(stack)
-        lever = Replicate(Ledger("strategy", "ddp", explicit=False), context)
+        lever = Replicate(OutcomeRecorder("strategy", "ddp", explicit=False), context)
         lever.install(stack)
         roots.install(stack)
         yield
-        counts = lever.ledger.counts
-        assert counts["split calls"] >= LAST - FIRST, f"nothing was split: {lever.ledger.outcome()}"
+        counts = lever.recorder.counts
+        assert counts["split calls"] >= LAST - FIRST, (
+            f"nothing was split: {lever.recorder.outcome()}"
+        )
         ranks.leave()
 
 

@@ -137,7 +137,7 @@ def _torchs(thread: threading.Thread) -> bool:
 
 
 def _told(child: psutil.Process) -> str:
-    """Give what to call a left process by; nothing for helpers that live on by design."""
+    """Return what to call a left process by; nothing for helpers that live on by design."""
     try:
         command = " ".join(child.cmdline())
         return "" if _HELPERS.search(command) else command or f"zombie {child.pid}"
@@ -154,7 +154,7 @@ def _remaining(look: Any) -> list[Any]:
 
 @pytest.fixture
 def memory_group() -> Iterator[Callable[[int], Callable[[], None]]]:
-    """Give what puts a process into a control group of its own of so many bytes without swap.
+    """Return what puts a process into a control group of its own of so many bytes without swap.
 
     Where no such group can be made, the test is skipped.
     """

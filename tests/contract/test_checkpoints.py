@@ -70,7 +70,7 @@ def load(folder: Path) -> dict[str, Any]:
 
 
 def described(value: Any) -> Any:
-    """Give a checkpoint's structure: tensors by dtype, shape and device, the rest as it is."""
+    """Return a checkpoint's structure: tensors by dtype, shape and device, the rest as it is."""
     if isinstance(value, torch.Tensor):
         return value.dtype, tuple(value.shape), value.device.type
     if isinstance(value, dict):

@@ -71,7 +71,7 @@ class Runs:
         self._runs: dict[tuple[str, str], Any] = {}
 
     def __call__(self, name: str, kind: str, fasttrain: Any) -> Any:
-        """Give a run of a script: alone, as 2 or 4 forks, or as 2 ranks of the real command."""
+        """Return a run of a script: alone, as 2 or 4 forks, or as 2 ranks of the real command."""
         if (name, kind) not in self._runs:
             path, cwd = LOADERS / f"{name}.py", self.base / name / kind
             if kind == "alone":
@@ -92,7 +92,7 @@ def all_runs(tmp_path_factory: pytest.TempPathFactory, zygote: Zygote) -> Runs:
 
 @pytest.fixture
 def runs(all_runs: Runs, script: str, fasttrain: Any) -> Callable[[str], Any]:
-    """Give a run of the script by its kind."""
+    """Return a run of the script by its kind."""
     return lambda kind: all_runs(script, kind, fasttrain)
 
 

@@ -28,7 +28,7 @@ def alone(zygote: Zygote) -> Any:
 
 
 def files(cwd: Path) -> dict[str, Path]:
-    """Give the files that a run left behind, but for those of fasttrain."""
+    """Return the files that a run left behind, but for those of fasttrain."""
     found = (path for path in sorted(cwd.rglob("*")) if path.is_file())
     named = {str(path.relative_to(cwd)): path for path in found}
     return {name: path for name, path in named.items() if name.split("/")[0] not in OWN}
@@ -80,7 +80,7 @@ def of_run(process: psutil.Process, cwd: Path) -> bool:
 
 
 def said(run: Any) -> str:
-    """Give what all ranks and fasttrain said on stderr."""
+    """Return what all ranks and fasttrain said on stderr."""
     logs = sorted((run.cwd / "run").glob("rank-*.log"))
     return "\n".join([run.stderr, *(log.read_text() for log in logs)])
 

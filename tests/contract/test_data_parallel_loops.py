@@ -76,7 +76,7 @@ def assert_same_run(found: Any, expected: Any) -> None:
 
 
 def told(lines: list[str], word: str) -> list[list[str]]:
-    """Give what stands behind a word, line by line."""
+    """Return what stands behind a word, line by line."""
     return [line.split()[1:] for line in lines if line.split()[0] == word]
 
 

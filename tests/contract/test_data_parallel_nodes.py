@@ -43,7 +43,7 @@ def ip(*words: str) -> None:
 
 @pytest.fixture
 def hosts(tmp_path: Path) -> Iterator[list[Any]]:
-    """Give what runs fasttrain on each of two linked hosts, by the interface `WIRE`."""
+    """Return what runs fasttrain on each of two linked hosts, by the interface `WIRE`."""
     names = [f"ft{os.getpid()}-{at}" for at in (0, 1)]
     made = []
     before = OWN_FILES.exists()
@@ -72,7 +72,7 @@ def hosts(tmp_path: Path) -> Iterator[list[Any]]:
 
 
 def host(name: str, cwd: Path) -> Any:
-    """Give the command ``fasttrain`` inside of a namespace."""
+    """Return the command ``fasttrain`` inside of a namespace."""
     command = Command(cwd)
     argv = command.argv
     inside = ["ip", "netns", "exec", name, "unshare", "--uts", sys.executable, "-c", NAMED, name]

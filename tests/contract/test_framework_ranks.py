@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.matrix]
 
 
 def trained(stdout: bytes) -> list[Any]:
-    """Give what ranks told of their training in JSON; two of them may share a line."""
+    """Return what ranks told of their training in JSON; two of them may share a line."""
     told = re.findall(r'\{"losses".*?\}', stdout.decode())
     return [json.loads(each) for each in told]
 

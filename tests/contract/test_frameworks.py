@@ -103,7 +103,7 @@ OFFLINE = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECO
 
 @functools.cache
 def plain(script: Script, *args: str) -> Training:
-    """Give what Python alone makes of a script; asked for by several tests, run once."""
+    """Return what Python alone makes of a script; asked for by several tests, run once."""
     done = subprocess.run(
         [sys.executable, SCRIPTS / f"{script}.py", *args],
         env={**os.environ, **OFFLINE}, capture_output=True, timeout=120,
@@ -135,7 +135,7 @@ def run(fasttrain: Any, tmp_path: Path) -> Run:
 
 
 def line_at(reason: str) -> str:
-    """Give the line of code that a reason's place names."""
+    """Return the line of code that a reason's place names."""
     found = re.search(r"\((.+\.py):(\d+)\)$", reason)
     assert found, reason
     lines = (PACKAGES / found[1]).read_text().splitlines()  # or the place's own absolute path

@@ -36,7 +36,7 @@ class Tied(nn.Module):
 
 
 class Bundled(nn.Module):
-    """Gives views of what it computes, something that needs no gradient, and a mapping."""
+    """Returns views of what it computes, something that needs no gradient, and a mapping."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -19,7 +19,7 @@ def test_an_error_in_forward_with_all_levers_off(same_as_python: Any) -> None:
 
 
 def user_frames(stderr: bytes, programs: Path) -> list[str]:
-    """Give what a traceback says of the script's own frames, torch's left out."""
+    """Return what a traceback says of the script's own frames, torch's left out."""
     return [line for line in stderr.decode().splitlines() if str(programs) in line]
 
 

@@ -56,14 +56,14 @@ class Launches:
         self._made: dict[str, Any] = {}
 
     def alone(self, script: Path) -> Shown:
-        """Give what a script did under python."""
+        """Return what a script did under python."""
         if "alone" not in self._made:
             paths = map(str, TOGETHER)
             self._made["alone"] = self._alone(self._base / "alone", DRIVER, *paths)
         return _shown(self._made["alone"], script)
 
     def as_ranks(self, script: Path) -> Shown:
-        """Give what a script did as two ranks, of which every other launch gathers lazily."""
+        """Return what a script did as two ranks, of which every other launch gathers lazily."""
         number = TOGETHER.index(script) % LAUNCHES  # the like are not all in one launch
         name = f"ranks-{number}"
         if name not in self._made:

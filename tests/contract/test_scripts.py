@@ -48,7 +48,7 @@ PLANNED = {
 
 
 def scripts(every: int, first: int = 0) -> pytest.MarkDecorator:
-    """Give a test every script; an ordinary run takes one of so many."""
+    """Parametrize a test by every script; an ordinary run takes one of so many."""
     named = thinned(SCRIPTS, every, first, ids=lambda script: script.name)
     return pytest.mark.parametrize("script", named)
 
@@ -92,7 +92,7 @@ class Runner:
         self._runs: dict[tuple[str, str], Run] = {}
 
     def __call__(self, name: str, kind: str, fasttrain: Any) -> Run:
-        """Give one run of a script."""
+        """Return one run of a script."""
         if (name, kind) not in self._runs:
             cwd = self._base / name / kind
             (cwd / "run").mkdir(parents=True)
@@ -144,11 +144,11 @@ class Runs:
         self._runner, self._name, self._fasttrain = runner, name, fasttrain
 
     def __getitem__(self, kind: str) -> Run:
-        """Give a run, by what it is made with."""
+        """Return a run, by what it is made with."""
         return self._runner(self._name, kind, self._fasttrain)
 
     def twin(self, precision: str) -> Run:
-        """Give the run by hand in a precision, or the plain one."""
+        """Return the run by hand in a precision, or the plain one."""
         return self[f"twin-{precision}" if twin_of(self._name).exists() else "plain"]
 
 
@@ -181,7 +181,7 @@ def differences(found: Any, expected: Any, where: str = "model.pt") -> list[str]
 
 
 def without_tensors(value: Any, *, state: bool = False) -> Any:
-    """Give the keys and hyper-parameters of a checkpoint, and the shapes of its tensors."""
+    """Return the keys and hyper-parameters of a checkpoint, and the shapes of its tensors."""
     if isinstance(value, torch.Tensor):
         return (value.shape, value.dtype, value.device)
     if isinstance(value, dict):

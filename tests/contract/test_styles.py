@@ -43,7 +43,7 @@ pytestmark = pytest.mark.slow
 
 
 def scripts(first: int) -> pytest.MarkDecorator:
-    """Give a test every script; an ordinary run takes a quarter, and each of four tests another."""
+    """Parametrize a test by every script; an ordinary run takes a quarter, each test another."""
     every = thinned(SCRIPTS, 4, first, ids=lambda path: path.stem)
     return pytest.mark.parametrize("path", every)
 

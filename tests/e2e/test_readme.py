@@ -22,7 +22,7 @@ def readme_commands(heading="Try it"):
 
 @pytest.fixture
 def checkout(tmp_path):
-    """Give a copy of what git tracks or would track."""
+    """Return a copy of what git tracks or would track."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT, capture_output=True, text=True, check=True,

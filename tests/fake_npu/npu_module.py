@@ -55,7 +55,7 @@ class Event:
 
 
 def make(extension: Any) -> Any:
-    """Give the module; ``FAKE_NPU_NAME`` names the chip and ``FAKE_NPU_COUNT`` says how many."""
+    """Return the module; ``FAKE_NPU_NAME`` names the chip and ``FAKE_NPU_COUNT`` says how many."""
     module: Any = types.ModuleType("torch.npu")
     module.extension = extension
     for part in (_devices, _precision, _random, _memory):

@@ -81,7 +81,7 @@ def _build(cache: Path) -> Any:
 
 
 def install_torch_npu(wheel: Path, cache: Path) -> Any:
-    """Give a module ``torch_npu`` whose optimizers and GradScaler are the wheel's own, unmodified.
+    """Return a module ``torch_npu`` whose optimizers and GradScaler are those of the wheel.
 
     All else of torch_npu is absent on purpose: who reaches for it gets an AttributeError.
     """
@@ -118,7 +118,7 @@ def install_torch_npu(wheel: Path, cache: Path) -> Any:
 
 
 def _unpacked(wheel: Path, cache: Path) -> Path:
-    """Give the folder of the wheel's Python files, whole whoever else unpacks them just now."""
+    """Return the folder of the wheel's Python files, whole whoever else unpacks them just now."""
     tree = cache / f"{wheel.stem}-py"
     if not tree.exists():
         own = Path(tempfile.mkdtemp(dir=cache))

@@ -19,15 +19,15 @@ import simulated_npu
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from fasttrain.shim.hooks.outcome_recorder import Ledger
+from fasttrain.shim.hooks.outcome_recorder import OutcomeRecorder
 from fasttrain.shim.levers.npu_optimizer.lever import NpuOptimizerLever
 
 ABSOLUTE, RELATIVE = 1e-6, 1e-5  # what float32 loses in 20 steps of another order of operations
 
 
 def swapped(work: Callable[[], Any]) -> tuple[Any, Any]:
-    """Give what some work gives with the lever in place, and the lever's outcome."""
-    ledger = Ledger("optimizer", "npu", explicit=True)
+    """Return what some work gives with the lever in place, and the lever's outcome."""
+    ledger = OutcomeRecorder("optimizer", "npu", explicit=True)
     with ExitStack() as undo:
         NpuOptimizerLever(ledger).install(undo)
         result = work()
@@ -35,7 +35,7 @@ def swapped(work: Callable[[], Any]) -> tuple[Any, Any]:
 
 
 def excess(found: Any, expected: Any) -> float:
-    """Give the largest difference in units of the tolerance; infinite where the kinds differ."""
+    """Return the largest difference in units of the tolerance; infinite where the kinds differ."""
     if isinstance(expected, torch.Tensor):
         if (type(found), found.dtype, found.device) != (
             type(expected),
@@ -60,7 +60,7 @@ def _state(result: Any) -> Any:
 
 
 def compare(loop: Callable[..., Any], make: Any) -> dict[str, Any]:
-    """Give how far the swapped loop ends from the script's own, and how often it was swapped."""
+    """Return how far the swapped loop ends from the script's own, and how often it was swapped."""
     expected = _state(loop(make))
     result, outcome = swapped(lambda: _state(loop(make)))
     return {

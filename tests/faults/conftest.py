@@ -12,7 +12,7 @@ import pytest
 
 @pytest.fixture
 def short_tmp() -> Iterator[Path]:
-    """Give a folder for temporary files with a short path: a Unix socket's has 107 bytes."""
+    """Return a folder for temporary files with a short path: a Unix socket's has 107 bytes."""
     folder = Path(tempfile.mkdtemp(prefix="soak-"))
     yield folder
     shutil.rmtree(folder)

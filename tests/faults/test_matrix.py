@@ -32,7 +32,7 @@ PATIENCE_S = 240.0  # to compile on a busy machine
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Give each cell a test."""
+    """Make a test for each cell."""
     if "cell" in metafunc.fixturenames:
         full = metafunc.config.getoption("rounds") == "full"
         first = {cell.cause: cell for cell in reversed(CELLS)}

@@ -31,7 +31,7 @@ HITS = [*product((1,), ("launcher", "worker"), SIGNALS),
 
 
 def started(folder: Path, environ: dict[str, str], program: str, ranks: int) -> Any:
-    """Give a run all of whose processes are there."""
+    """Return a run all of whose processes are there."""
     several = ["--nproc-per-node", "2", "--strategy", "none"] if ranks == 2 else []
     words = ["run", str(HERE / "programs" / program), "--device", "cpu", *several]
     run = ObservedRun(folder, [sys.executable, "-m", "fasttrain", *words], environ)

@@ -60,7 +60,7 @@ class Kill:
 
 
 def kill(number: int) -> Kill:
-    """Give a kill; runs and halves of their time take turns, and the rest is chance."""
+    """Return a kill; runs and halves of their time take turns, and the rest is chance."""
     chance = random.Random(f"{SEED}-{number}")
     program, ranks, start_s = RUNS[number % len(RUNS)]
     starting = number // len(RUNS) % 2 == 0
@@ -70,7 +70,7 @@ def kill(number: int) -> Kill:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Give each kill a test."""
+    """Make a test for each kill."""
     number = KILLS[metafunc.config.getoption("rounds")]
     metafunc.parametrize("one", [kill(index) for index in range(number)], ids=str)
 
@@ -99,7 +99,7 @@ def test_nothing_is_left(
 
 
 def chosen(run: Any, number: int) -> tuple[str, psutil.Process]:
-    """Give one of the kinds of processes that are there, and one of the processes of this kind."""
+    """Return one of the kinds of processes that are there, and one process of this kind."""
     kinds: dict[str, list[psutil.Process]] = {}
     for process in run.look():
         kinds.setdefault(kind_of(run, process), []).append(process)
@@ -108,7 +108,7 @@ def chosen(run: Any, number: int) -> tuple[str, psutil.Process]:
 
 
 def kind_of(run: Any, process: psutil.Process) -> str:
-    """Give what a process of a run is."""
+    """Return what a process of a run is."""
     words = command(process)
     if process.pid == run.launcher.pid:
         return "launcher"

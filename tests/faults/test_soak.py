@@ -27,14 +27,14 @@ def runs(request: pytest.FixtureRequest) -> int:
 
 
 def counted(argv: list[str], folder: Path, environ: dict[str, str]) -> list[dict[str, int]]:
-    """Give what a program has counted behind each run."""
+    """Return what a program has counted behind each run."""
     done = subprocess.run(argv, cwd=folder, env=environ, capture_output=True)
     assert done.returncode == 0, done.stderr.decode()
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 def grown(counts: list[dict[str, int]]) -> dict[str, tuple[int, int]]:
-    """Give what is more in the end than it was after the warm-up."""
+    """Return what is more in the end than it was after the warm-up."""
     warm, last = counts[WARM_UP], counts[-1]
     return {name: (warm[name], last[name]) for name in warm if last[name] > warm[name]}
 

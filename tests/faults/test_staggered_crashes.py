@@ -61,7 +61,7 @@ SHORTEST_MS = {"raise": 2, "exit": 2, "leave": 40, "kill": 40}
 
 
 def delays(draw: random.Random, index: int) -> tuple[str, str]:
-    """Give how each rank fails, and after how many milliseconds.
+    """Return how each rank fails, and after how many milliseconds.
 
     The ranks are first in turns; every other time the second fails before torchrun, which looks
     ten times a second, can have noticed the first.
@@ -98,7 +98,7 @@ def planned(fasttrain: Any, folder: Path, pairs: list[tuple[str, str]]) -> list[
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Give each group of crashes a test."""
+    """Make a test for each group of crashes."""
     if "start" in metafunc.fixturenames:
         crashes = CRASHES[metafunc.config.getoption("rounds")]
         metafunc.parametrize("start", range(0, crashes, GROUP))
@@ -136,7 +136,7 @@ def test_the_first_of_two_that_fail_at_different_times(
 
 
 def really_first(folder: Path) -> tuple[int, dict[int, int]]:
-    """Give the rank that failed first, and when each did, as they wrote it down themselves."""
+    """Return the rank that failed first, and when each did, as they wrote it down themselves."""
     failed = {rank: folder / f"failed-{rank}" for rank in (0, 1)}
     times = {rank: int(path.read_text()) for rank, path in failed.items() if path.exists()}
     return min(times, key=times.__getitem__), times

@@ -48,7 +48,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def rounds(request: pytest.FixtureRequest) -> Callable[[int, int], hypothesis.settings]:
-    """Give hypothesis as many examples as were asked for: few, or all of the 10,000."""
+    """Have hypothesis make as many examples as were asked for: few, or all of the 10,000."""
     asked = request.config.getoption("rounds")
     full = (asked or ("full" if request.config.option.markexpr == "faults" else "few")) == "full"
 
@@ -79,7 +79,7 @@ def figures(record_property: Any, request: pytest.FixtureRequest) -> Iterator[Co
 
 @pytest.fixture(scope="module")
 def ground(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """Give a private place."""
+    """Return a private place."""
     made = Ground(tmp_path_factory.mktemp("fuzz"))
     yield made
     for path in made.root.rglob("*"):  # what pytest could not take away for another user
@@ -123,7 +123,7 @@ def say(ground: Any, recorder: Any) -> Iterator[Callable[..., Said]]:
 
 
 def _children() -> set[str]:
-    """Give the numbers of this thread's child processes."""
+    """Return the numbers of this thread's child processes."""
     return set(Path(f"/proc/self/task/{threading.get_native_id()}/children").read_text().split())
 
 

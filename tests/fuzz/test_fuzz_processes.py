@@ -51,7 +51,7 @@ class Real:
     def __call__(
         self, argv: list[str], environ: dict[str, str], place: str = "work"
     ) -> tuple[int, str, str, list[str]]:
-        """Give exit code, stdout, stderr and what is wrong."""
+        """Return exit code, stdout, stderr and what is wrong."""
         self._number += 1
         mark = f"fuzz-{os.getpid()}-{self._number}"
         folder = self._ground.root / place
@@ -75,7 +75,7 @@ class Real:
 
 
 def _left(mark: str) -> Iterator[str]:
-    """Give the processes that still carry a mark a moment later, and end them."""
+    """Return the processes that still carry a mark a moment later, and end them."""
     deadline_s = time.monotonic() + SETTLE_S
     while (left := _marked(mark)) and time.monotonic() < deadline_s:
         time.sleep(0.05)

@@ -33,7 +33,7 @@ def _cuda_is_up() -> Iterator[None]:
 
 @pytest.fixture
 def device() -> str:
-    """Give the device to test on."""
+    """Return the device to test on."""
     if DEVICE == "cuda" and not torch.cuda.is_available():
         pytest.skip(NO_GPU)
     return DEVICE
@@ -41,7 +41,7 @@ def device() -> str:
 
 @pytest.fixture
 def cuda(device: str) -> Iterator[str]:
-    """Give CUDA to a test that means nothing elsewhere, with its memory empty."""
+    """Provide CUDA to a test that means nothing elsewhere, with its memory empty."""
     if device != "cuda":
         pytest.skip(NO_GPU)
     torch.cuda.empty_cache()

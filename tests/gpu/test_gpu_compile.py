@@ -45,7 +45,7 @@ class Programs:
         return dict(json.loads(done.stdout))
 
     def __call__(self, levers: str, program: str, *words: str) -> tuple[Results, Outcome]:
-        """Give what it printed, and what became of the compile lever."""
+        """Return what it printed, and what became of the compile lever."""
         options = ("--device", self.device, "--run-dir", self.run_dir, "--strict", *levers.split())
         cache = {"XDG_CACHE_HOME": str(self.run_dir.parent / "cache")}
         target = (PROGRAMS / program, *options, "--", self.device, *words)

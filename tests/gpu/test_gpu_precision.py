@@ -165,7 +165,7 @@ def test_outputs_and_losses_are_fp32_on_the_device(rig: Any, device: str) -> Non
 
 
 def wide(width: int = 1024) -> nn.Module:
-    """Give a model whose activations weigh far more than its parameters."""
+    """Return a model whose activations weigh far more than its parameters."""
     torch.manual_seed(0)
     layers = [part for _ in range(12) for part in (nn.Linear(width, width), nn.GELU())]
     return nn.Sequential(*layers)

@@ -52,7 +52,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture
 def only_run_dir(tmp_path: Path) -> Callable[[], Path]:
-    """Give the one run directory that the test has made."""
+    """Return the one run directory that the test has made."""
 
     def find() -> Path:
         (run_dir,) = (tmp_path / "fasttrain_runs").glob("[!.]*")
@@ -76,7 +76,7 @@ def alive() -> Callable[[int], bool]:
 
 @pytest.fixture(scope="session")
 def wheel() -> Path:
-    """Give the wheel of torch_npu, fetched once, where the simulated device can be built."""
+    """Return the wheel of torch_npu, fetched once, where the simulated device can be built."""
     if not shutil.which("c++") and not shutil.which("g++"):
         pytest.skip("no C++ compiler to build the simulated device with")
     folder = CACHE / "wheel"
@@ -93,7 +93,7 @@ def wheel() -> Path:
 
 @pytest.fixture
 def npus(wheel: Path, tmp_path: Path) -> Callable[..., dict[str, str]]:
-    """Give the variables of a machine with simulated NPUs."""
+    """Return the variables of a machine with simulated NPUs."""
 
     def make(chips: str = "910b3_24.1", count: int = 2) -> dict[str, str]:
         found = npu_site.write(tmp_path / "npus", wheel, CACHE, chips)

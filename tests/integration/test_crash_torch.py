@@ -47,7 +47,7 @@ HERE = Surroundings(group_oom_kills=3, machine_oom_kills=5, shm_bytes=2 << 30)
 
 @pytest.fixture(scope="module")
 def ends(tmp_path_factory: Any) -> dict[str, tuple[Path, int]]:
-    """Give the run directory and the exit code of each cause."""
+    """Return the run directory and the exit code of each cause."""
     folder = tmp_path_factory.mktemp("causes")
     done = subprocess.run(
         [sys.executable, str(PROGRAM), str(folder), *NAMES],

@@ -19,14 +19,14 @@ SCRIPTS = Path(__file__).parents[1] / "scripts"
 
 
 def told(done: Any) -> Any:
-    """Give the data of what ``--json`` printed."""
+    """Return the data of what ``--json`` printed."""
     content = json.loads(done.stdout)
     assert (content["schema"], content["kind"]) == (1, "doctor")
     return content["data"]
 
 
 def plan_of(done: Any) -> Any:
-    """Give a printed plan without the name that each run gets."""
+    """Return a printed plan without the name that each run gets."""
     text = done.stdout.decode()
     return json.loads(text.replace(json.loads(text)["data"]["run_id"], "RUN"))["data"]
 

@@ -24,7 +24,7 @@ import pytest
 
 from fasttrain.model.codec import loads
 from fasttrain.model.crash import Crash, Failure, WorkerExits
-from fasttrain.model.hang import PulseAddress
+from fasttrain.model.hang import HeartbeatAddress
 from fasttrain.model.outcome import RankReport, Receipt
 from fasttrain.model.plan import LaunchPlan
 
@@ -68,7 +68,7 @@ raise ValueError("of a run that fails anyway")
 """
 KINDS: dict[str, type] = {
     "plan": LaunchPlan, "receipt": Receipt, "crash": Crash, "ends": WorkerExits, "failure": Failure,
-    "rank": RankReport, "pulse": PulseAddress,
+    "rank": RankReport, "heartbeat": HeartbeatAddress,
 }  # fmt: skip
 
 
@@ -131,7 +131,7 @@ class Kill:
 
 
 def kills(number: int) -> list[Kill]:
-    """Give kills at random moments: of a start, of the training, and of the end."""
+    """Return kills at random moments: of a start, of the training, and of the end."""
     chance = random.Random(SEED)
     longest_s = {"start": 3.0, "begun": 0.5, "failing": 0.3}
     afters = list(longest_s)
@@ -172,7 +172,7 @@ def strike(kill: Kill, folder: Path, environ: dict[str, str]) -> None:
 
 
 def _victims(launcher: int, target: str) -> list[psutil.Process]:
-    """Give the process to be killed; none where the worker has not started yet, or has ended."""
+    """Return the process to be killed; none where the worker has not started yet, or has ended."""
     process = psutil.Process(launcher)
     if target == "launcher":
         return [process]

@@ -44,7 +44,7 @@ if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
 
 
 def listening(pid: int) -> list[str]:
-    """Give the addresses on which a process and its descendants take connections."""
+    """Return the addresses on which a process and its descendants take connections."""
     family = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
     connections = [one for process in family for one in process.net_connections("all")]
     return [one.laddr.ip for one in connections if one.status == psutil.CONN_LISTEN]

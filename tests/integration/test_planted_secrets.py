@@ -66,7 +66,7 @@ TWO = ("--nproc-per-node", "2", "--device", "cpu", "--strategy", "none")
 
 
 def leaks(text: str | bytes) -> list[str]:
-    """Give each secret in a text with what stands before it."""
+    """Return each secret in a text with what stands before it."""
     if isinstance(text, bytes):
         text = text.decode(errors="replace")
     places = text.split(PLANTED)

@@ -37,7 +37,7 @@ subprocess.Popen([sys.executable, "-Sc", "import time; time.sleep(60)"], start_n
 
 @pytest.fixture
 def listed(fasttrain: Any, only_run_dir: Any) -> Callable[[], dict[str, Any] | None]:
-    """Give the one run of the test as ``ps --json`` tells it."""
+    """Return the one run of the test as ``ps --json`` tells it."""
 
     def find() -> dict[str, Any] | None:
         content = json.loads(fasttrain("ps", "--json").stdout)

@@ -51,13 +51,13 @@ os._exit(int(sys.argv[1]))
 
 @pytest.fixture
 def receipt(only_run_dir: Any) -> Any:
-    """Give the receipt of the one run."""
+    """Return the receipt of the one run."""
     return lambda: json.loads((only_run_dir() / "receipt.json").read_text())
 
 
 @pytest.fixture
 def left(tmp_path: Path) -> Iterator[Any]:
-    """Give the process that a script has left, and end it behind the test."""
+    """Return the process that a script has left, and end it behind the test."""
 
     def find() -> psutil.Process | None:
         try:

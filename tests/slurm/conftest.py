@@ -71,7 +71,7 @@ def _leaves_cluster_idle(request: pytest.FixtureRequest, shared_folder: Path) ->
 
 @pytest.fixture
 def shared_folder() -> Iterator[Path]:
-    """Give an empty folder that the nodes see, with a short path."""
+    """Return an empty folder that the nodes see, with a short path."""
     with tempfile.TemporaryDirectory(prefix="share", dir="/tmp") as folder:
         yield Path(folder)
 

@@ -54,7 +54,7 @@ def up(folder: Path, *options: str) -> None:
 
 
 def processes_of(folder: Path) -> list[int]:
-    """Give what was started for the cluster, jobs included: all of it has the path at hand."""
+    """Return what was started for the cluster, jobs included: all of it has the path at hand."""
     found = []
     for process in psutil.process_iter():
         try:
@@ -67,7 +67,7 @@ def processes_of(folder: Path) -> list[int]:
 
 
 def traces(folder: Path, links: set[str]) -> dict[str, object]:
-    """Give all that a cluster leaves on a machine while it is up."""
+    """Return all that a cluster leaves on a machine while it is up."""
     return {
         "processes": processes_of(folder),
         "links": [name for name in links if Path("/sys/class/net", name).exists()],
@@ -78,7 +78,7 @@ def traces(folder: Path, links: set[str]) -> dict[str, object]:
 
 
 def links_of(cluster: Path) -> set[str]:
-    """Give the bridge and the links of a cluster, by the name of its bridge."""
+    """Return the bridge and the links of a cluster, by the name of its bridge."""
     text = (cluster / "cluster.json").read_text()
     return {name for _, name in socket.if_nameindex() if f'"{name}"' in text}
 

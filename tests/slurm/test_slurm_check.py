@@ -19,7 +19,7 @@ Check = Callable[..., Found]
 
 
 def jobs_ever(cluster: Any) -> str:
-    """Give the jobs that the controller has, ended ones too."""
+    """Return the jobs that the controller has, ended ones too."""
     listed: str = cluster.run("squeue", "-h", "-t", "all", "-o", "%i").stdout
     return listed
 
@@ -45,7 +45,7 @@ def check(fasttrain: Any, cluster: Any, shared_folder: Path) -> Check:
 
 
 def told(found: Found, severity: str = "error") -> dict[str, str]:
-    """Give the findings of a severity, what was found by the check's name."""
+    """Return the findings of a severity, what was found by the check's name."""
     return {
         finding["check"]: f"{finding['what']}; {finding['why']}"
         for finding in found["findings"]

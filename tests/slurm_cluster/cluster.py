@@ -31,24 +31,24 @@ class Cluster:
 
     @property
     def conf(self) -> Path:
-        """Give the path that SLURM_CONF has to name."""
+        """Return the path that SLURM_CONF has to name."""
         return self.dir / "slurm.conf"
 
     @property
     def env(self) -> dict[str, str]:
-        """Give the environment of daemons and clients: no SLURM_* of a surrounding job."""
+        """Return the environment of daemons and clients: no SLURM_* of a surrounding job."""
         kept = {name: value for name, value in os.environ.items() if not _JOBS_OWN.match(name)}
         # The second points slurmdbd at our database: its storage host is "localhost".
         return {**kept, "SLURM_CONF": str(self.conf), "MYSQL_UNIX_PORT": f"{self.dir}/db.sock"}
 
     @property
     def nodes(self) -> list[Node]:
-        """Give the nodes that it was set up with."""
+        """Return the nodes that it was set up with."""
         return [Node(**node) for node in self.info.get("nodes", [])]
 
     @property
     def bridge(self) -> str:
-        """Give the bridge that joins the nodes; nothing where they have no network of their own."""
+        """Return the bridge that joins the nodes; nothing where they have no own network."""
         return str(self.info.get("bridge", ""))
 
     def create(self, options: Options, net: str) -> None:
@@ -84,7 +84,7 @@ class Cluster:
         return Proc(path.name, int(line.split()[0]), start_time(line), log)
 
     def proc(self, name: str) -> Proc | None:
-        """Give the process of a daemon or node."""
+        """Return the process of a daemon or node."""
         return next((proc for proc in self.procs if proc.name == name), None)
 
     def start(self, name: str, argv: Words) -> Proc:
@@ -110,7 +110,7 @@ class Cluster:
         return run(argv, check=check, timeout_s=timeout_s, env=self.env)
 
     def node_states(self) -> dict[str, str]:
-        """Give the state of each node, as sinfo words it."""
+        """Return the state of each node, as sinfo words it."""
         out = self.client("sinfo", "-h", "-N", "-o", "%N %T", check=False, timeout_s=30)
         words = [line.split() for line in out.stdout.splitlines()]
         return {line[0]: line[1] for line in words if len(line) == 2}

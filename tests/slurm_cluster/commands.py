@@ -168,7 +168,7 @@ def _add_options(command: argparse.ArgumentParser) -> None:
 
 
 def _pick_dir(given: str | None) -> Path:
-    """Give the directory asked for, else the first free name: ours already, or not there."""
+    """Return the directory asked for, else the first free name: ours already, or not there."""
     if given:
         return Path(given).resolve()
     base = Path(tempfile.gettempdir()) / f"slurm_cluster-{os.geteuid()}"

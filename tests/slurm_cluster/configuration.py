@@ -11,12 +11,12 @@ from slurm_cluster.options import Controller, Node, Options
 
 
 def own_name() -> str:
-    """Give the user that everything runs as."""
+    """Return the user that everything runs as."""
     return pwd.getpwuid(os.geteuid()).pw_name
 
 
 def slurm_conf(directory: Path, options: Options, controller: Controller, nodes: list[Node]) -> str:
-    """Give the text of slurm.conf."""
+    """Return the text of slurm.conf."""
     parts = (
         _identity(directory, options, controller),
         _paths(directory),

@@ -26,7 +26,7 @@ def can_netns() -> bool:
 
 
 def free_ports(count: int, low: int = 10000, high: int = 20000) -> list[int]:
-    """Give free TCP ports below the kernel's ephemeral range."""
+    """Return free TCP ports below the kernel's ephemeral range."""
     ports: list[int] = []
     held: list[socket.socket] = []
     try:
@@ -45,7 +45,7 @@ def free_ports(count: int, low: int = 10000, high: int = 20000) -> list[int]:
 
 
 def free_subnet() -> int:
-    """Give an N such that 10.N.213.0/24 overlaps no route or address, with no link slN*."""
+    """Return an N such that 10.N.213.0/24 overlaps no route or address, with no link slN*."""
     addresses = run(["ip", "-4", "-o", "addr"]).stdout
     routes = run(["ip", "-4", "route", "show", "table", "all"]).stdout
     links = {name for _, name in socket.if_nameindex()}
@@ -64,7 +64,7 @@ def add_bridge(name: str, address: str) -> None:
 
 
 def join(link: str, bridge: str, pid: int) -> None:
-    """Give the network of a process an eth0 that ends at a bridge."""
+    """Add to the network of a process an eth0 that ends at a bridge."""
     own = Path("/proc/self/ns/net").readlink()
 
     def has_own() -> None:

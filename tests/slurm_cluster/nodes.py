@@ -20,7 +20,7 @@ _NOT_UP = ("down", "drain", "inval", "unk", "fail", "error")
 
 
 def lay_out(cluster: Cluster, options: Options) -> tuple[Controller, list[Node]]:
-    """Give addresses and ports to all, and make what they need of this machine's network."""
+    """Assign addresses and ports to all, and make what they need of this machine's network."""
     ctl_port, dbd_port, *node_ports = network.free_ports(2 + options.nodes)
     names = [f"{options.prefix}{at + 1}" for at in range(options.nodes)]
     host = socket.gethostname().split(".")[0]

@@ -33,7 +33,7 @@ class Options:
 
     @property
     def resources(self) -> Gres:
-        """Give each pretended resource of a node, with its count."""
+        """Return each pretended resource of a node, with its count."""
         pairs = [("gpu", self.gpus)] if self.gpus else []
         for text in self.gres:
             name, _, count = text.partition(":")

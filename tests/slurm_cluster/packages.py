@@ -24,7 +24,7 @@ def find_sbin() -> None:
 
 
 def missing(programs: dict[str, str]) -> list[str]:
-    """Give the packages of those programs that are not there."""
+    """Return the packages of those programs that are not there."""
     return sorted({package for tool, package in programs.items() if not shutil.which(tool)})
 
 

@@ -13,12 +13,12 @@ from slurm_cluster.tools import say
 
 
 def start_time(line: str) -> int:
-    """Give the start time in a line of /proc/PID/stat: it tells a pid from its reuse."""
+    """Return the start time in a line of /proc/PID/stat: it tells a pid from its reuse."""
     return int(line.rsplit(")", 1)[1].split()[19])
 
 
 def proc_stat(pid: int) -> tuple[str, int] | None:
-    """Give the state and start time of a process, or None when there is none."""
+    """Return the state and start time of a process, or None when there is none."""
     try:
         line = Path(f"/proc/{pid}/stat").read_text()
         return line.rsplit(")", 1)[1].split()[0], start_time(line)
@@ -70,7 +70,7 @@ class Proc:
         return True
 
     def log_tail(self, lines: int = 15) -> str:
-        """Give the last lines that it has printed."""
+        """Return the last lines that it has printed."""
         if self.log is None or not self.log.exists():
             return "(no log)"
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])

@@ -34,7 +34,7 @@ def _cancel_all(cluster: Cluster) -> None:
 
 
 def _find_steps(conf: Path) -> list[Proc]:
-    """Give slurmstepd and the tasks of a cluster, daemonized ones too."""
+    """Return slurmstepd and the tasks of a cluster, daemonized ones too."""
     found = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit() or int(entry.name) == os.getpid():

@@ -95,7 +95,7 @@ class Runs:
         self.main = runpy.run_path(str(SCRIPT))["main"]
 
     def folder(self, case: Case) -> Path:
-        """Give where the first half of a run under these levers was saved."""
+        """Return where the first half of a run under these levers was saved."""
         self.first(case)
         return self.root / str(case)
 
@@ -105,7 +105,7 @@ class Runs:
 
     @functools.cache  # noqa: B019 - lives as long as the tests of its module
     def second(self, case: Case, first: Case) -> Run:
-        """Give the second half under ``case``, resumed from what ``first`` saved."""
+        """Return the second half under ``case``, resumed from what ``first`` saved."""
         return self.run(case, "--steps", 2 * HALF, "--resume", self.folder(first))
 
     @functools.cache  # noqa: B019 - lives as long as the tests of its module

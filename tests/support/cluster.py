@@ -47,7 +47,7 @@ class RealCluster:
         return done
 
     def fasttrain(self, cwd: Path) -> Command:
-        """Give ``fasttrain`` as a user of the cluster runs it, in a folder that nodes see."""
+        """Return ``fasttrain`` as a user of the cluster runs it, in a folder that nodes see."""
         command = Command(cwd)
         command.environ = self.environ
         return command
@@ -59,12 +59,12 @@ class RealCluster:
         return self.run("sbatch", "--parsable", out, *options, stdin=text).stdout.strip()
 
     def output(self, job_id: str) -> str:
-        """Give what a job has printed until now."""
+        """Return what a job has printed until now."""
         path = self.folder / f"{job_id}.out"
         return path.read_text() if path.exists() else ""
 
     def job_field(self, job_id: str, name: str) -> str:
-        """Give one field of a job as ``scontrol show job`` prints it, such as ``Reason``."""
+        """Return one field of a job as ``scontrol show job`` prints it, such as ``Reason``."""
         line = self.run("scontrol", "show", "job", "-o", job_id).stdout
         found = re.search(rf"(?:^|\s){name}=(.*?)(?=\s[A-Z][\w/:]*=|\s*$)", line)
         assert found, f"no {name} in {line}"
@@ -89,13 +89,13 @@ class RealCluster:
         return self.output(job_id)
 
     def accounted(self, job_id: str, *fields: str) -> list[list[str]]:
-        """Give what sacct knows of a job: a row for each of its runs; it lags by seconds."""
+        """Return what sacct knows of a job: a row for each of its runs; it lags by seconds."""
         options = ("-X", "--duplicates", "--noheader", "--parsable2", "--jobs", job_id)
         lines = self.run("sacct", *options, "--format", ",".join(fields)).stdout.splitlines()
         return [line.split("|") for line in lines]
 
     def node_state(self, name: str) -> str:
-        """Give a node's state as sinfo words it; a star behind it says that it doesn't answer."""
+        """Return a node's state as sinfo words it; a star behind it says that it doesn't answer."""
         return self.run("sinfo", "-h", "-N", "-p", "main", "-n", name, "-o", "%T").stdout.strip()
 
     def stop_node(self, name: str) -> None:

@@ -43,7 +43,7 @@ class Command:
         self.environ = clean_environ()
 
     def argv(self, *words: str | Path) -> list[str]:
-        """Give the command line."""
+        """Return the command line."""
         return [sys.executable, "-m", "fasttrain", *map(str, words)]
 
     def __call__(

@@ -81,7 +81,7 @@ STATE = DeviceState(
 def node(
     count: int = 8, *, device: Device = H100, state: DeviceState = STATE, **parts: Any
 ) -> Examination:
-    """Give a healthy server: `count` devices behind NVSwitch, half on each NUMA node.
+    """Return a healthy server: `count` devices behind NVSwitch, half on each NUMA node.
 
     Of `parts`, `host`, `trial`, `cluster` and `machine` change fields of those, `environ` is the
     environment, `devices` and `states` change fields of single devices by their index.
@@ -123,7 +123,7 @@ def node(
 
 
 def container(**parts: Any) -> Examination:
-    """Give a plain container without accelerators, as CI services and notebooks offer them."""
+    """Return a plain container without accelerators, as CI services and notebooks offer them."""
     host: dict[str, Any] = {
         "shm_bytes": GIB,
         "shm_free_bytes": GIB,

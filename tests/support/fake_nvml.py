@@ -79,7 +79,7 @@ class FakeNvml:
 
 
 def pci(bus: int) -> Any:
-    """Give a board's PCI info; NVML's own text has eight digits of domain."""
+    """Return a board's PCI info; NVML's own text has eight digits of domain."""
     return SimpleNamespace(domain=0, bus=bus, device=0, busId=f"00000000:{bus:02X}:00.0")
 
 

@@ -54,7 +54,7 @@ class FakeRanks:
 
 
 def on_ranks(world_size: int, act: Callable[[FakeRanks], T]) -> list[T]:
-    """Give what a function gives on each of several ranks; the first error of any is raised."""
+    """Return what a function gives on each of several ranks; the first error of any is raised."""
     meeting = _Meeting(world_size)
     results: list[Any] = [None] * world_size
     errors: list[BaseException] = []
@@ -78,7 +78,7 @@ def on_ranks(world_size: int, act: Callable[[FakeRanks], T]) -> list[T]:
 
 
 def average(gradients: list[list[Tensor | None]]) -> list[Tensor]:
-    """Give the mean over the ranks of their gradients; a missing one counts as zeros."""
+    """Return the mean over the ranks of their gradients; a missing one counts as zeros."""
     found: list[Tensor] = []
     for each in zip(*gradients, strict=True):
         like = next(g for g in each if g is not None)

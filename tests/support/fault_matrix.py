@@ -58,7 +58,7 @@ class Cause:
 
 
 def _signalled(name: str, code: int, slug: str = "", slug_of_two: str = "") -> Cause:
-    """Give a signal to the launcher while a rank is at a place and any other waits for it."""
+    """Send a signal to the launcher while a rank is at a place and any other waits for it."""
     return Cause(
         f"{name} at the launcher",
         "wait",
@@ -150,7 +150,7 @@ class Cell:
 
 
 def cells() -> Iterator[Cell]:
-    """Give the cells of the whole matrix."""
+    """Return the cells of the whole matrix."""
     for row, cause in enumerate(CAUSES):
         for column, ranks in enumerate(cause.ranks):
             yield Cell(cause, _nth(cause.places, row + 3 * column), ranks)

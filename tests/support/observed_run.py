@@ -88,7 +88,7 @@ class ObservedRun:
         return next(self.folder.glob("fasttrain_runs/[!.]*"), None)
 
     def look(self) -> list[psutil.Process]:
-        """Give what is alive of it: by descent, by the mark, and by what the script wrote down."""
+        """Return what of it is alive: by descent, by the mark, and by what the script wrote."""
         self._add(self._descendants)
         mark = self.run_dir.name if self.run_dir else None
         for process in psutil.process_iter() if mark else ():
@@ -108,7 +108,7 @@ class ObservedRun:
         return [launcher, *launcher.children(recursive=True)]
 
     def victim(self, target: str | int) -> psutil.Process:
-        """Give ``launcher``, ``agent``, a ``worker``, or any of its processes by a number."""
+        """Return ``launcher``, ``agent``, a ``worker``, or any of its processes by a number."""
         if target == "launcher":
             return psutil.Process(self.launcher.pid)
         processes = self.look()
@@ -118,7 +118,7 @@ class ObservedRun:
         return next(one for one in processes if program in command(one).split(" --")[0])
 
     def left(self, *, files: bool = True) -> list[str]:
-        """Give what is left of it a while after its launcher has ended: processes and files."""
+        """Return what is left of it a while after its launcher has ended: processes and files."""
         wait_for(lambda: not self.look(), GONE_S)
         paths = [path for name in KEPT_APART for path in (self.scratch / name).iterdir()]
         names = [f"{path.parent.name}/{path.name}" for path in paths if files]
@@ -146,7 +146,7 @@ def lives(process: psutil.Process) -> bool:
 
 
 def command(process: psutil.Process) -> str:
-    """Give the command line of a process."""
+    """Return the command line of a process."""
     try:
         return " ".join(process.cmdline())
     except psutil.NoSuchProcess:

@@ -22,7 +22,7 @@ from torch.utils.data import TensorDataset
 
 from fasttrain.model.attempts import Preempt
 from fasttrain.shim.data_parallel.context import LeverState
-from fasttrain.shim.hooks.outcome_recorder import Ledger
+from fasttrain.shim.hooks.outcome_recorder import OutcomeRecorder
 from fasttrain.shim.hooks.roots import RootCalls
 from fasttrain.shim.hooks.steps import StepMeter
 from fasttrain.shim.process import refusal
@@ -49,13 +49,13 @@ class Loops:
         self._plan = plan(run_dir)
 
     def differ(self, loop: Loop, stop_at: int) -> list[str]:
-        """Give what is different in a run that is preempted in its tick of a number."""
+        """Return what is different in a run that is preempted in its tick of a number."""
         whole = self.attempt(loop, 0)
         assert self.attempt(loop, stop_at) is None, "it was not preempted"
         return list(_different(self.attempt(loop, 0, resume="required"), whole, "it"))
 
     def attempt(self, loop: Loop, stop_at: int, resume: Resume = "no") -> Any:
-        """Give what the loop gives; None where it is preempted."""
+        """Return what the loop gives; None where it is preempted."""
         preempt = replace(self._plan.preempt, value=Preempt("snapshot", resume=resume))
         ticks = iter(range(1, 1_000_000))
 
@@ -96,8 +96,8 @@ def _lever(plan: Any) -> Iterator[None]:
         mock.patch.object(preempt_signal.PREEMPT_SIGNAL, "flag", False),
     ):
         os.environ.pop("FASTTRAIN_RESTART_COUNT", None)
-        ledger = Ledger("preempt", "snapshot", explicit=True)
-        lever = snapshot_lever.SnapshotLever(ledger, plan, 0, roots, meter, LeverState())
+        recorder = OutcomeRecorder("preempt", "snapshot", explicit=True)
+        lever = snapshot_lever.SnapshotLever(recorder, plan, 0, roots, meter, LeverState())
         roots.install(undo)
         meter.install(undo)
         lever.prepare(undo)
@@ -129,16 +129,16 @@ def _different(got: Any, wanted: Any, where: str) -> Iterator[str]:
 
 
 def data(count: int = 60, seed: int = 1) -> TensorDataset:
-    """Give a small data set that is always the same."""
+    """Return a small data set that is always the same."""
     x = torch.randn(count, 4, generator=torch.Generator().manual_seed(seed))
     return TensorDataset(x, (x.sum(1) > 0).float())
 
 
 def network() -> nn.Sequential:
-    """Give a small model, with weights drawn from torch's generator."""
+    """Return a small model, with weights drawn from torch's generator."""
     return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
 
 
 def loss_of(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Give the mean loss of a batch."""
+    """Return the mean loss of a batch."""
     return nn.functional.binary_cross_entropy_with_logits(model(x).squeeze(1), y)

@@ -33,7 +33,7 @@ MACHINE = Source(SourceKind.MACHINE, "the machine")
 
 
 def plan(run_dir: Path, source: Source = FLAG, **choices: Any) -> LaunchPlan:
-    """Give a plan with every lever off but those that are chosen."""
+    """Return a plan with every lever off but those that are chosen."""
     chosen = {**OFF, "device": "cpu", "max_steps": None, "strict": False, **choices}
 
     def decide(value: Any) -> Decision[Any]:
@@ -69,7 +69,7 @@ def rig(source: Source = FLAG, **choices: Any) -> Iterator[Runtime]:
 
 
 def read_report(run_dir: Path, rank: int = 0) -> RankReport:
-    """Give what a worker reported."""
+    """Return what a worker reported."""
     return loads(RankReport, (run_dir / f"rank-{rank}.json").read_bytes())
 
 
@@ -90,7 +90,7 @@ X = torch.linspace(-1, 1, 12).reshape(3, 4)
 
 
 def network() -> nn.Sequential:
-    """Give a small model, always with the same weights."""
+    """Return a small model, always with the same weights."""
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 4))
 
@@ -109,7 +109,7 @@ def train(model: nn.Module, steps: int = 3) -> list[float]:
 
 
 class Probe(nn.Module):
-    """Gives the dtype in which its linear layer computed."""
+    """Returns the dtype in which its linear layer computed."""
 
     def __init__(self) -> None:
         super().__init__()

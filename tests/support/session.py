@@ -26,7 +26,7 @@ class SlurmTogether(LoadFileScheduling):  # type: ignore[misc] # xdist has no ty
 
 
 def table_lines(records: Sequence[Record]) -> Iterator[str]:
-    """Give the lines of all tables; texts that a cell has more than once are counted."""
+    """Return the lines of all tables; texts that a cell has more than once are counted."""
     for table in dict.fromkeys(record[0] for record in records):
         own = sorted(tuple(record[1:]) for record in records if record[0] == table)
         yield ""

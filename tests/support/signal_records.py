@@ -21,5 +21,5 @@ sys.exit(EXIT_CODE)
 
 
 def records(exit_code: int) -> str:
-    """Give the script, to end with this exit code."""
+    """Return the script, to end with this exit code."""
     return RECORDS.replace("EXIT_CODE", str(exit_code))

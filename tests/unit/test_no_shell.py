@@ -17,7 +17,7 @@ BY_SHELL = {"system", "popen", "getoutput", "getstatusoutput", "create_subproces
 
 
 def shells(tree: ast.AST) -> Iterator[int]:
-    """Give the lines that start a shell, or could."""
+    """Return the lines that start a shell, or could."""
     for node in ast.walk(tree):
         match node:
             case ast.Call(func=ast.Attribute(value=ast.Name("platform"), attr="system")):

@@ -21,7 +21,7 @@ ON_RECORD = {
 
 
 def wall_clocks(tree: ast.AST) -> Iterator[int]:
-    """Give the lines that ask for the time of day."""
+    """Return the lines that ask for the time of day."""
     for node in ast.walk(tree):
         match node:
             case ast.Attribute(value=ast.Name("time"), attr="time" | "time_ns" | "localtime"):

@@ -38,7 +38,7 @@ from fasttrain.model.examination import Examination, Finding
 from fasttrain.model.places import RUNS_FOLDER
 from fasttrain.model.plan import Target
 from fasttrain.model.settings import Settings
-from fasttrain.planning.interpreter import Chosen
+from fasttrain.planning.interpreter import ChosenPython
 from fasttrain.planning.plan import make_plan
 from fasttrain.source.read import read_program
 
@@ -88,7 +88,7 @@ class _Program:
 
     target: Target
     settings: Settings
-    python: Chosen
+    python: ChosenPython
 
 
 def _program(request: DoctorRequest, environ: Mapping[str, str]) -> _Program:
@@ -98,11 +98,13 @@ def _program(request: DoctorRequest, environ: Mapping[str, str]) -> _Program:
     settings = resolve(flags, environ=environ, cwd=cwd, beside=beside).settings
     target = Target("script", request.script or "", ())
     # A recorded machine has a Python of its own; the one here says nothing about it.
-    python = Chosen() if request.machine else choose_python(target, settings, environ)
+    python = ChosenPython() if request.machine else choose_python(target, settings, environ)
     return _Program(target, settings, python)
 
 
-def _examination(request: DoctorRequest, environ: Mapping[str, str], python: Chosen) -> Examination:
+def _examination(
+    request: DoctorRequest, environ: Mapping[str, str], python: ChosenPython
+) -> Examination:
     if request.machine:
         return read_examination(Path(request.machine))
     # One after the other: at the same time, the trial's own use of a device would look like
@@ -113,7 +115,7 @@ def _examination(request: DoctorRequest, environ: Mapping[str, str], python: Cho
     return replace(seen, torch=try_torch(_path(python), environ, devices=_gpus(seen)))
 
 
-def _path(python: Chosen) -> str:
+def _path(python: ChosenPython) -> str:
     return python.other.path if python.other else sys.executable
 
 
@@ -134,7 +136,7 @@ def _judge(
     return lever_lines(plan, habits), judge_script(habits, facts, plan, seen.machine)
 
 
-def _unusable_environment(python: Chosen) -> Iterator[Finding]:
+def _unusable_environment(python: ChosenPython) -> Iterator[Finding]:
     if python.note:
         yield Finding(
             "active-environment",
@@ -154,7 +156,9 @@ def _mend(seen: Examination, findings: tuple[Finding, ...]) -> bool:
     return bool(done)
 
 
-def _bench(seen: Examination, environ: Mapping[str, str], python: Chosen) -> Iterator[Measurement]:
+def _bench(
+    seen: Examination, environ: Mapping[str, str], python: ChosenPython
+) -> Iterator[Measurement]:
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     from fasttrain.cli.console import stderr_console

@@ -27,21 +27,21 @@ from fasttrain.model.machine import Interpreter
 from fasttrain.model.plan import Invocation, LaunchPlan, ScriptFacts, Target
 from fasttrain.model.settings import Settings
 from fasttrain.planning.explain import Row, decisions, mask_plan, shell_script
-from fasttrain.planning.interpreter import Chosen, decide_python
+from fasttrain.planning.interpreter import ChosenPython, decide_python
 from fasttrain.planning.plan import make_plan
 from fasttrain.source.read import read_script
 
 # Choose the Python that runs the script: query the candidate, and let planning decide.
 
 
-def choose_python(target: Target, settings: Settings, environ: Mapping[str, str]) -> Chosen:
+def choose_python(target: Target, settings: Settings, environ: Mapping[str, str]) -> ChosenPython:
     """Return the named Python, that of the active environment, or fasttrain's own.
 
     Raises:
         FasttrainError: ``python-unusable`` if a named one can't run the script.
     """
     if target.kind == "command":
-        return Chosen()
+        return ChosenPython()
     named, active = settings.python, active_elsewhere(environ)
     asked: Interpreter | None = None
     if named.value:
@@ -91,7 +91,7 @@ def perform(request: RunRequest) -> int:
 
 
 def _invocation(
-    target: Target, settings: Settings, environ: Mapping[str, str], python: Chosen
+    target: Target, settings: Settings, environ: Mapping[str, str], python: ChosenPython
 ) -> Invocation:
     locate = Locate(python.other) if python.other else find_spec
     several = _may_be_several(settings)
@@ -152,7 +152,7 @@ def _start(plan: LaunchPlan, invocation: Invocation, *, quiet: bool, as_json: bo
     from fasttrain.cli.cards.crash import print_crash, print_hang
     from fasttrain.cli.cards.progress import choose_display
     from fasttrain.cli.cards.receipt import print_receipt
-    from fasttrain.launch.node_run import Around
+    from fasttrain.launch.node_run import Observers
     from fasttrain.launch.start import start
 
     for warning in () if quiet else plan.warnings:
@@ -167,8 +167,8 @@ def _start(plan: LaunchPlan, invocation: Invocation, *, quiet: bool, as_json: bo
             display.close()
             print_hang(hang, plan.run_dir)
 
-    around = Around(display, partial(look_around, Host(invocation.environ)), on_hang)
-    receipt = start(plan, mask_plan(plan, invocation.environ), invocation.environ, around)
+    observers = Observers(display, partial(look_around, Host(invocation.environ)), on_hang)
+    receipt = start(plan, mask_plan(plan, invocation.environ), invocation.environ, observers)
     if as_json:
         sys.stderr.write(envelope("receipt", receipt) + "\n")
     elif receipt.crash:  # before the receipt, so that the cause follows the traceback

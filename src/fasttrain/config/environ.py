@@ -9,7 +9,7 @@ from fasttrain.config.options import OPTIONS, SLURM_OPTIONS, OptionValue, neares
 from fasttrain.model.attempts import RESTART_COUNT
 from fasttrain.model.decision import Setting, Source, SourceKind
 from fasttrain.model.errors import FasttrainError
-from fasttrain.model.hang import PULSES_VARIABLE
+from fasttrain.model.hang import HEARTBEATS_VARIABLE
 from fasttrain.model.places import RUN_MARK
 from fasttrain.model.settings import OPTION_NAMES
 
@@ -17,7 +17,7 @@ PREFIX = "FASTTRAIN_"
 CONFIG_VARIABLE = "FASTTRAIN_CONFIG"
 PRESET_VARIABLE = "FASTTRAIN_PRESET"
 # Set by fasttrain for its workers, and no options: a script may call fasttrain itself.
-WORKER_VARIABLES = frozenset({RUN_MARK, RESTART_COUNT, PULSES_VARIABLE})
+WORKER_VARIABLES = frozenset({RUN_MARK, RESTART_COUNT, HEARTBEATS_VARIABLE})
 
 
 def read_environ() -> dict[str, str]:

@@ -14,7 +14,7 @@ from fasttrain.launch.crash.causes import HUNG, is_of_a_peer, retry_of
 from fasttrain.launch.crash.evidence import FailedRun
 from fasttrain.launch.crash.judge import judge, keep
 from fasttrain.launch.hang.heartbeats import Progress
-from fasttrain.launch.node_run import Around, Part
+from fasttrain.launch.node_run import NodeRun, Observers
 from fasttrain.launch.output.display import shown_ranks
 from fasttrain.launch.output.relay import Relay
 from fasttrain.launch.process.stop import Stop
@@ -185,8 +185,8 @@ class Attempts:
 
     def __init__(
         self,
-        part: Part,
-        around: Around,
+        part: NodeRun,
+        observers: Observers,
         stop: Stop,
         relay: Relay,
         begin_again: Callable[[], None],
@@ -196,7 +196,7 @@ class Attempts:
 
         Args:
             part: What this node runs.
-            around: Who follows it.
+            observers: Who follows it.
             stop: Knows whether somebody has asked the run to end.
             relay: Carries the output of the processes.
             begin_again: Has those who follow the ranks start again with each further attempt.
@@ -204,7 +204,7 @@ class Attempts:
         """
         self.done: list[Attempt] = []
         self.problems: list[str] = []
-        self._part, self._around, self._stop, self._relay = part, around, stop, relay
+        self._part, self._observers, self._stop, self._relay = part, observers, stop, relay
         self._begin_again, self._pipe = begin_again, pipe
         self._run_dir = Path(part.plan.run_dir)
         self._restarts = part.plan.restarts
@@ -289,7 +289,7 @@ class Attempts:
         if not restarts.most or self._used >= restarts.most or not retry.value:
             if restarts.most:
                 why = "all restarts were used" if retry.value else retry.reason
-                self._around.display.tell(f"not started again: {why}")
+                self._observers.display.tell(f"not started again: {why}")
             return False
         self._hang = hang
         for rank in hang.ranks:
@@ -326,7 +326,7 @@ class Attempts:
         self._exits = WorkerExits()
         self._started_s = time.monotonic() + delay_s
         self._ended_s = 0.0  # what the attempt leaves running is ended later
-        self._before = self._around.look_around()
+        self._before = self._observers.look_around()
 
     def _judge(self, exit_code: int) -> Crash | None:
         """Judge the present attempt, once its last output is in the logs."""
@@ -335,7 +335,7 @@ class Attempts:
         self._relay.settle()
         run = FailedRun(
             part.plan, part.masked, part.environ, exit_code, self._before,
-            self._around.look_around(), shown_ranks(part.plan), part.rank,
+            self._observers.look_around(), shown_ranks(part.plan), part.rank,
             None if command else self._progress.steps(), self._exits,
         )  # fmt: skip
         crash, problems = judge(run)
@@ -383,7 +383,7 @@ class Attempts:
     def _tell(self, decided: Decided) -> None:
         ranks = self._part.plan.processes.value.world_size
         most = self._restarts.value.most
-        self._around.display.tell(told(len(self.done) + 1, decided, most, ranks))
+        self._observers.display.tell(told(len(self.done) + 1, decided, most, ranks))
 
     def _give_up(self, error: OSError) -> None:
         """End the run after this attempt; it keeps the exit code of its script."""

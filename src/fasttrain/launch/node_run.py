@@ -25,7 +25,7 @@ class Watch(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class NodeRun:
     """What one node runs.
 
     Attributes:
@@ -46,7 +46,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Around:
+class Observers:
     """Who observes the run.
 
     Attributes:

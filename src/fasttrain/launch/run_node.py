@@ -13,7 +13,7 @@ from pathlib import Path
 from fasttrain.files import FEW_BYTES, Room, room_at
 from fasttrain.launch.attempts import Attempts, restartable
 from fasttrain.launch.hang.watch import HangWatch
-from fasttrain.launch.node_run import Around, Ended, Part
+from fasttrain.launch.node_run import Ended, NodeRun, Observers
 from fasttrain.launch.output.display import first_rank, follows, log_name
 from fasttrain.launch.output.relay import EventTail, RankTails, Relay
 from fasttrain.launch.process.stop import Stop
@@ -105,36 +105,36 @@ class DiskWatch:
 HELD_BACK = {int(signal.SIGUSR1), int(signal.SIGUSR2)}
 
 
-def attend(part: Part, around: Around) -> Ended:
+def attend(part: NodeRun, observers: Observers) -> Ended:
     """Start this node's processes and supervise them until they end.
 
     Raises:
         FasttrainError: The program can't be started.
     """
     if part.plan.processes.value.backend != "torchrun":
-        return _attend(part, around)
+        return _attend(part, observers)
     pipe, handed = open_pipe()
     try:
-        return _attend(part, around, pipe, handed)
+        return _attend(part, observers, pipe, handed)
     finally:
         pipe.close()
         handed.close()
 
 
 def _attend(
-    part: Part, around: Around, pipe: AgentPipe | None = None, handed: Handed | None = None
+    part: NodeRun, observers: Observers, pipe: AgentPipe | None = None, handed: Handed | None = None
 ) -> Ended:
     plan, run_dir = part.plan, Path(part.plan.run_dir)
-    disk = DiskWatch(run_dir, plan.processes.value.nproc_per_node, around.display.tell)
+    disk = DiskWatch(run_dir, plan.processes.value.nproc_per_node, observers.display.tell)
     disk.tick()  # a disk that is full already is reported before anything is lost
-    around = replace(around, watches=(*around.watches, disk))
+    observers = replace(observers, watches=(*observers.watches, disk))
     secrets = secrets_of(plan, part.environ)
-    hang = HangWatch(part.masked, around.on_hang, around.nodes, secrets)
-    follower = _Follower(part, around, hang)
+    hang = HangWatch(part.masked, observers.on_hang, observers.nodes, secrets)
+    follower = _Follower(part, observers, hang)
     save = _save(plan)
-    stop = Stop(plan.shutdown_timeout_s, around.display.tell, follower.heard, save)
-    relay = Relay(run_dir / log_name(plan), around.display, again=restartable(plan))
-    attempts = Attempts(part, around, stop, relay, follower.begin_again, pipe)
+    stop = Stop(plan.shutdown_timeout_s, observers.display.tell, follower.heard, save)
+    relay = Relay(run_dir / log_name(plan), observers.display, again=restartable(plan))
+    attempts = Attempts(part, observers, stop, relay, follower.begin_again, pipe)
     started_s = time.monotonic()
     held = frozenset({save} & HELD_BACK)
     child = Child(part.program, plan.argv, part.environment, relay, held, handed)
@@ -171,10 +171,10 @@ def _save(plan: LaunchPlan) -> int:
 class _Follower:
     """Shows what the ranks write to their files, and ticks the watches."""
 
-    def __init__(self, part: Part, around: Around, hang: HangWatch) -> None:
+    def __init__(self, part: NodeRun, observers: Observers, hang: HangWatch) -> None:
         self._run_dir = Path(part.plan.run_dir)
         self._hang = hang
-        self._display, self._watches = around.display, around.watches
+        self._display, self._watches = observers.display, observers.watches
         self._first = first_rank(part.plan)
         self._shows = True
         self._others = RankTails(self._run_dir, partial(follows, part.plan))

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import fasttrain
-from fasttrain.launch.node_run import Around, Part
+from fasttrain.launch.node_run import NodeRun, Observers
 from fasttrain.launch.preflight import check_port, find_program
 from fasttrain.launch.receipts import gather
 from fasttrain.launch.run_dir.lock import begin, claim
@@ -24,7 +24,7 @@ from fasttrain.model.settings import Settings
 
 
 def start(
-    plan: LaunchPlan, masked: LaunchPlan, environ: Mapping[str, str], around: Around
+    plan: LaunchPlan, masked: LaunchPlan, environ: Mapping[str, str], observers: Observers
 ) -> Receipt:
     """Start this node's processes, supervise them to their end, and return the receipt.
 
@@ -32,7 +32,7 @@ def start(
         plan: What to start.
         masked: The same without secrets; only this one is written to disk.
         environ: The environment as the user has it.
-        around: Who observes the run.
+        observers: Who observes the run.
 
     Raises:
         FasttrainError: Nothing could be started.
@@ -43,9 +43,9 @@ def start(
     with claim(plan.run_dir, plan.preempt.value.resume) as claimed:
         told = (*claimed.warnings, *secure_cache(plan, environment))
         for warning in told:
-            around.display.tell(f"warning: {warning}")
+            observers.display.tell(f"warning: {warning}")
         begin(claimed, PLAN_FILE, dumps(masked))
-        ended = attend(Part(plan, masked, program, environ, environment), around)
+        ended = attend(NodeRun(plan, masked, program, environ, environment), observers)
         return gather(masked, replace(ended, warnings=(*told, *ended.warnings)))
 
 

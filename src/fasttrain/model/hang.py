@@ -100,14 +100,14 @@ class Hang:
 # The memory is a memfd, which has no name in any file system: it is freed with the last process
 # that holds it, and a step never waits for a disk. Ranks write into memory that the launcher holds,
 # so that the numbers outlive them; processes that the script starts hold memory of their own. The
-# launcher finds a record by the process ID and the descriptor in pulse-N.json.
+# launcher finds a record by the process ID and the descriptor in heartbeat-N.json.
 
-MEMORY_NAME = "fasttrain-pulse"
+MEMORY_NAME = "fasttrain-heartbeat"
 MEMORY_BYTES = 4096  # one page
 RECORD_BYTES = 64  # one cache line, so that ranks don't slow each other down (false sharing)
 MOST_RANKS = MEMORY_BYTES // RECORD_BYTES
 # For the ranks of a node: the launcher's process ID and its descriptor of the memory.
-PULSES_VARIABLE = "FASTTRAIN_PULSES"
+HEARTBEATS_VARIABLE = "FASTTRAIN_HEARTBEATS"
 
 
 class Slot(IntEnum):
@@ -121,8 +121,8 @@ class Slot(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class PulseAddress:
-    """The place of one process's heartbeat record, as written to ``pulse-N.json``.
+class HeartbeatAddress:
+    """The place of one process's heartbeat record, as written to ``heartbeat-N.json``.
 
     Attributes:
         rank: Global rank.

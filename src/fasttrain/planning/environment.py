@@ -16,7 +16,7 @@ from fasttrain.model.plan import EnvVar, Invocation, Processes
 from fasttrain.model.settings import Settings
 from fasttrain.model.vendors import VENDORS, DeviceKind
 from fasttrain.planning.describe import BUILT_IN, CPU_CORES
-from fasttrain.planning.gpus import Chosen
+from fasttrain.planning.gpus import ChosenDevices
 
 # The decisions from which the environment and the command are composed.
 
@@ -40,7 +40,7 @@ class Draft:
     machine: Machine
     invocation: Invocation
     kind: Decision[DeviceKind]
-    chosen: Chosen
+    chosen: ChosenDevices
     processes: Decision[Processes]
     levers: Levers
     guards: Guards

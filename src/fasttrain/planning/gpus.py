@@ -93,7 +93,7 @@ IDLE_UNKNOWN = "idle or not"
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class ChosenDevices:
     """The devices of a run.
 
     Attributes:
@@ -118,7 +118,7 @@ class Chosen:
 
 def decide_gpus(
     setting: Setting[str | None], kind: DeviceKind, slots: tuple[Slot, ...], machine: Machine
-) -> Chosen:
+) -> ChosenDevices:
     """Return the visible devices that --gpus selects; without it, all of them.
 
     Raises:
@@ -127,7 +127,7 @@ def decide_gpus(
     """
     if setting.value is None:
         names = tuple(slot.name for slot in slots)
-        return Chosen(kind, names, slots, Decision(names, *_as_visible(kind, slots)))
+        return ChosenDevices(kind, names, slots, Decision(names, *_as_visible(kind, slots)))
     words = _words(setting.value)
     if kind == "cpu":
         raise _no_gpus(setting.value, machine)
@@ -137,7 +137,9 @@ def decide_gpus(
     _check_mig(picked)
     names = _names(words, picked)
     reason = _reason(setting.value, words, kind, slots)
-    return Chosen(kind, names, picked, Decision(names, reason, setting.source), explicit=True)
+    return ChosenDevices(
+        kind, names, picked, Decision(names, reason, setting.source), explicit=True
+    )
 
 
 def _as_visible(kind: DeviceKind, slots: tuple[Slot, ...]) -> tuple[str, Source]:

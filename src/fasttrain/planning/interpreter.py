@@ -16,7 +16,7 @@ ACTIVE = "the active environment"
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class ChosenPython:
     """The Python that runs the script.
 
     Attributes:
@@ -30,7 +30,9 @@ class Chosen:
     note: str = ""
 
 
-def decide_python(setting: Setting[str | None], active: str, asked: Interpreter | None) -> Chosen:
+def decide_python(
+    setting: Setting[str | None], active: str, asked: Interpreter | None
+) -> ChosenPython:
     """Return the Python of --python, else of the active environment, else fasttrain's own.
 
     Args:
@@ -42,17 +44,17 @@ def decide_python(setting: Setting[str | None], active: str, asked: Interpreter 
         FasttrainError: ``python-unusable`` if that of --python can't run the script.
     """
     if asked is None:
-        return Chosen()
+        return ChosenPython()
     problem = _problem(asked)
     if setting.value:
         if problem:
             raise _unusable(asked.path, problem, setting.source)
-        return Chosen(asked, Decision(asked.path, BY_NAME, setting.source))
+        return ChosenPython(asked, Decision(asked.path, BY_NAME, setting.source))
     if problem:
-        return Chosen(note=f"{active} is active, but {problem}")
+        return ChosenPython(note=f"{active} is active, but {problem}")
     variable = active.partition("=")[0]
     source = Source(SourceKind.ENV, variable)
-    return Chosen(asked, Decision(asked.path, ACTIVE, source))
+    return ChosenPython(asked, Decision(asked.path, ACTIVE, source))
 
 
 def _problem(asked: Interpreter) -> str:

@@ -10,7 +10,7 @@ from fasttrain.model.errors import ExitCode, FasttrainError
 from fasttrain.model.plan import Backend, Processes
 from fasttrain.model.settings import Settings
 from fasttrain.planning.describe import BUILT_IN, counted, kind_noun
-from fasttrain.planning.gpus import Chosen
+from fasttrain.planning.gpus import ChosenDevices
 
 MASTER_PORT = 29500
 """Port of a static multi-node run. Source: ``--master-port`` of torchrun, torch 2.13."""
@@ -19,7 +19,7 @@ _NODES = re.compile(r"([0-9]{1,6})(?::([0-9]{1,6}))?")
 
 
 def decide_processes(
-    settings: Settings, chosen: Chosen, *, by_slurm: bool = False
+    settings: Settings, chosen: ChosenDevices, *, by_slurm: bool = False
 ) -> Decision[Processes]:
     """Return the processes of this node and their rendezvous.
 
@@ -53,7 +53,7 @@ def decide_processes(
     return Decision(processes, f"{reason}; {how}", source)
 
 
-def _per_node(settings: Settings, chosen: Chosen) -> tuple[int, str, Source]:
+def _per_node(settings: Settings, chosen: ChosenDevices) -> tuple[int, str, Source]:
     asked, there = settings.nproc_per_node, len(chosen.names)
     if asked.value is None:
         if chosen.explicit:

@@ -25,8 +25,8 @@ from fasttrain.shim import multiprocessing_hooks
 from fasttrain.shim.data_parallel.context import LeverState
 from fasttrain.shim.data_parallel.rank_consistency import refuse_unrelated_copies
 from fasttrain.shim.hooks import patching
-from fasttrain.shim.hooks.dynamo import OwnCompile
-from fasttrain.shim.hooks.outcome_recorder import Ledger, Lever, Shared
+from fasttrain.shim.hooks.dynamo import UserCompile
+from fasttrain.shim.hooks.outcome_recorder import Lever, OutcomeRecorder, Shared
 from fasttrain.shim.hooks.roots import RootCalls
 from fasttrain.shim.hooks.steps import StepMeter
 from fasttrain.shim.process import entry
@@ -98,14 +98,14 @@ class Runtime:
         self._rank = rank
         self._undo = ExitStack()
         self._roots = RootCalls()
-        self._own_compile = OwnCompile()
+        self._own_compile = UserCompile()
         self._meter = StepMeter(started_s)
-        self._ledgers: list[Ledger] = []
+        self._recorders: list[OutcomeRecorder] = []
         self._levers: list[Lever] = []
         self._lever_state = LeverState()
         self._shared = Shared(
             *(plan, self._roots, self._own_compile, self._meter, self._lever_state, self._undo),
-            companion=self._ledger,
+            companion=self._recorder,
             on_compiling=[self._note_compiling],
         )
         self._reported_s = self._event_s = 0.0
@@ -126,11 +126,11 @@ class Runtime:
                 try:
                     lever.install(steps)
                 except Exception as error:  # noqa: BLE001 - the script must go on without it
-                    lever.ledger.settle(State.FAILED, f"{type(error).__name__}: {error}")
+                    lever.recorder.settle(State.FAILED, f"{type(error).__name__}: {error}")
                     continue
                 self._undo.push(steps.pop_all())
                 self._levers.append(lever)
-        live = {lever.ledger.lever for lever in self._levers if lever.ledger.live}
+        live = {lever.recorder.lever for lever in self._levers if lever.recorder.live}
         if live & _AT_ROOTS:
             self._roots.on_call += [self._meter.throughput.called, self._on_call]
             self._roots.on_call.append(self._heartbeat.beat)
@@ -145,7 +145,7 @@ class Runtime:
         self._meter.on_step.append(self._on_step)
         self._meter.before_next.append(self._end_at)
         self._meter.on_pass.append(self._on_step)
-        if any(lever.ledger.live for lever in self._levers):
+        if any(lever.recorder.live for lever in self._levers):
             self._own_compile.install(self._undo)
             name_users_lines(self._undo)
             multiprocessing_hooks.follow_spawned(self._run_dir / PLAN_FILE, self._rank, self._undo)
@@ -166,11 +166,11 @@ class Runtime:
                 continue
             decision: Decision[Any] = getattr(self._plan.levers, name)
             mode = row.mode(decision.value)
-            ledger = self._ledger(name, mode, decision, explicit=decision.source.explicit)
+            recorder = self._recorder(name, mode, decision, explicit=decision.source.explicit)
             if mode in row.ceded:
-                ledger.cede(decision.reason)
+                recorder.cede(decision.reason)
             for module in row.workers.get(mode, ()):
-                build += import_module(module).build(self._shared, decision, ledger)
+                build += import_module(module).build(self._shared, decision, recorder)
         if self._plan.preempt.value.mode == "snapshot" and not self._reporter.child:
             build.append(self._snapshots())
         return build
@@ -179,39 +179,41 @@ class Runtime:
         from fasttrain.shim.snapshots.lever import SnapshotLever
 
         preempt = self._plan.preempt
-        ledger = self._ledger("preempt", "snapshot", preempt, explicit=preempt.source.explicit)
+        recorder = self._recorder("preempt", "snapshot", preempt, explicit=preempt.source.explicit)
         lever = SnapshotLever(
-            ledger, self._plan, self._rank, self._roots, self._meter, self._lever_state
+            recorder, self._plan, self._rank, self._roots, self._meter, self._lever_state
         )
         lever.prepare(self._undo)
         return lever
 
-    def _ledger(self, name: str, asked: str, decision: Decision[Any], *, explicit: bool) -> Ledger:
-        ledger = Ledger(name, asked, explicit=explicit)
-        ledger.settle(State.OFF if explicit else State.SKIPPED, decision.reason)
-        self._ledgers.append(ledger)
-        return ledger
+    def _recorder(
+        self, name: str, asked: str, decision: Decision[Any], *, explicit: bool
+    ) -> OutcomeRecorder:
+        recorder = OutcomeRecorder(name, asked, explicit=explicit)
+        recorder.settle(State.OFF if explicit else State.SKIPPED, decision.reason)
+        self._recorders.append(recorder)
+        return recorder
 
     def outcomes(self) -> dict[str, Outcome]:
         """Return what became of each lever so far, by its name."""
         for lever in self._levers:
             lever.refresh()
         self._excuse_unused()
-        return {ledger.lever: ledger.outcome() for ledger in self._ledgers}
+        return {recorder.lever: recorder.outcome() for recorder in self._recorders}
 
     def _excuse_unused(self) -> None:
         """Set why levers found nothing to do, if the script compiles its model itself."""
         own = self._own_compile
-        for ledger in self._ledgers if own.where else ():
-            if ledger.lever == "compile":
-                ledger.excuse(State.CEDED, f"the script compiles {own.what} itself ({own.where})")
+        for recorder in self._recorders if own.where else ():
+            if recorder.lever == "compile":
+                recorder.excuse(State.CEDED, f"the script compiles {own.what} itself ({own.where})")
             else:
                 reason = f"the script's work is inside {own.what}, which it compiles itself"
-                ledger.excuse(State.SKIPPED, f"{reason} ({own.where})")
-        amp = next(ledger for ledger in self._ledgers if ledger.lever == "amp").outcome()
-        for ledger in self._ledgers:
-            if ledger.lever == "loss_scaling" and amp.state is State.SKIPPED:
-                ledger.excuse(State.SKIPPED, f"nothing runs in fp16: {amp.reason}")
+                recorder.excuse(State.SKIPPED, f"{reason} ({own.where})")
+        amp = next(recorder for recorder in self._recorders if recorder.lever == "amp").outcome()
+        for recorder in self._recorders:
+            if recorder.lever == "loss_scaling" and amp.state is State.SKIPPED:
+                recorder.excuse(State.SKIPPED, f"nothing runs in fp16: {amp.reason}")
 
     def _reset_in_child(self) -> None:
         """Start the record of a forked child from zero: what its parent did is in its own."""
@@ -219,8 +221,8 @@ class Runtime:
         self._meter.reset()
         self._nan.reset()
         self._roots.last = None
-        for ledger in self._ledgers:
-            ledger.reset()
+        for recorder in self._recorders:
+            recorder.reset()
         multiprocessing_hooks.at_exit(self.finish)
 
     def _on_call(self, *_: Any) -> None:

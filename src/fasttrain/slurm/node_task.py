@@ -25,7 +25,7 @@ from fasttrain.hardware.host_state import look_around
 from fasttrain.hardware.probe import probe_machine
 from fasttrain.launch.crash.cause_rules import Retry
 from fasttrain.launch.crash.causes import retry_of
-from fasttrain.launch.node_run import Around, Ended, Part
+from fasttrain.launch.node_run import Ended, NodeRun, Observers
 from fasttrain.launch.output.display import PlainDisplay
 from fasttrain.launch.preflight import find_program
 from fasttrain.launch.receipts import gather
@@ -36,7 +36,7 @@ from fasttrain.launch.start import read_invocation
 from fasttrain.model.codec import CodecError, dumps
 from fasttrain.model.crash import CRASH_FILE, Crash
 from fasttrain.model.errors import ExitCode, FasttrainError
-from fasttrain.model.hang import NO_PROGRESS, PULSES_VARIABLE, Hang
+from fasttrain.model.hang import HEARTBEATS_VARIABLE, NO_PROGRESS, Hang
 from fasttrain.model.job import (
     JOB_FILE,
     SECRETS_VARIABLE,
@@ -66,7 +66,7 @@ STRAY = (
     "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT",
     "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS",
     "TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_ERROR_FILE", "FASTTRAIN_RUN_ID",
-    "FASTTRAIN_RESTART_COUNT", PULSES_VARIABLE, SECRETS_VARIABLE, "SUBMITIT_EXECUTOR",
+    "FASTTRAIN_RESTART_COUNT", HEARTBEATS_VARIABLE, SECRETS_VARIABLE, "SUBMITIT_EXECUTOR",
     "SUBMITIT_FOLDER", "SUBMITIT_PREEMPT_SIGNAL",
 )  # fmt: skip
 
@@ -82,7 +82,7 @@ def task_dir(run_dir: Path, task: int) -> Path:
 
 def prepare(
     request: JobRequest, place: Allocation, meeting: Meeting, environ: dict[str, str]
-) -> Part:
+) -> NodeRun:
     """Return this task's part of the run, once all tasks have confirmed that their nodes are equal.
 
     Args:
@@ -113,7 +113,7 @@ def prepare(
         sys.stderr.write(f"fasttrain: warning: {warning}\n")
     if plan.processes.value.backend == "slurm":
         environment |= rank_variables(place, first.port)
-    return Part(plan, masked, find_program(plan, environment), environ, environment, place.task)
+    return NodeRun(plan, masked, find_program(plan, environment), environ, environment, place.task)
 
 
 def _plan(
@@ -227,14 +227,14 @@ class NodeTask:
         request = unmasked(self.request(), environ)
         watch = EndWatch(*signal_and_lead(request.slurm.signal))
         meeting = Meeting(Path(self.run_dir), place)
-        part: Part | None = None
+        part: NodeRun | None = None
         try:
             check_restarts(request, place)
             part = prepare(request, place, meeting, clean(environ))
             look = partial(look_around, Host(environ))
             on_hang = _say_hang if place.task == 0 else _say_nothing
-            around = Around(PlainDisplay(), look, on_hang, (watch,), meeting.hangs)
-            ended = attend(part, around)
+            observers = Observers(PlainDisplay(), look, on_hang, (watch,), meeting.hangs)
+            ended = attend(part, observers)
         except FasttrainError as error:
             sys.stderr.write(f"{error}\n")
             ended = Ended(int(error.exit_code), 0.0, (error.what,))
@@ -263,7 +263,7 @@ class NodeTask:
         return DelayedSubmission(self) if restarts < self.request().slurm.requeue.value else None
 
     def _conclude(
-        self, place: Allocation, meeting: Meeting, part: Part | None, ended: Ended
+        self, place: Allocation, meeting: Meeting, part: NodeRun | None, ended: Ended
     ) -> int:
         """Record this task's end; the last task writes the receipt. Return the run's exit code."""
         # A crash that names a node is another task's, which records it itself.

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 
 class Classifier(nn.Module):
-    """Gives its loss by a method of its own, as well as its output."""
+    """Returns its loss by a method of its own, as well as its output."""
 
     def __init__(self) -> None:
         super().__init__()

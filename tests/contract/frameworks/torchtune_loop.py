@@ -26,7 +26,7 @@ class Layer(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Gives the logits of the next token."""
+    """Returns the logits of the next token."""
 
     def __init__(self, vocabulary: int, size: int) -> None:
         super().__init__()

@@ -13,7 +13,7 @@ import sys
 import threading
 from pathlib import Path
 
-from fasttrain.launch.node_run import Around
+from fasttrain.launch.node_run import Observers
 from fasttrain.launch.output.display import QuietDisplay
 from fasttrain.launch.start import start
 from fasttrain.model.codec import loads
@@ -43,6 +43,6 @@ if __name__ == "__main__":
     model = loads(LaunchPlan, text).run_dir
     for number in range(int(sys.argv[1])):
         plan = loads(LaunchPlan, text.replace(model, f"{model}-{number}"))
-        receipt = start(plan, plan, os.environ, Around(QuietDisplay()))
+        receipt = start(plan, plan, os.environ, Observers(QuietDisplay()))
         assert receipt.exit_code == 5, receipt
         print(json.dumps(counts()), flush=True)

@@ -13,7 +13,7 @@ import submitit
 
 
 def tell() -> list[object]:
-    """Give who this rank is."""
+    """Return who this rank is."""
     rank = submitit.JobEnvironment().global_rank
     return [rank, socket.gethostname(), len(os.environ["CUDA_VISIBLE_DEVICES"].split(","))]
 

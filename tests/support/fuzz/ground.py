@@ -62,7 +62,7 @@ class Ground:
         (self.work / "closed.py").chmod(0)
 
     def environ(self) -> dict[str, str]:
-        """Give an environment in which nothing lies outside of this place but the programs."""
+        """Return an environment in which nothing lies outside of this place but the programs."""
         return {
             "HOME": str(self.root / "home"),
             "TMPDIR": str(self.root / "tmp"),
@@ -72,7 +72,7 @@ class Ground:
         }
 
     def look(self) -> dict[str, tuple[int, int, int]]:
-        """Give all paths of this place, each with its kind, its size and when it was written."""
+        """Return all paths of this place, each with its kind, its size and when it was written."""
         found: dict[str, tuple[int, int, int]] = {}
         for folder, folders, files in os.walk(self.root):
             for name in (*folders, *files):
@@ -84,7 +84,7 @@ class Ground:
         return found
 
     def stray(self, before: dict[str, tuple[int, int, int]]) -> list[str]:
-        """Give what was written outside of run directories and the cache, and take it all away."""
+        """Return what was written outside of run directories and the cache, and remove it."""
         now = self.look()
         owned = {str(Path(path).parent) for path in now if Path(path).name in OWNED}
         owned.add(str(self.root / "home" / ".cache" / "fasttrain"))  # for compiled kernels
@@ -105,7 +105,7 @@ def _belongs(path: str, owned: Iterable[str]) -> bool:
 
 
 def problems(code: int, out: str, err: str, *, started: bool = False) -> list[str]:
-    """Give what is wrong with how a command line ended.
+    """Return what is wrong with how a command line ended.
 
     Args:
         code: Its exit code.

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from fasttrain.model.codec import to_data
 from fasttrain.model.crash import Crash, Failure, Frame, Raised, WorkerExit, WorkerExits
 from fasttrain.model.hang import Frame as HangFrame
-from fasttrain.model.hang import Hang, PulseAddress, StuckProcess, StuckRank
+from fasttrain.model.hang import Hang, HeartbeatAddress, StuckProcess, StuckRank
 from fasttrain.model.job import JobRequest, SubmittedJob, TaskEnd
 from fasttrain.model.outcome import Outcome, RankReport, Receipt, Site, State, StepStats
 from fasttrain.model.plan import ScriptFacts, Target
@@ -57,13 +57,13 @@ REQUEST = JobRequest(
 
 
 def plans() -> dict[str, Any]:
-    """Give sound plans by name."""
+    """Return sound plans by name."""
     found = sorted((DATA / "plans").glob("*.json"))
     return {path.stem: json.loads(path.read_text())["plan"] for path in found}
 
 
 def sound() -> dict[str, Any]:
-    """Give one sound content of each file, by its name."""
+    """Return one sound content of each file, by its name."""
     return {
         "plan.json": plans()["cpu-laptop-plain"],
         "receipt.json": to_data(RECEIPT),
@@ -71,7 +71,7 @@ def sound() -> dict[str, Any]:
         "rank-0.json": to_data(REPORT),
         "failure-0.json": to_data(Failure(0, 1, 5, 5, 1, (RAISED,))),
         "ends.json": to_data(WorkerExits((WorkerExit(0, 1, -11, 5, 5), WorkerExit(1, 2, 1, 6, 6)))),
-        "pulse-0.json": to_data(PulseAddress(0, 1, 5, 0, 35)),
+        "heartbeat-0.json": to_data(HeartbeatAddress(0, 1, 5, 0, 35)),
         "submitted.json": to_data(SENT),
         "job.json": to_data(REQUEST),
         "tasks/0/end-0.json": to_data(TaskEnd(0, 1, 5)),
@@ -90,7 +90,7 @@ VALUES = (None, True, False, *FLOATS, *INTEGERS, *WORDS, *LISTS)
 
 
 def _alike(value: Any) -> tuple[Any, ...]:
-    """Give values that pass for the one that is there, as far as its type goes."""
+    """Return values that pass for the one that is there, as far as its type goes."""
     if isinstance(value, bool):
         return (True, False)
     for kind, others in ((int, INTEGERS), (float, FLOATS), (str, WORDS)):
@@ -100,7 +100,7 @@ def _alike(value: Any) -> tuple[Any, ...]:
 
 
 def _places(data: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Give the paths to all that stands anywhere in a document."""
+    """Return the paths to all that stands anywhere in a document."""
     items: Any = data.items() if isinstance(data, dict) else ()
     items = enumerate(data) if isinstance(data, list) else items
     found = [path] if path else []
@@ -110,7 +110,7 @@ def _places(data: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 
 def _spoil(data: Any, at: int, how: str, pick: int) -> Any:
-    """Give the document with one thing in it set, taken away, added or renamed."""
+    """Return the document with one thing in it set, taken away, added or renamed."""
     data = copy.deepcopy(data)
     places = _places(data)
     *way, last = places[at % len(places)]
@@ -157,7 +157,7 @@ LOGS = st.lists(st.sampled_from(SAID) | st.text(max_size=9), max_size=12).map(
 
 
 def spoiled(data: Any) -> st.SearchStrategy[bytes]:
-    """Give what may have become of a file: most often JSON of nearly the right shape."""
+    """Return what may have become of a file: most often JSON of nearly the right shape."""
     numbers = st.integers(0, 999)
     hows = st.sampled_from([*["alike"] * 8, "set", "set", "take", "add", "rename"])
     once = st.builds(_spoil, st.just(data), numbers, hows, numbers)

@@ -58,7 +58,7 @@ class Recorder:
             self.started.append([str(word) for word in words])
 
     def stand_in(self, argv: Sequence[Any]) -> list[str]:
-        """Give what is started instead."""
+        """Return what is started instead."""
         for word in argv[:4]:  # `timeout 60 sbatch` too
             if (answer := self.answers.get(Path(str(word)).name)) is not None:
                 return ["/bin/echo", "-n", answer]

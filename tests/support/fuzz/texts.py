@@ -64,7 +64,7 @@ SOUND = st.builds(
 
 
 def _change(text: str, how: str, at: int, key: str, value: str) -> str:
-    """Give the text with one of its lines changed."""
+    """Return the text with one of its lines changed."""
     lines = text.splitlines(keepends=True) or ["amp: off\n"]
     at %= len(lines)
     line = lines[at]

@@ -59,7 +59,7 @@ def weighted(*strategies: tuple[int, st.SearchStrategy[Any]]) -> st.SearchStrate
 
 
 def values_of(name: str) -> st.SearchStrategy[str]:
-    """Give values of an option: most often some that it could take."""
+    """Return values of an option: most often some that it could take."""
     spec = BY_NAME.get(name)
     numbers = spec is not None and spec.kind == "int"
     good = GOOD.get(name) or (spec.choices if spec else ()) or (("1", "2") if numbers else ("one",))

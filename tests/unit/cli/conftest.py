@@ -42,7 +42,7 @@ def fasttrain_main(
 
 @pytest.fixture
 def receipt(tmp_path: Path) -> Callable[..., Receipt]:
-    """Give the receipt of a run of some ranks; rank 1 fails at what rank 0 applies."""
+    """Return the receipt of a run of some ranks; rank 1 fails at what rank 0 applies."""
 
     def make(count: int = 1, **changes: Any) -> Receipt:
         stats = StepStats(

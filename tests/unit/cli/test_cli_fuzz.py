@@ -28,7 +28,7 @@ VALUE = st.sampled_from(VALUES + FILES) | TEXT
 
 
 def option(spec: OptionSpec) -> st.SearchStrategy[list[str]]:
-    """Give an option, most often with a value that it takes."""
+    """Return an option, most often with a value that it takes."""
     if spec.kind == "bool":
         return st.sampled_from([[spec.flag], [spec.flag.replace("--", "--no-", 1)]])
     usual = {"int": ("1", "2"), "list": ("A=b", "C="), "str": ("0,1", "all", "1", "h:1")}

@@ -11,7 +11,7 @@ from fasttrain.config.options import OPTIONS, OptionSpec
 
 @pytest.fixture
 def planned(fasttrain_main: Any, tmp_path: Path) -> Any:
-    """Give the plan of a command line as data."""
+    """Return the plan of a command line as data."""
     (tmp_path / "train.py").write_text("")
 
     def plan(*words: str) -> Any:

@@ -34,7 +34,7 @@ def test_every_option_has_a_variable():
         "FASTTRAIN_PRESET",
         "FASTTRAIN_RUN_ID",
         "FASTTRAIN_RESTART_COUNT",
-        "FASTTRAIN_PULSES",
+        "FASTTRAIN_HEARTBEATS",
     ],
 )
 def test_variables_that_are_no_options_pass(name):

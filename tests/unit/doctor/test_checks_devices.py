@@ -23,7 +23,7 @@ def all_of(**fields: Any) -> Any:
 
 
 def one(index: int, **fields: Any) -> Any:
-    """Give eight GPUs, one of them with these fields."""
+    """Return eight GPUs, one of them with these fields."""
     return node(states={index: fields})
 
 
@@ -32,7 +32,7 @@ def npu(index: int, **fields: Any) -> Any:
 
 
 def pair(**fields: Any) -> Any:
-    """Give two GPUs, each with these fields."""
+    """Return two GPUs, each with these fields."""
     return node(2, states={0: fields, 1: fields})
 
 

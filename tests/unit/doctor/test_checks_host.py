@@ -24,7 +24,7 @@ def host(**fields: Any) -> Any:
 
 
 def disk(purpose: str, **fields: Any) -> Any:
-    """Give a machine of one folder, with these fields."""
+    """Return a machine of one folder, with these fields."""
     healthy = Disk(purpose, f"/{purpose}", 20 * GIB, filesystem="ext4")  # type: ignore[arg-type]
     return container(host={"disks": (replace(healthy, **fields),)})
 

@@ -12,13 +12,13 @@ from support.examinations import fires, node, quiet, verify
 
 
 def ports(*states: str, layer: str = "InfiniBand", **parts: Any) -> Any:
-    """Give a server with a port in each of the states."""
+    """Return a server with a port in each of the states."""
     found = (RdmaPort(f"mlx5_{i}/1", state, layer, 400.0) for i, state in enumerate(states))
     return node(host={"rdma_ports": tuple(found)}, **parts)
 
 
 def rates(*rates_gbps: float | None, layer: str = "InfiniBand", state: str = "ACTIVE") -> Any:
-    """Give a server with a port of each rate."""
+    """Return a server with a port of each rate."""
     found = (RdmaPort(f"mlx5_{i}/1", state, layer, rate) for i, rate in enumerate(rates_gbps))
     return node(host={"rdma_ports": (*found, RdmaPort("mlx5_9/1", "ACTIVE", layer, 400.0))})
 

@@ -24,7 +24,7 @@ WORKER = ("-c", "import time; time.sleep(60)", "/x/fasttrain/shim/__main__.py", 
 
 @contextmanager
 def workers(count: int) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Give processes that look like a run's workers."""
+    """Return processes that look like a run's workers."""
     started = [subprocess.Popen([sys.executable, *WORKER]) for _ in range(count)]
     try:
         # exec() closes the pipe that Popen waits at before the new command line can be read.

@@ -14,7 +14,7 @@ MakeHost = Callable[..., Host]
 
 @pytest.fixture
 def make_host(tmp_path: Path) -> MakeHost:
-    """Give a function that lays files and tools out and returns the Host that sees only those."""
+    """Return a function that lays files and tools out and returns the Host that sees only those."""
 
     def make(
         files: Mapping[str, str] | None = None,

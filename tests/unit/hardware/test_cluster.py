@@ -31,7 +31,7 @@ PARTITIONS = (
 
 
 def sinfo(answer: str) -> dict[str, str]:
-    """Give a sinfo that knows its version and one format."""
+    """Return a sinfo that knows its version and one format."""
     return {
         "sinfo": f'[ "$*" = --version ] && echo "slurm 24.11.3" && exit\n'
         f'[ "$*" = "-h -o {FORMAT}" ] || exit 64\n{answer}'

@@ -16,7 +16,7 @@ OK, CHIPSET_NOT_SUPPORTED = 0, 1
 def linked(
     index: int, peers: dict[int, tuple[int, int]], nvlinks: dict[int, Any] | None = None
 ) -> Any:
-    """Give a board by (level, P2P status) of each peer, and what each NVLink leads to."""
+    """Return a board by (level, P2P status) of each peer, and what each NVLink leads to."""
     board = Board(index, f"GPU-{index}", {("PciInfo",): pci(0x10 + index)})
     for peer, (level, status) in peers.items():
         board.answers[("TopologyCommonAncestor", peer)] = level

@@ -41,7 +41,7 @@ ID   PID       Process name                         GPU Memory
 
 
 def printing(text: str, code: int = 0) -> dict[str, str]:
-    """Give an mthreads-gmi that prints a text when it is called without arguments."""
+    """Return an mthreads-gmi that prints a text when it is called without arguments."""
     return {"mthreads-gmi": f"[ $# = 0 ] || exit 64\n/bin/cat <<'END'\n{text}END\nexit {code}"}
 
 

@@ -41,7 +41,7 @@ def probe(host: Any, smi: Any = None) -> Any:
 
 
 def smi(name: str, code: int = 0) -> dict[str, str]:
-    """Give an npu-smi that prints a recorded file, and only for the sub-command `info`."""
+    """Return an npu-smi that prints a recorded file, and only for the sub-command `info`."""
     script = f'[ "$*" = info ] || exit 64\ncat "{RECORDED / name}.txt"; exit {code}'
     return {"npu-smi": script}
 

@@ -42,7 +42,7 @@ def npus(count: int) -> list[Device]:
 
 
 def recorded(name: str, code: int = 0) -> dict[str, str]:
-    """Give an npu-smi that prints a recorded file, and only for the sub-command `info`."""
+    """Return an npu-smi that prints a recorded file, and only for the sub-command `info`."""
     return {"npu-smi": f'[ "$*" = info ] || exit 64\ncat "{RECORDED / name}.txt"; exit {code}'}
 
 

@@ -42,7 +42,7 @@ def plan(tmp_path: Path) -> LaunchPlan:
 
 @pytest.fixture
 def of_command(plan: LaunchPlan) -> Callable[..., LaunchPlan]:
-    """Give the plan for a command."""
+    """Return the plan for a command."""
 
     def change(name: str, *argv: str) -> LaunchPlan:
         return replace(plan, target=Target("command", name), argv=argv or (name,))
@@ -70,7 +70,7 @@ def report(plan: LaunchPlan) -> Callable[..., RankReport]:
 
 @pytest.fixture
 def slug() -> Callable[..., Any]:
-    """Give slug and exit code of the error that a call ends in."""
+    """Return slug and exit code of the error that a call ends in."""
     from fasttrain.model.errors import FasttrainError
 
     def of(call: Callable[..., object], *args: object) -> tuple[str, int]:

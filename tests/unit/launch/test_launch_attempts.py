@@ -18,7 +18,7 @@ CRASH = Crash(3, 4, 1, "", 0, "network", "no answer", "", step=12)
 def test_records_are_put_aside_and_what_is_the_scripts_stays(tmp_path: Path) -> None:
     kept = {"plan.json", "rank-0.log", "agent.log", "model.pt", "attempt-1"}
     moved = {"failure-0.json", "rank-0.json", "rank-0.child-7.json", "events-0.jsonl",
-             "pulse-1.json", "crash.json", "hang.json", "ends.json", "fault-2.txt"}  # fmt: skip
+             "heartbeat-1.json", "crash.json", "hang.json", "ends.json", "fault-2.txt"}  # fmt: skip
     for name in (kept | moved) - {"attempt-1"}:
         (tmp_path / name).write_text(name)
     assert put_aside(tmp_path, 1) == "attempt-1"

@@ -25,7 +25,7 @@ def environ(tmp_path: Path) -> dict[str, str]:
 
 @pytest.fixture
 def compiled(plan: LaunchPlan) -> Callable[[Path], LaunchPlan]:
-    """Give a plan that keeps compiled kernels in a folder."""
+    """Return a plan that keeps compiled kernels in a folder."""
     source = Source(SourceKind.DEFAULT, "default")
     return lambda folder: replace(plan, environment=(EnvVar(VARIABLE, str(folder), "why", source),))
 

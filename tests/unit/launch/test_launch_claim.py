@@ -189,7 +189,7 @@ def test_a_file_system_without_locks_is_told(
 
 def test_what_an_attempt_told_is_put_aside_and_its_logs_stay(tmp_path: Path) -> None:
     told = {"receipt.json", "crash.json", "hang.json", "ends.json", "rank-0.json",
-            "rank-0.child-7.json", "failure-1.json", "fault-1.txt", "pulse-0.json",
+            "rank-0.child-7.json", "failure-1.json", "fault-1.txt", "heartbeat-0.json",
             "stacks-0.txt", "events-0.jsonl", "plan.json"}  # fmt: skip
     kept = {"job.json", "rank-0.log"}
     for name in told | kept:

@@ -32,7 +32,7 @@ class Disk:
     def is_now(
         self, error: OSError | None = None, after_s: float = 11, **changes: int
     ) -> list[str]:
-        """Give what was told newly."""
+        """Return what was told newly."""
         self._state = error or {**PLENTY, **changes}
         self._now_s += after_s
         before = len(self.told)

@@ -13,7 +13,7 @@ from fasttrain.launch.hang.stacks import parse
 
 
 def dumped(folder: Path, file: str, function: str = "f") -> str:
-    """Give what faulthandler writes of a call in a file."""
+    """Return what faulthandler writes of a call in a file."""
     answers = folder / "answers.txt"
     source = f"def {function}():\n    dump()\n{function}()\n"
     with answers.open("wb") as stream:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fasttrain.launch.node_run import Around
+from fasttrain.launch.node_run import Observers
 from fasttrain.launch.output.display import PlainDisplay
 from fasttrain.launch.process.supervise import STARTS, Guardian, guarded
 from fasttrain.launch.start import start
@@ -51,5 +51,5 @@ def test_a_run_without_a_guardian_says_so(
 ) -> None:
     monkeypatch.setattr("sys.executable", "/nowhere/python")
     plan = of_command("true")
-    (warning,) = start(plan, plan, {"PATH": os.defpath}, Around(PlainDisplay())).warnings
+    (warning,) = start(plan, plan, {"PATH": os.defpath}, Observers(PlainDisplay())).warnings
     assert "No such file" in warning

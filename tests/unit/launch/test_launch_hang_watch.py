@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from fasttrain.launch.hang import watch
-from fasttrain.launch.hang.heartbeats import Pulses
+from fasttrain.launch.hang.heartbeats import HeartbeatRecords
 from fasttrain.launch.hang.watch import BUSY_S, IDLE_S, HangWatch, Nodes, OneNode, together
 from fasttrain.launch.process import procfs
 from fasttrain.model.attempts import Guards
@@ -27,7 +27,7 @@ from fasttrain.model.hang import (
     MEMORY_NAME,
     Frame,
     Hang,
-    PulseAddress,
+    HeartbeatAddress,
     Slot,
     StuckProcess,
     StuckRank,
@@ -44,8 +44,8 @@ class Rank:
 
     def __init__(self, run_dir: Path, rank: int, descriptor: int) -> None:
         self._descriptor = descriptor
-        address = PulseAddress(rank, os.getpid(), descriptor, 0, 0)
-        (run_dir / f"pulse-{rank}.json").write_text(dumps(address))
+        address = HeartbeatAddress(rank, os.getpid(), descriptor, 0, 0)
+        (run_dir / f"heartbeat-{rank}.json").write_text(dumps(address))
 
     def show(self, slot: Slot, value: int) -> None:
         os.pwrite(self._descriptor, struct.pack("Q", value), 8 * slot)
@@ -307,7 +307,7 @@ def test_what_a_child_does_is_nothing_to_a_time_of_the_users(
 
 
 def serving(*others: Frame) -> tuple[StuckRank, ...]:
-    """Give a rank that serves, and others that are somewhere."""
+    """Return a rank that serves, and others that are somewhere."""
     serves = (Frame("selectors.py", 1, "select"), Frame("socketserver.py", 2, "serve_forever"))
     stacks = [serves, *((frame, Frame("t.py", 2, "f", user=True)) for frame in others)]
     return tuple(
@@ -382,15 +382,17 @@ def test_records_of_processes_that_are_gone(ranks: Any, of_command: Any) -> None
     rank = ranks(0)
     rank.show(Slot.STEPS, 7)
     run_dir = Path(of_command("true").run_dir)
-    gone = PulseAddress(1, os.getpid(), 987_654, 0, 0)
-    (run_dir / "pulse-1.json").write_text(dumps(gone))
-    (run_dir / "pulse-2.json").write_text("{")
-    pulses = Pulses(run_dir)
-    pulses.find()
-    assert [(pulse.address.rank, pulse.steps) for pulse in pulses.read()] == [(0, 7)]
-    (run_dir / "pulse-0.json").unlink()
-    pulses.find()
-    assert pulses.read() == ()
+    gone = HeartbeatAddress(1, os.getpid(), 987_654, 0, 0)
+    (run_dir / "heartbeat-1.json").write_text(dumps(gone))
+    (run_dir / "heartbeat-2.json").write_text("{")
+    heartbeats = HeartbeatRecords(run_dir)
+    heartbeats.find()
+    assert [(heartbeat.address.rank, heartbeat.steps) for heartbeat in heartbeats.read()] == [
+        (0, 7)
+    ]
+    (run_dir / "heartbeat-0.json").unlink()
+    heartbeats.find()
+    assert heartbeats.read() == ()
 
 
 class TwoNodes(OneNode):

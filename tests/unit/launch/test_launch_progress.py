@@ -16,7 +16,7 @@ import pytest
 from fasttrain.launch.hang import heartbeats
 from fasttrain.launch.hang.heartbeats import Progress
 from fasttrain.model.codec import dumps
-from fasttrain.model.hang import MEMORY_BYTES, MEMORY_NAME, PulseAddress
+from fasttrain.model.hang import MEMORY_BYTES, MEMORY_NAME, HeartbeatAddress
 from fasttrain.model.outcome import State, StepStats
 from fasttrain.model.plan import LaunchPlan
 
@@ -27,8 +27,8 @@ def test_a_rank_that_is_gone_is_remembered(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(heartbeats, "LOOK_S", 0.0)
     descriptor = os.memfd_create(MEMORY_NAME)
     os.ftruncate(descriptor, MEMORY_BYTES)
-    address = PulseAddress(1, os.getpid(), descriptor, 0, 0)
-    (tmp_path / "pulse-1.json").write_text(dumps(address))
+    address = HeartbeatAddress(1, os.getpid(), descriptor, 0, 0)
+    (tmp_path / "heartbeat-1.json").write_text(dumps(address))
     watched = Progress(tmp_path)
     watched.tick()
     with mmap.mmap(descriptor, MEMORY_BYTES) as memory:
@@ -48,9 +48,9 @@ def test_a_rank_is_remembered_that_came_and_went_between_two_looks(tmp_path: Pat
         from pathlib import Path
         from fasttrain.shim.watch.heartbeat import Heartbeat
 
-        pulse = Heartbeat(Path("."), 5, child=False)
-        pulse.install(ExitStack())
-        pulse.step(17)
+        heartbeat = Heartbeat(Path("."), 5, child=False)
+        heartbeat.install(ExitStack())
+        heartbeat.step(17)
         os.kill(os.getpid(), signal.SIGKILL)
     """
     environ = watched.environ({**os.environ, "LOCAL_RANK": "1"})
@@ -67,7 +67,7 @@ def test_the_memory_of_a_launcher_around_is_not_passed_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr(os, "memfd_create")
-    around = {"FASTTRAIN_PULSES": "1:2", "HOME": "/"}
+    around = {"FASTTRAIN_HEARTBEATS": "1:2", "HOME": "/"}
     assert Progress(tmp_path).environ(around) == {"HOME": "/"}
 
 

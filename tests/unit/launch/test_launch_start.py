@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fasttrain.config.environ import read_environ
-from fasttrain.launch.node_run import Around, Part
+from fasttrain.launch.node_run import NodeRun, Observers
 from fasttrain.launch.output.display import PlainDisplay, write_all
 from fasttrain.launch.run_node import attend, compose
 from fasttrain.launch.start import active_elsewhere, read_invocation, start
@@ -48,7 +48,7 @@ def test_environment_of_the_processes() -> None:
 def test_a_command_from_start_to_receipt(of_command: Callable[..., LaunchPlan]) -> None:
     plan = of_command("sh", "sh", "-c", "echo said; echo told >&2; exit 7")
     display = Recorder()
-    receipt = start(plan, plan, {"PATH": os.defpath}, Around(display))
+    receipt = start(plan, plan, {"PATH": os.defpath}, Observers(display))
     assert sorted(display.written) == [(1, b"said\n"), (2, b"told\n")]
     assert display.closed
     assert (receipt.exit_code, receipt.ranks) == (7, ())
@@ -63,7 +63,7 @@ def test_a_file_that_is_no_program(
     program.write_text("")
     program.chmod(0o755)
     plan, display = of_command(str(program)), Recorder()
-    assert slug(start, plan, plan, {}, Around(display)) == ("cannot-start", 71)
+    assert slug(start, plan, plan, {}, Observers(display)) == ("cannot-start", 71)
     assert display.closed
 
 
@@ -71,7 +71,7 @@ def test_files_stay_open_to_nobody(of_command: Callable[..., LaunchPlan]) -> Non
     gc.collect()  # what other tests left is not to end in between
     before = len(list(Path("/proc/self/fd").iterdir()))
     plan = of_command("true")
-    assert start(plan, plan, {"PATH": os.defpath}, Around(Recorder())).exit_code == 0
+    assert start(plan, plan, {"PATH": os.defpath}, Observers(Recorder())).exit_code == 0
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
@@ -85,7 +85,7 @@ def test_a_log_that_cannot_be_written_is_told(
     # A link to the full device stands for a full disk, a folder for one that has no more files.
     log.symlink_to("/dev/full") if "space" in why else log.mkdir()
     environ = {"PATH": os.defpath}
-    ended = attend(Part(plan, plan, "/bin/echo", environ, environ), Around(display))
+    ended = attend(NodeRun(plan, plan, "/bin/echo", environ, environ), Observers(display))
     assert (ended.exit_code, display.written) == (0, [(1, b"seen\n")])
     (warning,) = ended.warnings
     assert f" {plan.run_dir} " in warning
@@ -143,7 +143,7 @@ def test_a_run_that_made_room_is_not_started_again(
     restarts = Decision(Restarts(2, "any", first_s=0.0), "", FLAG)
     preempt = Decision(Preempt("snapshot"), "", FLAG)
     plan = replace(command, restarts=restarts, preempt=preempt)
-    receipt = start(plan, plan, {"PATH": os.defpath}, Around(Recorder()))
+    receipt = start(plan, plan, {"PATH": os.defpath}, Observers(Recorder()))
     assert (receipt.exit_code, receipt.attempts, receipt.crash) == (85, (), None)
     assert not Path(plan.run_dir, "crash.json").exists()
 
@@ -156,7 +156,7 @@ def test_a_count_of_restarts_that_is_none_counts_as_0(
     restarts = Decision(Restarts(1, "any", first_s=0.0), "", FLAG)
     plan = replace(of_command("sh", "sh", "-c", failing_once), restarts=restarts)
     environ = {"PATH": os.defpath, "FASTTRAIN_RESTART_COUNT": before}
-    receipt = start(plan, plan, environ, Around(Recorder()))
+    receipt = start(plan, plan, environ, Observers(Recorder()))
     assert (receipt.exit_code, len(receipt.attempts)) == (0, 1)
 
 

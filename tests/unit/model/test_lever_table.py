@@ -17,12 +17,12 @@ rows = pytest.mark.parametrize("name", LEVERS)
 
 
 def _decided(name: str) -> Any:
-    """Give the type that a lever's decision holds."""
+    """Return the type that a lever's decision holds."""
     return get_args(get_type_hints(Levers)[name])[0]
 
 
 def _words(kind: Any) -> set[str]:
-    """Give the words that a decided value can come down to."""
+    """Return the words that a decided value can come down to."""
     if is_dataclass(kind):
         kind = get_type_hints(kind)[fields(kind)[0].name]
     if get_origin(kind) is Literal:

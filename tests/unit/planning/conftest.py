@@ -49,7 +49,7 @@ class Make:
         return replace(base, **changes)
 
     def gpus(self, count: int, like: Device = H100, **changes: Any) -> Machine:
-        """Give a machine with that many equal devices, UUIDs GPU-00…, GPU-11…, and so on."""
+        """Return a machine with that many equal devices, UUIDs GPU-00…, GPU-11…, and so on."""
         return self.machine(
             *(replace(like, index=i, uuid=f"GPU-{i}{i}aa-bb") for i in range(count)), **changes
         )

@@ -38,7 +38,7 @@ def _run(text, folder, environ, shell="sh"):
 
 @pytest.fixture
 def plan_in(make, tmp_path):
-    """Give a plan whose shim is the dump and whose files are in the test's folder."""
+    """Return a plan whose shim is the dump and whose files are in the test's folder."""
 
     def build(target, machine=None, environ=None, **options):
         shim = tmp_path / "dump here.py"

@@ -10,7 +10,7 @@ from fasttrain.model.decision import Decision, Setting, Source, SourceKind
 from fasttrain.model.errors import FasttrainError
 from fasttrain.model.machine import Interpreter
 from fasttrain.planning.explain import Row, decisions
-from fasttrain.planning.interpreter import ACTIVE, BY_NAME, Chosen, decide_python
+from fasttrain.planning.interpreter import ACTIVE, BY_NAME, ChosenPython, decide_python
 from fasttrain.planning.plan import make_plan
 
 OTHER = Interpreter("/env/bin/python", "", "3.12.1", "/env", "/env/lib/torch")
@@ -25,19 +25,19 @@ BAD = [
 
 
 def test_fasttrains_own_is_no_decision() -> None:
-    assert decide_python(UNNAMED, "", None) == Chosen()
-    assert decide_python(NAMED, "CONDA_PREFIX=/env", None) == Chosen()
+    assert decide_python(UNNAMED, "", None) == ChosenPython()
+    assert decide_python(NAMED, "CONDA_PREFIX=/env", None) == ChosenPython()
 
 
 def test_the_active_environments_is_taken() -> None:
     source = Source(SourceKind.ENV, "CONDA_PREFIX")
     decision = Decision(OTHER.path, ACTIVE, source)
-    assert decide_python(UNNAMED, "CONDA_PREFIX=/env", OTHER) == Chosen(OTHER, decision)
+    assert decide_python(UNNAMED, "CONDA_PREFIX=/env", OTHER) == ChosenPython(OTHER, decision)
 
 
 def test_one_that_is_named_wins_over_the_active_environments() -> None:
     decision = Decision(OTHER.path, BY_NAME, NAMED.source)
-    assert decide_python(NAMED, "VIRTUAL_ENV=/another", OTHER) == Chosen(OTHER, decision)
+    assert decide_python(NAMED, "VIRTUAL_ENV=/another", OTHER) == ChosenPython(OTHER, decision)
 
 
 @pytest.mark.parametrize(("bad", "facts"), BAD)

@@ -17,7 +17,7 @@ LOGITS = torch.tensor([[-200.0], [-8.0], [0.5], [8.0], [12.0]])
 
 
 class Answers(nn.Module):
-    """Gives its inputs as probabilities, by whatever way a script takes."""
+    """Returns its inputs as probabilities, by whatever way a script takes."""
 
     def __init__(self, activation: Callable[[Tensor], Tensor]) -> None:
         super().__init__()

@@ -18,7 +18,7 @@ X = torch.ones(4, 2)
 
 
 def here(line_with: str) -> str:
-    """Give ``file:line`` of the line of this file that holds a text, as the receipt tells it."""
+    """Return ``file:line`` of the line of this file that holds a text, as the receipt tells it."""
     lines = Path(__file__).read_text().splitlines()
     number = next(n for n, line in enumerate(lines, 1) if line_with in line and "here(" not in line)
     return f"test_amp_ceding.py:{number}"

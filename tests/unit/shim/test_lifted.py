@@ -21,7 +21,7 @@ SMALL = 2.0**-10  # times 2 ** 16, by which fp16 is scaled, it is still no overf
 
 
 class Net(nn.Module):
-    """Gives its features beside what it makes of them, and keeps them."""
+    """Returns its features beside what it makes of them, and keeps them."""
 
     def __init__(self, *, retain: bool = False) -> None:
         super().__init__()

@@ -34,7 +34,7 @@ def watch(undo: ExitStack) -> LossWatch:
 
 
 def a_loss(value: float) -> Tensor:
-    """Give a loss whose gradient is finite, whatever its value."""
+    """Return a loss whose gradient is finite, whatever its value."""
     return torch.ones((), requires_grad=True) + value
 
 

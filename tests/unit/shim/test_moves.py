@@ -14,7 +14,7 @@ from torch import Tensor
 from fasttrain.shim.data_parallel.split import lazy_rows, row_operators
 from fasttrain.shim.data_parallel.split.lazy_rows import PATIENCE, LazyRows, Moves, linked
 from fasttrain.shim.data_parallel.split.rows import Rows
-from fasttrain.shim.hooks.dynamo import OwnCompile
+from fasttrain.shim.hooks.dynamo import UserCompile
 from support.fake_ranks import on_ranks
 
 RANKS = 2
@@ -33,7 +33,7 @@ def to_device(tensor: Tensor) -> Tensor:
 
 
 def mover(rank: Any, met: list[int] | None = None) -> Callable[..., Tensor]:
-    found = Moves(rank, OwnCompile(), lambda: (met or []).append(1), Counter())
+    found = Moves(rank, UserCompile(), lambda: (met or []).append(1), Counter())
     return lambda tensor, move=to_device: found.move(tensor, move, "here")
 
 
@@ -135,7 +135,7 @@ def test_before_the_ranks_meet_and_beside_compiled_functions_it_is_whole() -> No
     batch = torch.ones(4, 2)
 
     def act(rank: Any) -> Any:
-        compiled = OwnCompile()
+        compiled = UserCompile()
         found = Moves(rank, compiled, lambda: None, Counter())
         kinds = [type(found.move(batch, to_device, "here"))]
         compiled.functions = True

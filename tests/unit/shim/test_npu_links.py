@@ -16,7 +16,7 @@ Change = Callable[[Any, list[nn.Parameter]], object]
 
 
 def _optimizer() -> tuple[torch.optim.Adam, list[nn.Parameter]]:
-    """Give an optimizer that has made a step, whose last parameter has no gradient."""
+    """Return an optimizer that has made a step, whose last parameter has no gradient."""
     torch.manual_seed(0)
     params = [nn.Parameter(torch.randn(3, 3)) for _ in range(4)]
     optimizer = torch.optim.Adam(params)

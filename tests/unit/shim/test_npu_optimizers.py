@@ -15,7 +15,7 @@ from torch import nn
 from torch.optim import SGD, Adadelta, Adam, AdamW, Optimizer, RMSprop
 
 from fasttrain.model.outcome import State
-from fasttrain.shim.hooks.outcome_recorder import Ledger
+from fasttrain.shim.hooks.outcome_recorder import OutcomeRecorder
 from fasttrain.shim.levers.npu_optimizer.counterparts import (
     COUNTERPARTS,
     NONE_FUSED,
@@ -60,7 +60,7 @@ def parameter(*shape: int, dtype: torch.dtype = torch.float32) -> nn.Parameter:
 
 
 def stand_in(path: str, attributes: dict[str, Any] | None = None, **settings: Any) -> Optimizer:
-    """Give an optimizer of a package that is not installed, with the settings of its group."""
+    """Return an optimizer of a package that is not installed, with the settings of its group."""
     module, _, name = path.rpartition(".")
     kind = type(name, (Optimizer,), {"step": lambda self: None, "__module__": module})
     made: Any = kind([parameter()], settings)
@@ -232,7 +232,7 @@ def test_parameters_without_a_gradient_stay_where_they_are() -> None:
 @pytest.fixture
 def lever() -> Iterator[NpuOptimizerLever]:
     with ExitStack() as undo:
-        made = NpuOptimizerLever(Ledger("optimizer", "npu", explicit=True))
+        made = NpuOptimizerLever(OutcomeRecorder("optimizer", "npu", explicit=True))
         made.install(undo)
         yield made
 
@@ -248,11 +248,11 @@ def weights(steps: int = 3) -> torch.Tensor:
 def test_off_an_npu_the_script_keeps_its_own_steps() -> None:
     expected = weights()
     with ExitStack() as undo:
-        lever = NpuOptimizerLever(Ledger("optimizer", "npu", explicit=True))
+        lever = NpuOptimizerLever(OutcomeRecorder("optimizer", "npu", explicit=True))
         lever.install(undo)
         assert torch.equal(weights(), expected)
-    assert lever.ledger.outcome().state is State.SKIPPED
-    assert lever.ledger.outcome().reason.endswith(FITS)
+    assert lever.recorder.outcome().state is State.SKIPPED
+    assert lever.recorder.outcome().reason.endswith(FITS)
 
 
 def test_a_step_with_a_closure_calls_it_once_and_gives_its_loss(lever: NpuOptimizerLever) -> None:
@@ -288,14 +288,14 @@ def test_a_subclass_reaches_torchs_own_step(lever: NpuOptimizerLever) -> None:
     p = parameter()
     Mine([p]).step()
     assert bool((p < 1).all())
-    assert lever.ledger.outcome().state is State.ARMED
+    assert lever.recorder.outcome().state is State.ARMED
 
 
 def test_torchs_classes_are_put_back() -> None:
     before = [vars(kind).get("step") for kind in TORCHS_OWN]
     construct = Optimizer.__init__
     with ExitStack() as undo:
-        NpuOptimizerLever(Ledger("optimizer", "npu", explicit=True)).install(undo)
+        NpuOptimizerLever(OutcomeRecorder("optimizer", "npu", explicit=True)).install(undo)
         assert [vars(kind).get("step") for kind in TORCHS_OWN] != before
     assert [vars(kind).get("step") for kind in TORCHS_OWN] == before
     assert Optimizer.__init__ is construct
@@ -306,7 +306,7 @@ def test_a_step_that_was_inherited_is_inherited_again() -> None:
     base([parameter()], {})  # torch wraps the step of a class when the first one is made
     kind = type("AdamP", (base,), {"__module__": "adamp.adamp"})
     with ExitStack() as undo:
-        NpuOptimizerLever(Ledger("optimizer", "npu", explicit=True)).install(undo)
+        NpuOptimizerLever(OutcomeRecorder("optimizer", "npu", explicit=True)).install(undo)
         kind([parameter()], ADAMP)
         assert "step" in vars(kind)
     assert "step" not in vars(kind)

@@ -43,7 +43,7 @@ FUSIBLE: list[Callable[..., Any]] = [
 
 
 def checkpoint(make: Callable[..., Any], steps: int) -> tuple[Any, Any]:
-    """Give the parameter and state of an optimizer after some steps."""
+    """Return the parameter and state of an optimizer after some steps."""
     p = parameter()
     optimizer = make([p])
     for number in range(steps):

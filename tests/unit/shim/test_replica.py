@@ -40,7 +40,7 @@ def train(replica: Replica, module: nn.Module, x: Tensor = X) -> None:
 
 @pytest.fixture
 def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Give the only rank of a group, for what DistributedDataParallel asks of one."""
+    """Return the only rank of a group, for what DistributedDataParallel asks of one."""
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
     (ranks,) = on_ranks(1, lambda ranks: ranks)
@@ -49,7 +49,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 def handed_over(ranks: Any) -> tuple[Replica, Net]:
-    """Give a root whose gradients torch's object averages, and none of whom has one."""
+    """Return a root whose gradients torch's object averages, and none of whom has one."""
     module = Net()
     replica = Replica(module, ranks)
     for _ in range(PROBES + 1):

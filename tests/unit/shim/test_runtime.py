@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import nn
 
-from fasttrain.launch.hang.heartbeats import Pulses
+from fasttrain.launch.hang.heartbeats import HeartbeatRecords
 from fasttrain.model.codec import loads
 from fasttrain.model.outcome import RankReport, State
 from fasttrain.shim import runtime as runtime_module
@@ -76,12 +76,12 @@ def test_a_report_with_the_first_step(install: Any, tmp_path: Path) -> None:
 def test_steps_of_a_replay_are_not_trained(install: Any, tmp_path: Path) -> None:
     """A run that fails in it would be started again at once for ever."""
     runtime = install(hang=True)
-    pulses = Pulses(tmp_path)
-    pulses.find()
+    heartbeats = HeartbeatRecords(tmp_path)
+    heartbeats.find()
 
     def known() -> tuple[int, int]:
         runtime.finish()
-        (seen,) = pulses.read()
+        (seen,) = heartbeats.read()
         return report(tmp_path).stats.steps, seen.steps
 
     model = nn.Linear(2, 2)
@@ -92,7 +92,7 @@ def test_steps_of_a_replay_are_not_trained(install: Any, tmp_path: Path) -> None
         model(torch.ones(4, 2)).sum().backward()
         sgd.step()
         counts.append(known())
-    pulses.close()
+    heartbeats.close()
     assert counts == [(0, 0), (2, 0), (3, 3)]
     assert report(tmp_path).stats.resumed_from == 2
 

@@ -58,9 +58,9 @@ from fasttrain.shim.data_parallel.ranks import Ranks
 from fasttrain.shim.data_parallel.replicate import Replicate
 from fasttrain.shim.data_parallel.split.surroundings import SideEffectWatch
 from fasttrain.shim.hooks import patching
-from fasttrain.shim.hooks.dynamo import OwnCompile
+from fasttrain.shim.hooks.dynamo import UserCompile
 from fasttrain.shim.hooks.loop import TrainingState
-from fasttrain.shim.hooks.outcome_recorder import Ledger
+from fasttrain.shim.hooks.outcome_recorder import OutcomeRecorder
 from fasttrain.shim.hooks.roots import RootCalls
 from fasttrain.shim.hooks.steps import StepMeter
 from fasttrain.shim.levers.amp.lever import AmpLever
@@ -124,8 +124,8 @@ def out_of_order() -> list[str]:
     return found
 
 
-def ledger(name: str) -> Ledger:
-    return Ledger(name, "a test", explicit=False)
+def recorder(name: str) -> OutcomeRecorder:
+    return OutcomeRecorder(name, "a test", explicit=False)
 
 
 def decide(value: Any) -> Decision[Any]:
@@ -133,8 +133,8 @@ def decide(value: Any) -> Decision[Any]:
 
 
 def parts(folder: Path) -> dict[str, Install]:
-    """Give everything that patches, but what has to meet other ranks."""
-    roots, own_compile = RootCalls(), OwnCompile()
+    """Return everything that patches, but what has to meet other ranks."""
+    roots, user_compile = RootCalls(), UserCompile()
     nobody = SimpleNamespace(install=lambda _: None)
     ranks: Any = SimpleNamespace(
         rank=1, world_size=2, store=None, waits=nullcontext, joined=True, on_join=[], boardless=True
@@ -142,8 +142,8 @@ def parts(folder: Path) -> dict[str, Install]:
     streams = RandomStreams(ranks)
     training = TrainingState(roots)
     strategy = Strategy("fsdp", collectives="nccl")
-    context = ParallelContext(strategy, ranks, roots, streams, training, own_compile)
-    replicate = Replicate(ledger("strategy"), context)
+    context = ParallelContext(strategy, ranks, roots, streams, training, user_compile)
+    replicate = Replicate(recorder("strategy"), context)
     replicate._consistency = nobody  # type: ignore[assignment]
     answers = Answers(ranks)
     amp = decide(Amp("float16", "cpu"))
@@ -165,21 +165,21 @@ def parts(folder: Path) -> dict[str, Install]:
     return {
         "training state": training.install,
         "replicate": replicate.install,
-        "side effects": SideEffects(ledger("side_effects"), ranks, answers, folder).install,
-        "per rank": DataLoaderLever(ledger("dataloader"), context).install,
-        "loading": SharedLoaders(ledger("loading"), ranks, answers).install,
-        "amp": AmpLever(amp, ledger("amp"), roots).install,
-        "loss scaling": LossScaling(amp, ledger("loss_scaling"), roots).install,
+        "side effects": SideEffects(recorder("side_effects"), ranks, answers, folder).install,
+        "per rank": DataLoaderLever(recorder("dataloader"), context).install,
+        "loading": SharedLoaders(recorder("loading"), ranks, answers).install,
+        "amp": AmpLever(amp, recorder("amp"), roots).install,
+        "loss scaling": LossScaling(amp, recorder("loss_scaling"), roots).install,
         "compile": lambda undo: watch_hooks(lambda *_: None, undo),
-        "npu": NpuOptimizerLever(ledger("optimizer")).install,
-        "optimizer": OptimizerLever(ledger("optimizer")).install,
-        "matmul": MatmulLever(decide("keep"), ledger("matmul")).install,
+        "npu": NpuOptimizerLever(recorder("optimizer")).install,
+        "optimizer": OptimizerLever(recorder("optimizer")).install,
+        "matmul": MatmulLever(decide("keep"), recorder("matmul")).install,
         "snapshots": snapshots,
         "replay": replayed,
         "trial": trial,
         "roots": roots.install,
         "steps": StepMeter(0.0).install,
-        "user's compile": own_compile.install,
+        "user's compile": user_compile.install,
         "warnings": name_users_lines,
         "saves": SaveGuard().install,
         "spawned": lambda undo: follow_spawned(folder / "plan.json", 0, undo),

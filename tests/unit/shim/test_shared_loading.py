@@ -29,7 +29,7 @@ from fasttrain.shim.data_parallel.loading.lever import (
     shared_memory_of,
 )
 from fasttrain.shim.data_parallel.ranks import Ranks
-from fasttrain.shim.hooks.outcome_recorder import Ledger
+from fasttrain.shim.hooks.outcome_recorder import OutcomeRecorder
 from support.forked_ranks import on_ranks
 
 pytestmark = pytest.mark.skipif(
@@ -55,7 +55,9 @@ class Squares(Dataset[Any]):
 def installed(ranks: Ranks) -> SharedLoaders:
     answers = Answers(ranks)
     answers.install(ExitStack())
-    lever = SharedLoaders(Ledger("loading", "once per node", explicit=False), ranks, answers)
+    lever = SharedLoaders(
+        OutcomeRecorder("loading", "once per node", explicit=False), ranks, answers
+    )
     lever.install(ExitStack())
     return lever
 
@@ -84,7 +86,7 @@ def test_ranks_get_the_batches_of_one_process(tmp_path: Path, nodes: int) -> Non
 
     def act(ranks: Ranks) -> Any:
         lever = installed(ranks)
-        return [*walk(), lever.ledger.counts["shared batches"]]
+        return [*walk(), lever.recorder.counts["shared batches"]]
 
     expected, _ = walk()
     for rank, end in enumerate(on_ranks(tmp_path, act, world_size=4, nodes=nodes)):
@@ -209,7 +211,7 @@ def test_what_may_not_be_alike_is_read_by_each_rank(tmp_path: Path) -> None:
         batches = iter(loader(0, lambda: (torch.zeros(3), value.value)))
         children = len(multiprocessing.active_children())
         read(batches)
-        return [len(found[0]), children, lever.ledger.counts, lever.ledger.outcome().reason]
+        return [len(found[0]), children, lever.recorder.counts, lever.recorder.outcome().reason]
 
     for end in on_ranks(tmp_path, act):
         count, children, counts, reason = end.good

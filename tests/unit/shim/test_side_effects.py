@@ -29,7 +29,7 @@ from fasttrain.model.outcome import State
 from fasttrain.shim.data_parallel.answers.answers import Answers
 from fasttrain.shim.data_parallel.answers.lever import LEFT, SideEffects
 from fasttrain.shim.data_parallel.ranks import Ranks
-from fasttrain.shim.hooks.outcome_recorder import Ledger
+from fasttrain.shim.hooks.outcome_recorder import OutcomeRecorder
 from support.forked_ranks import on_ranks
 
 NODES = pytest.mark.parametrize("nodes", [1, 2])
@@ -44,8 +44,8 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
 
         def install(rank: int) -> SideEffects:
             ranks: Any = SimpleNamespace(rank=rank, store=None, waits=nullcontext)
-            ledger = Ledger("side_effects", "rank 0", explicit=False)
-            lever = SideEffects(ledger, ranks, Answers(ranks), tmp_path / "scratch")
+            recorder = OutcomeRecorder("side_effects", "rank 0", explicit=False)
+            lever = SideEffects(recorder, ranks, Answers(ranks), tmp_path / "scratch")
             lever.install(undo)
             return lever
 
@@ -56,8 +56,8 @@ def install(ranks: Ranks, tmp_path: Path) -> tuple[SideEffects, ExitStack]:
     undo = ExitStack()
     answers = Answers(ranks)
     answers.install(undo)
-    ledger = Ledger("side_effects", "rank 0", explicit=False)
-    lever = SideEffects(ledger, ranks, answers, tmp_path / f"run/rank-{ranks.rank}.files")
+    recorder = OutcomeRecorder("side_effects", "rank 0", explicit=False)
+    lever = SideEffects(recorder, ranks, answers, tmp_path / f"run/rank-{ranks.rank}.files")
     lever.install(undo)
     return lever, undo
 
@@ -458,7 +458,7 @@ def test_the_receipt_tells_what_was_saved_and_all_is_put_back(tmp_path: Path) ->
             for name, value in names.items()
             if vars(owner)[name] is not value and name != "_name_sequence"  # made when needed
         ]
-        outcome = lever.ledger.outcome()
+        outcome = lever.recorder.outcome()
         sites = [site.what for site in outcome.sites]
         return [outcome.state, outcome.counts, sites, len(outcome.notes), changed]
 
@@ -469,7 +469,7 @@ def test_the_receipt_tells_what_was_saved_and_all_is_put_back(tmp_path: Path) ->
 
 def test_a_lever_that_has_ceded_leaves_files_alone(start: Start, tmp_path: Path) -> None:
     lever = start(1)
-    lever.ledger.cede("the script handles its ranks itself")
+    lever.recorder.cede("the script handles its ranks itself")
     torch.save({"a": 1}, tmp_path / "model.pt")
     (tmp_path / "log.txt").write_text("of rank 1")
     assert torch.load(tmp_path / "model.pt") == {"a": 1}

@@ -31,7 +31,7 @@ def agreements(count: int) -> list[Agreement]:
 
 
 def run(heard: tuple[int, ...], ends: tuple[bool, ...], order: tuple[int, ...]) -> list[Any]:
-    """Give the step in which each rank takes its snapshot, and whether it ends.
+    """Return the step in which each rank takes its snapshot, and whether it ends.
 
     Every step is begun by all ranks before one of them ends it, as with averaged gradients.
     """

@@ -16,7 +16,7 @@ from fasttrain.shim.snapshots.lever import identity_of
 
 @pytest.fixture
 def script_of(plan: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Give what stands for the script of a run in this directory."""
+    """Return what stands for the script of a run in this directory."""
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
 
     def of(kind: Any, name: str) -> str:

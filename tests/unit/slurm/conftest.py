@@ -27,7 +27,7 @@ def named(table: Any, values: Mapping[str, Any]) -> Any:
 
 @pytest.fixture
 def make_draft() -> MakeDraft:
-    """Give the job of ``train.py`` with these options by flag."""
+    """Return the job of ``train.py`` with these options by flag."""
 
     def make(
         run: Mapping[str, Any] | None = None, environ: Mapping[str, str] | None = None, **slurm: Any
@@ -42,7 +42,7 @@ def make_draft() -> MakeDraft:
 
 @pytest.fixture
 def make_job(tmp_path: Path) -> Callable[..., SubmittedJob]:
-    """Give a job that was sent, with its run directory."""
+    """Return a job that was sent, with its run directory."""
 
     def make(job_id: str = "12", cells: int = 0, submitted_s: float = 1.0) -> SubmittedJob:
         run_dir = tmp_path / "fasttrain_runs" / f"run-{job_id}"

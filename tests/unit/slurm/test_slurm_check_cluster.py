@@ -39,7 +39,7 @@ Judge = Callable[..., list[Finding]]
 
 @pytest.fixture
 def judged(make_draft: Any) -> Judge:
-    """Give what is found in a job with these options."""
+    """Return what is found in a job with these options."""
 
     def judge(
         cluster: ClusterFacts = CLUSTER,

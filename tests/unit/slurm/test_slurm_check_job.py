@@ -21,7 +21,7 @@ Judge = Callable[..., Checked]
 
 @pytest.fixture
 def judged(make_draft: Any) -> Judge:
-    """Give what is found where these things were seen, in a job with these options."""
+    """Return what is found where these things were seen, in a job with these options."""
 
     def judge(seen: dict[str, Any] | None = None, **slurm: Any) -> Checked:
         return check(Seen(make_draft(**slurm), ClusterFacts(), {}, **(seen or {})))

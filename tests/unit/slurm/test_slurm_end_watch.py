@@ -33,7 +33,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def ended_at(watch: EndWatch, clock: Clock, until_s: float) -> float | None:
-    """Give after how many seconds the run was ended."""
+    """Return after how many seconds the run was ended."""
     began_s = clock.now_s
     while clock.now_s - began_s < until_s:
         clock.now_s += 0.5

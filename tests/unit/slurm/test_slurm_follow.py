@@ -24,7 +24,7 @@ def states(*words: str, job_id: str = "12") -> dict[str, JobState]:
 
 
 class Controller:
-    """Gives its answers one after the other, and the last one for ever; has its own clock."""
+    """Returns its answers one after the other, and the last one for ever; has its own clock."""
 
     def __init__(self) -> None:
         self.now_s = 0.0

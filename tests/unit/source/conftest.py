@@ -65,7 +65,7 @@ def read(tmp_path: Path, lay: Lay) -> Read:
 
 @pytest.fixture
 def seen(read: Read) -> Seen:
-    """Give what was seen and where, or None; the script may be given as its bare text."""
+    """Return what was seen and where, or None; the script may be given as its bare text."""
 
     def run(files: Mapping[str, str | bytes] | str, **how: object) -> tuple[str, str] | None:
         facts = read({"train.py": files} if isinstance(files, str) else files, **how)

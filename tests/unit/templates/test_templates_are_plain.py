@@ -30,7 +30,7 @@ def imported_packages(source: str) -> set[str]:
 
 
 def every_key_set(text: str) -> str:
-    """Give the example with the mark taken away from its commented keys."""
+    """Return the example with the mark taken away from its commented keys."""
     keys = "|".join([*OPTION_NAMES, "script", "args", "preset"])
     return re.sub(rf"^# (?=({keys}): )", "", text, flags=re.MULTILINE)
 

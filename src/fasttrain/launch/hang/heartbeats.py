@@ -14,19 +14,19 @@ from pathlib import Path
 from fasttrain.files import load
 from fasttrain.model.codec import CodecError
 from fasttrain.model.hang import (
+    HEARTBEATS_VARIABLE,
     MEMORY_BYTES,
     MEMORY_NAME,
     MOST_RANKS,
-    PULSES_VARIABLE,
     RECORD_BYTES,
-    PulseAddress,
+    HeartbeatAddress,
     Slot,
 )
 from fasttrain.model.outcome import RankReport
 
 
 @dataclass(frozen=True, slots=True)
-class Pulse:
+class HeartbeatRecord:
     """The heartbeat of one process of a rank.
 
     Attributes:
@@ -37,7 +37,7 @@ class Pulse:
         ended: Whether its script has ended.
     """
 
-    address: PulseAddress
+    address: HeartbeatAddress
     steps: int
     beats: int
     p95_s: float
@@ -60,10 +60,10 @@ class RankMemory:
 
     def environ(self, environ: Mapping[str, str]) -> dict[str, str]:
         """Return the environment of the ranks, with the variable by which they find the memory."""
-        others = {name: value for name, value in environ.items() if name != PULSES_VARIABLE}
+        others = {name: value for name, value in environ.items() if name != HEARTBEATS_VARIABLE}
         if self._memory is None:
             return others
-        return {**others, PULSES_VARIABLE: f"{os.getpid()}:{self._descriptor}"}
+        return {**others, HEARTBEATS_VARIABLE: f"{os.getpid()}:{self._descriptor}"}
 
     def steps(self) -> dict[int, int]:
         """Return the optimizer steps of each rank that has started, by global rank."""
@@ -87,12 +87,12 @@ class RankMemory:
             self._descriptor = -1
 
 
-class Pulses:
+class HeartbeatRecords:
     """The heartbeats of all processes that have left their address in a run directory."""
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
-        self._memories: dict[PulseAddress, mmap.mmap] = {}
+        self._memories: dict[HeartbeatAddress, mmap.mmap] = {}
 
     def find(self) -> None:
         """Find new processes, and forget those that have ended."""
@@ -103,9 +103,9 @@ class Pulses:
             if (memory := _mapped(address)) is not None:
                 self._memories[address] = memory
 
-    def read(self) -> tuple[Pulse, ...]:
+    def read(self) -> tuple[HeartbeatRecord, ...]:
         """Return the present heartbeat of each process."""
-        return tuple(_pulse(address, memory) for address, memory in self._memories.items())
+        return tuple(_heartbeat(address, memory) for address, memory in self._memories.items())
 
     def close(self) -> None:
         """Release all of them."""
@@ -113,20 +113,20 @@ class Pulses:
             memory.close()
         self._memories = {}
 
-    def _addresses(self) -> Iterator[PulseAddress]:
-        for path in self._run_dir.glob("pulse-*.json"):
+    def _addresses(self) -> Iterator[HeartbeatAddress]:
+        for path in self._run_dir.glob("heartbeat-*.json"):
             # Renamed into place, so never partial; a file of an older worker is replaced.
             with contextlib.suppress(OSError, CodecError):
-                address = load(PulseAddress, path)
+                address = load(HeartbeatAddress, path)
                 if 0 <= address.record < MOST_RANKS:
                     yield address
 
 
-def _link(address: PulseAddress) -> str:
+def _link(address: HeartbeatAddress) -> str:
     return f"/proc/{address.pid}/fd/{address.descriptor}"
 
 
-def _is_alive(address: PulseAddress) -> bool:
+def _is_alive(address: HeartbeatAddress) -> bool:
     try:
         # Another process may have got the same number since.
         return str(Path(_link(address)).readlink()).startswith(f"/memfd:{MEMORY_NAME}")
@@ -134,7 +134,7 @@ def _is_alive(address: PulseAddress) -> bool:
         return False
 
 
-def _mapped(address: PulseAddress) -> mmap.mmap | None:
+def _mapped(address: HeartbeatAddress) -> mmap.mmap | None:
     try:
         descriptor = os.open(_link(address), os.O_RDONLY | os.O_CLOEXEC)
     except OSError:  # it has ended just now
@@ -145,9 +145,9 @@ def _mapped(address: PulseAddress) -> mmap.mmap | None:
         os.close(descriptor)
 
 
-def _pulse(address: PulseAddress, memory: mmap.mmap) -> Pulse:
+def _heartbeat(address: HeartbeatAddress, memory: mmap.mmap) -> HeartbeatRecord:
     words = _words(memory, address.record)
-    return Pulse(
+    return HeartbeatRecord(
         address=address,
         steps=words[Slot.STEPS],
         beats=words[Slot.BEATS],
@@ -171,7 +171,7 @@ class Progress:
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
-        self._pulses = Pulses(run_dir)
+        self._heartbeats = HeartbeatRecords(run_dir)
         self._memory = RankMemory()
         self._steps: dict[int, int] = {}
         self._looked_s = time.monotonic() - LOOK_S
@@ -186,7 +186,7 @@ class Progress:
             return
         self._looked_s = time.monotonic()
         self._read()  # before processes that have ended are forgotten
-        self._pulses.find()
+        self._heartbeats.find()
 
     def steps(self) -> dict[int, int]:
         """Return the steps by rank; a rank that trains in child processes has theirs."""
@@ -203,20 +203,20 @@ class Progress:
 
     def begin_again(self) -> None:
         """Forget the previous attempt, all of whose processes have ended."""
-        self._pulses.close()
+        self._heartbeats.close()
         self._memory.clear()
         self._steps = {}
 
     def close(self) -> None:
         """Release the ranks' memory."""
-        self._pulses.close()
+        self._heartbeats.close()
         self._memory.close()
 
     def _read(self) -> None:
         for rank, steps in self._memory.steps().items():
             self._note(rank, steps)
-        for pulse in self._pulses.read():
-            self._note(pulse.address.rank, pulse.steps)
+        for heartbeat in self._heartbeats.read():
+            self._note(heartbeat.address.rank, heartbeat.steps)
 
     def _note(self, rank: int, steps: int) -> None:
         self._steps[rank] = max(self._steps.get(rank, 0), steps)

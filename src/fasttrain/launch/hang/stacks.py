@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from fasttrain.launch.hang.heartbeats import Pulse
+from fasttrain.launch.hang.heartbeats import HeartbeatRecord
 from fasttrain.launch.hang.verdict import role_of, since_fork
 from fasttrain.launch.process import procfs
 from fasttrain.model.hang import Frame, Role, StuckProcess, StuckRank, stacks_file
@@ -202,16 +202,16 @@ def _size(path: Path) -> int:
 MOST_PROCESSES = 64  # of a rank: each takes a fraction of a second to ask
 
 
-def examine(running: Iterable[Pulse], run_dir: Path) -> tuple[StuckRank, ...]:
+def examine(running: Iterable[HeartbeatRecord], run_dir: Path) -> tuple[StuckRank, ...]:
     """Ask all processes of the ranks for their stacks, one after the other."""
-    by_rank: defaultdict[int, list[Pulse]] = defaultdict(list)
-    for pulse in running:
-        by_rank[pulse.address.rank].append(pulse)
-    return tuple(_rank(rank, pulses, run_dir) for rank, pulses in sorted(by_rank.items()))
+    by_rank: defaultdict[int, list[HeartbeatRecord]] = defaultdict(list)
+    for heartbeat in running:
+        by_rank[heartbeat.address.rank].append(heartbeat)
+    return tuple(_rank(rank, heartbeats, run_dir) for rank, heartbeats in sorted(by_rank.items()))
 
 
-def _rank(rank: int, pulses: list[Pulse], run_dir: Path) -> StuckRank:
-    own = {pulse.address.pid: pulse.address.signal for pulse in pulses}
+def _rank(rank: int, heartbeats: list[HeartbeatRecord], run_dir: Path) -> StuckRank:
+    own = {heartbeat.address.pid: heartbeat.address.signal for heartbeat in heartbeats}
     parents = {pid: procfs.parent(pid) for pid in own}
     # The worker itself is the process that no other process of the rank has started.
     worker = next((pid for pid in own if parents[pid] not in own), next(iter(own)))
@@ -222,7 +222,7 @@ def _rank(rank: int, pulses: list[Pulse], run_dir: Path) -> StuckRank:
         signum = own.get(pid, own[worker])
         if (found := _process(pid, signum, answers, own=pid == worker)) is not None:
             processes.append(found)
-    return StuckRank(rank, max(pulse.steps for pulse in pulses), tuple(processes))
+    return StuckRank(rank, max(heartbeat.steps for heartbeat in heartbeats), tuple(processes))
 
 
 def _process(pid: int, signum: int, answers: Path, *, own: bool) -> StuckProcess | None:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 
-from fasttrain.launch.hang.heartbeats import Pulse
+from fasttrain.launch.hang.heartbeats import HeartbeatRecord
 from fasttrain.launch.process import procfs
 from fasttrain.launch.process.procfs import Call
 from fasttrain.model.hang import Frame, Role, StuckProcess, StuckRank
@@ -76,23 +76,23 @@ def doing(pid: int, active: frozenset[int]) -> Doing:
     return Doing(call, frozenset(children), active)
 
 
-def signs(running: list[Pulse]) -> object:
+def signs(running: list[HeartbeatRecord]) -> object:
     """Return what changes with any progress; bytes count because checkpoints are progress, too."""
-    return [(pulse, procfs.transferred_bytes(pulse.address.pid)) for pulse in running]
+    return [(heartbeat, procfs.transferred_bytes(heartbeat.address.pid)) for heartbeat in running]
 
 
-def have_begun(running: list[Pulse]) -> bool:
+def have_begun(running: list[HeartbeatRecord]) -> bool:
     """True if every rank has made a step, by itself or in a process that it started."""
     steps: dict[int, int] = {}
-    for pulse in running:
-        rank = pulse.address.rank
-        steps[rank] = max(steps.get(rank, 0), pulse.steps)
+    for heartbeat in running:
+        rank = heartbeat.address.rank
+        steps[rank] = max(steps.get(rank, 0), heartbeat.steps)
     return bool(steps) and all(steps.values())
 
 
-def are_stopped(running: list[Pulse]) -> bool:
+def are_stopped(running: list[HeartbeatRecord]) -> bool:
     """True if a process of the ranks is stopped, by a signal or a debugger."""
-    return any(procfs.is_stopped(pulse.address.pid) for pulse in running)
+    return any(procfs.is_stopped(heartbeat.address.pid) for heartbeat in running)
 
 
 COMPILES, IN_DEBUGGER = "compiles", "is in a debugger"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from fasttrain.files import write_private
-from fasttrain.launch.hang.heartbeats import Pulse, Pulses
+from fasttrain.launch.hang.heartbeats import HeartbeatRecord, HeartbeatRecords
 from fasttrain.launch.hang.stacks import examine
 from fasttrain.launch.hang.verdict import (
     Activity,
@@ -123,7 +123,7 @@ class HangWatch:
         self._said = False
         self._clock = clock
         self._secrets = secrets  # which a line of source may hold
-        self._pulses = Pulses(Path(plan.run_dir))
+        self._heartbeats = HeartbeatRecords(Path(plan.run_dir))
         self._ranks: set[int] = set()
         self._seen: object = None
         self._told = False
@@ -148,24 +148,28 @@ class HangWatch:
         # node's ranks then wake up with errors, which is no progress.
         if self._said and not self._told and self._judge():
             return True
-        pulses = self._look(now)
-        if self._has_progressed(pulses):
+        heartbeats = self._look(now)
+        if self._has_progressed(heartbeats):
             return False
-        if not held and not self._is_on_disk(pulses):
+        if not held and not self._is_on_disk(heartbeats):
             self._quiet_s += passed_s
-            if any(procfs.runs(pulse.address.pid) for pulse in pulses if not pulse.ended):
+            if any(
+                procfs.runs(heartbeat.address.pid)
+                for heartbeat in heartbeats
+                if not heartbeat.ended
+            ):
                 self._running_s += passed_s
         # Reading /proc of all processes at every tick would cost more than everything else here.
         if self._before is None and self._quiet_s >= QUIET_S:
-            self._before = self._activity(pulses)
+            self._before = self._activity(heartbeats)
         if self._said:
             return False
-        self._say(pulses)
+        self._say(heartbeats)
         return self._said and self._judge()
 
     def begin_again(self) -> None:
         """Watch another attempt."""
-        self._pulses.close()
+        self._heartbeats.close()
         self._ranks, self.stopped = set(), False
         self._start_over(None)
 
@@ -173,19 +177,19 @@ class HangWatch:
         """Release the ranks' memory, after a last look at what the other nodes found."""
         if self._said and not self._told:
             self._judge()  # a node that agreed first has ended its ranks, and ours failed by that
-        self._pulses.close()
+        self._heartbeats.close()
 
-    def _look(self, now: float) -> tuple[Pulse, ...]:
+    def _look(self, now: float) -> tuple[HeartbeatRecord, ...]:
         if now - self._looked_s >= LOOK_FOR_PROCESSES_S:
             self._looked_s = now
-            self._pulses.find()
-        pulses = self._pulses.read()
-        self._ranks |= {pulse.address.rank for pulse in pulses}
-        return pulses
+            self._heartbeats.find()
+        heartbeats = self._heartbeats.read()
+        self._ranks |= {heartbeat.address.rank for heartbeat in heartbeats}
+        return heartbeats
 
-    def _has_progressed(self, pulses: tuple[Pulse, ...]) -> bool:
+    def _has_progressed(self, heartbeats: tuple[HeartbeatRecord, ...]) -> bool:
         """True if there was progress since the last tick, or it can't be told yet."""
-        running = [pulse for pulse in pulses if not pulse.ended]
+        running = [heartbeat for heartbeat in heartbeats if not heartbeat.ended]
         seen = signs(running)
         begun = have_begun(running) if running else bool(self._ranks)
         if seen == self._seen and begun and not are_stopped(running):
@@ -209,23 +213,23 @@ class HangWatch:
     def _automatic(self) -> bool:
         return self._watch.timeout_s is None
 
-    def _is_on_disk(self, pulses: tuple[Pulse, ...]) -> bool:
+    def _is_on_disk(self, heartbeats: tuple[HeartbeatRecord, ...]) -> bool:
         """True if a rank waits for a disk, which may take any time."""
-        running = (pulse.address.pid for pulse in pulses if not pulse.ended)
+        running = (heartbeat.address.pid for heartbeat in heartbeats if not heartbeat.ended)
         return self._automatic and any(map(procfs.waits_for_disk, running))
 
-    def _activity(self, pulses: tuple[Pulse, ...]) -> Activity:
-        return Activity.at(self._quiet_s, (pulse.address.pid for pulse in pulses))
+    def _activity(self, heartbeats: tuple[HeartbeatRecord, ...]) -> Activity:
+        return Activity.at(self._quiet_s, (heartbeat.address.pid for heartbeat in heartbeats))
 
-    def _limit_s(self, pulses: tuple[Pulse, ...]) -> float:
+    def _limit_s(self, heartbeats: tuple[HeartbeatRecord, ...]) -> float:
         if self._watch.timeout_s is not None:
             return float(self._watch.timeout_s)
         if self._unseen:
             return BUSY_S  # ranks of another node may compute while those of this one wait
-        steps_s = SLOW_STEPS * max(pulse.p95_s for pulse in pulses)
+        steps_s = SLOW_STEPS * max(heartbeat.p95_s for heartbeat in heartbeats)
         if self._quiet_s < IDLE_S or self._quiet_s < steps_s or self._before is None:
             return max(IDLE_S, steps_s)
-        busy = self._patient or self._computes(self._activity(pulses))
+        busy = self._patient or self._computes(self._activity(heartbeats))
         return max(BUSY_S if busy else IDLE_S, steps_s)
 
     def _computes(self, now: Activity) -> bool:
@@ -234,16 +238,18 @@ class HangWatch:
             return True
         return self._before is not None and now.cores_since(self._before) >= BUSY_SHARE
 
-    def _say(self, pulses: tuple[Pulse, ...]) -> None:
+    def _say(self, heartbeats: tuple[HeartbeatRecord, ...]) -> None:
         """Publish to the other nodes that there is no progress here, once the limit is reached."""
-        running = [pulse for pulse in pulses if not pulse.ended]
-        limit_s = self._limit_s(pulses) if running else 0.0
+        running = [heartbeat for heartbeat in heartbeats if not heartbeat.ended]
+        limit_s = self._limit_s(heartbeats) if running else 0.0
         if self._quiet_s < limit_s:
             return
-        quiet_s, now = self._quiet_s, self._activity(pulses)
+        quiet_s, now = self._quiet_s, self._activity(heartbeats)
         active = now.active_since(self._before) if self._before else frozenset()
         # Before the stacks are asked for: writing them is activity, too.
-        seen = {pulse.address.pid: doing(pulse.address.pid, active) for pulse in running}
+        seen = {
+            heartbeat.address.pid: doing(heartbeat.address.pid, active) for heartbeat in running
+        }
         ranks = examine(running, Path(self._plan.run_dir))
         self._seen = signs(running)
         alone = len(running) == 1 and self._plan.processes.value.max_nodes == 1

@@ -39,7 +39,7 @@ from fasttrain.model.plan import PLAN_FILE
 _LINE = re.compile(rf"^{DIVIDER}.*\n?", re.MULTILINE)
 # Files that ranks and launcher write about one attempt; whatever else is there is the script's.
 RECORDS = (
-    "failure-*.json", "fault-*.txt", "rank-*.json", "events-*.jsonl", "pulse-*.json",
+    "failure-*.json", "fault-*.txt", "rank-*.json", "events-*.jsonl", "heartbeat-*.json",
     "stacks-*.txt", CRASH_FILE, HANG_FILE, RECEIPT_FILE, EXITS_FILE,
 )  # fmt: skip
 
@@ -94,7 +94,7 @@ def of_last_attempt(text: str) -> str:
 ENDED_WELL = "the run had ended well"
 PARENTS_MODE = 0o775  # cut down by the umask; never open to everybody
 OF_A_RUN = {PLAN_FILE, JOB_FILE, RECEIPT_FILE, CRASH_FILE, EXITS_FILE, HANG_FILE}
-_OF_A_RANK = re.compile(r"(rank|events|failure|fault|pulse|stacks)-\d+\..+")
+_OF_A_RANK = re.compile(r"(rank|events|failure|fault|heartbeat|stacks)-\d+\..+")
 # A file system without locks, or an NFS server whose lock service doesn't run.
 # Source: flock(2), fcntl(2), nfs(5)
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EIO)

@@ -11,7 +11,7 @@ from fasttrain.model.errors import FasttrainError
 from fasttrain.model.levers import LEVERS, Levers
 from fasttrain.model.settings import Settings
 from fasttrain.planning.describe import BUILT_IN, NO_PYTHON
-from fasttrain.planning.gpus import Chosen
+from fasttrain.planning.gpus import ChosenDevices
 from fasttrain.planning.levers.situation import Situation
 
 # Values of the other options that a command without Python can honour by doing nothing.
@@ -40,7 +40,7 @@ def _decide(name: str, situation: Situation, decided: dict[str, Decision[Any]]) 
     return decided[name]
 
 
-def no_levers(settings: Settings, chosen: Chosen) -> Levers:
+def no_levers(settings: Settings, chosen: ChosenDevices) -> Levers:
     """Return every lever off, for a command that is not Python.
 
     Raises:

@@ -8,7 +8,7 @@ from fasttrain.model.levers import Amp, AmpChoice
 from fasttrain.model.machine import Machine
 from fasttrain.model.vendors import VENDORS
 from fasttrain.planning.describe import CPU_CORES, DEVICES, and_join, device_names
-from fasttrain.planning.gpus import Chosen, Slot
+from fasttrain.planning.gpus import ChosenDevices, Slot
 from fasttrain.planning.levers.situation import Situation
 
 MAY_SATURATE = "may saturate"
@@ -26,7 +26,7 @@ def decide(situation: Situation) -> Decision[Amp]:
     return _DECIDERS[setting.value](setting, situation.machine, situation.chosen)
 
 
-def _auto(_setting: Setting[AmpChoice], machine: Machine, chosen: Chosen) -> Decision[Amp]:
+def _auto(_setting: Setting[AmpChoice], machine: Machine, chosen: ChosenDevices) -> Decision[Amp]:
     if chosen.kind == "cpu":
         if machine.cpu.bf16:
             return Decision(Amp("bfloat16", "cpu"), "this CPU has native bf16", CPU_CORES)
@@ -39,11 +39,11 @@ def _auto(_setting: Setting[AmpChoice], machine: Machine, chosen: Chosen) -> Dec
     return Decision(Amp("bfloat16", chosen.kind), reason, DEVICES)
 
 
-def _off(setting: Setting[AmpChoice], _machine: Machine, chosen: Chosen) -> Decision[Amp]:
+def _off(setting: Setting[AmpChoice], _machine: Machine, chosen: ChosenDevices) -> Decision[Amp]:
     return Decision(Amp("off", chosen.kind), f"asked for by {setting.source}", setting.source)
 
 
-def _bf16(setting: Setting[AmpChoice], machine: Machine, chosen: Chosen) -> Decision[Amp]:
+def _bf16(setting: Setting[AmpChoice], machine: Machine, chosen: ChosenDevices) -> Decision[Amp]:
     if lacking := _lacking(chosen):
         raise _unsupported("bf16", VENDORS[chosen.kind].bf16_needs, lacking, chosen)
     reason = f"asked for by {setting.source}"
@@ -52,7 +52,7 @@ def _bf16(setting: Setting[AmpChoice], machine: Machine, chosen: Chosen) -> Deci
     return Decision(Amp("bfloat16", chosen.kind), reason, setting.source)
 
 
-def _fp16(setting: Setting[AmpChoice], _machine: Machine, chosen: Chosen) -> Decision[Amp]:
+def _fp16(setting: Setting[AmpChoice], _machine: Machine, chosen: ChosenDevices) -> Decision[Amp]:
     if not VENDORS[chosen.kind].loss_scaling:
         raise FasttrainError(
             f"fp16 was asked for, but not on {chosen.kind} devices yet",
@@ -73,11 +73,11 @@ def _fp16(setting: Setting[AmpChoice], _machine: Machine, chosen: Chosen) -> Dec
 _DECIDERS = {"auto": _auto, "off": _off, "bf16": _bf16, "fp16": _fp16}
 
 
-def _lacking(chosen: Chosen) -> tuple[Slot, ...]:
+def _lacking(chosen: ChosenDevices) -> tuple[Slot, ...]:
     return tuple(slot for slot in chosen.slots if not slot.device.bf16)
 
 
-def _saturating(chosen: Chosen) -> tuple[Slot, ...]:
+def _saturating(chosen: ChosenDevices) -> tuple[Slot, ...]:
     """Return the devices that are not known to give inf where fp16 overflows."""
     if not VENDORS[chosen.kind].may_saturate:
         return ()
@@ -85,7 +85,7 @@ def _saturating(chosen: Chosen) -> tuple[Slot, ...]:
 
 
 def _unsupported(
-    precision: str, needs: str, lacking: tuple[Slot, ...], chosen: Chosen
+    precision: str, needs: str, lacking: tuple[Slot, ...], chosen: ChosenDevices
 ) -> FasttrainError:
     scales = VENDORS[chosen.kind].loss_scaling and not _saturating(chosen)
     fp16 = precision == "bf16" and scales and all(slot.device.fp16 for slot in lacking)
@@ -97,7 +97,7 @@ def _unsupported(
     )
 
 
-def _unscalable(saturating: tuple[Slot, ...], chosen: Chosen) -> FasttrainError:
+def _unscalable(saturating: tuple[Slot, ...], chosen: ChosenDevices) -> FasttrainError:
     unknown = any(not slot.device.overflow for slot in saturating)
     how = MAY_SATURATE if unknown else SATURATES if len(saturating) == 1 else "saturate"
     use = "--amp off" if any(not slot.device.bf16 for slot in chosen.slots) else "--amp bf16"
@@ -111,12 +111,12 @@ def _unscalable(saturating: tuple[Slot, ...], chosen: Chosen) -> FasttrainError:
     )
 
 
-def _named(slots: tuple[Slot, ...], chosen: Chosen) -> str:
+def _named(slots: tuple[Slot, ...], chosen: ChosenDevices) -> str:
     noun = VENDORS[chosen.kind].noun
     return and_join(f"{noun} {slot.position} ({slot.device.name})" for slot in slots)
 
 
-def _or_without(slots: tuple[Slot, ...], chosen: Chosen) -> str:
+def _or_without(slots: tuple[Slot, ...], chosen: ChosenDevices) -> str:
     able = [str(slot.position) for slot in chosen.slots if slot not in slots]
     if not able:
         return ""

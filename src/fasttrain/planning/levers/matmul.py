@@ -7,7 +7,7 @@ from typing import Literal
 from fasttrain.model.decision import Decision
 from fasttrain.model.levers import Amp, MatmulChoice
 from fasttrain.planning.describe import DEVICES, asked, device_names
-from fasttrain.planning.gpus import Chosen
+from fasttrain.planning.gpus import ChosenDevices
 from fasttrain.planning.levers.situation import Situation
 
 CPU_NOTE = "; torch decides whether this CPU uses it"
@@ -31,7 +31,7 @@ def decide(situation: Situation) -> Decision[MatmulChoice | Literal["keep"]]:
     return Decision("high", reason, DEVICES)
 
 
-def _cpu_note(value: MatmulChoice, chosen: Chosen) -> str:
+def _cpu_note(value: MatmulChoice, chosen: ChosenDevices) -> str:
     if chosen.kind != "cpu" or value == "highest":
         return ""
     return CPU_NOTE

@@ -10,7 +10,7 @@ from fasttrain.model.decision import Decision
 from fasttrain.model.machine import Machine
 from fasttrain.model.plan import Processes, ScriptFacts
 from fasttrain.model.settings import Settings
-from fasttrain.planning.gpus import Chosen
+from fasttrain.planning.gpus import ChosenDevices
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Situation:
 
     settings: Settings
     machine: Machine
-    chosen: Chosen
+    chosen: ChosenDevices
     processes: Processes
     facts: ScriptFacts
     decided: Mapping[str, Decision[Any]] = field(default_factory=dict)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fasttrain.shim.data_parallel.context import ParallelContext
-from fasttrain.shim.data_parallel.rank_consistency import Parting
+from fasttrain.shim.data_parallel.rank_consistency import SameLine
 from fasttrain.shim.data_parallel.ranks import Ranks
 from fasttrain.shim.data_parallel.replica import Replica, average_gradients
 from fasttrain.shim.data_parallel.sharded import ShardedReplica
@@ -72,7 +72,7 @@ class BackwardPasses:
 
     def __init__(self, context: ParallelContext) -> None:
         self._ranks = context.ranks
-        self._parting = Parting(context.ranks)
+        self._same_line = SameLine(context.ranks)
         self._display = context.strategy.batch == "per-rank"
         self._unowned = UnownedParameters(context.ranks, context.training)
         self._replicas: list[weakref.ref[Replica | ShardedReplica]] = []
@@ -99,7 +99,7 @@ class BackwardPasses:
         with self._ranks.waits():
             if not self._display:
                 on_host = [t for t in losses if t.numel() == 1 and t.is_cpu and not t.is_complex()]
-                self._parting.check("call backward", [t.detach() for t in on_host])
+                self._same_line.check("call backward", [t.detach() for t in on_host])
             for replica in replicas:
                 if create_graph:
                     replica.leave_ddp()
@@ -128,7 +128,7 @@ class BackwardPasses:
         if not own:
             return found
         means = list(found)
-        self._parting.check("call torch.autograd.grad")
+        self._same_line.check("call torch.autograd.grad")
         with self._ranks.waits():
             have = self._ranks.sum(torch.tensor([float(found[at] is not None) for at in own]))
             for at, count in zip(own, have.tolist(), strict=True):

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from fasttrain.model.levers import Strategy
 from fasttrain.shim.data_parallel.random_streams import RandomStreams
 from fasttrain.shim.data_parallel.ranks import Ranks
-from fasttrain.shim.hooks.dynamo import OwnCompile
+from fasttrain.shim.hooks.dynamo import UserCompile
 from fasttrain.shim.hooks.loop import TrainingState
 from fasttrain.shim.hooks.roots import RootCalls
 
@@ -76,4 +76,4 @@ class ParallelContext:
     roots: RootCalls
     streams: RandomStreams
     training: TrainingState
-    compiled: OwnCompile
+    compiled: UserCompile

@@ -22,7 +22,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from fasttrain.model.outcome import State
 from fasttrain.shim.data_parallel.context import ParallelContext
 from fasttrain.shim.hooks import patching
-from fasttrain.shim.hooks.outcome_recorder import Ledger
+from fasttrain.shim.hooks.outcome_recorder import OutcomeRecorder
 from fasttrain.shim.hooks.patching import Loading
 from fasttrain.shim.process.callsite import call_site
 
@@ -34,8 +34,8 @@ _SEED_STEP = 2**16
 class DataLoaderLever:
     """Deals out the batches in every epoch over a DataLoader that feeds training."""
 
-    def __init__(self, ledger: Ledger, context: ParallelContext) -> None:
-        self.ledger = ledger
+    def __init__(self, recorder: OutcomeRecorder, context: ParallelContext) -> None:
+        self.recorder = recorder
         self._ranks = context.ranks
         self._streams = context.streams
         self._training = context.training
@@ -50,8 +50,8 @@ class DataLoaderLever:
         for name, act in acts.items():
             patching.wrap(iterator, name, self._while_live(act), undo, Loading.RANKS)
         patching.wrap(DataLoader, "__len__", self._while_live(self._length), undo)
-        self.ledger.settle(State.ARMED, "no DataLoader fed any training")
-        self.ledger.excuse(State.SKIPPED, "no DataLoader feeds the training")
+        self.recorder.settle(State.ARMED, "no DataLoader fed any training")
+        self.recorder.excuse(State.SKIPPED, "no DataLoader feeds the training")
 
     def refresh(self) -> None:
         """Do nothing: every batch is counted as it is yielded."""
@@ -60,7 +60,7 @@ class DataLoaderLever:
         def make(original: Any) -> Any:
             @functools.wraps(original)
             def replaced(holder: Any, *args: Any, **kwargs: Any) -> Any:
-                if not self.ledger.live or get_worker_info() is not None:
+                if not self.recorder.live or get_worker_info() is not None:
                     return original(holder, *args, **kwargs)
                 return act(original, holder, *args, **kwargs)
 
@@ -81,15 +81,15 @@ class DataLoaderLever:
         why_not = self._training.why_not_training()
         self._feeds[loader] = not why_not
         if why_not:
-            self.ledger.touch(f"whole on every rank, {why_not}", where)
+            self.recorder.touch(f"whole on every rank, {why_not}", where)
         elif isinstance(loader.dataset, IterableDataset):
-            self.ledger.pass_over(
+            self.recorder.pass_over(
                 f"DataLoader ({where})", "its dataset makes the batches, all of them on every rank"
             )
         else:
             self._dealt.add(iterator)
             iterator._sampler_iter = self._deal(iterator._sampler_iter)
-            self.ledger.apply("DataLoader", where)
+            self.recorder.apply("DataLoader", where)
             self._read_apart(iterator)
 
     def _deal(self, batches: Iterator[Any]) -> Iterator[Any]:
@@ -123,7 +123,7 @@ class DataLoaderLever:
     def _next(self, original: Any, iterator: Any) -> Any:
         data = original(iterator)
         if iterator in self._dealt:
-            self.ledger.counts["batches"] += 1
+            self.recorder.counts["batches"] += 1
         return data
 
     def _length(self, original: Any, loader: Any) -> int:

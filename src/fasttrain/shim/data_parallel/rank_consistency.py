@@ -50,7 +50,7 @@ def meet_inside(ranks: Ranks, tag: int) -> bool:
     return False
 
 
-class Parting:
+class SameLine:
     """Compares the ranks' lines in the script, and numbers that must be equal on all ranks.
 
     Args:

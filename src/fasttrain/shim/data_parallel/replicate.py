@@ -27,7 +27,7 @@ from fasttrain.model.errors import FasttrainError
 from fasttrain.model.outcome import State
 from fasttrain.shim.data_parallel.backward import BackwardPasses
 from fasttrain.shim.data_parallel.context import ParallelContext
-from fasttrain.shim.data_parallel.rank_consistency import Parting, RankConsistency
+from fasttrain.shim.data_parallel.rank_consistency import RankConsistency, SameLine
 from fasttrain.shim.data_parallel.replica import Replica
 from fasttrain.shim.data_parallel.sharded import (
     ShardedReplica,
@@ -39,7 +39,7 @@ from fasttrain.shim.data_parallel.sharded import (
 from fasttrain.shim.data_parallel.split import whole_batch
 from fasttrain.shim.data_parallel.split.call import SplitCalls
 from fasttrain.shim.hooks import patching
-from fasttrain.shim.hooks.outcome_recorder import Ledger
+from fasttrain.shim.hooks.outcome_recorder import OutcomeRecorder
 from fasttrain.shim.hooks.patching import Differentiating
 from fasttrain.shim.hooks.roots import Call, Root, parameters_of
 from fasttrain.shim.process import entry, refusal
@@ -60,8 +60,8 @@ class Replicate:
         on_cede: Called when the script turns out to handle its ranks itself.
     """
 
-    def __init__(self, ledger: Ledger, context: ParallelContext) -> None:
-        self.ledger = ledger
+    def __init__(self, recorder: OutcomeRecorder, context: ParallelContext) -> None:
+        self.recorder = recorder
         self.on_cede: list[Callable[[], None]] = []
         self._roots = context.roots
         self._ranks = context.ranks
@@ -71,11 +71,11 @@ class Replicate:
         self._training = context.training
         self._sharded = context.strategy.mode == "fsdp"
         self._consistency = RankConsistency(context.ranks)
-        self._parting = Parting(context.ranks)
+        self._same_line = SameLine(context.ranks)
         # Roots with lazy parameters, which are created in the first call.
         self._unmet: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self.fed: Callable[[], bool] = lambda: True
-        self.splits = SplitCalls(ledger, context)
+        self.splits = SplitCalls(recorder, context)
         self.passes = BackwardPasses(context)
 
     def install(self, undo: ExitStack) -> None:
@@ -101,8 +101,8 @@ class Replicate:
                     self._whole_numbers(name, undo)
         undo.callback(register_optimizer_step_post_hook(self._after_step).remove)
         self._consistency.install(undo)
-        self.ledger.settle(State.ARMED, "no module was called")
-        self.ledger.counts["ranks"] = self._ranks.world_size
+        self.recorder.settle(State.ARMED, "no module was called")
+        self.recorder.counts["ranks"] = self._ranks.world_size
 
     def refresh(self) -> None:
         """Do nothing: every call is counted as it happens."""
@@ -120,13 +120,13 @@ class Replicate:
 
     def _watch_group(self, undo: ExitStack) -> None:
         def init_process_group(original: Any, *args: Any, **kwargs: Any) -> Any:
-            if not self._ranks.joining and self.ledger.live:
+            if not self._ranks.joining and self.recorder.live:
                 self._script_has_its_own()
             return original(*args, **kwargs)
 
         def is_initialized(original: Any) -> Any:
             caller = sys._getframe(1).f_code.co_filename
-            ours = self._splits_batches and self._ranks.joined and self.ledger.live
+            ours = self._splits_batches and self._ranks.joined and self.recorder.live
             ours = ours and not _is_torchs(caller)
             return False if ours else original()
 
@@ -148,7 +148,7 @@ class Replicate:
             )
         self._roots.around = None
         entry.restore()
-        self.ledger.cede("the script handles its ranks itself", "init_process_group", where)
+        self.recorder.cede("the script handles its ranks itself", "init_process_group", where)
         for cede in self.on_cede:
             cede()
 
@@ -156,20 +156,20 @@ class Replicate:
 
     def _meet(self, root: Root, module: nn.Module) -> None:
         """Broadcast a root's parameters and buffers before its first call."""
-        if not self.ledger.live or self._must_run_whole():
+        if not self.recorder.live or self._must_run_whole():
             return
         if any(map(is_lazy, parameters_of(module))):
             self._unmet.add(module)
             return
         self._ranks.join()
-        self._parting.check(f"call {root.name} for the first time")
+        self._same_line.check(f"call {root.name} for the first time")
         shapes = [f"{n} {tuple(p.shape)} {p.dtype}" for n, p in module.named_parameters()]
         self._consistency.compare_models(root.name, root.where, shapes)
         if not any(hasattr(p, "placements") for p in parameters_of(module)):
             self._ranks.broadcast([*parameters_of(module), *module.buffers()])
 
     def _around(self, root: Root, module: nn.Module, call: Call) -> Call:
-        if not self.ledger.live or self._must_run_whole():
+        if not self.recorder.live or self._must_run_whole():
             return call
         if self._unmet and module in self._unmet:
             if any(map(is_lazy, parameters_of(module))):
@@ -198,13 +198,13 @@ class Replicate:
         if self.splits.reentrant:
             root.replica.leave_ddp()
         if root.replica.calls_together:
-            self._parting.check(f"call {root.name}")
+            self._same_line.check(f"call {root.name}")
         return root.replica.call(run, args, kwargs)
 
     def _run(self, root: Root, module: nn.Module, call: Call, *args: Any, **kwargs: Any) -> Any:
         if self._splits_batches:
             return self.splits.run(root, module, call, args, kwargs)
-        self.ledger.apply(root.name, root.where)
+        self.recorder.apply(root.name, root.where)
         parameter = root.parameter()
         with self._streams.for_forward(parameter.device if parameter is not None else None):
             return call(*args, **kwargs)
@@ -214,8 +214,8 @@ class Replicate:
             return Replica(module, self._ranks)
         check_unsharded(root, module)
         replica = ShardedReplica(module, self._ranks, self._training.optimizers)
-        self.ledger.counts["sharded blocks"] += len(replica.blocks)
-        self.ledger.note(
+        self.recorder.counts["sharded blocks"] += len(replica.blocks)
+        self.recorder.note(
             f"{root.name} is sharded in place from its first training call: parameters and"
             " gradients that the script refers to are shards; state_dict() returns whole ones"
         )
@@ -225,7 +225,7 @@ class Replicate:
         """Broadcast rank 0's running statistics if each rank has trained on its own batches."""
         if not self._splits_batches and root.replica is not None and root.replica.uneven:
             root.replica.uneven = False
-            self._parting.check(f"call {root.name}")
+            self._same_line.check(f"call {root.name}")
             self._ranks.broadcast(list(module.buffers()))
 
     def _must_run_whole(self) -> bool:
@@ -253,22 +253,22 @@ class Replicate:
 
     def _is_outermost(self) -> bool:
         inside = torch._C._current_graph_task_id() != -1 or self._must_run_whole()
-        return not inside and self.ledger.live and self._ranks.joined
+        return not inside and self.recorder.live and self._ranks.joined
 
     # --- steps
 
     def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
         if torch.compiler.is_compiling() or not self._is_outermost():
             return
-        self.ledger.counts["steps"] = steps = self.ledger.counts["steps"] + 1
+        self.recorder.counts["steps"] = steps = self.recorder.counts["steps"] + 1
         if steps == 1 and not self._splits_batches and not self.fed():
             self._streams.diverge()
-            self.ledger.note(
+            self.recorder.note(
                 "no DataLoader feeds the training: from its second step on each rank draws its own"
                 f" batches, so that the global batch is {self._ranks.world_size} times the script's"
             )
         if not steps & (steps - 1):
-            self._parting.check(f"step {type(optimizer).__name__}")
+            self._same_line.check(f"step {type(optimizer).__name__}")
         self._consistency.after_step(steps, None if self._sharded else optimizer)
 
 

@@ -19,35 +19,35 @@ from fasttrain.shim.data_parallel.random_streams import RandomStreams
 from fasttrain.shim.data_parallel.ranks import Ranks
 from fasttrain.shim.data_parallel.replicate import Replicate
 from fasttrain.shim.hooks.loop import TrainingState
-from fasttrain.shim.hooks.outcome_recorder import Ledger, Lever, Shared
+from fasttrain.shim.hooks.outcome_recorder import Lever, OutcomeRecorder, Shared
 from fasttrain.shim.process import entry
 
 
-def build(shared: Shared, decision: Decision[Strategy], ledger: Ledger) -> list[Lever]:
+def build(shared: Shared, decision: Decision[Strategy], recorder: OutcomeRecorder) -> list[Lever]:
     """Return the levers, in the order in which they are to be installed."""
     plan, strategy = shared.plan, decision.value
     if strategy.batch != "per-rank":
         shared.meter.throughput.part = 1 / int(entry.get("WORLD_SIZE", "1"))
     if plan.strict and not decision.source.explicit:
         # Whoever asks for several ranks wants them to be of use.
-        ledger.explicit = plan.processes.source.explicit
+        recorder.explicit = plan.processes.source.explicit
     agent = plan.processes.value.backend == "torchrun"
     ranks = Ranks.at_store(strategy.collectives, agent=agent)
     companion = partial(shared.companion, decision=decision, explicit=False)
-    return _levers(shared, strategy, ranks, ledger, companion)
+    return _levers(shared, strategy, ranks, recorder, companion)
 
 
 def _levers(
     shared: Shared,
     strategy: Strategy,
     ranks: Ranks,
-    ledger: Ledger,
-    companion: Callable[[str, str], Ledger],
+    recorder: OutcomeRecorder,
+    companion: Callable[[str, str], OutcomeRecorder],
 ) -> list[Lever]:
     roots, undo = shared.roots, shared.undo
     lever_state: LeverState = shared.lever_state
     context = ParallelContext(
-        strategy, ranks, roots, RandomStreams(ranks), TrainingState(roots), shared.own_compile
+        strategy, ranks, roots, RandomStreams(ranks), TrainingState(roots), shared.user_compile
     )
     context.streams.agree()
     answers, seeds = Answers(ranks), Seeds(ranks)
@@ -55,7 +55,7 @@ def _levers(
     seeds.install(undo)
     Clocks(answers).install(undo)
     context.training.install(undo)
-    replicate = Replicate(ledger, context)
+    replicate = Replicate(recorder, context)
     lever_state.ranks, lever_state.streams = ranks, context.streams
     lever_state.states["split calls"] = replicate.splits
     scratch = Path(shared.plan.run_dir) / f"rank-{ranks.rank}.files"
@@ -64,12 +64,12 @@ def _levers(
     ]
     if strategy.batch == "per-rank":
         loaders = DataLoaderLever(companion("dataloader", strategy.batch), context)
-        replicate.fed = lambda: bool(loaders.ledger.counts["batches"])
+        replicate.fed = lambda: bool(loaders.recorder.counts["batches"])
         others.append(loaders)
     else:
         others.append(SharedLoaders(companion("loading", "once per node"), ranks, answers))
     for lever in others:
-        cede = partial(lever.ledger.cede, "the script handles its ranks itself")
+        cede = partial(lever.recorder.cede, "the script handles its ranks itself")
         replicate.on_cede.append(cede)
     replicate.on_cede += [answers.close, seeds.close]
     return [replicate, *others]

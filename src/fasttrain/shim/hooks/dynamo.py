@@ -39,7 +39,7 @@ def pass_over(function: Any, *, all_it_calls: bool = False) -> None:
         frames.skip_code(function.__code__)
 
 
-class OwnCompile:
+class UserCompile:
     """Watches torch.compile.
 
     Attributes:

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from fasttrain.model.outcome import Outcome, Site, State
 from fasttrain.model.plan import LaunchPlan
-from fasttrain.shim.hooks.dynamo import OwnCompile
+from fasttrain.shim.hooks.dynamo import UserCompile
 from fasttrain.shim.hooks.roots import RootCalls
 from fasttrain.shim.hooks.steps import StepMeter
 
@@ -20,7 +20,7 @@ MAX_SITES = 50
 MAX_NOTES = 20
 
 
-class Ledger:
+class OutcomeRecorder:
     """Records what was asked of one lever, what became of it, where and how often.
 
     Attributes:
@@ -124,13 +124,13 @@ class Ledger:
 class Lever(Protocol):
     """One reversible change in the worker."""
 
-    ledger: Ledger
+    recorder: OutcomeRecorder
 
     def install(self, undo: ExitStack) -> None:
         """Put the change in place, pushing the inverse of each step on ``undo``."""
 
     def refresh(self) -> None:
-        """Bring the ledger up to date before it is reported."""
+        """Bring the recorder up to date before it is reported."""
 
 
 # What the levers of one worker share, from which each is built.
@@ -138,16 +138,16 @@ class Lever(Protocol):
 
 @dataclass(slots=True)
 class Shared:
-    """Handed to the ``build(shared, decision, ledger)`` of each module that a lever's row names.
+    """Handed to the ``build(shared, decision, recorder)`` of each module that a lever's row names.
 
     Attributes:
         plan: The plan.
         roots: Calls of roots.
-        own_compile: What the script compiles itself.
+        user_compile: What the script compiles itself.
         meter: Steps and their times.
         lever_state: What a snapshot has to hold: a ``LeverState`` of ``data_parallel``.
         undo: Takes away what is put in place before the levers are installed.
-        companion: Makes the ledger of a part with a line of its own in the receipt, by its name,
+        companion: Makes the recorder of a part with a line of its own in the receipt, by its name,
             what is asked of it, the decision that it follows, and whether a person named it.
         on_compiling: Called with the name of a root when compiling begins in it, and with an empty
             one when that has ended.
@@ -158,11 +158,11 @@ class Shared:
 
     plan: LaunchPlan
     roots: RootCalls
-    own_compile: OwnCompile
+    user_compile: UserCompile
     meter: StepMeter
     lever_state: Any
     undo: ExitStack
-    companion: Callable[..., Ledger]
+    companion: Callable[..., OutcomeRecorder]
     on_compiling: list[Callable[[str], None]] = field(default_factory=list)
     compile_s: Callable[[], float] = lambda: 0.0
     loss_scale: Callable[[], float] | None = None

@@ -12,7 +12,7 @@ import torch
 from fasttrain.model.decision import Decision
 from fasttrain.model.outcome import State
 from fasttrain.shim.hooks import patching
-from fasttrain.shim.hooks.outcome_recorder import Ledger, Lever, Shared
+from fasttrain.shim.hooks.outcome_recorder import Lever, OutcomeRecorder, Shared
 from fasttrain.shim.process.callsite import call_site
 
 # Attributes by which a script chooses the precision itself; the other way is torch's function.
@@ -25,8 +25,8 @@ PARTS = (("cuda", "matmul"), ("mkldnn", "matmul"))
 class MatmulLever:
     """Calls torch.set_float32_matmul_precision; the script's own later choice wins."""
 
-    def __init__(self, decision: Decision[Any], ledger: Ledger) -> None:
-        self.ledger = ledger
+    def __init__(self, decision: Decision[Any], recorder: OutcomeRecorder) -> None:
+        self.recorder = recorder
         self._decision = decision
         self._before = ""
         self._parts_before: dict[tuple[str, str], str] = {}
@@ -46,11 +46,11 @@ class MatmulLever:
             return
         self._set(self._decision.value)
         undo.callback(self._put_back)
-        self.ledger.settle(State.ARMED)
-        self.ledger.apply("fp32 matrix products", self._decision.value)
+        self.recorder.settle(State.ARMED)
+        self.recorder.apply("fp32 matrix products", self._decision.value)
 
     def refresh(self) -> None:
-        """Do nothing: the ledger is up to date at any time."""
+        """Do nothing: the recorder is up to date at any time."""
 
     def _put_back(self) -> None:
         self._set(self._before)
@@ -58,11 +58,11 @@ class MatmulLever:
             torch._C._set_fp32_precision_setter(*part, precision)
 
     def _cede(self, what: str) -> None:
-        if self.ledger.live:
+        if self.recorder.live:
             # torch's own setting first: one attribute of the script's changes only a part of it.
             self._put_back()
-        if self.ledger.state is not State.CEDED:
-            self.ledger.cede("the script chooses the precision itself", what, call_site())
+        if self.recorder.state is not State.CEDED:
+            self.recorder.cede("the script chooses the precision itself", what, call_site())
 
     def _watched_function(self, original: Any) -> Any:
         @functools.wraps(original)
@@ -84,6 +84,6 @@ class MatmulLever:
         patching.put(kind, "__setattr__", __setattr__, undo)
 
 
-def build(_shared: Shared, decision: Decision[Any], ledger: Ledger) -> list[Lever]:
+def build(_shared: Shared, decision: Decision[Any], recorder: OutcomeRecorder) -> list[Lever]:
     """Build the lever."""
-    return [MatmulLever(decision, ledger)]
+    return [MatmulLever(decision, recorder)]

@@ -26,7 +26,7 @@ from fasttrain.model.decision import Decision
 from fasttrain.model.outcome import State
 from fasttrain.shim.hooks import patching
 from fasttrain.shim.hooks.loop import Arguments, closure_of, followed
-from fasttrain.shim.hooks.outcome_recorder import Ledger, Lever, Shared
+from fasttrain.shim.hooks.outcome_recorder import Lever, OutcomeRecorder, Shared
 from fasttrain.shim.hooks.patching import Training, then
 from fasttrain.shim.process.callsite import call_site
 
@@ -64,14 +64,14 @@ class OptimizerLever:
     """Turns ``fused`` on around each step of the optimizers that have such a kernel.
 
     Args:
-        ledger: Records what becomes of the lever.
+        recorder: Records what becomes of the lever.
         leave: True if another lever makes an optimizer's steps.
     """
 
     def __init__(
-        self, ledger: Ledger, leave: Callable[[Optimizer], bool] = lambda _: False
+        self, recorder: OutcomeRecorder, leave: Callable[[Optimizer], bool] = lambda _: False
     ) -> None:
-        self.ledger = ledger
+        self.recorder = recorder
         self._leave = leave
         self._known: weakref.WeakKeyDictionary[Optimizer, _Known] = weakref.WeakKeyDictionary()
         self._hooks = ExitStack()  # those on the script's own optimizers
@@ -83,7 +83,7 @@ class OptimizerLever:
         patching.wrap(Optimizer, "__init__", made, undo, Training.OPTIMIZER)
         undo.callback(register_optimizer_step_pre_hook(self._before_step).remove)
         undo.callback(register_optimizer_step_post_hook(self._after_step).remove)
-        self.ledger.settle(State.ARMED, "no optimizer made a step")
+        self.recorder.settle(State.ARMED, "no optimizer made a step")
 
     def refresh(self) -> None:
         """Do nothing: every step is counted when it is made."""
@@ -124,7 +124,7 @@ class OptimizerLever:
             if reason:
                 if reason not in known.left:
                     known.left.add(reason)
-                    self.ledger.pass_over(_name(optimizer, known), reason)
+                    self.recorder.pass_over(_name(optimizer, known), reason)
                 continue
             group["fused"] = True
             if not known.hooked:
@@ -138,18 +138,22 @@ class OptimizerLever:
             fused = [group for group in optimizer.param_groups if group["fused"]]
             for group in fused:
                 group["fused"] = None
-            self.ledger.counts["steps"] += bool(fused)
+            self.recorder.counts["steps"] += bool(fused)
 
     def _judge(self, optimizer: Optimizer, known: _Known) -> None:
         """Decide whether to fuse an optimizer's steps: at first, and when its parameters change."""
         known.fuse = False
         if choice := own_choice(optimizer):
-            if self.ledger.state in (State.ARMED, State.CEDED):
-                self.ledger.cede(f"the script chose {choice}", type(optimizer).__name__, known.site)
+            if self.recorder.state in (State.ARMED, State.CEDED):
+                self.recorder.cede(
+                    f"the script chose {choice}", type(optimizer).__name__, known.site
+                )
             else:
-                self.ledger.note(f"{_name(optimizer, known)} left to the script: it chose {choice}")
+                self.recorder.note(
+                    f"{_name(optimizer, known)} left to the script: it chose {choice}"
+                )
         elif reason := unfusible(optimizer):
-            self.ledger.pass_over(_name(optimizer, known), reason)
+            self.recorder.pass_over(_name(optimizer, known), reason)
         else:
             known.fuse = True
 
@@ -157,9 +161,9 @@ class OptimizerLever:
         """Record an optimizer's first fused step, and keep its checkpoints the script's own."""
         known.hooked = True
         self._keep_checkpoints_native(optimizer, known)
-        if self.ledger.state is State.CEDED:
-            self.ledger.settle(State.ARMED)
-        self.ledger.apply(type(optimizer).__name__, known.site)
+        if self.recorder.state is State.CEDED:
+            self.recorder.settle(State.ARMED)
+        self.recorder.apply(type(optimizer).__name__, known.site)
 
     def _keep_checkpoints_native(self, optimizer: Optimizer, known: _Known) -> None:
         """Save and load step counters as the script alone would."""
@@ -344,7 +348,7 @@ def _native_step(state: Any) -> Any:
     return state if native is step else {**state, "step": native}
 
 
-def build(shared: Shared, _decision: Decision[Any], ledger: Ledger) -> list[Lever]:
+def build(shared: Shared, _decision: Decision[Any], recorder: OutcomeRecorder) -> list[Lever]:
     """Build the lever, which leaves out what others step."""
     elsewhere = shared.stepped_elsewhere
-    return [OptimizerLever(ledger, leave=lambda own: any(takes(own) for takes in elsewhere))]
+    return [OptimizerLever(recorder, leave=lambda own: any(takes(own) for takes in elsewhere))]

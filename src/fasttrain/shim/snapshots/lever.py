@@ -33,7 +33,7 @@ from fasttrain.model.plan import LaunchPlan, Target
 from fasttrain.shim.data_parallel.context import LeverState
 from fasttrain.shim.data_parallel.ranks import Ranks
 from fasttrain.shim.hooks.loop import begins_with_closure, closure_of
-from fasttrain.shim.hooks.outcome_recorder import Ledger
+from fasttrain.shim.hooks.outcome_recorder import OutcomeRecorder
 from fasttrain.shim.hooks.roots import RootCalls
 from fasttrain.shim.hooks.steps import StepMeter
 from fasttrain.shim.process import entry, refusal
@@ -206,14 +206,14 @@ class SnapshotLever:
 
     def __init__(
         self,
-        ledger: Ledger,
+        recorder: OutcomeRecorder,
         plan: LaunchPlan,
         rank: int,
         roots: RootCalls,
         meter: StepMeter,
         lever_state: LeverState,
     ) -> None:
-        self.ledger = ledger
+        self.recorder = recorder
         self._plan, self._rank = plan, rank
         self._roots, self._meter = roots, meter
         self._ranks, self._lever_state = lever_state.ranks, lever_state
@@ -260,7 +260,7 @@ class SnapshotLever:
         self._meter.on_step.append(self._on_step)
         undo.callback(self._meter.on_step.remove, self._on_step)
         self._loop.epochs.on_turn = self._on_turn
-        self.ledger.settle(State.ARMED, "no optimizer made a step")
+        self.recorder.settle(State.ARMED, "no optimizer made a step")
         self._identity = identity_of(self._plan)
         self._found = find(self._plan, self._snapshots, self._ranks)
         if self._found is None:
@@ -328,10 +328,10 @@ class SnapshotLever:
         except OSError as error:
             self._log(f"snapshots may fail to be written: {error}")
         if not PREEMPT_SIGNAL.heard:
-            self.ledger.cede("the script handles the signal itself")
+            self.recorder.cede("the script handles the signal itself")
         else:
             root = self._roots.last
-            self.ledger.apply("training loop", root.where if root else "")
+            self.recorder.apply("training loop", root.where if root else "")
 
     # --- turns
 
@@ -346,7 +346,7 @@ class SnapshotLever:
             self._take(self._steps)
 
     def _is_due(self) -> bool:
-        may_take = self.ledger.live and self._loop.epochs.quiet
+        may_take = self.recorder.live and self._loop.epochs.quiet
         return may_take and self._writer.due(self._steps)
 
     def _take(self, step: int) -> None:
@@ -355,11 +355,11 @@ class SnapshotLever:
         if problem:
             text = f"the snapshot of step {step} could not be written"
             self._log(f"{text}; the run goes on: {problem}")
-            self.ledger.note(f"{text}: {problem}")
+            self.recorder.note(f"{text}: {problem}")
             return
-        self.ledger.counts["snapshots"] += 1
+        self.recorder.counts["snapshots"] += 1
         if self._writer.ends:
-            self.ledger.counts[PREEMPTED] = 1
+            self.recorder.counts[PREEMPTED] = 1
             self._log(f"{PREEMPTED_AFTER} {step}; the snapshot is in {self._plan.run_dir}")
             # torchrun's agent counts any other code as a failure; the launcher reads the report.
             end = SystemExit(0)
@@ -388,10 +388,10 @@ class SnapshotLever:
         self._silence.end()
         self._meter.reset_times()
         self._writer.begin_interval(step)
-        self.ledger.note(f"went on from the snapshot of step {step}")
+        self.recorder.note(f"went on from the snapshot of step {step}")
         files = self._replay.files
         if files.left:
-            self.ledger.note(f"the replay left files unchanged {files.left} times")
+            self.recorder.note(f"the replay left files unchanged {files.left} times")
         if emptied := files.end():
             self._log(f"emptied, since a replay saved untrained weights: {', '.join(emptied)}")
         self._log(f"{GOING_ON} {step}")

@@ -22,12 +22,12 @@ import torch
 from fasttrain.files import open_log, write_private
 from fasttrain.model.codec import dumps
 from fasttrain.model.hang import (
+    HEARTBEATS_VARIABLE,
     MEMORY_BYTES,
     MEMORY_NAME,
     MOST_RANKS,
-    PULSES_VARIABLE,
     RECORD_BYTES,
-    PulseAddress,
+    HeartbeatAddress,
     Slot,
     stacks_file,
 )
@@ -54,7 +54,7 @@ class Heartbeat:
         self._run_dir = run_dir
         self._rank = rank
         self._pid = os.getpid()
-        name = f"pulse-{rank}.child-{self._pid}.json" if child else f"pulse-{rank}.json"
+        name = f"heartbeat-{rank}.child-{self._pid}.json" if child else f"heartbeat-{rank}.json"
         self._address_path = run_dir / name
         self._child = child
         # Memory that nobody reads, until `install` has found some to share.
@@ -107,13 +107,13 @@ class Heartbeat:
             undo.callback(os.close, stacks)
             faulthandler.register(signum, stacks, all_threads=True, chain=False)
             undo.callback(faulthandler.unregister, signum)
-        address = PulseAddress(self._rank, self._pid, descriptor, record, signum)
+        address = HeartbeatAddress(self._rank, self._pid, descriptor, record, signum)
         write_private(self._address_path, dumps(address), durable=False)
 
 
 def _launchers_memory() -> int:
     """Return a descriptor of the memory that the launcher holds for its ranks; -1 if none."""
-    pid, _, number = os.environ.get(PULSES_VARIABLE, "").partition(":")
+    pid, _, number = os.environ.get(HEARTBEATS_VARIABLE, "").partition(":")
     if not (pid.isdecimal() and number.isdecimal()):
         return -1
     link = Path(f"/proc/{pid}/fd/{number}")

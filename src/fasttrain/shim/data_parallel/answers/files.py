@@ -23,7 +23,7 @@ from fasttrain.shim.data_parallel.answers.clocks import replace_in_users_modules
 from fasttrain.shim.data_parallel.answers.own_copies import OwnCopies, path_of
 from fasttrain.shim.data_parallel.answers.places import asking
 from fasttrain.shim.hooks import patching
-from fasttrain.shim.hooks.outcome_recorder import Ledger
+from fasttrain.shim.hooks.outcome_recorder import OutcomeRecorder
 from fasttrain.shim.hooks.patching import Filing
 from fasttrain.shim.process.import_hook import after_import
 
@@ -149,13 +149,13 @@ class Files:
     Args:
         answers: Rank 0's answers.
         copies: This rank's own copies and temporary files.
-        ledger: The lever's ledger: nothing is replaced while it isn't live.
+        recorder: The lever's recorder: nothing is replaced while it isn't live.
     """
 
-    def __init__(self, answers: Answers, copies: OwnCopies, ledger: Ledger) -> None:
+    def __init__(self, answers: Answers, copies: OwnCopies, recorder: OutcomeRecorder) -> None:
         self._answers = answers
         self._copies = copies
-        self._ledger = ledger
+        self._recorder = recorder
         self._others = answers.rank > 0
         self._replaced: dict[int, Any] = {}
 
@@ -190,11 +190,11 @@ class Files:
                 undo.callback(able.discard, replaced)
 
     def _while_live(self, act: Call, original: Call) -> Call:
-        ledger = self._ledger
+        recorder = self._recorder
 
         @functools.wraps(original)
         def replaced(*args: Any, **kwargs: Any) -> Any:
-            if not ledger.live:
+            if not recorder.live:
                 return original(*args, **kwargs)
             try:
                 frame: FrameType | None = sys._getframe(1)
@@ -418,7 +418,7 @@ class Files:
         copy = self._copies.to_write(path, size=size)
         if place > 0 and in_place:
             self._answers.do(place, _nothing)
-        self._ledger.note(f"{path} is rank 0's: this rank writes its own copy")
+        self._recorder.note(f"{path} is rank 0's: this rank writes its own copy")
         with self._answers.apart():
             return opening(copy)[0]
 

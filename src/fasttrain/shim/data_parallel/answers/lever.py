@@ -31,7 +31,7 @@ from fasttrain.shim.data_parallel.answers.places import asking, is_users, outsid
 from fasttrain.shim.data_parallel.ranks import Ranks
 from fasttrain.shim.data_parallel.split.lazy_rows import gather_in
 from fasttrain.shim.hooks import patching
-from fasttrain.shim.hooks.outcome_recorder import Ledger
+from fasttrain.shim.hooks.outcome_recorder import OutcomeRecorder
 from fasttrain.shim.process.import_hook import after_import
 
 # Has rank 0 alone run the script's commands and read its input; the other ranks get the result.
@@ -304,18 +304,20 @@ class SideEffects:
     """Replaces the functions that write files, and what else a process has once.
 
     Args:
-        ledger: This lever's ledger.
+        recorder: This lever's recorder.
         ranks: All ranks.
         answers: Rank 0's answers, installed already.
         scratch: This rank's own folder.
     """
 
-    def __init__(self, ledger: Ledger, ranks: Ranks, answers: Answers, scratch: Path) -> None:
-        self.ledger = ledger
+    def __init__(
+        self, recorder: OutcomeRecorder, ranks: Ranks, answers: Answers, scratch: Path
+    ) -> None:
+        self.recorder = recorder
         self._ranks = ranks
         self._scratch = scratch
         self._copies = OwnCopies(ranks.rank, scratch)
-        self._files = Files(answers, self._copies, ledger)
+        self._files = Files(answers, self._copies, recorder)
         self._commands = Commands(answers, self._files)
         self._identity = ProcessIdentity(answers)
         self._names = OwnNames(answers, self._copies)
@@ -325,8 +327,8 @@ class SideEffects:
         """Replace what writes files, and what asks for them."""
         # Lives on, for what is replaced when the script imports it.
         undo = undo.enter_context(ExitStack())
-        self.ledger.settle(State.ARMED, "nothing was saved")
-        self.ledger.excuse(State.SKIPPED, "the script saved nothing")
+        self.recorder.settle(State.ARMED, "nothing was saved")
+        self.recorder.excuse(State.SKIPPED, "the script saved nothing")
         self._files.replace(torch, "save", self._save, undo)
         self._files.replace(torch.jit, "save", self._save, undo)
         self._safetensors(undo)
@@ -375,10 +377,10 @@ class SideEffects:
         if not self._files.leave(outside, "save a checkpoint", path, save):
             self._save_elsewhere(path, save)
         if self._ranks.rank:
-            self.ledger.apply(LEFT, "")
+            self.recorder.apply(LEFT, "")
         else:
-            self.ledger.apply("saved", "")
-            self.ledger.counts["files"] += 1
+            self.recorder.apply("saved", "")
+            self.recorder.counts["files"] += 1
         return None
 
     def _save_elsewhere(self, path: str, save: Callable[[], Any]) -> None:

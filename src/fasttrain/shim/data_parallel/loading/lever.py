@@ -52,7 +52,7 @@ from fasttrain.shim.data_parallel.ranks import Ranks
 from fasttrain.shim.hooks import patching
 from fasttrain.shim.hooks.containers import CLOSED, children_of
 from fasttrain.shim.hooks.loop import on_batch
-from fasttrain.shim.hooks.outcome_recorder import Ledger
+from fasttrain.shim.hooks.outcome_recorder import OutcomeRecorder
 from fasttrain.shim.process.callsite import call_site, own_prefixes
 
 if TYPE_CHECKING:
@@ -205,13 +205,13 @@ class SharedLoaders:
     """Shares the results of DataLoader iterators with workers.
 
     Args:
-        ledger: This lever's ledger.
+        recorder: This lever's recorder.
         ranks: All ranks.
         answers: Rank 0's answers, installed already.
     """
 
-    def __init__(self, ledger: Ledger, ranks: Ranks, answers: Answers) -> None:
-        self.ledger = ledger
+    def __init__(self, recorder: OutcomeRecorder, ranks: Ranks, answers: Answers) -> None:
+        self.recorder = recorder
         self._ranks = ranks
         self._answers = answers
         self._number = 0
@@ -231,8 +231,8 @@ class SharedLoaders:
         on_batch(self._count, undo)
         self._answers.waiting_elsewhere.append(self._awaited)
         undo.callback(self._answers.waiting_elsewhere.remove, self._awaited)
-        self.ledger.settle(State.ARMED, "no DataLoader with workers was read")
-        self.ledger.excuse(State.SKIPPED, "the script reads without workers of a DataLoader")
+        self.recorder.settle(State.ARMED, "no DataLoader with workers was read")
+        self.recorder.excuse(State.SKIPPED, "the script reads without workers of a DataLoader")
 
     def _sharing(self, original: Any) -> Any:
         @functools.wraps(original)
@@ -251,7 +251,7 @@ class SharedLoaders:
         def __init__(iterator: Any, loader: Any) -> None:  # noqa: N807
             original(iterator, loader)
             fetcher = iterator._dataset_fetcher
-            if self.ledger.live and (fetch := fetches_by_index(loader, fetcher.fetch)):
+            if self.recorder.live and (fetch := fetches_by_index(loader, fetcher.fetch)):
                 fetcher.fetch = fetch
                 self._indexed.add(iterator)
 
@@ -262,15 +262,15 @@ class SharedLoaders:
 
     def _count(self, iterator: Any, _: Any) -> None:
         if iterator in self._shared:
-            self.ledger.counts["shared batches"] += 1
+            self.recorder.counts["shared batches"] += 1
         elif iterator in self._indexed:
-            self.ledger.counts["batches by index"] += 1
+            self.recorder.counts["batches by index"] += 1
 
     # --- which loaders are shared
 
     def _is_common(self, loader: Any) -> bool:
         """True if all ranks create this iterator, as far as can be known."""
-        common = self.ledger.live and self._answers.answers() and get_worker_info() is None
+        common = self.recorder.live and self._answers.answers() and get_worker_info() is None
         return common and _CONTEXT in vars(loader)
 
     def _reason(self, loader: Any) -> str:
@@ -290,12 +290,14 @@ class SharedLoaders:
         if not why_not and self._met() is None:
             why_not = "the ranks of a node can't share memory here"
         if why_not:
-            self.ledger.pass_over(f"DataLoader ({where})", f"each rank reads it itself: {why_not}")
+            self.recorder.pass_over(
+                f"DataLoader ({where})", f"each rank reads it itself: {why_not}"
+            )
             original(iterator, loader)
             return
         going_on = self._answers.places.number(frame, READ_ON)
         self._share(original, iterator, loader, going_on)
-        self.ledger.apply("DataLoader", where)
+        self.recorder.apply("DataLoader", where)
 
     def _met(self) -> Node | None:
         if not self._has_met:

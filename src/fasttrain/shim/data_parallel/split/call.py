@@ -27,7 +27,7 @@ from fasttrain.model.errors import ExitCode, FasttrainError
 from fasttrain.model.outcome import State
 from fasttrain.shim.data_parallel import backward
 from fasttrain.shim.data_parallel.context import ParallelContext
-from fasttrain.shim.data_parallel.rank_consistency import Parting, meet_inside
+from fasttrain.shim.data_parallel.rank_consistency import SameLine, meet_inside
 from fasttrain.shim.data_parallel.ranks import Ranks
 from fasttrain.shim.data_parallel.split.agreement import call_signature
 from fasttrain.shim.data_parallel.split.lazy_rows import LazyRows, Moves, gather_lazily, linked
@@ -45,7 +45,7 @@ from fasttrain.shim.data_parallel.split.sites import (
 from fasttrain.shim.data_parallel.split.trial import RefusalError, SplitTrial
 from fasttrain.shim.data_parallel.tensor_sums import can_be_cut, strided_parts
 from fasttrain.shim.hooks.containers import map_tensors, tensors_in
-from fasttrain.shim.hooks.outcome_recorder import Ledger
+from fasttrain.shim.hooks.outcome_recorder import OutcomeRecorder
 from fasttrain.shim.hooks.roots import Call, Root, parameters_of
 from fasttrain.shim.process.refusal import refuse
 
@@ -69,23 +69,23 @@ class SplitCalls:
         whole_only: True while calls must not be split, because they will be recomputed.
     """
 
-    def __init__(self, ledger: Ledger, context: ParallelContext) -> None:
+    def __init__(self, recorder: OutcomeRecorder, context: ParallelContext) -> None:
         self._active, self._thread, self._pid = False, 0, os.getpid()
         self.whole_only = self.reentrant = False
         self._inside = context.roots.inside
         self._reduced = 0  # number of losses summed over all ranks
         self._trying = False
         self._verifying_s = 0.0
-        self._ledger = ledger
+        self._recorder = recorder
         self._ranks = ranks = context.ranks
         self._streams = context.streams
         self._compiled = context.compiled
         self._restored: dict[str, Any] = {}
-        self._parting = Parting(ranks)
+        self._same_line = SameLine(ranks)
         self._hooks = HookCount()
         on_devices = context.strategy.collectives != "gloo"
         meet = functools.partial(self._meet_at_use, "a batch")
-        moves = Moves(ranks, context.compiled, meet, ledger.counts)
+        moves = Moves(ranks, context.compiled, meet, recorder.counts)
         self._moves = moves if on_devices else None
         self._sites: weakref.WeakKeyDictionary[Module, dict[Any, CallSite]] = (
             weakref.WeakKeyDictionary()
@@ -162,9 +162,9 @@ class SplitCalls:
                 return self._verified(site, root, module, args, kwargs, inputs)
         if rows is None:
             return self._whole(site, root, call, args, kwargs)
-        self._parting.check(f"call {type(module).__name__}")
-        self._ledger.apply(type(module).__name__, root.where)
-        self._ledger.counts["split calls"] += 1
+        self._same_line.check(f"call {type(module).__name__}")
+        self._recorder.apply(type(module).__name__, root.where)
+        self._recorder.counts["split calls"] += 1
         streams = self._streams.for_forward(_device_of(root))
         return self._split(site, rows, module, call, streams, args, kwargs, inputs)
 
@@ -213,13 +213,13 @@ class SplitCalls:
         forked = os.getpid() != self._pid
         if forked or (not thread and torch._C._current_graph_task_id() == -1):
             refuse(_used_in_thread(name))
-        self._parting.check(f"use all rows of {name}")
+        self._same_line.check(f"use all rows of {name}")
 
     def _whole(self, site: CallSite, root: Root, call: Call, args: Any, kwargs: Any) -> Any:
         """Run a call on the whole batch, in which submodules may be split."""
-        self._ledger.counts["whole calls"] += 1
+        self._recorder.counts["whole calls"] += 1
         if root.replica is not None and root.replica.gathers:  # a sharded call communicates
-            self._parting.check(f"call {root.name}")
+            self._same_line.check(f"call {root.name}")
         if not site.final or not self._inside.flag:
             return call(*args, **kwargs)
         with self._descended(functools.partial(self._part, root)):
@@ -272,14 +272,14 @@ class SplitCalls:
         if not self._ranks.joined or self.whole_only or not any(t.dim() for t in inputs):
             return False
         if not all(map(can_be_cut, inputs)):
-            self._ledger.note(
+            self._recorder.note(
                 "calls with tensors that have no rows to cut out run on the whole batch"
             )
             return False
         if torch._C._functorch.peek_interpreter_stack() is not None:
             return False  # inside a transform of torch.func
         if _dispatch_mode() or _saving_hook():
-            self._ledger.note(
+            self._recorder.note(
                 "calls inside a dispatch mode or hooks on saved tensors, which see what is"
                 " computed, run on the whole batch"
             )
@@ -338,11 +338,11 @@ class SplitCalls:
         with torch.no_grad():
             parts = [part for tensor in inputs for part in strided_parts(tensor)]
             sums = [t.sum(dtype=torch.float64).cpu() for t in parts if not t.is_complex()]
-        self._parting.check(f"call {type(module).__name__}", sums)
+        self._same_line.check(f"call {type(module).__name__}", sums)
         site.hooks = self._hooks.registered
-        if self._ledger.state is State.ARMED:
-            self._ledger.settle(State.ARMED, "no call could be split so far")
-        self._ledger.counts["whole calls"] += 1
+        if self._recorder.state is State.ARMED:
+            self._recorder.settle(State.ARMED, "no call could be split so far")
+        self._recorder.counts["whole calls"] += 1
         trial = SplitTrial(module, self._ranks, functools.partial(self._trial_split, module))
         output = trial.make_whole_call(args, kwargs)
         begun_s = time.perf_counter()
@@ -354,20 +354,20 @@ class SplitCalls:
         else:
             site.why_not = ""
             site.verified += 1
-            self._ledger.counts["verified"] += 1
+            self._recorder.counts["verified"] += 1
             asked = functools.partial(self._refuse, site, ASKED, final=True)
             backward.mark(site.split.with_rows(output), asked)
         if trial.by_values and root.replica is not None:
             # DDP would hang if a submodule gets no row on one rank, and so no gradient there.
             root.replica.leave_ddp()
         self._verifying_s += time.perf_counter() - begun_s
-        self._ledger.counts["ms of verifying"] = round(1000 * self._verifying_s)
+        self._recorder.counts["ms of verifying"] = round(1000 * self._verifying_s)
         return output
 
     def _refuse(self, site: CallSite, why: str, *, final: bool) -> None:
         since = f", after {site.verified} verified calls" if site.verified else ""
         site.split, site.why_not, site.final = None, why, final or site.calls >= RETRIES
-        self._ledger.pass_over(
+        self._recorder.pass_over(
             site.name,
             f"every rank computes the whole batch, which is correct and no faster: {why}{since}",
             missed=True,

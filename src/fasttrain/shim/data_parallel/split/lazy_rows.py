@@ -29,7 +29,7 @@ from fasttrain.shim.data_parallel.split import row_operators
 from fasttrain.shim.data_parallel.split.rows import Rows
 from fasttrain.shim.hooks import patching
 from fasttrain.shim.hooks.containers import map_tensors
-from fasttrain.shim.hooks.dynamo import OwnCompile
+from fasttrain.shim.hooks.dynamo import UserCompile
 
 _make_wrapper: Any = torch.Tensor._make_wrapper_subclass
 _disabled: Any = torch._C._disabled_torch_function_impl
@@ -337,7 +337,7 @@ class Moves:
     def __init__(
         self,
         ranks: Ranks,
-        compiled: OwnCompile,
+        compiled: UserCompile,
         meet: Callable[[], None],
         counts: Counter[str],
     ) -> None:

@@ -25,7 +25,7 @@ from fasttrain.model.outcome import State
 from fasttrain.model.vendors import VENDORS
 from fasttrain.shim.hooks import gradients, patching
 from fasttrain.shim.hooks.containers import to_float32
-from fasttrain.shim.hooks.outcome_recorder import Ledger, Lever, Shared
+from fasttrain.shim.hooks.outcome_recorder import Lever, OutcomeRecorder, Shared
 from fasttrain.shim.hooks.patching import Training, then
 from fasttrain.shim.hooks.roots import Call, Root, RootCalls
 from fasttrain.shim.levers.amp.kept import KeptTensors, Reach, allow_numpy
@@ -69,8 +69,10 @@ class Side:
 class AmpLever:
     """Enters autocast around each root, unless the script manages precision itself."""
 
-    def __init__(self, decision: Decision[Amp], ledger: Ledger, roots: RootCalls) -> None:
-        self.ledger = ledger
+    def __init__(
+        self, decision: Decision[Amp], recorder: OutcomeRecorder, roots: RootCalls
+    ) -> None:
+        self.recorder = recorder
         self._dtype: torch.dtype = getattr(torch, decision.value.precision)
         self._planned_device = VENDORS[decision.value.device].torch_type
         self._explicit = decision.source.explicit
@@ -92,15 +94,15 @@ class AmpLever:
         self._functions.install(undo)
         run_in_float32(self._dtype, self._functions.region, undo)
         gradients.install(undo)
-        Hooks(self._dtype, self._functions.region, self.ledger.note).install(undo)
+        Hooks(self._dtype, self._functions.region, self.recorder.note).install(undo)
         refusal.at_failure.append(self._explain)
         undo.callback(refusal.at_failure.remove, self._explain)
-        allow_numpy(lambda: self.ledger.live, undo)
+        allow_numpy(lambda: self.recorder.live, undo)
         if self._rules is not None:
             undo.callback(register_optimizer_step_post_hook(self._rules.after_step).remove)
         self._roots.region, self._roots.low_dtype = self._region, self._dtype
         undo.callback(self._roots.leave_plain)
-        self.ledger.settle(State.ARMED, "no module with fp32 parameters was called")
+        self.recorder.settle(State.ARMED, "no module with fp32 parameters was called")
 
     def refresh(self) -> None:
         """Nothing is pending: every call is counted as it happens."""
@@ -111,7 +113,7 @@ class AmpLever:
             call = self._rules.count(root, root.precision.history, device, call)
             if root.precision.left or not root.precision.history.low:
                 device = None
-                self.ledger.excuse(State.SKIPPED, JUDGING)
+                self.recorder.excuse(State.SKIPPED, JUDGING)
         if device is None:
             return call(*args, **kwargs)
         root.precision.backup.take(args, kwargs)
@@ -146,7 +148,7 @@ class AmpLever:
 
     def _explain(self, error: BaseException) -> None:
         """Add a note to the error that ends the script, if precision may have caused it."""
-        if self.ledger.live and self._functions.lowered_on and names_types(error, self._dtype):
+        if self.recorder.live and self._functions.lowered_on and names_types(error, self._dtype):
             error.add_note(f"fasttrain ran the model in {_name(self._dtype)}: try --amp off")
 
     def _lowered(
@@ -163,13 +165,13 @@ class AmpLever:
         cached: dict[Any, Any] = torch.nn.utils.parametrize._cache
         for key in [k for k, t in cached.items() if getattr(t, "dtype", None) is self._dtype]:
             del cached[key]  # else the script would read a parametrized weight in low precision
-        if self.ledger.live:
+        if self.recorder.live:
             self._roots.lowered = True
-            self.ledger.apply(root.name, root.where)
-            self.ledger.counts["forwards"] += 1
+            self.recorder.apply(root.name, root.where)
+            self.recorder.counts["forwards"] += 1
         else:
             # The script's own autocast was found during this call.
-            self.ledger.note(f"this call of {root.name} had begun in {self._dtype}")
+            self.recorder.note(f"this call of {root.name} had begun in {self._dtype}")
         output = to_float32(output, self._dtype, self._bce.to_float32)
         self._bce.forget()
         return output
@@ -207,7 +209,7 @@ class AmpLever:
         side = root.precision = Side(root, self._dtype)
         self._sides.append(weakref.ref(side))
         if root.outer:
-            self.ledger.pass_over(root.outer, BY_HAND, missed=True)
+            self.recorder.pass_over(root.outer, BY_HAND, missed=True)
         if self._rules is not None:
             side.history = self._rules.history(root, root.device.partition(":")[0])
 
@@ -232,10 +234,10 @@ class AmpLever:
         self._leave(root, why, missed=True)
 
     def _leave(self, root: Root, why: str, *, missed: bool = False) -> None:
-        self.ledger.pass_over(f"{root.name} ({root.where})", why, missed=missed)
+        self.recorder.pass_over(f"{root.name} ({root.where})", why, missed=missed)
 
     def _cede(self, what: str, where: str = "") -> None:
-        self.ledger.cede("the script manages precision itself", what, where or call_site())
+        self.recorder.cede("the script manages precision itself", what, where or call_site())
         self._functions.lowered_on = ""
         self._roots.leave_plain()
 
@@ -244,7 +246,7 @@ class AmpLever:
         def __enter__(context: autocast) -> Any:  # noqa: N807
             # torch enters it too, such as a checkpoint that repeats a forward.
             passing = ("autocast_mode.py", "contextlib.py")
-            if self.ledger.live and context._enabled:
+            if self.recorder.live and context._enabled:
                 if called_by_user(through=passing):
                     self._cede("autocast")
                 elif where := _traced_at():
@@ -254,7 +256,7 @@ class AmpLever:
         return __enter__
 
     def _on_scaler(self, scaler: GradScaler) -> None:
-        if scaler.is_enabled() and self.ledger.live:
+        if scaler.is_enabled() and self.recorder.live:
             self._cede(type(scaler).__name__)
 
 
@@ -277,8 +279,8 @@ def _traced_at() -> str:
     return location(own[-1].filename, own[-1].lineno or 0) if own else ""
 
 
-def build(shared: Shared, decision: Decision[Amp], ledger: Ledger) -> list[Lever]:
+def build(shared: Shared, decision: Decision[Amp], recorder: OutcomeRecorder) -> list[Lever]:
     """Build the lever."""
-    lever = AmpLever(decision, ledger, shared.roots)
+    lever = AmpLever(decision, recorder, shared.roots)
     shared.lever_state.states["amp"] = lever
     return [lever]

@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from fasttrain.model.outcome import State
-from fasttrain.shim.hooks.outcome_recorder import Ledger
+from fasttrain.shim.hooks.outcome_recorder import OutcomeRecorder
 from fasttrain.shim.process.callsite import location
 
 KEPT_METRICS = 1000  # dynamo keeps 64, about 20 compilations
@@ -49,21 +49,23 @@ class Account:
     def _total_s(self) -> float:
         return float(self._utils.calculate_time_spent().get("total_wall_time", 0.0))
 
-    def read(self, ledger: Ledger) -> None:
-        """Set the counts of the ledger and add its notes, failures first."""
+    def read(self, recorder: OutcomeRecorder) -> None:
+        """Set the counts of the recorder and add its notes, failures first."""
         known = set(map(id, self._before))
         metrics = [m for m in self._utils.get_compilation_metrics() if id(m) not in known]
-        ledger.counts["graphs"] = self.graphs
-        _read_failures(ledger, metrics)
-        if ledger.counts["long loops"] and not ledger.counts["graphs"] and ledger.live:
-            ledger.excuse(State.FAILED, "ran eagerly: its loops unroll into hundreds of iterations")
-        self._read_breaks(ledger)
+        recorder.counts["graphs"] = self.graphs
+        _read_failures(recorder, metrics)
+        if recorder.counts["long loops"] and not recorder.counts["graphs"] and recorder.live:
+            recorder.excuse(
+                State.FAILED, "ran eagerly: its loops unroll into hundreds of iterations"
+            )
+        self._read_breaks(recorder)
         recompiles = [m.recompile_reason for m in metrics if m.recompile_reason]
-        ledger.counts["recompiles"] = len(recompiles)
+        recorder.counts["recompiles"] = len(recompiles)
         for reason in recompiles:
-            ledger.note(f"recompile: {_brief(reason)}")
+            recorder.note(f"recompile: {_brief(reason)}")
 
-    def _read_breaks(self, ledger: Ledger) -> None:
+    def _read_breaks(self, recorder: OutcomeRecorder) -> None:
         """Count graph breaks by place: dynamo reports one again for each frame that inlines it."""
         places: dict[str, None] = {}
         for found in self._utils.graph_break_reasons[self._breaks :]:
@@ -71,9 +73,9 @@ class Account:
             where = f" at {location(frame.filename, frame.lineno or 0)}" if frame else ""
             why = NUMPY_DRAWS if "torch._numpy.random" in found.reason else _brief(found.reason)
             places[f"graph break{where}: {why}"] = None
-        ledger.counts["breaks"] = len(places)
+        recorder.counts["breaks"] = len(places)
         for text in places:
-            ledger.note(text)
+            recorder.note(text)
 
 
 def _hush(undo: ExitStack) -> None:
@@ -87,25 +89,25 @@ def _hush(undo: ExitStack) -> None:
         logger.setLevel(logging.ERROR)
 
 
-def _read_failures(ledger: Ledger, metrics: list[Any]) -> None:
+def _read_failures(recorder: OutcomeRecorder, metrics: list[Any]) -> None:
     failed = [m for m in metrics if m.fail_reason and LIMIT not in m.fail_reason]
     limited = [m for m in metrics if m.fail_reason and LIMIT in m.fail_reason]
-    ledger.counts["failures"] = len(failed)
-    ledger.counts["limits"] = len(limited)
+    recorder.counts["failures"] = len(failed)
+    recorder.counts["limits"] = len(limited)
     for m in failed:
         where = ""
         if m.fail_user_frame_filename:
             line = m.fail_user_frame_lineno or 0
             where = f" at {location(m.fail_user_frame_filename, line)}"
-        ledger.note(f"ran eagerly{where}: {m.fail_type}: {_brief(m.fail_reason)}")
+        recorder.note(f"ran eagerly{where}: {m.fail_type}: {_brief(m.fail_reason)}")
     for m in limited:
-        ledger.note(
+        recorder.note(
             f"{LIMIT} reached: calls that fit none of its graphs run eagerly;"
             f" last reason: {_brief(m.recompile_reason or m.fail_reason)}"
         )
-    if failed and not ledger.counts["graphs"] and ledger.live:
+    if failed and not recorder.counts["graphs"] and recorder.live:
         # Not settled: another model of the script may still be compiled.
-        ledger.excuse(State.FAILED, f"ran eagerly: {_brief(failed[0].fail_reason)}")
+        recorder.excuse(State.FAILED, f"ran eagerly: {_brief(failed[0].fail_reason)}")
 
 
 def _brief(text: str) -> str:

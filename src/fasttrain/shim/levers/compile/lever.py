@@ -15,8 +15,8 @@ from torch.nn import Module
 from fasttrain.model.decision import Decision
 from fasttrain.model.levers import Compile
 from fasttrain.model.outcome import State
-from fasttrain.shim.hooks.dynamo import OwnCompile
-from fasttrain.shim.hooks.outcome_recorder import Ledger, Lever, Shared
+from fasttrain.shim.hooks.dynamo import UserCompile
+from fasttrain.shim.hooks.outcome_recorder import Lever, OutcomeRecorder, Shared
 from fasttrain.shim.hooks.roots import Root, RootCalls, repeated_blocks
 from fasttrain.shim.levers.compile.account import Account, announce
 from fasttrain.shim.levers.compile.repairs import Asked, differentiate_twice, keep_whole, repair
@@ -77,13 +77,13 @@ class CompileLever:
     def __init__(
         self,
         decision: Decision[Compile],
-        ledger: Ledger,
+        recorder: OutcomeRecorder,
         roots: RootCalls,
-        own: OwnCompile,
+        own: UserCompile,
         *,
         strict: bool,
     ) -> None:
-        self.ledger = ledger
+        self.recorder = recorder
         self._own = own
         self._plan = decision.value
         self._roots = roots
@@ -94,7 +94,7 @@ class CompileLever:
         self.on_compiling: list[Callable[[str], None]] = []
         self._cache_kept = False  # whether `keep_whole` is installed
         self._account: Account | None = None
-        self._slots = Slots(torch.compile, decision.value.mode, ledger)
+        self._slots = Slots(torch.compile, decision.value.mode, recorder)
         self._guard: GraphGuard | None = None  # of the only root that is trained
         self._short_lived = ShortLived()
         self._waiting: list[Root | None] = []  # lazy roots; None in place of those called since
@@ -109,17 +109,17 @@ class CompileLever:
         undo.callback(self._own.on_return.remove, self._keep_cache)
         self._roots.on_discover.append(self._on_root)
         undo.callback(self._roots.on_discover.remove, self._on_root)
-        self.ledger.settle(State.ARMED, UNUSED)
+        self.recorder.settle(State.ARMED, UNUSED)
 
     def refresh(self) -> None:
         """Read dynamo's own counters."""
         if self._account is not None:
-            self._account.read(self.ledger)
-        if self.ledger.state is State.ARMED and self.ledger.counts["targets"]:
-            if self.ledger.counts["graphs"]:
-                self.ledger.settle(State.APPLIED)
+            self._account.read(self.recorder)
+        if self.recorder.state is State.ARMED and self.recorder.counts["targets"]:
+            if self.recorder.counts["graphs"]:
+                self.recorder.settle(State.APPLIED)
             else:
-                self.ledger.settle(State.ARMED, self._slots.passed_by or NO_GRAPH)
+                self.recorder.settle(State.ARMED, self._slots.passed_by or NO_GRAPH)
 
     @property
     def compile_s(self) -> float:
@@ -127,7 +127,7 @@ class CompileLever:
         return self._account.compile_s if self._account is not None else 0.0
 
     def _on_root(self, root: Root, module: Module) -> None:
-        if not root.trainable or not self.ledger.live:
+        if not root.trainable or not self.recorder.live:
             return
         if not is_lazy(module):
             self._decide_on(root, module)
@@ -140,7 +140,7 @@ class CompileLever:
     def _see_lazy(self, root: Root, *_: Any) -> None:
         """Decide on a lazy root once its first call has initialized its parameters."""
         module = root.ref() if root in self._waiting else None
-        if module is not None and not is_lazy(module) and self.ledger.live:
+        if module is not None and not is_lazy(module) and self.recorder.live:
             self._waiting[self._waiting.index(root)] = None
             self._decide_on(root, module)
 
@@ -148,10 +148,10 @@ class CompileLever:
         if (own := self._compiled_by_script(module)) is not None:
             self._leave_to_script(own)
         elif reason := uncompilable(module) or self._short_lived.reason(root) or self._spent():
-            self.ledger.pass_over(f"{root.name} ({root.where})", reason)
+            self.recorder.pass_over(f"{root.name} ({root.where})", reason)
         else:
             if root.outer:
-                self.ledger.pass_over(root.outer, BY_HAND)
+                self.recorder.pass_over(root.outer, BY_HAND)
             self._compile_root(root, unwrapped(module))
 
     def _spent(self) -> str:
@@ -169,15 +169,15 @@ class CompileLever:
             forward = separate_function(root.name, self._roots.finish)
             self._slots.fill(module, forward, filling, self._later)
             self._short_lived.add(root, filling)
-            self.ledger.touch(type(module).__name__, root.where)
+            self.recorder.touch(type(module).__name__, root.where)
         except Exception as error:  # noqa: BLE001 - the script's call must go on, eagerly
-            self.ledger.settle(State.FAILED, f"{type(error).__name__}: {error}")
+            self.recorder.settle(State.FAILED, f"{type(error).__name__}: {error}")
 
     def _prepare(self, root: Root) -> bool:
         """Set up dynamo before the first root; return False if the script can't be compiled."""
         if where := second_derivatives():
             reason = f"second derivatives (create_graph=True at {where}) can't be compiled"
-            self.ledger.settle(State.SKIPPED, reason)
+            self.recorder.settle(State.SKIPPED, reason)
             return False
         parameter = root.parameter()
         on_cpu = parameter is not None and parameter.device.type == "cpu"
@@ -211,10 +211,10 @@ class CompileLever:
         if not ours:
             return
         why = f"second derivatives (create_graph=True at {call_site()}) can't be compiled"
-        self.ledger.pass_over(f"{root.name} ({root.where})", why)
-        if not len(self._slots) and self.ledger.live:
-            self.ledger.counts["targets"] = 0
-            self.ledger.settle(State.ARMED, UNUSED)
+        self.recorder.pass_over(f"{root.name} ({root.where})", why)
+        if not len(self._slots) and self.recorder.live:
+            self.recorder.counts["targets"] = 0
+            self.recorder.settle(State.ARMED, UNUSED)
 
     def _begins(self) -> None:
         root = self._roots.last
@@ -229,19 +229,19 @@ class CompileLever:
         used = ours or "torch._inductor.cpp_builder" in sys.modules  # not all backends use it
         if used and not self._cache_kept:
             self._cache_kept = True
-            keep_whole(self.ledger.note, self._later)
+            keep_whole(self.recorder.note, self._later)
 
     def _account_for_loop(self, line: str) -> None:
-        self.ledger.note(f"ran eagerly: the loop at {line} unrolls into hundreds of rounds")
-        self.ledger.counts["long loops"] += 1
+        self.recorder.note(f"ran eagerly: the loop at {line} unrolls into hundreds of rounds")
+        self.recorder.counts["long loops"] += 1
 
     def _fill_blocks(self, root: Root, module: Module) -> bool:
         blocks = repeated_blocks(module)
         if not blocks:
-            self.ledger.note(f"{root.name} {NO_BLOCKS}: compiled whole")
+            self.recorder.note(f"{root.name} {NO_BLOCKS}: compiled whole")
         for block in blocks:
             self._slots.fill(block, self._forward_of(type(block)), Filling(), self._later)
-            self.ledger.touch(type(block).__name__, f"a block of {root.name}")
+            self.recorder.touch(type(block).__name__, f"a block of {root.name}")
         return bool(blocks)
 
     def _forward_of(self, kind: type) -> Callable[..., Any]:
@@ -257,7 +257,7 @@ class CompileLever:
                 self._guard.refuse(SEVERAL_MODELS)
             return None
         function = separate_function(root.name, self._roots.finish)
-        self._guard = GraphGuard(self._compile(function, mode=self._plan.graphs), self.ledger)
+        self._guard = GraphGuard(self._compile(function, mode=self._plan.graphs), self.recorder)
         self._guard.install(self._later)
         if module is not root.ref():
             self._guard.refuse("CUDA graphs fail under DistributedDataParallel (pytorch#140395)")
@@ -273,20 +273,20 @@ class CompileLever:
 
     def _leave_to_script(self, module: Module) -> None:
         name = type(getattr(module, "_orig_mod", module)).__name__
-        if self.ledger.state is State.ARMED and not self.ledger.counts["targets"]:
+        if self.recorder.state is State.ARMED and not self.recorder.counts["targets"]:
             where = self._own.sites.get(module, "")
-            self.ledger.cede(f"the script compiles {name} itself", name, where)
+            self.recorder.cede(f"the script compiles {name} itself", name, where)
         else:
-            self.ledger.note(f"{name} is compiled by the script itself")
+            self.recorder.note(f"{name} is compiled by the script itself")
 
     def _give_up(self, module: Module, site: str) -> None:
         """Undo our compilation of a module that the script compiles itself later."""
         ours = [part for part in Module.modules(module) if part in self._slots]
         for part in ours:
             self._slots.release(part)
-        if ours and self.ledger.live:
+        if ours and self.recorder.live:
             name = type(module).__name__
-            self.ledger.cede(f"the script compiles {name} itself", name, site)
+            self.recorder.cede(f"the script compiles {name} itself", name, site)
 
 
 class ShortLived:
@@ -321,10 +321,10 @@ def _own_forward(module: Module) -> bool:
     return hasattr(forward, "_torchdynamo_orig_callable") and not disabled
 
 
-def build(shared: Shared, decision: Decision[Compile], ledger: Ledger) -> list[Lever]:
+def build(shared: Shared, decision: Decision[Compile], recorder: OutcomeRecorder) -> list[Lever]:
     """Build the lever."""
     strict = shared.plan.strict
-    lever = CompileLever(decision, ledger, shared.roots, shared.own_compile, strict=strict)
+    lever = CompileLever(decision, recorder, shared.roots, shared.user_compile, strict=strict)
     lever.on_compiling += shared.on_compiling
     shared.compile_s = lambda: lever.compile_s
     return [lever]

@@ -25,7 +25,7 @@ from torch.utils.hooks import RemovableHandle
 
 from fasttrain.shim.hooks import patching
 from fasttrain.shim.hooks.containers import map_tensors
-from fasttrain.shim.hooks.outcome_recorder import Ledger
+from fasttrain.shim.hooks.outcome_recorder import OutcomeRecorder
 from fasttrain.shim.hooks.patching import Hooking, then
 from fasttrain.shim.hooks.roots import parameters_of
 from fasttrain.shim.levers.compile.targets import uncompilable
@@ -60,12 +60,12 @@ class GraphGuard:
 
     Args:
         graphed: The root's function, compiled with CUDA graphs.
-        ledger: The compile lever's, for what was decided and why.
+        recorder: The compile lever's, for what was decided and why.
     """
 
-    def __init__(self, graphed: Call, ledger: Ledger) -> None:
+    def __init__(self, graphed: Call, recorder: OutcomeRecorder) -> None:
         self._graphed = graphed
-        self._ledger = ledger
+        self._recorder = recorder
         self._steps = 0  # the optimizers'
         self._called_at = -1
         self._safe_steps = 0
@@ -81,7 +81,7 @@ class GraphGuard:
         """Use no CUDA graphs from now on."""
         if not self._refused:
             self._refused = True
-            self._ledger.note(f"{WITHOUT_GRAPHS}: {reason}")
+            self._recorder.note(f"{WITHOUT_GRAPHS}: {reason}")
 
     def admits(self, module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """True if this call may be a replay."""
@@ -95,14 +95,14 @@ class GraphGuard:
         if self._shapes is None:
             self._shapes = shapes
         if shapes != self._shapes:
-            self._ledger.note(OTHER_SHAPES)
+            self._recorder.note(OTHER_SHAPES)
             return False
         self._safe_steps += 1
         return self._safe_steps > PROBATION_STEPS
 
     def replay(self, module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Make the call by a CUDA graph, and copy its output out of the graph's memory."""
-        self._ledger.counts["CUDA graph calls"] += 1
+        self._recorder.counts["CUDA graph calls"] += 1
         torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
         return map_tensors(self._graphed(module, *args, **kwargs), Tensor.clone)
 
@@ -238,12 +238,12 @@ class Slots:
     Args:
         compile: torch.compile.
         mode: Its mode, without CUDA graphs.
-        ledger: The compile lever's.
+        recorder: The compile lever's.
     """
 
-    def __init__(self, compile: Call, mode: str, ledger: Ledger) -> None:
+    def __init__(self, compile: Call, mode: str, recorder: OutcomeRecorder) -> None:
         self._compile = functools.partial(compile, mode=None if mode == "default" else mode)
-        self._ledger = ledger
+        self._recorder = recorder
         self.passed_by = ""
         self._filled: weakref.WeakKeyDictionary[Module, Filling] = weakref.WeakKeyDictionary()
 
@@ -258,7 +258,7 @@ class Slots:
         self._filled[module] = filling
         self._put(module, forward, filling)
         undo.callback(_empty, weakref.ref(module))
-        self._ledger.counts["targets"] += 1
+        self._recorder.counts["targets"] += 1
 
     def release(self, module: Module) -> None:
         """Run a module eagerly from now on."""
@@ -303,7 +303,7 @@ class Slots:
             reason = HOOKS_CHANGE
         if reason:
             self.release(target)
-            self._ledger.note(f"{name} runs eagerly: {reason}")
+            self._recorder.note(f"{name} runs eagerly: {reason}")
             return target._call_impl(*args, **kwargs)
         if filling.guard is not None:
             filling.guard.refuse("its hooks change")

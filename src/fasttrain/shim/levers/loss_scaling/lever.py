@@ -35,7 +35,7 @@ from fasttrain.shim.hooks import patching
 from fasttrain.shim.hooks.containers import map_tensors
 from fasttrain.shim.hooks.gradients import Hook, wrap_module_hooks, wrap_tensor_hooks
 from fasttrain.shim.hooks.loop import Arguments, begins_with_closure, closure_of, followed
-from fasttrain.shim.hooks.outcome_recorder import Ledger, Lever, Shared
+from fasttrain.shim.hooks.outcome_recorder import Lever, OutcomeRecorder, Shared
 from fasttrain.shim.hooks.patching import Differentiating, Hooking, Training, then
 from fasttrain.shim.hooks.roots import Root, RootCalls
 from fasttrain.shim.levers.loss_scaling.gradients import (
@@ -141,8 +141,10 @@ GRAD_BACKOFF = 2.0**-5
 class LossScaling:
     """Scales backward passes and skips steps that overflowed."""
 
-    def __init__(self, decision: Decision[Amp], ledger: Ledger, roots: RootCalls) -> None:
-        self.ledger = ledger
+    def __init__(
+        self, decision: Decision[Amp], recorder: OutcomeRecorder, roots: RootCalls
+    ) -> None:
+        self.recorder = recorder
         self._roots = roots
         # Made before the amp lever watches for the script's own GradScaler.
         self._scaler = GradScaler(VENDORS[decision.value.device].torch_type)
@@ -166,14 +168,14 @@ class LossScaling:
         self._wrap("grad", self._grad, undo)
         undo.callback(register_optimizer_step_pre_hook(self._before_step).remove)
         undo.callback(register_optimizer_step_post_hook(self._after_step).remove)
-        self.ledger.settle(State.ARMED, "no backward pass went through a module in fp16")
+        self.recorder.settle(State.ARMED, "no backward pass went through a module in fp16")
 
     def refresh(self) -> None:
         """Record the scale, and whether the script manages precision itself."""
-        if self._roots.region is None and self.ledger.state is State.ARMED:
-            self.ledger.cede("the script manages precision itself")
+        if self._roots.region is None and self.recorder.state is State.ARMED:
+            self.recorder.cede("the script manages precision itself")
         if self._scaler._scale is not None:
-            self.ledger.counts["scale"] = int(self.scale)
+            self.recorder.counts["scale"] = int(self.scale)
 
     def state(self) -> dict[str, Any]:
         """Return what a resumed process needs, after the scale was updated by the last steps."""
@@ -237,8 +239,8 @@ class LossScaling:
         finally:
             self._hooks.scale = None
             self._gradients.unscale(self._scaler, scale)
-        self.ledger.apply("backward pass", self._where())
-        self.ledger.counts["backward passes"] += 1
+        self.recorder.apply("backward pass", self._where())
+        self.recorder.counts["backward passes"] += 1
 
     def _grad(
         self,
@@ -253,7 +255,7 @@ class LossScaling:
         ends = _sequence(outputs)
         if not self._scales(ends):
             return original(outputs, inputs, grad_outputs, retain_graph, *args, **kwargs)
-        self.ledger.apply("autograd.grad", self._where())
+        self.recorder.apply("autograd.grad", self._where())
         while True:
             scale = torch.tensor(self._grad_scale, device=ends[0].device)
             seeds = _scaled(ends, _sequence(grad_outputs), scale)
@@ -280,7 +282,7 @@ class LossScaling:
         if self._closure_of:
             refuse(closure_refused(self._closure_of))
         if _batched():
-            self.ledger.note(f"gradients inside torch.func.vmap aren't scaled ({self._where()})")
+            self.recorder.note(f"gradients inside torch.func.vmap aren't scaled ({self._where()})")
             return False  # whether a gradient is finite can't be read inside vmap
         return bool(outputs) and all(isinstance(output, Tensor) for output in outputs)
 
@@ -320,9 +322,9 @@ class LossScaling:
             refuse(step_refused(type(optimizer).__name__))
         self._stepped.add(id(optimizer))
         if not self._gradients.overflowed(optimizer):
-            self.ledger.counts["steps"] += 1
+            self.recorder.counts["steps"] += 1
             return
-        self.ledger.counts["skipped steps"] += 1
+        self.recorder.counts["skipped steps"] += 1
         self._withheld[optimizer] = _withhold(optimizer)
 
     def _after_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: Any) -> None:
@@ -379,11 +381,11 @@ def _batched() -> bool:
     return any(level.key() == functorch.TransformType.Vmap for level in stack)
 
 
-def build(shared: Shared, decision: Decision[Amp], _amp: Ledger) -> list[Lever]:
+def build(shared: Shared, decision: Decision[Amp], _amp: OutcomeRecorder) -> list[Lever]:
     """Build the lever, which has a line of its own in the receipt."""
     explicit = decision.source.explicit
-    ledger = shared.companion("loss_scaling", "dynamic", decision, explicit=explicit)
-    lever = LossScaling(decision, ledger, shared.roots)
+    recorder = shared.companion("loss_scaling", "dynamic", decision, explicit=explicit)
+    lever = LossScaling(decision, recorder, shared.roots)
     shared.lever_state.states["loss scaling"] = lever
     shared.loss_scale = lambda: lever.scale
     return [lever]

@@ -25,7 +25,7 @@ from fasttrain.model.decision import Decision
 from fasttrain.model.outcome import State
 from fasttrain.shim.hooks import patching
 from fasttrain.shim.hooks.loop import closure_of
-from fasttrain.shim.hooks.outcome_recorder import Ledger, Lever, Shared
+from fasttrain.shim.hooks.outcome_recorder import Lever, OutcomeRecorder, Shared
 from fasttrain.shim.hooks.patching import Training, then
 from fasttrain.shim.levers.npu_optimizer.counterparts import (
     Counterpart,
@@ -61,8 +61,8 @@ class _Known:
 class NpuOptimizerLever:
     """Makes the steps of optimizers by torch_npu's fused counterparts."""
 
-    def __init__(self, ledger: Ledger) -> None:
-        self.ledger = ledger
+    def __init__(self, recorder: OutcomeRecorder) -> None:
+        self.recorder = recorder
         self._known: weakref.WeakKeyDictionary[Optimizer, _Known] = weakref.WeakKeyDictionary()
         self._steps: dict[type[Optimizer], Any] = {}  # the own step of each class
         self._undo = ExitStack()
@@ -74,7 +74,7 @@ class NpuOptimizerLever:
             self._take_steps(kind)
         made = then(self._on_made, even_traced=True)
         patching.wrap(Optimizer, "__init__", made, undo, Training.NPU_OPTIMIZER)
-        self.ledger.settle(State.ARMED, "no optimizer made a step")
+        self.recorder.settle(State.ARMED, "no optimizer made a step")
 
     def refresh(self) -> None:
         """Do nothing: every step is counted when it is made."""
@@ -129,7 +129,7 @@ class NpuOptimizerLever:
             native(optimizer)
         else:
             twin.step(optimizer)
-            self.ledger.counts["steps"] += 1
+            self.recorder.counts["steps"] += 1
         return loss
 
     def _fitting(self, optimizer: Optimizer, known: _Known) -> Twin | None:
@@ -164,7 +164,7 @@ class NpuOptimizerLever:
         except Exception as error:  # noqa: BLE001 - whatever fails, the script's own step works
             self._give_up(optimizer, known, f"{type(error).__name__}: {error}")
             return None
-        self.ledger.apply(f"{type(optimizer).__name__} as {counterpart.fused}", known.site)
+        self.recorder.apply(f"{type(optimizer).__name__} as {counterpart.fused}", known.site)
         return twin
 
     def _try(self, optimizer: Optimizer, counterpart: Counterpart, kind: Any) -> None:
@@ -189,7 +189,7 @@ class NpuOptimizerLever:
 
     def _give_up(self, optimizer: Optimizer, known: _Known, reason: str) -> None:
         known.given_up = reason
-        self.ledger.pass_over(f"{type(optimizer).__name__} ({known.site})", reason)
+        self.recorder.pass_over(f"{type(optimizer).__name__} ({known.site})", reason)
 
 
 def _misfit(optimizer: Optimizer, twin: Twin) -> str:
@@ -239,8 +239,8 @@ def _agree(found: Any, expected: Any) -> bool:
     return torch.allclose(found.cpu(), expected.cpu(), rtol=relative, atol=absolute)
 
 
-def build(shared: Shared, _decision: Decision[Any], ledger: Ledger) -> list[Lever]:
+def build(shared: Shared, _decision: Decision[Any], recorder: OutcomeRecorder) -> list[Lever]:
     """Build the lever."""
-    lever = NpuOptimizerLever(ledger)
+    lever = NpuOptimizerLever(recorder)
     shared.stepped_elsewhere.append(lever.takes)
     return [lever]

@@ -16,11 +16,11 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from fasttrain.launch.hang.heartbeats import Pulse as Seen
-from fasttrain.launch.hang.heartbeats import Pulses, RankMemory
+from fasttrain.launch.hang.heartbeats import HeartbeatRecord as Seen
+from fasttrain.launch.hang.heartbeats import HeartbeatRecords, RankMemory
 from fasttrain.launch.hang.stacks import by_signal
 from fasttrain.launch.process import procfs
-from fasttrain.model.hang import PULSES_VARIABLE
+from fasttrain.model.hang import HEARTBEATS_VARIABLE
 from fasttrain.shim.watch.heartbeat import NOT_WATCHED, Heartbeat
 
 
@@ -31,17 +31,17 @@ def undo() -> Iterator[ExitStack]:
 
 
 @pytest.fixture
-def pulse(tmp_path: Path, undo: ExitStack) -> Heartbeat:
-    pulse = Heartbeat(tmp_path, 3, child=False)
-    pulse.install(undo)
-    return pulse
+def heartbeat(tmp_path: Path, undo: ExitStack) -> Heartbeat:
+    heartbeat = Heartbeat(tmp_path, 3, child=False)
+    heartbeat.install(undo)
+    return heartbeat
 
 
 def all_seen(run_dir: Path) -> tuple[Seen, ...]:
-    pulses = Pulses(run_dir)
-    pulses.find()
-    found = pulses.read()
-    pulses.close()
+    heartbeats = HeartbeatRecords(run_dir)
+    heartbeats.find()
+    found = heartbeats.read()
+    heartbeats.close()
     return found
 
 
@@ -50,19 +50,19 @@ def seen(run_dir: Path) -> Seen:
     return found
 
 
-def test_what_the_launcher_reads(pulse: Heartbeat, tmp_path: Path) -> None:
+def test_what_the_launcher_reads(heartbeat: Heartbeat, tmp_path: Path) -> None:
     first = seen(tmp_path)
     assert (first.address.rank, first.address.pid) == (3, os.getpid())
     assert (first.steps, first.beats, first.p95_s, first.ended) == (0, 0, 0.0, False)
-    pulse.step(8)
-    pulse.beat()
-    pulse.slow_step(0.25)
-    pulse.end()
+    heartbeat.step(8)
+    heartbeat.beat()
+    heartbeat.slow_step(0.25)
+    heartbeat.end()
     last = seen(tmp_path)
     assert (last.steps, last.beats, last.p95_s, last.ended) == (8, 2, 0.25, True)
 
 
-def test_it_answers_with_its_stacks(pulse: Heartbeat, tmp_path: Path) -> None:
+def test_it_answers_with_its_stacks(heartbeat: Heartbeat, tmp_path: Path) -> None:
     signum = seen(tmp_path).address.signal
     assert signum >= signal.SIGRTMIN
     answer = by_signal(os.getpid(), signum, tmp_path / "stacks-3.txt")
@@ -80,14 +80,14 @@ def test_a_signal_of_the_scripts_is_left_alone(tmp_path: Path, undo: ExitStack) 
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_batches_are_counted(pulse: Heartbeat, tmp_path: Path, workers: int) -> None:
+def test_batches_are_counted(heartbeat: Heartbeat, tmp_path: Path, workers: int) -> None:
     before = seen(tmp_path).beats
     assert len(list(DataLoader(range(12), batch_size=2, num_workers=workers))) == 6
     # The counter is also set to 0, when a pass begins.
     assert 6 <= seen(tmp_path).beats - before <= 8
 
 
-def test_a_batch_that_fails_has_no_frame_of_ours(pulse: Heartbeat) -> None:
+def test_a_batch_that_fails_has_no_frame_of_ours(heartbeat: Heartbeat) -> None:
     class Fails(torch.utils.data.Dataset[int]):
         def __len__(self) -> int:
             return 2
@@ -110,7 +110,7 @@ def alone() -> Iterator[None]:
 
 @pytest.mark.parametrize("in_background", [False, True])
 def test_collectives_are_counted(
-    alone: None, pulse: Heartbeat, tmp_path: Path, in_background: bool
+    alone: None, heartbeat: Heartbeat, tmp_path: Path, in_background: bool
 ) -> None:
     before = seen(tmp_path).beats
     for _ in range(3):
@@ -121,7 +121,7 @@ def test_collectives_are_counted(
 
 
 def test_a_collective_that_fails_has_no_frame_of_ours(
-    alone: None, pulse: Heartbeat, tmp_path: Path
+    alone: None, heartbeat: Heartbeat, tmp_path: Path
 ) -> None:
     before = seen(tmp_path).beats
     work = dist.all_reduce(torch.ones(1), async_op=True)
@@ -132,10 +132,10 @@ def test_a_collective_that_fails_has_no_frame_of_ours(
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_a_forked_child_shows_the_same_record(pulse: Heartbeat, tmp_path: Path) -> None:
+def test_a_forked_child_shows_the_same_record(heartbeat: Heartbeat, tmp_path: Path) -> None:
     def child() -> None:
-        pulse.step(1)
-        pulse.end()
+        heartbeat.step(1)
+        heartbeat.end()
 
     process = multiprocessing.get_context("fork").Process(target=child)
     process.start()
@@ -160,19 +160,19 @@ def test_it_leaves_nothing(tmp_path: Path) -> None:
 
 
 def _addresses(run_dir: Path) -> Iterator[object]:
-    pulses = Pulses(run_dir)
-    pulses.find()
-    for found in pulses.read():
+    heartbeats = HeartbeatRecords(run_dir)
+    heartbeats.find()
+    for found in heartbeats.read():
         yield found.address
-    pulses.close()
+    heartbeats.close()
 
 
 def test_a_lost_directory_is_told(
     tmp_path: Path, undo: ExitStack, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pulse = Heartbeat(tmp_path / "gone", 3, child=False)
-    pulse.install(undo)
-    pulse.step(1)
+    heartbeat = Heartbeat(tmp_path / "gone", 3, child=False)
+    heartbeat.install(undo)
+    heartbeat.step(1)
     assert NOT_WATCHED in capsys.readouterr().err
 
 
@@ -180,10 +180,10 @@ def test_a_lost_directory_is_told(
 def test_memory_that_is_not_the_launchers_is_left_alone(
     tmp_path: Path, undo: ExitStack, monkeypatch: pytest.MonkeyPatch, told: str
 ) -> None:
-    monkeypatch.setenv("FASTTRAIN_PULSES", told.format(pid=os.getpid()))
-    pulse = Heartbeat(tmp_path, 3, child=False)
-    pulse.install(undo)
-    pulse.step(2)
+    monkeypatch.setenv("FASTTRAIN_HEARTBEATS", told.format(pid=os.getpid()))
+    heartbeat = Heartbeat(tmp_path, 3, child=False)
+    heartbeat.install(undo)
+    heartbeat.step(2)
     assert seen(tmp_path).steps == 2
 
 
@@ -191,7 +191,7 @@ def test_ranks_of_a_node_share_the_launchers_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     memory = RankMemory()
-    monkeypatch.setenv(PULSES_VARIABLE, memory.environ({})[PULSES_VARIABLE])
+    monkeypatch.setenv(HEARTBEATS_VARIABLE, memory.environ({})[HEARTBEATS_VARIABLE])
     # The last rank is one more than there is room for, and the child is none of them.
     for rank, local_rank, child in (
         (8, "0", False),
@@ -201,9 +201,9 @@ def test_ranks_of_a_node_share_the_launchers_memory(
     ):
         monkeypatch.setenv("LOCAL_RANK", local_rank)
         with ExitStack() as undo:
-            pulse = Heartbeat(tmp_path, rank, child=child)
-            pulse.install(undo)
-            pulse.step(rank * 10 + child)
+            heartbeat = Heartbeat(tmp_path, rank, child=child)
+            heartbeat.install(undo)
+            heartbeat.step(rank * 10 + child)
             steps = {found.steps for found in all_seen(tmp_path)}
             assert rank * 10 + child in steps
     assert memory.steps() == {8: 80, 9: 90}
