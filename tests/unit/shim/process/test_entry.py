@@ -12,7 +12,7 @@ from fasttrain.model.errors import FasttrainError
 from fasttrain.model.plan import LaunchPlan
 from fasttrain.shim.process.entry import Entry, read_entry
 
-PLANS = Path(__file__).parents[2] / "data" / "plans"
+PLANS = Path(__file__).parents[3] / "data" / "plans"
 RANKS = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4"}
 
 
