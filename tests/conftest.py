@@ -42,7 +42,7 @@ LONGEST = (
     "tests/slurm/", "tests/e2e/", "tests/contract/test_scripts.py", "tests/contract/test_frame",
     "tests/contract/test_checkpoints.py", "tests/contract/test_ranks_styles.py",
     "tests/contract/test_preempt_snapshots.py", "tests/contract/test_data_parallel",
-    "tests/integration/", "tests/contract/", "tests/fuzz/", "tests/unit/shim/", "tests/unit/",
+    "tests/integration/", "tests/contract/", "tests/fuzz/", "tests/component/", "tests/unit/",
     "tests/faults/",  # these are dealt one by one
 )  # fmt: skip
 
@@ -125,8 +125,16 @@ def _leaves_nothing_behind() -> Iterator[None]:
     assert not [text for text in left if text], f"processes were left running: {left}"
 
 
-def _children() -> set[psutil.Process]:
-    return set(psutil.Process().children())
+def _children() -> set[int]:
+    """Return the process IDs of this process's children.
+
+    Every test asks twice, and psutil reads the files of all processes to answer.
+    """
+    try:
+        tasks = Path("/proc/self/task").iterdir()
+        return {int(pid) for task in tasks for pid in (task / "children").read_text().split()}
+    except OSError:  # a thread that has just ended, or a kernel without these files
+        return {child.pid for child in psutil.Process().children()}
 
 
 def _torchs(thread: threading.Thread) -> bool:
@@ -136,11 +144,11 @@ def _torchs(thread: threading.Thread) -> bool:
     return any(name.startswith(("torch", "tqdm")) for name in modules)
 
 
-def _told(child: psutil.Process) -> str:
+def _told(child: int) -> str:
     """Return what to call a left process by; nothing for helpers that live on by design."""
     try:
-        command = " ".join(child.cmdline())
-        return "" if _HELPERS.search(command) else command or f"zombie {child.pid}"
+        command = " ".join(psutil.Process(child).cmdline())
+        return "" if _HELPERS.search(command) else command or f"zombie {child}"
     except psutil.NoSuchProcess:
         return ""
 

@@ -18,6 +18,7 @@ import torch
 
 from support.checkpoint_matrix import CASES, HALF, Case, Runs, losses_in
 from support.command import clean_environ
+from support.thinned import thinned
 
 PROGRAMS = Path(__file__).parent / "checkpoints"
 BLOCKS = 3  # of the script's model
@@ -49,11 +50,7 @@ def in_pairs(case: Case) -> bool:
 
 
 every_case = pytest.mark.parametrize(
-    "case",
-    [
-        pytest.param(case, id=str(case), marks=() if in_pairs(case) else pytest.mark.matrix)
-        for case in CASES
-    ],
+    "case", thinned(CASES, 0, left=3, always=list(filter(in_pairs, CASES)))
 )
 
 

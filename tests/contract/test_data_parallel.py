@@ -172,7 +172,13 @@ def free_port() -> int:
         return port
 
 
-@pytest.mark.parametrize("kind", ["static", pytest.param("elastic", marks=pytest.mark.matrix)])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param("static", marks=pytest.mark.matrix),
+        pytest.param("elastic", marks=pytest.mark.full),
+    ],
+)
 def test_two_nodes_train_what_one_process_trains(
     all_runs: Runs, fasttrain: Any, tmp_path: Path, kind: str
 ) -> None:

@@ -48,8 +48,7 @@ def assert_same_files(found: dict[str, Path], expected: dict[str, Path]) -> None
 WAYS = ["checkpoints", "logs", "rotation", "temporary", "late_directory"]
 
 
-@pytest.mark.matrix
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", thinned(WAYS, 0, left=3))
 def test_files_are_those_of_one_process(
     alone: Any, fasttrain: Any, tmp_path: Path, way: str
 ) -> None:
@@ -90,7 +89,7 @@ def said(run: Any) -> str:
     ("how", "slug"),
     [
         ("ends", "ranks-steps"),
-        pytest.param("wider", "ranks-models", marks=pytest.mark.matrix),
+        pytest.param("wider", "ranks-models", marks=pytest.mark.full),
         pytest.param("changed", "ranks-data", marks=pytest.mark.matrix),
     ],
 )
@@ -110,8 +109,7 @@ def test_ranks_that_go_different_ways_are_an_error(
     assert crash["why"] in lines[last - 1]
 
 
-@pytest.mark.matrix
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", thinned([0, 1], 0))
 def test_a_killed_rank_ends_the_run(fasttrain: Any, tmp_path: Path, rank: int) -> None:
     run = run_until_wrong(fasttrain, tmp_path, rank, "killed")
     assert run.returncode == 128 + signal.SIGKILL
@@ -119,8 +117,7 @@ def test_a_killed_rank_ends_the_run(fasttrain: Any, tmp_path: Path, rank: int) -
     assert "ended" not in run.stdout
 
 
-@pytest.mark.matrix
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", thinned([1, 0], 0))
 def test_a_rank_that_raises_ends_the_run(fasttrain: Any, tmp_path: Path, rank: int) -> None:
     run = run_until_wrong(fasttrain, tmp_path, rank, "raises")
     assert run.returncode == 1
@@ -132,7 +129,7 @@ def test_a_rank_that_raises_ends_the_run(fasttrain: Any, tmp_path: Path, rank: i
 STRICT = ("--preset", "exact", "--strict")
 
 
-@pytest.mark.matrix
+@pytest.mark.full
 def test_a_model_without_room_for_a_second_graph_is_split_all_the_same(
     alone: Any, fasttrain: Any, tmp_path: Path
 ) -> None:

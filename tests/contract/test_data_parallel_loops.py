@@ -89,9 +89,9 @@ def test_two_ranks_train_what_one_process_trains(alone: Any, two_ranks: Any, loo
     ("where", "ranks"),
     [
         ("outside", 2),
-        ("inside", 3),
-        pytest.param("outside", 3, marks=pytest.mark.matrix),
-        pytest.param("inside", 2, marks=pytest.mark.matrix),
+        pytest.param("inside", 3, marks=pytest.mark.matrix),
+        pytest.param("outside", 3, marks=pytest.mark.full),
+        pytest.param("inside", 2, marks=pytest.mark.full),
     ],
 )
 def test_losses_of_all_forms_are_those_of_one_process(

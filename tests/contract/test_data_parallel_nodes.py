@@ -18,6 +18,7 @@ import pytest
 
 from support.command import Command
 from support.script_runs import LEVERS_OFF, Alone, assert_same_prints, differences, with_ranks
+from support.thinned import thinned
 from support.zygote import Zygote
 
 HERE = Path(__file__).parent
@@ -87,8 +88,7 @@ def meeting(kind: str, node: int) -> tuple[str, ...]:
     return ("--node-rank", str(node), *where)
 
 
-@pytest.mark.matrix
-@pytest.mark.parametrize("kind", ["static", "elastic"])
+@pytest.mark.parametrize("kind", thinned(["elastic", "static"], 0))
 def test_nodes_apart_train_what_one_process_trains(
     hosts: list[Any], tmp_path: Path, kind: str, zygote: Zygote
 ) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from fasttrain.model.outcome import State
+from support.thinned import thinned
 
 SCRIPTS = Path(__file__).parent / "frameworks"
 LEVERS_OFF = ("--amp", "off", "--optimizer", "keep", "--device", "cpu", "--quiet")
@@ -23,7 +24,7 @@ CASES = {
     "mmengine_runner": (("--launcher", "pytorch"), "mmengine.Runner"),
 }
 
-pytestmark = [pytest.mark.slow, pytest.mark.matrix]
+pytestmark = pytest.mark.slow
 
 
 def trained(stdout: bytes) -> list[Any]:
@@ -33,7 +34,7 @@ def trained(stdout: bytes) -> list[Any]:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", thinned(list(CASES), 0))
 def test_ranks_of_a_framework_are_left_to_it(name: str, fasttrain: Any, tmp_path: Path) -> None:
     words, sign = CASES[name]
     script = SCRIPTS / f"{name}.py"

@@ -142,7 +142,7 @@ def line_at(reason: str) -> str:
     return lines[int(found[2]) - 1]
 
 
-@pytest.mark.parametrize("script", thinned(ALL, 7))
+@pytest.mark.parametrize("script", thinned(ALL, 7, 3))
 def test_with_all_levers_off_it_prints_what_python_prints(script: Script, run: Run) -> None:
     fast = run(script, "--preset exact")
     assert fast.stdout == plain(script).stdout
@@ -183,8 +183,7 @@ def test_what_a_framework_does_is_left_to_it(script: Script, run: Run) -> None:
         assert call in line_at(outcome.reason)
 
 
-@pytest.mark.matrix
-@pytest.mark.parametrize("script", [HF, LIGHTNING], ids=str)
+@pytest.mark.parametrize("script", thinned([HF, LIGHTNING], 0, left=2))
 def test_what_a_framework_compiles_is_left_to_it(script: Script, run: Run) -> None:
     own = (*script.bf16, *script.fused, *script.compiled)
     fast = run(script, "--amp bf16 --optimizer fused --compile default", *own)
@@ -210,8 +209,13 @@ def test_a_recipe_that_does_everything_itself_is_left_alone(run: Run) -> None:
     assert "set_float32_matmul_precision(" in line_at(fast.outcomes["matmul"].reason)
 
 
-@pytest.mark.matrix
-@pytest.mark.parametrize(("script", "graphs"), [(HF, 2), (TIMM, 3)], ids=["hf_trainer", "timm"])
+@pytest.mark.parametrize(
+    ("script", "graphs"),
+    [
+        pytest.param(HF, 2, id="hf_trainer", marks=pytest.mark.full),
+        pytest.param(TIMM, 3, id="timm", marks=pytest.mark.matrix),
+    ],
+)
 def test_what_a_framework_leaves_uncompiled_is_compiled(
     script: Script, graphs: int, run: Run
 ) -> None:
@@ -234,7 +238,7 @@ def test_a_module_that_fabric_wraps_is_compiled_with_its_precision(run: Run) -> 
     assert fast.losses == pytest.approx(plain(FABRIC, *FABRIC.bf16).losses, rel=2e-2)
 
 
-@pytest.mark.matrix
+@pytest.mark.full
 def test_fused_steps_alone_change_the_last_bits_only(run: Run) -> None:
     fast = run(ACCELERATE, "--amp off --optimizer fused")
     assert fast.outcomes["optimizer"].counts == {"steps": ACCELERATE.steps}

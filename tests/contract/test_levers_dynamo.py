@@ -332,6 +332,7 @@ def test_gradients_behind_a_max_pool(fasttrain: Any, script: Any) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.matrix
 def test_inductor_and_its_missing_compiler(fasttrain: Any, script: Any) -> None:
     """One real compile: a Sequential gets graphs, and without a C++ compiler it runs eagerly."""
     path = script(

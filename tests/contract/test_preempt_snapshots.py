@@ -137,7 +137,7 @@ def take_out(run_dir: Path, key: str) -> None:
     manifest.write_text(json.dumps(told))
 
 
-@pytest.mark.matrix
+@pytest.mark.full
 def test_what_does_not_fit_is_refused(fragile: Attempts) -> None:
     again = ("--resume", "run")
     assert slug(fragile(*again, "--nproc-per-node", "2")) == "snapshot-mismatch"
@@ -207,8 +207,13 @@ def starting(launcher: psutil.Process) -> bool:
     return any("plan.json" in " ".join(child.cmdline()) for child in launcher.children())
 
 
-@pytest.mark.matrix
-@pytest.mark.parametrize("options", [("--amp", "off"), TWO], ids=["direct", "torchrun"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param(("--amp", "off"), id="direct", marks=pytest.mark.full),
+        pytest.param(TWO, id="torchrun", marks=pytest.mark.matrix),
+    ],
+)
 def test_a_signal_that_comes_while_processes_start_waits_for_them(
     fasttrain: Any, tmp_path: Path, options: tuple[str, ...]
 ) -> None:

@@ -279,14 +279,7 @@ def test_compiled_gives_the_same_loss(script: Any, runs: Runs) -> None:
 # Generating and compiling code takes up to half a minute for each script.
 @pytest.mark.parametrize(
     "script",
-    [
-        pytest.param(
-            script,
-            id=script.name,
-            marks=() if i == 1 else pytest.mark.matrix if i % 6 == 1 else pytest.mark.full,
-        )
-        for i, script in enumerate(SCRIPTS)
-    ],
+    thinned(SCRIPTS, 0, always=SCRIPTS[1:2], left=36, first=5, ids=lambda script: script.name),
 )
 def test_generated_code_gives_the_same_loss(script: Any, runs: Runs) -> None:
     assert_compiled(script, runs["inductor"], runs["plain"])

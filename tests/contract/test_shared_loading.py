@@ -55,7 +55,11 @@ def lines_alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]
 
 @pytest.mark.parametrize(
     ("ranks", "methods"),
-    [pytest.param(2, ("spawn", "forkserver"), marks=pytest.mark.matrix), (3, ())],
+    [
+        (2, ()),
+        pytest.param(3, (), marks=pytest.mark.matrix),
+        pytest.param(2, ("spawn", "forkserver"), marks=pytest.mark.full),
+    ],
 )
 def test_ranks_read_what_python_reads(
     ranks: int,

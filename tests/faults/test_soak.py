@@ -13,7 +13,7 @@ import pytest
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(1500)]
 
 PROGRAMS = Path(__file__).parent / "programs"
-RUNS = {"few": 20, "full": 200}
+RUNS = {"few": 14, "full": 200}
 WARM_UP = 10
 # A network, a /dev/shm and semaphores without any others' in them.
 APART = ("unshare", "--mount", "--net", "--ipc", "--pid", "--fork", "--mount-proc", "sh", "-c",

@@ -24,7 +24,7 @@ AGENTS = Path(__file__).parent / "programs" / "agents.py"
 TWO = ("--nproc-per-node", "2", "--device", "cpu")
 SEED = 7
 GROUP = 10  # crashes whose agents are forks of one process
-CRASHES = {"few": 20, "full": 50}
+CRASHES = {"few": 10, "full": 50}
 
 # Both ranks agree on a time, and each fails at its own distance from it. What time it was then
 # stands in `failed-RANK`: sleep() may take longer on a busy machine.

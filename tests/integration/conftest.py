@@ -41,13 +41,51 @@ ORDINARY = {
 }
 
 
+# Of the others, .ci/run leaves these to be run by hand. What still meets their faults in .ci/run:
+FULL = {
+    "test_crash_ranks.py": (
+        # the other way to lose a peer, the matrix of faults, and the unit tests of the judge
+        "test_a_rank_that_lost_its_peer_is_not_the_first[late", "test_a_pasted_plan_",
+        "test_one_that_fails_and_takes_its_time_to_end[little",
+    ),
+    "test_doctor.py": ("test_80_columns_", "test_only_and_skip_"),  # unit tests of cards and checks
+    "test_doctor_torch.py": ("test_the_processor_is_measured",),  # unit tests of the bench
+    "test_full_disk.py": ("test_a_disk_that_stays_full_",),  # the other disks that are full
+    "test_hangs.py": (
+        # each is an excuse, which unit tests make from recorded stacks; three run for real
+        "test_a_report_goes_on", "test_a_compilation_", "test_the_script_may_save_",
+        "test_what_is_no_hang[collectives]", "test_what_is_no_hang[first step]",
+        "test_what_is_no_hang[validation]", "test_who_waits_for_a_person_has_not_hung[for its",
+    ),
+    "test_loopback.py": ("test_ranks_of_one_node_listen_on_loopback_alone[own group",),
+    "test_lost_outputs.py": ("test_the_progress_of_a_terminal_that_is_gone_",),
+    "test_not_finite.py": ("test_off", "test_a_loss_with_finite_"),  # unit tests of the NaN guard
+    "test_npu_runs.py": (
+        # levers on a simulated NPU of one rank; unit tests of loss scaling and the swap
+        "test_a_model_that_fails_to_compile_", "test_a_skipped_step_", "test_fp16_is_refused_",
+        "test_a_script_with_a_scaler_", "test_two_ranks_skip_",
+    ),
+    "test_python.py": ("test_doctor_tries_",),
+    "test_restarts.py": (
+        # the same by one process, or by torchrun
+        "test_strays_are_gone_before_the_next_attempt[torchrun]", "test_the_same_hang_",
+        "test_what_can_not_heal_is_not[hows0", "test_a_module_that_is_no_python_",
+    ),
+    "test_restarts_nodes.py": ("test_two_nodes_start_again_",),  # a node that leaves, one that dies
+    "test_signals.py": ("test_a_signal_reaches_every_rank[SIGUSR2",),
+    "test_stopping.py": ("test_time_to_save_ends[SIGTERM-2]", "test_a_second_ctrl_c_ends_it_now[2"),
+    "test_torchrun.py": ("test_unrelated_copies_that_were_asked_for",),
+}  # fmt: skip
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark all others, which are left to .ci/run."""
+    """Mark all that `pytest` doesn't make, and what .ci/run doesn't, either."""
     for item in items:
         if item.path.parent == HERE:
             names = ORDINARY.get(item.path.name, ("none",))
             if names and not item.name.startswith(names):
-                item.add_marker(pytest.mark.runs)
+                left = item.name.startswith(FULL.get(item.path.name, ("none",)))
+                item.add_marker(pytest.mark.full if left else pytest.mark.runs)
 
 
 @pytest.fixture

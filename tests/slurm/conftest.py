@@ -21,11 +21,24 @@ REQUIRED = "REQUIRE_SLURM"
 CLUSTERS = ("cluster", "cluster_without_accounting", "cluster_losing_nodes")
 
 
+# These are left to be run by hand. What still meets their faults in .ci/run:
+FULL = (
+    "test_a_job_survives_its_node",  # test_a_dead_node_has_it_queued_again
+    "test_down_leaves_nothing[ports]",  # the same with network namespaces
+    "test_requeued_by_the_cluster_it_goes_on",  # preempted by another partition it goes on
+    "test_the_ranks_of_all_nodes_are_told[per-node]",  # the same per GPU
+    "test_the_warning_signal_has_it_saved_and_queued_again[USR1]",  # the same with USR2
+    "test_tools_that_hang_or_talk_rubbish_are_told[sleep 30]",  # unit tests of hardware/tool.py
+)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark all tests of this folder."""
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.slurm)
+            if item.name in FULL:
+                item.add_marker(pytest.mark.full)
 
 
 def held(*options: str) -> Iterator[Any]:
