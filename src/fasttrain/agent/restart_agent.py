@@ -311,6 +311,9 @@ def _key(attempt: int) -> str:
     return f"fasttrain/attempt/{attempt}"
 
 
+# torchrun's agent, changed so that it asks the launcher before it starts its workers again.
+
+
 class RestartAgent(LocalElasticAgent):
     """The agent of one node; the named arguments are those of its run, the others torchrun's."""
 

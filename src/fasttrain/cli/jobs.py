@@ -174,6 +174,9 @@ def _request(cell: CellEnding) -> dict[str, str]:
         return {}  # removed since, or of another version: the rest can still be shown
 
 
+# Perform ``fasttrain job``, and wait for a job as ``fasttrain slurm --wait`` does.
+
+
 CANCEL_TIMEOUT_S = 30.0
 
 

@@ -126,6 +126,9 @@ def _parameter(spec: OptionSpec) -> inspect.Parameter:
     )
 
 
+# The arguments and options of ``run`` and ``slurm``, declared once.
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandLine:
     """The arguments and options that ``run`` and ``slurm`` share.

@@ -68,6 +68,9 @@ def _own(asked: Interpreter) -> bool:
     return same and bool(asked.prefix) and there.is_dir() and there.samefile(sys.prefix)
 
 
+# Perform ``fasttrain run``: make a plan; start it, or print it.
+
+
 def perform(request: RunRequest) -> int:
     """Perform the command and return the exit code: the script's own, if one ran."""
     environ = read_environ()

@@ -228,6 +228,9 @@ def _list_error(spec: OptionSpec, what: str, why: str, slug: str, source: Source
     return FasttrainError(what, why=why, fix=fix, slug=slug, exit_code=exit_code(source))
 
 
+# The table of options, derived from the fields of `Settings` and `SlurmSettings`.
+
+
 OptionKind = Literal["bool", "int", "str", "list"]
 OptionValue = bool | int | str | tuple[str, ...] | None
 

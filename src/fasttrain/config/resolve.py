@@ -77,6 +77,9 @@ def preset_values(name: str, source: Source) -> dict[str, Setting[OptionValue]]:
     )
 
 
+# Merge all layers into one `Settings`: flag > environment > file > preset > default.
+
+
 FILE_NAMES = ("fasttrain.yaml", "fasttrain.yml")
 
 Layer = Mapping[str, Setting[OptionValue]]

@@ -158,6 +158,9 @@ def _written_to(pipe: int, most_bytes: int, path: Path) -> bytes:
     return data
 
 
+# Read fasttrain.yaml: its keys, each with the value as it is written and its line.
+
+
 NOT_A_WORD = "a key is not a word"
 
 MAX_BYTES = 1 << 20

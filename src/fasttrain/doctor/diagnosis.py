@@ -67,6 +67,9 @@ def _known(slugs: Iterable[str]) -> frozenset[str]:
     return wanted
 
 
+# The whole result of ``doctor``, and the command that it recommends.
+
+
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
     """What was examined, what was found, and which command to use.

@@ -86,6 +86,9 @@ def _upwards(mount: str, path: str) -> Iterator[str]:
     yield mount
 
 
+# The processor: its name, its instruction sets, and how many cores this process may use.
+
+
 # Flags of /proc/cpuinfo that matter to torch's kernels, and their names in a `Machine`.
 FEATURES = {
     "avx2": "avx2",

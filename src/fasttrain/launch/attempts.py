@@ -109,6 +109,9 @@ def _decide(now: FailureKey, before: FailureKey | None, on: RestartOn) -> tuple[
 # Attempts in words.
 
 
+# The attempts of a run on this node: judges each that fails, and prepares the next one.
+
+
 def told(number: int, decided: Decided, most: int, ranks: int) -> str:
     """Return the line that reports a failed attempt after which the run is started again.
 

@@ -101,6 +101,9 @@ class DiskWatch:
         self._tell(f"warning: {warning}")
 
 
+# Starts the processes of one node and supervises them until they end.
+
+
 # Blocked until workers and torchrun's agent have handlers for them.
 HELD_BACK = {int(signal.SIGUSR1), int(signal.SIGUSR2)}
 

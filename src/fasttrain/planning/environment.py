@@ -46,6 +46,9 @@ class Draft:
     guards: Guards
 
 
+# Composes the workers' environment, as a difference to the user's.
+
+
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # Limits that torch ignores: it sizes its thread pool by the CPU affinity.
 _IGNORED_BY_TORCH = re.compile(r"quota|slurm", re.IGNORECASE)

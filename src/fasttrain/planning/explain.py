@@ -43,6 +43,9 @@ def _mask_variable(variable: EnvVar, values: tuple[str, ...]) -> EnvVar:
     return replace(variable, value=shown, reason=hide(variable.reason, values))
 
 
+# Explains a plan row by row: what was decided, why, and by whom.
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
     """One decision in words.

@@ -135,6 +135,9 @@ def _unused_scope(draft: Draft) -> Iterator[str]:
         yield f"{scope.source} has no effect while compile is off."
 
 
+# Makes the plan of a run from the user's settings and the machine.
+
+
 def make_plan(settings: Settings, machine: Machine, invocation: Invocation) -> LaunchPlan:
     """Return all decisions about a run; a pure function, so a plan can be printed without a run.
 

@@ -133,6 +133,9 @@ def check_folder(path: str) -> None:
     )
 
 
+# Variables with options of sbatch, which override those in a batch script.
+
+
 PREFIX = "SBATCH_"
 # Variables that fasttrain must decide itself, and what each would break. SBATCH_WAIT would make
 # sbatch wait for the job.

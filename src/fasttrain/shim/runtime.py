@@ -74,6 +74,9 @@ def _user_of(filename: str, line: int) -> FrameType | None:
     return frame
 
 
+# Installs the levers of one worker, and reports on them while it runs and at its end.
+
+
 REPORT_EVERY_S = 5.0  # a killed worker leaves a report that is at most this old
 _AT_ROOTS = frozenset(name for name, row in LEVERS.items() if row.at_roots)
 _BY_ROOTS = _AT_ROOTS | {"preempt"}  # or need to know whether one is running

@@ -206,6 +206,9 @@ def _subject(error: BaseException) -> str:
     return ""
 
 
+# Runs the user's program as ``python SCRIPT`` or ``python -m MODULE`` would.
+
+
 def run_target(
     kind: str,
     name: str,

@@ -228,6 +228,9 @@ def _not_mine(what: str, name: str, names: set[str], *, strict: bool) -> Finding
     )
 
 
+# Check a job itself for what would fail on its nodes or at its end, and make all checks.
+
+
 # File systems that belong to one machine. Others may be shared, and most are.
 LOCAL = frozenset(
     {"tmpfs", "ramfs", "overlay", "aufs", "squashfs", "ext2", "ext3", "ext4", "xfs", "btrfs", "zfs",

@@ -187,6 +187,9 @@ class EndWatch:
             os.kill(os.getpid(), signal.SIGTERM)
 
 
+# Follow a job until it has ended: its state, and the output of rank 0.
+
+
 LOOK_S = 0.5  # between reads of files
 # Between queries of the controller, which serves everybody. A task's recorded end triggers a query
 # at once.

@@ -202,6 +202,9 @@ def rank_variables(place: Allocation, port: int) -> dict[str, str]:
     }
 
 
+# The function that submitit calls in each task: run the task's part of the job, record its end.
+
+
 class TaskFailedError(Exception):
     """The run ended with an exit code other than 0; submitit stores this as the task's error."""
 

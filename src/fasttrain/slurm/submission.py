@@ -161,6 +161,9 @@ def _without(names: Iterable[str]) -> Iterator[None]:
         os.environ.update(taken)
 
 
+# Draft a job, or a sweep of jobs, from the options, and send it to SLURM.
+
+
 _RANGE = re.compile(r"(-?\d{1,9}):(-?\d{1,9})(?::(\d{1,9}))?", re.ASCII)
 
 

@@ -151,6 +151,9 @@ def _is(kind: Callable[[Path], bool], path: Path) -> bool:
         return False
 
 
+# Read the source of a program: facts for a plan, options, and habits for ``doctor``.
+
+
 NO_MODULE = "there is no such module"
 
 # Bytes of source whose syntax trees are kept at the same time; each takes 25 to 50 bytes of memory.

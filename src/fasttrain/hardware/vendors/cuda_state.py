@@ -179,6 +179,9 @@ def data_sheet(device: Device) -> DataSheet | None:
 # NVIDIA's Xid errors in the kernel's log since boot.
 
 
+# The current state of NVIDIA's GPUs and MIG instances, read by NVML.
+
+
 DMESG_TIMEOUT_S = 1.0
 
 # Source: NVIDIA, "Xid Errors", r570: "NVRM: Xid (PCI:0000:03:00): 79, ..."; older drivers leave

@@ -256,6 +256,9 @@ def _processes_on(
             yield as_device_process(process.pid, process.memory_bytes, runs, process.command)
 
 
+# Huawei Ascend NPUs, read from their device files and ``npu-smi info``.
+
+
 # Source: torch_npu 2.13.0, is_bf16_supported over all its soc names: Ascend910B1 and later, of
 # which exclude 310P. A "910B" without a digit is a first-generation card.
 _BF16 = re.compile(r"Ascend(910B\d.*|910_93.*|310B.*|950.*)")

@@ -395,6 +395,9 @@ AROUND = (
 )  # fmt: skip
 
 
+# The table of causes: why a rank failed and what to do about it; special rows come first.
+
+
 CAUSES = (*AROUND, *INSIDE)
 
 # What a signal or an exit code alone shows; an exception is reported in its own words.

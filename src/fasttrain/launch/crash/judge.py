@@ -172,6 +172,9 @@ def told_of_the_others(first: Judged, others: Sequence[Judged]) -> str:
     return told + next(said, "")
 
 
+# Judges why a run failed: once, for the crash card, the restart and the receipt alike.
+
+
 AGENT_DIED = "torchrun's agent died of"
 KEPT_FRAMES = 8
 # Signals that nobody sends to stop a run: the agent takes SIGTERM and its like, and ends in order.

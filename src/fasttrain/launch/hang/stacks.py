@@ -55,6 +55,9 @@ def _shortest(number: int) -> str:
     return f"\\u{number:04x}" if number <= 0xFFFF else f"\\U{number:08x}"
 
 
+# Gets the Python stacks of processes that may be stuck, from faulthandler or from py-spy.
+
+
 Stack = tuple[Frame, ...]
 
 ANSWER_S = 5.0  # faulthandler writes at once, unless the process can't run at all

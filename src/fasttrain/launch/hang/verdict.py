@@ -216,6 +216,9 @@ def _is_of_run(frame: Frame) -> bool:
     return _is_in(frame, _NOT_NETWORK) or any(part in frame.file for part in _NOT_NETWORK_BELOW)
 
 
+# Describes in words where ranks are, and which of them wait for others.
+
+
 Stack = tuple[Frame, ...]
 
 # Public functions of torch.distributed that wait for other ranks.

@@ -68,6 +68,9 @@ def adopting() -> Iterator[None]:
         libc.prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
 
 
+# What /proc shows of processes that are not our children; of ended ones, nothing.
+
+
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 # System calls that wait; connect, accept, send and receive are named "network".
 # Source: Linux 6.9, arch/x86/entry/syscalls/syscall_64.tbl, include/uapi/asm-generic/unistd.h

@@ -101,6 +101,9 @@ def _stop_here() -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTSTP})
 
 
+# How a run ends that somebody asked to end: with time to save, but not for ever.
+
+
 INTERRUPTED = "Interrupted"
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 AGAIN_S = 0.5  # `timeout` and others send one signal to a process and to its group

@@ -116,6 +116,9 @@ def guarded(environ: Mapping[str, str], spared: Iterable[Process]) -> Iterator[G
     guardian.dismiss()
 
 
+# Starts the child of each attempt, passes signals on, waits for it, and leaves no orphans.
+
+
 ENDED_LEFT = "ended what the script left running"
 
 TICK_S = 0.25

@@ -91,6 +91,9 @@ def of_last_attempt(text: str) -> str:
     return last
 
 
+# Claims a run directory for one run: private to the user, locked while the launcher lives.
+
+
 ENDED_WELL = "the run had ended well"
 PARENTS_MODE = 0o775  # cut down by the umask; never open to everybody
 OF_A_RUN = {PLAN_FILE, JOB_FILE, RECEIPT_FILE, CRASH_FILE, EXITS_FILE, HANG_FILE}

@@ -67,6 +67,9 @@ def _seen(original: Any) -> Any:
     return method
 
 
+# Averages over the ranks the gradients that each backward pass leaves.
+
+
 class BackwardPasses:
     """Wraps backward passes of ranks that train one model."""
 

@@ -58,6 +58,9 @@ class LeverState:
     replayed: float = 0.0
 
 
+# What the levers of a data-parallel strategy share.
+
+
 @dataclass(frozen=True, slots=True)
 class ParallelContext:
     """One rank's view of a data-parallel run.

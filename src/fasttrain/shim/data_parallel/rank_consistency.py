@@ -128,6 +128,9 @@ def _other_numbers(doing: str, where: str) -> FasttrainError:
     )
 
 
+# Checks that the ranks stay consistent: same models, same steps, same weights, same end.
+
+
 WAIT_S = 3.0  # a rank that waits this long checks whether another one has ended
 POLL_S = 0.5
 

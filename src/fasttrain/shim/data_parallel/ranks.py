@@ -241,6 +241,9 @@ def _row(size: int) -> struct.Struct:
     return struct.Struct(f"{size}d")
 
 
+# This worker's connection to the other ranks of its run.
+
+
 MEET_TIMEOUT = timedelta(minutes=30)  # a rank may read its data before it imports torch
 NUMBERS = 128  # summed at once
 BOARD_BYTES = 1 << 24  # size of the memory that the ranks of a node share

@@ -76,6 +76,9 @@ def _average_sparse(gradient: Tensor, ranks: Ranks) -> Tensor:
     return ranks.sum(gradient.coalesce() / ranks.world_size)
 
 
+# Replicates a root on every rank; torch's DistributedDataParallel (DDP) averages its gradients.
+
+
 # Renamed in torch 2.13: broadcast_buffers became forward_sync_buffers.
 _SYNC_BUFFERS = next(
     name

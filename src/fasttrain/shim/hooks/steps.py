@@ -234,6 +234,9 @@ def _first_tensor(data: Any, deepest: int) -> Tensor | None:
     return next((tensor for tensor in found if tensor is not None), None)
 
 
+# Counts and times training steps, for the events and the receipt.
+
+
 KEPT_INTERVALS = 10_000  # enough for a p95, and bounded however long the run
 _MADE = "_patch_step_function"  # called by Optimizer's constructor, from torch 2.0 on
 

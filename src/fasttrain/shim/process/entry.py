@@ -73,6 +73,9 @@ def get(name: str, default: str = "") -> str:
     return _hidden.get(name, os.environ.get(name, default))
 
 
+# Reads how a worker was called: its command line, its plan and its rank.
+
+
 @dataclass(frozen=True, slots=True)
 class Entry:
     """The call of one worker.

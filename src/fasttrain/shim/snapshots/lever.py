@@ -201,6 +201,9 @@ def untrusted(error: UntrustedError) -> FasttrainError:
     )
 
 
+# The lever that takes snapshots of a run that can be preempted, and resumes from one.
+
+
 class SnapshotLever:
     """Takes snapshots between two batches, and resumes a run from one."""
 

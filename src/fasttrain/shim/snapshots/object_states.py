@@ -99,6 +99,9 @@ def to_python(state: tuple[Any, ...]) -> tuple[Any, ...]:
     return version, tuple(words.tolist()), gauss
 
 
+# Saves and restores the state of modules, optimizers, schedulers and scalers.
+
+
 # Attributes that torch itself gives to every module or optimizer; all others are the script's.
 _TORCHS = frozenset(vars(Module())) | frozenset(vars(Optimizer([torch.empty(0)], {})))
 

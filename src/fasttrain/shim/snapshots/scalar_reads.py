@@ -90,6 +90,9 @@ class GradientHooks:
         return frame is not None and not frame.f_code.co_filename.startswith(self._own)
 
 
+# Records the numbers that the script reads from tensors, and returns them again in a replay.
+
+
 READS = ("item", "tolist", "__bool__", "__float__", "__int__", "__index__", "__format__")
 ARRAYS = ("numpy", "__array__")
 _KINDS = (*READS, *ARRAYS)

@@ -136,6 +136,9 @@ def _of_rank(rank: int) -> str:
     return f"rank-{rank}.pt"
 
 
+# Decides when a snapshot is due, on all ranks alike, and writes it together with them.
+
+
 END = "end"
 _GO_ON = "go on"
 

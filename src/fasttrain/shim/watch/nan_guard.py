@@ -189,6 +189,9 @@ class LossWatch:
             self._noted.add(ring)
 
 
+# Finds gradients and losses that are inf or NaN, without waiting for the device.
+
+
 def parameter_name(parameter: Tensor) -> str:
     """Return a parameter's name such as ``Model: layers.0.weight``; its shape if no module has it.
 

@@ -120,6 +120,9 @@ def _name(path: Any) -> str | None:
         return str(path)
 
 
+# Rank 0 answers questions on which ranks could differ, such as the time or which files exist.
+
+
 WAIT = "wait for other ranks"
 
 SPINS = 200  # looks before a rank that waits begins to sleep

@@ -297,6 +297,9 @@ def _asked_by_user() -> bool:
     return asking(frame, for_libraries=True) is not None
 
 
+# Lets rank 0 alone write checkpoints and the runs of TensorBoard and wandb.
+
+
 LEFT = "left to rank 0"
 
 

@@ -173,6 +173,9 @@ def with_all_rows(
     return map_tensors(value, gathered)
 
 
+# The decision for each kind of call of a root, and when it has to be verified again.
+
+
 _SIMPLE = (bool, int, float, str, type(None))
 _FACTOR = "\0a factor"  # stands for any float but 0 and 1
 MOST_VALUES = 64  # values compared before each call

@@ -95,6 +95,9 @@ def _put(put: Put, value: Any) -> None:
         put(value)
 
 
+# Casts to fp32 the low-precision tensors that a root's modules keep, which the script may read.
+
+
 TORCHS = frozenset(vars(Module()))
 
 

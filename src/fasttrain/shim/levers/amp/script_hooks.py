@@ -140,6 +140,9 @@ def _marked(output: Any, cls: Any, device: str) -> Any:
     return output
 
 
+# Lets the script's hooks work inside a root that runs in low precision.
+
+
 PLACES = {"register_forward_pre_hook": "inputs", "register_forward_hook": "output"}
 
 

@@ -150,6 +150,9 @@ def _shapes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Shapes:
     return (*found, *numbers)
 
 
+# Puts compiled callables into ``Module._compiled_call_impl``, torch's own slot for them.
+
+
 REGISTRATIONS = (
     "register_forward_pre_hook",
     "register_forward_hook",

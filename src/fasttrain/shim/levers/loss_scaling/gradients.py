@@ -176,6 +176,9 @@ class OtherTensors:
         self._reached = {}
 
 
+# The gradients that loss scaling multiplies, divides and checks, grouped by their optimizers.
+
+
 class _Group:
     """Parameters that are trained by the same optimizers, in the shape GradScaler reads.
 

@@ -132,6 +132,9 @@ def _times(gradient: Tensor, factor: Tensor) -> Tensor:
     return (wide * factor.to(gradient.device)).to(gradient.dtype)
 
 
+# Dynamic loss scaling for fp16, which the script doesn't see.
+
+
 # autograd.grad returns its result to the script at once, and no later step can skip an overflow. So
 # its scale starts lower than GradScaler's 2**16, and backs off until the result is finite.
 FIRST_GRAD_SCALE = 2.0**10
