@@ -17,6 +17,7 @@ for a user.
     python benchmarks/data_parallel_overhead.py                  # all tasks: ten minutes
     python benchmarks/data_parallel_overhead.py mlp convnet      # these
     python benchmarks/data_parallel_overhead.py mlp --noise-floor  # the loop by hand against itself
+    python benchmarks/data_parallel_overhead.py mlp --source DIR   # src of another checkout
 """
 
 import argparse
@@ -107,12 +108,13 @@ def command(name: str, side: str, path: Path, args: argparse.Namespace) -> list[
     loop = [task, mode, str(path)]
     if side == "hand" and against == "one":
         return [sys.executable, str(HERE / "parallel_loop.py"), *loop]
-    if side == "hand" or args.noise_floor:
+    if (side == "hand" and not args.source) or args.noise_floor:
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
         return [*torchrun, "--nproc-per-node=2", str(HERE / "parallel_loop_by_hand.py"), *loop]
     options = [*OPTIONS, "--nproc-per-node", "2", "--run-dir", str(path.with_suffix(".run"))]
     start = [sys.executable, "-m", "fasttrain", "run", str(HERE / "parallel_loop.py")]
-    return [*start, *options, *args.options, "--", *loop]
+    source = args.source if side == "hand" and args.source else HERE.parent / "src"
+    return ["env", f"PYTHONPATH={source}", *start, *options, *args.options, "--", *loop]
 
 
 def signal_all(processes: list[psutil.Process], number: int) -> None:
@@ -213,6 +215,9 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=14, help="turns of each side")
     parser.add_argument("--block-s", type=float, default=1.2, help="seconds of a turn, at least")
     parser.add_argument("--noise-floor", action="store_true")
+    parser.add_argument(
+        "--source", type=Path, help="fasttrain in this src takes the place of the loop by hand"
+    )
     parser.add_argument(
         "--options", type=shlex.split, default=[], help="more options of fasttrain run, as one word"
     )

@@ -12,6 +12,7 @@ they did not compute the same thing. The whole table takes a quarter of an hour;
     python benchmarks/step_overhead.py --batch 1        # hardly any arithmetic in the real models
     python benchmarks/step_overhead.py --compare guards # the loop with all guards on against off
     python benchmarks/step_overhead.py --compare itself # the loop by hand against itself
+    python benchmarks/step_overhead.py --compare source --source DIR  # another checkout's src
 """
 
 import argparse
@@ -36,6 +37,7 @@ COMPARISONS = {
     "hand": ("the loop by hand", "the unmodified loop under fasttrain"),
     "guards": ("the loop under fasttrain without guards", "the same with guards"),
     "itself": ("the loop by hand", "the same"),
+    "source": ("the loop under fasttrain of another checkout", "the same under this one"),
 }
 TARGETS = "a ratio of at most 1.01 where a step takes 10 ms or more, and at most 100 extra us"
 SIDES = ("hand", "other")
@@ -146,8 +148,18 @@ def median_and_interval(values: list[float], spec: str) -> str:
     return "{} ({}..{})".format(*shown)
 
 
-def commands(case: Comparison, batch: int, scratch: Path, compare: str) -> dict[str, list[str]]:
-    """Return the command line of each side, which connects to the socket of that name."""
+def commands(
+    case: Comparison, batch: int, scratch: Path, compare: str, source: Path | None = None
+) -> dict[str, list[str]]:
+    """Return the command line of each side, which connects to the socket of that name.
+
+    Args:
+        case: What to compare.
+        batch: Samples per step.
+        scratch: A folder for this pair.
+        compare: One of `COMPARISONS`.
+        source: The other checkout's ``src``, for "source".
+    """
     loop = [case.variant, str(batch)]
 
     def by_hand(side: str) -> list[str]:
@@ -162,6 +174,10 @@ def commands(case: Comparison, batch: int, scratch: Path, compare: str) -> dict[
         unmodified = [str(HERE / "loops.py"), "--", *loop, str(scratch / side)]
         return [sys.executable, "-m", "fasttrain", "run", *options, *unmodified]
 
+    if compare == "source":
+        before = ["env", f"PYTHONPATH={source}", *under_fasttrain("hand")]
+        here = ["env", f"PYTHONPATH={HERE.parent / 'src'}", *under_fasttrain("other")]
+        return {"hand": before, "other": here}
     if compare == "guards":
         return {"hand": under_fasttrain("hand", *GUARDS_OFF), "other": under_fasttrain("other")}
     other = by_hand("other") if compare == "itself" else under_fasttrain("other")
@@ -185,7 +201,8 @@ def measure(case: Comparison, args: argparse.Namespace, scratch: Path) -> None:
     for number in range(args.pairs):
         pair = scratch / str(number)
         pair.mkdir()
-        argvs = commands(case, args.batch or BATCHES.get(case.variant, 1), pair, args.compare)
+        batch = args.batch or BATCHES.get(case.variant, 1)
+        argvs = commands(case, batch, pair, args.compare, args.source)
         with ExitStack() as stack:
             workers = {
                 side: stack.enter_context(Worker(argv, pair / side, environ))
@@ -225,7 +242,11 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument(
         "--compare", choices=list(COMPARISONS), default="hand", help="which two sides to compare"
     )
-    return parser.parse_args()
+    parser.add_argument("--source", type=Path, help="src of the other checkout, for that one")
+    args = parser.parse_args()
+    if (args.source is None) == (args.compare == "source"):
+        parser.error("--compare source and --source DIR go together")
+    return args
 
 
 def levers_of(args: argparse.Namespace) -> Sequence[Levers]:
