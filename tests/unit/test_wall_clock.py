@@ -11,7 +11,7 @@ import fasttrain
 PACKAGE = Path(fasttrain.__file__).parent
 # Each gives a time of day to people, beside a monotonic one where an order follows from it.
 ON_RECORD = {
-    "shim/reporter.py", "agent/restart_agent.py", "shim/script.py", "launch/crash/evidence.py",
+    "shim/reporter.py", "agent/worker_exits.py", "shim/script.py", "launch/crash/evidence.py",
     "launch/run_dir/paths.py",
     "slurm/node_task.py",  # machines share no other clock
     "slurm/submission.py",

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fasttrain.agent.restart_agent import ExitWatch
+    from fasttrain.agent.worker_exits import ExitWatch
     from fasttrain.processes.agent_pipe import AgentPipe
 
 LOG, FOLDER = "agent.log", "torchrun"  # in the run directory
@@ -32,7 +32,7 @@ PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
 
 def main(argv: list[str]) -> int:
     """Run torchrun and return the exit code of the run."""
-    from fasttrain.agent.restart_agent import ExitWatch
+    from fasttrain.agent.worker_exits import ExitWatch
     from fasttrain.files import give_back, open_log
     from fasttrain.model.crash import EXITS_FILE
     from fasttrain.processes.agent_pipe import inherited
@@ -144,7 +144,7 @@ def _supported(argv: list[str]) -> list[str]:
 
 def _pass_on(signum: int, _frame: Any) -> None:
     """Send a signal to every worker."""
-    from fasttrain.agent.restart_agent import children
+    from fasttrain.agent.worker_exits import children
 
     for child in children():
         os.kill(child, signum)
@@ -156,7 +156,7 @@ def _keep(held: set[Any]) -> None:
     The launcher has blocked these signals, so they are blocked in this process and in all that it
     starts. A worker unblocks them when it can handle them.
     """
-    from fasttrain.agent.restart_agent import children
+    from fasttrain.agent.worker_exits import children
 
     kept: set[Any] = set()
     sent: set[tuple[int, int]] = set()

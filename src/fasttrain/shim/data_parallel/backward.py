@@ -20,7 +20,7 @@ from fasttrain.shim.data_parallel.sharded import ShardedReplica
 from fasttrain.shim.data_parallel.split.rows import mean_gradient
 from fasttrain.shim.hooks import patching
 from fasttrain.shim.hooks.loop import TrainingState
-from fasttrain.shim.hooks.patching import Hooking
+from fasttrain.shim.hooks.seams import Hooking
 
 # Detects gradients w.r.t. a tensor that a model returns along with a result of it, such as a
 # loss.

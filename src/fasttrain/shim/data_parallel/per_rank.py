@@ -23,7 +23,7 @@ from fasttrain.model.outcome import State
 from fasttrain.shim.data_parallel.context import ParallelContext
 from fasttrain.shim.hooks import patching
 from fasttrain.shim.hooks.outcome_recorder import OutcomeRecorder
-from fasttrain.shim.hooks.patching import Loading
+from fasttrain.shim.hooks.seams import Loading
 from fasttrain.shim.process.callsite import call_site
 
 # Distance between the ranks' base seeds: more than a loader has workers, which add their numbers,

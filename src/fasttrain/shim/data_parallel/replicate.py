@@ -40,8 +40,8 @@ from fasttrain.shim.data_parallel.split import whole_batch
 from fasttrain.shim.data_parallel.split.call import SplitCalls
 from fasttrain.shim.hooks import patching
 from fasttrain.shim.hooks.outcome_recorder import OutcomeRecorder
-from fasttrain.shim.hooks.patching import Differentiating
 from fasttrain.shim.hooks.roots import Call, Root, parameters_of
+from fasttrain.shim.hooks.seams import Differentiating
 from fasttrain.shim.process import entry, refusal
 from fasttrain.shim.process.callsite import call_site, own_prefixes
 from fasttrain.shim.process.refusal import refuse

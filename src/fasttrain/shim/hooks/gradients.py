@@ -14,7 +14,7 @@ from torch.utils.hooks import BackwardHook
 
 from fasttrain.shim.hooks import patching
 from fasttrain.shim.hooks.dynamo import pass_over
-from fasttrain.shim.hooks.patching import Hooking
+from fasttrain.shim.hooks.seams import Hooking
 
 # Wraps the script's gradient hooks, for levers that pass them changed gradients.
 

@@ -17,8 +17,8 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from fasttrain.shim.hooks import patching
 from fasttrain.shim.hooks.dynamo import pass_over
-from fasttrain.shim.hooks.patching import Training, then
 from fasttrain.shim.hooks.roots import Root, RootCalls, parameters_of
+from fasttrain.shim.hooks.seams import Training, then
 
 # Notices each batch that a DataLoader returns.
 #

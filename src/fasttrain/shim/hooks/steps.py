@@ -27,8 +27,8 @@ from fasttrain.model.outcome import StepStats
 from fasttrain.model.vendors import LIKE_CUDA
 from fasttrain.shim.hooks import patching
 from fasttrain.shim.hooks.loop import on_backward, on_batch
-from fasttrain.shim.hooks.patching import then
 from fasttrain.shim.hooks.roots import Root
+from fasttrain.shim.hooks.seams import then
 
 # Measures the throughput of training: samples and tokens per second.
 #

@@ -27,7 +27,7 @@ from fasttrain.model.outcome import State
 from fasttrain.shim.hooks import patching
 from fasttrain.shim.hooks.loop import Arguments, closure_of, followed
 from fasttrain.shim.hooks.outcome_recorder import Lever, OutcomeRecorder, Shared
-from fasttrain.shim.hooks.patching import Training, then
+from fasttrain.shim.hooks.seams import Training, then
 from fasttrain.shim.process.callsite import call_site
 
 FUSIBLE: tuple[type[Optimizer], ...] = (Adam, AdamW, SGD, Adagrad)

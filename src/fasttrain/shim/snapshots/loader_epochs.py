@@ -16,7 +16,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from fasttrain.model.errors import FasttrainError
 from fasttrain.shim.hooks import patching
-from fasttrain.shim.hooks.patching import Loading
+from fasttrain.shim.hooks.seams import Loading
 from fasttrain.shim.snapshots.batches import (
     Signature,
     draws_by_torch,

@@ -27,7 +27,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from fasttrain.model.vendors import LIKE_CUDA
 from fasttrain.shim.data_parallel.random_streams import RandomStreams, alike
 from fasttrain.shim.hooks import patching
-from fasttrain.shim.hooks.patching import Training, then
+from fasttrain.shim.hooks.seams import Training, then
 from fasttrain.shim.process.import_hook import after_import
 from fasttrain.shim.snapshots.files import NeedsPickleError, packed, refuse_mismatch
 from fasttrain.shim.snapshots.script_tensors import merged

@@ -27,8 +27,8 @@ from torch.optim.optimizer import (
 
 from fasttrain.shim.hooks import patching
 from fasttrain.shim.hooks.containers import graph_behind, map_tensors
-from fasttrain.shim.hooks.patching import Differentiating
 from fasttrain.shim.hooks.roots import Call, Root, RootCalls
+from fasttrain.shim.hooks.seams import Differentiating
 from fasttrain.shim.snapshots.object_states import Registry
 from fasttrain.shim.snapshots.replayed_files import LeftFiles
 from fasttrain.shim.snapshots.scalar_reads import GradientHooks

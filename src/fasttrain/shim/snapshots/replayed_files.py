@@ -24,7 +24,7 @@ import torch
 
 from fasttrain.model.errors import FasttrainError
 from fasttrain.shim.hooks import patching
-from fasttrain.shim.hooks.patching import Filing
+from fasttrain.shim.hooks.seams import Filing
 from fasttrain.shim.process.refusal import refuse
 from fasttrain.shim.snapshots.files import refuse_diverged
 

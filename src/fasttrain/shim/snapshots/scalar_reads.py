@@ -25,7 +25,7 @@ from torch.nn import Module
 from torch.nn.modules import module as modules
 
 from fasttrain.shim.hooks import gradients, patching
-from fasttrain.shim.hooks.patching import Hooking, Reading
+from fasttrain.shim.hooks.seams import Hooking, Reading
 from fasttrain.shim.process.callsite import own_prefixes
 from fasttrain.shim.snapshots.files import refuse_diverged
 

@@ -57,7 +57,7 @@ from fasttrain.shim.data_parallel.random_streams import RandomStreams
 from fasttrain.shim.data_parallel.ranks import Ranks
 from fasttrain.shim.data_parallel.replicate import Replicate
 from fasttrain.shim.data_parallel.split.surroundings import SideEffectWatch
-from fasttrain.shim.hooks import patching
+from fasttrain.shim.hooks import patching, seams
 from fasttrain.shim.hooks.dynamo import UserCompile
 from fasttrain.shim.hooks.loop import TrainingState
 from fasttrain.shim.hooks.outcome_recorder import OutcomeRecorder
@@ -226,7 +226,7 @@ def test_all_together_in_some_order(tmp_path: Path, together: ExitStack, seed: i
     shared = [p[0] for p in patching._PATCHES.values() if len(p[0].layers) > 1]
     assert not out_of_order()
     assert {patch.home for patch in shared} == {  # and no module alone has put two there
-        name for name, seam in vars(patching).items() if isinstance(seam, EnumType) and len(seam)
+        name for name, seam in vars(seams).items() if isinstance(seam, EnumType) and len(seam)
     }
     for name in going:
         undo[name].close()

@@ -24,7 +24,7 @@ from fasttrain.shim.data_parallel.answers.own_copies import OwnCopies, path_of
 from fasttrain.shim.data_parallel.answers.places import asking
 from fasttrain.shim.hooks import patching
 from fasttrain.shim.hooks.outcome_recorder import OutcomeRecorder
-from fasttrain.shim.hooks.patching import Filing
+from fasttrain.shim.hooks.seams import Filing
 from fasttrain.shim.process.import_hook import after_import
 
 

@@ -17,8 +17,8 @@ from torch.nn.parameter import is_lazy
 
 from fasttrain.shim.data_parallel.tensor_sums import strided_parts, sums_of
 from fasttrain.shim.hooks import patching
-from fasttrain.shim.hooks.patching import Hooking
 from fasttrain.shim.hooks.roots import parameters_of
+from fasttrain.shim.hooks.seams import Hooking
 
 # The script's own hooks on modules: they have to see whole batches.
 

@@ -22,7 +22,7 @@ from fasttrain.shim.data_parallel.random_streams import alike
 from fasttrain.shim.data_parallel.tensor_sums import sums_of
 from fasttrain.shim.hooks import patching
 from fasttrain.shim.hooks.containers import CLOSED, children_of, is_scripts
-from fasttrain.shim.hooks.patching import Hooking, Reading
+from fasttrain.shim.hooks.seams import Hooking, Reading
 from fasttrain.shim.process.callsite import called_by_user
 
 # Detects side effects that don't show in tensors: printing, drawing, reading numbers in Python.

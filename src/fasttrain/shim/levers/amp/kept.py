@@ -18,7 +18,7 @@ from fasttrain.shim.hooks import patching
 from fasttrain.shim.hooks.containers import CLOSED, Put, children_of, map_tensors
 from fasttrain.shim.hooks.dynamo import pass_over
 from fasttrain.shim.hooks.gradients import lift
-from fasttrain.shim.hooks.patching import Reading
+from fasttrain.shim.hooks.seams import Reading
 from fasttrain.shim.levers.amp.repeat import CONTAINERS, Backup
 
 # Finds low-precision tensors that a root's call has left where the script can read them.

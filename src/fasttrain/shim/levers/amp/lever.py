@@ -26,8 +26,8 @@ from fasttrain.model.vendors import VENDORS
 from fasttrain.shim.hooks import gradients, patching
 from fasttrain.shim.hooks.containers import to_float32
 from fasttrain.shim.hooks.outcome_recorder import Lever, OutcomeRecorder, Shared
-from fasttrain.shim.hooks.patching import Training, then
 from fasttrain.shim.hooks.roots import Call, Root, RootCalls
+from fasttrain.shim.hooks.seams import Training, then
 from fasttrain.shim.levers.amp.kept import KeptTensors, Reach, allow_numpy
 from fasttrain.shim.levers.amp.operators import BinaryCrossEntropy, run_in_float32
 from fasttrain.shim.levers.amp.repeat import Backup, may_explain, names_types, one_line

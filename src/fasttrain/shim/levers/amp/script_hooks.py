@@ -26,7 +26,7 @@ from fasttrain.shim.hooks import patching
 from fasttrain.shim.hooks.containers import to_float32
 from fasttrain.shim.hooks.dynamo import pass_over
 from fasttrain.shim.hooks.gradients import Hook, wrap_module_hooks, wrap_tensor_hooks
-from fasttrain.shim.hooks.patching import Hooking
+from fasttrain.shim.hooks.seams import Hooking
 from fasttrain.shim.levers.amp.repeat import may_explain, names_types, one_line
 
 # Runs the script's own `torch.autograd.Function` forward and backward in one precision.

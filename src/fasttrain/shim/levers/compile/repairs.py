@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fasttrain.shim.hooks import patching
-from fasttrain.shim.hooks.patching import then
+from fasttrain.shim.hooks.seams import then
 
 # Part of the keys of torch's compile caches, so that nothing compiled without the repairs is used.
 CACHE_TAG = "fasttrain-repairs-1"

@@ -26,8 +26,8 @@ from torch.utils.hooks import RemovableHandle
 from fasttrain.shim.hooks import patching
 from fasttrain.shim.hooks.containers import map_tensors
 from fasttrain.shim.hooks.outcome_recorder import OutcomeRecorder
-from fasttrain.shim.hooks.patching import Hooking, then
 from fasttrain.shim.hooks.roots import parameters_of
+from fasttrain.shim.hooks.seams import Hooking, then
 from fasttrain.shim.levers.compile.targets import uncompilable
 
 # Decides which calls of a compiled root are replayed as CUDA graphs.

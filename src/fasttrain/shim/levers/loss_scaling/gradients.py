@@ -19,8 +19,8 @@ from fasttrain.model.errors import FasttrainError
 from fasttrain.shim.hooks import patching
 from fasttrain.shim.hooks.containers import graph_behind
 from fasttrain.shim.hooks.gradients import made_by
-from fasttrain.shim.hooks.patching import Hooking
 from fasttrain.shim.hooks.roots import Root, parameters_of
+from fasttrain.shim.hooks.seams import Hooking
 from fasttrain.shim.process.refusal import refuse
 
 # Errors of scripts and devices for which fp16's loss scaling can't be right.

@@ -36,8 +36,8 @@ from fasttrain.shim.hooks.containers import map_tensors
 from fasttrain.shim.hooks.gradients import Hook, wrap_module_hooks, wrap_tensor_hooks
 from fasttrain.shim.hooks.loop import Arguments, begins_with_closure, closure_of, followed
 from fasttrain.shim.hooks.outcome_recorder import Lever, OutcomeRecorder, Shared
-from fasttrain.shim.hooks.patching import Differentiating, Hooking, Training, then
 from fasttrain.shim.hooks.roots import Root, RootCalls
+from fasttrain.shim.hooks.seams import Differentiating, Hooking, Training, then
 from fasttrain.shim.levers.loss_scaling.gradients import (
     Gradients,
     closure_refused,

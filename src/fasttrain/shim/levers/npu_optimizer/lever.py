@@ -26,7 +26,7 @@ from fasttrain.model.outcome import State
 from fasttrain.shim.hooks import patching
 from fasttrain.shim.hooks.loop import closure_of
 from fasttrain.shim.hooks.outcome_recorder import Lever, OutcomeRecorder, Shared
-from fasttrain.shim.hooks.patching import Training, then
+from fasttrain.shim.hooks.seams import Training, then
 from fasttrain.shim.levers.npu_optimizer.counterparts import (
     Counterpart,
     counterpart_of,
