@@ -172,10 +172,13 @@ def _torch_type(kind: DeviceKind, index: int) -> str:
 
 def _visibility(devices: Sequence[Device]) -> dict[str, str]:
     """Return the variables that make exactly these devices visible, in this order."""
-    variable = VENDORS[devices[0].kind].visibility if devices else ""
-    if not variable:
+    vendor = VENDORS[devices[0].kind] if devices else None
+    if vendor is None or not vendor.visibility:
         return {}
-    by_uuid = devices[0].kind == "cuda"
+    by_uuid = vendor.bus_order is not None
     ids = [device.uuid if by_uuid and device.uuid else str(device.index) for device in devices]
-    order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"} if by_uuid else {}
-    return {variable: ",".join(ids), **order}
+    if vendor.narrowed_first:
+        left = ",".join(map(str, range(len(ids))))
+        return {vendor.narrowed_first: ",".join(ids), vendor.visibility: left}
+    order = dict([vendor.bus_order] if vendor.bus_order else [])
+    return {vendor.visibility: ",".join(ids), **order}

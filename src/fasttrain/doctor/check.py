@@ -10,7 +10,7 @@ from fasttrain.model.examination import DeviceState, Examination, Finding, Sever
 from fasttrain.model.machine import Device
 from fasttrain.model.vendors import ACCELERATORS, VENDORS, DeviceKind
 from fasttrain.planning.describe import and_join
-from fasttrain.planning.gpus import Slot, visible_slots
+from fasttrain.planning.visible import Slot, visible_slots
 
 Mend = Callable[[Examination], str]
 Judge = Callable[[Examination], Iterator[Finding]]

@@ -148,10 +148,8 @@ def _absent_device(habits: Habits, plan: LaunchPlan, _machine: Machine) -> Itera
 
 
 def _seen_by_a_worker(plan: LaunchPlan) -> int:
-    """Return the number of devices a process can name; ranks that we make data-parallel see one."""
-    strategy = plan.levers.strategy.value
-    alone = strategy.injected and bool(strategy.visibility)
-    return 1 if alone else len(plan.devices.value)
+    """Return the number of devices that a process can name."""
+    return 1 if plan.levers.strategy.value.visibility else len(plan.devices.value)
 
 
 def _number(what: str) -> int:

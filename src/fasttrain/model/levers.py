@@ -85,7 +85,8 @@ class Strategy:
             its ranks; ``ddp``, ``fsdp``: the shim makes a script data-parallel that isn't.
         batch: Whether the ranks split each batch of the script, or each has batches of its own.
         collectives: torch.distributed's backend for the devices, such as ``nccl``.
-        visibility: Variable that limits a worker to its own device; empty if there is none.
+        visibility: Variable that limits each worker to its own device; empty if none is to be, or
+            can be, limited.
     """
 
     mode: StrategyMode

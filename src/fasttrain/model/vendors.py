@@ -27,6 +27,11 @@ class Vendor:
         noun: What a person calls one of them.
         visibility: Variable that narrows what a process sees; empty where there is none.
         hidden: Value of that variable that hides every device; empty where none is documented.
+        narrowed_first: Variable by which a layer below narrows before that one, whose numbers count
+            what is left; empty where there is none.
+        visibility_else: Variable that is read where `visibility` isn't set; empty if none.
+        bus_order: Variable and value with which the runtime counts devices as the probe does; None
+            where it always does.
         ascending: Whether its visibility variable takes ids in ascending order only.
         blocking: Variable and value that make launches synchronous; None where there is none.
         prefixes: How the names of its other variables begin, those of its collectives included.
@@ -59,6 +64,9 @@ class Vendor:
     noun: str = "GPU"
     visibility: str = ""
     hidden: str = ""
+    narrowed_first: str = ""
+    visibility_else: str = ""
+    bus_order: tuple[str, str] | None = None
     ascending: bool = False
     blocking: tuple[str, str] | None = None
     prefixes: tuple[str, ...] = ()
@@ -94,6 +102,7 @@ VENDORS: dict[DeviceKind, Vendor] = {
         torch_type="cuda",
         visibility="CUDA_VISIBLE_DEVICES",
         hidden="-1",
+        bus_order=("CUDA_DEVICE_ORDER", "PCI_BUS_ID"),
         blocking=("CUDA_LAUNCH_BLOCKING", "1"),
         prefixes=("CUDA_", "NVIDIA_", "NCCL_"),
         torch_build="cuda",
@@ -140,6 +149,10 @@ VENDORS: dict[DeviceKind, Vendor] = {
         torch_type="cuda",
         visibility="HIP_VISIBLE_DEVICES",
         hidden="-1",
+        # Source: ROCm 6.3, rocclr/device/rocm/rocdevice.cpp, Device::init: HIP chooses from the
+        # agents of ROCr, by CUDA_VISIBLE_DEVICES where its own variable isn't set.
+        narrowed_first="ROCR_VISIBLE_DEVICES",
+        visibility_else="CUDA_VISIBLE_DEVICES",
         # What torch puts for CUDA_LAUNCH_BLOCKING on ROCm.
         # Source: torch/utils/hipify/cuda_to_hip_mappings.py, torch 2.13.
         blocking=("AMD_SERIALIZE_KERNEL", "3"),

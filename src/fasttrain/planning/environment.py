@@ -14,9 +14,10 @@ from fasttrain.model.machine import Machine
 from fasttrain.model.places import COMPILED_FOLDER, COMPILED_VARIABLE, RUN_MARK
 from fasttrain.model.plan import EnvVar, Invocation, Processes
 from fasttrain.model.settings import Settings
-from fasttrain.model.vendors import VENDORS, DeviceKind
+from fasttrain.model.vendors import VENDORS, DeviceKind, Vendor
 from fasttrain.planning.describe import BUILT_IN, CPU_CORES
 from fasttrain.planning.gpus import ChosenDevices
+from fasttrain.planning.visible import repeated_mask
 
 # The decisions from which the environment and the command are composed.
 
@@ -143,13 +144,35 @@ def _identity(draft: Draft) -> Iterator[_Wish]:
 
 
 def _visibility(draft: Draft) -> Iterator[_Wish]:
-    name = VENDORS[draft.kind.value].visibility
-    if not draft.chosen.explicit or not name:
-        return
-    reason, source = draft.chosen.decision.reason, draft.chosen.decision.source
-    if before := draft.invocation.environ.get(name):
-        reason += f", relative to {before}, which was visible before"
-    yield _Wish(name, ",".join(draft.chosen.names), reason, source, forced=True)
+    vendor, environ = VENDORS[draft.kind.value], draft.invocation.environ
+    value, source = ",".join(draft.chosen.names), draft.chosen.decision.source
+    repeated = repeated_mask(vendor, environ)
+    if draft.chosen.explicit and vendor.visibility:
+        reason = draft.chosen.decision.reason + _relative(vendor, environ)
+        yield _Wish(vendor.visibility, value, reason, source, forced=True)
+    elif repeated and value != environ[repeated]:
+        reason = f"{repeated} repeats {vendor.narrowed_first}, and would be taken from what that"
+        yield _Wish(vendor.visibility, value, f"{reason} leaves", source)
+
+
+def _relative(vendor: Vendor, environ: Mapping[str, str]) -> str:
+    """Return what the names of devices are relative to, as part of a reason."""
+    told = ""
+    before = environ.get(vendor.visibility) or environ.get(vendor.visibility_else)
+    if before and not repeated_mask(vendor, environ):
+        told += f", relative to {before}, which was visible before"
+    if vendor.narrowed_first in environ:
+        below = f"{vendor.narrowed_first}={environ[vendor.narrowed_first]}"
+        told += f"; they count what {below} leaves"
+    return told
+
+
+def _order(draft: Draft) -> Iterator[_Wish]:
+    """Have the runtime count as the plan does, where no UUID can name a device."""
+    chosen, order = draft.chosen, VENDORS[draft.kind.value].bus_order
+    if order and chosen.by_bus and (chosen.explicit or draft.processes.value.nproc_per_node > 1):
+        reason = "the devices are chosen by their indices, which are those of nvidia-smi"
+        yield _Wish(*order, reason, chosen.decision.source, forced=True)
 
 
 def _hidden(draft: Draft) -> Iterator[_Wish]:
@@ -239,6 +262,7 @@ def _debug(draft: Draft) -> Iterator[_Wish]:
 _PARTS = (
     _identity,
     _visibility,
+    _order,
     _hidden,
     _precision,
     _threads,

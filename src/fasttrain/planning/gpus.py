@@ -13,73 +13,13 @@ from fasttrain.model.machine import Device, Machine
 from fasttrain.model.settings import Settings
 from fasttrain.model.vendors import ACCELERATORS, VENDORS, DeviceKind
 from fasttrain.planning.describe import DEVICES, counted, device_names, kind_noun, machine_phrase
-
-# The devices that a process would see, and their names in the visibility variable.
-
-
-@dataclass(frozen=True, slots=True)
-class Slot:
-    """One visible device.
-
-    Attributes:
-        position: Its index in the script, from 0.
-        name: Its name in the visibility variable.
-        device: The device.
-    """
-
-    position: int
-    name: str
-    device: Device
-
-
-def visible_slots(
-    machine: Machine, kind: DeviceKind, environ: Mapping[str, str]
-) -> tuple[Slot, ...]:
-    """Return the visible devices of one kind, in the order of the visibility variable."""
-    devices = [device for device in machine.devices if device.kind == kind]
-    names = environ.get(VENDORS[kind].visibility)
-    found = _unmasked(devices) if names is None else _masked(devices, names)
-    return tuple(Slot(position, *pair) for position, pair in enumerate(found))
-
-
-def with_uuid(devices: list[Device], prefix: str) -> list[Device]:
-    """Return the devices whose UUID has a prefix, ignoring case."""
-    return [device for device in devices if device.uuid.lower().startswith(prefix.lower())]
-
-
-def _unmasked(devices: list[Device]) -> list[tuple[str, Device]]:
-    # A MIG instance has no index of its own: CUDA accepts only its UUID.
-    return [
-        (device.uuid if device.parent_uuid else str(device.index), device) for device in devices
-    ]
-
-
-def _masked(devices: list[Device], names: str) -> list[tuple[str, Device]]:
-    found: list[tuple[str, Device]] = []
-    for name in (word.strip() for word in names.split(",")):
-        device = _named(devices, name)
-        if device is None:
-            # CUDA ends the list at the first entry that names no device, such as -1.
-            break
-        if (device, _tile(name)) in [(other, _tile(word)) for word, other in found]:
-            # CUDA and torch treat a list that names a device twice as empty.
-            return []
-        found.append((name, device))
-    return found
-
-
-def _tile(name: str) -> str:
-    # Level Zero names the tiles of card 0 as 0.0 and 0.1.
-    return name.partition(".")[2]
-
-
-def _named(devices: list[Device], name: str) -> Device | None:
-    whole, dot, tile = name.partition(".")
-    if whole.isdecimal() and (tile.isdecimal() or not dot):
-        return next((device for device in devices if device.index == int(whole)), None)
-    matches = with_uuid(devices, name) if name else []
-    return matches[0] if len(matches) == 1 else None
-
+from fasttrain.planning.visible import (
+    Slot,
+    as_seen,
+    counts_by_bus,
+    visible_slots,
+    with_uuid,
+)
 
 # Decides which of the visible devices the run uses.
 
@@ -102,6 +42,8 @@ class ChosenDevices:
         slots: The devices that they name, in the same order.
         decision: The names with their reason.
         explicit: Whether --gpus named them.
+        by_bus: Whether the names are numbers by PCI bus where the runtime counts otherwise.
+        order: Why the first of them is the first that a process sees, as part of a reason.
     """
 
     kind: DeviceKind
@@ -109,6 +51,8 @@ class ChosenDevices:
     slots: tuple[Slot, ...]
     decision: Decision[tuple[str, ...]]
     explicit: bool = False
+    by_bus: bool = False
+    order: str = ""
 
     @property
     def devices(self) -> tuple[Device, ...]:
@@ -117,17 +61,20 @@ class ChosenDevices:
 
 
 def decide_gpus(
-    setting: Setting[str | None], kind: DeviceKind, slots: tuple[Slot, ...], machine: Machine
+    setting: Setting[str | None], kind: DeviceKind, machine: Machine, environ: Mapping[str, str]
 ) -> ChosenDevices:
     """Return the visible devices that --gpus selects; without it, all of them.
+
+    Without it, they are in the order in which a process counts them, which decides where a script
+    that names no device trains.
 
     Raises:
         FasttrainError: ``gpus-syntax``, ``gpus-twice``, ``gpus-missing``, ``gpus-ambiguous``,
             ``gpus-none``, ``gpus-cpu`` or ``gpus-mig``.
     """
+    slots = visible_slots(machine, kind, environ)
     if setting.value is None:
-        names = tuple(slot.name for slot in slots)
-        return ChosenDevices(kind, names, slots, Decision(names, *_as_visible(kind, slots)))
+        return _all_visible(kind, as_seen(slots, kind, environ), environ)
     words = _words(setting.value)
     if kind == "cpu":
         raise _no_gpus(setting.value, machine)
@@ -136,10 +83,56 @@ def decide_gpus(
         picked = tuple(sorted(picked, key=lambda slot: slot.position))
     _check_mig(picked)
     names = _names(words, picked)
-    reason = _reason(setting.value, words, kind, slots)
+    reason = _reason(setting.value, words, kind, slots) + _by_uuid(kind, words, picked, environ)
     return ChosenDevices(
-        kind, names, picked, Decision(names, reason, setting.source), explicit=True
+        kind,
+        names,
+        picked,
+        Decision(names, reason, setting.source),
+        explicit=True,
+        by_bus=_by_bus(kind, slots, environ),
+        order=f": {setting.source} names it first",
     )
+
+
+def _all_visible(
+    kind: DeviceKind, slots: tuple[Slot, ...], environ: Mapping[str, str]
+) -> ChosenDevices:
+    names = tuple(slot.name for slot in slots)
+    decision = Decision(names, *_as_visible(kind, slots))
+    by_bus = _by_bus(kind, slots, environ)
+    return ChosenDevices(kind, names, slots, decision, by_bus=by_bus, order=_order(kind, environ))
+
+
+def _by_bus(kind: DeviceKind, slots: tuple[Slot, ...], environ: Mapping[str, str]) -> bool:
+    """True if numbers of the probe's name devices that the runtime counts otherwise."""
+    vendor = VENDORS[kind]
+    if vendor.visibility in environ or counts_by_bus(vendor, environ):
+        return False
+    differ = len({slot.device.name for slot in slots}) > 1
+    return differ and all(slot.name.isdecimal() for slot in slots)
+
+
+def _order(kind: DeviceKind, environ: Mapping[str, str]) -> str:
+    vendor = VENDORS[kind]
+    if vendor.visibility in environ:
+        return f": {vendor.visibility} lists it first"
+    if vendor.bus_order is None:
+        return ""
+    if counts_by_bus(vendor, environ):
+        return f": {'='.join(vendor.bus_order)} counts by bus"
+    return f": CUDA counts the fastest first, as {' is not '.join(vendor.bus_order)}"
+
+
+def _by_uuid(
+    kind: DeviceKind, words: tuple[str, ...], picked: tuple[Slot, ...], environ: Mapping[str, str]
+) -> str:
+    """Return why indices have become UUIDs, as part of a reason; empty if they haven't."""
+    listed = VENDORS[kind].visibility in environ or all(_UUID.fullmatch(word) for word in words)
+    if listed or any(slot.name != slot.device.uuid or slot.device.parent_uuid for slot in picked):
+        return ""
+    names = device_names(slot.device for slot in picked)
+    return f": {names}, by UUID, as CUDA may count in another order than nvidia-smi"
 
 
 def _as_visible(kind: DeviceKind, slots: tuple[Slot, ...]) -> tuple[str, Source]:

@@ -14,7 +14,6 @@ from fasttrain.planning.gpus import (
     decide_device,
     decide_gpus,
     unusable_kinds,
-    visible_slots,
 )
 from fasttrain.planning.guards import decide_guards, decide_preempt, decide_restarts, no_guards
 from fasttrain.planning.levers.all import decide_levers, no_levers
@@ -174,8 +173,7 @@ def _draft(settings: Settings, machine: Machine, invocation: Invocation) -> Draf
     # --env may hide devices, too, like the user's environment.
     environ = invocation.environ | parse_env(settings.env)
     kind = decide_device(settings, machine, environ)
-    slots = visible_slots(machine, kind.value, environ)
-    chosen = decide_gpus(settings.gpus, kind.value, slots, machine)
+    chosen = decide_gpus(settings.gpus, kind.value, machine, environ)
     by_slurm = invocation.ranks_by_slurm
     processes = decide_processes(settings, chosen, by_slurm=by_slurm)
     if invocation.target.kind == "command":

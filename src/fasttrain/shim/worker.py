@@ -43,15 +43,14 @@ def main(argv: list[str]) -> None:
 
 
 def _be_alone(entry: Entry) -> None:
-    """Hide the other ranks and their devices from a script that fasttrain makes data-parallel."""
+    """Hide the devices of other ranks, and the ranks too if the script is made data-parallel."""
     strategy, devices = entry.plan.levers.strategy.value, entry.plan.devices.value
-    if not strategy.injected:
-        return
     if strategy.visibility and entry.local_rank < len(devices):
         os.environ[strategy.visibility] = devices[entry.local_rank]
         # For a script that sets up its ranks itself after all: it sees one device, number 0.
         os.environ["LOCAL_RANK"] = "0"
-    hide_rank_variables()
+    if strategy.injected:
+        hide_rank_variables()
 
 
 def _install(plan: LaunchPlan, rank: int, started_s: float, pid: int) -> None:

@@ -121,6 +121,13 @@ def test_only_the_chosen_devices_are_shown_in_their_order(tmp_path: Path) -> Non
     ]
 
 
+def test_amd_gpus_are_counted_by_hip_from_those_that_rocr_leaves(tmp_path: Path) -> None:
+    show = 'echo "$ROCR_VISIBLE_DEVICES/$HIP_VISIBLE_DEVICES" > "${0%/*}/asked"'
+    gpus = [Device("rocm", index, "AMD MI300X") for index in (2, 5)]
+    list(measure(interpreter(tmp_path, show), {"ROCR_VISIBLE_DEVICES": "2,5"}, gpus, ""))
+    assert (tmp_path / "asked").read_text() == "2,5/0,1\n"
+
+
 def test_one_slice_is_measured_of_several(tmp_path: Path) -> None:
     other = Device("cuda", 0, SLICE.name, "MIG-2", parent_uuid="GPU-0")
     python = interpreter(tmp_path, 'echo "$CUDA_VISIBLE_DEVICES" > "${0%/*}/asked"')

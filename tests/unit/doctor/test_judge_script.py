@@ -257,6 +257,7 @@ FIRE = [
     ("data-parallel", NN + "m = nn.DataParallel(m)", {}, "warning"),
     ("device", "x.cuda(8)", {}, "warning"),
     ("device", "x.to('cuda:1')", {"gpus": "0,1"}, "warning"),  # each rank sees its own alone
+    ("device", "x.to('cuda:1')", {"gpus": "0,1", "strategy": "none"}, "warning"),
     ("visible", "import os\nos.environ['CUDA_VISIBLE_DEVICES'] = '3'", {"gpus": "0"}, "warning"),
     ("sharded", "import torch\nm.parameters()\ntorch.save(m, 'm.pt')",
      {"gpus": "0,1", "strategy": "fsdp"}, "warning"),

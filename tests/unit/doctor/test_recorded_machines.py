@@ -52,9 +52,8 @@ EXPECTED = {
     "3090-and-1080": Expected(
         [("cuda 0", "fp16", "display"), ("cuda 1", "bf16 fp16 tf32", "free")],
         [("error", "torch-architecture"), ("warning", "power-limit"), ("warning", "pcie-width"),
-         ("warning", "mixed-devices"), ("warning", "device-order"),
-         ("hint", "triton-capability"), ("hint", "persistence"), ("hint", "peer-access"),
-         ("hint", "open-files")],
+         ("warning", "mixed-devices"), ("hint", "triton-capability"), ("hint", "persistence"),
+         ("hint", "device-order"), ("hint", "peer-access"), ("hint", "open-files")],
         "fasttrain run train.py --gpus 1 --compile default",
     ),
     # ASCEND_RT_VISIBLE_DEVICES=3,1: torch_npu reads ascending numbers only.

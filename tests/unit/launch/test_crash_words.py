@@ -12,6 +12,7 @@ from fasttrain.launch.crash.evidence import Evidence
 from fasttrain.model.crash import Frame, Raised, Surroundings
 from fasttrain.model.decision import Source, SourceKind
 from fasttrain.model.plan import EnvVar, LaunchPlan
+from support.plans import plan_for
 
 ERROR = ("builtins.RuntimeError", "builtins.Exception")
 # Source: pytorch/pytorch#16417 (comment of 2024-03-13), OPIXray-author/OPIXray#5
@@ -71,6 +72,17 @@ SHM_FULL = (
     "unable to allocate shared memory(shm) for file </torch_20526_2012529927_2>: No space left on "
     "device (28)"
 )
+# Source: pytorch/pytorch#107300 and LuyaooChen/uninformed-students-pytorch#3
+NO_SUCH_DEVICE = (
+    "CUDA error: invalid device ordinal\nCUDA kernel errors might be asynchronously reported at "
+    "some other API call, so the stacktrace below might be incorrect."
+)
+# Source: torch 2.13, torch/cuda/__init__.py, get_device_properties, and torch/serialization.py
+NO_SUCH_ID = "Invalid device id"
+SAVED_ON_DEVICE_1 = (
+    "Attempting to deserialize object on CUDA device 1 but torch.cuda.device_count() is 1. Please "
+    "use torch.load with map_location to map your storages to an existing device."
+)
 RECORDED = {
     OUT_OF_MEMORY: ("device-memory", ["22.00 MiB", "11.06 MiB", "23.65 GiB"]),
     OUT_OF_MEMORY_OF_OLD: ("device-memory", ["264.00 MiB", "145.93 MiB", "2.00 GiB"]),
@@ -83,6 +95,9 @@ RECORDED = {
     UNCORRECTABLE: ("device-fault", ["ECC"]),
     SYSTEM: ("network", ["NCCL error in"]),
     SHM_FULL: ("shared-memory", ["/dev/shm"]),
+    NO_SUCH_DEVICE: ("device-number", ["the process sees"]),
+    NO_SUCH_ID: ("device-number", ["the process sees"]),
+    SAVED_ON_DEVICE_1: ("map-location", ["device 1", "the process sees"]),
 }
 
 
@@ -158,6 +173,40 @@ def test_suggestions_know_the_plan(plan: LaunchPlan) -> None:
     first, second = fixes(replace(plan, environment=(blocking,), levers=levers))
     assert "--debug" not in first
     assert "--amp" not in second
+
+
+@pytest.mark.parametrize(
+    ("line", "device"),
+    [
+        ('x = torch.ones(2, device="cuda:1")', "device 1"),
+        ("model.cuda(3)", "device 3"),
+        ("torch.cuda.set_device(1)", "device 1"),
+        ("model.to(device)", "such device"),
+    ],
+)
+@pytest.mark.parametrize("options", [{}, {"strategy": "none"}], ids=["ddp", "none"])
+def test_a_rank_that_sees_one_device_is_told_why_another_is_not_there(
+    line: str, device: str, options: dict[str, str]
+) -> None:
+    in_torch = Frame("/site-packages/torch/nn/modules/module.py", 9, "to", "t.to(device)")
+    frames = (Frame("/home/me/train.py", 12, "main", line), in_torch)
+    error = Raised(("torch.AcceleratorError", *ERROR), NO_SUCH_DEVICE, frames=frames)
+    plan = plan_for("8xh100", gpus="0,1", **options)
+    slug, why, fix = told(Evidence(1, (error,), plan=plan))
+    assert slug == "device-number"
+    assert why == f"no {device} (train.py:12): each rank sees one GPU, its own, as device 0"
+    assert 'write "cuda"' in fix
+    assert "--nproc-per-node 1" in fix
+
+
+def test_a_process_that_sees_all_devices_is_told_which() -> None:
+    for count, seen in ((2, "devices 0 to 1"), (1, "one device, number 0")):
+        gpus = ",".join(map(str, range(count)))
+        plan = plan_for("8xh100", gpus=gpus, nproc_per_node="1")
+        for message in (NO_SUCH_DEVICE, SAVED_ON_DEVICE_1):
+            _, why, fix = told(replace(raised(message), plan=plan))
+            assert why.endswith(f"the process sees {seen}")
+            assert ("doctor" in fix) is (message is NO_SUCH_DEVICE)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from fasttrain.planning.describe import NO_PYTHON
 from fasttrain.planning.levers.amp import MAY_SATURATE, SATURATES
 from fasttrain.planning.levers.matmul import CPU_NOTE
 from fasttrain.planning.levers.strategy import MADE_PARALLEL, ONE_PROCESS
+from fasttrain.planning.plan import make_plan
 
 AMX = Cpu("Xeon", 8, "8 CPUs in the affinity mask", features=("amx_bf16",))
 
@@ -309,6 +310,26 @@ def test_a_strategy_that_was_asked_for_wins_over_the_source(make):
     for mode in ("none", "ddp"):
         decision = make.plan(make.gpus(2), gpus="all", facts=AWARE, strategy=mode).levers.strategy
         assert (decision.value.mode, str(decision.source)) == (mode, "--strategy")
+
+
+def test_each_of_several_unaware_copies_gets_a_device_of_its_own(make):
+    copies = make.plan(make.gpus(4), gpus="1,3", strategy="none").levers.strategy
+    assert copies.value.visibility == "CUDA_VISIBLE_DEVICES"
+    assert "one GPU of its own" in copies.reason
+    aware = make.plan(make.gpus(4), gpus="1,3", strategy="none", facts=AWARE).levers.strategy
+    assert aware.value.visibility == "", "it chooses by its local rank"
+    assert "of its own" not in aware.reason
+    alone = make.plan(make.gpus(4), strategy="none").levers.strategy
+    assert alone.value.visibility == "", "one process sees what plain python would"
+    on_cpu = make.plan(make.machine(), nproc_per_node=2, strategy="none").levers.strategy
+    assert (on_cpu.value.visibility, "of its own" in on_cpu.reason) == ("", False)
+
+
+def test_copies_that_slurm_starts_may_choose_by_its_variables(make):
+    invocation = replace(make.invocation(), ranks_by_slurm=True)
+    settings = make.settings(gpus="all", strategy="none")
+    plan = make_plan(settings, make.gpus(2), invocation)
+    assert plan.levers.strategy.value.visibility == ""
 
 
 def test_fsdp(make):

@@ -11,7 +11,7 @@ from fasttrain.model.examination import Examination, Finding
 from fasttrain.model.places import RUN_MARK
 from fasttrain.model.vendors import VENDORS, DeviceKind
 from fasttrain.planning.describe import and_join, counted, kind_noun
-from fasttrain.planning.gpus import visible_slots
+from fasttrain.planning.visible import visible_slots
 
 # Source: torch 2.13.0, torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp; pytorch#114077, in 2.2.
 _RENAMED_SINCE = (2, 2)

@@ -8,7 +8,7 @@ from fasttrain.doctor.check import alike, check, is_on, named, one_line, present
 from fasttrain.model.examination import DeviceState, Examination, Finding, Partition, RdmaPort
 from fasttrain.model.vendors import DeviceKind
 from fasttrain.planning.describe import and_join, counted, device_names, kind_noun
-from fasttrain.planning.gpus import visible_slots
+from fasttrain.planning.visible import visible_slots
 
 # Checks of several devices together: their models, order, and the links between them.
 
@@ -36,10 +36,11 @@ def _order(seen: Examination) -> Iterator[Finding]:
     order = seen.environ.get("CUDA_DEVICE_ORDER", "FASTEST_FIRST")
     if len(names) > 1 and order != "PCI_BUS_ID":
         yield _order.finding(
-            "warning",
+            "hint",
             f"CUDA_DEVICE_ORDER is {order} on a machine with different GPUs",
-            why="CUDA's GPU 0 is then the fastest; nvidia-smi and --gpus count in another order",
-            fix="export CUDA_DEVICE_ORDER=PCI_BUS_ID",
+            why="cuda:0 and numbers in CUDA_VISIBLE_DEVICES count from the fastest; --gpus counts"
+            " as nvidia-smi",
+            fix="export CUDA_DEVICE_ORDER=PCI_BUS_ID, for one way of counting",
         )
 
 

@@ -13,8 +13,8 @@ from fasttrain.launch.crash.evidence import Evidence
 from fasttrain.launch.crash.log_tail import LAST_LINES, last_lines
 from fasttrain.model.crash import Frame, Raised
 from fasttrain.model.errors import size as printed_size
-from fasttrain.model.plan import Target
-from fasttrain.model.vendors import VENDORS
+from fasttrain.model.plan import LaunchPlan, Target
+from fasttrain.model.vendors import LIKE_CUDA, VENDORS
 
 UNKNOWN = "an unknown amount"
 LARGEST = "the largest process had"
@@ -72,6 +72,8 @@ class Facts:
     total: str = UNKNOWN
     which: str = ""
     device: str = ""
+    seen: str = ""
+    instead: str = ""
     waited: str = ""
     came: str = ""
     found: str = ""
@@ -199,6 +201,12 @@ _NO_SHM = re.compile(
     r"|unable to (?:write to|mmap \d+ bytes from|resize|allocate shared memory\(shm\) for)"
     r" (?:file )?</torch_"
 )
+# Source: what CUDA and HIP say of such a number, and torch 2.13, torch/cuda/__init__.py
+_NO_DEVICE = re.compile(r"invalid device ordinal|^Invalid device id$")
+# Source: torch 2.13, torch/serialization.py, _validate_device
+_SAVED_ELSEWHERE = re.compile(r"Attempting to deserialize object on \w+ (?P<device>device \d+) but")
+# How a script names a device by its number.
+_NUMBER = re.compile(rf"[\"'](?:{'|'.join(LIKE_CUDA)}):(\d+)[\"']|(?:cuda|device)\((\d+)\)")
 _DISTRIBUTED = re.compile(r"[/\\]torch[/\\](?:nn[/\\]parallel[/\\])?distributed")
 _COLLECTIVES = "|".join({vendor.collectives for vendor in VENDORS.values()} - {""})
 _BACKENDS = re.compile(rf"c10d|TCPStore|{_COLLECTIVES}", re.IGNORECASE)
@@ -370,6 +378,40 @@ def module_here(evidence: Evidence) -> Facts | None:
     if not (name := facts.subject).isidentifier():
         return None
     return facts if (here / f"{name}.py").is_file() or any((here / name).glob("*.py")) else None
+
+
+def absent_device(evidence: Evidence) -> Facts | None:
+    """Fit where the script names a device by a number that its process doesn't see."""
+    if not _NO_DEVICE.search(evidence.text):
+        return None
+    own = [frame.source for frame in reversed(evidence.frames) if frame.own]
+    written = next((found for source in own if (found := _NUMBER.search(source))), None)
+    device = f"device {written[written.lastindex or 0]}" if written else "such device"
+    return facts_of(evidence, device=device, **_devices_seen(evidence.plan))
+
+
+def saved_elsewhere(evidence: Evidence) -> Facts | None:
+    """Fit where a file holds tensors of a device that the process doesn't see."""
+    found = _SAVED_ELSEWHERE.search(evidence.text)
+    if not found:
+        return None
+    return facts_of(evidence, device=found["device"], **_devices_seen(evidence.plan))
+
+
+def _devices_seen(plan: LaunchPlan | None) -> dict[str, str]:
+    """Return which devices a process sees, and what to write in place of another one."""
+    if plan is None:
+        return {"seen": "the process sees fewer", "instead": "name one that it sees"}
+    vendor, last = VENDORS[plan.device_kind.value], len(plan.devices.value) - 1
+    if plan.levers.strategy.value.visibility:
+        return {
+            "seen": f"each rank sees one {vendor.noun}, its own, as device 0",
+            "instead": f'write "{vendor.torch_type}", the rank\'s own {vendor.noun}; to use'
+            " several: --nproc-per-node 1",
+        }
+    seen = f"devices 0 to {last}" if last > 0 else "none" if last < 0 else "one device, number 0"
+    fix = "name one of these, or look for what hides others: fasttrain doctor"
+    return {"seen": f"the process sees {seen}", "instead": fix}
 
 
 def shared_memory(evidence: Evidence) -> Facts | None:

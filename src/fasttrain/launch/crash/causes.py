@@ -9,6 +9,7 @@ from fasttrain.launch.crash.cause_rules import (
     Cause,
     Facts,
     Retry,
+    absent_device,
     any_of,
     argparse_refused,
     exit_code,
@@ -20,6 +21,7 @@ from fasttrain.launch.crash.cause_rules import (
     other_exception,
     own_check,
     own_error,
+    saved_elsewhere,
     shared_memory,
     signalled,
     text,
@@ -285,6 +287,14 @@ AROUND = (
         "the script asks for a CUDA GPU, and this torch or this machine has none",
         "have the script take its device from torch.cuda.is_available(); fasttrain doctor tells"
         " what is missing",
+    ),
+    Cause(
+        "device-number", Retry.NEVER, absent_device, "no {device} ({place}): {seen}", "{instead}",
+    ),
+    Cause(
+        "map-location", Retry.NEVER, saved_elsewhere,
+        "the file holds tensors of {device}, and {seen}",
+        'load it with torch.load(..., map_location="cpu")',
     ),
     Cause(
         "no-nccl", Retry.NEVER,

@@ -2,126 +2,139 @@
 
 from __future__ import annotations
 
-from fasttrain.model.decision import Decision, Setting
+from fasttrain.model.decision import Decision, Source
 from fasttrain.model.errors import FasttrainError
-from fasttrain.model.levers import Amp, AmpChoice
-from fasttrain.model.machine import Machine
+from fasttrain.model.levers import Amp
 from fasttrain.model.vendors import VENDORS
 from fasttrain.planning.describe import CPU_CORES, DEVICES, and_join, device_names
-from fasttrain.planning.gpus import ChosenDevices, Slot
 from fasttrain.planning.levers.situation import Situation
+from fasttrain.planning.visible import Slot
 
 MAY_SATURATE = "may saturate"
 SATURATES = "saturates"
 
 
 def decide(situation: Situation) -> Decision[Amp]:
-    """Return the autocast dtype: bfloat16 where every device has it natively, else none.
+    """Return the autocast dtype: bfloat16 where every device that is used has it, else none.
 
     Raises:
-        FasttrainError: ``amp-unsupported`` for a precision that an accelerator lacks,
+        FasttrainError: ``amp-unsupported`` for a precision that such a device lacks,
             ``amp-fp16`` on devices where its loss scaling isn't known to be right.
     """
-    setting = situation.settings.amp
-    return _DECIDERS[setting.value](setting, situation.machine, situation.chosen)
+    return _DECIDERS[situation.settings.amp.value](situation)
 
 
-def _auto(_setting: Setting[AmpChoice], machine: Machine, chosen: ChosenDevices) -> Decision[Amp]:
-    if chosen.kind == "cpu":
-        if machine.cpu.bf16:
+def _auto(situation: Situation) -> Decision[Amp]:
+    kind = situation.chosen.kind
+    if kind == "cpu":
+        if situation.machine.cpu.bf16:
             return Decision(Amp("bfloat16", "cpu"), "this CPU has native bf16", CPU_CORES)
         needs = VENDORS["cpu"].bf16_needs
         return Decision(Amp("off", "cpu"), f"this CPU has no native bf16 ({needs})", CPU_CORES)
-    if lacking := _lacking(chosen):
+    if lacking := _lacking(situation.used):
         names = device_names(slot.device for slot in lacking)
-        return Decision(Amp("off", chosen.kind), f"no native bf16 on {names}", DEVICES)
-    reason = f"native bf16 on {device_names(chosen.devices)}"
-    return Decision(Amp("bfloat16", chosen.kind), reason, DEVICES)
+        reason = f"no native bf16 on {names}{situation.which}"
+        return Decision(Amp("off", kind), reason, DEVICES)
+    names = device_names(slot.device for slot in situation.used)
+    reason = f"native bf16 on {names}{situation.which}"
+    return Decision(Amp("bfloat16", kind), reason, DEVICES)
 
 
-def _off(setting: Setting[AmpChoice], _machine: Machine, chosen: ChosenDevices) -> Decision[Amp]:
-    return Decision(Amp("off", chosen.kind), f"asked for by {setting.source}", setting.source)
+def _off(situation: Situation) -> Decision[Amp]:
+    return Decision(Amp("off", situation.chosen.kind), *_asked(situation))
 
 
-def _bf16(setting: Setting[AmpChoice], machine: Machine, chosen: ChosenDevices) -> Decision[Amp]:
-    if lacking := _lacking(chosen):
-        raise _unsupported("bf16", VENDORS[chosen.kind].bf16_needs, lacking, chosen)
-    reason = f"asked for by {setting.source}"
-    if chosen.kind == "cpu" and not machine.cpu.bf16:
+def _bf16(situation: Situation) -> Decision[Amp]:
+    kind = situation.chosen.kind
+    if lacking := _lacking(situation.used):
+        raise _unsupported("bf16", VENDORS[kind].bf16_needs, lacking, situation)
+    reason, source = _asked(situation)
+    if kind == "cpu" and not situation.machine.cpu.bf16:
         reason += "; emulated on this CPU, slower than fp32"
-    return Decision(Amp("bfloat16", chosen.kind), reason, setting.source)
+    return Decision(Amp("bfloat16", kind), reason, source)
 
 
-def _fp16(setting: Setting[AmpChoice], _machine: Machine, chosen: ChosenDevices) -> Decision[Amp]:
-    if not VENDORS[chosen.kind].loss_scaling:
+def _fp16(situation: Situation) -> Decision[Amp]:
+    kind = situation.chosen.kind
+    if not VENDORS[kind].loss_scaling:
         raise FasttrainError(
-            f"fp16 was asked for, but not on {chosen.kind} devices yet",
+            f"fp16 was asked for, but not on {kind} devices yet",
             why="its loss scaling relies on how overflow shows there, which is not verified",
             fix="use --amp bf16 or --amp off",
             slug="amp-fp16",
         )
-    if lacking := tuple(slot for slot in chosen.slots if not slot.device.fp16):
-        raise _unsupported("fp16", "compute capability 5.3", lacking, chosen)
-    if saturating := _saturating(chosen):
-        raise _unscalable(saturating, chosen)
-    reason = f"asked for by {setting.source}"
-    if chosen.kind == "cpu":
+    if lacking := tuple(slot for slot in situation.used if not slot.device.fp16):
+        raise _unsupported("fp16", "compute capability 5.3", lacking, situation)
+    if saturating := _saturating(situation):
+        raise _unscalable(saturating, situation)
+    reason, source = _asked(situation)
+    if kind == "cpu":
         reason += "; emulated on the CPU, slower than fp32"
-    return Decision(Amp("float16", chosen.kind), reason, setting.source)
+    return Decision(Amp("float16", kind), reason, source)
 
 
 _DECIDERS = {"auto": _auto, "off": _off, "bf16": _bf16, "fp16": _fp16}
 
 
-def _lacking(chosen: ChosenDevices) -> tuple[Slot, ...]:
-    return tuple(slot for slot in chosen.slots if not slot.device.bf16)
+def _asked(situation: Situation) -> tuple[str, Source]:
+    source = situation.settings.amp.source
+    return f"asked for by {source}", source
 
 
-def _saturating(chosen: ChosenDevices) -> tuple[Slot, ...]:
+def _lacking(slots: tuple[Slot, ...]) -> tuple[Slot, ...]:
+    return tuple(slot for slot in slots if not slot.device.bf16)
+
+
+def _saturating(situation: Situation) -> tuple[Slot, ...]:
     """Return the devices that are not known to give inf where fp16 overflows."""
-    if not VENDORS[chosen.kind].may_saturate:
+    if not VENDORS[situation.chosen.kind].may_saturate:
         return ()
-    return tuple(slot for slot in chosen.slots if slot.device.overflow != "inf")
+    return tuple(slot for slot in situation.used if slot.device.overflow != "inf")
 
 
 def _unsupported(
-    precision: str, needs: str, lacking: tuple[Slot, ...], chosen: ChosenDevices
+    precision: str, needs: str, lacking: tuple[Slot, ...], situation: Situation
 ) -> FasttrainError:
-    scales = VENDORS[chosen.kind].loss_scaling and not _saturating(chosen)
+    scales = VENDORS[situation.chosen.kind].loss_scaling and not _saturating(situation)
     fp16 = precision == "bf16" and scales and all(slot.device.fp16 for slot in lacking)
+    able = [slot for slot in situation.chosen.slots if getattr(slot.device, precision)]
+    without = _or_without(lacking, able, situation)
     return FasttrainError(
-        f"{precision} was asked for, but {_named(lacking, chosen)} can't do it",
-        why=f"{precision} needs {needs}{_this_has(lacking)}",
-        fix=f"use {'--amp fp16' if fp16 else '--amp off'}{_or_without(lacking, chosen)}",
+        f"{precision} was asked for, but {_named(lacking, situation)} can't do it",
+        why=f"{precision} needs {needs}{_this_has(lacking)}{situation.which}",
+        fix=f"use {'--amp fp16' if fp16 else '--amp off'}{without}",
         slug="amp-unsupported",
     )
 
 
-def _unscalable(saturating: tuple[Slot, ...], chosen: ChosenDevices) -> FasttrainError:
+def _unscalable(saturating: tuple[Slot, ...], situation: Situation) -> FasttrainError:
     unknown = any(not slot.device.overflow for slot in saturating)
     how = MAY_SATURATE if unknown else SATURATES if len(saturating) == 1 else "saturate"
-    use = "--amp off" if any(not slot.device.bf16 for slot in chosen.slots) else "--amp bf16"
+    use = "--amp off" if _lacking(situation.used) else "--amp bf16"
+    able = [slot for slot in situation.chosen.slots if slot.device.overflow == "inf"]
+    without = _or_without(saturating, able, situation)
     return FasttrainError(
-        f"fp16 was asked for, but {_named(saturating, chosen)} {how} where it overflows",
+        f"fp16 was asked for, but {_named(saturating, situation)} {how} where it overflows",
         why="loss scaling skips the steps whose gradients hold inf, and there they hold fp16's"
         " largest number",
-        fix=f"use {use}{_or_without(saturating, chosen)}; or write torch_npu.npu.amp's autocast"
+        fix=f"use {use}{without}; or write torch_npu.npu.amp's autocast"
         " and GradScaler, which ask the chip, into the script",
         slug="amp-fp16",
     )
 
 
-def _named(slots: tuple[Slot, ...], chosen: ChosenDevices) -> str:
-    noun = VENDORS[chosen.kind].noun
+def _named(slots: tuple[Slot, ...], situation: Situation) -> str:
+    noun = VENDORS[situation.chosen.kind].noun
     return and_join(f"{noun} {slot.position} ({slot.device.name})" for slot in slots)
 
 
-def _or_without(slots: tuple[Slot, ...], chosen: ChosenDevices) -> str:
-    able = [str(slot.position) for slot in chosen.slots if slot not in slots]
+def _or_without(slots: tuple[Slot, ...], able: list[Slot], situation: Situation) -> str:
     if not able:
         return ""
+    noun = VENDORS[situation.chosen.kind].noun
     positions = and_join(str(slot.position) for slot in slots)
-    return f", or leave {VENDORS[chosen.kind].noun} {positions} out with --gpus {','.join(able)}"
+    use = ",".join(str(slot.position) for slot in able)
+    return f", or leave {noun} {positions} out with --gpus {use}"
 
 
 def _this_has(lacking: tuple[Slot, ...]) -> str:

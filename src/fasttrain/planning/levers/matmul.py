@@ -23,11 +23,12 @@ def decide(situation: Situation) -> Decision[MatmulChoice | Literal["keep"]]:
         )
     if not chosen.devices:
         return Decision("keep", "TF32 is a format of GPUs; the run is on the CPU", DEVICES)
-    if not all(device.tf32 for device in chosen.devices):
-        return Decision("keep", "not every device has TF32", DEVICES)
+    devices = [slot.device for slot in situation.used]
+    if not all(device.tf32 for device in devices):
+        return Decision("keep", f"not every device has TF32{situation.which}", DEVICES)
     if amp.precision == "off":
         return Decision("keep", "amp is off, so full fp32 precision is kept", DEVICES)
-    reason = f"TF32 on {device_names(chosen.devices)}; bf16 accepts lower precision already"
+    reason = f"TF32 on {device_names(devices)}; bf16 accepts lower precision already"
     return Decision("high", reason, DEVICES)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fasttrain.model.decision import Decision, Source, SourceKind
 from fasttrain.model.errors import FasttrainError
 from fasttrain.model.levers import Strategy, StrategyMode
@@ -45,13 +47,23 @@ def decide(situation: Situation) -> Decision[Strategy]:
             fix="upgrade torch, or use --strategy ddp",
             slug="strategy-torch",
         )
-    strategy = Strategy(
-        mode,
-        settings.batch.value,
-        collectives=vendor.collectives,
-        visibility=vendor.visibility,
-    )
+    copies = _are_copies(mode, processes, situation.facts)
+    if copies and vendor.visibility:
+        reason += f"; each copy sees one {vendor.noun} of its own, as device 0"
+    strategy = Strategy(mode, settings.batch.value, collectives=vendor.collectives)
+    if strategy.injected or copies:
+        strategy = replace(strategy, visibility=vendor.visibility)
     return Decision(strategy, reason, source)
+
+
+def _are_copies(mode: StrategyMode, processes: Processes, facts: ScriptFacts) -> bool:
+    """True if nothing in unrelated processes would keep them from training on one device.
+
+    A script that handles ranks chooses its device by them; one whose processes SLURM starts may do
+    so by SLURM's variables.
+    """
+    unaware = not facts.handles_ranks and processes.backend != "slurm"
+    return mode == "none" and processes.nproc_per_node > 1 and unaware
 
 
 def _mode(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -12,6 +13,7 @@ import torch
 from torch import nn
 
 from fasttrain.model.outcome import State
+from fasttrain.shim.hooks.roots import Root
 from fasttrain.shim.levers.amp.lever import JUDGING
 from fasttrain.shim.levers.amp.rules import LEAST_FLOPS, Products
 
@@ -67,6 +69,42 @@ def test_a_small_model_trains_as_the_script_alone(rig: Any, machine: Any) -> Non
     assert outcome.state is State.SKIPPED
     assert " 8,192 operations " in outcome.reason  # 2 * 64 * 8 * 8
     assert outcome.notes == ()  # it is said once
+
+
+@pytest.fixture
+def two_gpus(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Have all roots be on one of two GPUs, as far as the lever can tell: an A100 and a T4."""
+    capability = {torch.device("cuda:0"): (8, 0), torch.device("cuda:1"): (7, 5)}
+    monkeypatch.setattr(torch.cuda, "get_device_capability", capability.__getitem__)
+
+    def put_on(device: str) -> None:
+        parameter = SimpleNamespace(dtype=torch.float32, device=torch.device(device))
+        monkeypatch.setattr(Root, "parameter", lambda _: parameter)
+
+    return put_on
+
+
+def test_a_gpu_that_the_plan_did_not_look_at_may_lack_bf16(
+    rig: Any, machine: Any, two_gpus: Callable[[str], None]
+) -> None:
+    two_gpus("cuda:1")
+    with rig(machine, amp="bfloat16", device="cuda") as runtime:
+        model = Layer(8).requires_grad_(False)  # no step of its is awaited
+        model(X)
+        outcome = runtime.outcomes()["amp"]
+        assert outcome.state is State.SKIPPED
+        assert "cuda:1" in outcome.reason
+        two_gpus("cuda:0")
+        # torch says that autocast is entered for a GPU, and that there is none.
+        with pytest.warns(UserWarning, match="CUDA is not available"):
+            model(X)
+        assert runtime.outcomes()["amp"].counts == {"forwards": 1}
+
+
+def test_bf16_by_name_is_taken_on_any_gpu(rig: Any, two_gpus: Callable[[str], None]) -> None:
+    two_gpus("cuda:1")
+    with rig(amp="bfloat16", device="cuda"), pytest.warns(UserWarning, match="CUDA is not"):
+        Layer(8)(X)
 
 
 def test_a_large_one_takes_bf16_from_its_second_step_on(auto: Any) -> None:

@@ -202,6 +202,9 @@ class AmpLever:
         if device != self._planned_device and not self._follows_to(device):
             self._leave(root, f"it is on {device}, but amp was decided for {self._planned_device}")
             return None
+        if self._rules is not None and self._rules.emulates(parameter.device):
+            self._leave(root, f"it is on {parameter.device}, which has no native bf16")
+            return None
         # Under autocast already: the script's own, or a checkpoint that repeats a forward.
         return None if torch.is_autocast_enabled(device) else device
 

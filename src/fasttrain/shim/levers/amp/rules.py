@@ -6,6 +6,8 @@ at a clock, so that a repeated run decides alike:
 - Small products are slower in bf16, because casts cost more than they save.
 - A root that is called often, and more and more often, is inside an adaptive solver or a line
   search, whose error control takes bf16's rounding for its own error.
+- An NVIDIA GPU without native bf16 emulates it. The plan has looked at the GPU that a process sees
+  first, and the script may use another one.
 
 On a CPU a root's first step runs in fp32, so that a small script computes what it does alone. On
 other devices it runs in low precision, because fp32 may not fit into their memory.
@@ -63,10 +65,22 @@ class Rules:
     def __init__(self, leave: Callable[[Root, str], None]) -> None:
         self._leave = leave
         self._called: dict[weakref.ref[Root], str] = {}  # since the last step, with the device
+        self._emulates: dict[torch.device, bool] = {}
 
     def history(self, root: Root, device: str) -> CallHistory:
         """Return the history of a root that was not called before."""
         return CallHistory(low=_is_compiled(root) or not root.trainable or device != "cpu")
+
+    def emulates(self, device: torch.device) -> bool:
+        """True if a device computes bf16 with other arithmetic, which is slower than fp32.
+
+        Source: CUDA C++ Programming Guide 12.8, "Arithmetic Instructions": bf16 from 8.0.
+        """
+        if device.type != "cuda" or torch.version.hip:
+            return False
+        if device not in self._emulates:
+            self._emulates[device] = torch.cuda.get_device_capability(device) < (8, 0)
+        return self._emulates[device]
 
     def count(self, root: Root, history: CallHistory, device: str, call: Call) -> Call:
         """Count a call, and return the function to call in its place."""
