@@ -13,7 +13,7 @@ import pytest
 from fasttrain.doctor import bench
 from fasttrain.hardware.interpreter import find_torch
 from fasttrain.hardware.torch_trial import try_torch
-from fasttrain.model.examination import TorchTrial
+from fasttrain.model.machine import TorchTrial
 
 # A compiler that is there, on a machine without Python's headers.
 NO_COMPILER = """#!/bin/sh

@@ -11,17 +11,20 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fasttrain.doctor.diagnosis import diagnose
-from fasttrain.model.examination import (
+from fasttrain.model.machine import (
     Cluster,
+    Cpu,
+    Device,
     DeviceState,
     Disk,
     Examination,
     Finding,
     HostState,
+    Machine,
+    Torch,
     TorchTrial,
     Trial,
 )
-from fasttrain.model.machine import Cpu, Device, Machine, Torch
 
 GIB, MIB = 2**30, 2**20
 OK = Trial("ok", 2.0)

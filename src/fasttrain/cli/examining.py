@@ -34,7 +34,7 @@ from fasttrain.hardware.torch_trial import try_torch
 from fasttrain.launch.preflight import check_target
 from fasttrain.launch.start import read_invocation, working_directory
 from fasttrain.model.errors import ExitCode, FasttrainError
-from fasttrain.model.examination import Examination, Finding
+from fasttrain.model.machine import Examination, Finding
 from fasttrain.model.places import RUNS_FOLDER
 from fasttrain.model.plan import Target
 from fasttrain.model.settings import Settings

@@ -12,8 +12,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from fasttrain.model.decision import Setting, Source, SourceKind
 from fasttrain.model.errors import ExitCode, FasttrainError
-from fasttrain.model.settings import OPTION_NAMES, Settings
-from fasttrain.model.slurm import SlurmSettings
+from fasttrain.model.settings import OPTION_NAMES, Settings, SlurmSettings
 
 # Check and convert the raw value of one option, from any layer.
 

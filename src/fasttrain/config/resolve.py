@@ -24,8 +24,7 @@ from fasttrain.config.yaml_file import Entries, YamlFile, file_source, read_yaml
 from fasttrain.model.decision import Setting, Source, SourceKind
 from fasttrain.model.errors import FasttrainError
 from fasttrain.model.levers import LEVERS
-from fasttrain.model.settings import Settings
-from fasttrain.model.slurm import SlurmSettings
+from fasttrain.model.settings import Settings, SlurmSettings
 
 # Named sets of options, weaker than any option that is set by itself.
 

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from textwrap import shorten
 
-from fasttrain.model.examination import DeviceState, Examination, Finding, Severity
-from fasttrain.model.machine import Device
+from fasttrain.model.machine import Device, DeviceState, Examination, Finding, Severity
 from fasttrain.model.vendors import ACCELERATORS, VENDORS, DeviceKind
 from fasttrain.planning.describe import and_join
 from fasttrain.planning.visible import Slot, visible_slots

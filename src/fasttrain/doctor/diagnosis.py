@@ -11,8 +11,7 @@ from fasttrain.doctor.check import Check, alike, present, visible
 from fasttrain.doctor.checks import devices, environment, host, topology, torch_install
 from fasttrain.doctor.script_levers import LeverLine
 from fasttrain.model.errors import ExitCode, FasttrainError
-from fasttrain.model.examination import Examination, Finding, Severity
-from fasttrain.model.machine import Device
+from fasttrain.model.machine import Device, Examination, Finding, Severity
 from fasttrain.model.vendors import VENDORS
 from fasttrain.planning.describe import counted
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from fasttrain.doctor.script_levers import FUSIBLE, LeverLine, lever_lines
-from fasttrain.model.examination import Finding, Severity
-from fasttrain.model.machine import Machine
+from fasttrain.model.machine import Finding, Machine, Severity
 from fasttrain.model.outcome import State
 from fasttrain.model.plan import Evidence, LaunchPlan, ScriptFacts
 from fasttrain.model.vendors import VENDORS

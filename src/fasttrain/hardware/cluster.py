@@ -12,9 +12,9 @@ from typing import TypeVar
 
 from fasttrain.hardware.host import Host
 from fasttrain.hardware.tool import ToolError, first_line, run_tool
-from fasttrain.model.examination import Cluster, Partition
 from fasttrain.model.job import NodeShape
-from fasttrain.model.slurm import Association, ClusterFacts, NodeKind, PartitionLimits
+from fasttrain.model.machine import Cluster, Partition
+from fasttrain.model.settings import Association, ClusterFacts, NodeKind, PartitionLimits
 
 T = TypeVar("T")
 

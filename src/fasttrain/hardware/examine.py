@@ -16,8 +16,15 @@ from fasttrain.hardware.probe import probe_host, vendors
 from fasttrain.hardware.runs import RunProcess, find_run_processes
 from fasttrain.hardware.tool import attempt, within
 from fasttrain.hardware.vendors.cuda import Cuda
-from fasttrain.model.examination import Cluster, DeviceState, Examination, HostState
-from fasttrain.model.machine import Device, Interpreter, Machine
+from fasttrain.model.machine import (
+    Cluster,
+    Device,
+    DeviceState,
+    Examination,
+    HostState,
+    Interpreter,
+    Machine,
+)
 from fasttrain.model.secrets import MASK, mask_value
 from fasttrain.model.vendors import VENDORS, DeviceKind
 

@@ -13,8 +13,7 @@ from typing import ClassVar, Protocol
 
 from fasttrain.hardware.runs import RunProcess
 from fasttrain.hardware.tool import run_tool
-from fasttrain.model.examination import DeviceState
-from fasttrain.model.machine import Device
+from fasttrain.model.machine import Device, DeviceState
 from fasttrain.model.vendors import DeviceKind
 
 SYSCTL_TIMEOUT_S = 2.0

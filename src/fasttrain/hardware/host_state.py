@@ -15,7 +15,7 @@ from fasttrain.hardware.runs import RunProcess, orphans
 from fasttrain.hardware.tool import within
 from fasttrain.hardware.vendors.kernel_files import rdma_ports
 from fasttrain.model.crash import Surroundings
-from fasttrain.model.examination import Disk, HostState, Purpose
+from fasttrain.model.machine import Disk, HostState, Purpose
 from fasttrain.model.places import COMPILED_FOLDER, cache_folder
 
 RESOLVE_TIMEOUT_S = 0.5

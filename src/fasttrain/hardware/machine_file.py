@@ -9,8 +9,7 @@ from typing import Any
 
 from fasttrain.model.codec import CodecError, from_data
 from fasttrain.model.errors import FasttrainError
-from fasttrain.model.examination import Examination
-from fasttrain.model.machine import MACHINE_SCHEMA, Device, Machine
+from fasttrain.model.machine import MACHINE_SCHEMA, Device, Examination, Machine
 
 NO_FILE = "no such file"
 NOT_REGULAR = "it is not a regular file"

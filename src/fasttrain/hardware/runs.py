@@ -12,8 +12,8 @@ from pathlib import Path, PurePath
 
 import psutil
 
-from fasttrain.model.examination import DeviceProcess
 from fasttrain.model.job import LocalRun, RunState
+from fasttrain.model.machine import DeviceProcess
 from fasttrain.model.places import (
     AGENT_PROGRAM,
     LAUNCHER_PROGRAM,

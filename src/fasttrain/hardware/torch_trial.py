@@ -17,7 +17,7 @@ from typing import Any
 
 from fasttrain.hardware.tool import KILL_S, TICK_S, end_group
 from fasttrain.model.codec import CodecError, from_data
-from fasttrain.model.examination import TorchTrial, Trial
+from fasttrain.model.machine import TorchTrial, Trial
 from fasttrain.model.places import TRIAL_PROGRAM, program
 
 MARKER = "fasttrain-answer "

@@ -7,10 +7,9 @@ from typing import Any, Literal
 
 from fasttrain.model.decision import Source
 from fasttrain.model.errors import demand, demand_exit_code
-from fasttrain.model.examination import DeviceProcess
+from fasttrain.model.machine import DeviceProcess
 from fasttrain.model.plan import ScriptFacts, Target
-from fasttrain.model.settings import Settings
-from fasttrain.model.slurm import SlurmSettings
+from fasttrain.model.settings import Settings, SlurmSettings
 
 JOB_SCHEMA = 1
 JOB_FILE = "job.json"  # in the run directory: a `JobRequest`

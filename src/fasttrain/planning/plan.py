@@ -16,8 +16,7 @@ from fasttrain.planning.gpus import (
     unusable_kinds,
 )
 from fasttrain.planning.guards import decide_guards, decide_preempt, decide_restarts, no_guards
-from fasttrain.planning.levers.all import decide_levers, no_levers
-from fasttrain.planning.levers.situation import Situation
+from fasttrain.planning.levers.all import Situation, decide_levers, no_levers
 from fasttrain.planning.processes import decide_processes, decide_show_ranks
 
 # The warnings and hints of a plan.

@@ -11,8 +11,7 @@ from typing import Any
 from fasttrain.model.decision import Setting
 from fasttrain.model.errors import ExitCode, FasttrainError
 from fasttrain.model.job import Allocation, JobParameters, NodeShape, Row
-from fasttrain.model.settings import Settings
-from fasttrain.model.slurm import SlurmSettings
+from fasttrain.model.settings import Settings, SlurmSettings
 from fasttrain.planning.describe import BUILT_IN, SLURM
 from fasttrain.planning.slurm_values import MOST_CELLS, plain, signal_and_lead, time_min
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import fasttrain
-from fasttrain.model.examination import Finding, Severity
-from fasttrain.model.slurm import NodeKind, PartitionLimits
+from fasttrain.model.machine import Finding, Severity
+from fasttrain.model.settings import NodeKind, PartitionLimits
 from fasttrain.planning.slurm_values import in_force, left_out, signal_and_lead
 from fasttrain.slurm.check_facts import TIMEOUT_S, Seen, ToolResult
 from fasttrain.slurm.follow import SHUTDOWN_S

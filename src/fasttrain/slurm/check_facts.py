@@ -18,7 +18,7 @@ from fasttrain.hardware.host import Host
 from fasttrain.hardware.host_state import DISK_TIMEOUT_S, filesystem_of, mount_types
 from fasttrain.hardware.tool import ToolError, run_tool, within
 from fasttrain.model.plan import Evidence
-from fasttrain.model.slurm import ClusterFacts, SlurmSettings
+from fasttrain.model.settings import ClusterFacts, SlurmSettings
 from fasttrain.slurm.refusals import no_slurm
 from fasttrain.slurm.submission import Draft, batch_script
 from fasttrain.source.read import find_local_rank

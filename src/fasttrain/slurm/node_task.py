@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import json
 import os
 import platform
 import signal
@@ -10,7 +11,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ from fasttrain.launch.run_node import attend, compose
 from fasttrain.launch.start import read_invocation
 from fasttrain.model.codec import CodecError, dumps
 from fasttrain.model.crash import CRASH_FILE, Crash
+from fasttrain.model.decision import Setting
 from fasttrain.model.errors import ExitCode, FasttrainError
 from fasttrain.model.hang import HEARTBEATS_VARIABLE, NO_PROGRESS, Hang
 from fasttrain.model.job import (
@@ -47,13 +49,94 @@ from fasttrain.model.job import (
 )
 from fasttrain.model.machine import Machine
 from fasttrain.model.plan import PLAN_FILE, LaunchPlan
+from fasttrain.model.secrets import MASK, is_secret_name, mask_args, mask_value
+from fasttrain.model.settings import Settings
 from fasttrain.planning.explain import mask_plan
 from fasttrain.planning.plan import make_plan
 from fasttrain.planning.slurm_job import node_settings
 from fasttrain.planning.slurm_values import signal_and_lead
 from fasttrain.slurm.follow import EndWatch
 from fasttrain.slurm.meeting import Meeting, choose_port, first_to_fail, run_code
-from fasttrain.slurm.secrets import unmasked
+
+# Keep a run's secrets out of its directory: the job's environment carries them to the nodes.
+
+
+@dataclass(frozen=True, slots=True)
+class Secrets:
+    """The secrets of a request.
+
+    Attributes:
+        env: Values of ``--env``, by name.
+        args: Arguments of the script, by index.
+    """
+
+    env: dict[str, str] = field(default_factory=dict)
+    args: dict[str, str] = field(default_factory=dict)
+
+
+def masked(request: JobRequest, values: tuple[str, ...] = ()) -> tuple[JobRequest, dict[str, str]]:
+    """Return the request without its secrets, and the variable that carries them, if any.
+
+    Args:
+        request: The request.
+        values: Known secrets, besides those that are recognised by name.
+    """
+    args = mask_args(request.target.args, values)
+    shown = {name: mask_value(name, value, values) for name, value in _env(request.settings)}
+    hidden = Secrets(
+        {name: value for name, value in _env(request.settings) if shown[name] != value},
+        {
+            str(index): word
+            for index, (word, shown) in enumerate(zip(request.target.args, args, strict=True))
+            if word != shown
+        },
+    )
+    if not hidden.env and not hidden.args:
+        return request, {}
+    entries = tuple(
+        f"{name}={shown[name] if name in hidden.env else value}"
+        for name, value in _env(request.settings)
+    )
+    shown_request = replace(
+        request,
+        target=replace(request.target, args=args),
+        settings=_with_env(request.settings, entries),
+    )
+    carried = {"env": hidden.env, "args": hidden.args}
+    return shown_request, {SECRETS_VARIABLE: json.dumps(carried)}
+
+
+def unmasked(request: JobRequest, environ: Mapping[str, str]) -> JobRequest:
+    """Return the request with its secrets, which the job's environment carries.
+
+    Raises:
+        ValueError: If something was masked, and the variable is missing or malformed.
+    """
+    carried = json.loads(environ.get(SECRETS_VARIABLE) or '{"env": {}, "args": {}}')
+    env, args = carried["env"], carried["args"]
+    entries = tuple(f"{name}={env.get(name, value)}" for name, value in _env(request.settings))
+    words = tuple(args.get(str(i), word) for i, word in enumerate(request.target.args))
+    if any(_is_masked(*pair) and pair[0] not in env for pair in _env(request.settings)):
+        raise ValueError(f"{SECRETS_VARIABLE} is not in the job's environment")
+    return replace(
+        request,
+        target=replace(request.target, args=words),
+        settings=_with_env(request.settings, entries),
+    )
+
+
+def _is_masked(name: str, value: str) -> bool:
+    return is_secret_name(name) or (MASK in value and "://" in value)
+
+
+def _env(settings: Settings) -> list[tuple[str, str]]:
+    pairs = (entry.partition("=") for entry in settings.env.value)
+    return [(name, value) for name, _, value in pairs]
+
+
+def _with_env(settings: Settings, entries: tuple[str, ...]) -> Settings:
+    return replace(settings, env=Setting(entries, settings.env.source))
+
 
 # Plan a task's part of a job, on its node.
 

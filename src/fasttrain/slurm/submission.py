@@ -43,9 +43,8 @@ from fasttrain.model.plan import ScriptFacts, Target
 from fasttrain.model.secrets import mask_args, secret_values
 from fasttrain.planning.slurm_job import job_parameters
 from fasttrain.planning.slurm_values import MOST_CELLS, check_folder, contradicting, left_out
-from fasttrain.slurm.node_task import NodeTask
+from fasttrain.slurm.node_task import NodeTask, masked
 from fasttrain.slurm.refusals import no_slurm, refused
-from fasttrain.slurm.secrets import masked
 
 # submitit's executor with our changes; every job is submitted through it.
 

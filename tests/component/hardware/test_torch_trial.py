@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from fasttrain.hardware.torch_trial import MARKER, Talk, try_torch
-from fasttrain.model.examination import TorchTrial, Trial, TrialState
+from fasttrain.model.machine import TorchTrial, Trial, TrialState
 
 Tries = Callable[..., TorchTrial]
 

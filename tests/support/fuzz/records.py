@@ -16,8 +16,7 @@ from fasttrain.model.hang import Hang, HeartbeatAddress, StuckProcess, StuckRank
 from fasttrain.model.job import JobRequest, SubmittedJob, TaskEnd
 from fasttrain.model.outcome import Outcome, RankReport, Receipt, Site, State, StepStats
 from fasttrain.model.plan import ScriptFacts, Target
-from fasttrain.model.settings import Settings
-from fasttrain.model.slurm import SlurmSettings
+from fasttrain.model.settings import Settings, SlurmSettings
 
 DATA = Path(__file__).parents[2] / "data"
 OUTCOME = Outcome(

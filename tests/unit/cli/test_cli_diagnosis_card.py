@@ -7,8 +7,15 @@ from typing import Any
 import pytest
 
 from fasttrain.cli.cards.diagnosis import device_rows
-from fasttrain.model.examination import DeviceProcess, DeviceState, Examination
-from fasttrain.model.machine import Cpu, Device, Machine, Torch
+from fasttrain.model.machine import (
+    Cpu,
+    Device,
+    DeviceProcess,
+    DeviceState,
+    Examination,
+    Machine,
+    Torch,
+)
 
 PYTHON = DeviceProcess(7, 2**30, "python")
 XORG = DeviceProcess(8, 2**20, "Xorg", display=True)

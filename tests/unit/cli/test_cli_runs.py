@@ -7,8 +7,8 @@ import pytest
 
 from fasttrain.cli.runs import NO_RUN, chosen, run_table
 from fasttrain.model.errors import FasttrainError
-from fasttrain.model.examination import DeviceProcess
 from fasttrain.model.job import LocalRun
+from fasttrain.model.machine import DeviceProcess
 
 PROCESSES = (DeviceProcess(7, 2 << 30, "python"), DeviceProcess(8, 1 << 30, "python"))
 FIRST = LocalRun("2026-11-21_14-30-05_train_1f9c", "running", 0.0, PROCESSES, "/data/[one]")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fasttrain.doctor.diagnosis import diagnose
-from fasttrain.model.examination import DeviceProcess
+from fasttrain.model.machine import DeviceProcess
 from support.examinations import GIB, H100, NPU, STATE, container, fires, node, quiet, verify
 
 PYTHON = DeviceProcess(4242, 12 * GIB, "python")

@@ -9,8 +9,7 @@ import pytest
 
 from fasttrain.doctor.diagnosis import diagnose
 from fasttrain.hardware.vendors.npu import HEALTH, NPU_WITHOUT
-from fasttrain.model.examination import Disk, Partition
-from fasttrain.model.machine import Cpu
+from fasttrain.model.machine import Cpu, Disk, Partition
 from support.examinations import GIB, MIB, NPU, container, fires, node, quiet, verify
 
 RELEASE = "24.11.3"

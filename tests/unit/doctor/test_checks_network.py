@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fasttrain.doctor.diagnosis import diagnose
-from fasttrain.model.examination import RdmaPort
+from fasttrain.model.machine import RdmaPort
 from support.examinations import fires, node, quiet, verify
 
 

@@ -12,8 +12,7 @@ import pytest
 
 from fasttrain.doctor.diagnosis import CHECKS, diagnose, worst_first
 from fasttrain.model.errors import ExitCode, FasttrainError
-from fasttrain.model.examination import Examination, Finding, TorchTrial
-from fasttrain.model.machine import Cpu, Machine, Torch
+from fasttrain.model.machine import Cpu, Examination, Finding, Machine, Torch, TorchTrial
 from support.examinations import container, node
 
 HERE = Path(__file__).parent

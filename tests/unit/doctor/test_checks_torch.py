@@ -10,8 +10,7 @@ import pytest
 from fasttrain.doctor.checks.torch_install import REINSTALL, UNREADABLE
 from fasttrain.doctor.diagnosis import diagnose
 from fasttrain.hardware.probe import TORCH_UNREAD
-from fasttrain.model.examination import Trial
-from fasttrain.model.machine import Torch
+from fasttrain.model.machine import Torch, Trial
 from support.examinations import H100, NPU, container, fires, node, quiet, verify
 
 CPU_BUILD = Torch("2.13.0+cpu", "cpu")

@@ -13,9 +13,8 @@ from fasttrain.doctor.script import judge_script
 from fasttrain.doctor.script_levers import FUSIBLE, LeverLine, lever_lines
 from fasttrain.model.codec import loads
 from fasttrain.model.decision import Setting, Source, SourceKind
-from fasttrain.model.examination import Finding
 from fasttrain.model.levers import Levers
-from fasttrain.model.machine import Machine
+from fasttrain.model.machine import Finding, Machine
 from fasttrain.model.outcome import State
 from fasttrain.model.plan import Evidence, Invocation, LaunchPlan, ScriptFacts, Target
 from fasttrain.model.settings import Settings

@@ -15,8 +15,7 @@ import pytest
 from fasttrain.doctor.checks import devices
 from fasttrain.doctor.checks.devices import NOTHING_LEFT
 from fasttrain.hardware.runs import RunProcess
-from fasttrain.model.examination import Examination
-from fasttrain.model.machine import Cpu, Machine, Torch
+from fasttrain.model.machine import Cpu, Examination, Machine, Torch
 
 SEEN = Examination(Machine("node", "Linux", "3.11.9", Torch(), Cpu("x", 1, "all")))
 WORKER = ("-c", "import time; time.sleep(60)", "/x/fasttrain/shim/__main__.py", "/runs/a/plan.json")

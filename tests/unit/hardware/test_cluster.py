@@ -15,7 +15,7 @@ from fasttrain.hardware.cluster import (
     parse_sinfo,
     time_limit_min,
 )
-from fasttrain.model.examination import Cluster, Partition
+from fasttrain.model.machine import Cluster, Partition
 
 SINFO = """\
 main*|up|2-00:00:00|3/4/1/8|gpu:h100:8(S:0-1)

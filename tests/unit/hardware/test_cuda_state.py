@@ -12,8 +12,7 @@ import pytest
 
 from fasttrain.hardware.runs import RunProcess
 from fasttrain.hardware.vendors.cuda_state import cuda_states
-from fasttrain.model.examination import DeviceProcess, DeviceState
-from fasttrain.model.machine import Device
+from fasttrain.model.machine import Device, DeviceProcess, DeviceState
 from support.fake_nvml import Board, FakeNvml, device, pci, states
 
 GIB = 2**30

@@ -16,7 +16,7 @@ import pytest
 from fasttrain.hardware import examine as examining
 from fasttrain.hardware.examine import examine, examine_host, relevant
 from fasttrain.model.codec import dumps, loads
-from fasttrain.model.examination import Cluster, Examination, HostState
+from fasttrain.model.machine import Cluster, Examination, HostState
 
 RECORDED = Path(__file__).parents[2] / "data" / "npu_smi"
 DRIVER = {"proc/driver/nvidia/version": "NVRM version: 570.133.20"}

@@ -22,7 +22,7 @@ from fasttrain.hardware.host_state import (
     temporary_folder,
 )
 from fasttrain.hardware.runs import RunProcess
-from fasttrain.model.examination import Disk, HostState
+from fasttrain.model.machine import Disk, HostState
 
 GIB = 2**30
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fasttrain.hardware.vendors.kernel_files import rdma_ports
-from fasttrain.model.examination import RdmaPort
+from fasttrain.model.machine import RdmaPort
 
 FOLDER = "sys/class/infiniband"
 

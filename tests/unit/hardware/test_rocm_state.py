@@ -7,8 +7,7 @@ from typing import Any
 
 from fasttrain.hardware.runs import RunProcess
 from fasttrain.hardware.vendors.rocm import Rocm, rocm_states
-from fasttrain.model.examination import DeviceState
-from fasttrain.model.machine import Device
+from fasttrain.model.machine import Device, DeviceState
 
 NODES = "sys/class/kfd/kfd/topology/nodes"
 GIB = 2**30

@@ -15,7 +15,7 @@ from fasttrain.hardware.cluster import (
     parse_partitions,
 )
 from fasttrain.hardware.host import Host
-from fasttrain.model.slurm import Association, ClusterFacts, NodeKind, PartitionLimits
+from fasttrain.model.settings import Association, ClusterFacts, NodeKind, PartitionLimits
 
 # Cut to a few fields; the limits of the second were set by hand.
 PARTITIONS = """\

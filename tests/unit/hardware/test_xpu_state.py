@@ -9,8 +9,7 @@ import pytest
 
 from fasttrain.hardware.runs import RunProcess
 from fasttrain.hardware.vendors.xpu import Xpu, xpu_states
-from fasttrain.model.examination import DeviceProcess, DeviceState
-from fasttrain.model.machine import Device
+from fasttrain.model.machine import Device, DeviceProcess, DeviceState
 
 MIB = 2**20
 CARD = "sys/class/drm/card1"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from fasttrain.launch.crash.log_tail import (
+from fasttrain.launch.crash.evidence import (
     before_traceback,
     last_lines,
     last_traceback,

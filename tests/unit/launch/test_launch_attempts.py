@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fasttrain.launch.attempts import earlier, told
-from fasttrain.launch.crash.log_tail import tail
+from fasttrain.launch.crash.evidence import tail
 from fasttrain.launch.run_dir.lock import divide_logs, of_last_attempt, put_aside
 from fasttrain.model.attempts import NODE_CAME, NODE_LEFT, Attempt, Decided
 from fasttrain.model.crash import Crash

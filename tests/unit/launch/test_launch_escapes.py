@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fasttrain.launch.crash.log_tail import read_stack
+from fasttrain.launch.crash.evidence import read_stack
 from fasttrain.launch.hang import stacks
 from fasttrain.launch.hang.stacks import parse
 

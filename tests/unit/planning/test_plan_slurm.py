@@ -10,8 +10,7 @@ import pytest
 from fasttrain.model.decision import Setting, Source, SourceKind
 from fasttrain.model.errors import FasttrainError
 from fasttrain.model.job import Allocation, JobParameters, NodeShape
-from fasttrain.model.settings import Settings
-from fasttrain.model.slurm import SlurmSettings
+from fasttrain.model.settings import Settings, SlurmSettings
 from fasttrain.planning.slurm_job import job_parameters, node_settings
 
 SHAPE = NodeShape(cpus=40, gpus=8, nodes=4)

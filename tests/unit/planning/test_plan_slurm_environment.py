@@ -9,8 +9,7 @@ import pytest
 
 from fasttrain.model.decision import Setting, Source, SourceKind
 from fasttrain.model.job import JobParameters
-from fasttrain.model.settings import Settings
-from fasttrain.model.slurm import SlurmSettings
+from fasttrain.model.settings import Settings, SlurmSettings
 from fasttrain.planning.slurm_job import job_parameters
 from fasttrain.planning.slurm_values import contradicting, in_force, left_out
 

@@ -13,8 +13,7 @@ from fasttrain.config.resolve import Resolved
 from fasttrain.model.decision import Setting, Source, SourceKind
 from fasttrain.model.job import SubmittedJob
 from fasttrain.model.plan import ScriptFacts, Target
-from fasttrain.model.settings import Settings
-from fasttrain.model.slurm import SlurmSettings
+from fasttrain.model.settings import Settings, SlurmSettings
 from fasttrain.slurm.submission import Draft, draft
 
 MakeDraft = Callable[..., Draft]

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from fasttrain.model.examination import Finding
-from fasttrain.model.slurm import Association, ClusterFacts, NodeKind, PartitionLimits
+from fasttrain.model.machine import Finding
+from fasttrain.model.settings import Association, ClusterFacts, NodeKind, PartitionLimits
 from fasttrain.slurm.check import check
 from fasttrain.slurm.check_facts import Seen, ToolResult
 

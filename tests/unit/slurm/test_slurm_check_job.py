@@ -12,7 +12,7 @@ import pytest
 import fasttrain
 from fasttrain.model.errors import FasttrainError
 from fasttrain.model.plan import Evidence
-from fasttrain.model.slurm import ClusterFacts
+from fasttrain.model.settings import ClusterFacts
 from fasttrain.slurm.check import Checked, check
 from fasttrain.slurm.check_facts import NeededPath, Seen, ToolResult, look
 

@@ -9,9 +9,8 @@ from fasttrain.model.codec import dumps, loads
 from fasttrain.model.decision import Setting, Source, SourceKind
 from fasttrain.model.job import SECRETS_VARIABLE, JobRequest
 from fasttrain.model.plan import ScriptFacts, Target
-from fasttrain.model.settings import Settings
-from fasttrain.model.slurm import SlurmSettings
-from fasttrain.slurm.secrets import masked, unmasked
+from fasttrain.model.settings import Settings, SlurmSettings
+from fasttrain.slurm.node_task import masked, unmasked
 
 FLAG = Source(SourceKind.FLAG, "--env")
 REQUEST = JobRequest(

@@ -8,8 +8,7 @@ from fasttrain.model.decision import Setting, Source, SourceKind
 from fasttrain.model.errors import FasttrainError
 from fasttrain.model.job import JobRequest
 from fasttrain.model.plan import ScriptFacts, Target
-from fasttrain.model.settings import Settings
-from fasttrain.model.slurm import SlurmSettings
+from fasttrain.model.settings import Settings, SlurmSettings
 from fasttrain.slurm.submission import cells
 
 

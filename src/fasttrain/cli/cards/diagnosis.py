@@ -20,8 +20,15 @@ from fasttrain.cli.console import stdout_console
 from fasttrain.doctor.check import spans
 from fasttrain.doctor.diagnosis import Diagnosis
 from fasttrain.model.errors import size
-from fasttrain.model.examination import DeviceState, Examination, Finding, Severity
-from fasttrain.model.machine import Cpu, Device, Machine
+from fasttrain.model.machine import (
+    Cpu,
+    Device,
+    DeviceState,
+    Examination,
+    Finding,
+    Machine,
+    Severity,
+)
 from fasttrain.model.outcome import State
 
 WIDTH = 80

@@ -13,7 +13,7 @@ import psutil
 from fasttrain.doctor.check import check, named
 from fasttrain.hardware.runs import find_run_processes, run_of
 from fasttrain.model.errors import size
-from fasttrain.model.examination import DeviceProcess, DeviceState, Examination, Finding
+from fasttrain.model.machine import DeviceProcess, DeviceState, Examination, Finding
 from fasttrain.model.vendors import DeviceKind
 from fasttrain.planning.describe import counted
 from fasttrain.processes import table

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from fasttrain.doctor.check import check, is_on, most_visible, present, visible
-from fasttrain.model.examination import Examination, Finding
+from fasttrain.model.machine import Examination, Finding
 from fasttrain.model.places import RUN_MARK
 from fasttrain.model.vendors import VENDORS, DeviceKind
 from fasttrain.planning.describe import and_join, counted, kind_noun

@@ -8,7 +8,7 @@ from fasttrain.doctor.check import check, most_visible, visible
 from fasttrain.files import FEW_BYTES
 from fasttrain.hardware.vendors.npu import HEALTH
 from fasttrain.model.errors import size
-from fasttrain.model.examination import Disk, Examination, Finding
+from fasttrain.model.machine import Disk, Examination, Finding
 from fasttrain.model.vendors import VENDORS
 from fasttrain.planning.describe import and_join, counted
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fasttrain.doctor.check import alike, check, is_on, named, one_line, present, visible
-from fasttrain.model.examination import DeviceState, Examination, Finding, Partition, RdmaPort
+from fasttrain.model.machine import DeviceState, Examination, Finding, Partition, RdmaPort
 from fasttrain.model.vendors import DeviceKind
 from fasttrain.planning.describe import and_join, counted, device_names, kind_noun
 from fasttrain.planning.visible import visible_slots

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from fasttrain.doctor.check import check, is_on, most_visible, named, one_line, present, visible
 from fasttrain.hardware.probe import TORCH_UNREAD
-from fasttrain.model.examination import Examination, Finding, Severity, TorchTrial, Trial
-from fasttrain.model.machine import Device
+from fasttrain.model.machine import Device, Examination, Finding, Severity, TorchTrial, Trial
 from fasttrain.model.vendors import VENDORS, DeviceKind
 from fasttrain.planning.describe import device_names, kind_noun
 from fasttrain.planning.gpus import build_fix, unusable_kinds, wrong_build

@@ -10,8 +10,7 @@ from fasttrain.hardware.host import Host, Vendor, VendorReport
 from fasttrain.hardware.runs import RunProcess
 from fasttrain.hardware.tool import within
 from fasttrain.hardware.vendors.cuda_state import cuda_states, import_nvml
-from fasttrain.model.examination import DeviceState
-from fasttrain.model.machine import Device
+from fasttrain.model.machine import Device, DeviceState
 from fasttrain.model.vendors import DeviceKind
 
 T = TypeVar("T")

@@ -12,8 +12,7 @@ from fasttrain.hardware.host import Host
 from fasttrain.hardware.runs import RunProcess, as_device_process
 from fasttrain.hardware.tool import ToolError, run_tool
 from fasttrain.hardware.vendors.kernel_files import numa_node, pci_folder
-from fasttrain.model.examination import DeviceProcess, DeviceState
-from fasttrain.model.machine import Device
+from fasttrain.model.machine import Device, DeviceProcess, DeviceState
 
 # How NVIDIA's GPUs reach each other: NVLink, PCIe and peer access, by NVML.
 

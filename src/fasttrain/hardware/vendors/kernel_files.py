@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 
 from fasttrain.hardware.host import Host
-from fasttrain.model.examination import DeviceProcess, RdmaPort
+from fasttrain.model.machine import DeviceProcess, RdmaPort
 
 # Memory regions on the GPU: vram0 with xe, local0 with i915.
 _REGION = re.compile(r"drm-resident-(vram|local)\d+")

@@ -9,8 +9,7 @@ from typing import ClassVar
 
 from fasttrain.hardware.host import Host, Vendor, VendorReport
 from fasttrain.hardware.runs import RunProcess
-from fasttrain.model.examination import DeviceState
-from fasttrain.model.machine import Device
+from fasttrain.model.machine import Device, DeviceState
 from fasttrain.model.vendors import DeviceKind
 
 # Metal emulates bf16 in fp32 on these. Source: huggingface/transformers pull request 40458.

@@ -20,8 +20,7 @@ from fasttrain.hardware.host import Host, Vendor, VendorReport
 from fasttrain.hardware.runs import RunProcess, as_device_process
 from fasttrain.hardware.tool import ToolError, first_line, run_tool
 from fasttrain.hardware.vendors.kernel_files import numa_node, pci_folder
-from fasttrain.model.examination import DeviceProcess, DeviceState
-from fasttrain.model.machine import Device
+from fasttrain.model.machine import Device, DeviceProcess, DeviceState
 from fasttrain.model.vendors import DeviceKind
 
 TIMEOUT_S = 10.0

@@ -12,8 +12,7 @@ from fasttrain.hardware.host import Host, Vendor, VendorReport
 from fasttrain.hardware.runs import RunProcess, as_device_process
 from fasttrain.hardware.tool import ToolError, first_line, run_tool
 from fasttrain.hardware.vendors.kernel_files import numa_node, pci_folder
-from fasttrain.model.examination import DeviceProcess, DeviceState
-from fasttrain.model.machine import Device, Overflow
+from fasttrain.model.machine import Device, DeviceProcess, DeviceState, Overflow
 from fasttrain.model.vendors import DeviceKind
 
 # Runs ``npu-smi info`` once, and reads its table in each of its layouts.

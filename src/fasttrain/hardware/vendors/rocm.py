@@ -11,8 +11,7 @@ from fasttrain.hardware.host import Host, Vendor, VendorReport
 from fasttrain.hardware.runs import RunProcess, as_device_process
 from fasttrain.hardware.tool import first_line
 from fasttrain.hardware.vendors.kernel_files import numa_node, temperature_c
-from fasttrain.model.examination import DeviceProcess, DeviceState
-from fasttrain.model.machine import Device
+from fasttrain.model.machine import Device, DeviceProcess, DeviceState
 from fasttrain.model.vendors import DeviceKind
 
 NODES = "sys/class/kfd/kfd/topology/nodes"

@@ -15,8 +15,7 @@ from fasttrain.hardware.vendors.kernel_files import (
     read_sensor,
     temperature_c,
 )
-from fasttrain.model.examination import DeviceProcess, DeviceState
-from fasttrain.model.machine import Device
+from fasttrain.model.machine import Device, DeviceProcess, DeviceState
 from fasttrain.model.vendors import DeviceKind
 
 INTEL = "0x8086"

@@ -9,8 +9,7 @@ from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from pathlib import Path
 
-from fasttrain.launch.crash.evidence import Evidence
-from fasttrain.launch.crash.log_tail import LAST_LINES, last_lines
+from fasttrain.launch.crash.evidence import LAST_LINES, Evidence, last_lines
 from fasttrain.model.crash import Frame, Raised
 from fasttrain.model.errors import size as printed_size
 from fasttrain.model.plan import LaunchPlan, Target

@@ -12,8 +12,14 @@ from pathlib import Path
 from fasttrain.files import write_private
 from fasttrain.launch.crash.cause_rules import Cause, Facts
 from fasttrain.launch.crash.causes import find_cause
-from fasttrain.launch.crash.evidence import Evidence, FailedRun, gather
-from fasttrain.launch.crash.log_tail import before_traceback, last_lines, recent_traceback
+from fasttrain.launch.crash.evidence import (
+    Evidence,
+    FailedRun,
+    before_traceback,
+    gather,
+    last_lines,
+    recent_traceback,
+)
 from fasttrain.model.codec import dumps
 from fasttrain.model.crash import CRASH_FILE, Crash, Frame, Raised, stack_file
 from fasttrain.model.secrets import secrets_of, without_secrets

@@ -7,7 +7,7 @@ from fasttrain.model.errors import FasttrainError
 from fasttrain.model.levers import Amp
 from fasttrain.model.vendors import VENDORS
 from fasttrain.planning.describe import CPU_CORES, DEVICES, and_join, device_names
-from fasttrain.planning.levers.situation import Situation
+from fasttrain.planning.levers.all import Situation
 from fasttrain.planning.visible import Slot
 
 MAY_SATURATE = "may saturate"

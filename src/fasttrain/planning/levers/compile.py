@@ -8,7 +8,7 @@ from fasttrain.model.levers import Compile, CompileMode, CompileScope, Strategy
 from fasttrain.model.machine import Machine
 from fasttrain.model.vendors import VENDORS, DeviceKind
 from fasttrain.planning.describe import asked, release, torch_phrase
-from fasttrain.planning.levers.situation import Situation
+from fasttrain.planning.levers.all import Situation
 
 # CUDA graphs replay into the same memory: an output kept over the next call, or gradients that
 # accumulate over several, are overwritten. The worker watches for both before it takes them.

@@ -8,7 +8,7 @@ from fasttrain.model.decision import Decision
 from fasttrain.model.levers import Amp, MatmulChoice
 from fasttrain.planning.describe import DEVICES, asked, device_names
 from fasttrain.planning.gpus import ChosenDevices
-from fasttrain.planning.levers.situation import Situation
+from fasttrain.planning.levers.all import Situation
 
 CPU_NOTE = "; torch decides whether this CPU uses it"
 

@@ -8,7 +8,7 @@ from fasttrain.model.levers import OptimizerChoice, OptimizerMode
 from fasttrain.model.machine import Machine
 from fasttrain.model.vendors import VENDORS, DeviceKind
 from fasttrain.planning.describe import TORCH, asked, machine_phrase, release, torch_phrase
-from fasttrain.planning.levers.situation import Situation
+from fasttrain.planning.levers.all import Situation
 
 
 def decide(situation: Situation) -> Decision[OptimizerMode]:

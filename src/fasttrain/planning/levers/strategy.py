@@ -11,7 +11,7 @@ from fasttrain.model.plan import Processes, ScriptFacts
 from fasttrain.model.settings import Settings
 from fasttrain.model.vendors import VENDORS
 from fasttrain.planning.describe import BUILT_IN, asked, release, torch_phrase
-from fasttrain.planning.levers.situation import Situation
+from fasttrain.planning.levers.all import Situation
 
 _SHARDS_SINCE = (2, 6)  # as a public function
 SCRIPT = Source(SourceKind.MACHINE, "the script")
