@@ -2,7 +2,7 @@
 
 A replayed loop computes nothing, but its decisions, counters and output depend on numbers such as
 ``loss.item()``. Only reads by the script itself are recorded, and those by GradScaler, which
-decide whether it steps. ScalarReads inside a model's call, a DataLoader, a backward pass or an
+decide whether it steps. Reads inside a model's call, a DataLoader, a backward pass or an
 optimizer's step are not: a replay skips all of these. If the script has hooks on gradients, a
 replay runs its backward passes, and then reads inside them are recorded, too.
 """
@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.nn import Module
 from torch.nn.modules import module as modules
 
-from fasttrain.shim.hooks import gradients, patching
+from fasttrain.shim.hooks import gradients, patching, seams
 from fasttrain.shim.hooks.seams import Hooking, Reading
 from fasttrain.shim.process.callsite import own_prefixes
 from fasttrain.shim.snapshots.files import refuse_diverged
@@ -52,8 +52,8 @@ _PASSING = (
     os.path.join("shim", "levers", ""),  # noqa: PTH118
     os.path.join("shim", "data_parallel", ""),  # noqa: PTH118
     gradients.__file__,
-    gradients.__file__,
     patching.__file__,
+    seams.__file__,
 )
 
 
