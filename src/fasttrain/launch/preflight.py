@@ -49,14 +49,21 @@ def _parse(source: bytes, name: str) -> None:
     except SyntaxError as error:
         where = f"{name}:{error.lineno}" if error.lineno else name
         text = (error.text or "").strip()
-        raise FasttrainError(
-            f"{where} is not valid Python",
-            why=f"{error.msg}: {text}" if text else error.msg,
-            fix=f"mend {where}; other programs run with --no-python",
-            slug="script-syntax",
-        ) from error
-    except (ValueError, RecursionError, MemoryError) as error:
+        why = f"{error.msg}: {text}" if text else error.msg
+        raise _no_python(where, why) from error
+    except ValueError as error:  # null bytes, up to Python 3.11.3
+        raise _no_python(name, str(error)) from error
+    except (RecursionError, MemoryError) as error:
         raise _error(name, f"Python can't parse it: {error}", "name a Python file") from error
+
+
+def _no_python(where: str, why: str) -> FasttrainError:
+    return FasttrainError(
+        f"{where} is not valid Python",
+        why=why,
+        fix=f"mend {where}; other programs run with --no-python",
+        slug="script-syntax",
+    )
 
 
 def find_program(plan: LaunchPlan, environ: Mapping[str, str]) -> str:

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import glob
+import io
 import os
 import re
 import shutil
@@ -377,6 +378,30 @@ def test_databases_are_each_ranks_own(tmp_path: Path) -> None:
         return [found, memory.execute("select count(*) from steps").fetchall()]
 
     assert on_both(tmp_path, act) == [[[2]], [[0]]]
+
+
+def test_databases_of_dbm_are_each_ranks_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a stand-in for dbm.gnu, which isn't everywhere: it, too, opens its file unseen, in C."""
+
+    def count(path: str, flag: str) -> int:
+        assert flag == "c"
+        with io.FileIO(f"{path}.db", "a+b") as file:
+            file.write(b"x")
+            return file.tell()
+
+    stand_in: Any = ModuleType("dbm.gnu")
+    stand_in.open = count
+    monkeypatch.setitem(sys.modules, "dbm.gnu", stand_in)
+
+    def act(rank: int) -> Any:
+        late(rank, 1)
+        found = [stand_in.open("shelf", "c")]
+        late(rank, 0)
+        return [*found, stand_in.open("shelf", "c"), os.listdir()]
+
+    assert on_both(tmp_path, act) == [1, 2, ["shelf.db"]]
 
 
 def test_a_walk_meets_nothing_of_fasttrains(tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def test_a_program_that_another_process_writes_is_left_to_it(
     program = tmp_path / "program.so"
     asks: Any = cpp_builder.CppBuilder.get_target_file_path
     builder = SimpleNamespace(_target_file=str(program))
-    writes = "import sys; f = open(sys.argv[1], 'wb'); print(); sys.stdin.read()"
+    writes = "import sys; f = open(sys.argv[1], 'wb'); print(flush=True); sys.stdin.read()"
     argv = [sys.executable, "-c", writes, str(program)]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as compiler:
         assert compiler.stdout is not None

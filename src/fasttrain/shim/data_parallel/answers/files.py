@@ -135,6 +135,8 @@ _SHUTIL_ACTS = {
 }  # fmt: skip
 # Modules of the standard library that keep `open` under another name.
 _HOLDING_OPEN = {"bz2": "_builtin_open", "tarfile": "bltn_open"}
+# What modules of dbm append to a database's name.
+_DBM_SUFFIXES = ("", ".db", ".dir", ".pag")
 _MOVING = ("rename", "replace", "move")
 _KEEPING = ("mkdir", "utime", "chmod", "chown", "copymode", "copystat")
 # Instead of a place's number: the call is this rank's own; or it is the script's, but comes in no
@@ -174,6 +176,8 @@ class Files:
             undo.callback(after_import(name, self._replacing(held, self._open, undo)))
         for name in ("sqlite3", "sqlite3.dbapi2"):
             undo.callback(after_import(name, self._replacing("connect", self._connect, undo)))
+        for name in ("dbm.gnu", "dbm.ndbm"):
+            undo.callback(after_import(name, self._replacing("open", self._open_dbm, undo)))
         replace_in_users_modules(self._replaced, undo)
 
     def replace(self, owner: Any, name: str, act: Call, undo: ExitStack) -> None:
@@ -384,6 +388,26 @@ class Files:
         opening = functools.partial(self._opened, original, path, kept, args, kwargs)
         self._copies.keep(path)
         return self._write(place, path, database, opening, in_place=True)
+
+    def _open_dbm(self, frame: FrameType | None, original: Call, file: Any, *args: Any) -> Any:
+        """Open this rank's own copy of a database: these modules of dbm open files in C."""
+        path = path_of(file)
+        place = self._place(frame, path, "open a database", libraries=True)
+        if place == _LOCAL:
+            return original(file, *args)
+        copy = self._copies.copy_of(path)
+        if self._others:
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            for each in filter(os.path.exists, (path + suffix for suffix in _DBM_SUFFIXES)):
+                self._copies.to_write(each, size=os.stat(each).st_size)  # noqa: PTH116
+                self._copies.keep(each)
+        if place > 0:
+            self._answers.do(place, _nothing)  # rank 0 opens its files once the others have copies
+        if not self._others:
+            return original(file, *args)
+        self._recorder.note(f"{path} is rank 0's: this rank writes its own copy")
+        with self._answers.apart():
+            return original(str(copy), *args)
 
     def _opened(
         self, original: Call, path: str, kept: bool, args: Any, kwargs: Any, file: Any
