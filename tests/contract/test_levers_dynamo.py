@@ -320,6 +320,7 @@ torch.save([p.grad for p in model.parameters()], "gradients.pt")
 
 
 @pytest.mark.slow
+@pytest.mark.matrix
 def test_gradients_behind_a_max_pool(fasttrain: Any, script: Any) -> None:
     """pytorch#185509: inductor takes the gradient of everything before the pool for 0."""
     path = script(POOLED)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -39,18 +41,19 @@ def temporary() -> set[str]:
 
 
 @pytest.fixture(scope="module")
-def lines_alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
-    """Return what python prints, without and with what takes seconds."""
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", SCRIPTS / "styles.py", "spawn", "forkserver"],
-        cwd=tmp_path_factory.mktemp("alone"), capture_output=True, text=True,
-        timeout=TIMEOUT_S, check=True,
-    )  # fmt: skip
-    whole = done.stdout.splitlines()
-    return {
-        "all": whole,
-        "fork": [x for x in whole if not x.startswith(("stop", "spawn", "forks"))],
-    }
+def lines_alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[str]]:
+    """Return a function: what python prints, with methods that take seconds to start workers."""
+
+    @functools.cache
+    def run(*methods: str) -> list[str]:
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", SCRIPTS / "styles.py", *methods],
+            cwd=tmp_path_factory.mktemp("alone"), capture_output=True, text=True,
+            timeout=TIMEOUT_S, check=True,
+        )  # fmt: skip
+        return done.stdout.splitlines()
+
+    return run
 
 
 @pytest.mark.parametrize(
@@ -66,14 +69,14 @@ def test_ranks_read_what_python_reads(
     methods: tuple[str, ...],
     fasttrain: Any,
     tmp_path: Path,
-    lines_alone: dict[str, list[str]],
+    lines_alone: Callable[..., list[str]],
 ) -> None:
     before = temporary()
     run = with_ranks(
         fasttrain, tmp_path / "ranks", SCRIPTS / "styles.py", *methods, ranks=ranks,
         timeout_s=TIMEOUT_S,
     ).good  # fmt: skip
-    expected = lines_alone["all" if methods else "fork"]
+    expected = lines_alone(*methods)
     assert [x for x in expected if x.startswith("children")] == ["children 2"] * 3
     assert_same_prints(run.stdout.splitlines(), expected, closely)
     of_others = [
