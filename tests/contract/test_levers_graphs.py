@@ -14,8 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fasttrain.shim.levers.compile.lever import SEVERAL_MODELS
-from fasttrain.shim.levers.compile.slots import (
+from fasttrain.shim.levers.compile.graphs import (
     CALLED_AGAIN,
     EARLIER_GRADIENTS,
     HOOKED,
@@ -24,6 +23,7 @@ from fasttrain.shim.levers.compile.slots import (
     OTHER_SHAPES,
     WITHOUT_GRAPHS,
 )
+from fasttrain.shim.levers.compile.lever import SEVERAL_MODELS
 from support.rig import network, rig
 
 pytestmark = [

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from fasttrain.model.outcome import Outcome, State
-from fasttrain.shim.levers.compile.slots import WITHOUT_GRAPHS
+from fasttrain.shim.levers.compile.graphs import WITHOUT_GRAPHS
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]
 

@@ -19,10 +19,10 @@ from fasttrain.shim.hooks.dynamo import UserCompile
 from fasttrain.shim.hooks.outcome_recorder import Lever, OutcomeRecorder, Shared
 from fasttrain.shim.hooks.roots import Root, RootCalls, repeated_blocks
 from fasttrain.shim.levers.compile.account import Account, announce
+from fasttrain.shim.levers.compile.graphs import GraphGuard
 from fasttrain.shim.levers.compile.repairs import Asked, differentiate_twice, keep_whole, repair
 from fasttrain.shim.levers.compile.slots import (
     Filling,
-    GraphGuard,
     Slots,
     separate_function,
     watch_hooks,
