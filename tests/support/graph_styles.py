@@ -554,6 +554,31 @@ class Hooked(Net):
         self.first.register_forward_hook(hook)
 
 
+class BackwardHooked(Net):
+    """A hook keeps gradients of features."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        KEPT.clear()
+        self.first.register_full_backward_hook(lambda *found: KEPT.append(found[2][0]))
+
+
+class HookedFeatures(Net):
+    def features(self, x: Tensor) -> Tensor:
+        h: Any = super().features(x)
+        h.register_hook(lambda gradient: KEPT.append(gradient))
+        return torch.relu(h)
+
+
+class OnParameter(Net):
+    """Keeps its features on a parameter."""
+
+    def features(self, x: Tensor) -> Tensor:
+        h = super().features(x) + 0.1 * getattr(self.first.weight, "before", torch.zeros(4, 8))
+        self.first.weight.before = h.detach()  # type: ignore[attr-defined]
+        return h
+
+
 KEPT: list[Tensor] = []
 
 

@@ -159,8 +159,8 @@ class Slots:
             if transformed or forward_ad._current_level >= 0 or torch._C._get_tracing_state():
                 self.passed_by = UNDER_FUNC if transformed else self.passed_by
                 return module._call_impl(*args, **kwargs)
-            if guard is not None and guard.admits(module, args, kwargs):
-                return guard.replay(module, args, kwargs)
+            if guard is not None:
+                return guard.call(compiled, module, args, kwargs)
             return compiled(module, *args, **kwargs)
 
         return _Slot(call)
