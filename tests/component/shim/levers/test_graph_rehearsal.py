@@ -168,6 +168,20 @@ def test_the_rehearsal_notices_replays_that_are_not_safe(loop: Any, model: Any) 
             assert_same(found, by_torch(loop, model))
 
 
+def test_calls_are_counted_that_replay_a_graph() -> None:
+    """The first admitted call only warms up."""
+    counts = rehearse(styles.plain, styles.Net()).outcome.counts
+    assert counts[guard.REPLAYS] == ADMITTED - 1
+    assert "CUDA graph skips" not in counts
+
+
+def test_graphs_that_inductor_skips_are_counted_with_the_reason() -> None:
+    outcome = rehearse(styles.plain, styles.Net(), Pool("mutated inputs (1 instances)")).outcome
+    assert outcome.counts[guard.REPLAYS] == 0
+    assert outcome.counts["CUDA graph skips"] == 2  # the forward and the backward graph
+    assert any(note.endswith(": mutated inputs (1 instances)") for note in outcome.notes)
+
+
 # The rehearsal itself
 
 

@@ -67,13 +67,15 @@ class GraphGuard:
         self._shapes: Shapes | None = None
         self._gradients = Gradients()
         self._refused = False
+        self._replays = 0  # of any CUDA graph
         self._inside = False  # a watched call
         self._replaying: tuple[Module, Args, Kwargs] | None = None
         self._look: Look | None = None  # before the call that is being made
 
     def install(self, undo: ExitStack) -> None:
-        """Count the optimizers' steps."""
+        """Count the optimizers' steps and the replays."""
         undo.callback(register_optimizer_step_post_hook(self._after_step).remove)
+        patching.wrap(torch.cuda.CUDAGraph, "replay", self._counting, undo)
 
     def refuse(self, reason: str) -> None:
         """Use no CUDA graphs from now on."""
@@ -137,16 +139,26 @@ class GraphGuard:
 
     def _replay(self, module: Module, args: Args, kwargs: Kwargs) -> Any:
         """Make the call by a CUDA graph, and copy its output out of the graph's memory."""
-        self._recorder.counts[REPLAYS] += 1
+        before = self._replays
         torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
         self._replaying = module, args, kwargs
         try:
             output = self._graphed(module, *args, **kwargs)
         finally:
             self._replaying = None
+        # inductor may have recorded none, and doesn't replay what it runs for the first time.
+        self._recorder.counts[REPLAYS] += self._replays > before
         # No replay comes after a refusal, so that what was left here stays as it is.
         self._look_back(module, output)
         return map_tensors(output, Tensor.clone)
+
+    def _counting(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def replay(graph: Any) -> None:
+            self._replays += 1
+            original(graph)
+
+        return replay
 
     def _look_back(self, module: Module, output: Any) -> None:
         look, self._look = self._look, None

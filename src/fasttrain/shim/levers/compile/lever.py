@@ -117,6 +117,8 @@ class CompileLever:
         """Read dynamo's own counters."""
         if self._account is not None:
             self._account.read(self.recorder)
+            if self._guard is not None:
+                self._account.read_skips(self.recorder)
         if self.recorder.state is State.ARMED and self.recorder.counts["targets"]:
             if self.recorder.counts["graphs"]:
                 self.recorder.settle(State.APPLIED)
