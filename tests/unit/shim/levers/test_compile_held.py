@@ -141,7 +141,7 @@ MADE = [
 ]  # fmt: skip
 UNCOPIED: list[Callable[[Tensor], Any]] = [
     Plain, lambda t: [Plain(t)], lambda t: Fields(Plain(t)), lambda t: {t},
-    lambda t: MappingProxyType({"a": t}), lambda t: lambda: t, lambda t: (t, iter([t])),
+    lambda t: MappingProxyType({"a": t}), lambda t: lambda: t, lambda t: (t, Fields([Plain(t)])),
 ]  # fmt: skip
 
 
