@@ -21,7 +21,8 @@ class Differentiating(IntEnum):
 
     RANKS = 0  # averages over the ranks what autograd has left
     LOSS_SCALING = 1  # starts from scaled gradients, and divides what the ranks have averaged
-    REPLAY = 2  # leaves out all of it
+    CUDA_GRAPHS = 2  # sees that the script asks
+    REPLAY = 3  # leaves out all of it
 
 
 class Hooking(IntEnum):

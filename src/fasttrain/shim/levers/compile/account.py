@@ -18,6 +18,8 @@ from fasttrain.shim.process.callsite import location
 
 KEPT_METRICS = 1000  # dynamo keeps 64, about 20 compilations
 LIMIT = "recompile limit"
+SKIPPING = "skipping cudagraphs due to "
+UNKNOWN_SKIP = "TORCH_LOGS=cudagraphs shows why"
 NUMPY_DRAWS = "NumPy draws random numbers there, from its own stream"
 
 
@@ -31,6 +33,7 @@ class Account:
         self._before = utils.get_compilation_metrics()  # referenced, so that no id is used again
         self._graphs = utils.counters["stats"]["unique_graphs"]
         self._breaks = len(utils.graph_break_reasons)
+        self._skips = utils.counters["inductor"]["cudagraph_skips"]
         self._compile_s = self._total_s()
         utils.set_compilation_metrics_limit(KEPT_METRICS)
         undo.callback(utils.set_compilation_metrics_limit, utils.DEFAULT_COMPILATION_METRICS_LIMIT)
@@ -51,8 +54,7 @@ class Account:
 
     def read(self, recorder: OutcomeRecorder) -> None:
         """Set the counts of the recorder and add its notes, failures first."""
-        known = set(map(id, self._before))
-        metrics = [m for m in self._utils.get_compilation_metrics() if id(m) not in known]
+        metrics = self._metrics()
         recorder.counts["graphs"] = self.graphs
         _read_failures(recorder, metrics)
         if recorder.counts["long loops"] and not recorder.counts["graphs"] and recorder.live:
@@ -64,6 +66,26 @@ class Account:
         recorder.counts["recompiles"] = len(recompiles)
         for reason in recompiles:
             recorder.note(f"recompile: {_brief(reason)}")
+
+    def read_skips(self, recorder: OutcomeRecorder) -> None:
+        """Count the graphs for which inductor records no CUDA graph, and note why.
+
+        Its metrics hold the reasons of compilations. What it decides at a replay it only counts.
+
+        Source: ``torch/_inductor/cudagraph_utils.py`` of torch 2.13.
+        """
+        skips = self._utils.counters["inductor"]["cudagraph_skips"] - self._skips
+        if skips <= 0:
+            return
+        recorder.counts["CUDA graph skips"] = skips
+        found = [getattr(m, "cudagraph_skip_reason", None) for m in self._metrics()]
+        reasons = [_brief(reason).removeprefix(SKIPPING) for reason in found if reason]
+        for reason in reasons or [UNKNOWN_SKIP]:
+            recorder.note(f"inductor skips CUDA graphs: {reason}")
+
+    def _metrics(self) -> list[Any]:
+        known = set(map(id, self._before))
+        return [m for m in self._utils.get_compilation_metrics() if id(m) not in known]
 
     def _read_breaks(self, recorder: OutcomeRecorder) -> None:
         """Count graph breaks by place: dynamo reports one again for each frame that inlines it."""

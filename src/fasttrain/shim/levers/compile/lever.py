@@ -19,10 +19,10 @@ from fasttrain.shim.hooks.dynamo import UserCompile
 from fasttrain.shim.hooks.outcome_recorder import Lever, OutcomeRecorder, Shared
 from fasttrain.shim.hooks.roots import Root, RootCalls, repeated_blocks
 from fasttrain.shim.levers.compile.account import Account, announce
+from fasttrain.shim.levers.compile.graphs import ASKED_GRADIENTS, GraphGuard, watch_gradients
 from fasttrain.shim.levers.compile.repairs import Asked, differentiate_twice, keep_whole, repair
 from fasttrain.shim.levers.compile.slots import (
     Filling,
-    GraphGuard,
     Slots,
     separate_function,
     watch_hooks,
@@ -109,12 +109,16 @@ class CompileLever:
         undo.callback(self._own.on_return.remove, self._keep_cache)
         self._roots.on_discover.append(self._on_root)
         undo.callback(self._roots.on_discover.remove, self._on_root)
+        if self._plan.graphs:
+            watch_gradients(self._on_grad, self._on_tensor_hook, undo)
         self.recorder.settle(State.ARMED, UNUSED)
 
     def refresh(self) -> None:
         """Read dynamo's own counters."""
         if self._account is not None:
             self._account.read(self.recorder)
+            if self._guard is not None:
+                self._account.read_skips(self.recorder)
         if self.recorder.state is State.ARMED and self.recorder.counts["targets"]:
             if self.recorder.counts["graphs"]:
                 self.recorder.settle(State.APPLIED)
@@ -219,6 +223,16 @@ class CompileLever:
     def _begins(self) -> None:
         root = self._roots.last
         self._announce(root.name if root else "")
+        if self._guard is not None:
+            self._guard.on_compiling()
+
+    def _on_grad(self) -> None:
+        if self._guard is not None:
+            self._guard.refuse(ASKED_GRADIENTS)
+
+    def _on_tensor_hook(self) -> None:
+        if self._guard is not None:
+            self._guard.on_hook()
 
     def _announce(self, name: str) -> None:
         for listen in self.on_compiling:

@@ -1,0 +1,55 @@
+"""Graphs for which inductor records no CUDA graph are counted, with its reasons."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from torch._dynamo import utils
+
+from fasttrain.shim.hooks.outcome_recorder import OutcomeRecorder
+from fasttrain.shim.levers.compile.account import UNKNOWN_SKIP, Account
+
+
+@pytest.fixture
+def account(monkeypatch: pytest.MonkeyPatch) -> Iterator[Account]:
+    counters = {"stats": {"unique_graphs": 0}, "inductor": {"cudagraph_skips": 3}}
+    monkeypatch.setattr(utils, "counters", counters)
+    with ExitStack() as undo:
+        yield Account(undo)
+
+
+def read(account: Account, monkeypatch: pytest.MonkeyPatch, *metrics: Any) -> OutcomeRecorder:
+    monkeypatch.setattr(utils, "get_compilation_metrics", lambda: list(metrics))
+    recorder = OutcomeRecorder("compile", "reduce-overhead", explicit=True)
+    account.read_skips(recorder)
+    return recorder
+
+
+def test_nothing_is_said_if_none_was_skipped(
+    account: Account, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder = read(account, monkeypatch)
+    assert not recorder.counts
+    assert not recorder.outcome().notes
+
+
+def test_reasons_come_from_the_metrics(account: Account, monkeypatch: pytest.MonkeyPatch) -> None:
+    utils.counters["inductor"]["cudagraph_skips"] += 2
+    reason = "skipping cudagraphs due to cpu device (arg0_1). Found from :\n  File train.py"
+    older = SimpleNamespace()  # of a torch that has no such field
+    recorder = read(account, monkeypatch, older, SimpleNamespace(cudagraph_skip_reason=reason))
+    assert recorder.counts["CUDA graph skips"] == 2
+    (note,) = recorder.outcome().notes
+    assert ": cpu device (arg0_1). Found from" in note
+
+
+def test_skips_without_a_reason_say_where_it_can_be_had(
+    account: Account, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    utils.counters["inductor"]["cudagraph_skips"] += 1
+    recorder = read(account, monkeypatch)
+    assert any(note.endswith(UNKNOWN_SKIP) for note in recorder.outcome().notes)
