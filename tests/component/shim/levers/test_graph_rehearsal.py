@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from fasttrain.shim.levers.compile import graphs as guard
+from fasttrain.shim.levers.compile.graph_memory import UNCOPIED
 from fasttrain.shim.levers.compile.graphs import PROBATION_STEPS, WITHOUT_GRAPHS
-from fasttrain.shim.levers.compile.held import UNCOPIED
 from fasttrain.shim.levers.compile.lever import SEVERAL_MODELS
 from support import graph_styles as styles
 from support.graph_styles import STEPS

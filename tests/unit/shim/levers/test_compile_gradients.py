@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.optim import SGD
 
-from fasttrain.shim.levers.compile.gradients import Gradients
+from fasttrain.shim.levers.compile.graph_memory import Gradients
 
 
 class Loop:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.distributions import Normal
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fasttrain.shim.levers.compile.held import Look
+from fasttrain.shim.levers.compile.graph_memory import Look
 
 Pair = namedtuple("Pair", "a b")
 KEPT: dict[str, Any] = {}

@@ -26,10 +26,9 @@ from fasttrain.shim.hooks import patching
 from fasttrain.shim.hooks.containers import map_tensors, tensors_in
 from fasttrain.shim.hooks.dynamo import pass_over
 from fasttrain.shim.hooks.outcome_recorder import OutcomeRecorder
-from fasttrain.shim.hooks.seams import Differentiating, Hooking
 from fasttrain.shim.hooks.roots import parameters_of
-from fasttrain.shim.levers.compile.gradients import Gradients
-from fasttrain.shim.levers.compile.held import Look
+from fasttrain.shim.hooks.seams import Differentiating, Hooking
+from fasttrain.shim.levers.compile.graph_memory import Gradients, Look
 
 WITHOUT_GRAPHS = "without CUDA graphs"
 OTHER_SHAPES = "calls with other input shapes are made without CUDA graphs"
