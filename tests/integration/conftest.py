@@ -13,10 +13,10 @@ import psutil
 import pytest
 
 from support import npu_site
+from support.npu_site import CACHE
 
 HERE = Path(__file__).parent
 FAKE_NPU = HERE.parent / "fake_npu"
-CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fasttrain_tests" / "npu"
 WHEEL = "torch-npu==2.13.0"  # its optimizers are the same code from 2.1 to 2.14
 
 

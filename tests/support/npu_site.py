@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import textwrap
 from pathlib import Path
 
 TESTS = Path(__file__).parents[1]
 FAKE_NPU = TESTS / "fake_npu"
 RECORDED = TESTS / "data" / "npu_smi"
+# Where the device is built, once for each version of torch, and the wheel of torch_npu kept
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fasttrain_tests" / "npu"
 
 
 def write(folder: Path, wheel: Path, cache: Path, chips: str) -> dict[str, str]:

@@ -73,13 +73,16 @@ class StepStats:
 
     Attributes:
         steps: Iterations of the training loop; in each, an optimizer stepped once.
-        median_step_s: Median time of a step, the first excluded.
+        median_step_s: Median time of a step, the first excluded; on an accelerator, of its own
+            time.
         p95_step_s: 95th percentile of the same.
         samples_per_s: Samples that this rank trained on per second of wall-clock time, from the end
-            of its first step to the end of its last, without validations in between.
+            of its first step to the end of the last one that its device has ended, without
+            validations in between.
         first_step_s: From the start of the worker to the end of its first step.
         compile_s: Time spent compiling.
-        peak_memory_bytes: Peak device memory, or peak resident memory on a CPU.
+        peak_memory_bytes: Peak memory of the device of the steps, or peak resident memory on a
+            CPU.
         wall_s: From the start of the worker to this report.
         are_passes: Whether the steps are backward passes, of a script without an optimizer.
         tokens_per_s: As `samples_per_s`, for integer batches ``(batch, seq)``; 0 for others.

@@ -281,7 +281,7 @@ class Runtime:
         self._reporter.event(lambda: {**now, "compiling": name})
 
     def _event(self) -> dict[str, Any]:
-        stats = self._meter.stats(0.0)
+        stats = self._meter.stats(0.0, self._device())
         # The first step's time includes start-up, but is the only one until the second step.
         self._heartbeat.slow_step(stats.p95_step_s or stats.first_step_s)
         return {
@@ -294,18 +294,21 @@ class Runtime:
         }
 
     def _rank_report(self, finished: bool) -> RankReport:
-        # The last root that was called: at exit most models are gone with the function they are in.
-        root = self._roots.last
-        stats = self._meter.stats(self._shared.compile_s())
+        stats = self._meter.stats(self._shared.compile_s(), self._device())
         return RankReport(
             rank=self._rank,
-            device=self._meter.device or (root.device if root else ""),
+            device=self._device(),
             torch_version=torch.__version__,
             outcomes=tuple(self.outcomes().values()),
             stats=self._with_resumed(stats),
             finished=finished,
             warnings=(*self._nan.warnings, *self._saves.warnings, *self._clock.warnings),
         )
+
+    def _device(self) -> str:
+        # The last root that was called: at exit most models are gone with the function they are in.
+        root = self._roots.last
+        return self._meter.device or (root.device if root else "")
 
     def _world_size(self) -> int:
         return 1 if self._plan.processes.value.backend == "direct" else _world_size()

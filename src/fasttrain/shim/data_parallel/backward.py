@@ -133,8 +133,9 @@ class BackwardPasses:
         means = list(found)
         self._same_line.check("call torch.autograd.grad")
         with self._ranks.waits():
-            have = self._ranks.sum(torch.tensor([float(found[at] is not None) for at in own]))
-            for at, count in zip(own, have.tolist(), strict=True):
+            have = [float(found[at] is not None) for at in own]
+            counts = self._ranks.sum(torch.tensor(have, device="cpu")).tolist()
+            for at, count in zip(own, counts, strict=True):
                 if count:
                     gradient = torch.zeros_like(of[at]) if found[at] is None else found[at]
                     means[at] = mean_gradient(gradient, self._ranks)

@@ -112,7 +112,7 @@ class _Torch(Generator):
         return self.get().tolist()
 
     def decoded(self, state: Any) -> Any:
-        return torch.tensor(state, dtype=torch.uint8)
+        return torch.tensor(state, dtype=torch.uint8, device="cpu")
 
 
 class _Accelerator(_Torch):

@@ -22,6 +22,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from fasttrain.model.errors import ExitCode, FasttrainError
 from fasttrain.model.plan import LaunchPlan
 from fasttrain.shim.data_parallel.ranks import Ranks
+from fasttrain.shim.data_parallel.tensor_sums import values_of
 from fasttrain.shim.process import refusal
 from fasttrain.shim.process.callsite import call_site, own_prefixes
 from fasttrain.shim.process.refusal import refuse
@@ -181,7 +182,8 @@ class RankConsistency:
             return
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         with torch.no_grad():
-            sums = torch.stack([p.detach().double().sum().cpu() for p in parameters]).sum()
+            each = values_of([p.detach().double().sum() for p in parameters])
+        sums = torch.tensor(each, dtype=torch.float64, device="cpu").sum()
         sums = torch.nan_to_num(sums)  # NaN differs from itself, and would look like a divergence
         spread = torch.stack([sums, -sums])
         with self._ranks.waits():

@@ -419,7 +419,7 @@ class Ranks:
             return self._board.begin_sum(numbers)
         # All of one size: an all-reduce of different sizes would hang.
         padded = [*numbers, *[0.0] * (NUMBERS - len(numbers))]
-        tensor = torch.tensor(padded, dtype=torch.float64)
+        tensor = torch.tensor(padded, dtype=torch.float64, device="cpu")
         work: Any = dist.all_reduce(tensor, async_op=True)
 
         def wait() -> list[float]:

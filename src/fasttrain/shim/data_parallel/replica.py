@@ -43,9 +43,9 @@ def average_gradients(parameters: Sequence[Tensor], ranks: Ranks) -> list[int]:
     """
     if not parameters:
         return []
-    device = parameters[0].device
+    # On the CPU, where it is known: on the device each pass would wait for the numbers.
     present = [float(p.grad is not None) for p in parameters]
-    counts = ranks.sum(torch.tensor(present, device=device)).tolist()
+    counts = ranks.sum(torch.tensor(present, device="cpu")).tolist()
     dense: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     with torch.no_grad():
         for parameter, count in zip(parameters, counts, strict=True):

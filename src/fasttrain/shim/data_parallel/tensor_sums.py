@@ -30,11 +30,11 @@ def sums_of(tensors: Iterable[Tensor]) -> list[float]:
     with torch.no_grad():
         known = [_wide(part) for tensor in tensors for part in strided_parts(_own(tensor))]
         sums = [number for part in known for number in (part.sum(), torch.linalg.vector_norm(part))]
-        found = [float(number.real) for number in _to_cpu(sums)]
+        found = [float(number.real) for number in values_of(sums)]
     return [0.0 if number != number else number for number in found]  # so that NaN equals NaN
 
 
-def _to_cpu(numbers: list[Tensor]) -> list[Any]:
+def values_of(numbers: list[Tensor]) -> list[Any]:
     """Return the values of scalars, with one copy to the CPU per device and dtype."""
     groups: dict[Any, list[int]] = {}
     for index, number in enumerate(numbers):

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,6 +26,7 @@ from torch.utils.data import BatchSampler
 from fasttrain.model.outcome import StepStats
 from fasttrain.model.vendors import LIKE_CUDA
 from fasttrain.shim.hooks import patching
+from fasttrain.shim.hooks.device_clock import DeviceClock, Mark, Span, module_of, seconds_between
 from fasttrain.shim.hooks.loop import on_backward, on_batch
 from fasttrain.shim.hooks.roots import Root
 from fasttrain.shim.hooks.seams import then
@@ -36,13 +37,16 @@ from fasttrain.shim.hooks.seams import then
 # it, as soon as a backward pass or an optimizer step follows it. Batches that are read without
 # gradients, or that no backward pass follows, belong to a validation. In a script without a
 # DataLoader the inputs of models are counted.
+#
+# Times are those of the device that trains (`DeviceClock`). A step is counted once the device has
+# ended it, so that samples and seconds are of the same steps.
 
 
 _MOST_PENDING = 10_000  # batches without a backward pass, as in a script that only predicts
 _DEEPEST = 3  # levels of containers, down to a batch's first tensor
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen, which takes a microsecond longer to make
 class Amount:
     """The size of one batch; tokens are 0 if unknown."""
 
@@ -57,11 +61,26 @@ class Amount:
         return Amount(self.samples * factor, self.tokens * factor)
 
 
-@dataclass(frozen=True, slots=True)
-class _Batch:
+class _Batch(NamedTuple):  # as cheap as a tuple: one is made with each batch, and each step
     source: weakref.ref[Any]  # the iterator; one that is gone was read to its end
     amount: Amount
-    at_s: float
+    at: Mark
+
+
+class _Step(NamedTuple):
+    """A step that the device may not have ended yet.
+
+    Attributes:
+        span: Its beginning, which is the end of the step before it, and its end.
+        evaluated: The evaluations in it.
+        read: What loaders handed out for it.
+        called: What models were called with in it.
+    """
+
+    span: Span
+    evaluated: tuple[Span, ...]
+    read: Amount
+    called: Amount
 
 
 class Throughput:
@@ -74,51 +93,56 @@ class Throughput:
             passes, all with one batch.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: DeviceClock) -> None:
         self.part = 1.0
         self.in_step = False
+        self._clock = clock
         self._trained: weakref.WeakSet[Root] = weakref.WeakSet()
         self.clear()
 
     def clear(self) -> None:
         """Forget what was measured, before the first step that counts."""
-        self._begun = self._passed = False
+        self._passed = False
         self._total = self._total_called = Amount()
         self._training_s = 0.0
-        self._last_s = 0.0
+        self._source: weakref.ref[Any] | None = None  # the iterator of the last batch
         self._begin_step()
-        self._begin_segment(0.0)
+        self._begin_segment(Mark(0.0))
         self._pending: deque[_Batch] = deque(maxlen=_MOST_PENDING)
 
     def _begin_step(self) -> None:
         self._read = Amount()  # from loaders, followed by a backward pass
         self._pass = self._segment = self._called = Amount()  # of model calls
-        self._evaluated_s = 0.0
+        self._evaluated: tuple[Span, ...] = ()
 
-    def _begin_segment(self, now: float) -> None:
+    def _begin_segment(self, now: Mark) -> None:
         """Begin the segment that ends with the next step of any optimizer."""
-        self._segment_s = now
-        self._paused_s = 0.0  # when an evaluation began while a training batch waits; 0 if none
+        self._segment_from = now
+        self._paused: Mark | None = None  # when an evaluation began while a training batch waits
         self._aside = False  # whether there was an evaluation before the next training batch
-        self._training_from_s = 0.0
+        self._training_from: Mark | None = None
 
     def handed_out(self, iterator: Any, data: Any) -> None:
         """Note a batch of a DataLoader."""
         if not torch.is_grad_enabled():
             self._evaluating()
             return
-        batch = _Batch(weakref.ref(iterator), _of_loader(iterator, data), time.perf_counter())
-        self._pending.append(batch)
+        # Only these may end an evaluation, and an event takes a few microseconds.
+        ends = self._aside or self._source is None or self._source() is not iterator
+        self._source = weakref.ref(iterator)
+        at = self._clock.mark() if ends else Mark(time.perf_counter())
+        self._pending.append(_Batch(self._source, _of_loader(iterator, data), at))
 
     def called(self, root: Root, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note a model call; the largest one before a backward pass is the batch of that pass."""
         if torch.is_grad_enabled():
             self._trained.add(root)
-            if not self._training_from_s and not self._pending:
-                self._training_from_s = time.perf_counter()
-            if self._paused_s:
-                self._evaluated_s += time.perf_counter() - self._paused_s
-                self._paused_s = 0.0
+            if self._training_from is None and not self._pending:
+                aside = self._aside
+                self._training_from = self._clock.mark() if aside else Mark(time.perf_counter())
+            if self._paused is not None:
+                self._evaluated += ((self._paused, self._clock.mark()),)
+                self._paused = None
             self._pass = max(self._pass, _amount((*args, kwargs)), key=_samples)
             return
         module = root.ref()
@@ -128,8 +152,8 @@ class Throughput:
 
     def _evaluating(self) -> None:
         """Note an evaluation: between two training batches, or while one waits."""
-        if self._pending or self._training_from_s:
-            self._paused_s = self._paused_s or time.perf_counter()
+        if self._pending or self._training_from is not None:
+            self._paused = self._paused or self._clock.mark()
         else:
             self._aside = True
 
@@ -143,25 +167,29 @@ class Throughput:
             self._segment += self._pass
         self._pass = Amount()
 
-    def optimizer_step(self) -> None:
+    def optimizer_step(self, now: Mark) -> None:
         """Count the batches of one optimizer's step; all optimizers of a step share its batches."""
         if not self._passed:  # gradients came from torch.autograd.grad
             self.backward()
         self._passed = self.in_step = False
         self._called = max(self._called, self._segment, key=_samples)
         self._segment = Amount()
-        self._begin_segment(time.perf_counter())
-
-    def step(self, now: float) -> None:
-        """End a step. The first one only starts the clock."""
-        if self._begun:
-            self._total += self._read
-            self._total_called += self._called
-            self._training_s += now - self._last_s - self._evaluated_s
-        self._begun = True
-        self._last_s = now
-        self._begin_step()
         self._begin_segment(now)
+
+    def step(self, began: Mark, ended: Mark) -> _Step:
+        """Return the step that ends, to be counted once the device has ended it, too."""
+        step = _Step((began, ended), self._evaluated, self._read, self._called)
+        self._begin_step()
+        self._begin_segment(ended)
+        return step
+
+    def count(self, step: _Step, duration_s: float) -> None:
+        """Count a step that the device has ended."""
+        self._total += step.read
+        self._total_called += step.called
+        self._training_s += duration_s
+        for span in step.evaluated:
+            self._training_s -= seconds_between(span) or 0.0
 
     def rates(self) -> tuple[float, float]:
         """Return this rank's samples and tokens per second of training; 0 where unknown."""
@@ -173,24 +201,24 @@ class Throughput:
 
     def _take(self) -> None:
         if not self._pending:
-            self._leave_out(self._training_from_s)
+            self._leave_out(self._training_from)
             return
         # An iterator that is gone was read to its end: by an evaluation that keeps gradients on.
         live = [batch for batch in self._pending if batch.source() is not None]
         live = live or list(self._pending)
         if self._pending[0] is not live[0]:
             self._aside = True
-        self._leave_out(live[0].at_s)
+        self._leave_out(live[0].at)
         for batch in live:
             self._read += batch.amount.times(self.part)
         self._pending.clear()
 
-    def _leave_out(self, until_s: float) -> None:
-        """Subtract the time of an evaluation that came after a step and ended at ``until_s``."""
-        if self._aside and until_s:
-            self._evaluated_s += until_s - self._segment_s
+    def _leave_out(self, until: Mark | None) -> None:
+        """Subtract the time of an evaluation that came after a step and ended at ``until``."""
+        if self._aside and until is not None:
+            self._evaluated += ((self._segment_from, until),)
         self._aside = False
-        self._training_from_s = self._training_from_s or until_s
+        self._training_from = self._training_from or until
 
 
 def _samples(amount: Amount) -> float:
@@ -251,8 +279,8 @@ class StepMeter:
 
     Attributes:
         steps: Steps so far; never decreases.
-        device: Where the first parameter of the first optimizer is, such as ``cuda:0``; empty
-            before its first step.
+        device: Where the first parameter of the first optimizer is, such as ``cuda:0``; without an
+            optimizer, where the first loss is. Empty before the first step.
         throughput: Counts samples and tokens; the runtime reports model calls to it.
         on_step: Called after each step with its number.
         before_next: Called before an optimizer begins the next step, with the number of steps.
@@ -261,7 +289,8 @@ class StepMeter:
     """
 
     def __init__(self, started_s: float) -> None:
-        self.throughput = Throughput()
+        self._clock = DeviceClock()
+        self.throughput = Throughput(self._clock)
         self.on_step: list[Callable[[int], None]] = []
         self.before_next: list[Callable[[int], None]] = []
         self.on_pass: list[Callable[[int], None]] = []
@@ -274,9 +303,11 @@ class StepMeter:
     def _clear(self, started_s: float) -> None:
         self.steps = 0
         self.device = ""
+        self._clock.leave()
         self._started_s = started_s
         self._first_step_s = 0.0
-        self._last_s = 0.0
+        self._last = Mark(0.0)
+        self._running: deque[_Step] = deque()  # those that the device hasn't ended
         self._intervals_s: deque[float] = deque(maxlen=KEPT_INTERVALS)
         self._stepped: set[int] = set()  # ids of the optimizers that stepped in this iteration
         # The number of steps when each optimizer was created
@@ -286,10 +317,11 @@ class StepMeter:
 
     def reset_times(self) -> None:
         """Forget the times so far; the steps still count."""
+        self._running.clear()
         self._intervals_s.clear()
-        self._last_s = time.perf_counter()
+        self._last = self._clock.mark()
         self.throughput.clear()
-        self.throughput.step(self._last_s)
+        self.throughput.step(self._last, self._last)
 
     def install(self, undo: ExitStack) -> None:
         """Hook the construction and the steps of optimizers, backward passes, and batches."""
@@ -321,15 +353,16 @@ class StepMeter:
         if torch.compiler.is_compiling():
             return  # dynamo traces a compiled step once; its later runs don't come here
         self._by_passes = False
-        self.throughput.optimizer_step()
+        if not self.device:
+            held = (p.device for group in optimizer.param_groups for p in group["params"])
+            self._follow(next(held, None))
+        now = self._clock.mark()
+        self.throughput.optimizer_step(now)
         if not self._begins_step(optimizer):
             self._stepped.add(id(optimizer))
             return
         self._stepped = {id(optimizer)}
-        if not self.device:
-            held = (p for group in optimizer.param_groups for p in group["params"])
-            self.device = next((str(p.device) for p in held), "")
-        self._count()
+        self._count(now)
         for listen in self.on_step:
             listen(self.steps)
 
@@ -341,28 +374,48 @@ class StepMeter:
             or self._made.get(optimizer, 0) >= self.steps
         )
 
-    def _before_pass(self, *_: Any) -> None:
+    def _follow(self, device: torch.device | None) -> None:
+        if device is not None:
+            self.device = str(device)
+            self._clock.follow(device)
+
+    def _before_pass(self, loss: Tensor, *_: Any) -> None:
         if not self._by_passes:
             self.throughput.backward()
             return
-        self.throughput.optimizer_step()
+        if not self.device:
+            self._follow(loss.device)
+        now = self._clock.mark()
+        self.throughput.optimizer_step(now)
         if self.steps:
             for listen in self.on_pass:
                 listen(self.steps)
-        self._count()
+        self._count(now)
 
-    def _count(self) -> None:
-        now = time.perf_counter()
+    def _count(self, now: Mark) -> None:
+        step = self.throughput.step(self._last, now)
         if self.steps:
-            self._intervals_s.append(now - self._last_s)
+            self._running.append(step)
+            self._count_ended()
         else:
-            self._first_step_s = now - self._started_s
-        self.throughput.step(now)
+            self._first_step_s = now.at_s - self._started_s
         self.steps += 1
-        self._last_s = now
+        self._last = now
 
-    def stats(self, compile_s: float) -> StepStats:
-        """Return speed and memory so far; see `StepStats` for units."""
+    def _count_ended(self) -> None:
+        """Time the steps that the device has ended by now, without waiting for it."""
+        while self._running and (taken_s := seconds_between(self._running[0].span)) is not None:
+            self._intervals_s.append(taken_s)
+            self.throughput.count(self._running.popleft(), taken_s)
+
+    def stats(self, compile_s: float, device: str = "") -> StepStats:
+        """Return speed and memory so far; see `StepStats` for units.
+
+        Args:
+            compile_s: Time spent compiling.
+            device: Whose memory is meant before the first step.
+        """
+        self._count_ended()
         intervals = sorted(self._intervals_s)
         median_s = statistics.median(intervals) if intervals else 0.0
         samples_per_s, tokens_per_s = self.throughput.rates()
@@ -375,12 +428,12 @@ class StepMeter:
             tokens_per_s=tokens_per_s,
             first_step_s=self._first_step_s,
             compile_s=compile_s,
-            peak_memory_bytes=peak_memory_bytes(),
+            peak_memory_bytes=peak_memory_bytes(self.device or device),
             wall_s=time.perf_counter() - self._started_s,
         )
 
     def recent_step_s(self) -> float:
-        """Return the time of the last step, in seconds; 0 before the second one."""
+        """Return the time of the last step that has ended, in seconds; 0 before the second one."""
         return self._intervals_s[-1] if self._intervals_s else 0.0
 
 
@@ -393,11 +446,16 @@ def _in_use(module: Any) -> bool:
     return bool(module.is_initialized() and module.is_available())
 
 
-def peak_memory_bytes() -> int:
-    """Return the peak of the accelerator's allocator, or of resident memory on a CPU."""
-    for name in LIKE_CUDA:
-        module: Any = getattr(torch, name, None)  # torch.npu is there once torch_npu is
+def peak_memory_bytes(device: str) -> int:
+    """Return the peak of a device's allocator, or of resident memory on a CPU.
+
+    Args:
+        device: Such as ``cuda:1``, whichever is the current one; the current one if empty.
+    """
+    of = torch.device(device) if device else None
+    modules: list[Any] = [getattr(torch, name, None) for name in LIKE_CUDA]
+    for module in modules if of is None else [module_of(of)]:
         if hasattr(module, "max_memory_allocated") and _in_use(module):
-            return int(module.max_memory_allocated())
+            return int(module.max_memory_allocated(of))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return int(peak) if sys.platform == "darwin" else int(peak) * 1024

@@ -185,7 +185,11 @@ def _encoded(value: Any, kind: type, where: str) -> dict[str, Any]:
 
 
 def _bytes(value: bytes) -> Tensor:
-    return torch.frombuffer(bytearray(value), dtype=torch.uint8) if value else torch.empty(0)
+    return (
+        torch.frombuffer(bytearray(value), dtype=torch.uint8)
+        if value
+        else torch.empty(0, device="cpu")
+    )
 
 
 def _numpy_again(dtype: str, shape: tuple[int, ...] | None, of: Tensor) -> Any:

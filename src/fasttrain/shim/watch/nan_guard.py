@@ -1,7 +1,7 @@
 """Finds gradients and losses that are inf or NaN, without waiting for the device.
 
 After each step one small gradient of its optimizer is summed into a slot of a ring on its device:
-one kernel. The ring is read every few steps, on a GPU by an asynchronous copy. One gradient is
+one kernel. The ring is read every few steps, from a device by an asynchronous copy. One gradient is
 enough: that of the model's first parameter comes last in the backward pass, so that any inf or NaN
 on the way has reached it, and once weights are NaN every gradient is. A script that skips such
 steps itself, as GradScaler does, makes no step then, and is not warned.
@@ -26,6 +26,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from fasttrain.model.errors import ExitCode, FasttrainError
 from fasttrain.model.settings import NanChoice
+from fasttrain.shim.hooks.device_clock import module_of, record_event
 from fasttrain.shim.hooks.loop import on_backward
 from fasttrain.shim.process.callsite import call_site
 from fasttrain.shim.process.refusal import refuse
@@ -48,8 +49,8 @@ _Torchs: Any = Tensor.__mro__[1]
 class FiniteRing:
     """Keeps the last `SLOTS` numbers of a sequence, and finds out later whether they are finite.
 
-    Numbers on a GPU stay there, and are read by an asynchronous copy, so that no step waits for the
-    device. Numbers on the CPU are kept as Python floats: there is nothing to wait for, and an
+    Numbers on a device stay there, and are read by an asynchronous copy, so that no step waits for
+    it. Numbers on the CPU are kept as Python floats: there is nothing to wait for, and an
     operation on a tensor takes microseconds.
 
     Attributes:
@@ -62,7 +63,8 @@ class FiniteRing:
         self._numbers = [0.0] * SLOTS  # numbers on the CPU
         self._values: Tensor | None = None  # numbers on another device
         self._slots: list[Tensor] = []
-        self._copy: tuple[Tensor, Any, int] | None = None  # host, event, count
+        self._host: Tensor | None = None  # the copy of the last reading
+        self._copying: tuple[Any, int] | None = None  # the event behind it, and its count
 
     def take(self, tensor: Tensor) -> bool:
         """Note and keep the sum of a tensor; return whether the ring is full."""
@@ -99,25 +101,28 @@ class FiniteRing:
         """Return whether `IN_A_ROW` numbers were not finite, by those that have arrived so far."""
         if self._values is None:
             return self._judge(self._numbers, self._count)
-        if not self._values.is_cuda:
+        if module_of(self._values.device) is None:
             return self._judge(_Torchs.tolist(self._values), self._count)
         result = False
-        if self._copy is not None:
-            host, arrived, count = self._copy
+        if self._copying is not None:
+            arrived, count = self._copying
             if not arrived.query():
                 return False
-            result = self._judge(_Torchs.tolist(host), count)
-        host = torch.empty(SLOTS, dtype=torch.float32, pin_memory=True)
-        host.copy_(self._values, non_blocking=True)
-        torchs: Any = torch.cuda
-        arrived = torchs.Event()
-        arrived.record()
-        self._copy = (host, arrived, self._count)
+            result = self._judge(_Torchs.tolist(self._host), count)
+        self._begin_copy(self._values)
         return result
+
+    def _begin_copy(self, values: Tensor) -> None:
+        if self._host is None:
+            # Only memory that is pinned is copied to without waiting. The script may have set
+            # another default device.
+            self._host = torch.empty(SLOTS, dtype=torch.float32, device="cpu", pin_memory=True)
+        self._host.copy_(values, non_blocking=True)
+        self._copying = record_event(values.device), self._count
 
     def _slot(self, device: torch.device) -> Tensor:
         if self._values is None or self._values.device != device:
-            self._values = torch.zeros(SLOTS, device=device)
+            self._values = torch.zeros(SLOTS, dtype=torch.float32, device=device)
             self._slots = list(self._values.unbind())
         return self._slots[self._count % SLOTS]
 

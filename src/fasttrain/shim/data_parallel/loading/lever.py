@@ -51,6 +51,7 @@ from fasttrain.shim.data_parallel.loading.transport import close as close_lines
 from fasttrain.shim.data_parallel.ranks import Ranks
 from fasttrain.shim.hooks import patching
 from fasttrain.shim.hooks.containers import CLOSED, children_of
+from fasttrain.shim.hooks.device_clock import module_of
 from fasttrain.shim.hooks.loop import on_batch
 from fasttrain.shim.hooks.outcome_recorder import OutcomeRecorder
 from fasttrain.shim.process.callsite import call_site, own_prefixes
@@ -190,8 +191,10 @@ def _fetch(
     size = len(tensors[0])
     if min(numbers) < -size or max(numbers) >= size:
         return fetch(index)  # torch raises the IndexError that a script may catch
-    at = torch.tensor(numbers).remainder_(size)
-    return [tensor.index_select(0, at.to(tensor.device)) for tensor in tensors]
+    # Numbers that aren't pinned are copied to a device only once it has done all before them.
+    pinned = any(module_of(tensor.device) is not None for tensor in tensors)
+    at = torch.tensor(numbers, device="cpu", pin_memory=pinned).remainder_(size)
+    return [tensor.index_select(0, at.to(tensor.device, non_blocking=True)) for tensor in tensors]
 
 
 BEGIN, READ_ON = "begin to read a DataLoader", "read on in a DataLoader"

@@ -236,9 +236,9 @@ def _placed(
     regions, places = _READING.message
     region, offset = places[number]
     if region == _NOWHERE:
-        tensor = torch.empty_strided(shape, stride, dtype=dtype)
+        tensor = torch.empty_strided(shape, stride, dtype=dtype, device="cpu")
     else:
-        tensor = torch.empty(0, dtype=dtype)
+        tensor = torch.empty(0, dtype=dtype, device="cpu")
         tensor.set_(regions[region].untyped_storage(), offset, shape, stride)
     return tensor.requires_grad_() if requires_grad else tensor
 

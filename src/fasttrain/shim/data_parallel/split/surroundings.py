@@ -158,7 +158,7 @@ def generator_state(holder: Any) -> bytes:
 def put_generator_state(holder: Any, state: bytes) -> None:
     """Restore a generator of torch's; others aren't, which a second comparison shows."""
     if isinstance(holder, torch.Generator):
-        holder.set_state(torch.tensor(list(state), dtype=torch.uint8))
+        holder.set_state(torch.tensor(list(state), dtype=torch.uint8, device="cpu"))
 
 
 def _numpy_state(holder: Any) -> bytes:

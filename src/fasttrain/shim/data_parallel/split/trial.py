@@ -396,7 +396,7 @@ class SplitTrial:
 
     def _averaged(self, of: Tensor, gradient: Tensor | None) -> Tensor | None:
         """Return the mean of a gradient over the ranks; None on a rank counts as zeros."""
-        have = self._ranks.sum(torch.tensor([float(gradient is not None)]))
+        have = self._ranks.sum(torch.tensor([float(gradient is not None)], device="cpu"))
         if not have:
             return None
         dense = torch.zeros_like(of) if gradient is None else gradient.detach()
@@ -476,7 +476,7 @@ def _pulled_back(outputs: list[Tensor], inputs: list[Tensor]) -> list[Tensor | N
     for output in outputs:
         if output.requires_grad:
             real = output.float() if not output.is_complex() else torch.view_as_real(output)
-            seeds = torch.randn(real.shape, generator=generator).to(real.device)
+            seeds = torch.randn(real.shape, generator=generator, device="cpu").to(real.device)
             total = total + (real * seeds).sum()
     try:
         return list(gradients_of(total, inputs, allow_unused=True))

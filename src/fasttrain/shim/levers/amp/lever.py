@@ -116,7 +116,10 @@ class AmpLever:
                 self.recorder.excuse(State.SKIPPED, JUDGING)
         if device is None:
             return call(*args, **kwargs)
-        root.precision.backup.take(args, kwargs)
+        parameter = root.parameter()
+        root.precision.backup.take(
+            args, kwargs, parameter.device if parameter is not None else None
+        )
         root.precision.kept.note()
         searched = root.precision.backup.watched and torch.is_grad_enabled()
         if searched:

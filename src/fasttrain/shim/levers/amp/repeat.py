@@ -24,6 +24,7 @@ from torch import distributed as dist
 from torch.nn import Module
 from torch.nn.parameter import is_lazy
 
+from fasttrain.shim.hooks.device_clock import module_of
 from fasttrain.shim.process.callsite import location, own_prefixes
 
 WATCHED_CALLS = 3  # in training mode, and as many in evaluation mode
@@ -56,11 +57,19 @@ class Backup:
         self._contents: list[tuple[Any, Any]] = []  # of lists and dictionaries
         self._states: list[tuple[Any, Any]] = []  # what sets a random state, and the state
 
-    def take(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Save what the next call may change."""
+    def take(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device | None = None
+    ) -> None:
+        """Save what the next call may change.
+
+        Args:
+            args: Its positional arguments.
+            kwargs: Its keyword arguments.
+            device: Where the root is; None if on the CPU.
+        """
         module: Any = self._module()
         self._calls[module.training] += 1
-        self._states = _torch_states()
+        self._states = _torch_states(device)
         self.watched = self._calls[module.training] <= WATCHED_CALLS
         if self.watched:
             self._states += _other_states()
@@ -153,12 +162,20 @@ def _versions(tensors: Iterable[Tensor]) -> Versions:
     return [(tensor, tensor._version) for tensor in tensors if not tensor.is_inference()]
 
 
-def _torch_states() -> list[tuple[Any, Any]]:
+def _torch_states(device: torch.device | None) -> list[tuple[Any, Any]]:
     generators = [torch.default_generator]
-    cuda: Any = torch.cuda
-    if cuda.is_initialized() and not cuda.is_current_stream_capturing():
-        generators.append(cuda.default_generators[cuda.current_device()])
+    module = None if device is None else module_of(device)
+    of_devices = getattr(module, "default_generators", ())
+    if device is not None and of_devices and not _is_capturing(module):
+        # That of the root's device, whichever is the current one.
+        generators.append(of_devices[device.index or 0])
     return [(generator.set_state, generator.get_state()) for generator in generators]
+
+
+def _is_capturing(module: Any) -> bool:
+    """True while a CUDA graph is captured: the state of its generator can't be read then."""
+    capturing = getattr(module, "is_current_stream_capturing", None)
+    return capturing is not None and capturing()
 
 
 def _other_states() -> list[tuple[Any, Any]]:

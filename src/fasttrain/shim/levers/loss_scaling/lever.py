@@ -260,7 +260,8 @@ class LossScaling:
             return original(outputs, inputs, grad_outputs, retain_graph, *args, **kwargs)
         self.recorder.apply("autograd.grad", self._where())
         while True:
-            scale = torch.tensor(self._grad_scale, device=ends[0].device)
+            # Not torch.tensor(): a copy from the host, for which it would wait.
+            scale = torch.full((), self._grad_scale, device=ends[0].device)
             seeds = _scaled(ends, _sequence(grad_outputs), scale)
             retained = True  # for another try; the graph is freed with the outputs
             self._gradients.begin_grad(ends)
@@ -363,7 +364,12 @@ def _scaled_seed(output: Tensor, seed: Tensor | None, scale: Tensor) -> Tensor |
 
 
 def _finite(gradients: Sequence[Tensor | None]) -> bool:
-    return all(gradient is None or bool(gradient.isfinite().all()) for gradient in gradients)
+    """True if all gradients are finite; waits once for each device."""
+    of_device: dict[torch.device, list[Tensor]] = {}
+    for gradient in gradients:
+        if gradient is not None:
+            of_device.setdefault(gradient.device, []).append(gradient.isfinite().all())
+    return all(bool(torch.stack(finite).all()) for finite in of_device.values())
 
 
 def _withhold(optimizer: Optimizer) -> list[tuple[Tensor, Tensor]]:
