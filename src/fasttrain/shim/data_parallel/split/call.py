@@ -31,8 +31,7 @@ from fasttrain.shim.data_parallel.rank_consistency import SameLine, meet_inside
 from fasttrain.shim.data_parallel.ranks import Ranks
 from fasttrain.shim.data_parallel.split.agreement import call_signature
 from fasttrain.shim.data_parallel.split.lazy_rows import LazyRows, Moves, gather_lazily, linked
-from fasttrain.shim.data_parallel.split.modules import HookCount
-from fasttrain.shim.data_parallel.split.neutral import held_signals
+from fasttrain.shim.data_parallel.split.modules import HookCount, held_signals
 from fasttrain.shim.data_parallel.split.rows import Gather, Rows, reduced_by, share
 from fasttrain.shim.data_parallel.split.sites import (
     RETRIES,

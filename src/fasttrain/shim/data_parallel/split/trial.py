@@ -26,11 +26,11 @@ from fasttrain.shim.data_parallel.split.agreement import (
 )
 from fasttrain.shim.data_parallel.split.modules import (
     ModuleState,
+    Neutral,
     Place,
     foreign_hook,
     parameter_sums,
 )
-from fasttrain.shim.data_parallel.split.neutral import Neutral
 from fasttrain.shim.data_parallel.split.rows import CROSSINGS, Rows
 from fasttrain.shim.data_parallel.split.sites import (
     Dimensions,
