@@ -61,7 +61,7 @@ name=first-hour-$(date +%Y%m%d-%H%M%S)
 out=${out:-$PWD/$name}
 # Beside each other: what is packed, and what is not.
 mkdir -p "$(dirname "$out")"
-mkdir "$out" || usage_error "--out names a folder that is there already, or can't be made"
+mkdir "$out" 2>/dev/null || usage_error "--out names a folder that is there already, or can't be made"
 out=$(cd "$out" && pwd)
 results=$out/results
 mkdir "$results"
@@ -88,7 +88,7 @@ limit_of() { # PART: seconds, of those that are left
     [ -z "$from" ] || weight=$((weight + ${weights[$part]}))
   done
   local limit=$(((ends_at - SECONDS) * ${weights[$1]} / weight))
-  echo $((limit > 5 ? limit : 5))
+  echo $((limit > 1 ? limit : 1))
 }
 
 run_part() { # PART COMMAND...: never fails; the exit code goes into the table
