@@ -122,11 +122,16 @@ install_all() { # the environment, torch first: the index of torch has nothing e
 
 versions() { # names and versions only: a URL of a package may hold a password
   "$python" -m pip list --format=freeze --disable-pip-version-check --no-input >"$results/versions.txt"
-  "$python" - "$device" <<'END'
+  "$python" - "$device" "$out/divisor" <<'END'
 import platform
 import sys
 
 import torch
+
+def divisor(gib):
+    """Return by how much batches are divided: four loops keep their memory on one GPU."""
+    return 1 if gib >= 44 else 4 if gib >= 20 else 8
+
 
 print(f"{platform.platform()}, Python {platform.python_version()}")
 print(f"torch {torch.__version__}, CUDA {torch.version.cuda}, cuDNN {torch.backends.cudnn.version()}")
@@ -134,6 +139,8 @@ for number in range(torch.cuda.device_count()):
     print(f"GPU {number}: {torch.cuda.get_device_properties(number)}")
 if sys.argv[1] == "cuda":
     # One kernel: a build of torch without kernels for this GPU fails here, and not in all parts.
+    with open(sys.argv[2], "w") as file:
+        print(divisor(torch.cuda.get_device_properties(0).total_memory / 2**30), file=file)
     print("a sum on the GPU:", torch.ones(1000, device="cuda").sum().item())
 END
 }
@@ -154,14 +161,23 @@ run_tests() { # PART PYTEST-ARGUMENT...
   shift
   run_part "$part" env GPU_TESTS_DEVICE="$device" "$python" -m pytest -m gpu -n0 -v --tb=short --durations=10 \
     -p no:cacheprovider --rootdir="$root" -c "$root/pyproject.toml" \
+    --basetemp="$out/$part" -o tmp_path_retention_policy=failed \
     --junitxml="$results/$part.xml" "$@"
+  keep_runs "$part"
+}
+
+keep_runs() { # PART: what the failed tests' runs left; plans, which name variables, stay behind
+  local files=(-name receipt.json -o -name crash.json -o -name hang.json -o -name 'rank-*' -o -name agent.log)
+  [ -d "$out/$1" ] || return 0
+  mkdir -p "$results/runs/$1"
+  (cd "$out/$1" && find . -type f \( "${files[@]}" \) -exec cp --parents -t "$results/runs/$1" {} +) || true
 }
 
 run_speed() { # PART GPU_SPEED-ARGUMENT...
   local part=$1
   shift
   run_part "$part" "$python" "$root/benchmarks/gpu_speed.py" --device "$device" \
-    --json "$results/$part.json" --keep "$results/$part" ${sizes[@]+"${sizes[@]}"} "$@"
+    --json "$results/$part.json" --keep "$results/$part" "$@" ${sizes[@]+"${sizes[@]}"}
 }
 
 word_of() { # PART
@@ -207,11 +223,13 @@ run_all() {
   run_part doctor "$python" -m fasttrain doctor
   run_tests tests "$root/tests/gpu" "$root/tests/contract/test_frameworks.py" \
     --ignore="$root/tests/gpu/test_gpu_compile.py" ${chosen[@]+"${chosen[@]}"}
-  run_speed gpt --models gpt
-  run_speed resnet50 --models resnet50
-  run_speed unet --models unet
+  local divisor=1
+  [ ! -s "$out/divisor" ] || divisor=$(<"$out/divisor")
+  run_speed gpt --models gpt --batch $((8 / divisor))
+  run_speed resnet50 --models resnet50 --batch $((64 / divisor))
+  run_speed unet --models unet --batch $((8 / divisor))
   # CUDA graphs under fasttrain, too
-  run_speed gpt-graphs --models gpt --sides same expert fasttrain --compile "$graphs"
+  run_speed gpt-graphs --models gpt --batch $((8 / divisor)) --sides same expert fasttrain --compile "$graphs"
   # Last, because it is long: a limit of time costs nothing else.
   run_tests tests-compile "$root/tests/gpu/test_gpu_compile.py" \
     ${chosen_compile[@]+"${chosen_compile[@]}"}
@@ -220,7 +238,7 @@ run_all() {
 device=cuda graphs=reduce-overhead sizes=() chosen=() chosen_compile=()
 if [ -n "$rehearse" ]; then
   device=cpu graphs=off
-  sizes=(--tiny --blocks 3 --steps 2 --warmup 1 --compile off --expert-compile off)
+  sizes=(--tiny --batch 2 --blocks 3 --steps 2 --warmup 1 --compile off --expert-compile off)
   chosen=(-k "not percent or off")
   chosen_compile=(-k "the_plan_says or on_its_module and overhead and state")
   # Torch sees no GPU then, so that a rehearsal is one on a machine that has some, too.

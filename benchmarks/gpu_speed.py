@@ -15,6 +15,7 @@ import argparse
 import json
 import os
 import statistics
+import subprocess
 import sys
 import tempfile
 from contextlib import ExitStack
@@ -179,7 +180,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS)
     parser.add_argument("--sides", nargs="+", choices=SIDES, default=SIDES)
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
-    parser.add_argument("--amp", choices=["off", "bf16", "fp16"], default="bf16")
+    parser.add_argument("--amp", choices=["off", "bf16", "fp16"], help="default: what it has")
     parser.add_argument("--compile", choices=MODES, default="default", help="of same, fasttrain")
     parser.add_argument("--expert-compile", choices=MODES, default="reduce-overhead")
     parser.add_argument("--tiny", action="store_true", help="sizes for a CPU")
@@ -189,7 +190,16 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--warmup", type=int, default=10, help="steps before the first block")
     parser.add_argument("--json", type=Path, help="file to write all blocks to")
     parser.add_argument("--keep", type=Path, help="folder to copy fasttrain's receipts to")
-    return parser.parse_args()
+    args = parser.parse_args()
+    args.amp = args.amp or (native_precision() if args.device == "cuda" else "bf16")
+    return args
+
+
+def native_precision() -> str:
+    """Return the precision that the first GPU has natively; torch is imported by a child."""
+    ask = "import torch; print(*torch.cuda.get_device_capability())"
+    done = subprocess.run([sys.executable, "-c", ask], stdout=subprocess.PIPE, check=True)
+    return "bf16" if tuple(map(int, done.stdout.split())) >= (8, 0) else "fp16"
 
 
 def measure_all(args: argparse.Namespace) -> tuple[dict[str, Blocks], dict[str, str]]:

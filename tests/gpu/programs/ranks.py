@@ -29,7 +29,8 @@ class Block(nn.Module):
 class Model(nn.Module):
     def __init__(self, width=64):
         super().__init__()
-        self.first, self.batch_norm = nn.Linear(16, width), nn.BatchNorm1d(width)
+        # A bias before the norm would have no gradient but rounding, by which AdamW moves it.
+        self.first, self.batch_norm = nn.Linear(16, width, bias=False), nn.BatchNorm1d(width)
         self.blocks = nn.ModuleList(Block(width) for _ in range(3))
         self.head = nn.Linear(width, 4)
 
