@@ -159,10 +159,11 @@ ask_nvidia_smi() { # no lists of processes, which name what other users run
 run_tests() { # PART PYTEST-ARGUMENT...
   local part=$1
   shift
-  run_part "$part" env GPU_TESTS_DEVICE="$device" "$python" -m pytest -m gpu -n0 -v --tb=short --durations=10 \
-    -p no:cacheprovider --rootdir="$root" -c "$root/pyproject.toml" \
-    --basetemp="$out/$part" -o tmp_path_retention_policy=failed \
-    --junitxml="$results/$part.xml" "$@"
+  # --continue-...: one framework that can't be imported must not end all tests
+  run_part "$part" env GPU_TESTS_DEVICE="$device" "$python" -m pytest -m gpu -n0 -v --tb=short \
+    --durations=10 --continue-on-collection-errors -p no:cacheprovider \
+    --rootdir="$root" -c "$root/pyproject.toml" --junitxml="$results/$part.xml" \
+    --basetemp="$out/$part" -o tmp_path_retention_policy=failed "$@"
   keep_runs "$part"
 }
 
