@@ -78,8 +78,10 @@ declare -A weights=(
 )
 declare -A exit_codes=() times=() stopped=()
 ends_at=$((SECONDS + 60 * minutes))
-interrupted=""
-trap 'interrupted=yes' INT TERM
+interrupted="" running=""
+# Each part is a job with a process group of its own, which has SIGINT's usual meaning then.
+set -m
+trap 'interrupted=yes; [ -z "$running" ] || kill -INT -- "-$running"' INT TERM
 
 limit_of() { # PART: seconds, of those that are left
   local weight=0 part from=""
@@ -96,16 +98,22 @@ run_part() { # PART COMMAND...: never fails; the exit code goes into the table
   shift
   [ -z "$interrupted" ] || return 0
   limit=$(limit_of "$part")
-  echo "== $part (at most $limit s)"
-  # In the foreground, so that ctrl-C reaches what runs. SIGINT, after which pytest still reports.
-  timeout --foreground --signal=INT --kill-after=30 "$limit" "$@" 2>&1 </dev/null |
-    tee -i "$results/$part.log" || code=${PIPESTATUS[0]}
+  echo "== $part: at most $limit s; tail -f $results/$part.log"
+  # SIGINT to its whole process group, after which pytest still reports; SIGKILL if that doesn't do.
+  timeout --signal=INT --kill-after=30 "$limit" "$@" >"$results/$part.log" 2>&1 </dev/null &
+  running=$!
+  wait "$running" || code=$?
+  while kill -0 "$running" 2>/dev/null; do # a signal to this script ended the wait alone
+    wait "$running" || code=$?
+  done
+  running=""
   exit_codes[$part]=$code
   times[$part]=$((SECONDS - began))
   # 137: after SIGKILL, which timeout sends when SIGINT didn't do
   if [ "$code" = 124 ] || { [ "$code" = 137 ] && [ $((SECONDS - began)) -ge "$limit" ]; }; then
     stopped[$part]=yes
   fi
+  echo "   $part: $(word_of "$part"), exit code $code, after ${times[$part]} s"
 }
 
 install_all() { # the environment, torch first: the index of torch has nothing else

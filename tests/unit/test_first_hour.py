@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import tarfile
+import time
 from pathlib import Path
 
 import pytest
@@ -94,10 +96,30 @@ def test_without_torch_nothing_that_needs_it_is_run(tmp_path: Path, python: Path
 
 
 def test_a_part_ends_at_its_time_limit(tmp_path: Path, python: Path) -> None:
-    python.write_text('#!/bin/bash\ncase "$*" in *doctor*) exec sleep 600 ;; esac\n')
+    """With all its processes: what a shell of the part's own has started, too."""
+    python.write_text('#!/bin/bash\ncase "$*" in *doctor*) sleep 60; echo late ;; esac\n')
     words = ("--rehearse", "--python", python, "--out", "there", "--minutes", "1")
     code, out, _ = start(*words, cwd=tmp_path)
     assert code == 1
     row = next(line for line in out.splitlines() if line.startswith("doctor "))
     assert "stopped at its time limit" in row
     assert "124" in row
+    assert "late" not in (tmp_path / "there" / "results" / "doctor.log").read_text()
+
+
+def test_ctrl_c_ends_the_part_that_runs_and_packs_what_is_there(
+    tmp_path: Path, python: Path
+) -> None:
+    python.write_text('#!/bin/bash\ncase "$*" in *doctor*) echo here; sleep 60 ;; esac\n')
+    argv = [str(SCRIPT), "--rehearse", "--python", str(python), "--out", "there"]
+    run = subprocess.Popen(argv, cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+    log = tmp_path / "there" / "results" / "doctor.log"
+    for _ in range(600):
+        if log.exists() and log.read_text():
+            break
+        time.sleep(0.1)
+    run.send_signal(signal.SIGINT)
+    out, _ = run.communicate(timeout=40)
+    assert run.returncode == 130
+    assert "not run" in next(line for line in out.splitlines() if line.startswith("tests "))
+    assert list((tmp_path / "there").glob("*.tar.gz"))
