@@ -73,7 +73,7 @@ unset "${!FASTTRAIN_@}" "${!SLURM_@}"
 # after it.
 parts=(install nvidia-smi torch doctor tests gpt resnet50 unet gpt-graphs tests-compile)
 declare -A weights=(
-  [install]=80 [nvidia-smi]=1 [torch]=2 [doctor]=3 [tests]=35
+  [install]=80 [nvidia-smi]=1 [torch]=6 [doctor]=3 [tests]=35
   [gpt]=20 [resnet50]=15 [unet]=15 [gpt-graphs]=12 [tests-compile]=30
 )
 declare -A exit_codes=() times=() stopped=()
