@@ -1,6 +1,6 @@
 """The training loop for gpu_speed.py as most people write it: fp32, uncompiled, unfused.
 
-python loops_gpu.py MODEL DEVICE full|tiny SOCKET
+python loops_gpu.py MODEL DEVICE full|tiny BATCH SOCKET
 """
 
 import sys
@@ -40,13 +40,14 @@ def take_block(step: Callable[[], Tensor], device: str, count: int) -> dict[str,
 
 def main() -> None:
     """Build the loop named on the command line and serve it."""
-    name, device, size, address = sys.argv[1:]
-    model, inputs, targets = build(name, device, size == "tiny")
+    name, device, size, batch, address = sys.argv[1:]
+    model, inputs, targets = build(name, device, size == "tiny", int(batch))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
 
     def step() -> Tensor:
+        x, y = inputs.to(device), targets.to(device)
         optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(model(inputs), targets)
+        loss = nn.functional.cross_entropy(model(x), y)
         loss.backward()
         optimizer.step()
         return loss

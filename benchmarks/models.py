@@ -197,35 +197,39 @@ class UNet(nn.Module):
         return logits
 
 
-def gpt(tiny: bool) -> Task:
-    """Return a GPT of 124 million parameters over 1024 tokens, eight samples."""
+def gpt(tiny: bool, batch: int) -> Task:
+    """Return a GPT of 124 million parameters over 1024 tokens."""
     vocabulary, seq, layers = (256, 32, 2) if tiny else (50304, 1024, 12)
     width, heads = (64, 4) if tiny else (768, 12)
-    tokens = torch.randint(vocabulary, (2 if tiny else 8, seq + 1))
-    return Gpt(vocabulary, seq, layers, width, heads), tokens[:, :-1], tokens[:, 1:].flatten()
+    tokens = torch.randint(vocabulary, (batch, seq + 1))
+    inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].flatten()
+    return Gpt(vocabulary, seq, layers, width, heads), inputs, targets
 
 
-def resnet50(tiny: bool) -> Task:
-    """Return ResNet-50 and 64 images of 224 by 224."""
+def resnet50(tiny: bool, batch: int) -> Task:
+    """Return ResNet-50 and images of 224 by 224."""
     depths, width, classes = ((1, 1, 1, 1), 8, 10) if tiny else ((3, 4, 6, 3), 64, 1000)
-    batch, pixels = (2, 64) if tiny else (64, 224)
+    pixels = 64 if tiny else 224
     images = torch.randn(batch, 3, pixels, pixels)
     return ResNet(depths, width, classes), images, torch.randint(classes, (batch,))
 
 
-def unet(tiny: bool) -> Task:
-    """Return a U-Net of five levels and eight images of 512 by 512."""
+def unet(tiny: bool, batch: int) -> Task:
+    """Return a U-Net of five levels and images of 512 by 512."""
     width, depth, classes = (8, 2, 4) if tiny else (64, 4, 21)
-    batch, pixels = (2, 32) if tiny else (8, 512)
+    pixels = 32 if tiny else 512
     images = torch.randn(batch, 3, pixels, pixels)
     return UNet(width, depth, classes), images, torch.randint(classes, (batch, pixels, pixels))
 
 
-MODELS: dict[str, Callable[[bool], Task]] = {"gpt": gpt, "resnet50": resnet50, "unet": unet}
+MODELS: dict[str, Callable[[bool, int], Task]] = {"gpt": gpt, "resnet50": resnet50, "unet": unet}
 
 
-def build(name: str, device: str, tiny: bool) -> Task:
-    """Return a model, its inputs and targets on the device, the same in every process."""
+def build(name: str, device: str, tiny: bool, batch: int) -> Task:
+    """Return a model on the device, and inputs and targets on the host, as a loader has them.
+
+    They are the same in every process.
+    """
     torch.manual_seed(0)
-    model, inputs, targets = MODELS[name](tiny)
-    return model.to(device), inputs.to(device), targets.to(device)
+    model, inputs, targets = MODELS[name](tiny, batch)
+    return model.to(device), inputs, targets

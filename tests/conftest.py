@@ -32,6 +32,13 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """Run tests of a GPU in one process: two would share its memory and spoil their times."""
+    if config.option.markexpr == "gpu":
+        config.option.numprocesses, config.option.dist = 0, "no"
+
+
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling | None:
     """Keep the tests on SLURM together, unless another way of dealing was asked for."""
     return SlurmTogether(config, log) if config.getvalue("dist") == "loadfile" else None

@@ -98,6 +98,16 @@ def test_gradients_of_inputs_can_be_kept(run: Programs, mode: str) -> None:
     assert_close(found, run.plain("graph_friendly.py", "input-gradients"), 1e-3)
 
 
+@pytest.mark.parametrize("where", ["features", "state", "list"])
+@pytest.mark.parametrize("mode", GRAPHED)
+def test_tensors_that_a_forward_puts_on_its_module_are_right(
+    run: Programs, mode: str, where: str
+) -> None:
+    """They lie in a CUDA graph's memory, where the next replay overwrites them: graphs or not."""
+    found, _ = run(f"--amp off --compile {mode}", "keeps_tensors.py", where)
+    assert_close(found, run.plain("keeps_tensors.py", where), 1e-3)
+
+
 @pytest.mark.parametrize("mode", ["default", *GRAPHED])
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_compiled_in_low_precision(run: Programs, precision: str, mode: str) -> None:

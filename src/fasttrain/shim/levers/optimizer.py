@@ -35,6 +35,9 @@ FUSIBLE: tuple[type[Optimizer], ...] = (Adam, AdamW, SGD, Adagrad)
 OWN_CHOICES = ("fused", "foreach", "capturable", "differentiable")
 NO_KERNEL = "has no fused kernel for it"
 WRONG_NUMBERS = "computes wrong numbers"
+NOT_SHARDED = "has no fused kernel for shards"
+# Source: torch/distributed/tensor/_ops/_pointwise_ops.py, torch 2.13: elsewhere a DTensor raises.
+FUSIBLE_SHARDED: tuple[type[Optimizer], ...] = (Adam, AdamW)
 NOT_DENSE = "a parameter doesn't fill a block of memory"
 STATE_OTHERWISE = "its state lies in memory in another order than its parameters"
 GRADIENT_OTHERWISE = "a gradient lies in memory in another order than its parameter"
@@ -236,6 +239,8 @@ def _unfusible_parameter(kind: type[Optimizer], parameter: Tensor) -> str:
     device = parameter.device.type
     if device not in devices or not _has_kernel(f"aten::_fused_{kind.__name__.lower()}_", device):
         return f"torch has no fused kernel for {device}"
+    if kind not in FUSIBLE_SHARDED and hasattr(parameter, "placements"):
+        return f"torch {NOT_SHARDED}"
     if not parameter.is_floating_point():
         return f"a parameter is {str(parameter.dtype).removeprefix('torch.')}"
     if kind is SGD and device == "cpu" and parameter.element_size() < SGD_ITEM_BYTES:

@@ -1,0 +1,88 @@
+"""Two GPUs, one script that knows nothing of ranks: what one process gives, from both of them.
+
+On the CPU, two gloo ranks do the same.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fasttrain.model.outcome import State
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(1800)]
+
+PROGRAM = Path(__file__).parent / "programs" / "ranks.py"
+RANKS = 2
+ON = re.compile(r"computed on (.+), one of (\d+)")
+TOLERANCE = 1e-3
+LIMIT_S = {"cuda": 300, "cpu": 900}  # a test of the tests may share its cores with other work
+
+
+@pytest.fixture
+def two(device: str) -> list[str]:
+    """Return the options of a run of two ranks."""
+    if device == "cpu":
+        return ["--device", "cpu", "--nproc-per-node", str(RANKS)]
+    if torch.cuda.device_count() < RANKS:
+        pytest.skip(f"needs {RANKS} CUDA GPUs: {torch.cuda.device_count()} is visible to torch")
+    return ["--gpus", "0,1"]
+
+
+@pytest.fixture
+def run(fasttrain: Any, tmp_path: Path, device: str, two: list[str]) -> Any:
+    def start(*options: str) -> Any:
+        words = (*two, "--run-dir", tmp_path / "run", "--amp", "off", *options)
+        done = fasttrain("run", PROGRAM, *words, "--", device, timeout_s=LIMIT_S[device])
+        assert done.returncode == 0, done.stderr.decode()
+        return json.loads(done.stdout)
+
+    return start
+
+
+def plain(device: str, environ: dict[str, str]) -> Any:
+    argv = [sys.executable, str(PROGRAM), device]
+    done = subprocess.run(argv, env=environ, capture_output=True, timeout=LIMIT_S[device])
+    assert done.returncode == 0, done.stderr.decode()
+    return json.loads(done.stdout)
+
+
+def assert_close(found: Any, expected: Any) -> None:
+    assert found.keys() == expected.keys()
+    for name, values in expected.items():
+        assert found[name] == pytest.approx(values, rel=TOLERANCE, abs=TOLERANCE), name
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_two_ranks_train_what_one_process_trains(
+    run: Any, read_report: Any, environ: Any, tmp_path: Path, device: str, strategy: str
+) -> None:
+    assert_close(run("--strategy", strategy), plain(device, environ))
+    places = []
+    for rank in range(RANKS):
+        report = read_report(tmp_path / "run", rank)
+        outcome = next(o for o in report.outcomes if o.lever == "strategy")
+        assert (outcome.state, outcome.missed) == (State.APPLIED, ())
+        assert outcome.counts["ranks"] == RANKS
+        assert bool(outcome.counts.get("sharded blocks")) is (strategy == "fsdp")
+        assert report.device == ("cuda:0" if device == "cuda" else "cpu")
+        places += ON.findall((tmp_path / "run" / f"rank-{rank}.log").read_text())
+    # Each rank sees one GPU, and it is another one's.
+    assert [count for _, count in places] == ["1"] * RANKS
+    assert len({name for name, _ in places}) == (RANKS if device == "cuda" else 1)
+
+
+def test_a_batch_per_rank_takes_both_gpus(
+    run: Any, read_report: Any, tmp_path: Path, device: str
+) -> None:
+    """Without what makes ranks equal: each trains on its own GPU, and none waits for ever."""
+    run("--batch", "per-rank")
+    devices = [read_report(tmp_path / "run", rank).device for rank in range(RANKS)]
+    assert devices == ["cuda:0" if device == "cuda" else "cpu"] * RANKS
