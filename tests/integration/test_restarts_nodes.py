@@ -66,10 +66,12 @@ OPTIONS = ("--device", "cpu", "--preset", "exact", "--show-ranks", "all")
 PATIENCE_S = 120  # two nodes start anew, one behind the other, on a machine that does more
 
 
-def until(condition: Callable[[], object]) -> None:
+def until(condition: Callable[[], object], *nodes: Node) -> None:
     deadline = time.monotonic() + PATIENCE_S
     while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
+        assert time.monotonic() < deadline, "\n".join(
+            ["waited in vain", *(node.said() + node.told() for node in nodes)]
+        )
         time.sleep(0.05)
 
 
@@ -165,11 +167,11 @@ def test_a_node_leaves_and_one_comes(script: Any, node: Any, tmp_path: Path) -> 
     until(lambda: listens(port))
     second = node(1, path, *options)
     # Attempt 0, or 1 if the second was too late for the first.
-    until(lambda: attempts_of(first, ranks=2))
+    until(lambda: attempts_of(first, ranks=2), first, second)
     begun = max(attempts_of(first, ranks=2))
     second.process.send_signal(signal.SIGKILL)
     # The rendezvous may still count a node that has just been killed: that attempt fails, too.
-    until(lambda: attempts_of(first, ranks=1) - set(range(begun)))
+    until(lambda: attempts_of(first, ranks=1) - set(range(begun)), first, second)
     alone = max(attempts_of(first, ranks=1))
     third = node(2, path, *options)
     until(
