@@ -198,9 +198,18 @@ def test_precision_kernels_and_compilation_work_together(
         assert [o["state"] for o in run.outcomes(lever)] == 2 * ["applied"], lever
 
 
-def test_an_overflow_on_one_rank_skips_the_step_on_all(two_ranks: Any) -> None:
-    options = ("--amp", "fp16", "--optimizer", "keep", "--show-ranks", "all")
-    run = two_ranks("overflows", options=options)
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("SGD", ("--optimizer", "keep")),  # the host reads the overflow
+        ("AdamW", ("--optimizer", "fused")),  # the device skips the step by itself
+    ],
+)
+def test_an_overflow_on_one_rank_skips_the_step_on_all(
+    two_ranks: Any, kind: str, options: tuple[str, ...]
+) -> None:
+    options = ("--amp", "fp16", *options, "--show-ranks", "all")
+    run = two_ranks("overflows", kind, options=options)
     first, second = (run.lines(rank) for rank in (0, 1))
     assert told(first, "weights") == told(second, "weights")
     assert first == second

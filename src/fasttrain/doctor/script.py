@@ -6,13 +6,16 @@ Only what the source shows outside of conditions is judged, and each habit once,
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
-from fasttrain.doctor.script_levers import FUSIBLE, LeverLine, lever_lines
+from fasttrain.doctor.script_levers import FUSIBLE, LeverLine, amp, lever_lines
+from fasttrain.model.levers import Amp
 from fasttrain.model.machine import Finding, Machine, Severity
 from fasttrain.model.outcome import State
 from fasttrain.model.plan import Evidence, LaunchPlan, ScriptFacts
 from fasttrain.model.vendors import VENDORS
 from fasttrain.planning.describe import and_join, counted
+from fasttrain.planning.levers.amp import FP16
 from fasttrain.source.habits import Habit, Habits
 
 _OUTCOMES = {
@@ -51,6 +54,7 @@ def judge_script(
     """
     return (
         *_prevented_levers(plan, habits),
+        *_fp16_instead(plan, habits),
         *_ranks(facts, plan),
         *_habits(habits, plan, machine),
         *_unread(facts),
@@ -69,6 +73,17 @@ def _prevented_levers(plan: LaunchPlan, habits: Habits) -> Iterator[Finding]:
             line.why,
             _FIXES.get((line.lever, line.verdict), _TRY),
             line.where,
+        )
+
+
+def _fp16_instead(plan: LaunchPlan, habits: Habits) -> Iterator[Finding]:
+    """Yield a finding if the plan hints at fp16, and the script would take it."""
+    hint = next((hint for hint in plan.hints if FP16 in hint), "")
+    asked = replace(plan.levers.amp, value=Amp("float16", plan.device_kind.value))
+    in_fp16 = replace(plan, levers=replace(plan.levers, amp=asked))
+    if hint and amp(in_fp16, habits).state is State.APPLIED:
+        yield Finding(
+            "script-amp", "hint", f"amp off: {plan.levers.amp.reason}", hint, f"use {FP16}"
         )
 
 

@@ -133,6 +133,8 @@ class Runtime:
                     continue
                 self._undo.push(steps.pop_all())
                 self._levers.append(lever)
+        for tell in self._shared.on_installed:
+            tell()
         live = {lever.recorder.lever for lever in self._levers if lever.recorder.live}
         if live & _AT_ROOTS:
             self._roots.on_call += [self._meter.throughput.called, self._on_call]
@@ -197,8 +199,14 @@ class Runtime:
         self._recorders.append(recorder)
         return recorder
 
-    def outcomes(self) -> dict[str, Outcome]:
-        """Return what became of each lever so far, by its name."""
+    def outcomes(self, *, final: bool = True) -> dict[str, Outcome]:
+        """Return what became of each lever so far, by its name.
+
+        Args:
+            final: Whether to wait for counts that a device still has.
+        """
+        for wait in self._shared.on_final if final else ():
+            wait()
         for lever in self._levers:
             lever.refresh()
         self._excuse_unused()
@@ -299,7 +307,7 @@ class Runtime:
             rank=self._rank,
             device=self._device(),
             torch_version=torch.__version__,
-            outcomes=tuple(self.outcomes().values()),
+            outcomes=tuple(self.outcomes(final=finished).values()),
             stats=self._with_resumed(stats),
             finished=finished,
             warnings=(*self._nan.warnings, *self._saves.warnings, *self._clock.warnings),

@@ -123,6 +123,20 @@ WILD = [
 ]
 
 
+@pytest.mark.parametrize(
+    ("name", "machine", "options", "found"),
+    [
+        ("gpt_cosine", "4xt4", {}, [("hint", "")]),
+        ("gpt_cosine", "4xt4", {"amp": "off"}, []),
+        ("gpt_cosine", "8xh100", {}, []),
+        ("own_amp", "4xt4", {}, []),
+        ("lbfgs_closure", "4xt4", {}, []),  # which fp16 refuses
+    ],
+)
+def test_fp16_is_hinted_at_where_bf16_is_lacking(name, machine, options, found):
+    assert of_wild(name, machine, **options).of("amp") == found
+
+
 @pytest.mark.parametrize(("name", "lever", "options", "verdict"), WILD)
 def test_levers_on_scripts_of_the_wild(name, lever, options, verdict):
     assert of_wild(name, **options).verdict(lever) == verdict

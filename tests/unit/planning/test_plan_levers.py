@@ -90,6 +90,47 @@ def test_fp16_goes_where_its_loss_scaling_is_known_to_be_right(make):
     assert "--amp off" in warning
 
 
+def _fp16_hints(plan):
+    return [hint for hint in plan.hints if _amp_options(hint)]
+
+
+@pytest.mark.parametrize(
+    ("name", "capability", "hinted"),
+    [
+        ("Tesla V100-SXM2-16GB", "7.0", True),
+        ("Tesla T4", "7.5", True),
+        ("NVIDIA GeForce GTX 1080", "6.1", False),  # fp16 at 1/64 of the speed of fp32
+        ("Tesla P100-PCIE-16GB", "6.0", False),
+    ],
+)
+def test_fp16_is_hinted_at_where_bf16_alone_is_lacking(make, name, capability, hinted):
+    machine = make.gpus(1, replace(make.t4, name=name, capability=capability))
+    plan = make.plan(machine)
+    assert plan.levers.amp.value.precision == "off"
+    assert [_amp_options(hint) for hint in _fp16_hints(plan)] == [["--amp fp16"]] * hinted
+    assert all(name in hint for hint in _fp16_hints(plan))
+
+
+def test_fp16_is_not_hinted_at_where_precision_was_chosen(make):
+    for machine, options in (
+        (make.gpus(1, make.t4), {"amp": "off"}),
+        (make.gpus(1, make.t4), {"amp": "fp16"}),
+        (make.gpus(1, make.t4), {"target": make.command}),
+        (make.gpus(1), {}),
+        (make.machine(), {}),
+        (make.gpus(1, _npu(make, "Ascend910A", "saturates")), {}),
+    ):
+        assert _fp16_hints(make.plan(machine, **options)) == []
+
+
+def test_fp16_is_hinted_at_by_the_devices_that_are_used(make):
+    mixed = _mixed(make)
+    assert _fp16_hints(make.plan(mixed)) == []  # one process, on the first of them
+    [hint] = _fp16_hints(make.plan(mixed, gpus="all"))
+    assert "Tesla T4" in hint
+    assert make.h100.name not in hint
+
+
 def _amp_options(text):
     return re.findall(r"--amp \w+", text)
 

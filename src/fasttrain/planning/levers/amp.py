@@ -5,6 +5,7 @@ from __future__ import annotations
 from fasttrain.model.decision import Decision, Source
 from fasttrain.model.errors import FasttrainError
 from fasttrain.model.levers import Amp
+from fasttrain.model.machine import Device
 from fasttrain.model.vendors import VENDORS
 from fasttrain.planning.describe import CPU_CORES, DEVICES, and_join, device_names
 from fasttrain.planning.levers.all import Situation
@@ -12,6 +13,11 @@ from fasttrain.planning.visible import Slot
 
 MAY_SATURATE = "may saturate"
 SATURATES = "saturates"
+FP16 = "--amp fp16"
+# NVIDIA's generation with fast fp16 and without bf16: V100, T4, RTX 20. The ones before have no
+# tensor cores, and most of them compute fp16 slower than fp32. Source: CUDA C++ Programming Guide
+# 12.9, throughput of native arithmetic instructions
+_FP16_GENERATION = "7."
 
 
 def decide(situation: Situation) -> Decision[Amp]:
@@ -38,6 +44,16 @@ def _auto(situation: Situation) -> Decision[Amp]:
     names = device_names(slot.device for slot in situation.used)
     reason = f"native bf16 on {names}{situation.which}"
     return Decision(Amp("bfloat16", kind), reason, DEVICES)
+
+
+def in_need_of_fp16(situation: Situation) -> tuple[Device, ...]:
+    """Return the devices for whose lack of bf16 `decide` has chosen none, and that fp16 is for."""
+    lacking = tuple(slot.device for slot in _lacking(situation.used))
+    if situation.settings.amp.value != "auto" or situation.chosen.kind != "cuda":
+        return ()
+    able = all(slot.device.fp16 for slot in situation.used)
+    fits = able and all(device.capability.startswith(_FP16_GENERATION) for device in lacking)
+    return lacking if fits else ()
 
 
 def _off(situation: Situation) -> Decision[Amp]:

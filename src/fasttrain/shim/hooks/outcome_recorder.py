@@ -26,6 +26,7 @@ class OutcomeRecorder:
     Attributes:
         live: Whether the lever still acts: it is installed, has not failed, and was not left to the
             script.
+        on_reset: Called when what was recorded is forgotten.
     """
 
     def __init__(self, lever: str, asked: str, *, explicit: bool) -> None:
@@ -41,6 +42,7 @@ class OutcomeRecorder:
         self.counts: Counter[str] = Counter()
         self._sites: Counter[tuple[str, str]] = Counter()
         self._notes: dict[str, None] = {}
+        self.on_reset: list[Callable[[], None]] = []
 
     def settle(self, state: State, reason: str = "") -> None:
         """Set the state and why."""
@@ -56,6 +58,8 @@ class OutcomeRecorder:
         self._sites.clear()
         self._notes.clear()
         self._missed.clear()
+        for reset in self.on_reset:
+            reset()
 
     def apply(self, what: str, where: str, count: int = 1) -> None:
         """Record one effect; the first one turns armed into applied."""
@@ -149,10 +153,14 @@ class Shared:
         undo: Takes away what is put in place before the levers are installed.
         companion: Makes the recorder of a part with a line of its own in the receipt, by its name,
             what is asked of it, the decision that it follows, and whether a person named it.
+        on_installed: Called once all levers are installed, for hooks at a step that go by what the
+            hooks of other levers have made of it.
+        on_final: Called before outcomes that are the last: counts may be waited for that a device
+            still has.
         on_compiling: Called with the name of a root when compiling begins in it, and with an empty
             one when that has ended.
         compile_s: Seconds spent compiling so far.
-        loss_scale: The present loss scale; None without loss scaling.
+        loss_scale: The loss scale, late by a few steps; None without loss scaling.
         stepped_elsewhere: Each true of an optimizer whose steps another lever makes.
     """
 
@@ -163,6 +171,8 @@ class Shared:
     lever_state: Any
     undo: ExitStack
     companion: Callable[..., OutcomeRecorder]
+    on_installed: list[Callable[[], None]] = field(default_factory=list)
+    on_final: list[Callable[[], None]] = field(default_factory=list)
     on_compiling: list[Callable[[str], None]] = field(default_factory=list)
     compile_s: Callable[[], float] = lambda: 0.0
     loss_scale: Callable[[], float] | None = None

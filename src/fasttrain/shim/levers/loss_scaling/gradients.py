@@ -295,7 +295,10 @@ class Gradients:
             group.found = scaler._unscale_grads_(like_optimizer, inverse, found, allow_fp16=True)
             if again.parameters:  # divided already: only checked
                 one = torch.ones_like(inverse)
-                group.found |= scaler._unscale_grads_(again, one, found, allow_fp16=True)
+                for device, value in scaler._unscale_grads_(
+                    again, one, found, allow_fp16=True
+                ).items():
+                    group.found[device] = torch.maximum(value, group.found.get(device, value))
             if not group.owners:
                 group.drop_overflow()
         self._unscale_others(scaler, scale)
@@ -311,11 +314,10 @@ class Gradients:
             others.found = scaler._unscale_grads_(like_optimizer, inverse, found, allow_fp16=True)
             others.drop_overflow()
 
-    def overflowed(self, optimizer: Optimizer) -> bool:
-        """True if an optimizer's gradients hold an inf or NaN; waits for the device."""
+    def found(self, optimizer: Optimizer) -> list[Tensor]:
+        """Return scalars on the devices of an optimizer's gradients: 1 for inf or NaN, else 0."""
         key = id(optimizer)
-        found = [f for g in self._current() if key in g.owners for f in g.found.values()]
-        return any(bool(value.item()) for value in found)
+        return [f for g in self._current() if key in g.owners for f in g.found.values()]
 
     def update(self, scaler: GradScaler, stepped: set[int]) -> None:
         """Let the scale grow or back off by what was found since the last update.

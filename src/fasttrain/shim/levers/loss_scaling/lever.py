@@ -3,7 +3,8 @@
 Each backward pass starts from gradients times the scale, and divides what it has left in ``.grad``
 before it returns. So losses, ``.grad``, clipping and accumulation are the same as without it. The
 scale is a power of two, so that multiplying and dividing are exact. If a gradient is inf or NaN,
-the step runs without gradients, and every optimizer then changes nothing.
+the step runs without gradients, and every optimizer then changes nothing. Fused kernels are told
+instead, by a tensor that the host doesn't read (`device_steps`).
 
 `torch.amp.GradScaler` does the arithmetic: its tensors, its unscaling kernel, its growth and
 back-off. Its ``step`` is not used, because the script calls the optimizer's own.
@@ -38,6 +39,7 @@ from fasttrain.shim.hooks.loop import Arguments, begins_with_closure, closure_of
 from fasttrain.shim.hooks.outcome_recorder import Lever, OutcomeRecorder, Shared
 from fasttrain.shim.hooks.roots import Root, RootCalls
 from fasttrain.shim.hooks.seams import Differentiating, Hooking, Training, then
+from fasttrain.shim.levers.loss_scaling.device_steps import Tally, skips_by_itself
 from fasttrain.shim.levers.loss_scaling.gradients import (
     Gradients,
     closure_refused,
@@ -159,6 +161,9 @@ class LossScaling:
         self._withheld: weakref.WeakKeyDictionary[Optimizer, list[tuple[Tensor, Tensor]]] = (
             weakref.WeakKeyDictionary()
         )
+        self._told: weakref.WeakSet[Optimizer] = weakref.WeakSet()  # that have our found_inf
+        self._tally = Tally(self._scaler.get_scale())
+        self._late_hooks = ExitStack()
 
     def install(self, undo: ExitStack) -> None:
         """Take over the two ways into autograd, and hook the optimizers."""
@@ -169,16 +174,36 @@ class LossScaling:
         self._hooks.install(undo)
         self._wrap("backward", self._backward, undo)
         self._wrap("grad", self._grad, undo)
-        undo.callback(register_optimizer_step_pre_hook(self._before_step).remove)
+        undo.callback(self._late_hooks.close)
         undo.callback(register_optimizer_step_post_hook(self._after_step).remove)
+        self.recorder.on_reset.append(self._tally.reset)
         self.recorder.settle(State.ARMED, "no backward pass went through a module in fp16")
+
+    def hook_steps(self) -> None:
+        """Hook the beginnings of steps: after all levers, one of which may make a step fused."""
+        if self.recorder.live:
+            hook = register_optimizer_step_pre_hook(self._before_step)
+            self._late_hooks.callback(hook.remove)
 
     def refresh(self) -> None:
         """Record the scale, and whether the script manages precision itself."""
         if self._roots.region is None and self.recorder.state is State.ARMED:
             self.recorder.cede("the script manages precision itself")
-        if self._scaler._scale is not None:
-            self.recorder.counts["scale"] = int(self.scale)
+        self._count(wait=False)
+
+    def wait(self) -> None:
+        """Wait for the counts that the device still has, before the last report."""
+        self._count(wait=True)
+
+    def _count(self, *, wait: bool) -> None:
+        scale = self._scaler._scale
+        if scale is None:
+            return
+        counted, counts = self._tally.read(scale, wait=wait), self.recorder.counts
+        counts["scale"] = int(counted.scale)
+        for name, count in (("steps", counted.made), ("skipped steps", counted.skipped)):
+            if count:
+                counts[name] = count
 
     def state(self) -> dict[str, Any]:
         """Return what a resumed process needs, after the scale was updated by the last steps."""
@@ -195,8 +220,11 @@ class LossScaling:
 
     @property
     def scale(self) -> float:
-        """The current scale."""
-        return float(self._scaler.get_scale())
+        """The scale as of the last steps that the host knows of; nothing waits for it."""
+        scale = self._scaler._scale
+        if scale is None:
+            return float(self._scaler.get_scale())
+        return self._tally.read(scale, wait=False).scale
 
     def _wrap(self, name: str, wrapper: Callable[..., Any], undo: ExitStack) -> None:
         def wrapped(original: Any) -> Any:
@@ -309,7 +337,10 @@ class LossScaling:
     def _before_step(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: Any
     ) -> Arguments | None:
-        if torch.compiler.is_compiling() or self._roots.region is None:
+        if torch.compiler.is_compiling():
+            return None
+        self._take_back(optimizer)  # from a step that raised, after which no hook is called
+        if self._roots.region is None:
             return None
         if closure_of(args, kwargs) is not None:
             if begins_with_closure(optimizer):
@@ -319,21 +350,43 @@ class LossScaling:
         return None
 
     def _check(self, optimizer: Optimizer) -> None:
-        """Withhold the gradients from a step if one of them overflowed."""
+        """Have a step change nothing if one of its gradients overflowed."""
         if self._scaler._scale is None:
             return
         if self._hooks.scale is not None:
             refuse(step_refused(type(optimizer).__name__))
         self._stepped.add(id(optimizer))
-        if not self._gradients.overflowed(optimizer):
-            self.recorder.counts["steps"] += 1
+        found = self._gradients.found(optimizer)
+        if found and self._tells(optimizer, found):
             return
-        self.recorder.counts["skipped steps"] += 1
+        if not any(bool(value.item()) for value in found):  # waits for the device
+            self._tally.made += 1
+            return
+        self._tally.skipped += 1
         self._withheld[optimizer] = _withhold(optimizer)
+
+    def _tells(self, optimizer: Optimizer, found: list[Tensor]) -> bool:
+        """Tell a fused step itself whether a gradient overflowed, if it can be told."""
+        # A copy from another device would be one more wait, or could come too late.
+        if any(value.device != self._scaler._scale.device for value in found):
+            return False
+        overflow = functools.reduce(torch.maximum, found)  # exactly 1: step counters are put back
+        if not skips_by_itself(optimizer, overflow):
+            return False
+        optimizer.found_inf = overflow  # type: ignore[attr-defined]
+        self._told.add(optimizer)
+        self._tally.add(overflow)
+        return True
+
+    def _take_back(self, optimizer: Optimizer) -> None:
+        if optimizer in self._told:
+            self._told.discard(optimizer)
+            vars(optimizer).pop("found_inf", None)
 
     def _after_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: Any) -> None:
         if closure_of(args, kwargs) is not None:  # else a step inside the closure of another
             self._closure_of = ""
+        self._take_back(optimizer)
         for parameter, gradient in self._withheld.pop(optimizer, ()):
             parameter.grad = gradient
 
@@ -397,4 +450,6 @@ def build(shared: Shared, decision: Decision[Amp], _amp: OutcomeRecorder) -> lis
     lever = LossScaling(decision, recorder, shared.roots)
     shared.lever_state.states["loss scaling"] = lever
     shared.loss_scale = lambda: lever.scale
+    shared.on_installed.append(lever.hook_steps)
+    shared.on_final.append(lever.wait)
     return [lever]
