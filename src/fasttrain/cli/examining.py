@@ -38,8 +38,8 @@ from fasttrain.model.machine import Examination, Finding
 from fasttrain.model.places import RUNS_FOLDER
 from fasttrain.model.plan import Target
 from fasttrain.model.settings import Settings
-from fasttrain.planning.interpreter import ChosenPython
 from fasttrain.planning.plan import make_plan
+from fasttrain.planning.processes import ChosenPython
 from fasttrain.source.read import read_program
 
 

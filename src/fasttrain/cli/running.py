@@ -27,8 +27,8 @@ from fasttrain.model.machine import Interpreter
 from fasttrain.model.plan import Invocation, LaunchPlan, ScriptFacts, Target
 from fasttrain.model.settings import Settings
 from fasttrain.planning.explain import Row, decisions, mask_plan, shell_script
-from fasttrain.planning.interpreter import ChosenPython, decide_python
 from fasttrain.planning.plan import make_plan
+from fasttrain.planning.processes import ChosenPython, decide_python
 from fasttrain.source.read import read_script
 
 # Choose the Python that runs the script: query the candidate, and let planning decide.

@@ -10,8 +10,8 @@ from fasttrain.model.decision import Decision, Setting, Source, SourceKind
 from fasttrain.model.errors import FasttrainError
 from fasttrain.model.machine import Interpreter
 from fasttrain.planning.explain import Row, decisions
-from fasttrain.planning.interpreter import ACTIVE, BY_NAME, ChosenPython, decide_python
 from fasttrain.planning.plan import make_plan
+from fasttrain.planning.processes import ACTIVE, BY_NAME, ChosenPython, decide_python
 
 OTHER = Interpreter("/env/bin/python", "", "3.12.1", "/env", "/env/lib/torch")
 UNNAMED: Setting[str | None] = Setting(None, Source(SourceKind.DEFAULT, "default"))
