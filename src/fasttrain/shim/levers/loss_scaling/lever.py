@@ -367,7 +367,8 @@ class LossScaling:
     def _tells(self, optimizer: Optimizer, found: list[Tensor]) -> bool:
         """Tell a fused step itself whether a gradient overflowed, if it can be told."""
         # A copy from another device would be one more wait, or could come too late.
-        if any(value.device != self._scaler._scale.device for value in found):
+        scale = self._scaler._scale
+        if scale is None or any(value.device != scale.device for value in found):
             return False
         overflow = functools.reduce(torch.maximum, found)  # exactly 1: step counters are put back
         if not skips_by_itself(optimizer, overflow):
