@@ -306,3 +306,9 @@ def test_a_step_on_another_device_than_the_scale_is_read() -> None:
     fused = torch.optim.AdamW([nn.Parameter(torch.ones(2))], fused=True)
     assert device_steps.skips_by_itself(fused, torch.zeros(()))
     assert not device_steps.skips_by_itself(fused, found)
+
+
+def test_a_step_of_sharded_parameters_is_read() -> None:
+    shard: Any = nn.Parameter(torch.ones(2))
+    shard._local_tensor = torch.ones(1)  # as a DTensor has it
+    assert not device_steps.skips_by_itself(torch.optim.AdamW([shard], fused=True), torch.zeros(()))

@@ -44,7 +44,15 @@ def skips_by_itself(optimizer: Optimizer, found: Tensor) -> bool:
         return False
     if hasattr(optimizer, "found_inf"):  # the script's own
         return False
-    return all(group.get("fused") and _begun(optimizer, group) for group in optimizer.param_groups)
+    return all(
+        group.get("fused") and _whole(group) and _begun(optimizer, group)
+        for group in optimizer.param_groups
+    )
+
+
+def _whole(group: dict[str, Any]) -> bool:
+    """True unless parameters are sharded (DTensors), with which this was never seen to be right."""
+    return not any(hasattr(p, "_local_tensor") for p in group["params"])
 
 
 def _begun(optimizer: Optimizer, group: dict[str, Any]) -> bool:
