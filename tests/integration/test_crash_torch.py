@@ -39,6 +39,7 @@ WORDS = {
     "assertion": "embed_dim must be divisible by num_heads",
     "loader-worker": "exit code 3",
     "loader-worker-2": "Killed",
+    "loader-worker-3": "exited unexpectedly",
     "shared-memory": "2 GiB",
     "child-died": "signal SIGKILL",
 }
@@ -82,7 +83,7 @@ def crash_of(
 def test_cause(ends: dict[str, tuple[Path, int]], name: str) -> None:
     run_dir, code = ends[name]
     crash = crash_of(run_dir, code)
-    assert crash.cause == re.sub(r"-\d$", "", name)
+    assert crash.cause == re.sub(r"-\d$", "", name), crash
     assert WORDS.get(name, "") in crash.why
     # The innermost call is kept, and torch's own in between aren't.
     assert all(frame.own for frame in crash.frames[:-1])

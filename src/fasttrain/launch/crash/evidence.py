@@ -174,6 +174,8 @@ def _printable(line: str) -> str:
 _WRAPPERS = re.compile(r"Original Traceback|terminated with the following error:")
 # Source: torch 2.13, torch/utils/data/dataloader.py, _try_get_data
 _LOADER_ENDED = re.compile(r"^DataLoader worker \(pid\(s\) [\d, ]+\) exited unexpectedly$")
+# What led to that where torch wasn't told how the worker ended: it says nothing.
+_NOTHING_CAME = "_queue.Empty"
 
 # A child that printed its traceback itself.
 # Source: torch 2.13, torch/multiprocessing/spawn.py, join
@@ -272,7 +274,7 @@ class Evidence:
         """Yield the evidence for each exception, the most telling first; itself without any."""
         chain = _in_their_process(self.raised)
         told = [inner for raised in chain for inner in self._unwrapped(raised)]
-        while len(told) > 1 and _passes_on(told[0]):
+        while len(told) > 1 and _passes_on(told[0]) and told[1].kinds[0] != _NOTHING_CAME:
             told = told[1:]
         handled = False
         for index, raised in enumerate(told):
