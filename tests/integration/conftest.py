@@ -71,8 +71,7 @@ FULL = {
         "test_strays_are_gone_before_the_next_attempt[torchrun]", "test_the_same_hang_",
         "test_what_can_not_heal_is_not[hows0", "test_a_module_that_is_no_python_",
     ),
-    # Waited in vain for the node that was left, twice, beside much other load; why, isn't known.
-    # Two nodes that start again, and one that dies for good, are in .ci/run.
+    # two nodes that start again, one that dies with the store, and one that dies silently
     "test_restarts_nodes.py": ("test_a_node_leaves_and_one_comes",),
     "test_signals.py": ("test_a_signal_reaches_every_rank[SIGUSR2",),
     "test_stopping.py": ("test_time_to_save_ends[SIGTERM-2]", "test_a_second_ctrl_c_ends_it_now[2"),

@@ -60,6 +60,15 @@ while not os.path.exists(os.path.join(os.path.dirname(__file__), "stop")):
             print("attempt", again, "has", started_with["WORLD_SIZE"], "ranks", flush=True)
         time.sleep(0.01)
 """
+# One node dies while the other waits for it in the store, where no connection breaks.
+WAITS = """
+import os, time
+import torch.distributed as dist
+print("begun", flush=True)
+if os.getcwd().endswith("node-1"):
+    time.sleep(600)
+dist.init_process_group("gloo")
+"""
 OPTIONS = ("--device", "cpu", "--preset", "exact", "--show-ranks", "all")
 
 
@@ -155,6 +164,23 @@ def test_a_node_that_dies_ends_a_run_that_needs_it(script: Any, node: Any) -> No
     assert first.end() == -signal.SIGKILL
     assert second.end() == 1
     assert NODE_MISSED in second.told()
+
+
+@pytest.mark.slow
+def test_a_node_that_is_silent_ends_a_run_that_waits_for_it(script: Any, node: Any) -> None:
+    """The other one holds the store, and its rank waits there: nothing breaks by itself."""
+    port = free_port()
+    options = ("--nodes", "2", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "silent",
+               "--rdzv-conf", "keep_alive_interval=1", "--strategy", "none", *OPTIONS)  # fmt: skip
+    path = script(WAITS)
+    first = node(0, path, *options)
+    until(lambda: listens(port))
+    second = node(1, path, *options)
+    until(lambda: "begun" in first.said() and "begun" in second.said(), first, second)
+    second.process.send_signal(signal.SIGKILL)
+    assert second.end() == -signal.SIGKILL
+    assert first.end() == 1
+    assert NODE_MISSED in first.told()
 
 
 @pytest.mark.slow

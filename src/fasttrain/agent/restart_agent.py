@@ -130,10 +130,34 @@ ENDED_WELL = "a node had ended well already, and can't train again"
 STATIC_S = 35.0
 ELASTIC_S = 10.0  # a silent node has most likely left; if it comes later, it joins again
 FINAL_S = 5.0  # the run ends anyway; other verdicts only improve its crash card
+# A node that shows no sign of life for so long is gone. Workers may not notice it for half an hour,
+# such as those that wait for a key of the store. Longer than an agent takes to judge a failure.
+SILENT_S = 60.0
+BEAT_S = 0.5
+AWAY_S = 2.0
+KEEP_ALIVE_ATTEMPTS = 3  # torch's default of keep_alive_max_attempt
+
+
+def silence_s(rdzv_conf: str) -> float:
+    """Return the seconds after which a silent node is gone.
+
+    Args:
+        rdzv_conf: Settings of the rendezvous in torchrun's syntax, by which a node is gone that has
+            missed ``keep_alive_max_attempt`` signs of life, ``keep_alive_interval`` seconds apart.
+    """
+    settings = dict(pair.partition("=")[::2] for pair in rdzv_conf.split(","))
+    with suppress(ValueError):
+        interval_s = float(settings.get("keep_alive_interval", ""))
+        return interval_s * int(settings.get("keep_alive_max_attempt", KEEP_ALIVE_ATTEMPTS))
+    return SILENT_S
 
 
 class Nodes:
     """The nodes of one attempt.
+
+    Args:
+        group: The workers of this one.
+        silent_s: Seconds after which a node that shows no sign of life is gone.
 
     Attributes:
         host: Name of this one.
@@ -141,12 +165,15 @@ class Nodes:
         store_is_gone: Whether the node with the store is gone, so that the others can't meet.
     """
 
-    def __init__(self, group: WorkerGroup) -> None:
+    def __init__(self, group: WorkerGroup, silent_s: float = SILENT_S) -> None:
         self.host = socket.gethostname()
         self.count = int(group.group_world_size or 1)
         self._rank = int(group.group_rank or 0)
         self._store: Any = group.store
         self.store_is_gone = self._one_ended_well = False
+        self._silent_s = silent_s
+        self._looked_s = self._heard_s = time.monotonic()
+        self._beats = 0
 
     def highest(self, *counts: int) -> tuple[int, ...]:
         """Return the highest of each count over all nodes."""
@@ -176,16 +203,35 @@ class Nodes:
         return made
 
     def failed(self, attempt: int) -> bool:
-        """True if a node has reported that the attempt failed, or was lost with the store.
+        """True if a node has reported that the attempt failed, is silent, or took the store away.
 
         A node that ended well takes the store away, too, once it has waited for the others.
         """
         try:
             if not self._one_ended_well:
                 self._one_ended_well = self._store.add(f"{_key(attempt)}/ended", 0) > 0
-            return bool(self._store.add(f"{_key(attempt)}/failed", 0) > 0)
+            failed = self._store.add(f"{_key(attempt)}/failed", 0) > 0
+            return bool(failed or (self._is_next_silent(attempt) and not self._one_ended_well))
         except RuntimeError:
             return not self._one_ended_well
+
+    def _is_next_silent(self, attempt: int) -> bool:
+        """Show a sign of life; True if the next node has shown none for too long.
+
+        Each node looks after one other, so that the store has little to do; the last looks after
+        the first.
+        """
+        now_s = time.monotonic()
+        if now_s - self._looked_s > AWAY_S:
+            self._heard_s = now_s  # this agent was suspended, or busy, and has not listened
+        if now_s - self._looked_s >= BEAT_S:
+            self._looked_s = now_s
+            key, following = f"{_key(attempt)}/beats", (self._rank + 1) % self.count
+            self._store.add(f"{key}/{self._rank}", 1)
+            beats = self._store.add(f"{key}/{following}", 0)
+            if beats != self._beats:
+                self._beats, self._heard_s = beats, now_s
+        return now_s - self._heard_s > self._silent_s
 
     def ended_well(self, attempt: int) -> None:
         """Report to the others that this node's workers have ended well."""
@@ -257,6 +303,7 @@ class RestartAgent(LocalElasticAgent):
         # With restarts, a run of a fixed size waits for a new node in the place of one that died.
         ranged = processes.min_nodes < processes.max_nodes
         self._elastic = bool(processes.rdzv_endpoint) and (ranged or self._most > 0)
+        self._silent_s = silence_s(processes.rdzv_conf)
         self._nodes: Nodes | None = None
         self._attempt = self._used = 0
         self._settled = False
@@ -271,7 +318,7 @@ class RestartAgent(LocalElasticAgent):
             handler._bootstrap_store_info = None
         super()._rendezvous(worker_group)
         self._watch.reserve(self._run_dir)
-        self._nodes = Nodes(worker_group)
+        self._nodes = Nodes(worker_group, self._silent_s)
         if self._elastic:  # a node that came late has not counted the attempts before it
             self._attempt, self._used = self._nodes.highest(self._attempt, self._used)
         if self._attempt and worker_group.spec.rdzv_handler.get_backend() != BACKEND:
