@@ -25,6 +25,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from fasttrain.model.errors import FasttrainError
 from fasttrain.model.outcome import State
+from fasttrain.shim.data_parallel import sharded
 from fasttrain.shim.data_parallel.backward import BackwardPasses
 from fasttrain.shim.data_parallel.context import ParallelContext
 from fasttrain.shim.data_parallel.rank_consistency import RankConsistency, SameLine
@@ -33,8 +34,6 @@ from fasttrain.shim.data_parallel.sharded import (
     ShardedReplica,
     check_own_parameters,
     check_unsharded,
-    explain,
-    whole_number,
 )
 from fasttrain.shim.data_parallel.split import whole_batch
 from fasttrain.shim.data_parallel.split.call import SplitCalls
@@ -42,12 +41,9 @@ from fasttrain.shim.hooks import patching
 from fasttrain.shim.hooks.outcome_recorder import OutcomeRecorder
 from fasttrain.shim.hooks.roots import Call, Root, parameters_of
 from fasttrain.shim.hooks.seams import Differentiating
-from fasttrain.shim.process import entry, refusal
+from fasttrain.shim.process import entry
 from fasttrain.shim.process.callsite import call_site, own_prefixes
 from fasttrain.shim.process.refusal import refuse
-
-# Functions that return a scalar of all gradients, which is a DTensor under fsdp.
-_CLIPPERS = ("clip_grad_norm_", "clip_grad_value_", "clip_grads_with_norm_", "get_total_norm")
 
 
 class Replicate:
@@ -94,11 +90,7 @@ class Replicate:
             whole_batch.install_losses(self.splits, undo)
             whole_batch.install_checkpoints(self.splits, undo)
         if self._sharded:
-            refusal.at_failure.append(explain)
-            undo.callback(refusal.at_failure.remove, explain)
-            for name in _CLIPPERS:
-                if hasattr(nn.utils, name):
-                    self._whole_numbers(name, undo)
+            sharded.install(undo)
         undo.callback(register_optimizer_step_post_hook(self._after_step).remove)
         self._consistency.install(undo)
         self.recorder.settle(State.ARMED, "no module was called")
@@ -106,15 +98,6 @@ class Replicate:
 
     def refresh(self) -> None:
         """Do nothing: every call is counted as it happens."""
-
-    def _whole_numbers(self, name: str, undo: ExitStack) -> None:
-        def whole(original: Any, *args: Any, **kwargs: Any) -> Any:
-            return whole_number(original(*args, **kwargs))
-
-        modules = [nn.utils, sys.modules["torch.nn.utils.clip_grad"]]
-        for module in modules:
-            if hasattr(module, name):
-                patching.wrap(module, name, _done_by(whole), undo)
 
     # --- the script's own process group
 
@@ -182,7 +165,7 @@ class Replicate:
         run = functools.partial(self._run, root, module, call)
         if not trains:
             self._even_out(root, module)
-            return run
+            return sharded.out_of_inference_mode(run) if self._sharded else run
         if self._sharded:
             check_own_parameters(root)
         if root.replica is None:

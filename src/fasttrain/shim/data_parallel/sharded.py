@@ -7,9 +7,12 @@ work with whole tensors under the script's own keys.
 
 from __future__ import annotations
 
+import functools
+import itertools
 import sys
 import weakref
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from types import FrameType
 from typing import Any
 
@@ -20,12 +23,20 @@ from torch.optim import Optimizer
 
 from fasttrain.model.errors import FasttrainError
 from fasttrain.shim.data_parallel.ranks import Ranks
+from fasttrain.shim.hooks import patching
 from fasttrain.shim.hooks.roots import Root, parameters_of, repeated_blocks
+from fasttrain.shim.process import refusal
 from fasttrain.shim.process.refusal import refuse
 
 _SWAPPING = {stateless._functional_call.__code__}  # torch.func.functional_call calls it, too
-# Parts of torch's messages where an operator can't take a DTensor, in torch 2.6 to 2.13
-_OF_SHARDS = ("mixed torch.Tensor and DTensor", "does not have a sharding strategy")
+# Parts of torch's messages where something can't be done with a DTensor or a sharded module, in
+# torch 2.6 to 2.13
+_OF_SHARDS = (
+    "mixed torch.Tensor and DTensor", "does not have a sharding strategy", "sharded dimension",
+    "Sharding propagation failed", "attribute lookup FSDP", "FSDP does not support",
+)  # fmt: skip
+# Functions that return a scalar of all gradients, which is a DTensor.
+_CLIPPERS = ("clip_grad_norm_", "clip_grad_value_", "clip_grads_with_norm_", "get_total_norm")
 
 
 class ShardedReplica:
@@ -48,8 +59,7 @@ class ShardedReplica:
         self.registered = 0
         whole = dict(module.named_parameters(remove_duplicate=False))
         self.blocks = repeated_blocks(module)
-        self._mesh = _mesh(module, ranks)
-        _fully_shard([*self.blocks, module], self._mesh)
+        _fully_shard([*self.blocks, module], _mesh(module, ranks))
         shards = dict(module.named_parameters(remove_duplicate=False))
         places = {id(whole[name]): shards[name] for name in whole}
         for optimizer in optimizers:
@@ -59,7 +69,11 @@ class ShardedReplica:
         for part in parts:
             part.register_state_dict_post_hook(_gather_parameters)
             part.register_load_state_dict_pre_hook(_cut_parameters)
-        self.parameters = list(parameters_of(module))
+        # Scalars are averaged like parameters that no root owns.
+        self.parameters = [p for p in parameters_of(module) if hasattr(p, "placements")]
+        # What FSDP otherwise sets up in the first call would look like a change by that call.
+        fsdp: Any = sys.modules["torch.distributed.fsdp"]
+        fsdp.fully_shard.state(module)._lazy_init()
 
     def begin_pass(self) -> None:
         """Do nothing: there is nothing to inspect before a backward pass."""
@@ -79,6 +93,82 @@ class ShardedReplica:
 
     def after_backward(self) -> None:
         """Do nothing: each shard's gradient is the mean over the ranks already."""
+
+
+def install(undo: ExitStack) -> None:
+    """Have numbers that a script reads off shards be those of the whole tensors.
+
+    torch gives each rank that of its own shard, such as for ``weight.grad.norm().item()``.
+    """
+    from torch.distributed.tensor import DTensor
+
+    dispatcher: Any = DTensor._op_dispatcher
+    handlers: dict[Any, Any] = dispatcher._custom_op_handlers
+    handlers[_NUMBER] = _number
+    undo.callback(handlers.pop, _NUMBER, None)
+    for name in ("tolist", "numpy", "__format__"):
+        patching.wrap(DTensor, name, _of_the_whole, undo)
+    clip_grad = sys.modules["torch.nn.utils.clip_grad"]
+    for owner, name in itertools.product((nn.utils, clip_grad), _CLIPPERS):
+        if hasattr(owner, name):
+            patching.wrap(owner, name, _whole_result, undo)
+    refusal.at_failure.append(_explain)
+    undo.callback(refusal.at_failure.remove, _explain)
+
+
+_NUMBER: Any = torch.ops.aten._local_scalar_dense.default
+
+
+def _number(_operator: Any, args: tuple[Any, ...], _kwargs: Any) -> Any:
+    return _whole(args[0]).item()
+
+
+def _of_the_whole(original: Any) -> Any:
+    @functools.wraps(original)
+    def method(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        whole: Any = _whole(tensor.detach())
+        return getattr(whole, original.__name__)(*args, **kwargs)
+
+    return method
+
+
+def _whole_result(original: Any) -> Any:
+    @functools.wraps(original)
+    def function(*args: Any, **kwargs: Any) -> Any:
+        return _whole(original(*args, **kwargs))
+
+    return function
+
+
+def out_of_inference_mode(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a call that runs under ``no_grad`` where the script has `torch.inference_mode`.
+
+    What FSDP gathers in inference mode it can't free, nor use in training.
+    """
+    if not torch.is_inference_mode_enabled():
+        return call
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with torch.inference_mode(mode=False), torch.no_grad():
+            return call(*args, **kwargs)
+
+    return run
+
+
+def put_away(module: nn.Module) -> None:
+    """Free the whole parameters of a call that has raised: the module's are shards again."""
+    fsdp: Any = sys.modules.get("torch.distributed.fsdp")
+    if fsdp is None:
+        return
+    for part in nn.Module.modules(module):
+        if isinstance(part, fsdp.FSDPModule):
+            # For FSDP such a call is still going on, and it would free nothing.
+            state: Any = fsdp.fully_shard.state(part)
+            group: Any = state._fsdp_param_group
+            for one in (state, group):
+                if one is not None and one._training_state.name == "FORWARD":
+                    one._training_state = type(one._training_state).IDLE
+            part.reshard()
 
 
 def check_unsharded(root: Root, module: nn.Module) -> None:
@@ -104,12 +194,13 @@ def check_own_parameters(root: Root) -> None:
         frame = frame.f_back
 
 
-def explain(error: BaseException) -> None:
+def _explain(error: BaseException) -> None:
     """Add a note to an error that comes from mixing shards with whole tensors."""
     if any(words in str(error) for words in _OF_SHARDS):
         error.add_note(
-            "--strategy fsdp has sharded the model's parameters, and the script mixes them with"
-            " whole tensors, such as a copy of the model: use --strategy ddp"
+            "--strategy fsdp has sharded the model's parameters, and the script does with them what"
+            " only whole tensors support, such as mixing both or copying the model: use"
+            " --strategy ddp"
         )
 
 
@@ -133,6 +224,16 @@ def _parts_are_sharded(root: Root) -> FasttrainError:
     )
 
 
+def _refused(module: nn.Module, error: Exception) -> FasttrainError:
+    first = str(error).partition("\n")[0]
+    return FasttrainError(
+        f"--strategy fsdp can't shard {type(module).__name__}",
+        why=f"torch's fully_shard raises {type(error).__name__}: {first}",
+        fix="use --strategy ddp",
+        slug="fsdp-refused",
+    )
+
+
 def _mesh(module: nn.Module, ranks: Ranks) -> Any:
     from torch.distributed.device_mesh import init_device_mesh
 
@@ -143,8 +244,17 @@ def _mesh(module: nn.Module, ranks: Ranks) -> Any:
 def _fully_shard(modules: list[nn.Module], mesh: Any) -> None:
     from torch.distributed.fsdp import fully_shard
 
+    root = modules[-1]
+    scalars = {parameter for parameter in parameters_of(root) if not parameter.dim()}
+    how: dict[str, Any] = {"ignored_params": scalars} if scalars else {}  # not before torch 2.7
+    # By default the last one keeps its whole parameters between forward and backward, and after a
+    # validation: module.zero_grad() would pass by the gradients of the shards.
+    how["reshard_after_forward"] = True
     for module in modules:
-        fully_shard(module, mesh=mesh)
+        try:
+            fully_shard(module, mesh=mesh, **how)
+        except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
+            refuse(_refused(root, error))
 
 
 def _exchange(optimizer: Optimizer, places: dict[int, Any]) -> None:
@@ -204,11 +314,6 @@ def _whole(value: Any) -> Any:
     """Return a sharded tensor as a whole one: a collective, so that every rank must call it."""
     gather = getattr(value, "full_tensor", None)
     return value if gather is None else gather()
-
-
-def whole_number(value: Any) -> Any:
-    """Return a scalar over all shards, such as a norm, as a plain tensor."""
-    return _whole(value)
 
 
 def _cut(value: Any, like: Any) -> Any:

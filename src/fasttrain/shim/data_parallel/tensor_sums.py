@@ -25,10 +25,12 @@ _SUMMED = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16
 def sums_of(tensors: Iterable[Tensor]) -> list[float]:
     """Return the sum and the norm of each tensor; of a sharded one, those of this process's shard.
 
-    A tensor that isn't strided has two numbers for each tensor that it is made of.
+    A tensor that isn't strided has two numbers for each tensor that it is made of, and one whose
+    memory was freed, such as a parameter that FSDP has gathered, has none.
     """
     with torch.no_grad():
-        known = [_wide(part) for tensor in tensors for part in strided_parts(_own(tensor))]
+        parts = [part for tensor in tensors for part in strided_parts(_own(tensor))]
+        known = [_wide(part) for part in parts if _has_memory(part)]
         sums = [number for part in known for number in (part.sum(), torch.linalg.vector_norm(part))]
         found = [float(number.real) for number in values_of(sums)]
     return [0.0 if number != number else number for number in found]  # so that NaN equals NaN
@@ -77,6 +79,10 @@ def _own(tensor: Tensor) -> Tensor:
     values: Any = tensor.detach()
     own: Tensor = values.to_local() if hasattr(values, "to_local") else values
     return own
+
+
+def _has_memory(part: Tensor) -> bool:
+    return bool(part.untyped_storage().nbytes()) or not part.numel()
 
 
 def _wide(values: Tensor) -> Tensor:

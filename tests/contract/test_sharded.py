@@ -1,0 +1,64 @@
+"""Scripts that know nothing of ranks, with sharded parameters: what one process trains."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from support.script_runs import LEVERS_OFF, Alone, assert_same_prints, differences, forked_ranks
+from support.thinned import thinned
+from support.zygote import Zygote
+
+SCRIPTS = Path(__file__).parents[1] / "scripts"
+FSDP = (*LEVERS_OFF, "--strategy", "fsdp")
+TRAINED = [
+    "loaders/bucketed_lengths",  # zeroes gradients by the module, which a validation has called
+    "loaders/gan_latents",  # the same between forward and backward; two roots
+    "retain_graph",  # prints the norm of one parameter's gradient
+    "contrastive_infonce",  # has a parameter that is a scalar
+    "accumulate_odd", "activation_checkpoint", "convnet_batchnorm", "dqn_target", "finite_guard",
+    "gan_bce", "loaders/accumulate_three", "loaders/growing_batches", "loaders/tiny_gpt",
+    "loaders/two_heads_dict", "loaders/weighted_sampler", "loss_parameters", "manual_sgd",
+    "masked_transformer", "mlp_steplr", "progressive_growing", "reinforce", "siamese_bce",
+    "training_step", "unfreeze_later", "wgan_gp",
+]  # fmt: skip
+REFUSED = {
+    "scripted_part": "[fsdp-refused]",
+    "maml_functional": "[fsdp-functional]",
+    "lbfgs_closure": "--strategy ddp",  # flattens the gradients of shards
+    "loaders/stream_dataset": "--strategy ddp",  # pickles the module
+    "distillation_ema": "--strategy ddp",
+}
+pytestmark = pytest.mark.slow
+
+
+def closely(_: str) -> dict[str, float]:
+    return {"rel": 1e-4, "abs": 1e-4}
+
+
+@pytest.mark.parametrize("script", thinned(TRAINED, 0, always=TRAINED[:3]))
+def test_shards_train_what_one_process_trains(script: str, zygote: Zygote, tmp_path: Path) -> None:
+    path = SCRIPTS / f"{script}.py"
+    one = Alone(zygote)(tmp_path / "alone", path)
+    run = forked_ranks(zygote, tmp_path / "ranks", path, options=FSDP)
+    assert_same_prints(run.lines(), one.good.stdout.splitlines(), closely)
+    if (one.cwd / "model.pt").exists():
+        assert differences(run.saved(), one.saved()) == []
+    assert run.outcome("strategy")["counts"]["ranks"] == 2
+
+
+def test_sharded_calls_are_split(zygote: Zygote, tmp_path: Path) -> None:
+    run = forked_ranks(zygote, tmp_path / "ranks", SCRIPTS / "mlp_steplr.py", options=FSDP)
+    strategy = run.good.outcome("strategy")
+    assert strategy["counts"]["split calls"] > 0
+    assert not strategy["missed"]
+
+
+@pytest.mark.parametrize("script", thinned(list(REFUSED), 0, always=["scripted_part"]))
+def test_what_shards_do_not_support_ends_with_words(
+    script: str, zygote: Zygote, tmp_path: Path
+) -> None:
+    run = forked_ranks(zygote, tmp_path / "ranks", SCRIPTS / f"{script}.py", options=FSDP)
+    assert run.returncode
+    assert REFUSED[script] in run.stderr
