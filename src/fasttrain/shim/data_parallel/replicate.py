@@ -86,7 +86,7 @@ class Replicate:
         patching.wrap(torch.autograd, "grad", _done_by(self._grad), undo, place)
         if self._splits_batches:
             self.splits.install(undo)
-            whole_batch.install(self.splits, undo)
+            whole_batch.install(self.splits, self._ranks, undo)
             whole_batch.install_losses(self.splits, undo)
             whole_batch.install_checkpoints(self.splits, undo)
         if self._sharded:

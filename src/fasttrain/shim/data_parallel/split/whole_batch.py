@@ -2,11 +2,12 @@
 
 BatchNorm computes its statistics over the whole batch. Its modules keep their class, where torch's
 ``SyncBatchNorm.convert_sync_batchnorm`` would replace them, which checkpoints and ``isinstance``
-would notice; and it works on a CPU, where SyncBatchNorm's kernels don't. Losses that a model
+would notice. On CUDA it runs SyncBatchNorm's kernels, elsewhere and in compiled code plain
+operators; either way each direction sums once over the ranks. Losses that a model
 computes itself are reduced over the rows of all ranks. An activation checkpoint is recomputed as
 part of the split or the whole call in which it ran first.
 
-Source: ``torch/nn/modules/batchnorm.py`` of torch 2.13, ``_BatchNorm.forward``.
+Source: ``torch/nn/modules/batchnorm.py`` and ``_functions.py`` of torch 2.13.
 """
 
 from __future__ import annotations
@@ -19,34 +20,50 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import grad as gradients_of  # before a lever replaces it
 from torch.autograd.function import FunctionCtx
 from torch.nn import SyncBatchNorm, functional
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils import checkpoint as torchs
 
 from fasttrain.shim.data_parallel.split.call import SplitCalls
-from fasttrain.shim.data_parallel.split.rows import total
+from fasttrain.shim.data_parallel.split.rows import Collectives, total
 from fasttrain.shim.hooks import patching
 
 
-def install(splits: SplitCalls, undo: ExitStack) -> None:
+def install(splits: SplitCalls, ranks: Collectives, undo: ExitStack) -> None:
     """Replace the forward of all BatchNorm modules, for use inside split calls."""
     original = _BatchNorm.forward
 
     @functools.wraps(original)
-    def forward(module: _BatchNorm, batch: Tensor) -> Any:
+    def forward(module: Any, batch: Tensor) -> Any:
         if not (splits.active and module.training) or isinstance(module, SyncBatchNorm):
             return original(module, batch)
-        return _forward(module, batch)
+        module._check_input_dim(batch)
+        if _has_kernels(batch) and not torch.compiler.is_compiling():
+            return _ByKernels.apply(batch, module.weight, module.bias, module, ranks)  # type: ignore[no-untyped-call]
+        values = batch.float() if batch.dtype in _LOW else batch
+        result, *moments = _normalised(values, module.weight, module.bias, module.eps)
+        _update(module, *moments)
+        return result.to(batch.dtype)
 
     patching.put(_BatchNorm, "forward", forward, undo)
 
 
-def _forward(module: Any, batch: Tensor) -> Tensor:
-    module._check_input_dim(batch)
+_LOW = (torch.float16, torch.bfloat16)
+
+
+def _has_kernels(batch: Tensor) -> bool:
+    """True if torch has SyncBatchNorm's kernels for a tensor."""
+    return batch.is_cuda
+
+
+def _normalised(
+    values: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the result, and the mean, the variance and the number of values of each channel."""
     # (batch, channels, ...): each channel has statistics over all other dimensions.
-    shape = _per_channel(batch)
-    values = batch.float() if batch.dtype in (torch.float16, torch.bfloat16) else batch
+    shape = _per_channel(values)
     own = values.numel() // values.size(1)
     mean, variance = (moment.to(_exact(moment)) for moment in _moments(values))
     count = mean.new_full((1,), own)
@@ -54,16 +71,93 @@ def _forward(module: Any, batch: Tensor) -> Tensor:
     count = sums[-1].detach()
     mean, squares = (part / count for part in sums[:-1].chunk(2))
     variance = squares - mean.square()
-    _update(module, mean.detach(), variance.detach(), count)
-    scale = torch.rsqrt(variance + module.eps)
-    if module.weight is not None:
-        scale = scale * module.weight
-    shift = -mean * scale
-    if module.bias is not None:
-        shift = shift + module.bias
-    scale, shift = (part.to(values.dtype).view(shape) for part in (scale, shift))
-    result: Tensor = torch.addcmul(shift, values, scale)
-    return result.to(batch.dtype)
+    scale = torch.rsqrt(variance + eps)
+    scale = scale if weight is None else scale * weight
+    shift = -mean * scale if bias is None else bias - mean * scale
+    factor, summand = (part.to(values.dtype).view(shape) for part in (scale, shift))
+    return torch.addcmul(summand, values, factor), mean.detach(), variance.detach(), count
+
+
+class _ByKernels(torch.autograd.Function):
+    """The same by SyncBatchNorm's kernels: a tenth of the operators.
+
+    torch's own function can't be used: it waits for the device in each call, to leave out ranks
+    without rows, which a split call doesn't have; and it can't be differentiated twice.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        batch: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        module: Any,
+        ranks: Collectives,
+    ) -> Tensor:
+        values = _dense(batch)
+        mean, invstd = torch.batch_norm_stats(values, module.eps)
+        own = torch.cat([mean, invstd, mean.new_full((1,), values.numel() // values.size(1))])
+        each = own.new_zeros(ranks.world_size, own.numel())
+        each[ranks.rank] = own
+        means, invstds, counts = torch.split(total(each), [mean.numel(), mean.numel(), 1], dim=1)
+        running, momentum = _running(module)
+        mean, invstd = torch.batch_norm_gather_stats_with_counts(
+            values, means, invstds, *running, momentum, module.eps, counts.reshape(-1)
+        )
+        ctx.eps = module.eps
+        ctx.save_for_backward(values, weight, bias, mean, invstd, counts.to(torch.int32))
+        return torch.batch_norm_elemt(values, weight, bias, mean, invstd, module.eps)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        values, weight, bias, mean, invstd, counts = ctx.saved_tensors
+        wanted = ctx.needs_input_grad[:3]
+        if torch.is_grad_enabled():  # it will be differentiated again
+            return (
+                *_twice_differentiable(values, weight, bias, ctx.eps, gradient, wanted),
+                None,
+                None,
+            )
+        gradient = _dense(gradient)
+        sums, of_weight, of_bias = _reduced(gradient, values, mean, invstd, weight, wanted)
+        of_batch = None
+        if wanted[0]:
+            both = total(torch.cat(sums)).chunk(2)
+            scale = weight if weight is None else weight.to(mean.dtype)
+            kernel: Any = torch.batch_norm_backward_elemt
+            of_batch = kernel(gradient, values, mean, invstd, scale, *both, counts)
+        return of_batch, of_weight, of_bias, None, None
+
+
+def _dense(values: Tensor) -> Tensor:
+    """Return a tensor in a memory order that the kernels support."""
+    orders: Any = (torch.channels_last, torch.channels_last_3d)
+    kept = any(values.dim() == 4 + at and values.is_contiguous(memory_format=order)
+               for at, order in enumerate(orders))  # fmt: skip
+    return values if kept else values.contiguous()
+
+
+def _reduced(
+    gradient: Tensor, values: Tensor, mean: Tensor, invstd: Tensor, weight: Any, wanted: Any
+) -> tuple[tuple[Tensor, Tensor], Tensor | None, Tensor | None]:
+    """Return two sums of this rank's rows for the batch's gradient; those of weight and bias."""
+    kernel: Any = torch.batch_norm_backward_reduce
+    of_gradient, of_product, of_weight, of_bias = kernel(
+        gradient, values, mean, invstd, weight, *wanted
+    )
+    sums = of_gradient, of_product
+    return (sums, of_weight, of_bias) if weight is not None else (sums, None, None)
+
+
+def _twice_differentiable(
+    values: Tensor, weight: Any, bias: Any, eps: float, gradient: Tensor, wanted: Any
+) -> list[Tensor | None]:
+    inputs = (values, weight, bias)
+    low = values.dtype in _LOW
+    result, *_ = _normalised(values.float() if low else values, weight, bias, eps)
+    of = [tensor for tensor, want in zip(inputs, wanted, strict=True) if want]
+    found = iter(gradients_of(result.to(values.dtype), of, gradient, create_graph=True))
+    return [next(found) if want else None for want in wanted]
 
 
 def _per_channel(batch: Tensor) -> list[int]:
@@ -110,20 +204,27 @@ def _exact(like: Tensor) -> torch.dtype:
     return torch.float64 if like.device.type in ("cpu", "cuda") else torch.float32
 
 
-def _update(module: _BatchNorm, mean: Tensor, variance: Tensor, count: Tensor) -> None:
+def _update(module: Any, mean: Tensor, variance: Tensor, count: Tensor) -> None:
     """Update the running statistics, as one process would with the whole batch."""
+    running, momentum = _running(module)
+    unbiased = variance * (count / (count - 1).clamp(min=1))
+    for kept, new in zip(running, (mean, unbiased), strict=True):
+        if kept is not None:
+            kept.lerp_(new.to(kept.dtype), momentum)
+
+
+def _running(module: Any) -> tuple[tuple[Tensor | None, Tensor | None], float]:
+    """Count a batch; return the running mean and variance, and the weight of the new ones."""
     if not module.track_running_stats or module.running_mean is None:
-        return
-    assert module.running_var is not None
-    assert module.num_batches_tracked is not None
+        return (None, None), 0.0
     module.num_batches_tracked.add_(1)
     momentum = module.momentum
     weight = 1.0 / float(module.num_batches_tracked) if momentum is None else momentum
-    unbiased = variance * (count / (count - 1).clamp(min=1))
-    for running, new in ((module.running_mean, mean), (module.running_var, unbiased)):
+    running = module.running_mean, module.running_var
+    if not torch.compiler.is_compiling():
         # Like torch's kernels, without a new version: autograd graphs of other calls may hold it.
-        kept = running if torch.compiler.is_compiling() else running.data
-        kept.lerp_(new.to(running.dtype), weight)
+        running = tuple(kept.data for kept in running)
+    return running, weight
 
 
 _broadcast: Any = torch.broadcast_shapes  # without annotations
