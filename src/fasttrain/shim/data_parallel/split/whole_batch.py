@@ -43,7 +43,7 @@ def install(splits: SplitCalls, ranks: Collectives, undo: ExitStack) -> None:
         if _has_kernels(batch) and not torch.compiler.is_compiling():
             return _ByKernels.apply(batch, module.weight, module.bias, module, ranks)  # type: ignore[no-untyped-call]
         values = batch.float() if batch.dtype in _LOW else batch
-        result, *moments = _normalised(values, module.weight, module.bias, module.eps)
+        result, *moments = _normalised(values, module.weight, module.bias, module.eps, ranks)
         _update(module, *moments)
         return result.to(batch.dtype)
 
@@ -58,19 +58,32 @@ def _has_kernels(batch: Tensor) -> bool:
     return batch.is_cuda
 
 
+def _of_all_ranks(
+    mean: Tensor, moment: Tensor, count: Tensor, ranks: Collectives
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the means, other moments and counts of all ranks, (ranks, channels) or (ranks, 1)."""
+    own = torch.cat([mean, moment, count])
+    nothing = torch.zeros_like(own)
+    each = [own if rank == ranks.rank else nothing for rank in range(ranks.world_size)]
+    means, moments, counts = torch.split(
+        total(torch.stack(each)), [mean.numel(), mean.numel(), 1], dim=1
+    )
+    return means, moments, counts.detach()
+
+
 def _normalised(
-    values: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+    values: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, ranks: Collectives
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the result, and the mean, the variance and the number of values of each channel."""
     # (batch, channels, ...): each channel has statistics over all other dimensions.
     shape = _per_channel(values)
-    own = values.numel() // values.size(1)
-    mean, variance = (moment.to(_exact(moment)) for moment in _moments(values))
-    count = mean.new_full((1,), own)
-    sums = total(torch.cat([own * mean, own * (variance + mean.square()), count]))
-    count = sums[-1].detach()
-    mean, squares = (part / count for part in sums[:-1].chunk(2))
-    variance = squares - mean.square()
+    own_mean, own_variance = _moments(values)
+    count = own_mean.new_full((1,), values.numel() // values.size(1))
+    means, variances, counts = _of_all_ranks(own_mean, own_variance, count, ranks)
+    count = counts.sum()
+    mean = (means * counts).sum(0) / count
+    # Not E[x²] - E[x]², which cancels.
+    variance = ((variances + (means - mean).square()) * counts).sum(0) / count
     scale = torch.rsqrt(variance + eps)
     scale = scale if weight is None else scale * weight
     shift = -mean * scale if bias is None else bias - mean * scale
@@ -96,15 +109,13 @@ class _ByKernels(torch.autograd.Function):
     ) -> Tensor:
         values = _dense(batch)
         mean, invstd = torch.batch_norm_stats(values, module.eps)
-        own = torch.cat([mean, invstd, mean.new_full((1,), values.numel() // values.size(1))])
-        each = own.new_zeros(ranks.world_size, own.numel())
-        each[ranks.rank] = own
-        means, invstds, counts = torch.split(total(each), [mean.numel(), mean.numel(), 1], dim=1)
+        count = mean.new_full((1,), values.numel() // values.size(1))
+        means, invstds, counts = _of_all_ranks(mean, invstd, count, ranks)
         running, momentum = _running(module)
         mean, invstd = torch.batch_norm_gather_stats_with_counts(
             values, means, invstds, *running, momentum, module.eps, counts.reshape(-1)
         )
-        ctx.eps = module.eps
+        ctx.how = module.eps, ranks
         ctx.save_for_backward(values, weight, bias, mean, invstd, counts.to(torch.int32))
         return torch.batch_norm_elemt(values, weight, bias, mean, invstd, module.eps)
 
@@ -114,7 +125,7 @@ class _ByKernels(torch.autograd.Function):
         wanted = ctx.needs_input_grad[:3]
         if torch.is_grad_enabled():  # it will be differentiated again
             return (
-                *_twice_differentiable(values, weight, bias, ctx.eps, gradient, wanted),
+                *_twice_differentiable(values, weight, bias, ctx.how, gradient, wanted),
                 None,
                 None,
             )
@@ -150,11 +161,11 @@ def _reduced(
 
 
 def _twice_differentiable(
-    values: Tensor, weight: Any, bias: Any, eps: float, gradient: Tensor, wanted: Any
+    values: Tensor, weight: Any, bias: Any, how: Any, gradient: Tensor, wanted: Any
 ) -> list[Tensor | None]:
     inputs = (values, weight, bias)
     low = values.dtype in _LOW
-    result, *_ = _normalised(values.float() if low else values, weight, bias, eps)
+    result, *_ = _normalised(values.float() if low else values, weight, bias, *how)
     of = [tensor for tensor, want in zip(inputs, wanted, strict=True) if want]
     found = iter(gradients_of(result.to(values.dtype), of, gradient, create_graph=True))
     return [next(found) if want else None for want in wanted]
@@ -197,11 +208,6 @@ class _Moments(torch.autograd.Function):
         slope = of_variance * (2 / own)
         shift = of_mean / own - slope * mean
         return torch.addcmul(shift.view(shape), values, slope.view(shape))
-
-
-def _exact(like: Tensor) -> torch.dtype:
-    """Return the dtype for E[x²] - E[x]², which cancels; some devices have no fp64."""
-    return torch.float64 if like.device.type in ("cpu", "cuda") else torch.float32
 
 
 def _update(module: Any, mean: Tensor, variance: Tensor, count: Tensor) -> None:
