@@ -23,6 +23,7 @@ from fasttrain.model.errors import ExitCode, FasttrainError
 from fasttrain.model.plan import LaunchPlan
 from fasttrain.shim.data_parallel.ranks import Ranks
 from fasttrain.shim.data_parallel.tensor_sums import values_of
+from fasttrain.shim.hooks.device_clock import DeviceClock, seconds_between
 from fasttrain.shim.process import refusal
 from fasttrain.shim.process.callsite import call_site, own_prefixes
 from fasttrain.shim.process.refusal import refuse
@@ -142,6 +143,8 @@ class RankConsistency:
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
         self._steps = 0
+        self._clock = DeviceClock()
+        self._behind_step = self._clock.mark()  # of all that is queued by the end of a step
         self._models = 0
         self._compared: set[int] = set()
         self._closed = threading.Event()
@@ -167,22 +170,27 @@ class RankConsistency:
             if other != text:
                 refuse(_models_differ(rank, other, self._ranks.rank, text))
 
-    def after_step(self, steps: int, optimizer: Optimizer | None) -> None:
+    def after_step(self, steps: int, optimizer: Optimizer, *, sharded: bool) -> None:
         """Compare the weights after steps 1, 2, 4, 8 and so on.
 
         Args:
             steps: Number of steps so far.
-            optimizer: The last step's optimizer; None if ranks have different weights by design.
+            optimizer: The last step's optimizer.
+            sharded: Whether ranks have different weights by design.
 
         Raises:
             SystemExit: ``ranks-diverged`` if they differ.
         """
         self._steps = steps
-        if steps & (steps - 1) or optimizer is None:  # rarely: it reads all parameters
-            return
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        if steps == 1 and parameters:
+            self._clock.follow(parameters[0].device)
+        self._behind_step = self._clock.mark()
+        if steps & (steps - 1) or sharded:  # rarely: it reads all parameters
+            return
         with torch.no_grad():
-            each = values_of([p.detach().double().sum() for p in parameters])
+            # Summed in fp64, but not copied to it.
+            each = values_of([p.detach().sum(dtype=torch.float64) for p in parameters])
         sums = torch.tensor(each, dtype=torch.float64, device="cpu").sum()
         sums = torch.nan_to_num(sums)  # NaN differs from itself, and would look like a divergence
         spread = torch.stack([sums, -sums])
@@ -211,20 +219,38 @@ class RankConsistency:
     def _watch(self) -> None:
         while not self._closed.wait(POLL_S):
             since_s = self._ranks.waiting_since_s
-            if since_s and time.monotonic() - since_s > WAIT_S:
+            waits = since_s and time.monotonic() - since_s > WAIT_S
+            if waits or self._is_device_behind():
                 try:
-                    self._compare_ends(waiting=True)
+                    self._compare_ends(waiting=bool(waits), queued=not waits)
                 except (RuntimeError, OSError):  # the store is gone: the run has ended
                     return
 
-    def _compare_ends(self, *, waiting: bool = False) -> None:
-        """Exit with an error if another rank has ended after another step than this one."""
+    def _is_device_behind(self) -> bool:
+        """True if the device hasn't done for `WAIT_S` what was queued by the last step.
+
+        The collectives of an accelerator only are queued: the host waits in a call of the script's
+        for its device, and that for a rank that doesn't come.
+        """
+        mark = self._behind_step
+        if mark.event is None or time.perf_counter() - mark.at_s < WAIT_S:
+            return False
+        return seconds_between((mark, mark)) is None
+
+    def _compare_ends(self, *, waiting: bool = False, queued: bool = False) -> None:
+        """Exit with an error if another rank has ended after another step than this one.
+
+        Args:
+            waiting: This rank waits for the others, whatever steps they have made.
+            queued: Its device hasn't done all steps of this rank: one with fewer has to be the
+                reason, one with more isn't.
+        """
         for rank in range(self._ranks.world_size):
             key = f"ended/{rank}"
             if rank == self._ranks.rank or not self._ranks.store.check([key]):
                 continue
             steps = int(self._ranks.store.get(key))
-            if waiting or steps != self._steps:
+            if waiting or steps < self._steps or (steps > self._steps and not queued):
                 error = _steps_differ(rank, steps, self._ranks.rank, self._steps, waiting)
                 print(error, file=sys.stderr, flush=True)  # noqa: T201
                 refusal.ended_by_us(error)

@@ -252,7 +252,7 @@ class Replicate:
             )
         if not steps & (steps - 1):
             self._same_line.check(f"step {type(optimizer).__name__}")
-        self._consistency.after_step(steps, None if self._sharded else optimizer)
+        self._consistency.after_step(steps, optimizer, sharded=self._sharded)
 
 
 def _done_by(act: Callable[..., Any]) -> patching.Make:
