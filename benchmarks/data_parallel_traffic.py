@@ -107,6 +107,10 @@ class Traffic(TorchDispatchMode):  # type: ignore[no-untyped-call]
             yield
 
 
+# A call of a root inside of a dispatch mode that isn't fasttrain's runs whole on each rank.
+Traffic.__module__ = "fasttrain.traffic"
+
+
 class Ddp(DistributedDataParallel):
     """Sends its buckets from Python, since futures of the fake group have no result."""
 

@@ -16,6 +16,7 @@ import psutil
 import pytest
 from xdist.scheduler import LoadFileScheduling
 
+from support import later
 from support.command import Command, Terminal, clean_environ
 from support.session import SlurmTogether, table_lines
 
@@ -55,7 +56,8 @@ LONGEST = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put what takes longest first."""
+    """Mark what is left to later, and put what takes longest first."""
+    later.mark(items)
 
     def place(item: pytest.Item) -> int:
         names = (at for at, name in enumerate(LONGEST) if item.nodeid.startswith(name))

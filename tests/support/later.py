@@ -1,0 +1,191 @@
+"""Tests outside of ``integration`` and ``slurm`` that `pytest` leaves to `.ci/run`.
+
+By file and by how the names of tests begin, the cases in the same way; no cases are all of them.
+Each is of a kind of which `pytest` makes others, or takes long for what it adds. Tests whose cases
+make a large matrix deal them by `thinned` instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+Table = dict[str, dict[str, tuple[str, ...]]]
+
+MATRIX: Table = {
+    "component/shim/data_parallel/test_answers.py": {
+        "test_ranks_that_wait_for_each_other_are_told": ("0-1", "1-2"),
+    },
+    "component/shim/data_parallel/test_shared_loading.py": {
+        "test_a_rank_that_reads_and_dies_": (),
+    },
+    "component/shim/levers/test_graph_rehearsal.py": {
+        "test_a_loop_may_change_when_it_zeroes_gradients": (),
+        "test_a_safe_loop_gets_graphs": ("plain-InPlaceEma", "takes_fields", "two_optimizers"),
+        "test_an_unsafe_loop_gets_none": (
+            "delays",
+            "plain-InBlock",
+            "plain-InObject",
+            "reads_global-Hooked",
+            "takes_items",
+        ),
+        "test_gradients_outlive_the_next_forward": ("zeroes_late", "zeroes_now"),
+        "test_graphs_end_when_a_loop_becomes_unsafe": ("keeps_gradients",),
+        "test_two_models_in_turn_get_none": (),
+    },
+    "contract/test_checkpoints.py": {
+        "test_levers_that_are_off_change_no_bit": ("adam]", "sgd]"),
+        "test_pickles_of_classes_in_the_script_itself": (),
+        "test_a_resumed_run_goes_on_as_if_it_had_never_stopped": (
+            "bfloat16-compile-blocks-fused",
+            "bfloat16-compile-model-keep",
+            "float16-compile-blocks-keep",
+            "float16-compile-model-fused-sgd",
+            "off-compile-model",
+        ),
+        "test_a_checkpoint_is_the_one_that_the_script_alone_saves": (
+            "bfloat16-compile-model-fused-adam]",
+            "float16-compile-model-fused-adamw",
+            "off-compile-blocks",
+        ),
+        "test_a_run_goes_on_with_and_without_levers": (
+            "plain-first-bfloat16-compile-model-keep",
+            "plain-first-float16-compile-blocks",
+            "plain-first-float16-compile-model-fused-sgd",
+            "plain-first-off-compile-model",
+        ),
+    },
+    "contract/test_data_parallel.py": {
+        "test_the_command_trains_what_one_process_trains": ("stream_dataset",),
+        "test_ranks_train_what_one_process_trains": (
+            "accumulate_three-4",
+            "growing_batches-4",
+            "onecycle_by_batch-4",
+            "tiny_gpt-2",
+            "weighted_sampler-4",
+        ),
+    },
+    "contract/test_data_parallel_loops.py": {
+        "test_two_ranks_train_what_one_process_trains": ("retain_graph",),
+        "test_batch_norm_over_all_ranks_is_that_of_one_process": ("3-4",),
+    },
+    "contract/test_frameworks.py": {
+        "test_what_a_framework_does_is_left_to_it": ("lightning_trainer",),
+        "test_with_all_levers_off_it_prints_what_python_prints": (),
+    },
+    "contract/test_levers_amp.py": {
+        "test_a_script_that_bf16_would_end": (),
+    },
+    "contract/test_levers_children.py": {
+        "test_a_childs_traceback_is_pythons_own": (),
+        "test_a_parent_that_trains_too_is_counted_once": (),
+    },
+    "contract/test_levers_compile.py": {
+        "test_a_graph_that_is_used_twice": (),
+        "test_a_saved_model_loads_without_fasttrain": (),
+        "test_hooks_that_come_and_go_after_the_first_call": (),
+        "test_the_scripts_own_compilation": ("True-own_forward", "True-own_wrapper"),
+        "test_tracing_and_transforms_of_a_compiled_model": ("model",),
+    },
+    "contract/test_levers_compile_streams.py": {
+        "test_a_copy_for_each_task_": (),
+        "test_a_new_wrapper_at_each_step_": (),
+        "test_a_recurrent_layer_runs_eagerly_and_is_told": ("GRU",),
+        "test_a_spectral_norm_that_comes_later_": (),
+        "test_an_ensemble_and_a_model_per_fold_": (),
+        "test_hooks_added_at_each_step_": (),
+        "test_no_root_is_compiled_after_many_graphs": (),
+    },
+    "contract/test_levers_dynamo.py": {
+        "test_a_loop_of_hundreds_of_rounds_": (),
+        "test_dynamo_warns_only_where_it_is_asked_to": ("logs1",),
+    },
+    "contract/test_levers_graphs.py": {
+        "test_hooks_that_change_end_graphs": (),
+        "test_several_models_get_none": (),
+        "test_a_loop_that_graphs_would_make_wrong_gets_none": ("never_steps",),
+    },
+    "contract/test_levers_loops.py": {
+        "test_all_levers_together": ("teacher",),
+        "test_compiled_loops_give_the_same_losses": ("closures", "gan", "thrifty"),
+    },
+    "contract/test_levers_process.py": {
+        "test_a_child_forked_before_torch_": (),
+        "test_the_scripts_random_numbers_are_its_own": (),
+        "test_dynamo_is_not_imported_": (),
+    },
+    "contract/test_levers_second.py": {
+        "test_a_penalty_is_that_of_an_eager_run": ("bundled", "dropout", "plain-1"),
+        "test_nothing_is_kept_after_a_plain_backward_pass": (),
+    },
+    "contract/test_parity_exit.py": {
+        "test_exit_code_and_last_words": ("256", "259", "none", "object", "true", "text"),
+    },
+    "contract/test_parity_identity.py": {
+        "test_a_script_is_found_by_any_path": (
+            "elsewhere-../link",
+            "elsewhere-ABSOLUTE",
+            "project-sub//",
+            "project/sub-near",
+        ),
+    },
+    "contract/test_parity_torch.py": {
+        "test_what_a_script_sets_before_it_imports_torch": (),
+    },
+    "contract/test_parity_traceback.py": {
+        "test_module": (
+            ".parcel",
+            "nothing-",
+            "parcel.__main__",
+            "parcel.part.deeper",
+            "parcel/part",
+            "sys",
+        ),
+        "test_traceback": ("context", "cycle", "no_text", "suppressed"),
+        "test_torch_that_fails_to_import": ("import",),
+    },
+    "contract/test_preempt_snapshots.py": {
+        "test_what_can_not_be_followed_is_refused_at_once": (
+            "fragile",
+            "read_ahead",
+            "with_closure",
+        ),
+    },
+    "contract/test_ranks_styles.py": {
+        "test_two_ranks_do_what_python_does": (
+            "actor_critic_single",
+            "adversarial_inputs",
+            "agc_and_clip_value",
+            "arguments_in_place",
+            "bags_with_offsets",
+        ),
+    },
+    "contract/test_scripts.py": {
+        "test_generated_code_gives_the_same_loss": ("convnet_batchnorm",),
+        "test_the_command_with_levers_off_is_plain_python": ("seq2seq_parts", "unfreeze_later"),
+        "test_compiled_gives_the_same_loss": (
+            "dqn_target",
+            "packed_lengths",
+            "seq2seq_parts",
+            "vae_sum",
+        ),
+    },
+    "contract/test_shared_loading.py": {
+        "test_ranks_read_what_python_reads": ("2-methods0",),
+        "test_a_worker_that_dies_is_seen_by_all_ranks": (),
+    },
+}
+
+
+def mark(items: Sequence[pytest.Item]) -> None:
+    """Mark the tests of the table."""
+    for item in items:
+        tests = MATRIX.get(item.nodeid.removeprefix("tests/").partition("::")[0], {})
+        if any(_is_of(item.name, test, cases) for test, cases in tests.items()):
+            item.add_marker(pytest.mark.matrix)
+
+
+def _is_of(name: str, test: str, cases: Sequence[str]) -> bool:
+    function, _, case = name.partition("[")
+    return function.startswith(test) and (not cases or case.startswith(tuple(cases)))
