@@ -24,6 +24,7 @@ from torch.optim import Optimizer
 from fasttrain.model.errors import FasttrainError
 from fasttrain.shim.data_parallel.ranks import Ranks
 from fasttrain.shim.hooks import patching
+from fasttrain.shim.hooks.device_clock import module_of
 from fasttrain.shim.hooks.roots import Root, parameters_of, repeated_blocks
 from fasttrain.shim.process import refusal
 from fasttrain.shim.process.refusal import refuse
@@ -37,6 +38,9 @@ _OF_SHARDS = (
 )  # fmt: skip
 # Functions that return a scalar of all gradients, which is a DTensor.
 _CLIPPERS = ("clip_grad_norm_", "clip_grad_value_", "clip_grads_with_norm_", "get_total_norm")
+
+
+_KEPT_FREE = 0.1  # share of a device's memory that whole tensors of a checkpoint leave free
 
 
 class ShardedReplica:
@@ -276,7 +280,7 @@ def _keep_states_whole(optimizer: Optimizer) -> None:
 
     def gather(_: Optimizer, checkpoint: dict[str, Any]) -> dict[str, Any]:
         states = {
-            key: {name: _whole(value) for name, value in state.items()}
+            key: {name: _for_checkpoint(value) for name, value in state.items()}
             for key, state in checkpoint["state"].items()
         }
         return {**checkpoint, "state": states}
@@ -301,7 +305,7 @@ def _keep_states_whole(optimizer: Optimizer) -> None:
 def _gather_parameters(module: nn.Module, checkpoint: dict[str, Any], prefix: str, _: Any) -> None:
     for name in module._parameters:
         if prefix + name in checkpoint:
-            checkpoint[prefix + name] = _whole(checkpoint[prefix + name])
+            checkpoint[prefix + name] = _for_checkpoint(checkpoint[prefix + name])
 
 
 def _cut_parameters(module: nn.Module, checkpoint: dict[str, Any], prefix: str, *_: Any) -> None:
@@ -314,6 +318,21 @@ def _whole(value: Any) -> Any:
     """Return a sharded tensor as a whole one: a collective, so that every rank must call it."""
     gather = getattr(value, "full_tensor", None)
     return value if gather is None else gather()
+
+
+def _for_checkpoint(value: Any) -> Any:
+    """Return a whole tensor; on the CPU where its device is nearly full.
+
+    A whole model beside its shards may be more than the device holds.
+    """
+    if not hasattr(value, "full_tensor"):
+        return value
+    whole: Any = _whole(value)
+    memory: Any = getattr(module_of(whole.device), "mem_get_info", None)
+    if memory is None:
+        return whole
+    free, total = memory(whole.device)
+    return whole if free > _KEPT_FREE * total else whole.cpu()
 
 
 def _cut(value: Any, like: Any) -> Any:

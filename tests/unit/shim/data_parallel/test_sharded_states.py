@@ -1,0 +1,31 @@
+"""Where whole tensors of a sharded checkpoint lie."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from fasttrain.shim.data_parallel import sharded
+
+
+@pytest.mark.parametrize(
+    ("free", "total", "place"), [(50, 100, "device"), (11, 100, "device"), (10, 100, "host")]
+)
+def test_a_nearly_full_device_has_them_on_the_host(
+    monkeypatch: pytest.MonkeyPatch, free: int, total: int, place: str
+) -> None:
+    memory = SimpleNamespace(mem_get_info=lambda _: (free, total))
+    monkeypatch.setattr(sharded, "module_of", lambda _: memory)
+    whole = SimpleNamespace(device=torch.device("cuda"), cpu=lambda: "host")
+    shard = SimpleNamespace(full_tensor=lambda: whole)
+    found: Any = sharded._for_checkpoint(shard)
+    assert found == ("host" if place == "host" else whole)
+
+
+def test_what_is_no_shard_stays_as_it_is() -> None:
+    whole = torch.ones(2)
+    assert sharded._for_checkpoint(whole) is whole
+    assert sharded._for_checkpoint(3) == 3
