@@ -66,27 +66,36 @@ FULL = {
         # each is an excuse, which unit tests make from recorded stacks; three run for real
         "test_a_report_goes_on", "test_a_compilation_", "test_the_script_may_save_",
         "test_what_is_no_hang[collectives]", "test_what_is_no_hang[first step]",
-        "test_what_is_no_hang[validation]", "test_who_waits_for_a_person_has_not_hung[for its",
+        "test_what_is_no_hang[validation]", "test_what_is_no_hang[checkpoint]",
+        "test_who_waits_for_a_person_has_not_hung", "test_a_stopped_run_",
     ),
     "test_loopback.py": ("test_ranks_of_one_node_listen_on_loopback_alone[own group",),
     "test_lost_outputs.py": ("test_the_progress_of_a_terminal_that_is_gone_",),
-    "test_not_finite.py": ("test_off", "test_a_loss_with_finite_"),  # unit tests of the NaN guard
+    # unit tests of the NaN guard, and a run of one process
+    "test_not_finite.py": (
+        "test_off", "test_a_loss_with_finite_", "test_a_diverging_run_is_stopped[2",
+    ),
     "test_npu_runs.py": (
         # levers on a simulated NPU of one rank; unit tests of loss scaling and the swap
         "test_a_model_that_fails_to_compile_", "test_a_skipped_step_", "test_fp16_is_refused_",
-        "test_a_script_with_a_scaler_", "test_two_ranks_skip_",
+        "test_a_script_with_a_scaler_", "test_two_ranks_skip_", "test_fp16_trains_",
+        "test_two_ranks_move_",
     ),
     "test_python.py": ("test_doctor_tries_",),
     "test_restarts.py": (
         # the same by one process, or by torchrun
         "test_strays_are_gone_before_the_next_attempt[torchrun]", "test_the_same_hang_",
-        "test_what_can_not_heal_is_not[hows0", "test_a_module_that_is_no_python_",
+        "test_what_can_not_heal_is_not", "test_a_module_that_is_no_python_",
+        "test_what_can_heal_is_tried_again[torchrun",  # test_restarts_nodes.py
     ),
     # two nodes that start again, one that dies with the store, and one that dies silently
     "test_restarts_nodes.py": ("test_a_node_leaves_and_one_comes",),
     "test_signals.py": ("test_a_signal_reaches_every_rank[SIGUSR2",),
     "test_stopping.py": ("test_time_to_save_ends[SIGTERM-2]", "test_a_second_ctrl_c_ends_it_now[2"),
-    "test_torchrun.py": ("test_unrelated_copies_that_were_asked_for",),
+    "test_torchrun.py": (
+        "test_unrelated_copies_", "test_two_nodes[static", "test_shown_ranks_and_their_logs[1",
+        "test_the_first_rank_that_fails_gives_the_exit_code[badly",
+    ),
 }  # fmt: skip
 
 

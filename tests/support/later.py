@@ -1,8 +1,8 @@
-"""Tests outside of ``integration`` and ``slurm`` that `pytest` leaves to `.ci/run`.
+"""Tests outside of ``integration`` and ``slurm`` that `pytest` leaves to `.ci/run`, or that, too.
 
 By file and by how the names of tests begin, the cases in the same way; no cases are all of them.
-Each is of a kind of which `pytest` makes others, or takes long for what it adds. Tests whose cases
-make a large matrix deal them by `thinned` instead.
+Each is of a kind of which the other tests make one, or takes long for what it adds. Tests whose
+cases make a large matrix deal them by `thinned` instead.
 """
 
 from __future__ import annotations
@@ -177,15 +177,145 @@ MATRIX: Table = {
     },
 }
 
+# By hand before a release, with what still meets their faults.
+FULL: Table = {
+    "component/shim/levers/test_graph_rehearsal.py": {  # of each kind others are in .ci/run
+        "test_a_safe_loop_gets_graphs": (
+            "averages",
+            "counted",
+            "detached",
+            "plain-Normed",
+            "recurs",
+            "retains",
+            "takes_items",
+        ),
+        "test_an_unsafe_loop_gets_none": (
+            "accumulates",
+            "calls_twice",
+            "keeps_views",
+            "plain-InDeque",
+            "plain-InSlots",
+            "plain-NewEma",
+            "plain-OnParameter",
+            "reads_global-Backward",
+            "takes_fields-InBoxed",
+        ),
+    },
+    "contract/test_checkpoints.py": {
+        # generated code in test_scripts, resumed runs with all other backends here
+        "test_saved_and_resumed_with_inductor": (),
+    },
+    "contract/test_data_parallel.py": {  # the same scripts as forks, and one by the command
+        "test_the_command_trains_what_one_process_trains": (
+            "gan_latents",
+            "semi_supervised",
+            "stream_dataset",
+            "weighted_sampler",
+        ),
+    },
+    "contract/test_data_parallel_guards.py": {
+        "test_a_model_that_is_not_split_is_an_error_with_strict": (),  # --strict of other levers
+        "test_files_are_those_of_one_process": ("temporary",),
+        "test_ranks_that_go_different_ways_are_an_error": ("changed",),
+    },
+    "contract/test_data_parallel_loops.py": {
+        "test_losses_of_all_forms_are_those_of_one_process": ("inside-3",),  # scripts/ranks
+        "test_the_script_that_asks_for_its_rank_in_vain_is_stopped": (),  # source/ranks
+    },
+    "contract/test_data_parallel_nodes.py": {
+        "test_nodes_apart_train_what_one_process_trains": ("elastic",),  # two nodes, static
+    },
+    "contract/test_frameworks.py": {  # each framework is in another one
+        "test_a_module_that_fabric_wraps_is_compiled_with_its_precision": (),
+        "test_a_recipe_that_does_everything_itself_is_left_alone": (),
+        "test_what_a_framework_does_is_left_to_it": ("fabric_loop", "lightning_trainer"),
+        "test_what_a_framework_leaves_uncompiled_is_compiled": ("timm",),
+        "test_with_all_levers_off_it_prints_what_python_prints": ("fabric_loop",),
+    },
+    "contract/test_levers_children.py": {  # spawn, fork and mp.spawn
+        "test_a_parent_that_trains_too_is_counted_once": (),
+        "test_something_else_called_fasttrain_is_in_nobodys_way": (),
+        "test_with_every_lever_off_children_are_pythons_own": (),
+    },
+    "contract/test_levers_dynamo.py": {
+        "test_gradients_behind_a_max_pool": (),
+        "test_inductor_and_its_missing_compiler": (),
+    },
+    "contract/test_preempt_snapshots.py": {
+        # one process and several ranks; unit tests of what is kept and of signals
+        "test_a_preempted_run_ends_as_one_that_was_not": ("several",),
+        "test_a_signal_that_comes_while_processes_start_waits_for_them": ("torchrun",),
+        "test_a_snapshot_that_can_not_be_used_leaves_the_one_before": (),
+    },
+    "contract/test_ranks_styles.py": {
+        "test_ranks_that_would_part_end": (
+            "part_garbage",
+            "part_lock_file",
+            "part_own_environ",
+            "part_string_hashes",
+        ),
+    },
+    "contract/test_scripts.py": {  # the same scripts in forks
+        "test_generated_code_gives_the_same_loss": ("vae_sum",),
+        "test_the_command_with_levers_off_is_plain_python": (
+            "contrastive_infonce",
+            "convnet_batchnorm",
+            "loss_method",
+            "multitask_dataclass",
+            "progressive_growing",
+            "swa_update_bn",
+            "unfreeze_later",
+        ),
+    },
+    "contract/test_shared_loading.py": {
+        "test_ranks_read_what_python_reads": ("3-methods1",),  # with two ranks
+    },
+    "faults/test_matrix.py": {  # by real failures in test_crash_causes and test_crash_torch
+        "test_cell": (
+            "SIGABRT",
+            "SIGBUS",
+            "SIGSEGV",
+            "SIGKILL-",
+            "SIGTERM",
+            "SIGHUP",
+            "SIGUSR2",
+            "exception-",
+            "full_disk",
+            "loader_worker",
+            "no_space",
+            "os._exit",
+            "sys.exit",
+        ),
+    },
+    "faults/test_no_orphans.py": {
+        "test_nothing_of_the_run_is_left": (
+            "1-launcher-SIGUSR2",
+            "1-worker-SIGTERM",
+            "2-agent-SIGUSR2",
+            "2-worker-SIGKILL",
+        ),
+        "test_workers_of_a_data_loader_end_too": ("worker",),
+    },
+    "faults/test_soak.py": {"test_runs_of_one_parent": ()},
+    "faults/test_staggered_crashes.py": {
+        "test_the_first_of_two_that_fail_at_different_times": (),  # test_crash_ranks
+    },
+}
+
 
 def mark(items: Sequence[pytest.Item]) -> None:
-    """Mark the tests of the table."""
+    """Mark the tests of the tables."""
     for item in items:
-        tests = MATRIX.get(item.nodeid.removeprefix("tests/").partition("::")[0], {})
-        if any(_is_of(item.name, test, cases) for test, cases in tests.items()):
+        if _is_in(MATRIX, item) or _is_in(FULL, item):
             item.add_marker(pytest.mark.matrix)
+        if _is_in(FULL, item):
+            item.add_marker(pytest.mark.full)
 
 
-def _is_of(name: str, test: str, cases: Sequence[str]) -> bool:
-    function, _, case = name.partition("[")
-    return function.startswith(test) and (not cases or case.startswith(tuple(cases)))
+def _is_in(table: Table, item: pytest.Item) -> bool:
+    tests = table.get(item.nodeid.removeprefix("tests/").partition("::")[0], {})
+    function, _, case = item.name.partition("[")
+    return any(
+        function.startswith(test) and (not cases or case.startswith(cases))
+        for test, cases in tests.items()
+    )
