@@ -19,6 +19,7 @@ from fasttrain.shim.data_parallel.split.rows import reduced_by
 from support import sync_batch_norm
 
 RANKS = 2
+AGAIN = True  # differentiate twice
 AT = (0, 5, 12)  # the ranks have 5 and 7 rows
 SHAPES = {1: (12, 3), 2: (12, 3, 4, 2), 3: (12, 3, 2, 2, 2)}
 KINDS: dict[int, Any] = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
@@ -133,7 +134,8 @@ def test_it_can_be_differentiated_twice(way: str) -> None:
 
     def penalty(norm: nn.Module, own: Tensor, scale: float) -> Tensor:
         own = own.clone().requires_grad_()
-        (slope,) = torch.autograd.grad(norm(own).pow(3).sum() * scale, own, create_graph=True)
+        loss = norm(own).pow(3).sum() * scale
+        (slope,) = torch.autograd.grad(loss, own, create_graph=AGAIN)
         (slope / scale).square().sum().mul(scale).backward()
         assert own.grad is not None
         return own.grad
