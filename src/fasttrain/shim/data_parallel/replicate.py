@@ -30,11 +30,6 @@ from fasttrain.shim.data_parallel.backward import BackwardPasses
 from fasttrain.shim.data_parallel.context import ParallelContext
 from fasttrain.shim.data_parallel.rank_consistency import RankConsistency, SameLine
 from fasttrain.shim.data_parallel.replica import Replica
-from fasttrain.shim.data_parallel.sharded import (
-    ShardedReplica,
-    check_own_parameters,
-    check_unsharded,
-)
 from fasttrain.shim.data_parallel.split import whole_batch
 from fasttrain.shim.data_parallel.split.call import SplitCalls
 from fasttrain.shim.hooks import patching
@@ -167,7 +162,7 @@ class Replicate:
             self._even_out(root, module)
             return sharded.out_of_inference_mode(run) if self._sharded else run
         if self._sharded:
-            check_own_parameters(root)
+            sharded.check_own_parameters(root)
         if root.replica is None:
             root.replica = self._replicate(root, module)
             self.passes.add(root.replica)
@@ -192,11 +187,11 @@ class Replicate:
         with self._streams.for_forward(parameter.device if parameter is not None else None):
             return call(*args, **kwargs)
 
-    def _replicate(self, root: Root, module: nn.Module) -> Replica | ShardedReplica:
+    def _replicate(self, root: Root, module: nn.Module) -> Replica | sharded.ShardedReplica:
         if not self._sharded:
             return Replica(module, self._ranks)
-        check_unsharded(root, module)
-        replica = ShardedReplica(module, self._ranks, self._training.optimizers)
+        sharded.check_unsharded(root, module)
+        replica = sharded.ShardedReplica(module, self._ranks, self._training.optimizers)
         self.recorder.counts["sharded blocks"] += len(replica.blocks)
         self.recorder.note(
             f"{root.name} is sharded in place from its first training call: parameters and"

@@ -36,6 +36,7 @@ _OF_SHARDS = (
     "mixed torch.Tensor and DTensor", "does not have a sharding strategy", "sharded dimension",
     "Sharding propagation failed", "attribute lookup FSDP", "FSDP does not support",
 )  # fmt: skip
+_NUMBER: Any = torch.ops.aten._local_scalar_dense.default  # reads a number
 # Functions that return a scalar of all gradients, which is a DTensor.
 _CLIPPERS = ("clip_grad_norm_", "clip_grad_value_", "clip_grads_with_norm_", "get_total_norm")
 
@@ -118,9 +119,6 @@ def install(undo: ExitStack) -> None:
             patching.wrap(owner, name, _whole_result, undo)
     refusal.at_failure.append(_explain)
     undo.callback(refusal.at_failure.remove, _explain)
-
-
-_NUMBER: Any = torch.ops.aten._local_scalar_dense.default
 
 
 def _number(_operator: Any, args: tuple[Any, ...], _kwargs: Any) -> Any:
