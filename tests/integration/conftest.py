@@ -22,7 +22,26 @@ WHEEL = "torch-npu==2.13.0"  # its optimizers are the same code from 2.1 to 2.14
 
 # Of the real runs in this folder, `pytest` makes these: one of each kind, and what takes no torch.
 ORDINARY = {
-    "test_crash_causes.py": (),  # all of it
+    "test_crash_causes.py": (
+        *(
+            f"test_a_real_failure[{cause}"
+            for cause in ("assertion", "exception", "exit", "file-missing")
+        ),
+        *(
+            f"test_a_real_failure[{cause}"
+            for cause in ("host-memory", "interrupted", "killed", "segfault")
+        ),
+        "test_a_code_",
+        "test_a_traceback_",
+        "test_what_ended_",
+        "test_a_script_that_",
+        "test_a_good_",
+        "test_a_fork_",
+        "test_a_failure_",
+        "test_quiet_",
+        "test_secrets_",
+        "test_the_kernel_",
+    ),
     "test_output.py": (
         "test_a_line_is_shown_",
         "test_progress_on_a_terminal",
@@ -38,7 +57,7 @@ ORDINARY = {
     "test_bad_input.py": ("test_a_port_in_use", "test_a_run_directory_is_used_once"),
     "test_crash_ranks.py": ("test_a_hidden_rank_is_told_whole",),
     "test_doctor.py": ("test_the_whole_examination_", "test_quick_", "test_a_script_is_judged_"),
-    "test_hangs.py": ("test_a_single_process",),
+    "test_hangs.py": ("test_a_single_process[endless",),
     "test_not_finite.py": ("test_a_diverging_run_is_stopped[1]",),
     "test_planted_secrets.py": ("test_a_run_that_fails_tells_nothing", "test_a_plan_tells_"),
     "test_python.py": ("test_a_script_runs_in_the_active_environment",),
