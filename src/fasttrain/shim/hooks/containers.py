@@ -71,7 +71,9 @@ def children_of(holder: Any, kind: type) -> list[Child]:
     if issubclass(kind, type):
         module = sys.modules.get(holder.__module__)
         scripts = is_scripts(getattr(module, "__file__", None) or "<")
-        return _attributes(holder, list(vars(holder))) if scripts else []
+        # Not what Python's copy module notes on a class, which is copied in a trial.
+        own = [name for name in vars(holder) if name != "__slotnames__"]
+        return _attributes(holder, own) if scripts else []
     return [] if kind.__module__.startswith("fasttrain.") else _inside(holder)
 
 

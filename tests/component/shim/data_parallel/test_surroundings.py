@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import copy
 import gc
 import io
 import itertools
@@ -252,6 +253,23 @@ def test_weak_references_are_nobodys() -> None:
     around = CallSurroundings(module)
     del kept
     gc.collect()
+    assert around.changed() == ""
+
+
+class Result(dict[str, Tensor]):
+    """What a model of transformers gives: a dict by subclass, which a trial copies."""
+
+
+class Gives(Base):
+    def forward(self, x: Tensor) -> Result:
+        return Result(x=x)
+
+
+def test_a_copy_of_what_it_gives_changes_no_class() -> None:
+    module = Gives()
+    around = CallSurroundings(module, torch.ones(3, 2))
+    copy.copy(module(torch.ones(3, 2)))
+    assert "__slotnames__" in vars(Result)
     assert around.changed() == ""
 
 
