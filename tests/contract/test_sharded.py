@@ -30,6 +30,21 @@ REFUSED = {
     "loaders/stream_dataset": "--strategy ddp",  # pickles the module
     "distillation_ema": "--strategy ddp",
 }
+CLOSURE = """
+import torch
+from torch import nn
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+x = torch.randn(8, 4)
+def closure():
+    optimizer.zero_grad()
+    loss = model(x).square().mean()
+    loss.backward()
+    return loss
+for _ in range(4):
+    print(float(optimizer.step(closure)))
+"""
 pytestmark = pytest.mark.slow
 
 
@@ -55,10 +70,21 @@ def test_sharded_calls_are_split(zygote: Zygote, tmp_path: Path) -> None:
     assert not strategy["missed"]
 
 
-@pytest.mark.parametrize("script", thinned(list(REFUSED), 0, always=["scripted_part"]))
+@pytest.mark.parametrize("script", thinned(list(REFUSED), 0, left=1, always=["scripted_part"]))
 def test_what_shards_do_not_support_ends_with_words(
     script: str, zygote: Zygote, tmp_path: Path
 ) -> None:
     run = forked_ranks(zygote, tmp_path / "ranks", SCRIPTS / f"{script}.py", options=FSDP)
     assert run.returncode
     assert REFUSED[script] in run.stderr
+
+
+@pytest.mark.matrix
+def test_a_model_that_is_first_called_in_a_closure(zygote: Zygote, tmp_path: Path) -> None:
+    """Its optimizer's step has begun, with the fused kernel for whole parameters."""
+    path = tmp_path / "closure.py"
+    path.write_text(CLOSURE)
+    one = Alone(zygote)(tmp_path / "alone", path)
+    options = ("--amp", "off", "--strategy", "fsdp")
+    run = forked_ranks(zygote, tmp_path / "ranks", path, options=options)
+    assert_same_prints(run.lines(), one.good.stdout.splitlines(), closely)

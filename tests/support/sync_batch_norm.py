@@ -34,6 +34,7 @@ def batch_norm_gather_stats_with_counts(
     eps: float,
     counts: Tensor,
 ) -> tuple[Tensor, Tensor]:
+    assert running_mean is None or counts.dtype == running_mean.dtype
     by, n = counts[:, None].double(), counts.double().sum()
     mean = (means * by).sum(0) / n
     squares = ((invstds.double() ** -2 - eps + means.double() ** 2) * by).sum(0) / n

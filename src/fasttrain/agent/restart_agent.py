@@ -134,7 +134,8 @@ FINAL_S = 5.0  # the run ends anyway; other verdicts only improve its crash card
 # such as those that wait for a key of the store. Longer than an agent takes to judge a failure.
 SILENT_S = 60.0
 BEAT_S = 0.5
-AWAY_S = 2.0
+AWAY_S = 2.0  # an agent that has not looked for so long can't say who was silent
+SHORTEST_SILENCE_S = 3.0  # several beats, whatever the rendezvous is set to
 KEEP_ALIVE_ATTEMPTS = 3  # torch's default of keep_alive_max_attempt
 
 
@@ -145,10 +146,12 @@ def silence_s(rdzv_conf: str) -> float:
         rdzv_conf: Settings of the rendezvous in torchrun's syntax, by which a node is gone that has
             missed ``keep_alive_max_attempt`` signs of life, ``keep_alive_interval`` seconds apart.
     """
-    settings = dict(pair.partition("=")[::2] for pair in rdzv_conf.split(","))
-    with suppress(ValueError):
-        interval_s = float(settings.get("keep_alive_interval", ""))
-        return interval_s * int(settings.get("keep_alive_max_attempt", KEEP_ALIVE_ATTEMPTS))
+    pairs = (pair.partition("=") for pair in rdzv_conf.split(","))
+    settings = {name.strip(): value for name, _, value in pairs}
+    with suppress(ValueError):  # torch's rendezvous refuses what is no number
+        interval_s = int(settings.get("keep_alive_interval", ""))
+        attempts = int(settings.get("keep_alive_max_attempt", KEEP_ALIVE_ATTEMPTS))
+        return max(SHORTEST_SILENCE_S, float(interval_s * attempts))
     return SILENT_S
 
 

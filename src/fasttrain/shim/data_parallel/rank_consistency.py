@@ -182,11 +182,12 @@ class RankConsistency:
             SystemExit: ``ranks-diverged`` if they differ.
         """
         self._steps = steps
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        rarely = not steps & (steps - 1)
+        parameters = [p for g in optimizer.param_groups for p in g["params"]] if rarely else []
         if steps == 1 and parameters:
             self._clock.follow(parameters[0].device)
         self._behind_step = self._clock.mark()
-        if steps & (steps - 1) or sharded:  # rarely: it reads all parameters
+        if not rarely or sharded:
             return
         with torch.no_grad():
             # Summed in fp64, but not copied to it.

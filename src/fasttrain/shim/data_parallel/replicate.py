@@ -191,7 +191,9 @@ class Replicate:
         if not self._sharded:
             return Replica(module, self._ranks)
         sharded.check_unsharded(root, module)
-        replica = sharded.ShardedReplica(module, self._ranks, self._training.optimizers)
+        replica = sharded.ShardedReplica(
+            module, self._ranks, self._training.optimizers, self.recorder.note
+        )
         self.recorder.counts["sharded blocks"] += len(replica.blocks)
         self.recorder.note(
             f"{root.name} is sharded in place from its first training call: parameters and"

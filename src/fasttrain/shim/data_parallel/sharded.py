@@ -59,7 +59,13 @@ class ShardedReplica:
     gathers = True
     calls_together = False
 
-    def __init__(self, module: nn.Module, ranks: Ranks, optimizers: Iterable[Optimizer]) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        ranks: Ranks,
+        optimizers: Iterable[Optimizer],
+        tell: Callable[[str], None],
+    ) -> None:
         self.uneven = False
         self.registered = 0
         whole = dict(module.named_parameters(remove_duplicate=False))
@@ -69,10 +75,11 @@ class ShardedReplica:
         places = {id(whole[name]): shards[name] for name in whole}
         for optimizer in optimizers:
             _exchange(optimizer, places)
-            _keep_states_whole(optimizer)
+            _keep_states_whole(optimizer, tell)
+        gather = functools.partial(_gather_parameters, tell)
         parts: list[Any] = [part for part in module.modules() if part._parameters]
         for part in parts:
-            part.register_state_dict_post_hook(_gather_parameters)
+            part.register_state_dict_post_hook(gather)
             part.register_load_state_dict_pre_hook(_cut_parameters)
         # Scalars are averaged like parameters that no root owns.
         self.parameters = [p for p in parameters_of(module) if hasattr(p, "placements")]
@@ -272,13 +279,13 @@ def _exchange(optimizer: Optimizer, places: dict[int, Any]) -> None:
                 optimizer.state[shard] = {k: _cut(v, shard) for k, v in state.items()}
 
 
-def _keep_states_whole(optimizer: Optimizer) -> None:
+def _keep_states_whole(optimizer: Optimizer, tell: Callable[[str], None]) -> None:
     """Have an optimizer save and load the whole states, as in one process."""
     ref = weakref.ref(optimizer)
 
     def gather(_: Optimizer, checkpoint: dict[str, Any]) -> dict[str, Any]:
         states = {
-            key: {name: _for_checkpoint(value) for name, value in state.items()}
+            key: {name: _for_checkpoint(value, tell) for name, value in state.items()}
             for key, state in checkpoint["state"].items()
         }
         return {**checkpoint, "state": states}
@@ -300,10 +307,12 @@ def _keep_states_whole(optimizer: Optimizer) -> None:
     optimizer.register_load_state_dict_pre_hook(cut)
 
 
-def _gather_parameters(module: nn.Module, checkpoint: dict[str, Any], prefix: str, _: Any) -> None:
+def _gather_parameters(
+    tell: Callable[[str], None], module: nn.Module, checkpoint: dict[str, Any], prefix: str, _: Any
+) -> None:
     for name in module._parameters:
         if prefix + name in checkpoint:
-            checkpoint[prefix + name] = _for_checkpoint(checkpoint[prefix + name])
+            checkpoint[prefix + name] = _for_checkpoint(checkpoint[prefix + name], tell)
 
 
 def _cut_parameters(module: nn.Module, checkpoint: dict[str, Any], prefix: str, *_: Any) -> None:
@@ -318,7 +327,7 @@ def _whole(value: Any) -> Any:
     return value if gather is None else gather()
 
 
-def _for_checkpoint(value: Any) -> Any:
+def _for_checkpoint(value: Any, tell: Callable[[str], None]) -> Any:
     """Return a whole tensor; on the CPU where its device is nearly full.
 
     A whole model beside its shards may be more than the device holds.
@@ -330,7 +339,10 @@ def _for_checkpoint(value: Any) -> Any:
     if memory is None:
         return whole
     free, total = memory(whole.device)
-    return whole if free > _KEPT_FREE * total else whole.cpu()
+    if free > _KEPT_FREE * total:
+        return whole
+    tell("the whole tensors of a state_dict() are on the CPU, since its device was nearly full")
+    return whole.cpu()
 
 
 def _cut(value: Any, like: Any) -> Any:

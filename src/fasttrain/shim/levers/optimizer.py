@@ -51,12 +51,12 @@ Strides = tuple[int, ...] | None  # None for tensors without any, such as sparse
 class _Known:
     """The lever's state of one optimizer of the script."""
 
-    __slots__ = ("dtypes", "fuse", "hooked", "left", "site", "steps_on_device", "strides")
+    __slots__ = ("fuse", "hooked", "kinds", "left", "site", "steps_on_device", "strides")
 
     def __init__(self, site: str) -> None:
         self.site = site
         self.strides: list[Strides] | None = None  # of the parameters when it was judged
-        self.dtypes: list[torch.dtype] = []
+        self.kinds: list[tuple[torch.dtype, type]] = []
         self.fuse = False
         self.hooked = False
         self.steps_on_device = False
@@ -104,12 +104,7 @@ class OptimizerLever:
         known = self._known.get(optimizer)
         if known is None:  # it was unpickled, without its constructor
             known = self._known[optimizer] = _Known(call_site())
-        strides = _all_strides(optimizer)
-        dtypes = [p.dtype for p in _parameters(optimizer)]
-        if strides != known.strides or dtypes != known.dtypes:
-            known.strides, known.dtypes = strides, dtypes
-            self._judge(optimizer, known)
-        if not known.fuse:
+        if not self._may_fuse(optimizer, known):
             return None
         if not known.steps_on_device:
             _move_step_counters(optimizer)
@@ -117,7 +112,21 @@ class OptimizerLever:
         if closure_of(args, kwargs) is None:
             self._fuse(optimizer, known)
             return None
-        return followed(args, kwargs, lambda: self._fuse(optimizer, known))
+        return followed(args, kwargs, lambda: self._fuse_after_closure(optimizer, known))
+
+    def _may_fuse(self, optimizer: Optimizer, known: _Known) -> bool:
+        """True if a step can be fused, judged again whenever parameters are of another kind."""
+        strides = _all_strides(optimizer)
+        kinds = [(p.dtype, type(p)) for p in _parameters(optimizer)]
+        if strides != known.strides or kinds != known.kinds:
+            known.strides, known.kinds = strides, kinds
+            self._judge(optimizer, known)
+        return known.fuse
+
+    def _fuse_after_closure(self, optimizer: Optimizer, known: _Known) -> None:
+        """Fuse a step unless its closure, such as a model's first call, has changed parameters."""
+        if self._may_fuse(optimizer, known):
+            self._fuse(optimizer, known)
 
     def _fuse(self, optimizer: Optimizer, known: _Known) -> None:
         """Switch the kernel on for this step, in the groups whose gradients it can take."""

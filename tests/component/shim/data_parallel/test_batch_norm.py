@@ -145,6 +145,13 @@ def test_it_can_be_differentiated_twice(way: str) -> None:
     torch.testing.assert_close(torch.cat(found) / RANKS, expected, rtol=1e-3, atol=1e-3)
 
 
+def test_a_module_in_low_precision(way: str) -> None:
+    values = batch(2).bfloat16()
+    found = Ranks().run(lambda rank: module(2).bfloat16()(values[AT[rank] : AT[rank + 1]]))
+    expected = module(2).bfloat16()(values)
+    torch.testing.assert_close(torch.cat(found), expected, rtol=2e-2, atol=2e-2)
+
+
 def test_memory_in_channels_last_is_kept(way: str) -> None:
     values = batch(2).contiguous(memory_format=torch.channels_last)
     found = Ranks().run(lambda rank: module(2)(values[AT[rank] : AT[rank + 1]]))

@@ -21,11 +21,13 @@ def test_a_nearly_full_device_has_them_on_the_host(
     monkeypatch.setattr(sharded, "module_of", lambda _: memory)
     whole = SimpleNamespace(device=torch.device("cuda"), cpu=lambda: "host")
     shard = SimpleNamespace(full_tensor=lambda: whole)
-    found: Any = sharded._for_checkpoint(shard)
+    told: list[str] = []
+    found: Any = sharded._for_checkpoint(shard, told.append)
     assert found == ("host" if place == "host" else whole)
+    assert bool(told) == (place == "host")
 
 
 def test_what_is_no_shard_stays_as_it_is() -> None:
     whole = torch.ones(2)
-    assert sharded._for_checkpoint(whole) is whole
-    assert sharded._for_checkpoint(3) == 3
+    assert sharded._for_checkpoint(whole, pytest.fail) is whole
+    assert sharded._for_checkpoint(3, pytest.fail) == 3

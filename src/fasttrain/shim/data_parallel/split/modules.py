@@ -19,7 +19,6 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fasttrain.shim.data_parallel.sharded import put_away
 from fasttrain.shim.data_parallel.tensor_sums import strided_parts, sums_of
 from fasttrain.shim.hooks import patching
 from fasttrain.shim.hooks.roots import parameters_of
@@ -162,7 +161,6 @@ def parameter_sums(module: Module) -> list[float]:
 
     A copy to compare with would double the parameters' memory.
     """
-    put_away(module)
     return sums_of([p for p in parameters_of(module) if not is_lazy(p)])
 
 

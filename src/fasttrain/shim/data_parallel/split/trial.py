@@ -17,6 +17,7 @@ from torch.nn import Module
 from fasttrain.model.errors import ExitCode, FasttrainError
 from fasttrain.shim.data_parallel.rank_consistency import meet_inside
 from fasttrain.shim.data_parallel.ranks import Ranks
+from fasttrain.shim.data_parallel.sharded import put_away
 from fasttrain.shim.data_parallel.split.agreement import (
     DisagreementError,
     check_equal,
@@ -170,6 +171,12 @@ class SplitTrial:
                 return known  # too few rows for all ranks: the call runs on the whole batch
         if not guesses:
             raise RefusalError("no argument has a row for each rank", final=False)
+        return self._searched(guesses, args, kwargs, gradients=gradients)
+
+    def _searched(
+        self, guesses: Sequence[Dimensions], args: Any, kwargs: Any, *, gradients: bool
+    ) -> Split:
+        """Return the first split by a guess that agrees, in full precision."""
         device = next((p.device.type for p in parameters_of(self._module)), "cpu")
         low = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
         # In full precision: the rounding of bf16 would hide differences.
@@ -275,10 +282,12 @@ class SplitTrial:
                 with neutral:
                     output = self._plainly(*args, **kwargs)
             except Exception as error:  # noqa: BLE001 - the script's model, called for a trial
+                put_away(self._module)
                 return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
             except BaseException as error:
                 if type(error).__name__ != "Parted":  # of `call`, which imports this module
                     raise
+                put_away(self._module)
                 return "an error: its number of losses differs from other ranks"
         self._draws = neutral.draws
         self.by_values |= neutral.by_values and not splitting

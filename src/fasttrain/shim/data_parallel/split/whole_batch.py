@@ -112,8 +112,9 @@ class _ByKernels(torch.autograd.Function):
         count = mean.new_full((1,), values.numel() // values.size(1))
         means, invstds, counts = _of_all_ranks(mean, invstd, count, ranks)
         running, momentum = _running(module)
+        by = counts.reshape(-1) if running[0] is None else counts.reshape(-1).to(running[0].dtype)
         mean, invstd = torch.batch_norm_gather_stats_with_counts(
-            values, means, invstds, *running, momentum, module.eps, counts.reshape(-1)
+            values, means, invstds, *running, momentum, module.eps, by
         )
         ctx.how = module.eps, ranks
         ctx.save_for_backward(values, weight, bias, mean, invstd, counts.to(torch.int32))
