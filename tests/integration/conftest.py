@@ -20,17 +20,14 @@ FAKE_NPU = HERE.parent / "fake_npu"
 WHEEL = "torch-npu==2.13.0"  # its optimizers are the same code from 2.1 to 2.14
 
 
+REAL_FAILURES = (
+    "assertion", "exception", "exit", "file-missing", "host-memory", "interrupted", "killed",
+    "segfault",
+)  # fmt: skip
 # Of the real runs in this folder, `pytest` makes these: one of each kind, and what takes no torch.
 ORDINARY = {
     "test_crash_causes.py": (
-        *(
-            f"test_a_real_failure[{cause}"
-            for cause in ("assertion", "exception", "exit", "file-missing")
-        ),
-        *(
-            f"test_a_real_failure[{cause}"
-            for cause in ("host-memory", "interrupted", "killed", "segfault")
-        ),
+        *(f"test_a_real_failure[{cause}" for cause in REAL_FAILURES),
         "test_a_code_",
         "test_a_traceback_",
         "test_what_ended_",

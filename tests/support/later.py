@@ -177,7 +177,7 @@ MATRIX: Table = {
     },
 }
 
-# By hand before a release, with what still meets their faults.
+# By hand before a release, with what still meets their faults in .ci/run.
 FULL: Table = {
     "component/shim/levers/test_graph_rehearsal.py": {  # of each kind others are in .ci/run
         "test_gradients_outlive_the_next_forward": ("zeroes_late_in_place", "zeroes_now"),
@@ -234,15 +234,15 @@ FULL: Table = {
         "test_the_script_that_asks_for_its_rank_in_vain_is_stopped": (),  # source/ranks
     },
     "contract/test_data_parallel_nodes.py": {
-        "test_nodes_apart_train_what_one_process_trains": ("elastic",),  # two nodes, static
+        "test_nodes_apart_train_what_one_process_trains": (
+            "elastic",
+        ),  # static ones, and test_torchrun
     },
-    "contract/test_frameworks.py": {  # each framework is in another one
-        "test_what_a_framework_leaves_undone_is_done": ("lightning_trainer", "torchtune_loop"),
+    "contract/test_frameworks.py": {  # each framework is in another test
         "test_what_mmengine_refuses_on_a_cpu_is_refused": (),
         "test_a_module_that_fabric_wraps_is_compiled_with_its_precision": (),
         "test_a_recipe_that_does_everything_itself_is_left_alone": (),
-        "test_what_a_framework_does_is_left_to_it": ("fabric_loop", "lightning_trainer"),
-        "test_what_a_framework_leaves_uncompiled_is_compiled": ("timm",),
+        "test_what_a_framework_does_is_left_to_it": ("lightning_trainer",),
         "test_with_all_levers_off_it_prints_what_python_prints": ("fabric_loop",),
     },
     "contract/test_levers_children.py": {  # spawn, fork and mp.spawn
@@ -259,15 +259,14 @@ FULL: Table = {
         "test_inductor_and_its_missing_compiler": (),
     },
     "contract/test_preempt_snapshots.py": {
-        "test_ranks_are_preempted_at_one_step_and_go_on": (),
         "test_what_can_not_be_followed_is_refused_at_once": ("with_closure", "read_ahead"),
-        # one process and several ranks; unit tests of what is kept and of signals
+        # one script alone and as two ranks; unit tests of what is kept and of signals
         "test_a_preempted_run_ends_as_one_that_was_not": ("several",),
         "test_a_signal_that_comes_while_processes_start_waits_for_them": ("torchrun",),
         "test_a_snapshot_that_can_not_be_used_leaves_the_one_before": (),
     },
     "contract/test_ranks_styles.py": {
-        "test_ranks_that_would_part_end": (
+        "test_ranks_that_would_part_end": (  # others that part
             "part_garbage",
             "part_lock_file",
             "part_own_environ",
@@ -293,7 +292,9 @@ FULL: Table = {
     "contract/test_shared_loading.py": {
         "test_ranks_read_what_python_reads": (),  # component/shim/data_parallel/test_shared_loading
     },
-    "faults/test_matrix.py": {  # by real failures in test_crash_causes and test_crash_torch
+    "faults/test_matrix.py": {
+        # real failures in test_crash_causes and test_crash_torch, signals in test_signals and
+        # test_stopping, and no other for gloo's time-out
         "test_cell": (
             "control_group",
             "full_/dev/shm",
@@ -332,7 +333,9 @@ FULL: Table = {
         "test_ranks_of_a_framework_are_left_to_it": (),  # frameworks alone, ranks of scripts
     },
     "contract/test_levers_amp.py": {"test_a_script_that_bf16_would_end": ()},  # test_amp_repeat
-    "contract/test_levers_process.py": {"test_the_scripts_random_numbers_are_its_own": ()},
+    "contract/test_levers_process.py": {
+        "test_the_scripts_random_numbers_are_its_own": (),  # test_levers_compile_streams
+    },
 }
 
 

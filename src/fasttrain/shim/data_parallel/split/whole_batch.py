@@ -92,7 +92,7 @@ def _normalised(
 
 
 class _ByKernels(torch.autograd.Function):
-    """The same by SyncBatchNorm's kernels: a tenth of the operators.
+    """The same by SyncBatchNorm's kernels: 14 operators in both directions instead of 67.
 
     torch's own function can't be used: it waits for the device in each call, to leave out ranks
     without rows, which a split call doesn't have; and it can't be differentiated twice.
