@@ -30,6 +30,32 @@ REFUSED = {
     "loaders/stream_dataset": "--strategy ddp",  # pickles the module
     "distillation_ema": "--strategy ddp",
 }
+LISTED = """
+import collections, torch
+from torch import nn
+def main():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+    listed = [p for p in model.parameters()]
+    named = collections.OrderedDict(model.named_parameters())
+    of = {p: name for name, p in named.items()}
+    held, ends = set(listed[:1]), collections.deque(listed[-1:])
+    weight = model[0].weight
+    def norm():
+        return weight.grad.norm().item()
+    only_here = model[2].weight
+    optimizer = torch.optim.AdamW(listed, lr=0.01)
+    for _ in range(4):
+        loss = model(torch.randn(8, 4)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        clipped = nn.utils.clip_grad_norm_(listed, 0.1)
+        print(float(loss), float(clipped), norm(), [of[p] for p in named.values()])
+        print([p.grad.abs().sum().item() for p in (*held, *ends)])
+        optimizer.step()
+    del only_here
+main()
+"""
 CLOSURE = """
 import torch
 from torch import nn
@@ -77,6 +103,25 @@ def test_what_shards_do_not_support_ends_with_words(
     run = forked_ranks(zygote, tmp_path / "ranks", SCRIPTS / f"{script}.py", options=FSDP)
     assert run.returncode
     assert REFUSED[script] in run.stderr
+
+
+def test_parameters_that_the_script_has_listed_before(zygote: Zygote, tmp_path: Path) -> None:
+    """It clips and averages them, in containers of each kind, from before they were sharded."""
+    path = tmp_path / "listed.py"
+    path.write_text(LISTED)
+    one = Alone(zygote)(tmp_path / "alone", path)
+    run = forked_ranks(zygote, tmp_path / "ranks", path, options=FSDP)
+    assert_same_prints(run.lines(), one.good.stdout.splitlines(), closely)
+    (note,) = [note for note in run.outcome("strategy")["notes"] if "only_here in main()" in note]
+    assert note
+
+
+def test_parameters_in_a_tuple_are_refused(zygote: Zygote, tmp_path: Path) -> None:
+    path = tmp_path / "tuple.py"
+    path.write_text(CLOSURE.replace("x = torch", "kept = tuple(model.parameters())\nx = torch"))
+    run = forked_ranks(zygote, tmp_path / "ranks", path, options=FSDP)
+    assert "[fsdp-references]" in run.stderr
+    assert run.stdout == ""
 
 
 @pytest.mark.matrix

@@ -8,12 +8,14 @@ work with whole tensors under the script's own keys.
 from __future__ import annotations
 
 import functools
+import gc
 import itertools
 import sys
 import weakref
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
-from types import FrameType
+from types import CellType, FrameType
 from typing import Any
 
 import torch
@@ -27,6 +29,7 @@ from fasttrain.shim.hooks import patching
 from fasttrain.shim.hooks.device_clock import module_of
 from fasttrain.shim.hooks.roots import Root, parameters_of, repeated_blocks
 from fasttrain.shim.process import refusal
+from fasttrain.shim.process.callsite import own_prefixes
 from fasttrain.shim.process.refusal import refuse
 
 _SWAPPING = {stateless._functional_call.__code__}  # torch.func.functional_call calls it, too
@@ -72,10 +75,13 @@ class ShardedReplica:
         self.blocks = repeated_blocks(module)
         _fully_shard([*self.blocks, module], _mesh(module, ranks))
         shards = dict(module.named_parameters(remove_duplicate=False))
-        places = {id(whole[name]): shards[name] for name in whole}
+        places = {
+            id(whole[name]): shards[name] for name in whole if whole[name] is not shards[name]
+        }
         for optimizer in optimizers:
-            _exchange(optimizer, places)
+            _exchange_states(optimizer, places)
             _keep_states_whole(optimizer, tell)
+        _exchange_references([p for p in whole.values() if id(p) in places], places, tell)
         gather = functools.partial(_gather_parameters, tell)
         parts: list[Any] = [part for part in module.modules() if part._parameters]
         for part in parts:
@@ -266,17 +272,83 @@ def _fully_shard(modules: list[nn.Module], mesh: Any) -> None:
             refuse(_refused(root, error))
 
 
-def _exchange(optimizer: Optimizer, places: dict[int, Any]) -> None:
-    """Replace an optimizer's whole parameters by their shards; shard their states, too."""
-    for group in optimizer.param_groups:
-        for at, parameter in enumerate(group["params"]):
-            shard = places.get(id(parameter))
-            if shard is None:
-                continue
-            group["params"][at] = shard
-            state = optimizer.state.pop(parameter, None)
-            if state is not None:
-                optimizer.state[shard] = {k: _cut(v, shard) for k, v in state.items()}
+def _exchange_states(optimizer: Optimizer, places: dict[int, Any]) -> None:
+    """Shard an optimizer's states of whole parameters."""
+    for parameter in [p for p in optimizer.state if id(p) in places]:
+        shard = places[id(parameter)]
+        state = optimizer.state.pop(parameter)
+        optimizer.state[shard] = {k: _cut(v, shard) for k, v in state.items()}
+
+
+def _exchange_references(
+    whole: list[Tensor], places: dict[int, Any], tell: Callable[[str], None]
+) -> None:
+    """Replace whole parameters by their shards wherever they are kept, such as in an optimizer.
+
+    A script that has listed ``model.parameters()`` before the first call would otherwise clip,
+    average or penalise parameters that nobody trains any more.
+
+    Raises:
+        SystemExit: ``fsdp-references`` if they are kept where they can't be replaced.
+    """
+    for holder in gc.get_referrers(*whole):
+        if holder is not whole:
+            _exchange_in(holder, places)
+    for frame in _frames_of_script():
+        # Its globals are a dict like others.
+        own = {} if frame.f_locals is frame.f_globals else frame.f_locals
+        for name in [name for name, value in own.items() if id(value) in places]:
+            tell(
+                f"{name} in {frame.f_code.co_name}() is a parameter as it was before it was"
+                " sharded, and isn't trained: ask the model for it again"
+            )
+
+
+def _exchange_in(holder: Any, places: dict[int, Any]) -> None:
+    """Replace parameters in a container."""
+    if isinstance(holder, list | deque):
+        for at, item in enumerate(holder):
+            if id(item) in places:
+                holder[at] = places[id(item)]
+    elif isinstance(holder, dict):
+        _exchange_in_dict(holder, places)
+    elif isinstance(holder, set):
+        kept = [places.get(id(item), item) for item in holder]
+        holder.clear()
+        holder.update(kept)
+    elif isinstance(holder, CellType):
+        holder.cell_contents = places[id(holder.cell_contents)]
+    elif isinstance(holder, tuple | frozenset):
+        refuse(_kept_in(type(holder).__name__))
+
+
+def _exchange_in_dict(holder: dict[Any, Any], places: dict[int, Any]) -> None:
+    if any(id(key) in places for key in holder):  # by parameter; the order stays
+        items = [(places.get(id(k), k), places.get(id(v), v)) for k, v in holder.items()]
+        holder.clear()
+        holder.update(items)
+        return
+    for key, value in holder.items():
+        if id(value) in places:
+            holder[key] = places[id(value)]
+
+
+def _frames_of_script() -> Iterator[FrameType]:
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if not frame.f_code.co_filename.startswith((*own_prefixes(), "<")):
+            yield frame
+        frame = frame.f_back
+
+
+def _kept_in(kind: str) -> FasttrainError:
+    return FasttrainError(
+        f"the script keeps parameters in a {kind} that --strategy fsdp can't replace by shards",
+        why="what refers to parameters from before the model's first call refers to tensors that"
+        " nobody trains any more",
+        fix=f"make the {kind} a list, or use --strategy ddp",
+        slug="fsdp-references",
+    )
 
 
 def _keep_states_whole(optimizer: Optimizer, tell: Callable[[str], None]) -> None:
