@@ -71,6 +71,55 @@ def closure():
 for _ in range(4):
     print(float(optimizer.step(closure)))
 """
+TIED = """
+import torch
+from torch import nn
+torch.manual_seed(0)
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 6), nn.Linear(6, 6)
+    def forward(self, x):
+        return x + self.second(self.first(x).tanh())
+model = nn.Sequential(Block(), Block(), Block())
+model[1].first.weight = model[0].first.weight
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+for _ in range(4):
+    loss = model(torch.randn(8, 6)).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    print(float(loss), bool(torch.equal(*(
+        model.state_dict()[f"{at}.first.weight"] for at in (0, 1)))))
+"""
+# In place of a full device, which a CPU can't be: the move fails on the first rank alone.
+HELD = """
+import torch
+from torch import nn
+class Net(nn.Sequential):
+    full = FULL
+    def _apply(self, fn, recurse=True):
+        if Net.full:
+            Net.full = False
+            raise torch.OutOfMemoryError("out of memory. Tried to allocate 20.00 MiB")
+        return super()._apply(fn, recurse)
+torch.manual_seed(0)
+model = Net(*(nn.Sequential(nn.Linear(6, 6), nn.Tanh()) for _ in range(3)))
+model.to("cpu", torch.float64)
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+x = torch.randn(8, 6, dtype=torch.float64)
+with torch.no_grad():
+    print(model(x).sum().item())
+print(model.state_dict()["0.0.weight"].sum().item())
+for _ in range(4):
+    loss = model(x).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    print(float(loss))
+"""
+# A script sees nothing of ranks; fasttrain itself does.
+ON_FIRST = "__import__('fasttrain.shim.process.entry', fromlist=['get']).get('LOCAL_RANK') == '0'"
 pytestmark = pytest.mark.slow
 
 
@@ -133,3 +182,26 @@ def test_a_model_that_is_first_called_in_a_closure(zygote: Zygote, tmp_path: Pat
     options = ("--amp", "off", "--strategy", "fsdp")
     run = forked_ranks(zygote, tmp_path / "ranks", path, options=options)
     assert_same_prints(run.lines(), one.good.stdout.splitlines(), closely)
+
+
+def test_a_parameter_that_two_blocks_share_stays_one(zygote: Zygote, tmp_path: Path) -> None:
+    path = tmp_path / "tied.py"
+    path.write_text(TIED)
+    one = Alone(zygote)(tmp_path / "alone", path)
+    run = forked_ranks(zygote, tmp_path / "ranks", path, options=FSDP)
+    assert_same_prints(run.lines(), one.good.stdout.splitlines(), closely)
+    assert run.outcome("strategy")["counts"]["sharded blocks"] == 1
+
+
+def test_a_model_that_does_not_fit_its_device_is_sharded_from_the_host(
+    zygote: Zygote, tmp_path: Path
+) -> None:
+    """Its first call, a validation, shards it on all ranks, also where it would have fitted."""
+    path = tmp_path / "held.py"
+    path.write_text(HELD.replace("FULL", "False"))
+    one = Alone(zygote)(tmp_path / "alone", path)
+    path.write_text(HELD.replace("FULL", ON_FIRST))
+    run = forked_ranks(zygote, tmp_path / "ranks", path, options=FSDP)
+    assert_same_prints(run.lines(), one.good.stdout.splitlines(), closely)
+    assert any("doesn't fit" in note for note in run.outcome("strategy")["notes"])
+    assert run.outcome("strategy")["counts"]["sharded blocks"] == 3

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -31,6 +33,12 @@ with open(sys.argv[1] + "/launcher.lock") as lock:
     print(flush=True)
     sys.stdin.read()
 """
+
+
+@pytest.fixture
+def plan(plan: LaunchPlan) -> LaunchPlan:
+    """Return a plan of a run whose name no other test's run has: all of this machine are asked."""
+    return replace(plan, run_id=f"held-by-{os.getpid()}")
 
 
 @contextmanager

@@ -14,6 +14,10 @@ backward pass. If it is unclear, or a pass left parameters out, the gradients ar
 DDP: averaging equal gradients again doesn't change them.
 
 A parameter that the script has hooks on is averaged before these, by a hook of ours.
+
+A compiled graph gives all of its gradients at its end, so that nothing is sent while it computes.
+Dynamo therefore cuts the graph of a DDP module at DDP's buckets. It does so when it compiles, which
+is in the first passes, without DDP: a stand-in tells it that there will be one.
 """
 
 from __future__ import annotations
@@ -217,7 +221,7 @@ class Replica:
             self._ddp = self._wrap(self._ref())
         self._called = True
         if self._ddp is None:
-            return run(*args, **kwargs)
+            return _as_for_ddp(run, args, kwargs)
         self._run = run
         try:
             return self._ddp(*args, **kwargs)
@@ -299,6 +303,28 @@ class Replica:
         counts = average_gradients(self.parameters, self._ranks)
         whole = all(count == self._ranks.world_size for count in counts)
         self._probes = max(0, self._probes - 1) if whole else self._needed
+
+
+class _ComingDDP:
+    """What dynamo asks a DDP module before it compiles, with DDP's own default."""
+
+    bucket_bytes_cap = 25 * 1024 * 1024
+
+
+_COMING: Any = _ComingDDP()
+
+
+def _as_for_ddp(run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """Call a function whose graphs dynamo shall cut at DDP's buckets.
+
+    Source: ``torch/_dynamo/convert_frame.py`` of torch 2.13, which asks for the active DDP module.
+    """
+    before = DistributedDataParallel._active_ddp_module
+    DistributedDataParallel._active_ddp_module = _COMING
+    try:
+        return run(*args, **kwargs)
+    finally:
+        DistributedDataParallel._active_ddp_module = before
 
 
 def _sum_bucket(ref: weakref.ref[Replica], bucket: Any) -> Any:

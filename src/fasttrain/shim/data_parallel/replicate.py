@@ -61,6 +61,7 @@ class Replicate:
         self._splits_batches = context.strategy.batch == "split"
         self._training = context.training
         self._sharded = context.strategy.mode == "fsdp"
+        self._held = sharded.HeldModels(recorder.note)
         self._consistency = RankConsistency(context.ranks)
         self._same_line = SameLine(context.ranks)
         # Roots with lazy parameters, which are created in the first call.
@@ -86,6 +87,7 @@ class Replicate:
             whole_batch.install_checkpoints(self.splits, undo)
         if self._sharded:
             sharded.install(undo)
+            self._held.install(undo)
         undo.callback(register_optimizer_step_post_hook(self._after_step).remove)
         self._consistency.install(undo)
         self.recorder.settle(State.ARMED, "no module was called")
@@ -143,8 +145,19 @@ class Replicate:
         self._same_line.check(f"call {root.name} for the first time")
         shapes = [f"{n} {tuple(p.shape)} {p.dtype}" for n, p in module.named_parameters()]
         self._consistency.compare_models(root.name, root.where, shapes)
+        held = self._sharded and self._is_held(module)
         if not any(hasattr(p, "placements") for p in parameters_of(module)):
             self._ranks.broadcast([*parameters_of(module), *module.buffers()])
+        if held:
+            self._begin_replica(root, module)
+
+    def _is_held(self, module: nn.Module) -> bool:
+        """True if a module stays on the host on any rank, where it is then put on all."""
+        device = self._held.device_of(module)
+        held = any(self._ranks.gather(str(device or "")))
+        if held and device is None:
+            self._held.hold(module, next(parameters_of(module)).device)
+        return held
 
     def _around(self, root: Root, module: nn.Module, call: Call) -> Call:
         if not self.recorder.live or self._must_run_whole():
@@ -164,8 +177,7 @@ class Replicate:
         if self._sharded:
             sharded.check_own_parameters(root)
         if root.replica is None:
-            root.replica = self._replicate(root, module)
-            self.passes.add(root.replica)
+            self._begin_replica(root, module)
         elif root.replica.registered != self.splits.registered:
             root.replica.look()
         root.replica.registered = self.splits.registered
@@ -187,13 +199,20 @@ class Replicate:
         with self._streams.for_forward(parameter.device if parameter is not None else None):
             return call(*args, **kwargs)
 
+    def _begin_replica(self, root: Root, module: nn.Module) -> None:
+        root.replica = self._replicate(root, module)
+        self.passes.add(root.replica)
+
     def _replicate(self, root: Root, module: nn.Module) -> Replica | sharded.ShardedReplica:
         if not self._sharded:
             return Replica(module, self._ranks)
         sharded.check_unsharded(root, module)
+        device = self._held.device_of(module)
         replica = sharded.ShardedReplica(
-            module, self._ranks, self._training.optimizers, self.recorder.note
-        )
+            module, self._ranks, self._training.optimizers, self.recorder.note,
+            device_type=device.type if device is not None else "",
+        )  # fmt: skip
+        self._held.release(module)
         self.recorder.counts["sharded blocks"] += len(replica.blocks)
         self.recorder.note(
             f"{root.name} is sharded in place from its first training call: parameters and"

@@ -12,7 +12,7 @@ import gc
 import itertools
 import sys
 import weakref
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from types import CellType, FrameType
@@ -24,6 +24,7 @@ from torch.nn.utils import stateless
 from torch.optim import Optimizer
 
 from fasttrain.model.errors import FasttrainError
+from fasttrain.model.vendors import LIKE_CUDA
 from fasttrain.shim.data_parallel.ranks import Ranks
 from fasttrain.shim.hooks import patching
 from fasttrain.shim.hooks.device_clock import module_of
@@ -57,6 +58,14 @@ class ShardedReplica:
         gathers: As in `Replica`.
         calls_together: As in `Replica`; nothing precedes the model's call.
         blocks: Submodules whose parameters are gathered one after the other.
+
+    Args:
+        module: The root.
+        ranks: All ranks.
+        optimizers: The script's, whose parameters and states become shards.
+        tell: Called with sentences for the receipt.
+        device_type: torch's type of the device that the shards are to be on; empty for that which
+            the parameters are on.
     """
 
     gathers = True
@@ -68,12 +77,16 @@ class ShardedReplica:
         ranks: Ranks,
         optimizers: Iterable[Optimizer],
         tell: Callable[[str], None],
+        device_type: str = "",
     ) -> None:
+        from torch.distributed.device_mesh import init_device_mesh
+
         self.uneven = False
         self.registered = 0
         whole = dict(module.named_parameters(remove_duplicate=False))
-        self.blocks = repeated_blocks(module)
-        _fully_shard([*self.blocks, module], _mesh(module, ranks))
+        self.blocks = _without_ties(repeated_blocks(module), module)
+        kind = device_type or next(parameters_of(module)).device.type
+        _fully_shard([*self.blocks, module], init_device_mesh(kind, (ranks.world_size,)))
         shards = dict(module.named_parameters(remove_duplicate=False))
         places = {
             id(whole[name]): shards[name] for name in whole if whole[name] is not shards[name]
@@ -153,6 +166,75 @@ def _whole_result(original: Any) -> Any:
         return _whole(original(*args, **kwargs))
 
     return function
+
+
+class HeldModels:
+    """Keeps on the host what doesn't fit its device whole, until its first call shards it.
+
+    FSDP moves one block after the other to the device, and keeps a part of each.
+    """
+
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        self._tell = tell
+        self._devices: weakref.WeakKeyDictionary[nn.Module, torch.device] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    def install(self, undo: ExitStack) -> None:
+        """Replace the methods that move a module."""
+        for name in ("to", *LIKE_CUDA):
+            if hasattr(nn.Module, name):
+                patching.wrap(nn.Module, name, functools.partial(self._moves, name), undo)
+
+    def device_of(self, module: nn.Module) -> torch.device | None:
+        """Return where the script has moved a module that is held on the host; None if it isn't."""
+        parts = [part for part in nn.Module.modules(module) if part in self._devices]
+        return self._devices[parts[0]] if parts else None
+
+    def release(self, module: nn.Module) -> None:
+        """Forget a module: its shards are on its device."""
+        for part in nn.Module.modules(module):
+            self._devices.pop(part, None)
+
+    def _moves(self, name: str, original: Any) -> Any:
+        @functools.wraps(original)
+        def move(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            try:
+                return original(module, *args, **kwargs)
+            except RuntimeError as error:
+                if type(error).__name__ != "OutOfMemoryError":
+                    raise
+            # Out of the except block, whose traceback refers to what has been moved.
+            return self._hold(name, module, args, kwargs)
+
+        return move
+
+    def _hold(self, name: str, module: nn.Module, args: Any, kwargs: Any) -> nn.Module:
+        if name == "to":
+            device, dtype, _, layout = torch._C._nn._parse_to(*args, **kwargs)
+        else:
+            device, dtype, layout = torch.device(name), None, None
+        how = {"dtype": dtype, "memory_format": layout}
+        self.hold(module, device, **{k: value for k, value in how.items() if value is not None})
+        self._tell(
+            f"{type(module).__name__} doesn't fit the {device.type} device whole: it stays on the"
+            " host until its first call, which shards it"
+        )
+        return module
+
+    def hold(self, module: nn.Module, device: torch.device, **how: Any) -> None:
+        """Move a module to the host, and note where the script has moved it.
+
+        Args:
+            module: The module.
+            device: Where the script has moved it.
+            how: Other arguments of its ``to``.
+        """
+        module.to(device="cpu", **how)
+        self._devices[module] = device
+        memory: Any = module_of(device)
+        if memory is not None:
+            memory.empty_cache()
 
 
 def out_of_inference_mode(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -249,11 +331,19 @@ def _refused(module: nn.Module, error: Exception) -> FasttrainError:
     )
 
 
-def _mesh(module: nn.Module, ranks: Ranks) -> Any:
-    from torch.distributed.device_mesh import init_device_mesh
+def _without_ties(blocks: list[nn.Module], root: nn.Module) -> list[nn.Module]:
+    """Return the blocks that share no parameter with anything outside of them.
 
-    device = next(parameters_of(module)).device.type
-    return init_device_mesh(device, (ranks.world_size,))
+    ``fully_shard`` would make two parameters of one.
+    """
+    uses = _uses(root)
+    return [block for block in blocks if _uses(block).items() <= uses.items()]
+
+
+def _uses(module: nn.Module) -> Counter[int]:
+    """Count the places in which each parameter is."""
+    parts: list[Any] = list(nn.Module.modules(module))
+    return Counter(id(p) for part in parts for p in part._parameters.values() if p is not None)
 
 
 def _fully_shard(modules: list[nn.Module], mesh: Any) -> None:
@@ -266,10 +356,16 @@ def _fully_shard(modules: list[nn.Module], mesh: Any) -> None:
     # validation: module.zero_grad() would pass by the gradients of the shards.
     how["reshard_after_forward"] = True
     for module in modules:
+        before = list(parameters_of(module))
         try:
             fully_shard(module, mesh=mesh, **how)
         except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
             refuse(_refused(root, error))
+        after = set(map(id, parameters_of(module)))
+        for parameter in before:
+            # The script's optimizers still refer to it: a block's goes before the next is sharded.
+            if id(parameter) not in after:
+                parameter.data = parameter.data.new_empty(0)
 
 
 def _exchange_states(optimizer: Optimizer, places: dict[int, Any]) -> None:

@@ -20,6 +20,7 @@ KEPT_METRICS = 1000  # dynamo keeps 64, about 20 compilations
 LIMIT = "recompile limit"
 SKIPPING = "skipping cudagraphs due to "
 UNKNOWN_SKIP = "TORCH_LOGS=cudagraphs shows why"
+CUT = "cut at DDP's buckets, so that ranks send gradients while they compute others"
 NUMPY_DRAWS = "NumPy draws random numbers there, from its own stream"
 
 
@@ -91,6 +92,9 @@ class Account:
         """Count graph breaks by place: dynamo reports one again for each frame that inlines it."""
         places: dict[str, None] = {}
         for found in self._utils.graph_break_reasons[self._breaks :]:
+            if "DDPOptimizer" in found.reason:  # no break: the parts are called as one graph
+                recorder.note(CUT)
+                continue
             frame = found.user_stack[-1] if found.user_stack else None
             where = f" at {location(frame.filename, frame.lineno or 0)}" if frame else ""
             why = NUMPY_DRAWS if "torch._numpy.random" in found.reason else _brief(found.reason)
