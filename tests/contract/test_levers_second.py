@@ -106,6 +106,27 @@ def test_low_precision_is_repeated_as_it_was() -> None:
     assert found != pytest.approx(first_loss(), rel=1e-5)
 
 
+def test_gradients_for_several_vectors_at_once() -> None:
+    def jacobian(model: nn.Module) -> list[torch.Tensor]:
+        x = X.clone().requires_grad_()
+        out = model(x)
+        vectors = torch.eye(out.shape[1])[:, None].expand(-1, len(x), -1)
+        asked = (out, (x, *model.parameters()), vectors)
+        first = torch.autograd.grad(*asked, is_grads_batched=True, retain_graph=True)
+        nothing = torch.autograd.grad(
+            out, (x, X.clone().requires_grad_()), (vectors,), None, False, True, True, True
+        )
+        assert nothing[1] is None
+        return [*first, nothing[0]]
+
+    with backend("aot_eager"), rig(compile="default") as runtime:
+        found = jacobian(network())
+        outcome = runtime.outcomes()["compile"]
+    assert outcome.counts["graphs"] > 0
+    for one, other in zip(found, jacobian(network()), strict=True):
+        torch.testing.assert_close(one, other)
+
+
 def test_third_derivatives() -> None:
     def third(model: nn.Module) -> torch.Tensor:
         x = X.clone().requires_grad_()

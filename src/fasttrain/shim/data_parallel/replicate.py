@@ -33,6 +33,7 @@ from fasttrain.shim.data_parallel.replica import Replica
 from fasttrain.shim.data_parallel.split import whole_batch
 from fasttrain.shim.data_parallel.split.call import SplitCalls
 from fasttrain.shim.hooks import patching
+from fasttrain.shim.hooks.gradients import take_one_by_one
 from fasttrain.shim.hooks.outcome_recorder import OutcomeRecorder
 from fasttrain.shim.hooks.roots import Call, Root, parameters_of
 from fasttrain.shim.hooks.seams import Differentiating
@@ -80,6 +81,7 @@ class Replicate:
         place = Differentiating.RANKS
         patching.wrap(torch.autograd, "backward", _done_by(self._backward), undo, place)
         patching.wrap(torch.autograd, "grad", _done_by(self._grad), undo, place)
+        take_one_by_one(undo)
         if self._splits_batches:
             self.splits.install(undo)
             whole_batch.install(self.splits, self._ranks, undo)

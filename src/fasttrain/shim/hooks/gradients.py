@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -14,7 +15,7 @@ from torch.utils.hooks import BackwardHook
 
 from fasttrain.shim.hooks import patching
 from fasttrain.shim.hooks.dynamo import pass_over
-from fasttrain.shim.hooks.seams import Hooking
+from fasttrain.shim.hooks.seams import Differentiating, Hooking
 
 # Wraps the script's gradient hooks, for levers that pass them changed gradients.
 
@@ -49,6 +50,54 @@ def wrap_module_hooks(wrap: Callable[[Hook], Hook], undo: ExitStack, place: Hook
         return __init__
 
     patching.wrap(BackwardHook, "__init__", wrapped, undo, place)
+
+
+# Takes a batch of gradients one by one: what compiles or splits a call can't run under vmap.
+
+
+_GRAD = inspect.signature(torch.autograd.grad)
+_BATCHED_AT = list(_GRAD.parameters).index("is_grads_batched")
+
+
+def take_one_by_one(undo: ExitStack) -> None:
+    """Have ``torch.autograd.grad(..., is_grads_batched=True)`` do without vmap.
+
+    The results are the same but for rounding; each row takes a backward pass of its own.
+    """
+    place = Differentiating.ONE_BY_ONE
+    patching.wrap(torch.autograd, "grad", _one_by_one, undo, place)
+
+
+def _one_by_one(original: Any) -> Any:
+    @functools.wraps(original)
+    def grad(*args: Any, **kwargs: Any) -> Any:
+        asked = len(args) > _BATCHED_AT or kwargs.get("is_grads_batched")
+        if not asked or torch.compiler.is_compiling():
+            return original(*args, **kwargs)
+        given = _GRAD.bind(*args, **kwargs)
+        given.apply_defaults()
+        vectors = given.arguments["grad_outputs"]
+        vectors = [vectors] if isinstance(vectors, Tensor) else list(vectors or ())
+        rows = next((len(v) for v in vectors if v is not None), 0)
+        if not given.arguments["is_grads_batched"] or not rows:
+            return original(*args, **kwargs)
+        retain = given.arguments["retain_graph"]
+        found = []
+        for row in range(rows):
+            last = row == rows - 1
+            given.arguments.update(
+                grad_outputs=[None if v is None else v[row] for v in vectors],
+                retain_graph=retain if last else True,
+                is_grads_batched=False,
+            )
+            found.append(original(*given.args, **given.kwargs))
+        return tuple(
+            None if any(one is None for one in of_one_input) else torch.stack(of_one_input)
+            for of_one_input in zip(*found, strict=True)
+        )
+
+    pass_over(grad)
+    return grad
 
 
 # Lets the script take gradients with respect to low-precision tensors that it sees in fp32.

@@ -21,8 +21,9 @@ class Differentiating(IntEnum):
 
     RANKS = 0  # averages over the ranks what autograd has left
     LOSS_SCALING = 1  # starts from scaled gradients, and divides what the ranks have averaged
-    CUDA_GRAPHS = 2  # sees that the script asks
-    REPLAY = 3  # leaves out all of it
+    ONE_BY_ONE = 2  # asks for each row of a batch of gradients
+    CUDA_GRAPHS = 3  # sees that the script asks
+    REPLAY = 4  # leaves out all of it
 
 
 class Hooking(IntEnum):

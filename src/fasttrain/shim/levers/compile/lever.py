@@ -16,6 +16,7 @@ from fasttrain.model.decision import Decision
 from fasttrain.model.levers import Compile
 from fasttrain.model.outcome import State
 from fasttrain.shim.hooks.dynamo import UserCompile
+from fasttrain.shim.hooks.gradients import take_one_by_one
 from fasttrain.shim.hooks.outcome_recorder import Lever, OutcomeRecorder, Shared
 from fasttrain.shim.hooks.roots import Root, RootCalls, repeated_blocks
 from fasttrain.shim.levers.compile.account import Account, announce
@@ -195,6 +196,7 @@ class CompileLever:
         if not self._strict:
             refuse_long_loops(self._account_for_loop, self._later)
         differentiate_twice(self._begin_graph, self._later)
+        take_one_by_one(self._later)
         watch_hooks(self._slots.on_hook, self._later)
         announce(self._begins, functools.partial(self._announce, ""), self._later)
         self._account = Account(self._later)
