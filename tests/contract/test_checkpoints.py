@@ -50,7 +50,7 @@ def in_pairs(case: Case) -> bool:
 
 
 every_case = pytest.mark.parametrize(
-    "case", thinned(CASES, 0, left=3, always=list(filter(in_pairs, CASES)))
+    "case", thinned(CASES, 0, left=5, always=list(filter(in_pairs, CASES)))
 )
 
 

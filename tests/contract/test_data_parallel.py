@@ -49,7 +49,7 @@ STEPS = {
 }
 every_script = pytest.mark.parametrize("script", STEPS)
 # Those that an ordinary run runs twice, and by the real command.
-two_scripts = pytest.mark.parametrize("script", thinned(list(STEPS), 7, 2))
+two_scripts = pytest.mark.parametrize("script", thinned(list(STEPS), 7, 2, left=8))
 # Every script with 2 ranks, and every other one with 4.
 pairs = pytest.mark.parametrize(
     ("script", "ranks"),

@@ -49,7 +49,7 @@ PLANNED = {
 
 def scripts(every: int, first: int = 0) -> pytest.MarkDecorator:
     """Parametrize a test by every script; an ordinary run takes one of so many."""
-    named = thinned(SCRIPTS, every, first, ids=lambda script: script.name)
+    named = thinned(SCRIPTS, every, first, left=8, ids=lambda script: script.name)
     return pytest.mark.parametrize("script", named)
 
 

@@ -44,7 +44,7 @@ pytestmark = pytest.mark.slow
 
 def scripts(first: int) -> pytest.MarkDecorator:
     """Parametrize a test by every script; an ordinary run takes a quarter, each test another."""
-    every = thinned(SCRIPTS, 4, first, ids=lambda path: path.stem)
+    every = thinned(SCRIPTS, 4, first, left=6, ids=lambda path: path.stem)
     return pytest.mark.parametrize("path", every)
 
 

@@ -73,10 +73,12 @@ FULL = {
     "test_crash_ranks.py": (
         # the other way to lose a peer, the matrix of faults, and the unit tests of the judge
         "test_a_rank_that_lost_its_peer_is_not_the_first[late", "test_a_pasted_plan_",
-        "test_one_that_fails_and_takes_its_time_to_end[little",
+        "test_a_rank_that_lost_its_peer_is_not_the_first[kill",
+        "test_one_that_fails_and_takes_its_time_to_end[",
     ),
     "test_doctor.py": ("test_80_columns_", "test_only_and_skip_"),  # unit tests of cards and checks
-    "test_doctor_torch.py": ("test_the_processor_is_measured",),  # unit tests of the bench
+    # unit tests of the bench and of the probe's answers
+    "test_doctor_torch.py": ("test_the_processor_is_measured", "test_a_compiler_that_fails"),
     # the other disks that are full
     "test_full_disk.py": ("test_a_disk_that_stays_full_", "test_what_had_no_room_"),
     "test_hangs.py": (
@@ -85,12 +87,19 @@ FULL = {
         "test_what_is_no_hang[collectives]", "test_what_is_no_hang[first step]",
         "test_what_is_no_hang[validation]", "test_what_is_no_hang[checkpoint]",
         "test_who_waits_for_a_person_has_not_hung", "test_a_stopped_run_",
+        # an endless loop, and unit tests of the stacks by py-spy
+        "test_a_single_process[C call with the lock",
     ),
     "test_loopback.py": ("test_ranks_of_one_node_listen_on_loopback_alone[own group",),
-    "test_lost_outputs.py": ("test_the_progress_of_a_terminal_that_is_gone_",),
+    # a terminal that goes away is heard once by each rank; Ctrl-C leaves time to save
+    "test_lost_outputs.py": (
+        "test_the_progress_of_a_terminal_that_is_gone_",
+        "test_a_terminal_that_goes_away_leaves_time_to_save",
+    ),
     # unit tests of the NaN guard, and a run of one process
     "test_not_finite.py": (
         "test_off", "test_a_loss_with_finite_", "test_a_diverging_run_is_stopped[2",
+        "test_a_diverging_run_is_warned_of",
     ),
     "test_npu_runs.py": (
         # levers on a simulated NPU of one rank; unit tests of loss scaling and the swap
@@ -98,17 +107,23 @@ FULL = {
         "test_a_script_with_a_scaler_", "test_two_ranks_skip_", "test_fp16_trains_",
         "test_two_ranks_move_",
     ),
-    "test_python.py": ("test_doctor_tries_",),
+    # the rank of a foreign launcher, which hides nothing
+    "test_output.py": ("test_a_foreign_rank_changes_nothing_",),
+    "test_python.py": ("test_doctor_tries_", "test_two_ranks_run_"),  # one process
     "test_restarts.py": (
         # the same by one process, or by torchrun
         "test_strays_are_gone_before_the_next_attempt[torchrun]", "test_the_same_hang_",
         "test_what_can_not_heal_is_not", "test_a_module_that_is_no_python_",
         "test_what_can_heal_is_tried_again[torchrun",  # test_restarts_nodes.py
         "test_a_run_that_hangs_is_killed_",  # hangs in faults/test_matrix.py
+        "test_the_wait_ends_at_once_when_asked[torchrun",
     ),
     # two nodes that start again, one that dies with the store, and one that dies silently
     "test_restarts_nodes.py": ("test_a_node_leaves_and_one_comes",),
-    "test_signals.py": ("test_a_signal_reaches_every_rank[SIGUSR2",),
+    "test_signals.py": (
+        "test_a_signal_reaches_every_rank[SIGUSR",  # the same with SIGTERM
+        "test_ctrl_z_stops_all_of_a_run_until_it_is_continued[2]",
+    ),
     "test_stopping.py": ("test_time_to_save_ends[SIGTERM-2]", "test_a_second_ctrl_c_ends_it_now[2"),
     "test_torchrun.py": (
         "test_unrelated_copies_", "test_two_nodes[static", "test_two_gloo_runs_at_once",

@@ -135,7 +135,7 @@ def test_a_plan_that_is_pasted_asks_for_each_secret(place: Any, fasttrain: Any) 
         ("run", "train.py", "--env", secret("bare")),
         ("run", "train.py", "--env", f"A B={secret('space')}"),
         ("run", "train.py", "--run-dir", "/proc/x", *OPTIONS, "--", *ARGS),
-        ("doctor", "--json"),
+        ("doctor", "--quick", "--json"),
         ("ps", "--json"),
     ],
     ids=lambda words: " ".join(words)[:30],

@@ -185,6 +185,8 @@ FULL: Table = {
         "test_a_safe_loop_gets_graphs": (
             "averages",
             "counted",
+            "plain-Rotary",
+            "two_optimizers",
             "detached",
             "plain-Normed",
             "recurs",
@@ -194,7 +196,12 @@ FULL: Table = {
         "test_an_unsafe_loop_gets_none": (
             "accumulates",
             "calls_twice",
+            "delays",
+            "keeps_gradients",
             "keeps_views",
+            "plain-InBlock",
+            "reads_global-Hooked",
+            "takes_items-InProxy",
             "plain-InDeque",
             "plain-InSlots",
             "plain-NewEma",
@@ -216,6 +223,7 @@ FULL: Table = {
     },
     "contract/test_data_parallel.py": {  # the same scripts as forks, and one by the command
         "test_the_command_trains_what_one_process_trains": (
+            "bucketed_lengths",
             "gan_latents",
             "semi_supervised",
             "stream_dataset",
@@ -226,6 +234,7 @@ FULL: Table = {
         "test_files_are_those_of_one_process": ("temporary", "checkpoints"),
         "test_a_model_that_is_not_split_is_an_error_with_strict": (),  # --strict of other levers
         "test_ranks_that_go_different_ways_are_an_error": ("changed",),
+        "test_a_rank_that_raises_ends_the_run": (),  # one that is killed, and test_crash_ranks
     },
     "contract/test_data_parallel_loops.py": {
         "test_a_group_of_the_scripts_own_is_left_alone": (),  # frameworks with ranks
@@ -240,6 +249,7 @@ FULL: Table = {
     },
     "contract/test_frameworks.py": {  # each framework is in another test
         "test_what_mmengine_refuses_on_a_cpu_is_refused": (),
+        "test_fp16_under_accelerate_is_the_loop_by_hand": (),  # accelerate's loop in bf16
         "test_a_module_that_fabric_wraps_is_compiled_with_its_precision": (),
         "test_a_recipe_that_does_everything_itself_is_left_alone": (),
         "test_what_a_framework_does_is_left_to_it": ("lightning_trainer",),
@@ -260,6 +270,8 @@ FULL: Table = {
     },
     "contract/test_preempt_snapshots.py": {
         "test_what_can_not_be_followed_is_refused_at_once": ("with_closure", "read_ahead"),
+        # preempted by another partition (tests/slurm)
+        "test_a_run_that_was_queued_again": (),
         # one script alone and as two ranks; unit tests of what is kept and of signals
         "test_a_preempted_run_ends_as_one_that_was_not": ("several",),
         "test_a_signal_that_comes_while_processes_start_waits_for_them": ("torchrun",),
@@ -267,6 +279,7 @@ FULL: Table = {
     },
     "contract/test_ranks_styles.py": {
         "test_ranks_that_would_part_end": (  # others that part
+            "part_caught_errors",
             "part_garbage",
             "part_lock_file",
             "part_own_environ",
@@ -289,8 +302,13 @@ FULL: Table = {
             "unfreeze_later",
         ),
     },
-    "contract/test_shared_loading.py": {
-        "test_ranks_read_what_python_reads": (),  # component/shim/data_parallel/test_shared_loading
+    "contract/test_shared_loading.py": {  # component/shim/data_parallel/test_shared_loading
+        "test_ranks_read_what_python_reads": (),
+        "test_a_worker_that_dies_is_seen_by_all_ranks": (),
+    },
+    "contract/test_parity_traceback.py": {  # the other causes and names
+        "test_module": ("nothing-", "parcel.part.deeper", "parcel/part", "sys"),
+        "test_traceback": ("cycle", "no_text"),
     },
     "faults/test_matrix.py": {
         # real failures in test_crash_causes and test_crash_torch, signals in test_signals and
@@ -304,13 +322,15 @@ FULL: Table = {
             "SIGABRT",
             "SIGBUS",
             "SIGSEGV",
+            "SIGINT_at_the_launcher",
             "SIGKILL-",
             "SIGTERM",
             "SIGHUP",
             "SIGUSR2",
-            "exception-",
+            "exception",
             "full_disk",
             "loader_worker",
+            "nan",
             "no_space",
             "os._exit",
             "sys.exit",
@@ -333,6 +353,22 @@ FULL: Table = {
         "test_ranks_of_a_framework_are_left_to_it": (),  # frameworks alone, ranks of scripts
     },
     "contract/test_levers_amp.py": {"test_a_script_that_bf16_would_end": ()},  # test_amp_repeat
+    "contract/test_levers_compile.py": {
+        "test_a_saved_model_loads_without_fasttrain": (),  # test_checkpoints
+        "test_a_graph_that_is_used_twice": (),  # penalties, which use one twice
+        "test_tracing_and_transforms_of_a_compiled_model": ("model",),  # its blocks
+        "test_whatever_a_model_returns": ("<lambda>2", "<lambda>4"),  # the other structures
+    },
+    "contract/test_levers_compile_streams.py": {  # wrappers, copies and hooks of other kinds
+        "test_an_ensemble_and_a_model_per_fold_": (),
+        "test_a_spectral_norm_that_comes_later_": (),
+    },
+    "contract/test_levers_loops.py": {  # the same loops in test_styles and test_scripts
+        "test_compiled_loops_give_the_same_losses": ("closures", "thrifty"),
+    },
+    "contract/test_levers_second.py": {
+        "test_a_penalty_is_that_of_an_eager_run": ("dropout", "plain-1"),  # the other models
+    },
     "contract/test_levers_process.py": {
         "test_the_scripts_random_numbers_are_its_own": (),  # test_levers_compile_streams
     },

@@ -65,7 +65,8 @@ class Replicate:
         self._held = sharded.HeldModels(recorder.note)
         self._consistency = RankConsistency(context.ranks)
         self._same_line = SameLine(context.ranks)
-        # Roots with lazy parameters, which are created in the first call.
+        # Roots with lazy parameters, which are created in the first call, and those that were first
+        # called where code runs whole.
         self._unmet: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self.fed: Callable[[], bool] = lambda: True
         self.splits = SplitCalls(recorder, context)
@@ -138,9 +139,9 @@ class Replicate:
 
     def _meet(self, root: Root, module: nn.Module) -> None:
         """Broadcast a root's parameters and buffers before its first call."""
-        if not self.recorder.live or self._must_run_whole():
+        if not self.recorder.live:
             return
-        if any(map(is_lazy, parameters_of(module))):
+        if self._must_run_whole() or any(map(is_lazy, parameters_of(module))):
             self._unmet.add(module)
             return
         self._ranks.join()
