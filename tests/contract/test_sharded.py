@@ -120,6 +120,38 @@ for _ in range(4):
 """
 # A script sees nothing of ranks; fasttrain itself does.
 ON_FIRST = "__import__('fasttrain.shim.process.entry', fromlist=['get']).get('LOCAL_RANK') == '0'"
+HOOKED = """
+import torch
+from torch import nn
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+optimizers = {p: torch.optim.AdamW([p], lr=0.01) for p in model.parameters()}
+def step(p):
+    optimizers[p].step()
+    optimizers[p].zero_grad()
+handles = [p.register_post_accumulate_grad_hook(step) for p in optimizers]
+for number in range(6):
+    loss = model(torch.randn(8, 4)).square().mean()
+    loss.backward()
+    print(float(loss), sum(p.grad is None for p in model.parameters()))
+    if number == 3:
+        handles[0].remove()
+"""
+MASKED = """
+import torch
+from torch import nn
+torch.manual_seed(0)
+model = nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for number in range(4):
+    if number == WHEN:
+        model.weight.register_hook(lambda grad: grad * 0)
+    loss = model(torch.randn(8, 4)).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    print(number)
+"""
 pytestmark = pytest.mark.slow
 
 
@@ -205,3 +237,20 @@ def test_a_model_that_does_not_fit_its_device_is_sharded_from_the_host(
     assert_same_prints(run.lines(), one.good.stdout.splitlines(), closely)
     assert any("doesn't fit" in note for note in run.outcome("strategy")["notes"])
     assert run.outcome("strategy")["counts"]["sharded blocks"] == 3
+
+
+def test_steps_in_hooks_on_parameters(zygote: Zygote, tmp_path: Path) -> None:
+    path = tmp_path / "hooked.py"
+    path.write_text(HOOKED)
+    one = Alone(zygote)(tmp_path / "alone", path)
+    run = forked_ranks(zygote, tmp_path / "ranks", path, options=FSDP)
+    assert_same_prints(run.lines(), one.good.stdout.splitlines(), closely)
+
+
+@pytest.mark.parametrize("when", [0, 2])
+def test_hooks_that_nobody_would_run_are_refused(when: int, zygote: Zygote, tmp_path: Path) -> None:
+    path = tmp_path / "masked.py"
+    path.write_text(MASKED.replace("WHEN", str(when)))
+    run = forked_ranks(zygote, tmp_path / "ranks", path, options=FSDP)
+    assert "[fsdp-hooks]" in run.stderr
+    assert run.stdout.splitlines() == [str(number) for number in range(when)]

@@ -91,6 +91,8 @@ class ShardedReplica:
         places = {
             id(whole[name]): shards[name] for name in whole if whole[name] is not shards[name]
         }
+        for name in whole:
+            _exchange_hooks(whole[name], shards[name])
         for optimizer in optimizers:
             _exchange_states(optimizer, places)
             _keep_states_whole(optimizer, tell)
@@ -107,7 +109,14 @@ class ShardedReplica:
         fsdp.fully_shard.state(module)._lazy_init()
 
     def begin_pass(self) -> None:
-        """Do nothing: there is nothing to inspect before a backward pass."""
+        """Check that the script has no hooks on parameters that FSDP wouldn't run.
+
+        Raises:
+            SystemExit: ``fsdp-hooks``.
+        """
+        for parameter in self.parameters:
+            if parameter._backward_hooks:
+                refuse(_has_hooks())
 
     def watch(self) -> None:
         """Do nothing: each backward pass reduces the shards' gradients itself."""
@@ -374,6 +383,32 @@ def _exchange_states(optimizer: Optimizer, places: dict[int, Any]) -> None:
         shard = places[id(parameter)]
         state = optimizer.state.pop(parameter)
         optimizer.state[shard] = {k: _cut(v, shard) for k, v in state.items()}
+
+
+def _exchange_hooks(whole: Any, shard: Any) -> None:
+    """Have FSDP run the hooks that the script has on a whole parameter.
+
+    It runs those that get the parameter once its gradient is there. Others would be lost.
+
+    Raises:
+        SystemExit: ``fsdp-hooks``.
+    """
+    if whole is shard:
+        return
+    if whole._backward_hooks:
+        refuse(_has_hooks())
+    # The same mapping, from which the script's handles remove.
+    shard._post_accumulate_grad_hooks = whole._post_accumulate_grad_hooks
+
+
+def _has_hooks() -> FasttrainError:
+    return FasttrainError(
+        "--strategy fsdp can't run the hooks that the script has on parameters (register_hook)",
+        why="each rank has the gradient of its shard only, and torch's fully_shard runs no such"
+        " hook; those of register_post_accumulate_grad_hook run",
+        fix="use --strategy ddp",
+        slug="fsdp-hooks",
+    )
 
 
 def _exchange_references(
