@@ -91,8 +91,8 @@ class ShardedReplica:
         places = {
             id(whole[name]): shards[name] for name in whole if whole[name] is not shards[name]
         }
-        for name in whole:
-            _exchange_hooks(whole[name], shards[name])
+        for name, parameter in whole.items():
+            _exchange_hooks(parameter, shards[name])
         for optimizer in optimizers:
             _exchange_states(optimizer, places)
             _keep_states_whole(optimizer, tell)

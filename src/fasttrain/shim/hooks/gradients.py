@@ -70,7 +70,7 @@ def take_one_by_one(undo: ExitStack) -> None:
 
 def _one_by_one(original: Any) -> Any:
     @functools.wraps(original)
-    def grad(*args: Any, **kwargs: Any) -> Any:
+    def one_by_one(*args: Any, **kwargs: Any) -> Any:
         asked = len(args) > _BATCHED_AT or kwargs.get("is_grads_batched")
         if not asked or torch.compiler.is_compiling():
             return original(*args, **kwargs)
@@ -96,8 +96,8 @@ def _one_by_one(original: Any) -> Any:
             for of_one_input in zip(*found, strict=True)
         )
 
-    pass_over(grad)
-    return grad
+    pass_over(one_by_one)
+    return one_by_one
 
 
 # Lets the script take gradients with respect to low-precision tensors that it sees in fp32.
