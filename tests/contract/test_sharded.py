@@ -152,6 +152,39 @@ for number in range(4):
     optimizer.step()
     print(number)
 """
+ASSIGNED = """
+import torch
+from torch import nn
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(5, 9), nn.Tanh(), nn.Linear(9, 4))  # one of even shards, one not
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+x = torch.randn(8, 5)
+shadow = {}
+def held_out():
+    with torch.no_grad():
+        return model(x).square().mean().item()
+for number in range(5):
+    loss = model(x[number:]).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    for name, p in model.named_parameters():
+        shadow[name] = p.data.clone() if not number else 0.5 * shadow[name] + 0.5 * p.data
+    before = held_out()
+    backup = {name: p.data for name, p in model.named_parameters()}
+    for name, p in model.named_parameters():
+        p.data = shadow[name]
+    averaged = held_out()
+    for name, p in model.named_parameters():
+        p.data = backup[name]
+    assert before == held_out()
+    if number == 2:
+        model[0].weight.data = model[0].weight.data * 0.5
+        model[2].bias.data = torch.full((4,), 0.25)
+    print(loss.item(), before, averaged, model[2].bias.sum().item())
+    print(model[0].weight.grad.norm(), [model[2].bias.detach().max()])
+torch.save(model.state_dict(), "model.pt")
+"""
 pytestmark = pytest.mark.slow
 
 
@@ -254,3 +287,13 @@ def test_hooks_that_nobody_would_run_are_refused(when: int, zygote: Zygote, tmp_
     run = forked_ranks(zygote, tmp_path / "ranks", path, options=FSDP)
     assert "[fsdp-hooks]" in run.stderr
     assert run.stdout.splitlines() == [str(number) for number in range(when)]
+
+
+def test_what_is_assigned_to_the_data_of_a_parameter(zygote: Zygote, tmp_path: Path) -> None:
+    """Such as averaged weights for a validation, and those of training after it."""
+    path = tmp_path / "assigned.py"
+    path.write_text(ASSIGNED)
+    one = Alone(zygote)(tmp_path / "alone", path)
+    run = forked_ranks(zygote, tmp_path / "ranks", path, options=FSDP)
+    assert_same_prints(run.lines(), one.good.stdout.splitlines(), closely)
+    assert differences(run.saved(), one.saved()) == []

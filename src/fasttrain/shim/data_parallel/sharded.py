@@ -39,6 +39,7 @@ _SWAPPING = {stateless._functional_call.__code__}  # torch.func.functional_call 
 _OF_SHARDS = (
     "mixed torch.Tensor and DTensor", "does not have a sharding strategy", "sharded dimension",
     "Sharding propagation failed", "attribute lookup FSDP", "FSDP does not support",
+    "unevenly sharded",
 )  # fmt: skip
 _NUMBER: Any = torch.ops.aten._local_scalar_dense.default  # reads a number
 # Functions that return a scalar of all gradients, which is a DTensor.
@@ -107,6 +108,10 @@ class ShardedReplica:
         # What FSDP otherwise sets up in the first call would look like a change by that call.
         fsdp: Any = sys.modules["torch.distributed.fsdp"]
         fsdp.fully_shard.state(module)._lazy_init()
+        for part in (*self.blocks, module):
+            group: Any = fsdp.fully_shard.state(part)._fsdp_param_group
+            for one in group.fsdp_params if group is not None else ():
+                _OWNERS[id(one.sharded_param)] = weakref.ref(one)
 
     def begin_pass(self) -> None:
         """Check that the script has no hooks on parameters that FSDP wouldn't run.
@@ -146,14 +151,43 @@ def install(undo: ExitStack) -> None:
     handlers: dict[Any, Any] = dispatcher._custom_op_handlers
     handlers[_NUMBER] = _number
     undo.callback(handlers.pop, _NUMBER, None)
+    data: Any = vars(torch._C.TensorBase)["data"]
+    assign = functools.partial(_assign, data.__set__)
+    patching.put(DTensor, "data", property(data.__get__, lambda *given: assign(*given)), undo)
     for name in ("tolist", "numpy", "__format__"):
         patching.wrap(DTensor, name, _of_the_whole, undo)
+    patching.wrap(DTensor, "__repr__", _of_a_number, undo)
     clip_grad = sys.modules["torch.nn.utils.clip_grad"]
     for owner, name in itertools.product((nn.utils, clip_grad), _CLIPPERS):
         if hasattr(owner, name):
             patching.wrap(owner, name, _whole_result, undo)
     refusal.at_failure.append(_explain)
     undo.callback(refusal.at_failure.remove, _explain)
+
+
+# What FSDP knows of each shard, by the shard's id.
+_OWNERS: dict[int, weakref.ref[Any]] = {}
+
+
+def _assign(assign: Any, tensor: Any, value: Any) -> None:
+    """Make a tensor the data of a shard, where the script assigns ``parameter.data``.
+
+    torch would put it beside what FSDP gathers, and it would never be used.
+
+    Raises:
+        SystemExit: ``fsdp-data`` if it has another shape or type.
+    """
+    owner: Any = _OWNERS.get(id(tensor), lambda: None)()
+    if owner is None or owner.sharded_param is not tensor:
+        assign(tensor, value)
+        return
+    if value.shape != tensor.shape or value.dtype != tensor.dtype:
+        refuse(_other_data(value, tensor))
+    value = value.detach()
+    if hasattr(value, "placements"):
+        value = value.redistribute(tensor.device_mesh, tensor.placements)
+    tensor._local_tensor = _cut(value, tensor).to_local().contiguous()
+    owner.reset_sharded_param()
 
 
 def _number(_operator: Any, args: tuple[Any, ...], _kwargs: Any) -> Any:
@@ -167,6 +201,16 @@ def _of_the_whole(original: Any) -> Any:
         return getattr(whole, original.__name__)(*args, **kwargs)
 
     return method
+
+
+def _of_a_number(original: Any) -> Any:
+    """Show numbers as those of the whole tensors; others may be shown by one rank alone."""
+
+    @functools.wraps(original)
+    def __repr__(tensor: Any, *args: Any, **kwargs: Any) -> str:  # noqa: N807
+        return original(tensor, *args, **kwargs) if tensor.dim() else repr(_whole(tensor.detach()))
+
+    return __repr__
 
 
 def _whole_result(original: Any) -> Any:
@@ -399,6 +443,16 @@ def _exchange_hooks(whole: Any, shard: Any) -> None:
         refuse(_has_hooks())
     # The same mapping, from which the script's handles remove.
     shard._post_accumulate_grad_hooks = whole._post_accumulate_grad_hooks
+
+
+def _other_data(value: Tensor, shard: Tensor) -> FasttrainError:
+    had, new = (f"{tuple(tensor.shape)} {tensor.dtype}" for tensor in (shard, value))
+    return FasttrainError(
+        f"--strategy fsdp can't give a parameter of {had} data of {new}",
+        why="its shards on all ranks were made for the one it had",
+        fix="use --strategy ddp",
+        slug="fsdp-data",
+    )
 
 
 def _has_hooks() -> FasttrainError:
