@@ -153,7 +153,7 @@ def install(undo: ExitStack) -> None:
     undo.callback(handlers.pop, _NUMBER, None)
     data: Any = vars(torch._C.TensorBase)["data"]
     assign = functools.partial(_assign, data.__set__)
-    patching.put(DTensor, "data", property(data.__get__, lambda *given: assign(*given)), undo)
+    patching.put(DTensor, "data", property(data.__get__, assign), undo)
     for name in ("tolist", "numpy", "__format__"):
         patching.wrap(DTensor, name, _of_the_whole, undo)
     patching.wrap(DTensor, "__repr__", _of_a_number, undo)
