@@ -14,7 +14,7 @@ import sys
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from types import CellType, FrameType
 from typing import Any
 
@@ -27,8 +27,10 @@ from fasttrain.model.errors import FasttrainError
 from fasttrain.model.vendors import LIKE_CUDA
 from fasttrain.shim.data_parallel.ranks import Ranks
 from fasttrain.shim.hooks import patching
+from fasttrain.shim.hooks.containers import map_tensors
 from fasttrain.shim.hooks.device_clock import module_of
 from fasttrain.shim.hooks.roots import Root, parameters_of, repeated_blocks
+from fasttrain.shim.hooks.seams import Filing
 from fasttrain.shim.process import refusal
 from fasttrain.shim.process.callsite import own_prefixes
 from fasttrain.shim.process.refusal import refuse
@@ -41,6 +43,7 @@ _OF_SHARDS = (
     "Sharding propagation failed", "attribute lookup FSDP", "FSDP does not support",
     "unevenly sharded",
 )  # fmt: skip
+_UNUSED = "appears to not have been used in the graph"  # a gradient by a whole parameter's shard
 _NUMBER: Any = torch.ops.aten._local_scalar_dense.default  # reads a number
 # Functions that return a scalar of all gradients, which is a DTensor.
 _CLIPPERS = ("clip_grad_norm_", "clip_grad_value_", "clip_grads_with_norm_", "get_total_norm")
@@ -94,6 +97,8 @@ class ShardedReplica:
         }
         for name, parameter in whole.items():
             _exchange_hooks(parameter, shards[name])
+            if parameter.grad is not None and parameter is not shards[name]:
+                shards[name].grad = _cut(parameter.grad, shards[name])
         for optimizer in optimizers:
             _exchange_states(optimizer, places)
             _keep_states_whole(optimizer, tell)
@@ -107,7 +112,10 @@ class ShardedReplica:
         self.parameters = [p for p in parameters_of(module) if hasattr(p, "placements")]
         # What FSDP otherwise sets up in the first call would look like a change by that call.
         fsdp: Any = sys.modules["torch.distributed.fsdp"]
-        fsdp.fully_shard.state(module)._lazy_init()
+        try:
+            fsdp.fully_shard.state(module)._lazy_init()
+        except (RuntimeError, AssertionError) as error:
+            refuse(_refused(module, error))
         for part in (*self.blocks, module):
             group: Any = fsdp.fully_shard.state(part)._fsdp_param_group
             for one in group.fsdp_params if group is not None else ():
@@ -161,6 +169,7 @@ def install(undo: ExitStack) -> None:
     for owner, name in itertools.product((nn.utils, clip_grad), _CLIPPERS):
         if hasattr(owner, name):
             patching.wrap(owner, name, _whole_result, undo)
+    patching.wrap(torch, "save", _save_whole, undo, Filing.SHARDS)
     refusal.at_failure.append(_explain)
     undo.callback(refusal.at_failure.remove, _explain)
 
@@ -211,6 +220,15 @@ def _of_a_number(original: Any) -> Any:
         return original(tensor, *args, **kwargs) if tensor.dim() else repr(_whole(tensor.detach()))
 
     return __repr__
+
+
+def _save_whole(original: Any) -> Any:
+    @functools.wraps(original)
+    def save(obj: Any, *args: Any, **kwargs: Any) -> Any:
+        # Every rank, before one of them writes: to put tensors together takes all.
+        return original(map_tensors(obj, _whole), *args, **kwargs)
+
+    return save
 
 
 def _whole_result(original: Any) -> Any:
@@ -321,6 +339,39 @@ def put_away(module: nn.Module) -> None:
             part.reshard()
 
 
+@contextmanager
+def writes_refused(module: nn.Module) -> Iterator[None]:
+    """Check that no call in the block writes into parameters, which are freed behind it.
+
+    Raises:
+        SystemExit: ``fsdp-writes``.
+    """
+    fsdp: Any = sys.modules.get("torch.distributed.fsdp")
+    parts = [m for m in nn.Module.modules(module) if fsdp and isinstance(m, fsdp.FSDPModule)]
+    key: Any = object()
+    for part in parts:
+        # Before FSDP's own, which frees them, and not registered: it is no hook of the script's.
+        part._forward_hooks[key] = _check_unwritten
+        part._forward_hooks.move_to_end(key, last=False)
+    try:
+        yield
+    finally:
+        for part in parts:
+            part._forward_hooks.pop(key, None)
+
+
+def _check_unwritten(part: nn.Module, *_: Any) -> None:
+    fsdp: Any = sys.modules["torch.distributed.fsdp"]
+    group: Any = fsdp.fully_shard.state(part)._fsdp_param_group
+    for one in group.fsdp_params if group is not None else ():
+        shard = one.sharded_param
+        whole = getattr(one._module_info.module, one._module_info.param_name).detach()
+        rank, ranks = shard.device_mesh.get_local_rank(), shard.device_mesh.size()
+        rows = whole.chunk(ranks) if whole.shape == shard.shape else ()
+        if rank < len(rows) and not torch.equal(rows[rank], shard.detach().to_local()):
+            refuse(_is_written(_name(part), one._module_info.param_name))
+
+
 def check_unsharded(root: Root, module: nn.Module) -> None:
     """Check that no part of a module has been sharded alone or with another root.
 
@@ -346,12 +397,16 @@ def check_own_parameters(root: Root) -> None:
 
 def _explain(error: BaseException) -> None:
     """Add a note to an error that comes from mixing shards with whole tensors."""
-    if any(words in str(error) for words in _OF_SHARDS):
+    if any(words in str(error) for words in (*_OF_SHARDS, *([_UNUSED] if _OWNERS else ()))):
         error.add_note(
             "--strategy fsdp has sharded the model's parameters, and the script does with them what"
             " only whole tensors support, such as mixing both or copying the model: use"
             " --strategy ddp"
         )
+
+
+def _name(module: nn.Module) -> str:
+    return type(module).__name__.removeprefix("FSDP")  # fully_shard derives a class of that name
 
 
 def _is_functional(root: Root) -> FasttrainError:
@@ -361,6 +416,16 @@ def _is_functional(root: Root) -> FasttrainError:
         " and only parameters are sharded",
         fix="use --strategy ddp",
         slug="fsdp-functional",
+    )
+
+
+def _is_written(name: str, parameter: str) -> FasttrainError:
+    return FasttrainError(
+        f"--strategy fsdp can't train {name}, whose call changes its parameter {parameter}",
+        why="in a call a parameter is gathered from all ranks, and what is written into it is lost"
+        " when it is freed after the call",
+        fix="use --strategy ddp",
+        slug="fsdp-writes",
     )
 
 
@@ -377,7 +442,7 @@ def _parts_are_sharded(root: Root) -> FasttrainError:
 def _refused(module: nn.Module, error: Exception) -> FasttrainError:
     first = str(error).partition("\n")[0]
     return FasttrainError(
-        f"--strategy fsdp can't shard {type(module).__name__}",
+        f"--strategy fsdp can't shard {_name(module)}",
         why=f"torch's fully_shard raises {type(error).__name__}: {first}",
         fix="use --strategy ddp",
         slug="fsdp-refused",

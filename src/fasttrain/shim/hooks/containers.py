@@ -73,7 +73,8 @@ def children_of(holder: Any, kind: type) -> list[Child]:
         scripts = is_scripts(getattr(module, "__file__", None) or "<")
         # Not what Python's copy module notes on a class, which is copied in a trial.
         own = [name for name in vars(holder) if name != "__slotnames__"]
-        return _attributes(holder, own) if scripts else []
+        bases: list[Child] = [(base, None) for base in holder.__bases__]
+        return [*bases, *_attributes(holder, own)] if scripts else bases
     return [] if kind.__module__.startswith("fasttrain.") else _inside(holder)
 
 

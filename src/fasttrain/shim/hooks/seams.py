@@ -72,8 +72,9 @@ class Filing(IntEnum):
     """What opens, saves, moves and removes files."""
 
     RANKS = 0  # leaves them to rank 0
-    SNAPSHOTS = 1  # notes buffers that the script has saved into, which are each rank's own
-    REPLAY = 2  # leaves files as they are, on all ranks
+    SHARDS = 1  # saves whole tensors
+    SNAPSHOTS = 2  # notes buffers that the script has saved into, which are each rank's own
+    REPLAY = 3  # leaves files as they are, on all ranks
 
 
 def then(told: Callable[[Any], Any], *, even_traced: bool = False) -> Make:

@@ -50,6 +50,10 @@ class Counts(Base):
         return x
 
 
+class Inherits(Counts):
+    """Has no function of its own by which the globals of its module could be found."""
+
+
 class Appends(Base):
     def forward(self, x: Tensor) -> Tensor:
         HISTORY.append(float(x.sum()))
@@ -100,7 +104,9 @@ class InAnArgument(Base):
         return x
 
 
-@pytest.mark.parametrize("kind", [Counts, Appends, Logs, Writes, Keeps, Sets, Tallies, OnItsClass])
+@pytest.mark.parametrize(
+    "kind", [Counts, Inherits, Appends, Logs, Writes, Keeps, Sets, Tallies, OnItsClass]
+)
 def test_changes_are_seen(kind: type[nn.Module]) -> None:
     module = kind()
     around = CallSurroundings(module, torch.ones(3, 2))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch.nn import Module
 from fasttrain.model.errors import ExitCode, FasttrainError
 from fasttrain.shim.data_parallel.rank_consistency import meet_inside
 from fasttrain.shim.data_parallel.ranks import Ranks
-from fasttrain.shim.data_parallel.sharded import put_away
+from fasttrain.shim.data_parallel.sharded import put_away, writes_refused
 from fasttrain.shim.data_parallel.split.agreement import (
     DisagreementError,
     check_equal,
@@ -62,6 +62,9 @@ from fasttrain.shim.process.refusal import refuse
 # a bias before a BatchNorm.
 _FLOOR = 1e-5
 _NO_MEMORY = "OutOfMemoryError"  # torch's exception on any device
+# Modules whose autograd functions are right for rows if their forward is. `torch.library` makes
+# functions of the script's.
+_KNOWN_BACKWARD = ("fasttrain.", "torch.distributed.", "torch.utils.", "torch.nn.")
 _TOGETHER = 1  # tag of what ranks are doing when they meet
 Value = tuple[Any, dict[Place, Any]]  # a call's output, and what it changes in its modules
 
@@ -123,7 +126,7 @@ class SplitTrial:
         self._around = around = CallSurroundings(self._module, args, kwargs)
         states = other_random_states()
         watched = SideEffectWatch()
-        with watched:
+        with watched, writes_refused(self._module):
             output = self._plainly(*args, **kwargs)
         self._same = _same_tensors(tensors_in(output), inputs)
         if versions != [t._version for t in inputs if not t.is_inference()]:
@@ -394,7 +397,11 @@ class SplitTrial:
     ) -> None:
         parameters = list({id(p): p for p in parameters_of(self._module)}.values())
         if any(hasattr(p, "placements") for p in parameters):
-            return  # sharded: the backward pass would communicate
+            # Sharded: the backward pass would communicate. torch's own operators need no
+            # comparison: their derivatives are those of what was compared.
+            nodes, _ = _graph_nodes(whole, 0)
+            self._together(lambda: _refuse_own_backward(nodes))
+            return
         of: list[Tensor] = [*(p for p in parameters if p.requires_grad), *leaves]
         with _without_hooks(of):
             both = self._together(lambda: _Both(_pulled_back(whole, of), _pulled_back(given, of)))
@@ -411,6 +418,16 @@ class SplitTrial:
         dense = torch.zeros_like(of) if gradient is None else gradient.detach()
         dense = dense.to_dense() if dense.layout != torch.strided else dense
         return self._ranks.sum(dense / self._ranks.world_size)
+
+
+def _refuse_own_backward(nodes: Iterable[Any]) -> None:
+    """Raise DisagreementError if the script's code computes one of the derivatives."""
+    for node in nodes:
+        function = getattr(type(node), "_forward_cls", None)
+        if function is not None and not function.__module__.startswith(_KNOWN_BACKWARD):
+            raise DisagreementError(
+                f"{function.__name__} has a backward of its own, which sharded calls can't compare"
+            )
 
 
 def _same_tensors(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> tuple[int | None, ...]:
