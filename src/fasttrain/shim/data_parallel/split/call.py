@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import Module, Parameter
+from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from fasttrain.model.errors import ExitCode, FasttrainError
@@ -277,10 +278,10 @@ class SplitCalls:
             return False
         if torch._C._functorch.peek_interpreter_stack() is not None:
             return False  # inside a transform of torch.func
-        if _dispatch_mode() or _saving_hook():
+        if _dispatch_mode() or _function_mode() or _saving_hook():
             self._recorder.note(
-                "calls inside a dispatch mode or hooks on saved tensors, which see what is"
-                " computed, run on the whole batch"
+                "calls inside a dispatch or function mode or hooks on saved tensors, which see"
+                " what is computed, run on the whole batch"
             )
             return False  # such as a counter of operations
         forward_ad: Any = torch.autograd.forward_ad
@@ -406,6 +407,14 @@ def _dispatch_mode() -> bool:
         return False
     modes = _get_current_dispatch_mode_stack()
     return any(not type(mode).__module__.startswith("fasttrain.") for mode in modes)
+
+
+def _function_mode() -> bool:
+    """True if a TorchFunctionMode is active that is not torch's own, such as a default device."""
+    if not torch._C._len_torch_function_stack():
+        return False
+    modes = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+    return any(not type(mode).__module__.startswith(("torch.", "fasttrain.")) for mode in modes)
 
 
 def _saving_hook() -> bool:
