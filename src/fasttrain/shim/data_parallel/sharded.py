@@ -341,7 +341,7 @@ def put_away(module: nn.Module) -> None:
 
 @contextmanager
 def writes_refused(module: nn.Module) -> Iterator[None]:
-    """Check that no call in the block writes into parameters, which are freed behind it.
+    """Check that no call in the block writes into parameters, since they are freed after it.
 
     Raises:
         SystemExit: ``fsdp-writes``.
