@@ -308,3 +308,14 @@ def test_what_is_assigned_to_the_data_of_a_parameter(zygote: Zygote, tmp_path: P
     run = forked_ranks(zygote, tmp_path / "ranks", path, options=FSDP)
     assert_same_prints(run.lines(), one.good.stdout.splitlines(), closely)
     assert differences(run.saved(), one.saved()) == []
+
+
+def test_weights_that_are_not_finite_are_nobodys_writes(zygote: Zygote, tmp_path: Path) -> None:
+    """The run goes on as in one process: what is gathered is compared with the shards."""
+    path = tmp_path / "diverged.py"
+    path.write_text(CLOSURE.replace("lr=0.1", "lr=1e38"))
+    one = Alone(zygote)(tmp_path / "alone", path)
+    assert "nan" in one.good.stdout
+    options = (*FSDP, "--on-nan", "off")
+    run = forked_ranks(zygote, tmp_path / "ranks", path, options=options)
+    assert run.lines()[-1] == one.good.stdout.splitlines()[-1]
