@@ -156,7 +156,7 @@ for number in range(4):
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
-    print(number)
+    print(number, flush=True)  # the other rank may end this one first
 """
 ASSIGNED = """
 import torch
