@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,6 +21,7 @@ TRAINED = [
     "contrastive_infonce",  # has a parameter that is a scalar
     "ranks/nosplit_backward_by_size",  # derivatives of its own, which depend on the batch
     "ranks/lazy_layers",  # gradients from before it is sharded
+    "ranks/first_called_in_a_thread",
     "ranks/nosplit_global_counter", "ranks/sparse_coo_buffer", "ranks/losses_not_linear",
     "accumulate_odd", "activation_checkpoint", "convnet_batchnorm", "dqn_target", "finite_guard",
     "gan_bce", "loaders/accumulate_three", "loaders/growing_batches", "loaders/tiny_gpt",
@@ -191,6 +194,42 @@ for number in range(5):
     print(model[0].weight.grad.norm(), [model[2].bias.detach().max()])
 torch.save(model.state_dict(), "model.pt")
 """
+# A backward of the script's own, which depends on the number of rows.
+OWN_BACKWARD = """
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+class Averaged(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.rows = len(x)
+        return x.clone()
+    @staticmethod
+    def backward(ctx, grad):
+        return grad / ctx.rows
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner, self.outer = nn.Linear(4, 8), nn.Linear(8, 2)
+    def forward(self, x):
+        y = self.outer(self.inner(x).tanh())
+        return WAY
+torch.manual_seed(0)
+model = Net()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+for _ in range(5):
+    x = torch.randn(8, 4)
+    loss = model(x).square().sum()
+    optimizer.zero_grad()
+    loss.backward()
+    print(float(loss), model.inner.weight.grad.norm().item())
+    optimizer.step()
+"""
+WAYS = {
+    "outermost": "Averaged.apply(y)",
+    "in a view": "Averaged.apply(y).view(-1, 2)",
+    "in a checkpoint": "checkpoint(Averaged.apply, y, use_reentrant=True)",
+}
 pytestmark = pytest.mark.slow
 
 
@@ -198,7 +237,25 @@ def closely(_: str) -> dict[str, float]:
     return {"rel": 1e-4, "abs": 1e-4}
 
 
-@pytest.mark.parametrize("script", thinned(TRAINED, 0, left=8, always=TRAINED[:5]))
+@pytest.fixture
+def pair(zygote: Zygote, tmp_path: Path) -> Callable[..., tuple[Any, Any]]:
+    """Write a script, and return its run alone and as two ranks with sharded parameters."""
+
+    def run(text: str, options: Sequence[str] = FSDP, alone: str = "") -> tuple[Any, Any]:
+        path = tmp_path / "train.py"
+        path.write_text(alone or text)
+        one = Alone(zygote)(tmp_path / "alone", path)
+        path.write_text(text)
+        return one, forked_ranks(zygote, tmp_path / "ranks", path, options=options)
+
+    return run
+
+
+def assert_trains_the_same(one: Any, ranks: Any) -> None:
+    assert_same_prints(ranks.lines(), one.good.stdout.splitlines(), closely)
+
+
+@pytest.mark.parametrize("script", thinned(TRAINED, 0, left=8, always=TRAINED[:6]))
 def test_shards_train_what_one_process_trains(script: str, zygote: Zygote, tmp_path: Path) -> None:
     path = SCRIPTS / f"{script}.py"
     one = Alone(zygote)(tmp_path / "alone", path)
@@ -230,92 +287,67 @@ def test_what_shards_do_not_support_ends_with_words(
     assert REFUSED[script] in run.stderr
 
 
-def test_parameters_that_the_script_has_listed_before(zygote: Zygote, tmp_path: Path) -> None:
+def test_parameters_that_the_script_has_listed_before(pair: Any) -> None:
     """It clips and averages them, in containers of each kind, from before they were sharded."""
-    path = tmp_path / "listed.py"
-    path.write_text(LISTED)
-    one = Alone(zygote)(tmp_path / "alone", path)
-    run = forked_ranks(zygote, tmp_path / "ranks", path, options=FSDP)
-    assert_same_prints(run.lines(), one.good.stdout.splitlines(), closely)
-    (note,) = [note for note in run.outcome("strategy")["notes"] if "only_here in main()" in note]
+    one, ranks = pair(LISTED)
+    assert_trains_the_same(one, ranks)
+    (note,) = [note for note in ranks.outcome("strategy")["notes"] if "only_here in main()" in note]
     assert note
 
 
-def test_parameters_in_a_tuple_are_refused(zygote: Zygote, tmp_path: Path) -> None:
-    path = tmp_path / "tuple.py"
-    path.write_text(CLOSURE.replace("x = torch", "kept = tuple(model.parameters())\nx = torch"))
-    run = forked_ranks(zygote, tmp_path / "ranks", path, options=FSDP)
-    assert "[fsdp-references]" in run.stderr
-    assert run.stdout == ""
+def test_parameters_in_a_tuple_are_refused(pair: Any) -> None:
+    _, ranks = pair(CLOSURE.replace("x = torch", "kept = tuple(model.parameters())\nx = torch"))
+    assert "[fsdp-references]" in ranks.stderr
+    assert ranks.stdout == ""
 
 
 @pytest.mark.matrix
-def test_a_model_that_is_first_called_in_a_closure(zygote: Zygote, tmp_path: Path) -> None:
+def test_a_model_that_is_first_called_in_a_closure(pair: Any) -> None:
     """Its optimizer's step has begun, with the fused kernel for whole parameters."""
-    path = tmp_path / "closure.py"
-    path.write_text(CLOSURE)
-    one = Alone(zygote)(tmp_path / "alone", path)
-    options = ("--amp", "off", "--strategy", "fsdp")
-    run = forked_ranks(zygote, tmp_path / "ranks", path, options=options)
-    assert_same_prints(run.lines(), one.good.stdout.splitlines(), closely)
+    assert_trains_the_same(*pair(CLOSURE, ("--amp", "off", "--strategy", "fsdp")))
 
 
-def test_a_parameter_that_two_blocks_share_stays_one(zygote: Zygote, tmp_path: Path) -> None:
-    path = tmp_path / "tied.py"
-    path.write_text(TIED)
-    one = Alone(zygote)(tmp_path / "alone", path)
-    run = forked_ranks(zygote, tmp_path / "ranks", path, options=FSDP)
-    assert_same_prints(run.lines(), one.good.stdout.splitlines(), closely)
-    assert run.outcome("strategy")["counts"]["sharded blocks"] == 1
+def test_a_parameter_that_two_blocks_share_stays_one(pair: Any) -> None:
+    one, ranks = pair(TIED)
+    assert_trains_the_same(one, ranks)
+    assert ranks.outcome("strategy")["counts"]["sharded blocks"] == 1
 
 
-def test_a_model_that_does_not_fit_its_device_is_sharded_from_the_host(
-    zygote: Zygote, tmp_path: Path
-) -> None:
+def test_a_model_that_does_not_fit_its_device_is_sharded_from_the_host(pair: Any) -> None:
     """Its first call, a validation, shards it on all ranks, also where it would have fitted."""
-    path = tmp_path / "held.py"
-    path.write_text(HELD.replace("FULL", "False"))
-    one = Alone(zygote)(tmp_path / "alone", path)
-    path.write_text(HELD.replace("FULL", ON_FIRST))
-    run = forked_ranks(zygote, tmp_path / "ranks", path, options=FSDP)
-    assert_same_prints(run.lines(), one.good.stdout.splitlines(), closely)
-    assert any("doesn't fit" in note for note in run.outcome("strategy")["notes"])
-    assert run.outcome("strategy")["counts"]["sharded blocks"] == 3
+    one, ranks = pair(HELD.replace("FULL", ON_FIRST), alone=HELD.replace("FULL", "False"))
+    assert_trains_the_same(one, ranks)
+    assert any("doesn't fit" in note for note in ranks.outcome("strategy")["notes"])
+    assert ranks.outcome("strategy")["counts"]["sharded blocks"] == 3
 
 
-def test_steps_in_hooks_on_parameters(zygote: Zygote, tmp_path: Path) -> None:
-    path = tmp_path / "hooked.py"
-    path.write_text(HOOKED)
-    one = Alone(zygote)(tmp_path / "alone", path)
-    run = forked_ranks(zygote, tmp_path / "ranks", path, options=FSDP)
-    assert_same_prints(run.lines(), one.good.stdout.splitlines(), closely)
+def test_steps_in_hooks_on_parameters(pair: Any) -> None:
+    assert_trains_the_same(*pair(HOOKED))
 
 
 @pytest.mark.parametrize("when", [0, 2])
-def test_hooks_that_nobody_would_run_are_refused(when: int, zygote: Zygote, tmp_path: Path) -> None:
-    path = tmp_path / "masked.py"
-    path.write_text(MASKED.replace("WHEN", str(when)))
-    run = forked_ranks(zygote, tmp_path / "ranks", path, options=FSDP)
-    assert "[fsdp-hooks]" in run.stderr
-    assert run.stdout.splitlines() == [str(number) for number in range(when)]
+def test_hooks_that_nobody_would_run_are_refused(when: int, pair: Any) -> None:
+    _, ranks = pair(MASKED.replace("WHEN", str(when)))
+    assert "[fsdp-hooks]" in ranks.stderr
+    assert ranks.stdout.splitlines() == [str(number) for number in range(when)]
 
 
-def test_what_is_assigned_to_the_data_of_a_parameter(zygote: Zygote, tmp_path: Path) -> None:
+def test_what_is_assigned_to_the_data_of_a_parameter(pair: Any) -> None:
     """Such as averaged weights for a validation, and those of training after it."""
-    path = tmp_path / "assigned.py"
-    path.write_text(ASSIGNED)
-    one = Alone(zygote)(tmp_path / "alone", path)
-    run = forked_ranks(zygote, tmp_path / "ranks", path, options=FSDP)
-    assert_same_prints(run.lines(), one.good.stdout.splitlines(), closely)
-    assert differences(run.saved(), one.saved()) == []
+    one, ranks = pair(ASSIGNED)
+    assert_trains_the_same(one, ranks)
+    assert differences(ranks.saved(), one.saved()) == []
 
 
-def test_weights_that_are_not_finite_are_nobodys_writes(zygote: Zygote, tmp_path: Path) -> None:
+@pytest.mark.parametrize("way", WAYS)
+def test_a_backward_of_the_scripts_own_gets_the_whole_batch(way: str, pair: Any) -> None:
+    one, ranks = pair(OWN_BACKWARD.replace("WAY", WAYS[way]))
+    assert_trains_the_same(one, ranks)
+    assert any("has a backward of its own" in note for note in ranks.outcome("strategy")["notes"])
+
+
+def test_weights_that_are_not_finite_are_nobodys_writes(pair: Any) -> None:
     """The run goes on as in one process: what is gathered is compared with the shards."""
-    path = tmp_path / "diverged.py"
-    path.write_text(CLOSURE.replace("lr=0.1", "lr=1e38"))
-    one = Alone(zygote)(tmp_path / "alone", path)
+    one, ranks = pair(CLOSURE.replace("lr=0.1", "lr=1e38"), (*FSDP, "--on-nan", "off"))
     assert "nan" in one.good.stdout
-    options = (*FSDP, "--on-nan", "off")
-    run = forked_ranks(zygote, tmp_path / "ranks", path, options=options)
-    assert run.lines()[-1] == one.good.stdout.splitlines()[-1]
+    assert ranks.lines()[-1] == one.good.stdout.splitlines()[-1]

@@ -77,7 +77,7 @@ FULL = {
         "test_one_that_fails_and_takes_its_time_to_end[",
     ),
     "test_doctor.py": ("test_80_columns_", "test_only_and_skip_"),  # unit tests of cards and checks
-    # unit tests of the bench and of the probe's answers
+    # unit tests of the bench; component/hardware/test_torch_trial.py
     "test_doctor_torch.py": ("test_the_processor_is_measured", "test_a_compiler_that_fails"),
     # the other disks that are full
     "test_full_disk.py": ("test_a_disk_that_stays_full_", "test_what_had_no_room_"),
@@ -107,9 +107,7 @@ FULL = {
         "test_a_script_with_a_scaler_", "test_two_ranks_skip_", "test_fp16_trains_",
         "test_two_ranks_move_",
     ),
-    # the rank of a foreign launcher, which hides nothing
-    "test_output.py": ("test_a_foreign_rank_changes_nothing_",),
-    "test_python.py": ("test_doctor_tries_", "test_two_ranks_run_"),  # one process
+    "test_python.py": ("test_doctor_tries_",),
     "test_restarts.py": (
         # the same by one process, or by torchrun
         "test_strays_are_gone_before_the_next_attempt[torchrun]", "test_the_same_hang_",

@@ -35,8 +35,7 @@ FULL = (
     "test_submitits_own_view_agrees",  # nothing: submitit is asked in no other test
     "test_the_script_and_its_shape_may_come_from_the_file",  # unit tests of the configuration
     "test_without_accounting_a_job_that_vanished_is_told",  # unit tests of following a job
-    "test_two_submissions_in_one_second_are_two_jobs",  # unit tests of folders
-    "test_another_folder_finds_the_job_by_its_log",  # unit tests of following a job
+    "test_another_folder_finds_the_job_by_its_log",  # unit tests of jobs
     "test_tools_that_hang_or_talk_rubbish_are_told[sleep 30]",  # unit tests of hardware/tool.py
 )
 

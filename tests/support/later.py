@@ -249,7 +249,7 @@ FULL: Table = {
     },
     "contract/test_frameworks.py": {  # each framework is in another test
         "test_what_mmengine_refuses_on_a_cpu_is_refused": (),
-        "test_fp16_under_accelerate_is_the_loop_by_hand": (),  # accelerate's loop in bf16
+        "test_fp16_under_accelerate_is_the_loop_by_hand": (),  # fp16 without it
         "test_a_module_that_fabric_wraps_is_compiled_with_its_precision": (),
         "test_a_recipe_that_does_everything_itself_is_left_alone": (),
         "test_what_a_framework_does_is_left_to_it": ("lightning_trainer",),
@@ -270,8 +270,6 @@ FULL: Table = {
     },
     "contract/test_preempt_snapshots.py": {
         "test_what_can_not_be_followed_is_refused_at_once": ("with_closure", "read_ahead"),
-        # preempted by another partition (tests/slurm)
-        "test_a_run_that_was_queued_again": (),
         # one script alone and as two ranks; unit tests of what is kept and of signals
         "test_a_preempted_run_ends_as_one_that_was_not": ("several",),
         "test_a_signal_that_comes_while_processes_start_waits_for_them": ("torchrun",),
@@ -355,7 +353,6 @@ FULL: Table = {
     "contract/test_levers_amp.py": {"test_a_script_that_bf16_would_end": ()},  # test_amp_repeat
     "contract/test_levers_compile.py": {
         "test_a_saved_model_loads_without_fasttrain": (),  # test_checkpoints
-        "test_a_graph_that_is_used_twice": (),  # penalties, which use one twice
         "test_tracing_and_transforms_of_a_compiled_model": ("model",),  # its blocks
         "test_whatever_a_model_returns": ("<lambda>2", "<lambda>4"),  # the other structures
     },

@@ -82,7 +82,7 @@ class Replicate:
         place = Differentiating.RANKS
         patching.wrap(torch.autograd, "backward", _done_by(self._backward), undo, place)
         patching.wrap(torch.autograd, "grad", _done_by(self._grad), undo, place)
-        take_one_by_one(undo)
+        take_one_by_one(self.recorder.note, undo)
         if self._splits_batches:
             self.splits.install(undo)
             whole_batch.install(self.splits, self._ranks, undo)
@@ -157,10 +157,10 @@ class Replicate:
     def _is_held(self, module: nn.Module) -> bool:
         """True if a module stays on the host on any rank, where it is then put on all."""
         device = self._held.device_of(module)
-        held = any(self._ranks.gather(str(device or "")))
+        held = [text for text in self._ranks.gather(str(device or "")) if text]
         if held and device is None:
-            self._held.hold(module, next(parameters_of(module)).device)
-        return held
+            self._held.hold(module, torch.device(held[0]))
+        return bool(held)
 
     def _around(self, root: Root, module: nn.Module, call: Call) -> Call:
         if not self.recorder.live or self._must_run_whole():

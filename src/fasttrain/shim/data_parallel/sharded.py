@@ -287,14 +287,10 @@ class HeldModels:
             device, dtype, layout = torch.device(name), None, None
         how = {"dtype": dtype, "memory_format": layout}
         self.hold(module, device, **{k: value for k, value in how.items() if value is not None})
-        self._tell(
-            f"{type(module).__name__} doesn't fit the {device.type} device whole: it stays on the"
-            " host until its first call, which shards it"
-        )
         return module
 
     def hold(self, module: nn.Module, device: torch.device, **how: Any) -> None:
-        """Move a module to the host, and note where the script has moved it.
+        """Move a module to the host, tell it, and note where the script has moved it.
 
         Args:
             module: The module.
@@ -306,6 +302,10 @@ class HeldModels:
         memory: Any = module_of(device)
         if memory is not None:
             memory.empty_cache()
+        self._tell(
+            f"{type(module).__name__} doesn't fit the {device.type} device of each rank whole: it"
+            " stays on the host until its first call, which shards it"
+        )
 
 
 def out_of_inference_mode(call: Callable[..., Any]) -> Callable[..., Any]:

@@ -59,16 +59,23 @@ _GRAD = inspect.signature(torch.autograd.grad)
 _BATCHED_AT = list(_GRAD.parameters).index("is_grads_batched")
 
 
-def take_one_by_one(undo: ExitStack) -> None:
+ONE_BY_ONE = "gradients with is_grads_batched=True are taken one by one, which is slower"
+
+
+def take_one_by_one(tell: Callable[[str], None], undo: ExitStack) -> None:
     """Have ``torch.autograd.grad(..., is_grads_batched=True)`` do without vmap.
 
     The results are the same but for rounding; each row takes a backward pass of its own.
+
+    Args:
+        tell: Called with a sentence for the receipt when the script does it.
+        undo: Takes the inverse.
     """
-    place = Differentiating.ONE_BY_ONE
-    patching.wrap(torch.autograd, "grad", _one_by_one, undo, place)
+    make = functools.partial(_one_by_one, tell)
+    patching.wrap(torch.autograd, "grad", make, undo, Differentiating.ONE_BY_ONE)
 
 
-def _one_by_one(original: Any) -> Any:
+def _one_by_one(tell: Callable[[str], None], original: Any) -> Any:
     @functools.wraps(original)
     def one_by_one(*args: Any, **kwargs: Any) -> Any:
         asked = len(args) > _BATCHED_AT or kwargs.get("is_grads_batched")
@@ -81,6 +88,7 @@ def _one_by_one(original: Any) -> Any:
         rows = next((len(v) for v in vectors if v is not None), 0)
         if not given.arguments["is_grads_batched"] or not rows:
             return original(*args, **kwargs)
+        tell(ONE_BY_ONE)
         retain = given.arguments["retain_graph"]
         found = []
         for row in range(rows):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
@@ -62,9 +62,9 @@ from fasttrain.shim.process.refusal import refuse
 # a bias before a BatchNorm.
 _FLOOR = 1e-5
 _NO_MEMORY = "OutOfMemoryError"  # torch's exception on any device
-# Modules whose autograd functions are right for rows if their forward is. `torch.library` makes
-# functions of the script's.
-_KNOWN_BACKWARD = ("fasttrain.", "torch.distributed.", "torch.utils.", "torch.nn.")
+# Modules whose autograd functions are right for rows if their forward is. Others of torch's hold
+# what the script has written: checkpoints with reentry, compiled graphs, `torch.library`.
+_KNOWN_BACKWARD = ("fasttrain.", "torch.distributed.", "torch.nn.")
 _TOGETHER = 1  # tag of what ranks are doing when they meet
 Value = tuple[Any, dict[Place, Any]]  # a call's output, and what it changes in its modules
 
@@ -317,8 +317,14 @@ class SplitTrial:
         assert not isinstance(inner, str)
         whole, given = tensors_in(outer), tensors_in(with_all_rows(inner, dims, rows))
         self._together(lambda: check_equal(whole, given, "values"))
-        if gradients and any(t.requires_grad for t in whole):
-            self._compare_gradients(whole, given, leaves)
+        if any(t.requires_grad for t in whole):
+            parameters = list({id(p): p for p in parameters_of(self._module)}.values())
+            if any(hasattr(p, "placements") for p in parameters):
+                # Sharded: the backward pass would communicate. torch's own operators need no
+                # comparison: their derivatives are those of what was compared.
+                self._together(lambda: _refuse_own_backward(whole))
+            elif gradients:
+                self._compare_gradients(whole, given, [*parameters, *leaves])
         parts = self._before.parts
         at = len(tensors_in(inner[0]))
         kept = []
@@ -393,16 +399,9 @@ class SplitTrial:
         return result
 
     def _compare_gradients(
-        self, whole: list[Tensor], given: list[Tensor], leaves: list[Tensor]
+        self, whole: list[Tensor], given: list[Tensor], by: list[Tensor]
     ) -> None:
-        parameters = list({id(p): p for p in parameters_of(self._module)}.values())
-        if any(hasattr(p, "placements") for p in parameters):
-            # Sharded: the backward pass would communicate. torch's own operators need no
-            # comparison: their derivatives are those of what was compared.
-            nodes, _ = _graph_nodes(whole, 0)
-            self._together(lambda: _refuse_own_backward(nodes))
-            return
-        of: list[Tensor] = [*(p for p in parameters if p.requires_grad), *leaves]
+        of = [tensor for tensor in by if tensor.requires_grad]
         with _without_hooks(of):
             both = self._together(lambda: _Both(_pulled_back(whole, of), _pulled_back(given, of)))
         expected = both.whole
@@ -420,9 +419,10 @@ class SplitTrial:
         return self._ranks.sum(dense / self._ranks.world_size)
 
 
-def _refuse_own_backward(nodes: Iterable[Any]) -> None:
-    """Raise DisagreementError if the script's code computes one of the derivatives."""
-    for node in nodes:
+def _refuse_own_backward(outputs: list[Tensor]) -> None:
+    """Raise DisagreementError if the script's code may compute one of the derivatives."""
+    inner, _ = _graph_nodes(outputs, 0)
+    for node in {t.grad_fn for t in outputs if t.grad_fn is not None} | inner:
         function = getattr(type(node), "_forward_cls", None)
         if function is not None and not function.__module__.startswith(_KNOWN_BACKWARD):
             raise DisagreementError(

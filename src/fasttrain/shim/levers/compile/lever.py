@@ -196,7 +196,7 @@ class CompileLever:
         if not self._strict:
             refuse_long_loops(self._account_for_loop, self._later)
         differentiate_twice(self._begin_graph, self._later)
-        take_one_by_one(self._later)
+        take_one_by_one(self.recorder.note, self._later)
         watch_hooks(self._slots.on_hook, self._later)
         announce(self._begins, functools.partial(self._announce, ""), self._later)
         self._account = Account(self._later)
