@@ -64,6 +64,11 @@ class Typed:
         names = {group[0]: _name(group[0]) for group in known}
         return {word: found[name] for word, name in names.items() if name in found}
 
+    def misses(self, option: str, environ: Mapping[str, str]) -> bool:
+        """Return True if the script was read, and nothing in it takes this option."""
+        found = self._options(environ)
+        return found is not None and _name(option) not in found
+
     def _options(self, environ: Mapping[str, str]) -> Mapping[str, str] | None:
         from fasttrain.source.read import read_options  # deferred: few command lines need it
 
@@ -311,11 +316,13 @@ def unknown_option(option: str, words: list[str], command: str = "run") -> Fastt
     typed = split(words, command)
     shared = typed.shared(command, read_environ(), unread=True)
     shared |= {"-m": ""} if option == "-m" else {}  # after a script it is the script's
+    line = typed.separated(command, shared)
+    misspelt = near and typed.misses(option, read_environ())
     return FasttrainError(
         f"{option} is not an option of fasttrain {command}",
         why="options of the script itself go after --"
         + (f"; the nearest of fasttrain's is {near}" if near else ""),
-        fix=typed.separated(command, shared),
+        fix=f"did you mean {near}? if it is the script's: {line}" if misspelt else line,
         slug="unknown-option",
         exit_code=ExitCode.USAGE,
     )

@@ -51,6 +51,23 @@ def test_the_form_with_two_dashes_is_shown(
     assert unknown_option("--lr", words).fix == f"fasttrain run {form}"
 
 
+@pytest.mark.parametrize(
+    ("text", "asked"),
+    [
+        ("print(1)", True),
+        ("import argparse\nargparse.ArgumentParser().add_argument('--ampp')", False),
+    ],
+)
+def test_an_option_that_the_script_does_not_take_may_be_misspelt(
+    text: str, asked: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(text)
+    line = "fasttrain run train.py -- --ampp bf16"
+    fix = unknown_option("--ampp", ["train.py", "--ampp", "bf16"]).fix
+    assert fix == (f"did you mean --amp? if it is the script's: {line}" if asked else line)
+
+
 def test_a_script_that_the_configuration_names_is_left_out_of_the_form(
     fasttrain_main: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
