@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
 
 T = TypeVar("T")
 WAIT_S = 20.0  # for a thread that another one has left alone
@@ -71,6 +72,8 @@ def on_ranks(world_size: int, act: Callable[[FakeRanks], T]) -> list[T]:
         thread.start()
     for thread in threads:
         thread.join()
+    # Of the class and put back by each thread, so that one may have put back another one's.
+    DistributedDataParallel._active_ddp_module = None
     broken = threading.BrokenBarrierError
     for error in sorted(errors, key=lambda error: isinstance(error, broken)):
         raise error

@@ -224,7 +224,8 @@ class Replica:
             return _as_for_ddp(run, args, kwargs)
         self._run = run
         try:
-            return self._ddp(*args, **kwargs)
+            # Not by __call__, for which hooks on all modules would run.
+            return self._ddp.forward(*args, **kwargs)  # type: ignore[no-untyped-call]
         finally:
             del self._run  # it holds the module
 

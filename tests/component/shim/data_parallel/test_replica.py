@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
+from torch.nn.modules.module import register_module_forward_hook
 
 from fasttrain.shim.data_parallel.replica import PROBES, Replica
 from support.fake_ranks import on_ranks
@@ -98,6 +99,17 @@ def test_torchs_object_takes_over_when_every_parameter_has_had_a_gradient(alone:
     train(replica, module)
     assert alone.sums == sums, "averaged by hand as well"
     assert all(p.grad is not None for p in module.parameters())
+
+
+def test_hooks_on_all_modules_see_the_scripts_modules_only(alone: Any) -> None:
+    replica, module = handed_over(alone)
+    seen = []
+    hook = register_module_forward_hook(lambda module, args, output: seen.append(type(module)))
+    try:
+        train(replica, module)
+    finally:
+        hook.remove()
+    assert seen == [nn.Linear, nn.Linear, Net]
 
 
 class Heads(nn.Module):
