@@ -45,8 +45,10 @@ LEFT: list[tuple[str, str, str, str, str]] = [
     ("ranks", READ, f"{SPLIT}/split/agreement.py: ", POWER, "a trial compares two calls"),
     ("ranks", FROM_HOST, f"{SPLIT}/split/lazy_rows.py: Moves._by_rows", POWER,
      "a trial's random gradients"),
-    ("ranks", FROM_HOST, "hooks/roots.py: ", POWER, "DDP arranges its buckets, once"),
-    ("ranks", FROM_DEVICE, "hooks/roots.py: ", POWER, "DDP arranges its buckets, once"),
+    ("ranks", FROM_HOST, f"{SPLIT}/replica.py: Replica.call", POWER,
+     "DDP arranges its buckets, once"),
+    ("ranks", FROM_DEVICE, f"{SPLIT}/replica.py: Replica.call", POWER,
+     "DDP arranges its buckets, once"),
 ]  # fmt: skip
 
 Found = dict[str, tuple[list[tuple[str, str, list[int]]], dict[str, str]]]
