@@ -1,0 +1,1 @@
+"""Finds which levers make a script faster, while it trains."""
