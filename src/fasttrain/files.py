@@ -6,6 +6,7 @@ import errno
 import grp
 import os
 import pwd
+import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import suppress
@@ -118,6 +119,29 @@ def give_back(path: Path) -> None:
 
 def _draft(path: Path) -> Path:
     return path.with_name(path.name + ".tmp")
+
+
+def remove_whole(folder: Path) -> None:
+    """Remove a folder of this user, if it is there, with all that is in it.
+
+    Raises:
+        OSError: If it can't be removed, or is not a folder.
+    """
+    with suppress(FileNotFoundError):
+        if not stat.S_ISDIR(folder.lstat().st_mode):
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
+        # An overlay leaves a folder of mode 0, and a script may leave read-only ones.
+        for around, names, _ in os.walk(folder):
+            for name in names:
+                _open_up(Path(around, name))
+        shutil.rmtree(folder)
+
+
+def _open_up(folder: Path) -> None:
+    """Let the owner use a folder; a link to one is left alone."""
+    mode = folder.lstat().st_mode
+    if stat.S_ISDIR(mode) and mode & stat.S_IRWXU != stat.S_IRWXU:
+        folder.chmod(stat.S_IRWXU)
 
 
 class Lines:
