@@ -139,6 +139,7 @@ class RootCalls:
         inside: Whether this thread is inside a root's call.
         on_discover: Called once for each new root, before its first call.
         on_call: Called before every call of a root with its positional and keyword arguments.
+        on_return: Called after every call of a root with its output.
     """
 
     def __init__(self) -> None:
@@ -148,6 +149,7 @@ class RootCalls:
         self.lowered = False
         self.on_discover: list[Callable[[Root, Module], None]] = []
         self.on_call: list[Callable[[Root, tuple[Any, ...], dict[str, Any]], None]] = []
+        self.on_return: list[Callable[[Root, Any], None]] = []
         self.last: Root | None = None
         self.inside = _Inside()
         self._table: dict[int, Root] = {}
@@ -225,11 +227,12 @@ class RootCalls:
         inside = self.inside
         inside.flag = True
         try:
-            if region is None:
-                return call(*args, **kwargs)
-            return region(root, call, args, kwargs)
+            output = call(*args, **kwargs) if region is None else region(root, call, args, kwargs)
         finally:
             inside.flag = False
+        for returned in self.on_return:
+            returned(root, output)
+        return output
 
     def _root_of(self, module: Module) -> Root | None:
         if _being_traced() or _in_backward() or get_worker_info() is not None or in_constructor():

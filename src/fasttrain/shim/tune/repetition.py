@@ -1,0 +1,299 @@
+"""Repeats a captured call at a step boundary, and leaves everything as it was."""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import grad as gradients_of  # before a lever replaces it
+from torch.nn import Module, Parameter
+
+from fasttrain.shim.data_parallel.random_streams import alike
+from fasttrain.shim.data_parallel.split.surroundings import Silence, other_random_states
+from fasttrain.shim.hooks.containers import map_tensors, tensors_in
+from fasttrain.shim.hooks.roots import first_parameter, parameters_of
+from fasttrain.shim.tune.captured import CapturedCall, States, torch_states
+from fasttrain.shim.tune.distances import Results, Tensors, dense, other_bits, same_bits
+from fasttrain.shim.tune.double import InDouble, Rounded, SameDraws
+
+Around = Callable[[], AbstractContextManager[Any]]
+Cast = Callable[[Tensor], Tensor]
+_CONTAINERS = (list, dict, deque, OrderedDict)
+_LEVERS_OWN = "_compiled_call_impl"  # a lever that fills this slot of a module empties it itself
+
+
+class RepetitionError(Exception):
+    """Raised if a call can't be repeated; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Repetition:
+    """One repetition of a call.
+
+    Attributes:
+        results: What it came to.
+        drew: Whether it drew random numbers.
+        states: The states of torch's generators after it.
+    """
+
+    results: Results
+    drew: bool
+    states: States
+
+    def same_draws(self, other: Repetition) -> bool:
+        """True if another repetition leaves the same random states."""
+        return _alike(self.states, other.states)
+
+    def other_bits(self, other: Repetition) -> str:
+        """Return the first part whose bits are others in another repetition; empty if none is."""
+        if where := other_bits(self.results, other.results):
+            return where
+        return "" if self.same_draws(other) else "the random state after it"
+
+
+class Repeater:
+    """Repeats one captured call on its module, as often as is asked for.
+
+    Each repetition begins with the random states of the captured call, and with the buffers and
+    attributes that the modules had when this was made, which are restored after it.
+
+    Args:
+        captured: The call.
+        module: Its root.
+
+    Raises:
+        RepetitionError: If the modules are others than in the captured call.
+    """
+
+    def __init__(self, captured: CapturedCall, module: Module) -> None:
+        if len(captured.training) != len(list(Module.modules(module))):
+            raise RepetitionError("it has other modules than when it was called")
+        self._captured, self._module = captured, module
+        self._double = _in_double(module)  # of fp32 numbers, it holds every bit
+        self._state = _State(module)
+        parameter = first_parameter(module)
+        self._dtype = torch.float32 if parameter is None else parameter.dtype
+
+    def repeat(self, around: Around, *, eager: bool = False) -> Repetition:
+        """Make the call, and restore the module.
+
+        Args:
+            around: Returns the context of the call and its backward pass.
+            eager: Have random numbers drawn in the parameters' dtype, whatever computes with them.
+                Only operators that run eagerly can be made to.
+
+        Raises:
+            RepetitionError: If the results aren't like those of the captured call.
+        """
+        with ExitStack() as stack:
+            stack.callback(self._restore_parameters)
+            stack.enter_context(self._state.restored())
+            stack.enter_context(_without_hooks(list(parameters_of(self._module))))
+            self._set_modes(self._module)
+            for device, dtype in self._captured.autocasts:
+                stack.enter_context(torch.autocast(device, dtype=dtype))
+            stack.enter_context(around())
+            mode = SameDraws(self._dtype) if eager else nullcontext()
+            return self._call(self._module, lambda tensor: tensor, lambda _: mode)
+
+    def in_double(self, around: Around, rounding: float = 0.0, seed: int = 0) -> Repetition:
+        """Make the call of a copy of the module in fp64, and restore the copy.
+
+        Args:
+            around: Returns the context of a plain call.
+            rounding: Largest relative error of each result; by default they are exact.
+            seed: Which errors.
+        """
+
+        def mode(arguments: Iterable[Tensor]) -> Any:
+            if not rounding:
+                return InDouble(self._dtype)
+            rounded = [*parameters_of(self._double), *arguments]
+            return Rounded(self._dtype, rounding, rounded, seed)
+
+        with self._state.restored(), _State(self._double).restored():
+            self._set_modes(self._double)
+            with around():
+                return self._call(self._double, widened, mode)
+
+    def _set_modes(self, module: Module) -> None:
+        for part, training in zip(Module.modules(module), self._captured.training, strict=True):
+            part.training = training
+
+    def _call(
+        self, module: Module, cast: Cast, mode: Callable[[Iterable[Tensor]], Any]
+    ) -> Repetition:
+        captured = self._captured
+        leaves = _Leaves(cast)
+        args, kwargs = map_tensors((captured.args, captured.kwargs), leaves.of)
+        for put, state in captured.states:
+            put(state)
+        states = torch_states(module)
+        buffers = _buffers(module)
+        with Silence(), torch.enable_grad(), mode(leaves.all()):
+            output = module(*args, **kwargs)
+            gradients, of_arguments = self._pulled_back(output, module, leaves.differentiable())
+        groups: dict[str, Tensors] = {
+            "output": {str(i): _detached(t) for i, t in enumerate(tensors_in(output))},
+            "gradient of": gradients,
+            "gradient of argument": of_arguments,
+            "buffer": _buffers(module),
+        }
+        after = torch_states(module)
+        return Repetition(Results(groups, {"buffer": buffers}), not _alike(states, after), after)
+
+    def _pulled_back(
+        self, output: Any, module: Module, arguments: dict[str, Tensor]
+    ) -> list[dict[str, Tensor | None]]:
+        """Return the gradients that the script's gradient of the output leads to."""
+        tensors, given = tensors_in(output), self._captured.gradients
+        if len(tensors) != len(given):
+            raise RepetitionError(f"it returns {len(tensors)} tensors instead of {len(given)}")
+        pairs = [(t, g) for t, g in zip(tensors, given, strict=True) if g is not None]
+        if any(t.shape != g.shape for t, g in pairs):
+            raise RepetitionError("it returns tensors of other shapes")
+        if not all(t.requires_grad for t, _ in pairs):
+            raise RepetitionError("it returns a tensor without a gradient")
+        named = {n: p for n, p in Module.named_parameters(module) if p.requires_grad}
+        of = [*named.values(), *arguments.values()]
+        seeds = [g.to(t.dtype) for t, g in pairs]
+        found = gradients_of([t for t, _ in pairs], of, seeds, allow_unused=True)
+        strided = iter([g if g is None else dense(g.detach()) for g in found])
+        return [{name: next(strided) for name in group} for group in (named, arguments)]
+
+    def _restore_parameters(self) -> None:
+        """Restore parameters that the call has changed, which can't be compared then."""
+        pairs = zip(parameters_of(self._module), parameters_of(self._double), strict=True)
+        with torch.no_grad():
+            changed = [(p, d) for p, d in pairs if not same_bits(p, d.to(p.dtype))]
+            for parameter, before in changed:
+                parameter.copy_(before)
+        if changed:
+            raise RepetitionError("it changes its parameters")
+
+
+class _Leaves:
+    """Copies of arguments for one repetition, which take gradients as the arguments did."""
+
+    def __init__(self, cast: Cast) -> None:
+        self._cast = cast
+        self._made: dict[int, Tensor] = {}
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """Return the copy of an argument."""
+        if id(tensor) not in self._made:
+            copied = self._cast(tensor.detach()).clone()
+            self._made[id(tensor)] = copied.requires_grad_(tensor.requires_grad)
+        return self._made[id(tensor)]
+
+    def all(self) -> Iterable[Tensor]:
+        """Return all copies."""
+        return self._made.values()
+
+    def differentiable(self) -> dict[str, Tensor]:
+        """Return the copies that take gradients, by place."""
+        return {str(i): t for i, t in enumerate(self._made.values()) if t.requires_grad}
+
+
+class _State:
+    """What repetitions of a call may change in its modules and in random states."""
+
+    def __init__(self, module: Module) -> None:
+        self._parts = [(part, dict(vars(part))) for part in Module.modules(module)]
+        held = [value for _, attributes in self._parts for value in attributes.values()]
+        self._contents = [(v, copy.copy(v)) for v in held if type(v) in _CONTAINERS]
+        tensors = {id(t): t for v in held for t in tensors_in(v) if not isinstance(t, Parameter)}
+        self._tensors = [(t, _detached(t)) for t in tensors.values()]
+        self._parameters = [(p, p.grad, p.requires_grad) for p in parameters_of(module)]
+        self._random = [*torch_states(module), *other_random_states()]
+
+    @contextmanager
+    def restored(self) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            for part, before in self._parts:
+                _put(vars(part), before)
+            for held, before in self._contents:
+                _put_contents(held, before)
+            for parameter, gradient, requires_grad in self._parameters:
+                parameter.requires_grad_(requires_grad)
+                parameter.grad = gradient
+            self._put_tensors()
+            for put, state in self._random:
+                put(state)
+
+    @torch.no_grad()
+    def _put_tensors(self) -> None:
+        # Only changed ones: a copy raises the version, and graphs of earlier calls may need them.
+        for tensor, value in self._tensors:
+            if not same_bits(tensor, value):
+                tensor.copy_(value)
+
+
+def _put(attributes: dict[str, Any], before: dict[str, Any]) -> None:
+    for name in attributes.keys() - before.keys() - {_LEVERS_OWN}:
+        del attributes[name]
+    attributes.update({name: v for name, v in before.items() if name != _LEVERS_OWN})
+
+
+def _put_contents(held: Any, before: Any) -> None:
+    if isinstance(held, dict):
+        now, then = list(held.items()), list(before.items())
+        same = len(now) == len(then) and all(
+            a == b and one is other for (a, one), (b, other) in zip(now, then, strict=True)
+        )
+    else:
+        same = len(held) == len(before) and all(
+            one is other for one, other in zip(held, before, strict=True)
+        )
+    if not same:
+        held.clear()
+        (held.update if isinstance(held, dict) else held.extend)(before)
+
+
+def _alike(one: States, other: States) -> bool:
+    return all(alike(a, b) for (_, a), (_, b) in zip(one, other, strict=True))
+
+
+def _buffers(module: Module) -> dict[str, Tensor]:
+    return {name: _detached(buffer) for name, buffer in Module.named_buffers(module)}
+
+
+def _detached(tensor: Tensor) -> Tensor:
+    return tensor.detach().clone()
+
+
+def widened(tensor: Tensor) -> Tensor:
+    """Return a tensor in fp64 if it has floating-point numbers."""
+    return tensor.double() if tensor.is_floating_point() else tensor
+
+
+def _in_double(module: Module) -> Module:
+    """Return a copy of a module with parameters and buffers in fp64."""
+    # Results that a module keeps, such as attention weights, have a graph, which can't be copied.
+    kept = [t for part in Module.modules(module) for t in tensors_in(dict(vars(part)))]
+    memo: dict[int, Any] = {id(t): _detached(t) for t in kept if t.grad_fn is not None}
+    return Module.double(copy.deepcopy(module, memo))
+
+
+@contextmanager
+def _without_hooks(tensors: Sequence[Tensor]) -> Iterator[None]:
+    """Take the hooks off leaves in the block: these gradients aren't those of a step."""
+    held: list[tuple[Any, dict[int, Any]]] = [
+        (t._backward_hooks, dict(t._backward_hooks)) for t in tensors if t._backward_hooks
+    ]
+    for hooks, _ in held:
+        hooks.clear()
+    try:
+        yield
+    finally:
+        for hooks, before in held:
+            hooks.clear()
+            hooks.update(before)
