@@ -9,14 +9,14 @@ from typing import Annotated, cast
 import typer
 
 from fasttrain import __version__
-from fasttrain.cli.commands import doctor, init, job, kill, ps, report, run, slurm
+from fasttrain.cli.commands import doctor, init, job, kill, ps, report, run, slurm, tune
 from fasttrain.cli.console import prepare_streams
 from fasttrain.cli.typed import translate
 from fasttrain.config.environ import read_environ
 from fasttrain.model.errors import ExitCode, FasttrainError
 from fasttrain.model.secrets import hide, secret_values
 
-COMMANDS = (run, slurm, job, ps, kill, doctor, init, report)
+COMMANDS = (run, tune, slurm, job, ps, kill, doctor, init, report)
 BUG_NOTE = "error: this is a bug in fasttrain; please report the lines above"
 USAGE_ERROR = cast("type[Exception]", typer.BadParameter.__base__)  # typer exports no name for it
 

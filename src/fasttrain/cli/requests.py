@@ -1,4 +1,4 @@
-"""The arguments and options of ``run`` and ``slurm``, declared once.
+"""The arguments and options of ``run``, ``tune`` and ``slurm``, declared once.
 
 typer's parameters are made from them, and so is the list of flags by which fasttrain tells its own
 words on a command line from the script's.
@@ -126,12 +126,12 @@ def _parameter(spec: OptionSpec) -> inspect.Parameter:
     )
 
 
-# The arguments and options of ``run`` and ``slurm``, declared once.
+# The arguments and options of ``run``, ``tune`` and ``slurm``, declared once.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandLine:
-    """The arguments and options that ``run`` and ``slurm`` share.
+    """The arguments and options that ``run``, ``tune`` and ``slurm`` share.
 
     Attributes:
         command: Name of the sub-command.
@@ -190,6 +190,26 @@ class RunRequest(CommandLine):
         str | None,
         typer.Option(metavar="FILE", help="Plan for a described machine (with --dry-run)."),
     ] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TuneRequest(CommandLine):
+    """The arguments and options of ``fasttrain tune``, but for those of `Settings`."""
+
+    command: ClassVar[str] = "tune"
+
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="SCRIPT [ARGS]... [-- ARGS...]",
+            help="The training script and its own arguments; those with a dash go after --.",
+            show_default=False,
+        ),
+    ] = None
+    budget: Annotated[
+        str, typer.Option(metavar="TIME", help="How long to compare: 90s, 5m or 1h.")
+    ] = "5m"
+    json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -82,7 +82,7 @@ def perform(request: RunRequest) -> int:
         raise _described_machine(request.machine)
     python = choose_python(target, wanted.settings, environ)
     check_target(target, str(cwd), parsed=same_syntax(python.other))
-    invocation = _invocation(target, wanted.settings, environ, python)
+    invocation = make_invocation(target, wanted.settings, environ, python)
     # The machine is examined last: a mistake in the command line needs no probe.
     described = read_machine(Path(request.machine)) if request.machine else None
     machine = described or probe_machine(environ, python.other)
@@ -93,9 +93,10 @@ def perform(request: RunRequest) -> int:
     return _start(plan, invocation, quiet=wanted.settings.quiet.value, as_json=request.json)
 
 
-def _invocation(
+def make_invocation(
     target: Target, settings: Settings, environ: Mapping[str, str], python: ChosenPython
 ) -> Invocation:
+    """Return the circumstances of this call, with what the source says if it matters."""
     locate = Locate(python.other) if python.other else find_spec
     several = _may_be_several(settings)
     cwd = str(working_directory())

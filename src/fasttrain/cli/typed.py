@@ -9,7 +9,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fasttrain.cli.requests import CommandLine, RunRequest, SlurmRequest, declared_flags
+from fasttrain.cli.requests import (
+    CommandLine,
+    RunRequest,
+    SlurmRequest,
+    TuneRequest,
+    declared_flags,
+)
 from fasttrain.config.environ import CONFIG_VARIABLE, read_environ
 from fasttrain.config.options import OPTIONS, SLURM_OPTIONS, OptionSpec, nearest
 from fasttrain.config.resolve import Resolved, resolve
@@ -18,7 +24,7 @@ from fasttrain.model.errors import ExitCode, FasttrainError
 from fasttrain.model.plan import Target, TargetKind
 from fasttrain.model.secrets import mask_args
 
-_REQUESTS = {"run": RunRequest, "slurm": SlurmRequest}
+_REQUESTS = {"run": RunRequest, "slurm": SlurmRequest, "tune": TuneRequest}
 # torchrun accepts both spellings; the documentation of scripts uses this one.
 _TORCHRUN = {
     f"--{name}": f"--{name.replace('_', '-')}"
@@ -259,7 +265,7 @@ def translate(error: Exception, argv: list[str], commands: set[str]) -> Fasttrai
     command = argv[0] if argv and argv[0] in commands else ""
     # By name: typer 0.16 uses click's exceptions, later versions have their own.
     option = getattr(error, "option_name", None)
-    if option and command in ("run", "slurm") and type(error).__name__ == "NoSuchOption":
+    if option and command in _REQUESTS and type(error).__name__ == "NoSuchOption":
         return unknown_option(option, argv[1:], command)
     script = next((word for word in argv if word.endswith(".py")), None)
     named = argv[:1] == [script] or argv[0].startswith("-") if script else False

@@ -7,7 +7,7 @@ field of `Levers` and its row of `LEVERS`. All that lists levers reads this tabl
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from fasttrain.model.decision import LEVERS as PANEL
@@ -131,6 +131,9 @@ class LeverRow:
             and is imported only for that value.
         shown: How a person reads the value; None for its one word.
         several: Whether only a worker that is one of several ranks has it.
+        tried: What ``fasttrain tune`` sets the option to where nobody has; None for the default.
+        switched: Words of the values that are switched on and off between the steps of one process,
+            each with what it rounds results by; their module's lever has a method ``switch``.
         ceded: Words of a value that leaves it to the script.
     """
 
@@ -146,6 +149,8 @@ class LeverRow:
     shown: Callable[[Any], str] | None = None
     several: bool = False
     ceded: tuple[str, ...] = ()
+    tried: str | None = None
+    switched: Mapping[str, float] = field(default_factory=dict)
 
     def words(self, value: Any) -> str:
         """Return the value as a person reads it."""
@@ -185,6 +190,7 @@ LEVERS: dict[str, LeverRow] = {
         identity=lambda amp: amp.precision,
         at_roots=True,
         workers={"bfloat16": (_AMP,), "float16": (_AMP, _SCALING)},
+        switched={"bfloat16": 2**-8},
     ),
     "compile": LeverRow(
         mode=lambda compiled: compiled.asked,
@@ -197,6 +203,8 @@ LEVERS: dict[str, LeverRow] = {
         at_roots=True,
         workers=dict.fromkeys(get_args(CompileMode)[1:], (f"{_SHIM}.compile.lever",)),
         shown=lambda c: c.mode if c.scope == "model" else f"{c.mode}, {c.scope}",
+        tried="default",
+        switched=dict.fromkeys(("default", "max-autotune-no-cudagraphs"), 2**-24),
     ),
     "optimizer": LeverRow(
         mode=str,
@@ -208,6 +216,7 @@ LEVERS: dict[str, LeverRow] = {
         identity=str,
         at_roots=False,
         workers={"fused": (_FUSED,), "npu": (_NPU, _FUSED)},
+        switched={"fused": 2**-24},
     ),
     "matmul": LeverRow(
         mode=str,
@@ -218,6 +227,7 @@ LEVERS: dict[str, LeverRow] = {
         after=("amp",),
         identity=None,
         at_roots=False,
+        switched={"high": 2**-11, "medium": 2**-8},  # TF32 and bf16
         # Kept as it is, too, the script's own choice is watched for.
         workers=dict.fromkeys(("keep", *get_args(MatmulChoice)[1:]), (f"{_SHIM}.matmul",)),
     ),

@@ -10,6 +10,7 @@ import fasttrain
 RUN_MARK = "FASTTRAIN_RUN_ID"  # every process of a run has the run's name there
 RUNS_FOLDER = "fasttrain_runs"  # in the working directory, for runs without --run-dir
 LOCK_FILE = "launcher.lock"  # in a run directory; locked while its launcher lives
+SCRATCH = "/var/tmp"  # noqa: S108 - on a disk; what is made there is private, see `scratch_folder`
 SNAPSHOTS_FOLDER = "snapshots"  # in the run directory
 COMPILED_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 COMPILED_FOLDER = "inductor"  # in the cache; triton's kernels are in a folder of inductor's
@@ -43,6 +44,11 @@ def cache_folder(environ: Mapping[str, str]) -> Path:
     base = Path(environ.get("XDG_CACHE_HOME", ""))
     home = Path(environ.get("HOME") or Path.home())
     return (base if base.is_absolute() else home / ".cache") / "fasttrain"
+
+
+def scratch_folder(run_id: str) -> Path:
+    """Return the folder that takes what the script of a run that tunes writes."""
+    return Path(SCRATCH, f"fasttrain-{run_id}")
 
 
 def program(name: str) -> str:

@@ -8,6 +8,7 @@ from typing import Literal
 from fasttrain.model.attempts import Guards, Preempt, Restarts, left_to_the_script
 from fasttrain.model.decision import Decision, Source
 from fasttrain.model.levers import Levers
+from fasttrain.model.tuning import Tuning
 from fasttrain.model.vendors import DeviceKind
 
 # What a script's source tells before anything of it has run.
@@ -180,6 +181,7 @@ class LaunchPlan:
         strict: Whether a lever that was asked for and did not take effect fails the run.
         preempt: What happens at preemption.
         python: The Python that runs the script; None if it is fasttrain's own.
+        tuning: What the worker compares; None for a run that trains.
         hints: What the user might want to know or try, one sentence each.
         warnings: What the user should know before trusting the run, one sentence each.
     """
@@ -203,6 +205,7 @@ class LaunchPlan:
     strict: bool = False
     preempt: Decision[Preempt] = field(default_factory=left_to_the_script)
     python: Decision[str] | None = None
+    tuning: Tuning | None = None
     hints: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     schema: int = PLAN_SCHEMA

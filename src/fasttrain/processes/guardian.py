@@ -13,6 +13,7 @@ import select
 import signal
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 SCAN_S = 1.0
@@ -26,6 +27,8 @@ def main(run_id: str, *spared: str) -> None:
     stand_apart()
     sys.path.append(str(PACKAGE))  # at the end, where it shadows nothing
     # Imported now, because an upgrade may replace the files while the run goes on.
+    from fasttrain.files import remove_whole
+    from fasttrain.model.places import scratch_folder
     from fasttrain.processes.table import Table, alive, descendants, end, name_of, of_run, table
 
     launcher, pause_s = os.getppid(), 0.0
@@ -43,6 +46,8 @@ def main(run_id: str, *spared: str) -> None:
         return found
 
     end(find, grace_s=0)  # the kernel's parent-death signal to the workers is SIGKILL, too
+    with suppress(OSError):
+        remove_whole(scratch_folder(run_id))
 
 
 def hung_up(pause_s: float) -> bool:

@@ -21,6 +21,7 @@ from fasttrain.model.decision import Decision
 from fasttrain.model.levers import LEVERS
 from fasttrain.model.outcome import Outcome, RankReport, State, StepStats
 from fasttrain.model.plan import PLAN_FILE, LaunchPlan
+from fasttrain.model.tuning import Tuning
 from fasttrain.shim import multiprocessing_hooks
 from fasttrain.shim.data_parallel.context import LeverState
 from fasttrain.shim.data_parallel.rank_consistency import refuse_unrelated_copies
@@ -112,6 +113,8 @@ class Runtime:
             on_compiling=[self._note_compiling],
         )
         self._reported_s = self._event_s = 0.0
+        self._started_s = started_s
+        self._tuner: Any = None
         self._run_dir = Path(plan.run_dir)
         self._reporter = Reporter(self._run_dir, rank, pid, child=child)
         self._heartbeat = Heartbeat(self._run_dir, rank, child=child)
@@ -121,6 +124,8 @@ class Runtime:
 
     def install(self) -> None:
         """Install every lever; one that fails is rolled back alone, and the script goes on."""
+        if self._plan.tuning is not None:
+            import_module("fasttrain.shim.tune.repetition")  # takes functions as torch has them
         # First, so that the levers are around it: a save that only rank 0 makes needs no space on
         # this rank.
         self._saves.install(self._undo)
@@ -150,6 +155,8 @@ class Runtime:
         self._meter.on_step.append(self._on_step)
         self._meter.before_next.append(self._end_at)
         self._meter.on_pass.append(self._on_step)
+        if self._plan.tuning is not None and not self._reporter.child:
+            self._tuner = self._tune(self._plan.tuning)
         if any(lever.recorder.live for lever in self._levers):
             self._own_compile.install(self._undo)
             name_users_lines(self._undo)
@@ -179,6 +186,20 @@ class Runtime:
         if self._plan.preempt.value.mode == "snapshot" and not self._reporter.child:
             build.append(self._snapshots())
         return build
+
+    def _tune(self, asked: Tuning) -> Any:
+        from fasttrain.shim.tune.repeats import Repeats
+        from fasttrain.shim.tune.tuner import Tuner
+
+        levers: dict[str, Any] = {}
+        rounds: dict[str, float] = {}
+        for lever in self._levers:
+            name, mode = lever.recorder.lever, lever.recorder.asked
+            if lever.recorder.live and name in LEVERS and mode in LEVERS[name].switched:
+                levers[name], rounds[name] = lever, LEVERS[name].switched[mode]
+        repeats = Repeats(self._roots)
+        started_s = self._started_s
+        return Tuner(asked, levers, rounds, self._meter, repeats, self._run_dir, started_s)
 
     def _snapshots(self) -> Lever:
         from fasttrain.shim.snapshots.lever import SnapshotLever
@@ -228,6 +249,7 @@ class Runtime:
 
     def _reset_in_child(self) -> None:
         """Start the record of a forked child from zero: what its parent did is in its own."""
+        self._tuner = None
         self._reporter = Reporter(self._run_dir, self._rank, os.getpid(), child=True)
         self._meter.reset()
         self._nan.reset()
@@ -253,6 +275,10 @@ class Runtime:
             self._nan.read()
         if now - self._reported_s >= REPORT_EVERY_S or step == 1:
             self._report(finished=False)
+        if self._tuner is not None:
+            self._tuner.after_step()
+            if self._tuner.done:
+                sys.exit(0)
         # With several optimizers the others may not have stepped in this iteration yet.
         if not self._meter.several:
             self._end_at(step)
@@ -264,6 +290,8 @@ class Runtime:
 
     def finish(self) -> None:
         """Write the last event and report."""
+        if self._tuner is not None:
+            self._tuner.finish()
         self._heartbeat.end()
         if self._meter.steps:
             self._note_event()

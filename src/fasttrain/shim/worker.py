@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import time
+from collections.abc import Iterator
+from pathlib import Path
 
 from fasttrain.model.attempts import RESTART_COUNT
-from fasttrain.model.errors import FasttrainError
+from fasttrain.model.errors import ExitCode, FasttrainError
 from fasttrain.model.plan import LaunchPlan
+from fasttrain.model.tuning import Tuning
 from fasttrain.shim.process import log_stream, refusal
 from fasttrain.shim.process.entry import Entry, die_with_launcher, read_entry
 from fasttrain.shim.process.entry import hide as hide_rank_variables
 from fasttrain.shim.process.import_hook import after_torch
 from fasttrain.shim.process.refusal import refuse
+from fasttrain.shim.process.scratch import CannotIsolate, isolate
 from fasttrain.shim.script import recorder, run_target, watch_faults
 from fasttrain.shim.snapshots.preempt_signal import PREEMPT_SIGNAL
 
@@ -29,6 +34,8 @@ def main(argv: list[str]) -> None:
         refuse(error)
     plan, rank = entry.plan, entry.rank
     die_with_launcher()
+    if plan.tuning is not None:
+        _throw_writes_away(plan, plan.tuning)
     if plan.preempt.value.mode == "snapshot":
         PREEMPT_SIGNAL.listen(plan.preempt.value.signals)
     if entry.restarts is not None:
@@ -40,6 +47,31 @@ def main(argv: list[str]) -> None:
     _be_alone(entry)
     after_torch(lambda: _install(plan, rank, started_s, pid))
     run_target(entry.kind, entry.name, list(entry.args), refusal.ended_well, refusal.failed)
+
+
+def _throw_writes_away(plan: LaunchPlan, tuning: Tuning) -> None:
+    """Have what the script writes go to a folder that is removed after the run."""
+    try:
+        isolate(Path(tuning.scratch), [*map(Path, tuning.keep)], [*_written(plan)])
+    except CannotIsolate as error:
+        refuse(
+            FasttrainError(
+                "what the script writes can't be kept apart here",
+                why=str(error),
+                fix="tune on a Linux machine that allows user namespaces, or as root",
+                slug="tune-writes",
+                exit_code=ExitCode.UNAVAILABLE,
+            )
+        )
+
+
+def _written(plan: LaunchPlan) -> Iterator[Path]:
+    """Yield the folders in which scripts write."""
+    yield Path(plan.cwd)
+    if plan.target.kind == "script":
+        yield Path(plan.cwd, plan.target.name).resolve().parent
+    yield Path.home()
+    yield Path(tempfile.gettempdir())
 
 
 def _be_alone(entry: Entry) -> None:

@@ -49,6 +49,14 @@ class MatmulLever:
         self.recorder.settle(State.ARMED)
         self.recorder.apply("fp32 matrix products", self._decision.value)
 
+    def switch(self, *, on: bool) -> None:
+        """Compute the next matrix products in this precision, or in the script's."""
+        if self.recorder.live and self._decision.value != "keep":
+            if on:
+                self._set(self._decision.value)
+            else:
+                self._put_back()
+
     def refresh(self) -> None:
         """Do nothing: the recorder is up to date at any time."""
 

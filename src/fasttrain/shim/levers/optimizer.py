@@ -11,7 +11,7 @@ import functools
 import inspect
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -78,6 +78,7 @@ class OptimizerLever:
         self._leave = leave
         self._known: weakref.WeakKeyDictionary[Optimizer, _Known] = weakref.WeakKeyDictionary()
         self._hooks = ExitStack()  # those on the script's own optimizers
+        self._on = True
 
     def install(self, undo: ExitStack) -> None:
         """Hook optimizer construction and steps."""
@@ -87,6 +88,25 @@ class OptimizerLever:
         undo.callback(register_optimizer_step_pre_hook(self._before_step).remove)
         undo.callback(register_optimizer_step_post_hook(self._after_step).remove)
         self.recorder.settle(State.ARMED, "no optimizer made a step")
+
+    def switch(self, *, on: bool) -> None:
+        """Make the next steps by fused kernels, or as the script has them."""
+        self._on = on
+        for optimizer, known in self._known.items() if not on else ():
+            # Else torch's own step would read the counters from the device, one by one.
+            if known.steps_on_device:
+                _move_step_counters_back(optimizer)
+                known.steps_on_device = False
+
+    @contextmanager
+    def around_step(self, copied: Optimizer) -> Iterator[None]:
+        """Have a copy of an optimizer, which has no hooks, make its step by fused kernels."""
+        if not (own_choice(copied) or unfusible(copied)):
+            _move_step_counters(copied)
+            strides = iter(_all_strides(copied))
+            for group in copied.param_groups:
+                group["fused"] = not _unfusible_gradients(copied, group, strides) or None
+        yield
 
     def refresh(self) -> None:
         """Do nothing: every step is counted when it is made."""
@@ -99,7 +119,7 @@ class OptimizerLever:
     ) -> Arguments | None:
         if torch.compiler.is_compiling():
             return None  # the script compiles its step: dynamo must find nothing to trace here
-        if self._leave(optimizer):
+        if not self._on or self._leave(optimizer):
             return None
         known = self._known.get(optimizer)
         if known is None:  # it was unpickled, without its constructor
@@ -349,6 +369,13 @@ def _move_step_counters(optimizer: Optimizer) -> None:
             step.device != parameter.device or step.dtype is not torch.float32
         ):
             state["step"] = step.to(parameter.device, torch.float32)
+
+
+def _move_step_counters_back(optimizer: Optimizer) -> None:
+    """Keep ``state["step"]`` as torch does without fused kernels."""
+    for state in optimizer.state.values():
+        if isinstance(state, dict):
+            state.update(_native_step(state))
 
 
 def _native_step(state: Any) -> Any:

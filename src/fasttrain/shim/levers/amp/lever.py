@@ -82,6 +82,7 @@ class AmpLever:
         self._reach = Reach(self._dtype)
         self._rules = None if self._explicit else Rules(self._leave_for_good)
         self._sides: list[weakref.ref[Side]] = []
+        self._on = True
         self._enter: Callable[..., Any] = autocast.__enter__
         self._exit: Callable[..., Any] = autocast.__exit__
 
@@ -107,7 +108,13 @@ class AmpLever:
     def refresh(self) -> None:
         """Nothing is pending: every call is counted as it happens."""
 
+    def switch(self, *, on: bool) -> None:
+        """Run the next calls in low precision, or as the script has them."""
+        self._on = on
+
     def _region(self, root: Root, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not self._on:
+            return call(*args, **kwargs)
         device = self._device_of(root)
         if device is not None and self._rules is not None:
             call = self._rules.count(root, root.precision.history, device, call)

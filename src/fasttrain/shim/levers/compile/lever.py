@@ -49,8 +49,8 @@ SAFE_SETTINGS = (
     ("torch._dynamo.config", "use_numpy_random_stream", True),
 )
 # With this a seeded script draws the same dropout masks as without compilation. Not on GPUs, where
-# kernels that draw their own numbers are part of the speed-up.
-CPU_SETTINGS = (("torch._inductor.config", "fallback_random", True),)
+# kernels that draw their own numbers are part of the speed-up, unless results are compared.
+SAME_DRAWS = (("torch._inductor.config", "fallback_random", True),)
 UNUSED = "no trainable module was called"
 BY_HAND = "its forward() is called directly: its layers are compiled one by one"
 # After so many graphs no further root is compiled: each takes seconds to minutes.
@@ -83,12 +83,13 @@ class CompileLever:
         own: UserCompile,
         *,
         strict: bool,
+        same_draws: bool = False,
     ) -> None:
         self.recorder = recorder
         self._own = own
         self._plan = decision.value
         self._roots = roots
-        self._strict = strict
+        self._strict, self._same_draws = strict, same_draws
         self._settings = SAFE_SETTINGS if strict else (*SAFE_SETTINGS, FALL_BACK)
         self._compile = torch.compile
         self._later = ExitStack()  # undoes changes that are made after `install`
@@ -125,6 +126,10 @@ class CompileLever:
                 self.recorder.settle(State.APPLIED)
             else:
                 self.recorder.settle(State.ARMED, self._slots.passed_by or NO_GRAPH)
+
+    def switch(self, *, on: bool) -> None:
+        """Run what is compiled, or the modules as the script has them."""
+        self._slots.on = on
 
     @property
     def compile_s(self) -> float:
@@ -185,8 +190,8 @@ class CompileLever:
             self.recorder.settle(State.SKIPPED, reason)
             return False
         parameter = root.parameter()
-        on_cpu = parameter is not None and parameter.device.type == "cpu"
-        for module_name, name, value in (*self._settings, *(CPU_SETTINGS if on_cpu else ())):
+        same = self._same_draws or (parameter is not None and parameter.device.type == "cpu")
+        for module_name, name, value in (*self._settings, *(SAME_DRAWS if same else ())):
             config = importlib.import_module(module_name)
             if hasattr(config, name):  # some torch versions lack some of them
                 self._later.callback(setattr, config, name, getattr(config, name))
@@ -339,8 +344,14 @@ def _own_forward(module: Module) -> bool:
 
 def build(shared: Shared, decision: Decision[Compile], recorder: OutcomeRecorder) -> list[Lever]:
     """Build the lever."""
-    strict = shared.plan.strict
-    lever = CompileLever(decision, recorder, shared.roots, shared.user_compile, strict=strict)
+    lever = CompileLever(
+        decision,
+        recorder,
+        shared.roots,
+        shared.user_compile,
+        strict=shared.plan.strict,
+        same_draws=shared.plan.tuning is not None,
+    )
     lever.on_compiling += shared.on_compiling
     shared.compile_s = lambda: lever.compile_s
     return [lever]

@@ -115,6 +115,7 @@ class Slots:
 
     Attributes:
         passed_by: Why some call of a compiled module ran eagerly; empty if none did.
+        on: Whether compiled modules run compiled.
 
     Args:
         compile: torch.compile.
@@ -126,6 +127,7 @@ class Slots:
         self._compile = functools.partial(compile, mode=None if mode == "default" else mode)
         self._recorder = recorder
         self.passed_by = ""
+        self.on = True
         self._filled: weakref.WeakKeyDictionary[Module, Filling] = weakref.WeakKeyDictionary()
 
     def __contains__(self, module: Module) -> bool:
@@ -156,6 +158,8 @@ class Slots:
 
         def call(*args: Any, **kwargs: Any) -> Any:
             module: Any = ref()
+            if not self.on:
+                return module._call_impl(*args, **kwargs)
             filling.calls += 1
             # Dynamo refuses to run under torch.jit.trace and inside torch.func's transforms.
             transformed = torch._C._functorch.peek_interpreter_stack()

@@ -1,0 +1,192 @@
+"""Perform ``fasttrain tune``: plan and start a run that compares levers, and print the result."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+import time
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from fasttrain.cli.console import envelope
+from fasttrain.cli.requests import TuneRequest
+from fasttrain.cli.running import choose_python, make_invocation, same_syntax
+from fasttrain.cli.typed import choose_target, resolve_options
+from fasttrain.config.environ import read_environ
+from fasttrain.files import load, remove_whole
+from fasttrain.hardware.host import Host
+from fasttrain.hardware.host_state import look_around
+from fasttrain.hardware.probe import probe_machine
+from fasttrain.launch.output.display import QuietDisplay
+from fasttrain.launch.preflight import check_target
+from fasttrain.launch.start import working_directory
+from fasttrain.model.codec import CodecError
+from fasttrain.model.errors import ExitCode, FasttrainError
+from fasttrain.model.places import COMPILED_VARIABLE, scratch_folder
+from fasttrain.model.plan import Invocation, LaunchPlan
+from fasttrain.model.settings import Settings
+from fasttrain.model.tuning import TUNING_FILE, Tuning, TuningReport
+from fasttrain.planning.explain import mask_plan
+from fasttrain.planning.plan import make_plan
+from fasttrain.planning.tuning import TuningPlan, plan_tuning
+
+_BUDGET = re.compile(r"([0-9]{1,6})(s|m|h|)")
+_UNIT_S = {"": 1, "s": 1, "m": 60, "h": 3600}
+LEAST_S = 10
+OVERTIME_S = 5.0  # for a step, or a compilation, that is not over in time
+
+
+def perform(request: TuneRequest) -> int:
+    """Perform the command; return the script's exit code if it failed, 69 if nothing was found."""
+    budget_s = read_budget(request.budget)
+    environ = read_environ()
+    cwd = working_directory()
+    wanted = resolve_options(request, environ)
+    target = choose_target(request, wanted)
+    python = choose_python(target, wanted.settings, environ)
+    check_target(target, str(cwd), parsed=same_syntax(python.other))
+    invocation = make_invocation(target, wanted.settings, environ, python)
+    machine = probe_machine(environ, python.other)
+
+    def make(settings: Settings) -> LaunchPlan:
+        return make_plan(settings, machine, invocation)
+
+    scratch = scratch_folder(invocation.run_id)
+    tuned = plan_tuning(make, wanted.settings, Tuning(budget_s, str(scratch), ()))
+    tuned = replace(tuned, plan=_keeping(tuned.plan))
+    return _start(tuned, invocation, scratch, quiet=wanted.settings.quiet.value, json=request.json)
+
+
+def read_budget(text: str) -> float:
+    """Return a budget in seconds.
+
+    Raises:
+        FasttrainError: ``tune-budget`` if it is no time, or too short to compare anything.
+    """
+    found = _BUDGET.fullmatch(text)
+    budget_s = int(found[1]) * _UNIT_S[found[2]] if found else 0
+    if budget_s < LEAST_S:
+        raise FasttrainError(
+            f"--budget {text!r} is no time to compare in",
+            why=f"it takes a number of at least {LEAST_S} s with s, m or h behind it",
+            fix="--budget 5m",
+            slug="tune-budget",
+            exit_code=ExitCode.USAGE,
+        )
+    return float(budget_s)
+
+
+def _keeping(plan: LaunchPlan) -> LaunchPlan:
+    """Return the plan with the folders in which the worker's own writes are real."""
+    assert plan.tuning is not None
+    cache = [v.value for v in plan.environment if v.name == COMPILED_VARIABLE and v.value]
+    return replace(plan, tuning=replace(plan.tuning, keep=(plan.run_dir, *cache)))
+
+
+class _Budget:
+    """Ends a run that hasn't ended itself when its budget was over.
+
+    Attributes:
+        over: Whether it has.
+    """
+
+    def __init__(self, budget_s: float) -> None:
+        self.over = False
+        self._until_s = time.monotonic() + budget_s + OVERTIME_S
+
+    def heard(self, signum: int) -> None:
+        """Do nothing: the run ends by itself."""
+
+    def tick(self) -> None:
+        """End the run once, as a signal from outside would."""
+        if not self.over and time.monotonic() > self._until_s:
+            self.over = True
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+class _Progress:
+    """Tells which levers are being compared.
+
+    Args:
+        run_dir: Where the worker writes what it does.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        self._run_dir = run_dir
+        self._told: tuple[str, ...] = ()
+        self._looked_s = 0.0
+
+    def heard(self, signum: int) -> None:
+        """Do nothing: the run tells of it."""
+
+    def tick(self) -> None:
+        """Look once a second, and tell of what is new."""
+        if time.monotonic() - self._looked_s < 1.0:
+            return
+        self._looked_s = time.monotonic()
+        report = _read(self._run_dir)
+        if report.comparing and report.comparing != self._told:
+            self._told = report.comparing
+            sys.stderr.write(f"fasttrain: step {report.steps:,}: {' and '.join(self._told)} ...\n")
+
+
+class _Silent(QuietDisplay):
+    """Keeps the script's output to its log, where it can be read."""
+
+    def write(self, descriptor: int, data: bytes) -> None:
+        """Write nothing."""
+
+
+def _start(
+    tuned: TuningPlan, invocation: Invocation, scratch: Path, *, quiet: bool, json: bool
+) -> int:
+    from fasttrain.cli.cards.crash import print_crash
+    from fasttrain.cli.cards.tuning import print_tuning
+    from fasttrain.launch.node_run import Observers
+    from fasttrain.launch.start import start
+
+    plan = tuned.plan
+    assert plan.tuning is not None
+    if not quiet:
+        names = ", ".join(tuned.levers)
+        sys.stderr.write(
+            f"fasttrain: comparing {names} for at most {plan.tuning.budget_s:.0f} s;"
+            " what the script writes is thrown away\n"
+        )
+    budget = _Budget(plan.tuning.budget_s)
+    watches = (budget,) if quiet else (budget, _Progress(Path(plan.run_dir)))
+    around = partial(look_around, Host(invocation.environ))
+    observers = Observers(_Silent(), around, watches=watches)
+    masked = mask_plan(plan, invocation.environ)
+    scratch.mkdir(mode=0o700)
+    try:
+        receipt = start(plan, masked, invocation.environ, observers)
+    finally:
+        _remove(scratch)
+    report = _read(Path(plan.run_dir))
+    if json:
+        sys.stdout.write(envelope("tuning", report) + "\n")
+    else:
+        if receipt.crash and not budget.over:
+            print_crash(receipt.crash, receipt.run_dir, brief=quiet)
+        print_tuning(report, tuned, receipt.run_dir)
+    if receipt.exit_code and not budget.over:
+        return receipt.exit_code
+    return 0 if report.says_something else int(ExitCode.UNAVAILABLE)
+
+
+def _remove(scratch: Path) -> None:
+    try:
+        remove_whole(scratch)
+    except OSError as error:
+        sys.stderr.write(f"fasttrain: warning: {scratch} can't be removed: {error.strerror}\n")
+
+
+def _read(run_dir: Path) -> TuningReport:
+    try:
+        return load(TuningReport, run_dir / TUNING_FILE)
+    except (OSError, CodecError):  # the script never imported torch, or has written no report yet
+        return TuningReport("running", 0, 0.0)

@@ -1,0 +1,278 @@
+"""The tuner on a clock of its own: what it compares, keeps and writes."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from fasttrain.files import load
+from fasttrain.model.outcome import State
+from fasttrain.model.tuning import TUNING_FILE, Parity, Tuning, TuningReport
+from fasttrain.shim.hooks.outcome_recorder import OutcomeRecorder
+from fasttrain.shim.tune import tuner as tuner_module
+from fasttrain.shim.tune.tuner import LATE, Tuner
+
+RIGHT = Parity(True, "equal")
+WRONG = Parity(False, "0.01 of at most 0.0001")
+STEP_S = 0.01
+
+
+class FakeLever:
+    """A lever of which only the switch matters."""
+
+    def __init__(self, name: str, state: State = State.APPLIED) -> None:
+        self.recorder = OutcomeRecorder(name, "default", explicit=False)
+        self.recorder.settle(state, "no optimizer has such a kernel")
+        self.on = True
+
+    def switch(self, *, on: bool) -> None:
+        self.on = on
+
+    def refresh(self) -> None:
+        """Nothing is pending."""
+
+
+class FakeRepeats:
+    """Finds what it is told to."""
+
+    def __init__(self, found: Parity) -> None:
+        self.found = found
+        self.asked: list[tuple[float, bool]] = []
+
+    @contextmanager
+    def of_calls(self, rounds: float, *, eager: bool) -> Iterator[Any]:
+        """Yield what switches as the real one does."""
+        self.asked.append((rounds, eager))
+
+        def compare(plain: Callable[[], None], changed: Callable[[], None]) -> Parity:
+            changed()
+            plain()
+            return self.found
+
+        yield compare
+
+
+class Loop:
+    """A loop whose steps take as long as a function of the levers that are on says."""
+
+    def __init__(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        folder: Path,
+        step_s: Callable[..., float],
+        *names: str,
+        noise: float = 0.02,
+        budget_s: float = 300.0,
+        parity: Parity = RIGHT,
+        state: State = State.APPLIED,
+    ) -> None:
+        self.now_s = 100.0
+        self.folder = folder
+        self.meter: Any = SimpleNamespace(steps=0, device="")
+        self._step_s, self._noise, self._random = step_s, noise, random.Random(3)
+        for clock in ("perf_counter", "process_time"):
+            monkeypatch.setattr(tuner_module.time, clock, lambda: self.now_s)
+        self.levers = {name: FakeLever(name, state) for name in names}
+        asked = Tuning(budget_s, "", (), seed=5)
+        self.repeats: Any = FakeRepeats(parity)
+        rounds = {name: 2.0 ** (at - 24) for at, name in enumerate(names)}
+        self.tuner = Tuner(asked, self.levers, rounds, self.meter, self.repeats, folder, self.now_s)
+
+    @property
+    def on(self) -> dict[str, bool]:
+        return {name: lever.on for name, lever in self.levers.items()}
+
+    def steps(self, most: int = 200_000) -> Iterator[int]:
+        for step in range(most):
+            if self.tuner.done:
+                return
+            # As other programs do: most steps are a little slower, some are far slower.
+            slower = 1 + self._noise * self._random.expovariate(1.0)
+            slower += 3.0 * (self._random.random() < 0.01)
+            self.now_s += self._step_s(**self.on) * slower
+            self.meter.steps += 1
+            yield step
+            self.tuner.after_step()
+
+    def run(self) -> TuningReport:
+        for _ in self.steps():
+            pass
+        self.tuner.finish()
+        return self.report()
+
+    def report(self) -> TuningReport:
+        return load(TuningReport, self.folder / TUNING_FILE)
+
+
+@pytest.fixture
+def loop(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Loop]:
+    def make(step_s: Callable[..., float], *names: str, **options: Any) -> Loop:
+        return Loop(monkeypatch, tmp_path, step_s, *names, **options)
+
+    return make
+
+
+def verdicts(report: TuningReport) -> dict[str, str]:
+    return {one.levers[0]: one.verdict for one in report.compared}
+
+
+def test_the_faster_is_kept_and_the_slower_is_not(loop: Any) -> None:
+    report = loop(lambda a, b: STEP_S * (0.9 if a else 1) * (1.1 if b else 1), "a", "b").run()
+    assert report.end == "decided"
+    assert verdicts(report) == {"a": "faster", "b": "slower"}
+    assert report.kept == ("a",)
+    first, second = report.compared
+    assert first.ratio.low <= 0.9 <= first.ratio.high
+    assert second.ratio.low <= 1.1 <= second.ratio.high
+    assert report.together is None, "one lever is compared with plain already"
+    assert report.noise is not None
+    assert report.noise.ratio.low <= 1.0 <= report.noise.ratio.high
+
+
+def test_all_that_is_kept_is_compared_with_plain(loop: Any) -> None:
+    report = loop(lambda a, b: STEP_S * (0.9 if a else 1) * (0.8 if b else 1), "a", "b").run()
+    assert report.kept == ("a", "b")
+    assert report.together is not None
+    assert report.together.ratio.low <= 0.72 <= report.together.ratio.high
+    assert report.together.levers == ("a", "b")
+
+
+def test_a_lever_that_hurts_beside_a_later_one_is_dropped(loop: Any) -> None:
+    def step_s(a: bool, b: bool) -> float:
+        return STEP_S * (0.5 if b and not a else 0.6 if b else 0.9 if a else 1)
+
+    report = loop(step_s, "a", "b").run()
+    assert report.kept == ("b",)
+    dropped = report.compared[0]
+    assert not dropped.kept
+    assert "b" in dropped.reason
+
+
+def test_equal_levers_make_no_difference(loop: Any) -> None:
+    report = loop(lambda a: STEP_S, "a", noise=0.005).run()
+    assert verdicts(report) == {"a": "same"}
+    assert report.kept == ()
+
+
+@pytest.mark.parametrize(
+    ("parity", "verdict"), [(WRONG, "wrong"), (Parity(None, "nothing was captured"), "faster")]
+)
+def test_what_is_not_known_to_be_right_is_not_kept(loop: Any, parity: Parity, verdict: str) -> None:
+    report = loop(lambda a: STEP_S * (0.5 if a else 1), "a", parity=parity).run()
+    assert verdicts(report) == {"a": verdict}
+    assert report.kept == ()
+    assert parity.reason in report.compared[0].reason
+    assert ("wrong" in report.compared[0].reason) == (verdict == "wrong")
+
+
+def test_results_are_judged_by_all_that_is_on(loop: Any) -> None:
+    made = loop(lambda **on: STEP_S * (0.9 if on["compile"] else 1), "compile", "amp")
+    made.run()
+    assert made.repeats.asked == [(2.0**-24, False), (2.0**-23, False)]
+    made = loop(lambda a, b: STEP_S * (0.9 if a else 1), "a", "b")
+    made.run()
+    assert made.repeats.asked == [(2.0**-24, True), (2.0**-23, True)]
+    # Rounding by less doesn't make what is on already round by less.
+    made = loop(lambda a, b: STEP_S * (0.9 if a else 1), "a", "b")
+    made.tuner._rounds = {"a": 0.5, "b": 0.25}
+    made.run()
+    assert made.repeats.asked == [(0.5, True), (0.5, True)]
+
+
+def test_what_a_switch_costs_once_is_not_in_the_times(loop: Any) -> None:
+    before = [False]
+
+    def step_s(a: bool) -> float:
+        switched, before[0] = a and not before[0], a
+        return STEP_S * (8 if switched else 1)
+
+    assert verdicts(loop(step_s, "a", noise=0.005).run()) == {"a": "same"}
+
+
+def test_a_warm_up_that_does_not_end_ends_with_the_budget(loop: Any) -> None:
+    made = loop(lambda a: 1000.0 / (1 + made.meter.steps) ** 2, "a", noise=0.0, budget_s=1700.0)
+    made.run()
+    assert made.now_s - 100.0 < 1720.0
+
+
+def test_a_lever_without_effect_is_not_timed(loop: Any) -> None:
+    report = loop(lambda a: STEP_S, "a", state=State.ARMED).run()
+    assert verdicts(report) == {"a": "no effect"}
+    assert report.compared[0].reason == "no optimizer has such a kernel"
+    assert report.compared[0].pairs == 0
+
+
+def test_the_first_use_has_a_price(loop: Any) -> None:
+    used: list[int] = []
+
+    def step_s(a: bool) -> float:
+        used.append(1) if a else None
+        return 7.0 if len(used) == 1 and a else STEP_S * (0.8 if a else 1)
+
+    one = loop(step_s, "a").run().compared[0]
+    assert one.kept
+    assert one.first_use_s == pytest.approx(7.0, rel=0.1)
+    assert one.step_s < 0.02, "the first step isn't in it"
+
+
+def test_the_price_is_not_lost_by_a_second_comparison(loop: Any) -> None:
+    used: list[int] = []
+
+    def step_s(a: bool, b: bool) -> float:
+        used.append(1) if a else None
+        return 7.0 if len(used) == 1 and a else STEP_S * (0.99 if a else 1)
+
+    made = loop(step_s, "a", "b", noise=0.2, budget_s=60.0)
+    turns = [made.report().comparing for _ in made.steps()]
+    assert ("a",) in turns[turns.index(("b",)) :], "compared again, after the other one"
+    one = made.report().compared[0]
+    assert one.first_use_s == pytest.approx(7.0, rel=0.3)
+
+
+def test_a_budget_is_kept(loop: Any) -> None:
+    made = loop(lambda a, b: STEP_S, "a", "b", noise=0.5, budget_s=5.0)
+    report = made.run()
+    assert report.end == "budget"
+    assert made.now_s - 100.0 == pytest.approx(5.0, abs=0.5)
+    assert report.wall_s == pytest.approx(made.now_s - 100.0)
+
+
+def test_what_was_not_come_to_says_so(loop: Any) -> None:
+    report = loop(lambda a, b: 2.0, "a", "b", budget_s=10.0).run()
+    assert {one.reason for one in report.compared} == {LATE}
+    assert set(verdicts(report).values()) == {"undecided"}
+
+
+def test_a_script_that_ends_leaves_what_was_found(loop: Any) -> None:
+    made = loop(lambda a, b: STEP_S * (0.8 if a else 1), "a", "b", noise=0.2)
+    for _ in made.steps():
+        if made.tuner.done or made.report().compared:
+            break
+    made.tuner.finish()
+    report = made.report()
+    assert report.end == "script"
+    assert [one.levers for one in report.compared] == [("a",)]
+
+
+def test_before_the_first_step_everything_is_off(loop: Any) -> None:
+    assert loop(lambda a, b: STEP_S, "a", "b").on == {"a": False, "b": False}
+
+
+def test_at_most_one_lever_differs_in_a_comparison(loop: Any) -> None:
+    made = loop(lambda a, b, c: STEP_S * (0.9 if a else 1), "a", "b", "c", budget_s=60.0)
+    seen: dict[tuple[str, ...], set[tuple[bool, ...]]] = {}
+    for _ in made.steps():
+        report = made.report() if (made.folder / TUNING_FILE).exists() else None
+        if report is not None:
+            seen.setdefault(report.comparing, set()).add(tuple(made.on.values()))
+    for levers, states in seen.items():
+        if len(levers) == 1:
+            others = {tuple(s for n, s in zip("abc", state, strict=True) if n not in levers)
+                      for state in states}  # fmt: skip
+            assert len(others) <= 2, "that of the comparison before, at its last step"

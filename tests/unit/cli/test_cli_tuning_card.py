@@ -1,0 +1,90 @@
+"""What ``fasttrain tune`` prints of a result, and the budget that it reads."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from fasttrain.cli.cards.tuning import print_tuning
+from fasttrain.cli.tuning import read_budget
+from fasttrain.model.errors import FasttrainError
+from fasttrain.model.tuning import UNBOUNDED, Compared, Parity, Ratio, TuningReport
+from fasttrain.planning.tuning import TuningPlan
+from support.plans import plan_for
+
+NOTHING = Ratio(0.0, 1.0, UNBOUNDED)
+RIGHT = Parity(True, "output is 1.2e-07 from fp64")
+FASTER = Compared(
+    ("compile",), "default", "faster", Ratio(0.61, 0.62, 0.64), 0.029, 0.047, 30, 400, 38.5, RIGHT,
+    kept=True,
+)  # fmt: skip
+SLOWER = Compared(("amp",), "bfloat16", "slower", Ratio(1.9, 2.0, 2.1), 0.1, 0.05, 9, 90,
+                  reason="steps are slower with it")  # fmt: skip
+UNKNOWN = Compared(("optimizer",), "fused", "undecided", NOTHING, reason="the times scatter")
+
+
+@pytest.fixture
+def tuned() -> TuningPlan:
+    plan = plan_for("8xh100", compile="default")
+    return TuningPlan(plan, ("amp", "compile", "optimizer"), {"matmul": "amp is off"})
+
+
+def printed(report: TuningReport, tuned: TuningPlan, capsys: Any) -> str:
+    print_tuning(report, tuned, "/runs/r1")
+    out: str = capsys.readouterr().out
+    return out
+
+
+def command(out: str) -> list[str]:
+    (line,) = [line for line in out.splitlines() if "fasttrain run" in line]
+    return line.partition("fasttrain run ")[2].split()
+
+
+def test_the_command_has_what_was_kept_and_not_what_was_undecided(
+    tuned: TuningPlan, capsys: Any
+) -> None:
+    report = TuningReport("budget", 500, 60.0, None, (SLOWER, FASTER, UNKNOWN))
+    out = printed(report, tuned, capsys)
+    assert command(out) == ["train.py", "--amp", "off", "--compile", "default"]
+    assert "0.620 (0.610 to 0.640)" in out
+    assert "matmul" in out
+    assert str(UNBOUNDED) not in out
+
+
+def test_arguments_of_the_script_are_in_the_command(tuned: TuningPlan, capsys: Any) -> None:
+    target = replace(tuned.plan.target, kind="module", name="pkg.train", args=("--lr", "a b"))
+    tuned = replace(tuned, plan=replace(tuned.plan, target=target))
+    out = printed(TuningReport("decided", 9, 1.0, None, (FASTER,)), tuned, capsys)
+    assert command(out) == ["-m", "pkg.train", "--compile", "default", "--", "--lr", "'a", "b'"]
+
+
+def test_wrong_results_are_shown_with_their_numbers(tuned: TuningPlan, capsys: Any) -> None:
+    wrong = replace(FASTER, verdict="wrong", kept=False, parity=Parity(False, "0.01 of 0.0002"))
+    out = printed(TuningReport("decided", 9, 1.0, None, (wrong,)), tuned, capsys)
+    assert command(out) == ["train.py", "--compile", "off"]
+    assert "0.01 of 0.0002" in out
+
+
+@pytest.mark.parametrize("steps", [0, 3])
+def test_without_a_result_there_is_nothing_to_type(
+    tuned: TuningPlan, capsys: Any, steps: int
+) -> None:
+    out = printed(TuningReport("script", steps, 1.0), tuned, capsys)
+    assert "fasttrain run" not in out
+    assert "nothing was compared" in out
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90s", 90), ("5m", 300), ("1h", 3600), ("45", 45), ("10s", 10)]
+)
+def test_a_budget_in_seconds(text: str, seconds: float) -> None:
+    assert read_budget(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "9s", "0", "-5m", "5 m", "1e9", "٣٠s", "1d", "99999999s"])
+def test_what_is_no_budget(text: str) -> None:
+    with pytest.raises(FasttrainError) as caught:
+        read_budget(text)
+    assert (caught.value.slug, caught.value.exit_code) == ("tune-budget", 2)
