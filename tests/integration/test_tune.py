@@ -76,7 +76,7 @@ def result(done: Any) -> dict[str, Any]:
 
 
 def test_a_fused_optimizer_is_found_and_nothing_is_left(
-    fasttrain: Any, train: Any, only_run_dir: Any, tmp_path: Path
+    fasttrain: Any, train: Any, tmp_path: Path
 ) -> None:
     path = train()
     before = left(tmp_path)
@@ -91,7 +91,12 @@ def test_a_fused_optimizer_is_found_and_nothing_is_left(
     assert one["parity"]["right"]
     assert one["ratio"]["high"] < 1
     assert left(tmp_path) == before
-    assert not scratch_folder(only_run_dir().name).exists()
+    (run_dir,) = (plan.parent for plan in tmp_path.glob("fasttrain_runs/*/plan.json"))
+    assert not scratch_folder(run_dir.name).exists()
+    later = fasttrain("run", path, "--compile", "off", "--explain", "--json")
+    rows = {row["topic"]: row for row in json.loads(later.stdout)["data"]}
+    assert rows["optimizer"]["value"] == "fused"
+    assert rows["optimizer"]["source"].startswith("tuned on ")
 
 
 def test_a_budget_is_kept_by_a_script_whose_steps_take_longer(

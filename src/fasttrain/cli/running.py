@@ -12,6 +12,7 @@ from pathlib import Path
 
 from fasttrain.cli.console import envelope
 from fasttrain.cli.requests import RunRequest
+from fasttrain.cli.tuned import plan_run
 from fasttrain.cli.typed import choose_target, resolve_options
 from fasttrain.config.environ import read_environ
 from fasttrain.hardware.host import Host
@@ -27,7 +28,6 @@ from fasttrain.model.machine import Interpreter
 from fasttrain.model.plan import Invocation, LaunchPlan, ScriptFacts, Target
 from fasttrain.model.settings import Settings
 from fasttrain.planning.explain import Row, decisions, mask_plan, shell_script
-from fasttrain.planning.plan import make_plan
 from fasttrain.planning.processes import ChosenPython, decide_python
 from fasttrain.source.read import read_script
 
@@ -86,7 +86,7 @@ def perform(request: RunRequest) -> int:
     # The machine is examined last: a mistake in the command line needs no probe.
     described = read_machine(Path(request.machine)) if request.machine else None
     machine = described or probe_machine(environ, python.other)
-    plan = make_plan(wanted.settings, machine, invocation)
+    plan = plan_run(wanted.settings, machine, invocation)
     if planning_only:
         _print_plan(plan, invocation, explain=request.explain, as_json=request.json)
         return 0

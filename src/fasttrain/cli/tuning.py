@@ -14,6 +14,7 @@ from pathlib import Path
 from fasttrain.cli.console import envelope
 from fasttrain.cli.requests import TuneRequest
 from fasttrain.cli.running import choose_python, make_invocation, same_syntax
+from fasttrain.cli.tuned import save
 from fasttrain.cli.typed import choose_target, resolve_options
 from fasttrain.config.environ import read_environ
 from fasttrain.files import load, remove_whole
@@ -25,6 +26,7 @@ from fasttrain.launch.preflight import check_target
 from fasttrain.launch.start import working_directory
 from fasttrain.model.codec import CodecError
 from fasttrain.model.errors import ExitCode, FasttrainError
+from fasttrain.model.machine import Machine
 from fasttrain.model.places import COMPILED_VARIABLE, scratch_folder
 from fasttrain.model.plan import Invocation, LaunchPlan
 from fasttrain.model.settings import Settings
@@ -57,7 +59,11 @@ def perform(request: TuneRequest) -> int:
     scratch = scratch_folder(invocation.run_id)
     tuned = plan_tuning(make, wanted.settings, Tuning(budget_s, str(scratch), ()))
     tuned = replace(tuned, plan=_keeping(tuned.plan))
-    return _start(tuned, invocation, scratch, quiet=wanted.settings.quiet.value, json=request.json)
+    quiet = wanted.settings.quiet.value
+    report, code = _start(tuned, invocation, scratch, quiet=quiet, json=request.json)
+    if report.says_something and code == 0:
+        _save(report, tuned.plan, machine, invocation)
+    return code
 
 
 def read_budget(text: str) -> float:
@@ -142,7 +148,7 @@ class _Silent(QuietDisplay):
 
 def _start(
     tuned: TuningPlan, invocation: Invocation, scratch: Path, *, quiet: bool, json: bool
-) -> int:
+) -> tuple[TuningReport, int]:
     from fasttrain.cli.cards.crash import print_crash
     from fasttrain.cli.cards.tuning import print_tuning
     from fasttrain.launch.node_run import Observers
@@ -174,8 +180,15 @@ def _start(
             print_crash(receipt.crash, receipt.run_dir, brief=quiet)
         print_tuning(report, tuned, receipt.run_dir)
     if receipt.exit_code and not budget.over:
-        return receipt.exit_code
-    return 0 if report.says_something else int(ExitCode.UNAVAILABLE)
+        return report, receipt.exit_code
+    return report, 0 if report.says_something else int(ExitCode.UNAVAILABLE)
+
+
+def _save(report: TuningReport, plan: LaunchPlan, machine: Machine, invocation: Invocation) -> None:
+    try:
+        save(report, plan, machine, invocation)
+    except OSError as error:
+        sys.stderr.write(f"fasttrain: warning: the result isn't kept: {error.strerror}\n")
 
 
 def _remove(scratch: Path) -> None:

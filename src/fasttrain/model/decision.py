@@ -16,6 +16,7 @@ class SourceKind(StrEnum):
     ENV = "env"
     FILE = "file"
     PRESET = "preset"
+    TUNED = "tuned"
     DEFAULT = "default"
     MACHINE = "machine"
 

@@ -126,3 +126,49 @@ class TuningReport:
     def kept(self) -> tuple[str, ...]:
         """The levers that are faster and right."""
         return tuple(name for one in self.compared if one.kept for name in one.levers)
+
+
+TUNED_FILE = "tuned.json"  # in the folder of runs
+
+
+@dataclass(frozen=True, slots=True)
+class TunedFor:
+    """What a result of tuning holds for.
+
+    Attributes:
+        script: Absolute path of the script, or the name of the module.
+        args: Its arguments, secrets masked.
+        devices: Names of the devices, or of the processor without any.
+        torch: Version of torch.
+        fasttrain: Version of fasttrain.
+    """
+
+    script: str
+    args: tuple[str, ...]
+    devices: tuple[str, ...]
+    torch: str
+    fasttrain: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """A result of tuning that later runs use.
+
+    Attributes:
+        of: What it holds for.
+        date: When it was found, such as ``2026-11-26``.
+        options: Option and value of each lever that was decided.
+        ratio: Time of a step with them over that without; None if nothing is faster.
+    """
+
+    of: TunedFor
+    date: str
+    options: dict[str, str]
+    ratio: Ratio | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TunedResults:
+    """The results in a folder of runs, the latest last."""
+
+    results: tuple[Tuned, ...] = ()

@@ -65,5 +65,7 @@ NO_PYTHON = "no Python: fasttrain starts this command as it is"
 
 
 def asked(setting: Setting[Any]) -> str:
-    """Return the reason for a setting's value: the user's option, or the default."""
+    """Return the reason for a setting's value: the user's option, what tuned it, or the default."""
+    if setting.source.kind is SourceKind.TUNED:
+        return str(setting.source)
     return f"asked for by {setting.source}" if setting.source.explicit else "the default"

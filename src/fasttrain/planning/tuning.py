@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from pathlib import PurePath
 from typing import Any
 
 from fasttrain.model.decision import Setting, Source, SourceKind
 from fasttrain.model.errors import FasttrainError
 from fasttrain.model.levers import LEVERS
-from fasttrain.model.plan import EnvVar, LaunchPlan
+from fasttrain.model.machine import Machine
+from fasttrain.model.plan import EnvVar, Invocation, LaunchPlan
 from fasttrain.model.settings import Settings
-from fasttrain.model.tuning import Tuning
+from fasttrain.model.tuning import Tuned, TunedFor, TunedResults, Tuning, TuningReport
 
 _TRIED = Source(SourceKind.DEFAULT, "fasttrain tune")
 # Source: the documentation of wandb 0.23 and neptune 1.14, "Environment variables".
 _LOGGERS = ("WANDB_MODE", "NEPTUNE_MODE")
 _OFFLINE = "a run that tunes is none of the user's experiments"
+# Words of `Levers` that the option has another word for.
+_OPTION_WORDS = {"bfloat16": "bf16"}
 # A worker that is told to end has nothing of its own to save.
 SHUTDOWN_S = 5
 
@@ -114,6 +118,94 @@ def _check(plan: LaunchPlan) -> None:
             fix="leave --preempt, --snapshot-every and --resume out",
             slug="tune-preempt",
         )
+
+
+# What later runs make of a result.
+
+
+def tuned_options(report: TuningReport, plan: LaunchPlan) -> dict[str, str]:
+    """Return the option and value of each lever of which a result says whether it is used.
+
+    What is undecided, or has no effect, isn't named, so that the defaults hold.
+    """
+    options: dict[str, str] = {}
+    for one in report.compared:
+        if one.verdict not in ("undecided", "no effect"):
+            name = one.levers[0]
+            word = LEVERS[name].mode(getattr(plan.levers, name).value)
+            off = LEVERS[name].presets["exact"]
+            options[name] = _OPTION_WORDS.get(word, word) if one.kept else off
+    return options
+
+
+def tuned_for(machine: Machine, invocation: Invocation, args: tuple[str, ...]) -> TunedFor:
+    """Return what a result that is found here holds for.
+
+    Args:
+        machine: The machine.
+        invocation: The circumstances of the call.
+        args: The script's arguments, secrets masked.
+    """
+    target = invocation.target
+    script = target.name if target.kind == "module" else f"{PurePath(invocation.cwd, target.name)}"
+    names = tuple(device.name for device in machine.devices) or (machine.cpu.model,)
+    return TunedFor(script, args, names, machine.torch.version, invocation.version)
+
+
+def find_tuned(results: TunedResults, wanted: TunedFor) -> tuple[Tuned | None, str]:
+    """Return the latest result that holds, or why the latest one of this script doesn't."""
+    same = [one for one in results.results if one.of.script == wanted.script]
+    for one in reversed(same):
+        if one.of == wanted:
+            return one, ""
+    if not same:
+        return None, ""
+    changed = [
+        f"{field.name} {_shown(getattr(same[-1].of, field.name))} then,"
+        f" {_shown(getattr(wanted, field.name))} now"
+        for field in fields(TunedFor)
+        if getattr(same[-1].of, field.name) != getattr(wanted, field.name)
+    ]
+    return None, f"what was tuned on {same[-1].date} isn't used: {'; '.join(changed)}"
+
+
+def use_tuned(
+    make: Callable[[Settings], LaunchPlan], settings: Settings, tuned: Tuned
+) -> LaunchPlan:
+    """Return the plan of a run with a result of tuning in the place of defaults.
+
+    Args:
+        make: Makes the plan of a run.
+        settings: What the user wants; options that a person has set stay.
+        tuned: The result.
+
+    Raises:
+        FasttrainError: Of `make`, for what the user wants.
+    """
+    source = Source(SourceKind.TUNED, f"tuned on {tuned.date}")
+    chosen: dict[str, Any] = {
+        name: Setting(value, source)
+        for name, value in tuned.options.items()
+        if name in LEVERS and not getattr(settings, name).source.explicit
+    }
+    if not chosen:
+        return make(settings)
+    try:
+        plan = make(replace(settings, **chosen))
+    except FasttrainError as error:
+        plan = make(settings)
+        why = f"what was tuned on {tuned.date} can't be used: {error.why}."
+        return replace(plan, warnings=(*plan.warnings, why))
+    used = " ".join(f"--{name} {setting.value}" for name, setting in chosen.items())
+    ratio = tuned.ratio
+    gain = (
+        f": steps took x {ratio.middle:.2f} ({ratio.low:.2f} to {ratio.high:.2f})" if ratio else ""
+    )
+    return replace(plan, hints=(*plan.hints, f"tuned on {tuned.date}, {used}{gain}."))
+
+
+def _shown(value: object) -> str:
+    return " ".join(value) or "none" if isinstance(value, tuple) else str(value)
 
 
 def _nothing(left: dict[str, str]) -> FasttrainError:

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from fasttrain.model.errors import FasttrainError
-from fasttrain.model.tuning import Tuning
+from fasttrain.model.tuning import Ratio, Tuned, TunedFor, TunedResults, Tuning
 from fasttrain.planning.plan import make_plan
-from fasttrain.planning.tuning import SHUTDOWN_S, TuningPlan, plan_tuning
+from fasttrain.planning.tuning import (
+    SHUTDOWN_S,
+    TuningPlan,
+    find_tuned,
+    plan_tuning,
+    tuned_for,
+    use_tuned,
+)
 
 ASKED = Tuning(60.0, "/var/tmp/scratch", ())
 
@@ -87,3 +95,69 @@ def test_errors_of_what_was_asked_for_are_not_hidden(make: Any) -> None:
     with pytest.raises(FasttrainError) as caught:
         tuned(make, make.machine(cxx_compiler=""), compile="default")
     assert caught.value.slug == "compile-compiler"
+
+
+# --- what later runs make of a result
+
+OF = TunedFor("/home/me/train.py", ("--lr", "3"), ("NVIDIA H100",), "2.13.0", "0.1.0")
+TUNED = Tuned(OF, "2026-11-26", {"compile": "default", "amp": "off"}, Ratio(0.5, 0.6, 0.7))
+
+
+def used(make: Any, machine: Any, tuned: Tuned = TUNED, **options: Any) -> Any:
+    def plan(settings: Any) -> Any:
+        return make_plan(settings, machine, make.invocation())
+
+    return use_tuned(plan, make.settings(**options), tuned)
+
+
+def test_a_result_takes_the_place_of_defaults(make: Any) -> None:
+    plan = used(make, make.gpus(1))
+    assert plan.levers.compile.value.mode == "default"
+    assert plan.levers.amp.value.precision == "off"
+    for decision in (plan.levers.compile, plan.levers.amp):
+        assert str(decision.source) == decision.reason == "tuned on 2026-11-26"
+        assert not decision.source.explicit, "nobody asked for it"
+    (hint,) = (hint for hint in plan.hints if "2026-11-26" in hint)
+    assert "0.60 (0.50 to 0.70)" in hint
+
+
+def test_what_a_person_says_is_stronger(make: Any) -> None:
+    plan = used(make, make.gpus(1), compile="off")
+    assert plan.levers.compile.value.mode == "off"
+    assert plan.levers.amp.value.precision == "off"
+    assert str(plan.levers.compile.source) == "--compile"
+
+
+def test_a_result_that_can_not_be_used_is_told(make: Any) -> None:
+    plan = used(make, make.gpus(1, cxx_compiler=""))
+    assert plan.levers.compile.value.mode == "off"
+    assert plan.levers.amp.value.precision == "bfloat16"
+    assert any("2026-11-26" in warning for warning in plan.warnings)
+
+
+def test_a_result_is_found_by_what_it_holds_for(make: Any) -> None:
+    older = replace(TUNED, date="2026-01-01")
+    machine, invocation = make.gpus(1), make.invocation()
+    here = tuned_for(machine, invocation, invocation.target.args)
+    assert here == OF
+    assert find_tuned(TunedResults((older, TUNED)), here) == (TUNED, "")
+    assert find_tuned(TunedResults((TUNED, older)), here) == (older, ""), "the latest"
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"args": ("--lr", "4")}, "args --lr 4 then, --lr 3 now"),
+        ({"args": ()}, "args none then"),
+        ({"torch": "2.12.0"}, "torch 2.12.0 then, 2.13.0 now"),
+        ({"fasttrain": "0.0.9"}, "fasttrain 0.0.9 then"),
+        ({"devices": ("Tesla T4",)}, "devices Tesla T4 then, NVIDIA H100 now"),
+        ({"script": "/home/me/other.py"}, ""),
+    ],
+)
+def test_a_stale_result_is_told_and_not_used(make: Any, changes: Any, told: str) -> None:
+    results = TunedResults((replace(TUNED, of=replace(OF, **changes)),))
+    found, stale = find_tuned(results, OF)
+    assert found is None
+    assert told in stale
+    assert ("2026-11-26" in stale) == bool(told)

@@ -11,9 +11,8 @@ from rich.text import Text
 
 from fasttrain.cli.cards.receipt import near, seconds
 from fasttrain.cli.console import stdout_console
-from fasttrain.model.levers import LEVERS
 from fasttrain.model.tuning import UNBOUNDED, Compared, Ratio, TuningReport
-from fasttrain.planning.tuning import TuningPlan
+from fasttrain.planning.tuning import TuningPlan, tuned_options
 
 STYLES = {
     "faster": "green",
@@ -29,8 +28,6 @@ _ENDS = {
     "script": "the script ended before everything was compared",
     "running": "it was ended before everything was compared",
 }
-# Words of `Levers` that the option has another word for.
-_OPTION_WORDS = {"bfloat16": "bf16"}
 
 
 def print_tuning(report: TuningReport, tuned: TuningPlan, run_dir: str) -> None:
@@ -50,7 +47,7 @@ def _table(report: TuningReport) -> Table:
         table.add_column(title, no_wrap=True)
     table.add_column("", overflow="fold")
     for one in report.compared:
-        _add(table, f"{one.levers[0]} {_word(one.asked)}", one)
+        _add(table, f"{one.levers[0]} {one.asked}", one)
     if report.together is not None:
         _add(table, "all that is kept", report.together)
     return table
@@ -81,10 +78,6 @@ def _ratio(ratio: Ratio) -> str:
     return f"x {ratio.middle:.3f} ({ratio.low:.3f} to {ratio.high:.3f})"
 
 
-def _word(asked: str) -> str:
-    return _OPTION_WORDS.get(asked, asked)
-
-
 def _footer(report: TuningReport, tuned: TuningPlan, run_dir: str) -> Iterator[str]:
     if report.noise is not None and report.noise.ratio.high < UNBOUNDED:
         yield f"plain against plain: {_ratio(report.noise.ratio)}, {report.noise.pairs} pairs"
@@ -99,7 +92,7 @@ def _footer(report: TuningReport, tuned: TuningPlan, run_dir: str) -> Iterator[s
         if one.parity is not None and one.parity.right is not True:
             yield f"{one.levers[0]}: {one.parity.reason}"
     if report.says_something:
-        yield f"use it: {_command(report, tuned)}"
+        yield f"later runs of it use this; in full: {_command(report, tuned)}"
     yield f"kept in {near(run_dir)}"
 
 
@@ -112,16 +105,11 @@ def _why_nothing(report: TuningReport) -> str:
 
 
 def _command(report: TuningReport, tuned: TuningPlan) -> str:
-    """Return the command line that trains with what was kept, and without what was not.
-
-    Of what is undecided, or has no effect, it says nothing, so that the defaults hold.
-    """
+    """Return the command line that trains with what was kept, and without what was not."""
     plan = tuned.plan
-    options: list[str] = []
-    for one in report.compared:
-        if one.verdict not in ("undecided", "no effect"):
-            off = LEVERS[one.levers[0]].presets["exact"]
-            options += [f"--{one.levers[0]}", _word(one.asked) if one.kept else off]
+    options = [
+        word for name, value in tuned_options(report, plan).items() for word in (f"--{name}", value)
+    ]
     target = ["-m", plan.target.name] if plan.target.kind == "module" else [plan.target.name]
     args = ["--", *plan.target.args] if plan.target.args else []
     return shlex.join(["fasttrain", "run", *target, *options, *args])

@@ -7,7 +7,7 @@ from fasttrain.model.errors import FasttrainError
 from fasttrain.model.levers import Amp
 from fasttrain.model.machine import Device
 from fasttrain.model.vendors import VENDORS
-from fasttrain.planning.describe import CPU_CORES, DEVICES, and_join, device_names
+from fasttrain.planning.describe import CPU_CORES, DEVICES, and_join, asked, device_names
 from fasttrain.planning.levers.all import Situation
 from fasttrain.planning.visible import Slot
 
@@ -93,8 +93,8 @@ _DECIDERS = {"auto": _auto, "off": _off, "bf16": _bf16, "fp16": _fp16}
 
 
 def _asked(situation: Situation) -> tuple[str, Source]:
-    source = situation.settings.amp.source
-    return f"asked for by {source}", source
+    setting = situation.settings.amp
+    return asked(setting), setting.source
 
 
 def _lacking(slots: tuple[Slot, ...]) -> tuple[Slot, ...]:
