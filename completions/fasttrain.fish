@@ -56,6 +56,7 @@ complete -c fasttrain -n '__fish_seen_subcommand_from tune' -s m -r -d 'Run a mo
 complete -c fasttrain -n '__fish_seen_subcommand_from tune' -l no-python -d 'SCRIPT is any command; no lever reaches it.'
 complete -c fasttrain -n '__fish_seen_subcommand_from tune' -l config -r -d 'Configuration file (default: fasttrain.yaml).'
 complete -c fasttrain -n '__fish_seen_subcommand_from tune' -l preset -x -a 'exact fast max' -d 'A named set of options.'
+complete -c fasttrain -n '__fish_seen_subcommand_from tune' -l dry-run -d 'Print the plan as a shell script; start nothing.'
 complete -c fasttrain -n '__fish_seen_subcommand_from tune' -l budget -r -d 'How long to compare: 90s, 5m or 1h.'
 complete -c fasttrain -n '__fish_seen_subcommand_from tune' -l json -d 'Print the result as JSON.'
 complete -c fasttrain -n '__fish_seen_subcommand_from tune' -l gpus -r -d 'GPUs to use: 0,3 | all | auto:N; indices, UUIDs or MIG ids'

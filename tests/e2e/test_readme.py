@@ -63,7 +63,7 @@ def test_the_commands_for_ones_own_script_are_understood(fasttrain, tmp_path):
     (tmp_path / "train.py").write_text("")
     machine = ROOT / "tests/data/machines/8xh100.json"
     lines = readme_commands("Your own script")[0].splitlines()
-    assert len(lines) == 5
+    assert len(lines) == 6
     for line in lines:
         program, *words = shlex.split(line, comments=True)
         assert program == "fasttrain"

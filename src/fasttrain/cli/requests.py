@@ -162,18 +162,21 @@ class CommandLine:
     flags: Mapping[str, Any]
 
 
+ScriptAndArguments = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="SCRIPT [ARGS]... [-- ARGS...]",
+        help="The training script and its own arguments; those with a dash go after --.",
+        show_default=False,
+    ),
+]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRequest(CommandLine):
     """The arguments and options of ``fasttrain run``, but for those of `Settings`."""
 
-    words: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="SCRIPT [ARGS]... [-- ARGS...]",
-            help="The training script and its own arguments; those with a dash go after --.",
-            show_default=False,
-        ),
-    ] = None
+    words: ScriptAndArguments = None
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the plan as a shell script; start nothing.")
     ] = False
@@ -198,14 +201,10 @@ class TuneRequest(CommandLine):
 
     command: ClassVar[str] = "tune"
 
-    words: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="SCRIPT [ARGS]... [-- ARGS...]",
-            help="The training script and its own arguments; those with a dash go after --.",
-            show_default=False,
-        ),
-    ] = None
+    words: ScriptAndArguments = None
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the plan as a shell script; start nothing.")
+    ] = False
     budget: Annotated[
         str, typer.Option(metavar="TIME", help="How long to compare: 90s, 5m or 1h.")
     ] = "5m"

@@ -88,7 +88,7 @@ def perform(request: RunRequest) -> int:
     machine = described or probe_machine(environ, python.other)
     plan = plan_run(wanted.settings, machine, invocation)
     if planning_only:
-        _print_plan(plan, invocation, explain=request.explain, as_json=request.json)
+        print_plan(plan, invocation, explain=request.explain, as_json=request.json)
         return 0
     return _start(plan, invocation, quiet=wanted.settings.quiet.value, as_json=request.json)
 
@@ -122,7 +122,8 @@ def _described_machine(file: str) -> FasttrainError:
     )
 
 
-def _print_plan(plan: LaunchPlan, invocation: Invocation, *, explain: bool, as_json: bool) -> None:
+def print_plan(plan: LaunchPlan, invocation: Invocation, *, explain: bool, as_json: bool) -> None:
+    """Print a plan to stdout: as a shell script, its decisions, or as JSON."""
     if as_json:
         masked = mask_plan(plan, invocation.environ)
         kind, value = ("decisions", decisions(masked)) if explain else ("plan", masked)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from fasttrain.cli.console import envelope
 from fasttrain.cli.requests import TuneRequest
-from fasttrain.cli.running import choose_python, make_invocation, same_syntax
+from fasttrain.cli.running import choose_python, make_invocation, print_plan, same_syntax
 from fasttrain.cli.tuned import save
 from fasttrain.cli.typed import choose_target, resolve_options
 from fasttrain.config.environ import read_environ
@@ -59,6 +59,9 @@ def perform(request: TuneRequest) -> int:
     scratch = scratch_folder(invocation.run_id)
     tuned = plan_tuning(make, wanted.settings, Tuning(budget_s, str(scratch), ()))
     tuned = replace(tuned, plan=_keeping(tuned.plan))
+    if request.dry_run:
+        print_plan(tuned.plan, invocation, explain=False, as_json=request.json)
+        return 0
     quiet = wanted.settings.quiet.value
     report, code = _start(tuned, invocation, scratch, quiet=quiet, json=request.json)
     if report.says_something and code == 0:

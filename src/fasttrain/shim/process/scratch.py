@@ -228,7 +228,7 @@ def _make_layers(scratch: Path, ground: _Ground) -> dict[Path, _Layer]:
 
 
 def _imitate(folder: Path, upper: Path) -> None:
-    """Give the upper layer the owner and mode that the overlay is to show as the folder's."""
+    """Set the owner and mode of an upper layer, which the overlay shows as the folder's."""
     found = folder.stat()
     for owner in ((found.st_uid, -1), (-1, found.st_gid)):
         with suppress(OSError):
