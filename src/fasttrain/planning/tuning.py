@@ -15,7 +15,7 @@ from fasttrain.model.plan import EnvVar, Invocation, LaunchPlan
 from fasttrain.model.settings import Settings
 from fasttrain.model.tuning import Tuned, TunedFor, TunedResults, Tuning, TuningReport
 
-_TRIED = Source(SourceKind.DEFAULT, "fasttrain tune")
+_TRIED = Source(SourceKind.TUNED, "tried by fasttrain tune")
 # Source: the documentation of wandb 0.23 and neptune 1.14, "Environment variables".
 _LOGGERS = ("WANDB_MODE", "NEPTUNE_MODE")
 _OFFLINE = "a run that tunes is none of the user's experiments"
