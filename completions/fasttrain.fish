@@ -58,6 +58,7 @@ complete -c fasttrain -n '__fish_seen_subcommand_from tune' -l config -r -d 'Con
 complete -c fasttrain -n '__fish_seen_subcommand_from tune' -l preset -x -a 'exact fast max' -d 'A named set of options.'
 complete -c fasttrain -n '__fish_seen_subcommand_from tune' -l dry-run -d 'Print the plan as a shell script; start nothing.'
 complete -c fasttrain -n '__fish_seen_subcommand_from tune' -l budget -r -d 'How long to compare: 90s, 5m or 1h.'
+complete -c fasttrain -n '__fish_seen_subcommand_from tune' -l keep-writes -d 'Let the script write its files; else they are thrown away.'
 complete -c fasttrain -n '__fish_seen_subcommand_from tune' -l json -d 'Print the result as JSON.'
 complete -c fasttrain -n '__fish_seen_subcommand_from tune' -l gpus -r -d 'GPUs to use: 0,3 | all | auto:N; indices, UUIDs or MIG ids'
 complete -c fasttrain -n '__fish_seen_subcommand_from tune' -l device -x -a 'auto cuda npu rocm xpu musa mps cpu' -d 'Kind of device to train on (default: auto)'

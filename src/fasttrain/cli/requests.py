@@ -208,6 +208,12 @@ class TuneRequest(CommandLine):
     budget: Annotated[
         str, typer.Option(metavar="TIME", help="How long to compare: 90s, 5m or 1h.")
     ] = "5m"
+    keep_writes: Annotated[
+        bool,
+        typer.Option(
+            "--keep-writes", help="Let the script write its files; else they are thrown away."
+        ),
+    ] = False
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False
 
 

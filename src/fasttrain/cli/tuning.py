@@ -7,6 +7,8 @@ import re
 import signal
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -56,14 +58,14 @@ def perform(request: TuneRequest) -> int:
     def make(settings: Settings) -> LaunchPlan:
         return make_plan(settings, machine, invocation)
 
-    scratch = scratch_folder(invocation.run_id)
-    tuned = plan_tuning(make, wanted.settings, Tuning(budget_s, str(scratch), ()))
+    scratch = "" if request.keep_writes else str(scratch_folder(invocation.run_id))
+    tuned = plan_tuning(make, wanted.settings, Tuning(budget_s, scratch, ()))
     tuned = replace(tuned, plan=_keeping(tuned.plan))
     if request.dry_run:
         print_plan(tuned.plan, invocation, explain=False, as_json=request.json)
         return 0
     quiet = wanted.settings.quiet.value
-    report, code = _start(tuned, invocation, scratch, quiet=quiet, json=request.json)
+    report, code = _start(tuned, invocation, quiet=quiet, json=request.json)
     if report.says_something and code == 0:
         _save(report, tuned.plan, machine, invocation)
     return code
@@ -150,7 +152,7 @@ class _Silent(QuietDisplay):
 
 
 def _start(
-    tuned: TuningPlan, invocation: Invocation, scratch: Path, *, quiet: bool, json: bool
+    tuned: TuningPlan, invocation: Invocation, *, quiet: bool, json: bool
 ) -> tuple[TuningReport, int]:
     from fasttrain.cli.cards.crash import print_crash
     from fasttrain.cli.cards.tuning import print_tuning
@@ -161,20 +163,18 @@ def _start(
     assert plan.tuning is not None
     if not quiet:
         names = ", ".join(tuned.levers)
+        writes = "thrown away" if plan.tuning.scratch else "kept"
         sys.stderr.write(
             f"fasttrain: comparing {names} for at most {plan.tuning.budget_s:.0f} s;"
-            " what the script writes is thrown away\n"
+            f" what the script writes is {writes}\n"
         )
     budget = _Budget(plan.tuning.budget_s)
     watches = (budget,) if quiet else (budget, _Progress(Path(plan.run_dir)))
     around = partial(look_around, Host(invocation.environ))
     observers = Observers(_Silent(), around, watches=watches)
     masked = mask_plan(plan, invocation.environ)
-    scratch.mkdir(mode=0o700)
-    try:
+    with _scratch(plan.tuning.scratch):
         receipt = start(plan, masked, invocation.environ, observers)
-    finally:
-        _remove(scratch)
     report = _read(Path(plan.run_dir))
     if json:
         sys.stdout.write(envelope("tuning", report) + "\n")
@@ -194,11 +194,20 @@ def _save(report: TuningReport, plan: LaunchPlan, machine: Machine, invocation: 
         sys.stderr.write(f"fasttrain: warning: the result isn't kept: {error.strerror}\n")
 
 
-def _remove(scratch: Path) -> None:
+@contextmanager
+def _scratch(folder: str) -> Iterator[None]:
+    """Have a scratch folder during a run, if it needs one."""
+    if not folder:
+        yield
+        return
+    Path(folder).mkdir(mode=0o700)
     try:
-        remove_whole(scratch)
-    except OSError as error:
-        sys.stderr.write(f"fasttrain: warning: {scratch} can't be removed: {error.strerror}\n")
+        yield
+    finally:
+        try:
+            remove_whole(Path(folder))
+        except OSError as error:
+            sys.stderr.write(f"fasttrain: warning: {folder} can't be removed: {error.strerror}\n")
 
 
 def _read(run_dir: Path) -> TuningReport:

@@ -19,7 +19,8 @@ class Tuning:
 
     Attributes:
         budget_s: Seconds from the worker's start, after which nothing more is compared.
-        scratch: Folder that takes what the script writes; removed after the run.
+        scratch: Folder that takes what the script writes, removed after the run; empty if the
+            script may write its files.
         keep: Folders in which writes are real, such as the run directory.
         seed: Seed of the order of blocks.
     """

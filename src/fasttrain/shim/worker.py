@@ -34,7 +34,7 @@ def main(argv: list[str]) -> None:
         refuse(error)
     plan, rank = entry.plan, entry.rank
     die_with_launcher()
-    if plan.tuning is not None:
+    if plan.tuning is not None and plan.tuning.scratch:
         _throw_writes_away(plan, plan.tuning)
     if plan.preempt.value.mode == "snapshot":
         PREEMPT_SIGNAL.listen(plan.preempt.value.signals)
@@ -58,7 +58,7 @@ def _throw_writes_away(plan: LaunchPlan, tuning: Tuning) -> None:
             FasttrainError(
                 "what the script writes can't be kept apart here",
                 why=str(error),
-                fix="tune on a Linux machine that allows user namespaces, or as root",
+                fix="--keep-writes, if the script may write its files while it is tuned",
                 slug="tune-writes",
                 exit_code=ExitCode.UNAVAILABLE,
             )
