@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
+from hashlib import sha256
 from pathlib import Path
 
 from fasttrain.config.options import BY_NAME, parse_setting
@@ -16,7 +18,14 @@ from fasttrain.model.machine import Machine
 from fasttrain.model.places import RUNS_FOLDER
 from fasttrain.model.plan import Invocation, LaunchPlan
 from fasttrain.model.settings import Settings
-from fasttrain.model.tuning import TUNED_FILE, Tuned, TunedResults, TuningReport
+from fasttrain.model.tuning import (
+    TUNED_FILE,
+    UNBOUNDED,
+    Tuned,
+    TunedFor,
+    TunedResults,
+    TuningReport,
+)
 from fasttrain.planning.explain import mask_plan
 from fasttrain.planning.plan import make_plan
 from fasttrain.planning.tuning import find_tuned, tuned_for, tuned_options, use_tuned
@@ -37,20 +46,35 @@ def plan_run(settings: Settings, machine: Machine, invocation: Invocation) -> La
     plan = make(settings)
     if plan.processes.value.backend != "direct" or plan.target.kind == "command":
         return plan
-    args = mask_plan(plan, invocation.environ).target.args
-    found, stale = find_tuned(read(invocation.cwd), tuned_for(machine, invocation, args))
+    of = _holds_for(plan, machine, invocation)
+    results, problem = read(invocation.cwd)
+    found, stale = find_tuned(results, of)
     if found is not None:
-        return use_tuned(make, settings, found)
-    return replace(plan, hints=(*plan.hints, f"{stale}.")) if stale else plan
+        plan = use_tuned(make, settings, found)
+    told = tuple(f"{text}." for text in (problem, stale) if text)
+    return replace(plan, hints=(*plan.hints, *told))
 
 
-def read(cwd: str) -> TunedResults:
-    """Return the results in a working directory, without those that name no options of ours."""
+def _holds_for(plan: LaunchPlan, machine: Machine, invocation: Invocation) -> TunedFor:
+    source = ""
+    if plan.target.kind == "script":
+        with suppress(OSError):  # it is opened again to be run, which tells why it can't be
+            source = sha256(Path(plan.cwd, plan.target.name).read_bytes()).hexdigest()[:16]
+    return tuned_for(mask_plan(plan, invocation.environ), machine, source)
+
+
+def read(cwd: str) -> tuple[TunedResults, str]:
+    """Return the results in a working directory, and why some can't be used; empty if all can."""
+    path = Path(cwd, RUNS_FOLDER, TUNED_FILE)
     try:
-        read = load(TunedResults, Path(cwd, RUNS_FOLDER, TUNED_FILE))
-    except (OSError, CodecError):
-        return TunedResults()
-    return TunedResults(tuple(one for one in read.results if _is_valid(one)))
+        found = load(TunedResults, path)
+    except FileNotFoundError:
+        return TunedResults(), ""
+    except (OSError, CodecError) as error:
+        return TunedResults(), f"what was tuned can't be read: {path}: {error}"
+    valid = tuple(one for one in found.results if _is_valid(one))
+    problem = "" if valid == found.results else f"{path} names options that tune doesn't set"
+    return TunedResults(valid), problem
 
 
 def save(
@@ -67,11 +91,11 @@ def save(
     options = tuned_options(report, plan)
     if not options:
         return None
-    args = mask_plan(plan, invocation.environ).target.args
-    of = tuned_for(machine, invocation, args)
+    of = _holds_for(plan, machine, invocation)
     last = report.together or next((one for one in report.compared if one.kept), None)
-    now = Tuned(of, f"{datetime.now():%Y-%m-%d}", options, last.ratio if last else None)
-    others = [one for one in read(invocation.cwd).results if one.of != of]
+    ratio = last.ratio if last is not None and last.ratio.high < UNBOUNDED else None
+    now = Tuned(of, f"{datetime.now():%Y-%m-%d}", options, ratio)
+    others = [one for one in read(invocation.cwd)[0].results if one.of != of]
     path = Path(invocation.cwd, RUNS_FOLDER, TUNED_FILE)
     path.parent.mkdir(exist_ok=True)
     write_private(path, dumps(TunedResults((*others, now)[-MOST_RESULTS:])))

@@ -200,7 +200,16 @@ def _scratch(folder: str) -> Iterator[None]:
     if not folder:
         yield
         return
-    Path(folder).mkdir(mode=0o700)
+    try:
+        Path(folder).mkdir(mode=0o700)
+    except OSError as error:
+        raise FasttrainError(
+            "what the script writes can't be kept apart here",
+            why=f"{folder} can't be made: {error.strerror}",
+            fix="--keep-writes, if the script may write its files while it is tuned",
+            slug="tune-writes",
+            exit_code=ExitCode.UNAVAILABLE,
+        ) from error
     try:
         yield
     finally:

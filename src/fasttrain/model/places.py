@@ -47,7 +47,13 @@ def cache_folder(environ: Mapping[str, str]) -> Path:
 
 
 def scratch_folder(run_id: str) -> Path:
-    """Return the folder that takes what the script of a run that tunes writes."""
+    """Return the folder that takes what the script of a run that tunes writes.
+
+    Raises:
+        ValueError: If the name of the run could lead elsewhere.
+    """
+    if "/" in run_id or not run_id:
+        raise ValueError(f"{run_id!r} is no name of a run")
     return Path(SCRATCH, f"fasttrain-{run_id}")
 
 

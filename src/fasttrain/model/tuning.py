@@ -106,7 +106,7 @@ class TuningReport:
         wall_s: Seconds from the worker's start.
         noise: Plain against plain.
         compared: The levers, in the order in which they were compared.
-        together: All that were kept against plain; None where none or one was.
+        together: All that are kept against plain; None where the only one was compared so already.
         comparing: The levers that were being compared when this was written, or the script ended.
     """
 
@@ -139,13 +139,15 @@ class TunedFor:
     Attributes:
         script: Absolute path of the script, or the name of the module.
         args: Its arguments, secrets masked.
-        devices: Names of the devices, or of the processor without any.
+        source: Digest of the script's own file; empty for a module.
+        devices: The kind that was trained on, and the names of all devices, or of the processor.
         torch: Version of torch.
         fasttrain: Version of fasttrain.
     """
 
     script: str
     args: tuple[str, ...]
+    source: str
     devices: tuple[str, ...]
     torch: str
     fasttrain: str

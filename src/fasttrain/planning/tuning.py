@@ -11,7 +11,7 @@ from fasttrain.model.decision import Setting, Source, SourceKind
 from fasttrain.model.errors import FasttrainError
 from fasttrain.model.levers import LEVERS
 from fasttrain.model.machine import Machine
-from fasttrain.model.plan import EnvVar, Invocation, LaunchPlan
+from fasttrain.model.plan import EnvVar, LaunchPlan
 from fasttrain.model.settings import Settings
 from fasttrain.model.tuning import Tuned, TunedFor, TunedResults, Tuning, TuningReport
 
@@ -138,18 +138,20 @@ def tuned_options(report: TuningReport, plan: LaunchPlan) -> dict[str, str]:
     return options
 
 
-def tuned_for(machine: Machine, invocation: Invocation, args: tuple[str, ...]) -> TunedFor:
-    """Return what a result that is found here holds for.
+def tuned_for(masked: LaunchPlan, machine: Machine, source: str) -> TunedFor:
+    """Return what a result of a run holds for.
 
     Args:
+        masked: The plan of the run, secrets masked.
         machine: The machine.
-        invocation: The circumstances of the call.
-        args: The script's arguments, secrets masked.
+        source: Digest of the script's own file; empty for a module.
     """
-    target = invocation.target
-    script = target.name if target.kind == "module" else f"{PurePath(invocation.cwd, target.name)}"
+    target = masked.target
+    script = target.name if target.kind == "module" else f"{PurePath(masked.cwd, target.name)}"
     names = tuple(device.name for device in machine.devices) or (machine.cpu.model,)
-    return TunedFor(script, args, names, machine.torch.version, invocation.version)
+    devices = (masked.device_kind.value, *names)
+    versions = (machine.torch.version, masked.fasttrain_version)
+    return TunedFor(script, target.args, source, devices, *versions)
 
 
 def find_tuned(results: TunedResults, wanted: TunedFor) -> tuple[Tuned | None, str]:
@@ -197,7 +199,7 @@ def use_tuned(
         why = f"what was tuned on {tuned.date} can't be used: {error.why}."
         return replace(plan, warnings=(*plan.warnings, why))
     used = " ".join(f"--{name} {setting.value}" for name, setting in chosen.items())
-    ratio = tuned.ratio
+    ratio = tuned.ratio if chosen.keys() == tuned.options.keys() else None  # it is of all together
     gain = (
         f": steps took x {ratio.middle:.2f} ({ratio.low:.2f} to {ratio.high:.2f})" if ratio else ""
     )

@@ -46,7 +46,7 @@ def main(run_id: str, *spared: str) -> None:
         return found
 
     end(find, grace_s=0)  # the kernel's parent-death signal to the workers is SIGKILL, too
-    with suppress(OSError):
+    with suppress(OSError, ValueError):  # nobody is left to be told
         remove_whole(scratch_folder(run_id))
 
 

@@ -6,6 +6,7 @@ import os
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from fasttrain.model.attempts import RESTART_COUNT
@@ -70,8 +71,10 @@ def _written(plan: LaunchPlan) -> Iterator[Path]:
     yield Path(plan.cwd)
     if plan.target.kind == "script":
         yield Path(plan.cwd, plan.target.name).resolve().parent
-    yield Path.home()
-    yield Path(tempfile.gettempdir())
+    with suppress(RuntimeError):  # this user has none
+        yield Path.home()
+    with suppress(FileNotFoundError):
+        yield Path(tempfile.gettempdir())
 
 
 def _be_alone(entry: Entry) -> None:

@@ -16,6 +16,7 @@ from fasttrain.model.plan import Invocation, Target
 from fasttrain.model.settings import Settings
 from fasttrain.model.tuning import (
     TUNED_FILE,
+    UNBOUNDED,
     Compared,
     Ratio,
     TunedResults,
@@ -69,6 +70,23 @@ def test_other_arguments_are_told(invocation: Invocation) -> None:
     assert any("--lr 1 then, --lr 2 now" in hint for hint in plan.hints)
 
 
+def test_a_script_that_has_changed_is_told(invocation: Invocation) -> None:
+    script = Path(invocation.cwd, "train.py")
+    script.write_text("one")
+    kept(invocation)
+    assert planned(invocation)["compile"] == "default"
+    script.write_text("two")
+    plan = plan_run(settings(), MACHINE, invocation)
+    assert plan.levers.compile.value.mode == "off"
+    assert any("source" in hint for hint in plan.hints)
+
+
+def test_a_ratio_that_was_not_measured_is_not_claimed(invocation: Invocation) -> None:
+    late = replace(KEPT, levers=("compile", "optimizer"), ratio=Ratio(0.0, 1.0, UNBOUNDED))
+    kept(invocation, replace(REPORT, together=late))
+    assert read(invocation.cwd)[0].results[0].ratio is None
+
+
 def test_several_ranks_use_no_result_of_one(invocation: Invocation) -> None:
     kept(invocation)
     assert planned(invocation, nproc_per_node="2")["compile"] == "off"
@@ -77,7 +95,7 @@ def test_several_ranks_use_no_result_of_one(invocation: Invocation) -> None:
 def test_a_result_takes_the_place_of_an_earlier_one(invocation: Invocation) -> None:
     kept(invocation)
     kept(invocation, replace(REPORT, compared=(replace(KEPT, kept=False, verdict="slower"),)))
-    (one,) = read(invocation.cwd).results
+    (one,) = read(invocation.cwd)[0].results
     assert one.options == {"compile": "off"}
     assert one.ratio is None, "nothing is faster"
 
@@ -97,7 +115,7 @@ def test_what_says_nothing_is_not_kept(invocation: Invocation) -> None:
 def test_only_the_latest_are_kept(invocation: Invocation) -> None:
     for at in range(MOST_RESULTS + 1):
         kept(replace(invocation, target=replace(invocation.target, args=(str(at),))))
-    results = read(invocation.cwd).results
+    results = read(invocation.cwd)[0].results
     assert [results[0].of.args, results[-1].of.args] == [("1",), (str(MOST_RESULTS),)]
 
 
@@ -111,10 +129,12 @@ def test_options_that_tune_does_not_set_are_not_read(
 ) -> None:
     path = kept(invocation)
     assert path is not None
-    good = read(invocation.cwd).results
+    good = read(invocation.cwd)[0].results
     bad = replace(good[0], options=options)
     path.write_text(dumps(TunedResults((*good, bad))))
-    assert read(invocation.cwd).results == good
+    found, problem = read(invocation.cwd)
+    assert found.results == good
+    assert str(path) in problem
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"results": [1]}', '{"results": 7}'])
@@ -122,5 +142,6 @@ def test_a_file_that_is_none_is_passed_over(invocation: Invocation, text: str) -
     path = kept(invocation)
     assert path is not None
     path.write_text(text)
-    assert read(invocation.cwd) == TunedResults()
-    assert planned(invocation)["compile"] == "off"
+    plan = plan_run(settings(), MACHINE, invocation)
+    assert plan.levers.compile.value.mode == "off"
+    assert any(str(path) in hint for hint in plan.hints), "and that is told"

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fasttrain.cli.cards.tuning import print_tuning
-from fasttrain.cli.tuning import read_budget
+from fasttrain.cli.tuning import _scratch, read_budget
 from fasttrain.model.errors import FasttrainError
+from fasttrain.model.places import scratch_folder
 from fasttrain.model.tuning import UNBOUNDED, Compared, Parity, Ratio, TuningReport
 from fasttrain.planning.tuning import TuningPlan
 from support.plans import plan_for
@@ -88,3 +90,15 @@ def test_what_is_no_budget(text: str) -> None:
     with pytest.raises(FasttrainError) as caught:
         read_budget(text)
     assert (caught.value.slug, caught.value.exit_code) == ("tune-budget", 2)
+
+
+@pytest.mark.parametrize("run_id", ["", "../../home/me", "a/b"])
+def test_a_scratch_folder_is_in_its_place_only(run_id: str) -> None:
+    with pytest.raises(ValueError, match="no name of a run"):
+        scratch_folder(run_id)
+
+
+def test_no_place_for_a_scratch_folder(tmp_path: Path) -> None:
+    with pytest.raises(FasttrainError) as caught, _scratch(str(tmp_path / "none" / "scratch")):
+        pass
+    assert (caught.value.slug, caught.value.exit_code) == ("tune-writes", 69)

@@ -99,7 +99,7 @@ def test_errors_of_what_was_asked_for_are_not_hidden(make: Any) -> None:
 
 # --- what later runs make of a result
 
-OF = TunedFor("/home/me/train.py", ("--lr", "3"), ("NVIDIA H100",), "2.13.0", "0.1.0")
+OF = TunedFor("/home/me/train.py", ("--lr", "3"), "abc", ("cuda", "NVIDIA H100"), "2.13.0", "0.1.0")
 TUNED = Tuned(OF, "2026-11-26", {"compile": "default", "amp": "off"}, Ratio(0.5, 0.6, 0.7))
 
 
@@ -126,6 +126,8 @@ def test_what_a_person_says_is_stronger(make: Any) -> None:
     assert plan.levers.compile.value.mode == "off"
     assert plan.levers.amp.value.precision == "off"
     assert str(plan.levers.compile.source) == "--compile"
+    (hint,) = (hint for hint in plan.hints if "2026-11-26" in hint)
+    assert "0.60" not in hint, "measured with compile"
 
 
 def test_a_result_that_can_not_be_used_is_told(make: Any) -> None:
@@ -137,9 +139,10 @@ def test_a_result_that_can_not_be_used_is_told(make: Any) -> None:
 
 def test_a_result_is_found_by_what_it_holds_for(make: Any) -> None:
     older = replace(TUNED, date="2026-01-01")
-    machine, invocation = make.gpus(1), make.invocation()
-    here = tuned_for(machine, invocation, invocation.target.args)
+    here = tuned_for(make.plan(make.gpus(1)), make.gpus(1), "abc")
     assert here == OF
+    on_cpu = tuned_for(make.plan(make.gpus(1), device="cpu"), make.gpus(1), "abc")
+    assert on_cpu.devices == ("cpu", "NVIDIA H100")
     assert find_tuned(TunedResults((older, TUNED)), here) == (TUNED, "")
     assert find_tuned(TunedResults((TUNED, older)), here) == (older, ""), "the latest"
 
@@ -151,7 +154,8 @@ def test_a_result_is_found_by_what_it_holds_for(make: Any) -> None:
         ({"args": ()}, "args none then"),
         ({"torch": "2.12.0"}, "torch 2.12.0 then, 2.13.0 now"),
         ({"fasttrain": "0.0.9"}, "fasttrain 0.0.9 then"),
-        ({"devices": ("Tesla T4",)}, "devices Tesla T4 then, NVIDIA H100 now"),
+        ({"devices": ("cuda", "Tesla T4")}, "devices cuda Tesla T4 then, cuda NVIDIA H100 now"),
+        ({"source": "def"}, "source def then, abc now"),
         ({"script": "/home/me/other.py"}, ""),
     ],
 )

@@ -42,7 +42,8 @@ from fasttrain.shim.tune.statistics import (
 )
 
 NOISE_SHARE = 10  # the part of the budget that goes to plain against plain is one of so many
-ALPHA = 0.05  # that any verdict on any lever of one run is wrong
+ALPHA = 0.05  # that any verdict of one run is wrong
+TURNS = 3  # most comparisons for each lever: two of its own, and without it or all together
 LATE = "the budget was spent before its turn"
 Levers = frozenset[str]
 T = TypeVar("T")
@@ -89,7 +90,7 @@ class Tuner:
     ) -> None:
         self.done = False
         self._levers, self._rounds = levers, rounds
-        self._alpha = ALPHA / max(1, len(levers))
+        self._alpha = ALPHA / (TURNS * max(1, len(levers)))
         self._ratios: dict[tuple[Levers, Levers], PairedClocks] = {}
         self._meter = meter
         self._repeats = repeats
@@ -137,8 +138,9 @@ class Tuner:
             if not self._late():
                 yield from self._try(name)
         yield from self._leave_out()
-        if len(self._report.kept) > 1:
-            changed = frozenset(self._report.kept)
+        changed = frozenset(self._report.kept)
+        # What is quoted later is the ratio to plain, also where one lever is left of several.
+        if changed and (plain, changed) not in self._ratios:
             together = yield from self._compare(self._report.kept, plain, changed)
             self._write(replace(self._report, together=together))
 
@@ -171,7 +173,12 @@ class Tuner:
                     replace(
                         self._report,
                         compared=tuple(
-                            replace(one, kept=False, ratio=found.ratio, reason=reason)
+                            replace(
+                                found,
+                                reason=reason,
+                                first_use_s=one.first_use_s,
+                                parity=one.parity,
+                            )
                             if one.levers == (name,)
                             else one
                             for one in self._report.compared
@@ -196,14 +203,14 @@ class Tuner:
         parity = None
         if levers and not known_right:
             parity = yield from self._parity(levers, changed)
+            if parity.right is False:
+                return replace(found, verdict="wrong", parity=parity, reason=_wrong(parity))
         timed = yield from self._time(base, changed, block_steps([*before, *since]), until_s)
-        verdict = "wrong" if parity is not None and parity.right is False else timed.verdict
         kept, reason = _judge(timed.verdict, parity, known_right=known_right)
         return replace(
             timed,
             levers=levers,
             asked=found.asked,
-            verdict=verdict,
             steps=self._meter.steps - first_step,
             first_use_s=first_use_s if levers else 0.0,
             parity=parity,
@@ -328,7 +335,7 @@ class Tuner:
 
 
 def _judge(verdict: Verdict, parity: Parity | None, *, known_right: bool) -> tuple[bool, str]:
-    """Return whether a lever is kept, and why not."""
+    """Return whether a lever is kept whose results aren't known to be wrong, and why not."""
     reasons: dict[Verdict, str] = {
         "slower": "steps are slower with it",
         "same": "steps take as long without it",
@@ -341,7 +348,11 @@ def _judge(verdict: Verdict, parity: Parity | None, *, known_right: bool) -> tup
     if parity is None or parity.right is None:
         why = parity.reason if parity is not None else "nothing was compared"
         return False, f"faster, but whether its results are right isn't known: {why}"
-    return (True, "") if parity.right else (False, f"its results are wrong: {parity.reason}")
+    return True, ""
+
+
+def _wrong(parity: Parity) -> str:
+    return f"its results are wrong: {parity.reason}"
 
 
 def _median(values: list[float]) -> float:

@@ -150,7 +150,11 @@ def test_a_lever_that_hurts_beside_a_later_one_is_dropped(loop: Any) -> None:
     report = loop(step_s, "a", "b").run()
     assert report.kept == ("b",)
     dropped = report.compared[0]
-    assert not dropped.kept
+    assert (dropped.kept, dropped.verdict) == (False, "slower")
+    assert dropped.ratio.low <= 1.2 <= dropped.ratio.high
+    assert dropped.parity == RIGHT
+    assert report.together is not None, "b was compared beside a only"
+    assert report.together.ratio.low <= 0.5 <= report.together.ratio.high
     assert "b" in dropped.reason
 
 
@@ -169,6 +173,7 @@ def test_what_is_not_known_to_be_right_is_not_kept(loop: Any, parity: Parity, ve
     assert report.kept == ()
     assert parity.reason in report.compared[0].reason
     assert ("wrong" in report.compared[0].reason) == (verdict == "wrong")
+    assert (report.compared[0].pairs == 0) == (verdict == "wrong"), "wrong ones aren't timed"
 
 
 def test_results_are_judged_by_all_that_is_on(loop: Any) -> None:
