@@ -69,6 +69,13 @@ def test_wrong_results_are_shown_with_their_numbers(tuned: TuningPlan, capsys: A
     assert "0.01 of 0.0002" in out
 
 
+def test_what_decides_nothing_promises_nothing(tuned: TuningPlan, capsys: Any) -> None:
+    unsure = replace(UNKNOWN, pairs=9, ratio=Ratio(0.9, 1.0, 1.1))
+    out = printed(TuningReport("budget", 90, 60.0, None, (unsure,)), tuned, capsys)
+    assert "0.900 to 1.100" in out
+    assert "fasttrain run" not in out
+
+
 @pytest.mark.parametrize("steps", [0, 3])
 def test_without_a_result_there_is_nothing_to_type(
     tuned: TuningPlan, capsys: Any, steps: int

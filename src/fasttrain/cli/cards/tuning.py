@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from rich.padding import Padding
 from rich.table import Table
@@ -91,8 +91,10 @@ def _footer(report: TuningReport, tuned: TuningPlan, run_dir: str) -> Iterator[s
     for one in report.compared:
         if one.parity is not None and one.parity.right is not True:
             yield f"{one.levers[0]}: {one.parity.reason}"
-    if report.says_something:
-        yield f"later runs of it use this; in full: {_command(report, tuned)}"
+    if options := tuned_options(report, tuned.plan):
+        yield f"later runs of it use this; in full: {_command(options, tuned)}"
+    elif report.says_something:
+        yield "nothing was decided: later runs have the defaults"
     yield f"kept in {near(run_dir)}"
 
 
@@ -104,12 +106,10 @@ def _why_nothing(report: TuningReport) -> str:
     return f"the script ended after {report.steps:,} steps, before their times had settled"
 
 
-def _command(report: TuningReport, tuned: TuningPlan) -> str:
-    """Return the command line that trains with what was kept, and without what was not."""
-    plan = tuned.plan
-    options = [
-        word for name, value in tuned_options(report, plan).items() for word in (f"--{name}", value)
-    ]
-    target = ["-m", plan.target.name] if plan.target.kind == "module" else [plan.target.name]
-    args = ["--", *plan.target.args] if plan.target.args else []
-    return shlex.join(["fasttrain", "run", *target, *options, *args])
+def _command(options: Mapping[str, str], tuned: TuningPlan) -> str:
+    """Return the command line that trains with these levers."""
+    target = tuned.plan.target
+    script = ["-m", target.name] if target.kind == "module" else [target.name]
+    words = [word for name, value in options.items() for word in (f"--{name}", value)]
+    args = ["--", *target.args] if target.args else []
+    return shlex.join(["fasttrain", "run", *script, *words, *args])
