@@ -166,3 +166,29 @@ def test_a_run_that_fills_its_own_disk_tells_of_it(
     assert (crash["cause"], crash["exit_code"]) == (cause, code)
     assert final in crash["final"]
     assert not list((disk / "run").glob("*.tmp"))
+
+
+# Stands in for a disk with no room for what torchrun makes for each attempt.
+BLOCKS = """
+import os, pathlib, sys
+for folder in pathlib.Path(sys.argv[1], "torchrun").iterdir():
+    (folder / "attempt_1").touch()
+os.kill(os.getpid(), 9)
+"""
+
+
+def test_a_restart_without_room_ends_with_the_failure_before_it(
+    fasttrain: Any, script: Any, tmp_path: Path
+) -> None:
+    run_dir = tmp_path / "run"
+    done = fasttrain(
+        "run", script(BLOCKS), "--device", "cpu", "--nproc-per-node", "2", "--strategy", "none",
+        "--max-restarts", "1", "--run-dir", run_dir, "--", run_dir,
+    )  # fmt: skip
+    told = done.stderr.decode()
+    assert done.returncode == 137, told
+    assert "Traceback" not in told
+    assert "[killed]" in told
+    crash = json.loads((run_dir / "crash.json").read_text())
+    assert (crash["cause"], crash["earlier"]) == ("killed", "attempt 1: killed")
+    assert "attempt 2 can't be started: [Errno 17] File exists" in crash["final"]

@@ -309,7 +309,7 @@ class RestartAgent(LocalElasticAgent):
         self._silent_s = silence_s(processes.rdzv_conf)
         self._nodes: Nodes | None = None
         self._attempt = self._used = 0
-        self._settled = False
+        self._settled: Decided | None = None  # what led to the restart that is under way
         self._store_of_workers: Any = None  # closed when nothing refers to it
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
@@ -363,17 +363,22 @@ class RestartAgent(LocalElasticAgent):
             raise GivenUpError(decided.crash.exit_code if decided.crash else 1, decided.reason)
         self._make_way(group, decided)
         time.sleep(decided.delay_s)
-        self._used, self._settled = decided.used, True
+        self._used, self._settled = decided.used, decided
         self._remaining_restarts = 1  # torch's loop restarts only with one left, and counts it down
         return result
 
     def _restart_workers(self, worker_group: WorkerGroup) -> None:
-        if not self._settled:
-            came = Decided(again=True, reason=NODE_CAME, used=self._used)
-            self._make_way(worker_group, came)
-        self._settled = False
+        decided, self._settled = self._settled, None
+        if decided is None:
+            decided = Decided(again=True, reason=NODE_CAME, used=self._used)
+            self._make_way(worker_group, decided)
         self._attempt += 1
-        super()._restart_workers(worker_group)
+        try:
+            super()._restart_workers(worker_group)
+        except OSError as error:  # such as a full disk, on which torchrun makes folders and files
+            reason = f"attempt {self._attempt + 1} can't be started: {error}"
+            self._pipe.send(Message(decided=replace(decided, again=False, reason=reason)))
+            raise GivenUpError(decided.crash.exit_code if decided.crash else 1, reason) from error
 
     def _ask(self, exits: WorkerExits) -> Verdict | None:
         """Return the launcher's verdict on an attempt; None where the launcher has ended."""

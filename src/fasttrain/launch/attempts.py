@@ -311,7 +311,10 @@ class Attempts:
         decided = self._given_up or self._decided
         # A failure that was judged when the agent or the supervisor asked is not judged again.
         known = self._judged and exit_code and (self._crash or decided)
-        crash = self._crash if known else self._judge(exit_code)
+        # Of an attempt that the agent couldn't start, there is no failure but the one before it.
+        unstarted = decided and not decided.again and not self._judged
+        before = decided.crash if decided and unstarted else None
+        crash = self._crash if known else before or self._judge(exit_code)
         self._progress.close()
         if decided and decided.elsewhere and decided.crash:
             crash = replace(decided.crash, shown=False, log_file="")
