@@ -17,6 +17,7 @@ OTHERS = {
     "hooks/containers.py: holder",  # tensors that the script holds
     "process/import_hook.py: loader",  # of one module, until that is imported
     "process/log_stream.py: sys", "script.py: sys",
+    "levers/compile/shadow.py: sys", "levers/compile/shadow.py: config",  # of a copy that ends
     "levers/compile/lever.py: config", "levers/compile/repairs.py: config",  # torch's settings
     "levers/compile/repairs.py: ctx", "levers/amp/script_hooks.py: node",
     "data_parallel/per_rank.py: iterator", "data_parallel/per_rank.py: fetcher",
@@ -25,8 +26,10 @@ OTHERS = {
     "snapshots/batches.py: generator.bit_generator", "snapshots/loader_epochs.py: iterator",
     # The shim's own.
     "levers/compile/lever.py: shared", "levers/loss_scaling/lever.py: shared",
+    "compile_auto/lever.py: shared",
     "data_parallel/context.py: self._owner", "data_parallel/split/sites.py: site",
-    "data_parallel/split/lazy_rows.py: LazyRows", "data_parallel/split/whole_batch.py: splits",
+    "data_parallel/split/call.py: ROWS", "data_parallel/split/lazy_rows.py: LazyRows",
+    "data_parallel/split/whole_batch.py: splits",
     "data_parallel/strategy.py: replicate", "data_parallel/replicate.py: self._roots",
     "snapshots/replay.py: self._roots",
 }  # fmt: skip

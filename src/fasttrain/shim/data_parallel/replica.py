@@ -91,7 +91,9 @@ _SYNC_BUFFERS = next(
 )
 PROBES = 2  # complete passes in a row before DDP takes over; twice as many after each failure
 FAILURES = 4  # incomplete passes with DDP, after which it is used no more
-_WANTS_GRADIENT = operator.attrgetter("requires_grad")  # in C: no Python frame per parameter
+# In C: no Python frame per parameter.
+_WANTS_GRADIENT = operator.attrgetter("requires_grad")
+_FORM = operator.attrgetter("dtype", "shape")
 
 
 class Replica:
@@ -102,6 +104,8 @@ class Replica:
         uneven: True if it was trained since all ranks had the same buffers.
         registered: Number of parameters, modules and hooks registered anywhere when its
             parameters were last listed.
+        moved: Number of modules moved or cast anywhere then. torch drops the autograd nodes of
+            their parameters, which DDP has its hooks on.
         gathers: True if each call of the module gathers parameters from other ranks.
     """
 
@@ -111,7 +115,7 @@ class Replica:
         self._ref = weakref.ref(module)
         self._ranks = ranks
         self.uneven = False
-        self.registered = 0
+        self.registered = self.moved = 0
         self._buckets_report = False
         self._failures = 0
         self._hooks: list[Any] = []
@@ -123,7 +127,10 @@ class Replica:
         # Leaves only: functional_call puts other tensors in the places of parameters.
         self._all = list({id(p): p for p in parameters_of(module) if p.is_leaf}.values())
         self.parameters = [p for p in self._all if p.requires_grad]
-        self._called = False  # since the last backward pass that DDP averaged
+        self._forms: list[Any] = []  # of all, as DDP knows them
+        self._calls = 0  # since the last backward pass that DDP averaged
+        self._several = False  # more calls than passes, so that a pass may come without a call
+        self._left: set[Any] = set()  # the gradients that the last pass left, if there are several
         self._finished = False  # the last bucket of this pass was reported
         self._fresh = False  # no parameter had a gradient before this pass
         self._touched = False  # this pass has left gradients; only known while watching
@@ -213,13 +220,16 @@ class Replica:
         """
         if sum(map(_WANTS_GRADIENT, self._all)) != len(self.parameters):
             self.begin_again()  # the script froze a part or unfroze it
+        elif self._ddp is not None and list(map(_FORM, self._all)) != self._forms:
+            self.begin_again()  # it has put other tensors in
         if not self.parameters:
             return run(*args, **kwargs)
         if self._ddp is None and not self._probes and self._failures < FAILURES:
             if not self._failures:
                 self._watch_no_more()
             self._ddp = self._wrap(self._ref())
-        self._called = True
+            self._forms = list(map(_FORM, self._all))
+        self._calls += 1
         if self._ddp is None:
             return _as_for_ddp(run, args, kwargs)
         self._run = run
@@ -280,17 +290,25 @@ class Replica:
         finished, self._finished = self._finished, False
         touched, self._touched = self._touched, False
         if self._ddp is not None and not self._buckets_report:
-            if not self._fresh and self._called:
+            if not self._fresh and self._calls:
                 # Unclear whether DDP averaged them; doing it again changes nothing then.
                 self._buckets_report = True
                 self._drop_ddp()
                 self.average()
                 return
-            finished = self._called and all(p.grad is not None for p in self.parameters)
+            finished = self._calls > 0 and all(p.grad is not None for p in self.parameters)
         if finished:
-            self._called = False
+            self._several |= self._calls > 1
+            self._calls = 0
+            self._left = self._marks() if self._several else set()
             return
-        if not (touched if self.watching else self._called):
+        if self._several and not self._calls and not self.watching:
+            # DDP averages one pass after a call, or after several calls, and ignores more.
+            if self._marks() - self._left:
+                self.average()
+                self._left = self._marks()
+            return
+        if not (touched if self.watching else self._calls):
             return  # the pass went through other modules only
         if self._ddp is not None:
             # DDP saw only a part of this pass, or none of it and still waits for one.
@@ -298,6 +316,10 @@ class Replica:
             self._failures += 1
             self._probes = self._needed
         self.average()
+
+    def _marks(self) -> set[Any]:
+        """Return the parameters' gradients, each by what changes when something is added to it."""
+        return {(id(g), g._version) for p in self.parameters if (g := p.grad) is not None}
 
     def average(self) -> None:
         """Average the gradients without DDP, and count complete passes."""

@@ -181,9 +181,11 @@ class Replicate:
             sharded.check_own_parameters(root)
         if root.replica is None:
             self._begin_replica(root, module)
+        elif root.replica.moved != self.splits.moved:
+            root.replica.begin_again()
         elif root.replica.registered != self.splits.registered:
             root.replica.look()
-        root.replica.registered = self.splits.registered
+        root.replica.registered, root.replica.moved = self.splits.registered, self.splits.moved
         root.replica.uneven = True
         return functools.partial(self._trained, root, run)
 

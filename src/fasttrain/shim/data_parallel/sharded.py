@@ -58,7 +58,7 @@ class ShardedReplica:
     Attributes:
         parameters: Its shards.
         uneven: True if it was trained since all ranks had the same buffers.
-        registered: As in `Replica`; unused.
+        registered, moved: As in `Replica`; unused.
         gathers: As in `Replica`.
         calls_together: As in `Replica`; nothing precedes the model's call.
         blocks: Submodules whose parameters are gathered one after the other.
@@ -86,7 +86,7 @@ class ShardedReplica:
         from torch.distributed.device_mesh import init_device_mesh
 
         self.uneven = False
-        self.registered = 0
+        self.registered = self.moved = 0
         whole = dict(module.named_parameters(remove_duplicate=False))
         self.blocks = _without_ties(repeated_blocks(module), module)
         kind = device_type or next(parameters_of(module)).device.type
@@ -137,6 +137,9 @@ class ShardedReplica:
     def call(self, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Call the module, which gathers its parameters block by block."""
         return run(*args, **kwargs)
+
+    def begin_again(self) -> None:
+        """Do nothing: FSDP moves and casts its parameters itself."""
 
     def look(self) -> None:
         """Do nothing: the parameters don't change."""

@@ -18,8 +18,8 @@ import sys
 import threading
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from types import CodeType, FrameType
 from typing import Any
@@ -72,6 +72,20 @@ def _place(frame: FrameType) -> tuple[str, int]:
     return frame.f_code.co_filename, frame.f_lineno
 
 
+class OneRanksRows:
+    """Whether a call computes the rows of one rank, whose losses are summed over all ranks.
+
+    A graph that is compiled in such a call contains the sums. Compiled calls read it, so that
+    dynamo guards on it, and a whole call of the same shapes gets a graph of its own.
+    """
+
+    __slots__ = ("only",)
+
+    def __init__(self) -> None:
+        self.only = False
+
+
+ROWS = OneRanksRows()
 Call = Callable[..., Any]
 Region = Callable[["Root", Call, tuple[Any, ...], dict[str, Any]], Any]
 Around = Callable[["Root", Module, Call], Call]
@@ -101,17 +115,24 @@ class Root:
     replica: Any = None
     precision: Any = None
     outer: str = ""
-    _parameter: Callable[[], Parameter | None] = field(default=lambda: None, repr=False)
+    # Where it is: torch can't swap the tensors of a parameter that has a weak reference.
+    _part: Callable[[], Module | None] = field(default=lambda: None, repr=False)
+    _key: str = ""
 
     def parameter(self) -> Parameter | None:
-        """Return the first floating-point parameter; searched again if the module replaced it."""
-        parameter = self._parameter()
-        if parameter is None:
-            module = self.ref()
-            parameter = first_parameter(module) if module is not None else None
-            if parameter is not None:
-                self._parameter = weakref.ref(parameter)
-        return parameter
+        """Return the first floating-point parameter; searched again if the module has lost it."""
+        part, parameter = self._part(), None
+        if part is not None and self._key in part._parameters:  # a scripted module has no dict
+            parameter = part._parameters[self._key]
+        module = self.ref() if parameter is None else None
+        if module is None:
+            return parameter
+        for part in Module.modules(module):
+            for key, parameter in part._parameters.items():
+                if parameter is not None and parameter.is_floating_point():
+                    self._part, self._key = weakref.ref(part), key
+                    return parameter
+        return None
 
 
 class _Inside(threading.local):
@@ -172,6 +193,22 @@ class RootCalls:
         patching.put(Module, "__call__", __call__, undo)
         for name in ("trace", "trace_module", "_get_trace_graph"):  # the last one is torch.onnx's
             patching.wrap(torch.jit, name, self._stay_out_of, undo)
+
+    @contextmanager
+    def bare(self, roots: Iterable[Root]) -> Iterator[None]:
+        """Have nothing around calls of roots in the block, and these be roots although inside."""
+        before, around, last = dict(self._table), self.around, self.last
+        called = {id(module): root for root in roots if (module := root.ref()) is not None}
+        self.around = None
+        self._table.update(called)
+        try:
+            yield
+        finally:
+            self.around, self.last = around, last
+            for key in called:
+                del self._table[key]
+                if key in before:
+                    self._table[key] = before[key]
 
     def leave_plain(self) -> None:
         """Run roots without a region from now on."""
@@ -253,7 +290,6 @@ class RootCalls:
             trainable=any(p.requires_grad for p in parameters_of(module)),
             device=str(parameter.device),
             outer=whose_forward(module),
-            _parameter=weakref.ref(parameter),
         )
         self._table[key] = root
         for listen in self.on_discover:

@@ -8,7 +8,7 @@ import weakref
 import pytest
 from torch import Tensor, nn
 
-from fasttrain.shim.data_parallel.split.sites import Decisions, may_print
+from fasttrain.shim.data_parallel.split.sites import CallSite, Decisions, Split, may_print
 
 EPOCH = 0
 RATE = 0.5
@@ -72,3 +72,13 @@ def test_no_module_is_kept() -> None:
 def test_code_that_may_print() -> None:
     assert may_print(Net()) == ""
     assert may_print(nn.Sequential(Net(), Printing())) == "Printing.helper"
+
+
+def test_a_much_larger_batch_is_verified() -> None:
+    site = CallSite("Net", split=Split((0,)), most_rows=8, hooks=0)
+    rows = [8, 8, 8, 8, 8, 10, 12, 14, 15, 15, 16, 16]
+    due = [site.is_due(("shape", of), 0, of) for of in rows]
+    # calls 1, 2, 4 and 8, the first shapes, and twice the rows that were verified
+    assert due == [True, True, False, True, False, True, True, True, False, False, True, True]
+    site.most_rows = 16
+    assert not site.is_due(("shape", 16), 0, 16)

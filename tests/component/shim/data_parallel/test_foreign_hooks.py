@@ -67,3 +67,18 @@ def test_what_is_registered_is_counted_until_it_is_undone() -> None:
     nn.Linear(1, 1).register_forward_hook(look)
     assert count.registered == made + 1
     assert nn.Module.register_forward_hook is register
+
+
+def test_modules_that_are_moved_or_cast_are_counted() -> None:
+    count = HookCount()
+    module = nn.Sequential(nn.Linear(1, 1), nn.ReLU(), nn.Linear(1, 1))
+    with ExitStack() as undo:
+        count.install(undo)
+        module.to("cpu").float()
+        assert count.moved == 0
+        module[2].double()
+        assert count.moved == 1
+        module.float()
+        assert count.moved == 2
+    module.double()
+    assert count.moved == 2

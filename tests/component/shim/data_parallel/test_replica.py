@@ -101,6 +101,58 @@ def test_torchs_object_takes_over_when_every_parameter_has_had_a_gradient(alone:
     assert all(p.grad is not None for p in module.parameters())
 
 
+def test_passes_of_several_calls_are_averaged_one_by_one(alone: Any) -> None:
+    replica, module = handed_over(alone)
+    for calls in (3, 1, 2):
+        module.zero_grad()
+        losses = [replica.call(module, (X,), {}).sum() for _ in range(calls)]
+        for at, loss in enumerate(losses):
+            sums = alone.sums
+            replica.begin_pass()
+            loss.backward()
+            replica.after_backward()
+            assert (alone.sums > sums) == (at > 0), "by torch's object if it is the first one only"
+        sums = alone.sums
+        replica.begin_pass()
+        nn.Linear(4, 1)(X).sum().backward()
+        replica.after_backward()
+        assert alone.sums == sums, "a pass through another module"
+
+
+def test_calls_of_which_one_pass_gives_all_gradients_are_averaged_once(alone: Any) -> None:
+    replica, module = handed_over(alone)
+    for _ in range(3):
+        module.zero_grad()
+        sums = alone.sums
+        loss = sum(replica.call(module, (X,), {}).sum() for _ in range(2))
+        replica.begin_pass()
+        loss.backward()  # type: ignore[union-attr]
+        replica.after_backward()
+        assert alone.sums == sums
+
+
+@pytest.mark.parametrize("change", ["dtype", "shape"])
+def test_parameters_of_another_form_are_averaged_by_hand(alone: Any, change: str) -> None:
+    replica, module = handed_over(alone)
+    x = X
+    if change == "dtype":
+        module.double()
+        x = X.double()
+    else:
+        for parameter in module.second.parameters():
+            parameter.data = torch.cat([parameter.data, parameter.data])
+    for _ in range(PROBES):
+        module.zero_grad()
+        sums = alone.sums
+        train(replica, module, x)
+        assert alone.sums > sums
+    module.zero_grad()
+    sums = alone.sums
+    train(replica, module, x)
+    assert alone.sums == sums, "torch's object has taken over again"
+    assert all(p.grad is not None for p in module.parameters())
+
+
 def test_hooks_on_all_modules_see_the_scripts_modules_only(alone: Any) -> None:
     replica, module = handed_over(alone)
     seen = []

@@ -66,6 +66,24 @@ def test_parts_that_are_called_one_by_one_are_roots(watch: Watch) -> None:
     assert watch.called == ["Linear", "Outer", "Linear"]
 
 
+def test_tensors_of_a_roots_parameters_can_be_swapped(watch: Watch) -> None:
+    model = Outer()
+    model(X)
+    root = watch.roots.last
+    assert root is not None
+    first = root.parameter()
+    assert first is model.inner.weight
+    torch.__future__.set_swap_module_params_on_conversion(value=True)
+    try:
+        model.double()
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(value=False)
+    assert first.dtype is torch.float64
+    assert root.parameter() is first
+    model.inner = nn.Linear(2, 2)
+    assert root.parameter() is model.inner.weight
+
+
 def test_a_module_without_parameters_is_no_root(watch: Watch) -> None:
     nn.CrossEntropyLoss()(X, torch.tensor([0, 1, 0]))
     assert watch.found == []

@@ -46,11 +46,12 @@ from fasttrain.shim.data_parallel.split.trial import RefusalError, SplitTrial
 from fasttrain.shim.data_parallel.tensor_sums import can_be_cut, strided_parts
 from fasttrain.shim.hooks.containers import map_tensors, tensors_in
 from fasttrain.shim.hooks.outcome_recorder import OutcomeRecorder
-from fasttrain.shim.hooks.roots import Call, Root, parameters_of
+from fasttrain.shim.hooks.roots import ROWS, Call, Root, parameters_of
 from fasttrain.shim.process.refusal import refuse
 
 _REDUCING, _THROUGH = 2, 3  # tags of what ranks are doing when they meet
 PART = 0.05  # share of a root's parameters that a submodule needs to be split by itself
+_NO_MEMORY = "OutOfMemoryError"  # torch's exception on any device
 GRADIENTS = 2  # number of verified calls whose gradients are compared, too
 ASKED = "the script asks for gradients w.r.t. an output that the model has computed other ones from"
 _ELSEWHERE: Any = object()  # instead of an output, if other ranks are elsewhere in the call
@@ -113,11 +114,17 @@ class SplitCalls:
     @active.setter
     def active(self, active: bool) -> None:
         self._active, self._thread = active, threading.get_ident()
+        ROWS.only = active
 
     @property
     def registered(self) -> int:
         """Number of hooks, modules and parameters registered so far."""
         return self._hooks.registered
+
+    @property
+    def moved(self) -> int:
+        """Number of modules moved or cast so far."""
+        return self._hooks.moved
 
     def state(self) -> dict[str, Any]:
         """Return the decisions for each root, by its class and line."""
@@ -151,8 +158,9 @@ class SplitCalls:
         if site.decisions is None or site.hooks != self._hooks.registered:
             site.decisions = Decisions(module)
         seen = (tuple(t.shape for t in inputs), site.decisions.values())
-        due = site.is_due(seen, self._hooks.registered)
-        rows = None if due else self._rows(site, inputs)
+        count = 0 if site.split is None else row_count(inputs, site.split.inputs)
+        due = site.is_due(seen, self._hooks.registered, count)
+        rows = None if due or count < self._ranks.world_size else Rows(self._ranks, count)
         if rows is None and any(isinstance(tensor, LazyRows) for tensor in inputs):
             args, kwargs = map_tensors(args, linked), map_tensors(kwargs, linked)
             inputs = tensors_in((args, kwargs))
@@ -299,12 +307,6 @@ class SplitCalls:
             self._fill(site, key)
         return site
 
-    def _rows(self, site: CallSite, inputs: Sequence[Tensor]) -> Rows | None:
-        if site.split is None:
-            return None
-        count = row_count(inputs, site.split.inputs)
-        return Rows(self._ranks, count) if count >= self._ranks.world_size else None
-
     @contextmanager
     def splitting(self, module: Module, context: Any) -> Iterator[None]:
         """Run the block as the inside of a split call."""
@@ -344,7 +346,14 @@ class SplitCalls:
             self._recorder.settle(State.ARMED, "no call could be split so far")
         self._recorder.counts["whole calls"] += 1
         trial = SplitTrial(module, self._ranks, functools.partial(self._trial_split, module))
-        output = trial.make_whole_call(args, kwargs)
+        try:
+            output = trial.make_whole_call(args, kwargs)
+        except Exception as error:
+            if _NO_MEMORY not in type(error).__name__:
+                # The script may go on with other batches, such as one that looks for a limit.
+                why = f"it has raised {type(error).__name__}, which it might not do for a part"
+                self._refuse(site, why, final=True)
+            raise
         begun_s = time.perf_counter()
         try:
             gradients = site.verified < GRADIENTS
@@ -354,6 +363,7 @@ class SplitCalls:
         else:
             site.why_not = ""
             site.verified += 1
+            site.most_rows = max(site.most_rows, row_count(inputs, site.split.inputs))
             self._recorder.counts["verified"] += 1
             asked = functools.partial(self._refuse, site, ASKED, final=True)
             backward.mark(site.split.with_rows(output), asked)

@@ -42,15 +42,17 @@ class HookCount:
 
     Attributes:
         registered: Number of hooks registered on modules, and of modules and parameters added.
+        moved: Number of modules whose own parameters went to another device or got another dtype.
     """
 
     def __init__(self) -> None:
-        self.registered = 0
+        self.registered = self.moved = 0
 
     def install(self, undo: ExitStack) -> None:
         """Wrap the methods that register hooks; use torch's own hooks for new parts of modules."""
         for name in _OF_MODULES:
             patching.wrap(Module, name, self._counted, undo, Hooking.SPLIT)
+        patching.wrap(Module, "_apply", self._seen_moving, undo)
         for register in (
             torchs.register_module_module_registration_hook,
             torchs.register_module_parameter_registration_hook,
@@ -69,6 +71,21 @@ class HookCount:
             return original(*args, **kwargs)
 
         return register
+
+    def _seen_moving(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def apply(module: Module, *args: Any, **kwargs: Any) -> Any:
+            before = _kinds(module)
+            try:
+                return original(module, *args, **kwargs)
+            finally:
+                self.moved += _kinds(module) != before
+
+        return apply
+
+
+def _kinds(module: Module) -> list[Any]:
+    return [(p.dtype, p.device) for p in module._parameters.values() if p is not None]
 
 
 def foreign_hook(module: Module) -> str:

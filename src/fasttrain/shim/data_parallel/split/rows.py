@@ -71,7 +71,7 @@ class Rows:
             dim: The dimension of the batch.
         """
         if whole.requires_grad and torch.is_grad_enabled():
-            part: Tensor = _apply(_Take, whole, dim, self)
+            part: Tensor = _applied(_Take, whole, dim, self)
             return part
         return self.cut(whole, dim)
 
@@ -85,7 +85,7 @@ class Rows:
         """
         gather = gather or self.gather
         if part.requires_grad and torch.is_grad_enabled():
-            whole: Tensor = _apply(_Give, part, dim, self, gather)
+            whole: Tensor = _applied(_Give, part, dim, self, gather)
             return whole
         return gather(part, dim)
 
@@ -121,18 +121,18 @@ class Rows:
 def share(whole: Tensor, ranks: Collectives) -> Tensor:
     """Return a tensor that a split call uses as a whole on each rank."""
     if whole.requires_grad and torch.is_grad_enabled():
-        shared: Tensor = _apply(_Share, whole, ranks)
+        shared: Tensor = _applied(_Share, whole, ranks)
         return shared
     return whole
 
 
 def mean_gradient(gradient: Tensor, ranks: Collectives) -> Tensor:
     """Return the mean of a parameter's gradient over the ranks, differentiably."""
-    mean: Tensor = _apply(_Mean, gradient, ranks)
+    mean: Tensor = _applied(_Mean, gradient, ranks)
     return mean
 
 
-def _apply(function: Any, *args: Any) -> Any:
+def _applied(function: Any, *args: Any) -> Any:
     return function.apply(*args)
 
 

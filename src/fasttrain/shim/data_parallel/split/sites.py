@@ -277,6 +277,7 @@ class CallSite:
         name: The module, and the line at which its root was first called.
         verified: How often the split call agreed with the whole one.
         shapes: Shapes of arguments so far, each with the values that the call may branch on.
+        most_rows: Number of rows of the largest verified batch.
         decisions: Reads those values.
         hooks: Number of hooks registered anywhere when it was last verified.
     """
@@ -288,11 +289,12 @@ class CallSite:
     final: bool = False
     verified: int = 0
     shapes: set[Any] = field(default_factory=set)
+    most_rows: int = 0
     hooks: int = -1
     decisions: Decisions | None = None
 
-    def is_due(self, shapes: Any, hooks: int) -> bool:
-        """Count a call; return True if it has to be verified."""
+    def is_due(self, shapes: Any, hooks: int, rows: int = 0) -> bool:
+        """Count a call with so many rows; return True if it has to be verified."""
         self.calls += 1
         new = shapes not in self.shapes and len(self.shapes) < MOST_SHAPES
         if new:
@@ -305,7 +307,8 @@ class CallSite:
         )
         if self.split is None and self.why_not:
             return again and self.calls <= RETRIES
-        return again or hooks != self.hooks
+        # A part of a much larger batch may be what a whole one was so far: within a limit.
+        return again or hooks != self.hooks or rows >= 2 * self.most_rows > 0
 
 
 def saved(site: CallSite) -> dict[str, Any]:
@@ -317,6 +320,7 @@ def saved(site: CallSite) -> dict[str, Any]:
         "why_not": site.why_not,
         "final": site.final,
         "verified": site.verified,
+        "most_rows": site.most_rows,
         "shapes": [(tuple(map(tuple, shapes)), values) for shapes, values in site.shapes],
     }
 
@@ -327,5 +331,5 @@ def fill(site: CallSite, state: dict[str, Any]) -> None:
     site.shapes = {
         (tuple(map(torch.Size, shapes)), tuple(values)) for shapes, values in state["shapes"]
     }
-    for name in ("calls", "why_not", "final", "verified"):
+    for name in ("calls", "why_not", "final", "verified", "most_rows"):
         setattr(site, name, state[name])
