@@ -110,7 +110,8 @@ def test_it_takes_effect(case: Case) -> None:
         outcome = runtime.outcomes()[case.name]
     assert (outcome.state, outcome.reason) == (State.APPLIED, "")
     assert (outcome.asked, outcome.explicit) == (case.choice, True)
-    assert outcome.counts == case.counts
+    # Whether a graph is in the cache depends on what was run before.
+    assert {**outcome.counts, "cached graphs": 0} == {**case.counts, "cached graphs": 0}
     assert len(outcome.sites) == 1
     assert outcome.notes == ()
 

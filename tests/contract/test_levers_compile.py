@@ -136,6 +136,40 @@ def trace_and_transform(model: nn.Sequential) -> None:
     torch.testing.assert_close(gradients["2.bias"], model[2].bias.grad)
 
 
+class Labeled(torch.Tensor):
+    """As datasets of images have it: with a label that goes along."""
+
+    label = ""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        output = super().__torch_function__(func, types, args, kwargs or {})
+        labels = [arg.label for arg in args if isinstance(arg, Labeled)]
+        if isinstance(output, Labeled) and labels:
+            output.label = labels[0]
+        return output
+
+
+class Bare(torch.Tensor):
+    pass
+
+
+@pytest.mark.parametrize("kind", [Labeled, Bare])
+def test_tensors_of_the_scripts_own_classes_run_eagerly(kind: type[Any], compiled: Any) -> None:
+    model = network()
+    x = X.as_subclass(kind)
+    x.label = "first"
+    for given in (x, X, x):
+        output = model(given)
+        assert type(output) is type(given)
+        assert getattr(output, "label", "first") == "first"
+        output.sum().backward()
+    assert [site.what for site in compiled().sites] == ["Sequential"]
+    assert compiled().counts["failures"] == 0
+    [note] = [note for note in compiled().notes if "a class of the script's" in note]
+    assert note.startswith("Sequential runs eagerly")
+
+
 def test_a_root_that_was_compiled_as_a_part_before(compiled: Any) -> None:
     model = network()
     model[0](X)

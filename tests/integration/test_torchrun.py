@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import socket
 import subprocess
@@ -135,3 +136,43 @@ def test_two_nodes(fasttrain: Any, script: Any, tmp_path: Path, kind: str) -> No
     assert all(done.stdout.count(b"line of") == 1 for done in nodes)
     logs = sorted(tmp_path.glob("fasttrain_runs/*/rank-*.log"), key=lambda log: log.name)
     assert [log.read_text().count(f"line of {rank}") for rank, log in enumerate(logs)] == [1, 1]
+
+
+COMPILES = """
+import torch
+from torch import nn
+torch.manual_seed(0)
+net = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.LayerNorm(64), nn.Linear(64, 8))
+opt = torch.optim.SGD(net.parameters(), lr=1e-2)
+for step in range(6):
+    loss = net(torch.randn(16, 32)).square().mean()
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+"""
+
+
+def test_one_rank_of_a_node_compiles_and_the_other_loads(
+    fasttrain: Any, script: Any, tmp_path: Path
+) -> None:
+    path = script(COMPILES)
+    options = ("--compile", "default", "--nproc-per-node", "2")
+
+    def compiled(threads: str) -> list[dict[str, Any]]:
+        """Return the outcome of compile on both ranks, with a cache of the test's own."""
+        run_dir = tmp_path / f"run-{threads}"
+        environ = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "OMP_NUM_THREADS": threads}
+        done = fasttrain("run", path, *options, "--run-dir", run_dir, env=environ, timeout_s=240)
+        assert done.returncode == 0, done.stderr
+        reports = [json.loads((run_dir / f"rank-{rank}.json").read_text()) for rank in (0, 1)]
+        return [
+            one for report in reports for one in report["outcomes"] if one["lever"] == "compile"
+        ]
+
+    first = compiled("1")
+    assert [one["counts"]["graphs"] for one in first] == [1, 1]
+    assert sorted(one["counts"].get("cached graphs", 0) for one in first) == [0, 1]
+    assert not any("changed" in note for one in first for note in one["notes"])
+    # Told by the rank that compiles, and by the other one if it looks at the same time.
+    notes = [note for one in compiled("2") for note in one["notes"] if "changed" in note]
+    assert set(notes) == {"compiled again, not from the cache: the number of threads changed"}

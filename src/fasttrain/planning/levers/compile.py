@@ -7,7 +7,7 @@ from fasttrain.model.errors import ExitCode, FasttrainError
 from fasttrain.model.levers import Compile, CompileMode, CompileScope, Strategy
 from fasttrain.model.machine import Machine
 from fasttrain.model.vendors import VENDORS, DeviceKind
-from fasttrain.planning.describe import asked, release, torch_phrase
+from fasttrain.planning.describe import EXACT, asked, is_exact, release, torch_phrase
 from fasttrain.planning.levers.all import Situation
 
 # CUDA graphs replay into the same memory: an output kept over the next call, or gradients that
@@ -30,6 +30,8 @@ def decide(situation: Situation) -> Decision[Compile]:
     strategy: Strategy = situation.decided["strategy"].value
     if mode == "off":
         return Decision(Compile("off", "off", scope), asked(setting), setting.source)
+    if mode == "auto":
+        return _left_to_the_worker(situation, kind)
     _check(situation.machine, kind)
     if mode not in _WITHOUT_GRAPHS:
         return Decision(Compile(mode, mode, scope), asked(setting), setting.source)
@@ -42,6 +44,47 @@ def decide(situation: Situation) -> Decision[Compile]:
         )
     compiled = Compile(mode, used, scope, graphs)
     return Decision(compiled, f"{asked(setting)}; {reason}", setting.source)
+
+
+def _left_to_the_worker(situation: Situation, kind: DeviceKind) -> Decision[Compile]:
+    """Return the decision that the worker decides, or off with the reason why it can't."""
+    setting, scope = situation.settings.compile, situation.settings.compile_scope.value
+    if reason := _why_not_auto(situation, kind):
+        return Decision(Compile("off", "off", scope), f"auto: {reason}", setting.source)
+    reason = f"{asked(setting)}; the run starts eagerly, and compiles when that pays"
+    return Decision(Compile("auto", "default", scope), reason, setting.source)
+
+
+def _why_not_auto(situation: Situation, kind: DeviceKind) -> str:
+    settings = situation.settings
+    if is_exact(settings):
+        return EXACT
+    if situation.processes.backend != "direct" and (why := _why_not_ranks(situation, kind)):
+        return f"{why}: --compile default compiles at once"
+    if settings.preempt.value == "snapshot" or settings.resume.value:
+        return "a run with snapshots is compiled from its beginning on or not at all"
+    try:
+        _check(situation.machine, kind)
+    except FasttrainError as error:
+        return error.why
+    return ""
+
+
+def _why_not_ranks(situation: Situation, kind: DeviceKind) -> str:
+    """Return why the ranks of a run can't switch together; empty if they can."""
+    processes = situation.processes
+    strategy: Strategy = situation.decided["strategy"].value
+    if processes.backend != "torchrun":
+        return "processes that SLURM starts aren't switched yet"
+    if processes.max_nodes > 1:
+        return "the ranks of several nodes can't switch together yet"
+    if kind != "cpu":
+        return f"several processes switch together on processors alone so far, and not on {kind}"
+    if strategy.mode == "fsdp":
+        return "ranks that share a model's parameters can't switch together yet"
+    if strategy.mode == "none" and processes.world_size > 1:
+        return "ranks that have nothing to do with each other can't switch together"
+    return ""
 
 
 def _graphs(

@@ -16,7 +16,11 @@ from fasttrain.shim.levers.compile.account import UNKNOWN_SKIP, Account
 
 @pytest.fixture
 def account(monkeypatch: pytest.MonkeyPatch) -> Iterator[Account]:
-    counters = {"stats": {"unique_graphs": 0}, "inductor": {"cudagraph_skips": 3}}
+    counters = {
+        "stats": {"unique_graphs": 0},
+        "inductor": {"cudagraph_skips": 3},
+        "aot_autograd": {"autograd_cache_hit": 0},
+    }
     monkeypatch.setattr(utils, "counters", counters)
     with ExitStack() as undo:
         yield Account(undo)

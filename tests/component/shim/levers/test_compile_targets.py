@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from fasttrain.shim.hooks.roots import repeated_blocks
+from fasttrain.shim.levers.compile import targets
 from fasttrain.shim.levers.compile.targets import GENERATOR, second_derivatives, uncompilable
 
 
@@ -88,3 +89,14 @@ def test_installed_modules_are_not_the_scripts(monkeypatch: pytest.MonkeyPatch) 
     # torch.autograd.functional differentiates twice, which says nothing of the script
     monkeypatch.setattr(sys, "modules", {"f": torch.autograd.functional})
     assert second_derivatives() == ""
+
+
+def test_a_loop_is_told_with_the_users_line() -> None:
+    """Of the frames of a trace the innermost that is neither torch's nor fasttrain's."""
+    trace = (
+        '  File "/home/me/train.py", line 7, in <module>\n    model(x)\n'
+        '  File "/home/me/net.py", line 12, in forward\n    x = self.cell(x)\n'
+        f'  File "{nn.__file__}", line 99, in forward\n    return input\n'
+    )
+    assert targets._where(trace) == "/home/me/net.py:12"
+    assert targets._where(None) == "an unknown line"

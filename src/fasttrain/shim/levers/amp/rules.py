@@ -28,7 +28,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fasttrain.shim.hooks.roots import Call, Root
 
 LEAST_FLOPS = {"cpu": 1 << 22}  # mean operations of a product
-# Estimated, not measured: what fp32 computes in the few microseconds that a GPU kernel takes.
+# Estimated: what fp32 computes in the few microseconds that a GPU kernel takes. What measures both
+# numbers: benchmarks/small_products.py
 LEAST_FLOPS_ELSEWHERE = 1 << 26
 MANY_CALLS = 8  # in a step
 ALIKE_STEPS = 3  # after which a root that is called often may be lowered

@@ -34,6 +34,7 @@ class Account:
         self._before = utils.get_compilation_metrics()  # referenced, so that no id is used again
         self._graphs = utils.counters["stats"]["unique_graphs"]
         self._breaks = len(utils.graph_break_reasons)
+        self._cached = utils.counters["aot_autograd"]["autograd_cache_hit"]
         self._skips = utils.counters["inductor"]["cudagraph_skips"]
         self._compile_s = self._total_s()
         utils.set_compilation_metrics_limit(KEPT_METRICS)
@@ -57,6 +58,9 @@ class Account:
         """Set the counts of the recorder and add its notes, failures first."""
         metrics = self._metrics()
         recorder.counts["graphs"] = self.graphs
+        cached = self._utils.counters["aot_autograd"]["autograd_cache_hit"] - self._cached
+        if cached > 0:
+            recorder.counts["cached graphs"] = cached
         _read_failures(recorder, metrics)
         if recorder.counts["long loops"] and not recorder.counts["graphs"] and recorder.live:
             recorder.excuse(

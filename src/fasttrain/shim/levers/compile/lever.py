@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 import importlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,7 +21,9 @@ from fasttrain.shim.hooks.gradients import take_one_by_one
 from fasttrain.shim.hooks.outcome_recorder import Lever, OutcomeRecorder, Shared
 from fasttrain.shim.hooks.roots import Root, RootCalls, repeated_blocks
 from fasttrain.shim.levers.compile.account import Account, announce
+from fasttrain.shim.levers.compile.cache_misses import CacheMisses
 from fasttrain.shim.levers.compile.graphs import ASKED_GRADIENTS, GraphGuard, watch_gradients
+from fasttrain.shim.levers.compile.once_per_node import OncePerNode
 from fasttrain.shim.levers.compile.repairs import Asked, differentiate_twice, keep_whole, repair
 from fasttrain.shim.levers.compile.slots import (
     Filling,
@@ -35,6 +38,7 @@ from fasttrain.shim.levers.compile.targets import (
     uncompilable,
     unwrapped,
 )
+from fasttrain.shim.process import entry
 from fasttrain.shim.process.callsite import call_site
 
 # Settings that torch makes for speed, and that break scripts not written for torch.compile.
@@ -70,6 +74,15 @@ FEW_CALLS = 100
 class CompileLever:
     """Compiles each trainable root, or its repeated blocks, at the script's first call of it.
 
+    Args:
+        decision: What was decided.
+        recorder: Records what became of it.
+        roots: The calls of roots.
+        own: What the script compiles itself.
+        strict: Whether a failure of dynamo is the script's.
+        same_draws: Whether compiled modules draw the same random numbers as others.
+        later: Whether nothing is compiled before `begin`.
+
     Attributes:
         on_compiling: Called with a root's name when a compilation begins in it, and with an empty
             name when it has ended.
@@ -84,8 +97,12 @@ class CompileLever:
         *,
         strict: bool,
         same_draws: bool = False,
+        later: bool = False,
+        once: OncePerNode | None = None,
+        misses: CacheMisses | None = None,
     ) -> None:
         self.recorder = recorder
+        self._begins_later = later
         self._own = own
         self._plan = decision.value
         self._roots = roots
@@ -96,6 +113,7 @@ class CompileLever:
         self.on_compiling: list[Callable[[str], None]] = []
         self._cache_kept = False  # whether `keep_whole` is installed
         self._account: Account | None = None
+        self._once, self._misses = once, misses
         self._slots = Slots(torch.compile, decision.value.mode, recorder)
         self._guard: GraphGuard | None = None  # of the only root that is trained
         self._short_lived = ShortLived()
@@ -109,8 +127,9 @@ class CompileLever:
         undo.callback(self._own.on_module.remove, self._give_up)
         self._own.on_return.append(self._keep_cache)
         undo.callback(self._own.on_return.remove, self._keep_cache)
-        self._roots.on_discover.append(self._on_root)
-        undo.callback(self._roots.on_discover.remove, self._on_root)
+        if not self._begins_later:
+            self._roots.on_discover.append(self._on_root)
+            undo.callback(self._roots.on_discover.remove, self._on_root)
         if self._plan.graphs:
             watch_gradients(self._on_grad, self._on_tensor_hook, undo)
         self.recorder.settle(State.ARMED, UNUSED)
@@ -130,6 +149,22 @@ class CompileLever:
     def switch(self, *, on: bool) -> None:
         """Run what is compiled, or the modules as the script has them."""
         self._slots.on = on
+
+    def begin(self, roots: Iterable[Root]) -> None:
+        """Have roots that were called before run compiled from now on, and no others."""
+        for root in roots:
+            module = root.ref()
+            if module is not None:
+                self._on_root(root, module)
+
+    def end(self) -> None:
+        """Run everything eagerly from now on, with torch as it was before the first root."""
+        self._later.close()
+
+    @property
+    def targets(self) -> int:
+        """Number of modules that run compiled, or would if they were called."""
+        return len(self._slots)
 
     @property
     def compile_s(self) -> float:
@@ -203,6 +238,11 @@ class CompileLever:
         differentiate_twice(self._begin_graph, self._later)
         take_one_by_one(self.recorder.note, self._later)
         watch_hooks(self._slots.on_hook, self._later)
+        if self._misses is not None:
+            self._misses.install(self._later)
+        if self._once is not None:
+            self._once.install(self._later)
+            self.on_compiling.append(self._once.compiling)
         announce(self._begins, functools.partial(self._announce, ""), self._later)
         self._account = Account(self._later)
         return True
@@ -351,7 +391,16 @@ def build(shared: Shared, decision: Decision[Compile], recorder: OutcomeRecorder
         shared.user_compile,
         strict=shared.plan.strict,
         same_draws=shared.plan.tuning is not None,
+        once=once_per_node(shared, recorder),
+        misses=CacheMisses(f"{shared.plan.cwd} {shared.plan.target.name}", recorder.note),
     )
     lever.on_compiling += shared.on_compiling
     shared.compile_s = lambda: lever.compile_s
     return [lever]
+
+
+def once_per_node(shared: Shared, recorder: OutcomeRecorder) -> OncePerNode | None:
+    """Return what has one of several ranks of this node compile a graph; None for one rank."""
+    if int(entry.get("LOCAL_WORLD_SIZE", "1")) == 1:
+        return None
+    return OncePerNode(Path(shared.plan.run_dir), entry.get("GROUP_RANK", "0"), recorder)

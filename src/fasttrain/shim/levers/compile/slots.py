@@ -10,18 +10,20 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn import Module
 from torch.utils.hooks import RemovableHandle
 
 from fasttrain.shim.hooks import patching
 from fasttrain.shim.hooks.outcome_recorder import OutcomeRecorder
+from fasttrain.shim.hooks.roots import ROWS
 from fasttrain.shim.hooks.seams import Hooking, then
 from fasttrain.shim.levers.compile.graphs import GraphGuard
 from fasttrain.shim.levers.compile.targets import uncompilable
@@ -77,6 +79,7 @@ def concerns(root: Module, module: Module | None, hooks: Any) -> bool:
 
 HOOKS_CHANGE = "its hooks change again and again"
 
+OWN_KIND = "called with tensors of a class of the script's, which torch.compile can't run"
 UNDER_FUNC = "called under torch.func's transforms, where torch.compile can't run"
 # A script that changes its hooks more often would compile all the time.
 MOST_RENEWALS = 3
@@ -166,6 +169,10 @@ class Slots:
             if transformed or forward_ad._current_level >= 0 or torch._C._get_tracing_state():
                 self.passed_by = UNDER_FUNC if transformed else self.passed_by
                 return module._call_impl(*args, **kwargs)
+            if _has_own_kind(args) or _has_own_kind(kwargs.values()):
+                self.passed_by = OWN_KIND
+                self._recorder.note(f"{type(module).__name__} runs eagerly where it is {OWN_KIND}")
+                return module._call_impl(*args, **kwargs)
             if guard is not None:
                 return guard.call(compiled, module, args, kwargs)
             return compiled(module, *args, **kwargs)
@@ -196,6 +203,29 @@ class Slots:
         return target._compiled_call_impl(*args, **kwargs)
 
 
+_DISABLED: Any = torch._C._disabled_torch_function_impl
+
+
+def _has_own_kind(values: Iterable[Any]) -> bool:
+    """True if there is a tensor whose class acts on what is done with it, but can't be traced.
+
+    Dynamo puts it into a graph whose operators then refuse it, as ``torch.compile`` by hand does.
+    """
+    return any(map(_is_own_kind, values))
+
+
+def _is_own_kind(value: Any) -> bool:
+    kind = type(value)
+    if kind is Tensor:
+        return False
+    if isinstance(value, Tensor):
+        acts = kind.__torch_function__ is not _DISABLED
+        return acts and not hasattr(kind, "__tensor_flatten__")
+    if kind is dict:
+        return _has_own_kind(value.values())
+    return kind in (list, tuple) and _has_own_kind(value)
+
+
 def separate_function(name: str, finish: Callable[[Any], Any] | None = None) -> Call:
     """Return a new function that calls a module, with a code object of its own.
 
@@ -207,10 +237,14 @@ def separate_function(name: str, finish: Callable[[Any], Any] | None = None) -> 
     """
 
     def block(module: Any, *args: Any, **kwargs: Any) -> Any:
+        if ROWS.only:  # read for dynamo's guard alone
+            return module._call_impl(*args, **kwargs)
         return module._call_impl(*args, **kwargs)
 
     def root(module: Any, *args: Any, **kwargs: Any) -> Any:
         assert finish is not None
+        if ROWS.only:
+            return finish(module._call_impl(*args, **kwargs))
         return finish(module._call_impl(*args, **kwargs))
 
     function = root if finish else block

@@ -1,0 +1,188 @@
+"""The forked copy of the process: what it reports, what it has no part in, and how it ends."""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from fasttrain.shim.levers.compile import shadow
+from fasttrain.shim.levers.compile.shadow import Result, Shadow
+
+PATIENCE_S = 30.0
+
+
+@pytest.fixture
+def begin() -> Iterator[Callable[..., Shadow]]:
+    shadows: list[Shadow] = []
+
+    def start(work: Any, niceness: int = 0) -> Shadow:
+        shadows.append(shadow.begin(work, niceness))
+        return shadows[-1]
+
+    yield start
+    for one in shadows:
+        one.kill()
+
+
+def ended(one: Shadow) -> Result:
+    deadline = time.monotonic() + PATIENCE_S
+    while (result := one.result()) is None:
+        assert time.monotonic() < deadline, "it doesn't end"
+        time.sleep(0.01)
+    return result
+
+
+def test_it_reports_what_it_has_compiled(begin: Any) -> None:
+    result = ended(begin(lambda: (3, "")))
+    assert (result.graphs, result.why) == (3, "")
+    assert result.seconds > 0.0
+
+
+def test_it_reports_why_it_failed(begin: Any) -> None:
+    def fail() -> Any:
+        raise SystemExit("no\ngraph")
+
+    assert ended(begin(fail)).why == "SystemExit: no graph"
+
+
+@pytest.mark.parametrize("reaped", [False, True], ids=["", "by the script"])
+def test_one_that_is_killed_is_no_result(begin: Any, reaped: bool) -> None:
+    one = begin(lambda: time.sleep(100))
+    pid = one.pid
+    os.kill(pid, signal.SIGKILL)
+    if reaped:
+        os.waitpid(pid, 0)
+    result = ended(one)
+    assert result.graphs == 0
+    assert "before it had compiled anything" in result.why
+    assert ("signal 9" in result.why) is not reaped
+
+
+def test_killing_it_ends_what_it_has_started(begin: Any, tmp_path: Path) -> None:
+    def work() -> Any:
+        child = os.fork()  # as a compiler
+        if child == 0:
+            time.sleep(100)
+        (tmp_path / "part").write_text(str(child))
+        (tmp_path / "part").rename(tmp_path / "pid")
+        time.sleep(100)
+
+    one = begin(work)
+    deadline = time.monotonic() + PATIENCE_S
+    while not (tmp_path / "pid").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    child = int((tmp_path / "pid").read_text())
+    one.kill()
+    while Path(f"/proc/{child}").exists() and ") Z" not in Path(f"/proc/{child}/stat").read_text():
+        assert time.monotonic() < deadline, "a compiler is left"
+        time.sleep(0.01)
+
+
+def test_it_has_no_part_in_what_the_process_does(begin: Any, tmp_path: Path) -> None:
+    """Files, pipes, signals, exit handlers and output are the parent's alone."""
+    path = tmp_path / "log"
+    reads, writes = os.pipe()
+    log = path.open("w")
+    log.write("once ")  # in the buffer of both
+    before = signal.signal(signal.SIGUSR1, lambda *_: None)
+    atexit.register(path.unlink)
+
+    class Loader:  # garbage that is in a cycle, with workers to end
+        def __init__(self) -> None:
+            self.me = self
+
+        def __del__(self) -> None:
+            (tmp_path / "ended").touch()
+
+    gc.disable()
+    Loader()
+
+    def work() -> Any:
+        gc.collect()
+        told = [not (tmp_path / "ended").exists()]
+        os.write(writes, b"x")
+        log.write("twice")
+        log.flush()
+        sys.stdout.write("out\n")
+        told += [signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL, os.getpgid(0) == os.getpid()]
+        return int(all(told)), f"{told}"
+
+    try:
+        one = begin(work)
+        os.close(writes)
+        result = ended(one)
+        assert result.graphs == 1, result.why
+        assert os.read(reads, 1) == b"", "its end of the pipe is gone, and nothing came through it"
+        log.close()
+        assert path.read_text() == "once "
+    finally:
+        gc.enable()
+        atexit.unregister(path.unlink)
+        signal.signal(signal.SIGUSR1, before)
+        os.close(reads)
+
+
+def test_it_computes_alone_and_compiles_for_all_threads(begin: Any) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        torch.randn(400, 400) @ torch.randn(400, 400)  # starts threads that a copy doesn't have
+
+        def work() -> Any:
+            torch.randn(400, 400) @ torch.randn(400, 400)
+            assert "at::get_num_threads() : 1" in torch.__config__.parallel_info()
+            threads = torch.get_num_threads()
+            # What the interpreter has noted of this process, whose native threads these are.
+            return (
+                threads,
+                f"{len([*Path('/proc/self/task').iterdir()])} {threading.active_count()}",
+            )
+
+        result = ended(begin(work))
+    finally:
+        torch.set_num_threads(before)
+    assert result.graphs == 2
+    assert result.why.split()[0] == "1"
+
+
+def test_it_ends_with_its_parent(tmp_path: Path) -> None:
+    middle = os.fork()
+    if middle == 0:
+        one = shadow.begin(lambda: time.sleep(100), 0)
+        (tmp_path / "pid").write_text(str(one.pid))
+        time.sleep(0.5)
+        os._exit(0)
+    os.waitpid(middle, 0)
+    child = int((tmp_path / "pid").read_text())
+    deadline = time.monotonic() + PATIENCE_S
+    while Path(f"/proc/{child}").exists() and ") Z" not in Path(f"/proc/{child}/stat").read_text():
+        assert time.monotonic() < deadline, "it outlives its parent"
+        time.sleep(0.01)
+
+
+def test_shared_memory_is_not_its_own() -> None:
+    model = nn.BatchNorm1d(3)
+    assert not shadow.is_shared(model)
+    model.running_mean.share_memory_()  # type: ignore[union-attr, no-untyped-call]
+    assert shadow.is_shared(model)
+    batch = torch.randn(2, 3).share_memory_()  # type: ignore[no-untyped-call]
+    alone = torch.randn(2, requires_grad=True)
+    (own,) = shadow.own(({"x": [batch, "word"], "y": alone},))
+    first, second = own.values()
+    assert first[0] is not batch
+    assert torch.equal(first[0], batch)
+    assert first[1] == "word"
+    assert second is alone
