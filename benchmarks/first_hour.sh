@@ -71,9 +71,9 @@ unset "${!FASTTRAIN_@}" "${!SLURM_@}"
 
 # Parts: each gets its weight's share of the time that is left, so that what one leaves goes to those
 # after it.
-parts=(install nvidia-smi torch doctor tests gpt resnet50 unet gpt-graphs tests-compile)
+parts=(install nvidia-smi torch doctor tests small gpt resnet50 unet gpt-graphs tests-compile)
 declare -A weights=(
-  [install]=80 [nvidia-smi]=1 [torch]=6 [doctor]=3 [tests]=35
+  [install]=80 [nvidia-smi]=1 [torch]=6 [doctor]=3 [tests]=35 [small]=4
   [gpt]=20 [resnet50]=15 [unet]=15 [gpt-graphs]=12 [tests-compile]=30
 )
 declare -A exit_codes=() times=() stopped=()
@@ -232,6 +232,7 @@ run_all() {
   run_part doctor "$python" -m fasttrain doctor
   run_tests tests "$root/tests/gpu" "$root/tests/contract/test_frameworks.py" \
     --ignore="$root/tests/gpu/test_gpu_compile.py" ${chosen[@]+"${chosen[@]}"}
+  run_part small "$python" "$root/benchmarks/small_products.py" --device "$device" ${tiny[@]+"${tiny[@]}"}
   local divisor=1
   [ ! -s "$out/divisor" ] || divisor=$(<"$out/divisor")
   run_speed gpt --models gpt --batch $((8 / divisor))
@@ -244,9 +245,10 @@ run_all() {
     ${chosen_compile[@]+"${chosen_compile[@]}"}
 }
 
-device=cuda graphs=reduce-overhead sizes=() chosen=() chosen_compile=()
+device=cuda graphs=reduce-overhead tiny=() sizes=() chosen=() chosen_compile=()
 if [ -n "$rehearse" ]; then
   device=cpu graphs=off
+  tiny=(--tiny)
   sizes=(--tiny --batch 2 --blocks 3 --steps 2 --warmup 1 --compile off --expert-compile off)
   chosen=(-k "not percent or off")
   chosen_compile=(-k "the_plan_says or on_its_module and overhead and state")

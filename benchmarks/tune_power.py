@@ -9,7 +9,7 @@ are still independent: given the times, ours is wrong only by the coins of each 
 tunes run live: there the change is arithmetic that really takes 5 % of a step, added to the blocks
 that have the change or left out of them.
 
-The constants of `fasttrain.shim.tune.statistics` were chosen by recordings of 6,600 steps on two
+The constants of `fasttrain.statistics.paired` were chosen by recordings of 6,600 steps on two
 cores that other programs kept busy, too: half of the steps took 14.4 ms or more of wall time and
 6.6 ms of processor time. Of 100 changes of 5 % within 2,000 steps, by one clock alone:
 
@@ -20,8 +20,9 @@ cores that other programs kept busy, too: half of the steps took 14.4 ms or more
 - MIN_BLOCK_S: steps of 0.4 ms are decided after 1,500 steps in blocks of 4, after 1,900 in blocks
   of 10, 3,400 in blocks of 25, 6,300 in blocks of 50, and rarely in blocks of 100. So a block is as
   short as a switch, and the queue of a GPU that runs empty after each block, allow.
-- ALPHA here is 0.02 for a verdict, so that more than 5 wrong ones in 100 are hardly ever seen. Each
-  clock has half of it.
+- At alpha 0.02 of a verdict more than 5 wrong ones in 100 are hardly ever seen. Each clock has half
+  of it. tune shares 0.05 among the comparisons of all its levers: 0.0083 for each of two levers,
+  which is what is judged by here (`--levers`).
 
     python benchmarks/tune_power.py
     python benchmarks/tune_power.py --quick                # a smoke test
@@ -46,16 +47,16 @@ from typing import Any
 from tables import print_heading, print_table
 
 from fasttrain.model.tuning import Verdict
-from fasttrain.shim.tune.statistics import (
+from fasttrain.statistics.paired import (
     PairedClocks,
     PairedRatios,
     StepTime,
     block_steps,
     block_time,
     settled,
+    share,
 )
 
-ALPHA = 0.02
 PLANTED = 1.05
 FLOOR = 0.03
 BURSTS_S = (0.005, 1.0)  # shortest and longest burst and pause
@@ -87,10 +88,11 @@ PLAIN, CHANGED = False, True
 
 @dataclass(frozen=True)
 class Budget:
-    """The most that one tune may take."""
+    """The most that one tune may take, and the alpha of its verdict."""
 
     steps: int
     time_s: float
+    alpha: float
 
 
 @dataclass(frozen=True)
@@ -126,7 +128,7 @@ class Meter:
 def ours(take: Step, budget: Budget, coin: random.Random, *, wall_only: bool = False) -> Judgement:
     """Judge as `fasttrain tune` does: pairs of blocks in random order, until they decide."""
     step = Meter(take, budget)
-    clocks, wall = PairedClocks(ALPHA), PairedRatios(ALPHA)
+    clocks, wall = PairedClocks(budget.alpha), PairedRatios(budget.alpha)
     judge = wall if wall_only else clocks
     try:
         recent_s: list[float] = []
@@ -375,6 +377,7 @@ def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--steps", type=int, default=2000, help="budget of a tune in steps")
     parser.add_argument("--time-s", type=float, default=30.0, help="budget of a tune in seconds")
+    parser.add_argument("--levers", type=int, default=2, help="levers that share alpha")
     parser.add_argument("--tunes", type=int, default=100, help="tunes of each kind, recorded")
     parser.add_argument("--live", type=int, default=3, help="tunes of each kind, live")
     parser.add_argument("--record-s", type=float, default=120.0, help="seconds to record")
@@ -392,7 +395,7 @@ def main() -> None:
     """Record, judge, and print the tables."""
     args = parse_args()
     print_heading()
-    budget = Budget(args.steps, args.time_s)
+    budget = Budget(args.steps, args.time_s, share(args.levers))
     recorded = read(args.trace) if args.trace is not None and args.trace.exists() else []
     live: Judged = {}
     if not recorded or args.live:

@@ -8,7 +8,7 @@ _fasttrain() {
     case ${COMP_WORDS[COMP_CWORD - 1]} in
         --amp) words='auto off bf16 fp16' ;;
         --batch) words='split per-rank' ;;
-        --compile) words='off default reduce-overhead max-autotune max-autotune-no-cudagraphs' ;;
+        --compile) words='off auto default reduce-overhead max-autotune max-autotune-no-cudagraphs' ;;
         --compile-scope) words='model blocks' ;;
         --device) words='auto cuda npu rocm xpu musa mps cpu' ;;
         --matmul) words='auto highest high medium' ;;
@@ -25,7 +25,7 @@ _fasttrain() {
         words='run tune slurm job ps kill doctor init report --help --version'
     elif [[ -z $words && $cur == -* ]]; then
         case ${COMP_WORDS[1]} in
-            run) words='-m --no-python --config --preset --dry-run --explain --json --machine --gpus --device --amp --compile --compile-scope --optimizer --matmul --strategy --batch --nproc-per-node --nodes --node-rank --master-addr --master-port --rdzv-endpoint --rdzv-backend --rdzv-id --rdzv-conf --max-restarts --restart-on --show-ranks --shutdown-timeout --debug --no-debug --env --strict --no-strict --max-steps --hang-timeout --on-hang --on-nan --run-dir --preempt --snapshot-every --resume --python --quiet --no-quiet --help -h' ;;
+            run) words='-m --no-python --config --preset --dry-run --explain --prove --keep-writes --json --machine --gpus --device --amp --compile --compile-scope --optimizer --matmul --strategy --batch --nproc-per-node --nodes --node-rank --master-addr --master-port --rdzv-endpoint --rdzv-backend --rdzv-id --rdzv-conf --max-restarts --restart-on --show-ranks --shutdown-timeout --debug --no-debug --env --strict --no-strict --max-steps --hang-timeout --on-hang --on-nan --run-dir --preempt --snapshot-every --resume --python --quiet --no-quiet --help -h' ;;
             tune) words='-m --no-python --config --preset --dry-run --budget --keep-writes --json --gpus --device --amp --compile --compile-scope --optimizer --matmul --strategy --batch --nproc-per-node --nodes --node-rank --master-addr --master-port --rdzv-endpoint --rdzv-backend --rdzv-id --rdzv-conf --max-restarts --restart-on --show-ranks --shutdown-timeout --debug --no-debug --env --strict --no-strict --max-steps --hang-timeout --on-hang --on-nan --run-dir --preempt --snapshot-every --resume --python --quiet --no-quiet --help -h' ;;
             slurm) words='-m --no-python --config --preset --wait --follow --check --dry-run --json --gpus-per-node --cpus-per-task --tasks --mem --time --partition --account --qos --constraint --reservation --exclude --nodelist --exclusive --no-exclusive --job-name --dependency --comment --mail-type --mail-user --signal --requeue --cluster --setup --sbatch --srun-args --python --sweep --parallel --device --amp --compile --compile-scope --optimizer --matmul --strategy --batch --nproc-per-node --nodes --master-port --max-restarts --restart-on --show-ranks --shutdown-timeout --debug --no-debug --env --strict --no-strict --max-steps --hang-timeout --on-hang --on-nan --run-dir --preempt --snapshot-every --resume --quiet --no-quiet --help -h' ;;
             job) words='--follow -f --rank --json --help -h' ;;

@@ -77,7 +77,7 @@ def test_a_part_that_fails_ends_no_other_and_all_is_packed(tmp_path: Path, pytho
     assert summary in out
     rows = {line.split()[0]: line.split()[1:-1] for line in summary.splitlines()[1:]}
     assert rows["tests"] == rows["tests-compile"] == ["failed", "3"]
-    parts = ("nvidia-smi", "torch", "doctor", "gpt", "resnet50", "unet", "gpt-graphs")
+    parts = ("nvidia-smi", "torch", "doctor", "small", "gpt", "resnet50", "unet", "gpt-graphs")
     assert {part: rows[part] for part in parts} == {part: ["ok", "0"] for part in parts}
     (archive,) = (tmp_path / "there").glob("*.tar.gz")
     with tarfile.open(archive) as packed:

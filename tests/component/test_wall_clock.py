@@ -12,7 +12,7 @@ PACKAGE = Path(fasttrain.__file__).parent
 # Each gives a time of day to people, beside a monotonic one where an order follows from it.
 ON_RECORD = {
     "shim/reporter.py", "agent/worker_exits.py", "shim/script.py", "launch/crash/evidence.py",
-    "launch/run_dir/paths.py", "cli/tuned.py",
+    "launch/run_dir/paths.py", "cli/tuned.py", "cli/history.py",
     "slurm/node_task.py",  # machines share no other clock
     "slurm/submission.py",
     # Compared with the times of files, which have no other clock.

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fasttrain.agent.worker_exits import ExitWatch
+    from fasttrain.model.plan import LaunchPlan
     from fasttrain.processes.agent_pipe import AgentPipe
 
 LOG, FOLDER = "agent.log", "torchrun"  # in the run directory
@@ -35,14 +36,21 @@ def main(argv: list[str]) -> int:
     from fasttrain.agent.worker_exits import ExitWatch
     from fasttrain.files import give_back, open_log
     from fasttrain.model.crash import EXITS_FILE
+    from fasttrain.model.errors import FasttrainError
     from fasttrain.processes.agent_pipe import inherited
-    from fasttrain.shim.process.entry import die_with_launcher, not_by_hand
+    from fasttrain.shim.process.entry import die_with_launcher, not_by_hand, read_plan
     from fasttrain.shim.process.log_stream import log_stream
     from fasttrain.shim.process.refusal import refuse
+    from fasttrain.shim.process.writes import throw_writes_away
 
     if "--" not in argv[1:]:
         refuse(not_by_hand("PLAN [OPTIONS OF TORCHRUN] -- COMMAND..."))
     die_with_launcher()
+    try:
+        plan = read_plan(Path(argv[0]))
+    except FasttrainError as error:
+        refuse(error)
+    throw_writes_away(plan)  # before there is any thread, for this process and its workers
     for signum in PASSED_ON:
         signal.signal(signum, _pass_on)
     if held := set(PASSED_ON) & signal.pthread_sigmask(signal.SIG_BLOCK, ()):
@@ -55,7 +63,7 @@ def main(argv: list[str]) -> int:
     log = log_stream(open_log(run_dir / LOG), sys.stderr) if pipe else sys.stderr
     # Only Python's stderr: workers, and a fatal error of the agent itself, have the real one.
     with contextlib.redirect_stderr(log):
-        code, told = _run(argv[1:], run_dir, watch, pipe, _restarts(Path(argv[0]), watch, pipe))
+        code, told = _run(argv[1:], run_dir, watch, pipe, _restarts(plan, run_dir, watch, pipe))
     give_back(run_dir / EXITS_FILE)
     if told and not pipe:
         print(f"fasttrain: {told}", file=sys.stderr)  # noqa: T201
@@ -63,22 +71,14 @@ def main(argv: list[str]) -> int:
 
 
 def _restarts(
-    plan_path: Path, watch: ExitWatch, pipe: AgentPipe | None
+    plan: LaunchPlan, run_dir: Path, watch: ExitWatch, pipe: AgentPipe | None
 ) -> AbstractContextManager[None]:
     """Return what has the launcher decide on restarts, where there is one and restarts may come."""
-    from fasttrain.model.errors import FasttrainError
-    from fasttrain.shim.process.entry import read_plan
-    from fasttrain.shim.process.refusal import refuse
-
-    try:
-        plan = read_plan(plan_path)
-    except FasttrainError as error:
-        refuse(error)
     if not (pipe and plan.judged):
         return contextlib.nullcontext()
     from fasttrain.agent.restart_agent import asking_launcher
 
-    return asking_launcher(plan, plan_path.parent, watch, pipe)
+    return asking_launcher(plan, run_dir, watch, pipe)
 
 
 def _run(

@@ -186,6 +186,20 @@ class RunRequest(CommandLine):
             "--explain", help="Print every decision with reason and source; start nothing."
         ),
     ] = False
+    prove: Annotated[
+        bool,
+        typer.Option(
+            "--prove",
+            help="Compare losses and speed with those of plain python in 200 steps, or --max-steps;"
+            " keep nothing of it.",
+        ),
+    ] = False
+    keep_writes: Annotated[
+        bool,
+        typer.Option(
+            "--keep-writes", help="With --prove: let all runs that it compares write their files."
+        ),
+    ] = False
     json: Annotated[bool, typer.Option("--json", help="Print the plan or the receipt as JSON.")] = (
         False
     )

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
+from fasttrain.cli import history
 from fasttrain.cli.console import envelope
 from fasttrain.cli.requests import RunRequest
-from fasttrain.cli.tuned import plan_run
+from fasttrain.cli.tuned import holds_for, plan_run
 from fasttrain.cli.typed import choose_target, resolve_options
 from fasttrain.config.environ import read_environ
 from fasttrain.hardware.host import Host
@@ -25,6 +27,7 @@ from fasttrain.launch.start import active_elsewhere, read_invocation, working_di
 from fasttrain.model.errors import ExitCode, FasttrainError
 from fasttrain.model.hang import Hang
 from fasttrain.model.machine import Interpreter
+from fasttrain.model.outcome import Receipt
 from fasttrain.model.plan import Invocation, LaunchPlan, ScriptFacts, Target
 from fasttrain.model.settings import Settings
 from fasttrain.planning.explain import Row, decisions, mask_plan, shell_script
@@ -77,6 +80,8 @@ def perform(request: RunRequest) -> int:
     cwd = working_directory()
     wanted = resolve_options(request, environ)
     target = choose_target(request, wanted)
+    if request.keep_writes and not request.prove:
+        raise _nothing_thrown_away()
     planning_only = request.dry_run or request.explain
     if request.machine and not planning_only:
         raise _described_machine(request.machine)
@@ -86,11 +91,36 @@ def perform(request: RunRequest) -> int:
     # The machine is examined last: a mistake in the command line needs no probe.
     described = read_machine(Path(request.machine)) if request.machine else None
     machine = described or probe_machine(environ, python.other)
+    if request.prove and not planning_only:
+        from fasttrain.cli.proving import prove
+
+        return prove(request, wanted.settings, machine, invocation)
     plan = plan_run(wanted.settings, machine, invocation)
     if planning_only:
         print_plan(plan, invocation, explain=request.explain, as_json=request.json)
         return 0
-    return _start(plan, invocation, quiet=wanted.settings.quiet.value, as_json=request.json)
+
+    def remember(receipt: Receipt) -> None:
+        of = holds_for(plan, machine, invocation)
+        if of is not None:
+            with suppress(OSError):  # a history is a help, and no run fails without it
+                history.remember(receipt, plan, of, invocation.cwd)
+
+    show = Shown(quiet=wanted.settings.quiet.value, as_json=request.json)
+    return _start(plan, invocation, show, remember)
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What of a run is shown.
+
+    Attributes:
+        quiet: Nothing but errors.
+        as_json: The receipt as JSON.
+    """
+
+    quiet: bool
+    as_json: bool
 
 
 def make_invocation(
@@ -110,6 +140,16 @@ def _may_be_several(settings: Settings) -> bool:
     """Return True if there may be several processes; only then must the source be read."""
     asked = (settings.gpus.value, settings.nproc_per_node.value, settings.rdzv_endpoint.value)
     return settings.nodes.value != "1" or any(value is not None for value in asked)
+
+
+def _nothing_thrown_away() -> FasttrainError:
+    return FasttrainError(
+        "--keep-writes is for runs that prove",
+        why="any other run lets the script write its files",
+        fix="leave it out, or add --prove",
+        slug="keep-writes",
+        exit_code=ExitCode.USAGE,
+    )
 
 
 def _described_machine(file: str) -> FasttrainError:
@@ -153,13 +193,16 @@ def _print_decisions(rows: tuple[Row, ...]) -> None:
     stdout_console(width=160).print(table)
 
 
-def _start(plan: LaunchPlan, invocation: Invocation, *, quiet: bool, as_json: bool) -> int:
+def _start(
+    plan: LaunchPlan, invocation: Invocation, show: Shown, remember: Callable[[Receipt], None]
+) -> int:
     from fasttrain.cli.cards.crash import print_crash, print_hang
     from fasttrain.cli.cards.progress import choose_display
     from fasttrain.cli.cards.receipt import print_receipt
     from fasttrain.launch.node_run import Observers
     from fasttrain.launch.start import start
 
+    quiet, as_json = show.quiet, show.as_json
     for warning in () if quiet else plan.warnings:
         sys.stderr.write(f"fasttrain: warning: {warning}\n")
     if plan.python and not quiet:
@@ -174,6 +217,7 @@ def _start(plan: LaunchPlan, invocation: Invocation, *, quiet: bool, as_json: bo
 
     observers = Observers(display, partial(look_around, Host(invocation.environ)), on_hang)
     receipt = start(plan, mask_plan(plan, invocation.environ), invocation.environ, observers)
+    remember(receipt)
     if as_json:
         sys.stderr.write(envelope("receipt", receipt) + "\n")
     elif receipt.crash:  # before the receipt, so that the cause follows the traceback

@@ -8,6 +8,7 @@ from datetime import datetime
 from hashlib import sha256
 from pathlib import Path
 
+from fasttrain.cli import history
 from fasttrain.config.options import BY_NAME, parse_setting
 from fasttrain.files import load, write_private
 from fasttrain.model.codec import CodecError, dumps
@@ -28,7 +29,8 @@ from fasttrain.model.tuning import (
 )
 from fasttrain.planning.explain import mask_plan
 from fasttrain.planning.plan import make_plan
-from fasttrain.planning.tuning import find_tuned, tuned_for, tuned_options, use_tuned
+from fasttrain.planning.process_settings import is_valid, tuned_variables, use_variables
+from fasttrain.planning.tuning import find_tuned, on_one_node, tuned_for, tuned_options, use_tuned
 
 MOST_RESULTS = 100  # the latest ones of a folder
 
@@ -44,18 +46,26 @@ def plan_run(settings: Settings, machine: Machine, invocation: Invocation) -> La
         return make_plan(settings, machine, invocation)
 
     plan = make(settings)
-    if plan.processes.value.backend != "direct" or plan.target.kind == "command":
+    of = holds_for(plan, machine, invocation)
+    if of is None:
         return plan
-    of = _holds_for(plan, machine, invocation)
     results, problem = read(invocation.cwd)
     found, stale = find_tuned(results, of)
+    unused: tuple[str, ...] = ()
     if found is not None:
-        plan = use_tuned(make, settings, found)
-    told = tuple(f"{text}." for text in (problem, stale) if text)
-    return replace(plan, hints=(*plan.hints, *told))
+        variables, unused = use_variables(found, settings, invocation.environ, machine)
+        with_variables = replace(invocation, tuned=variables)
+        plan = use_tuned(lambda it: make_plan(it, machine, with_variables), settings, found)
+    told = tuple(f"{text}." for text in (problem, stale, *unused) if text)
+    auto = plan.levers.compile.value.asked == "auto"
+    earlier = history.find(history.read(invocation.cwd), of, plan) if auto else None
+    return replace(plan, hints=(*plan.hints, *told), earlier=earlier)
 
 
-def _holds_for(plan: LaunchPlan, machine: Machine, invocation: Invocation) -> TunedFor:
+def holds_for(plan: LaunchPlan, machine: Machine, invocation: Invocation) -> TunedFor | None:
+    """Return what a result of this run would hold for; None if none is kept of such a run."""
+    if not on_one_node(plan) or plan.target.kind == "command":
+        return None
     source = ""
     if plan.target.kind == "script":
         with suppress(OSError):  # it is opened again to be run, which tells why it can't be
@@ -89,12 +99,14 @@ def save(
         invocation: The circumstances of the call.
     """
     options = tuned_options(report, plan)
-    if not options:
+    variables = tuned_variables(report, machine.cpu.cores)
+    if not options and not variables:
         return None
-    of = _holds_for(plan, machine, invocation)
+    of = holds_for(plan, machine, invocation)
+    assert of is not None, "no other run can be tuned"
     last = report.together or next((one for one in report.compared if one.kept), None)
     ratio = last.ratio if last is not None and last.ratio.high < UNBOUNDED else None
-    now = Tuned(of, f"{datetime.now():%Y-%m-%d}", options, ratio)
+    now = Tuned(of, f"{datetime.now():%Y-%m-%d}", options, ratio, variables)
     others = [one for one in read(invocation.cwd)[0].results if one.of != of]
     path = Path(invocation.cwd, RUNS_FOLDER, TUNED_FILE)
     path.parent.mkdir(exist_ok=True)
@@ -109,4 +121,4 @@ def _is_valid(tuned: Tuned) -> bool:
             parse_setting(BY_NAME[name], value, source)
     except (FasttrainError, KeyError):
         return False
-    return tuned.options.keys() <= LEVERS.keys()
+    return tuned.options.keys() <= LEVERS.keys() and all(map(is_valid, tuned.variables))

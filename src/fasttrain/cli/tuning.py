@@ -3,43 +3,62 @@
 from __future__ import annotations
 
 import os
+import platform
 import re
 import signal
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import count
 from pathlib import Path
 
+from fasttrain.cli.beside import Silent, scratch_made
 from fasttrain.cli.console import envelope
 from fasttrain.cli.requests import TuneRequest
 from fasttrain.cli.running import choose_python, make_invocation, print_plan, same_syntax
 from fasttrain.cli.tuned import save
+from fasttrain.cli.tuning_settings import END_S, Ground, SettingsSearch
 from fasttrain.cli.typed import choose_target, resolve_options
 from fasttrain.config.environ import read_environ
-from fasttrain.files import load, remove_whole
+from fasttrain.files import load, write_private
+from fasttrain.hardware.cpu import physical_cores
 from fasttrain.hardware.host import Host
 from fasttrain.hardware.host_state import look_around
 from fasttrain.hardware.probe import probe_machine
-from fasttrain.launch.output.display import QuietDisplay
 from fasttrain.launch.preflight import check_target
+from fasttrain.launch.run_dir.lock import begin, claim
 from fasttrain.launch.start import working_directory
-from fasttrain.model.codec import CodecError
+from fasttrain.model.codec import CodecError, dumps
 from fasttrain.model.errors import ExitCode, FasttrainError
 from fasttrain.model.machine import Machine
+from fasttrain.model.outcome import Receipt
 from fasttrain.model.places import COMPILED_VARIABLE, scratch_folder
 from fasttrain.model.plan import Invocation, LaunchPlan
 from fasttrain.model.settings import Settings
-from fasttrain.model.tuning import TUNING_FILE, Tuning, TuningReport
+from fasttrain.model.tuning import (
+    TUNING_FILE,
+    TUNING_STATE_FILE,
+    Tuning,
+    TuningReport,
+    TuningState,
+)
 from fasttrain.planning.explain import mask_plan
 from fasttrain.planning.plan import make_plan
+from fasttrain.planning.process_settings import (
+    ProcessSettings,
+    plan_process_settings,
+    settings_with_kept,
+)
 from fasttrain.planning.tuning import TuningPlan, plan_tuning
 
 _BUDGET = re.compile(r"([0-9]{1,6})(s|m|h|)")
 _UNIT_S = {"": 1, "s": 1, "m": 60, "h": 3600}
 LEAST_S = 10
+MOST_IN_VAIN = 2  # starts in a row that ended before anything was timed
+SETTINGS_SHARE = 0.25  # of the budget, for settings of the process
+LEAST_SETTINGS_S = 30.0  # two runs that start beside each other take some of it
 OVERTIME_S = 5.0  # for a step, or a compilation, that is not over in time
 
 
@@ -55,20 +74,51 @@ def perform(request: TuneRequest) -> int:
     invocation = make_invocation(target, wanted.settings, environ, python)
     machine = probe_machine(environ, python.other)
 
-    def make(settings: Settings) -> LaunchPlan:
-        return make_plan(settings, machine, invocation)
+    def plan(run_dir: str, tuning: Tuning) -> TuningPlan:
+        def make(settings: Settings) -> LaunchPlan:
+            return make_plan(settings, machine, replace(invocation, run_dir=run_dir))
+
+        alone = bool(process.candidates)
+        tuned = plan_tuning(make, wanted.settings, tuning, needs_levers=not alone)
+        return replace(tuned, plan=_keeping(tuned.plan))
 
     scratch = "" if request.keep_writes else str(scratch_folder(invocation.run_id))
-    tuned = plan_tuning(make, wanted.settings, Tuning(budget_s, scratch, ()))
-    tuned = replace(tuned, plan=_keeping(tuned.plan))
+    process = _process_settings(wanted.settings, machine, invocation, apart=bool(scratch))
+    tuning = Tuning(budget_s - _settings_s(budget_s, process), scratch, ())
+    first = plan(invocation.run_dir, tuning)
+    first = replace(first, left=first.left | dict(process.left))
     if request.dry_run:
-        print_plan(tuned.plan, invocation, explain=False, as_json=request.json)
+        print_plan(first.plan, invocation, explain=False, as_json=request.json)
         return 0
     quiet = wanted.settings.quiet.value
-    report, code = _start(tuned, invocation, quiet=quiet, json=request.json)
-    if report.says_something and code == 0:
-        _save(report, tuned.plan, machine, invocation)
+    until_s = time.monotonic() + budget_s
+    if not quiet:
+        sys.stderr.write(_announced(first, process, budget_s))
+    ended = _tune(first, plan, invocation, quiet=quiet) if first.levers else _without_levers(first)
+    if _has_settings(ended, process):
+        kept = settings_with_kept(wanted.settings, ended.report, first.plan)
+        ground = Ground(kept, machine, invocation, until_s - END_S, quiet)
+        ended = _compare_settings(ended, ground, process)
+    code = _tell(ended, first, quiet=quiet, json=request.json)
+    if ended.report.says_something and code == 0:
+        _save(ended.report, first.plan, machine, invocation)
     return code
+
+
+def _process_settings(
+    settings: Settings, machine: Machine, invocation: Invocation, *, apart: bool
+) -> ProcessSettings:
+    """Return the settings of the process that are compared at the end."""
+    environ = invocation.environ
+    return plan_process_settings(
+        make_plan(settings, machine, invocation),
+        settings,
+        environ,
+        machine,
+        physical_cores=physical_cores(Host(environ)),
+        glibc=platform.libc_ver()[0] == "glibc",
+        apart=apart,
+    )
 
 
 def read_budget(text: str) -> float:
@@ -144,47 +194,167 @@ class _Progress:
             sys.stderr.write(f"fasttrain: step {report.steps:,}: {' and '.join(self._told)} ...\n")
 
 
-class _Silent(QuietDisplay):
-    """Keeps the script's output to its log, where it can be read."""
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    """How the starts of the script ended.
 
-    def write(self, descriptor: int, data: bytes) -> None:
-        """Write nothing."""
+    Attributes:
+        report: The result.
+        receipt: Of the last start.
+        by_budget: Whether fasttrain ended it, because the budget was over.
+        said: The end of the last start's output.
+    """
+
+    report: TuningReport
+    receipt: Receipt
+    by_budget: bool
+    said: bytes
 
 
-def _start(
-    tuned: TuningPlan, invocation: Invocation, *, quiet: bool, json: bool
-) -> tuple[TuningReport, int]:
-    from fasttrain.cli.cards.crash import print_crash
-    from fasttrain.cli.cards.tuning import print_tuning
+def _tune(
+    first: TuningPlan,
+    plan: Callable[[str, Tuning], TuningPlan],
+    invocation: Invocation,
+    *,
+    quiet: bool,
+) -> _Ended:
+    """Start the script, and again as long as it ends before everything is compared."""
+    tuning = first.plan.tuning
+    assert tuning is not None
+    until_s = time.monotonic() + tuning.budget_s
+    ended, progress, in_vain = _start(first, invocation, quiet=quiet), (0, 0), 0
+    earlier = run_dir = first.plan.run_dir
+    for number in count(2):
+        state = _read_state(run_dir)
+        left_s = until_s - time.monotonic()
+        in_vain = 0 if state.progress > progress else in_vain + 1
+        if not _goes_on(ended, tuning) or in_vain == MOST_IN_VAIN:
+            break
+        if left_s < LEAST_S:
+            ended = replace(ended, report=replace(ended.report, end="budget"))
+            break
+        if not quiet:
+            steps = f"{ended.report.steps:,} steps"
+            sys.stderr.write(f"fasttrain: the script has ended after {steps}: started again\n")
+        if not in_vain:
+            progress, earlier = state.progress, run_dir
+        run_dir = str(Path(first.plan.run_dir, f"start-{number}"))
+        next_tuning = Tuning(left_s, tuning.scratch, (), seed=number, earlier=earlier)
+        try:
+            later = _start(plan(run_dir, next_tuning), invocation, quiet=quiet)
+        except KeyboardInterrupt:  # between two starts
+            interrupted = replace(ended.receipt, exit_code=int(ExitCode.INTERRUPTED))
+            ended = replace(ended, receipt=interrupted)
+            break
+        ended = replace(later, report=_latest(ended.report, later.report))
+    if run_dir != first.plan.run_dir:
+        write_private(Path(first.plan.run_dir, TUNING_FILE), dumps(ended.report), durable=False)
+    return ended
+
+
+def _latest(before: TuningReport, later: TuningReport) -> TuningReport:
+    """Return what is known after another start.
+
+    One that was ended before it came to train has no report. Any other has all that is known, also
+    if its steps are fewer in all: those of a start in which nothing was timed don't count.
+    """
+    return later if later.starts > 1 else before
+
+
+def _announced(first: TuningPlan, process: ProcessSettings, budget_s: float) -> str:
+    tuning = first.plan.tuning
+    assert tuning is not None
+    writes = "thrown away" if tuning.scratch else "kept"
+    names = list(dict.fromkeys(one.setting for one in process.candidates))
+    parts = (*first.levers, *names)
+    return (
+        f"fasttrain: comparing {', '.join(parts)} for at most {budget_s:.0f} s;"
+        f" what the script writes is {writes}\n"
+    )
+
+
+def _without_levers(first: TuningPlan) -> _Ended:
+    """Begin the run directory where there are only settings of the process to compare."""
+    plan, report = first.plan, TuningReport("decided", 0, 0.0, starts=0)
+    with claim(plan.run_dir) as claimed:
+        begin(claimed, TUNING_FILE, dumps(report))
+    receipt = Receipt(plan.run_id, plan.run_dir, command="", exit_code=0, wall_s=0.0)
+    return _Ended(report, receipt, by_budget=False, said=b"")
+
+
+def _settings_s(budget_s: float, process: ProcessSettings) -> float:
+    """Return the part of the budget that is kept for settings of the process."""
+    if not process.candidates or budget_s < 3 * LEAST_SETTINGS_S:
+        return 0.0  # they have what the levers leave
+    return max(LEAST_SETTINGS_S, SETTINGS_SHARE * budget_s)
+
+
+def _has_settings(ended: _Ended, process: ProcessSettings) -> bool:
+    """Whether there are settings to compare, and the script hasn't failed with levers."""
+    well = ended.receipt.exit_code == 0 or ended.by_budget
+    trains = ended.report.steps > 0 or not ended.report.starts
+    return bool(process.candidates) and well and trains
+
+
+def _compare_settings(ended: _Ended, ground: Ground, process: ProcessSettings) -> _Ended:
+    """Compare settings of the process on top of the levers that are kept."""
+    search = SettingsSearch(ground, process.candidates, ended.report)
+    try:
+        search.run()
+    except KeyboardInterrupt:  # between two starts
+        search.signum = int(signal.SIGINT)
+    receipt = ended.receipt
+    if search.signum:
+        receipt = replace(receipt, exit_code=128 + search.signum)
+    by_budget = ended.by_budget and not search.signum
+    return replace(ended, report=search.report, receipt=receipt, by_budget=by_budget)
+
+
+def _goes_on(ended: _Ended, tuning: Tuning) -> bool:
+    """Whether the script ended by itself before everything was compared, and left no files."""
+    early = ended.report.end in ("script", "running")  # the latter by os._exit
+    trains = ended.report.steps > 0
+    return early and trains and ended.receipt.exit_code == 0 and bool(tuning.scratch)
+
+
+def _start(tuned: TuningPlan, invocation: Invocation, *, quiet: bool) -> _Ended:
     from fasttrain.launch.node_run import Observers
     from fasttrain.launch.start import start
 
     plan = tuned.plan
     assert plan.tuning is not None
-    if not quiet:
-        names = ", ".join(tuned.levers)
-        writes = "thrown away" if plan.tuning.scratch else "kept"
-        sys.stderr.write(
-            f"fasttrain: comparing {names} for at most {plan.tuning.budget_s:.0f} s;"
-            f" what the script writes is {writes}\n"
-        )
     budget = _Budget(plan.tuning.budget_s)
     watches = (budget,) if quiet else (budget, _Progress(Path(plan.run_dir)))
     around = partial(look_around, Host(invocation.environ))
-    observers = Observers(_Silent(), around, watches=watches)
+    display = Silent()
+    observers = Observers(display, around, watches=watches)
     masked = mask_plan(plan, invocation.environ)
-    with _scratch(plan.tuning.scratch):
+    with scratch_made(plan.tuning.scratch):
         receipt = start(plan, masked, invocation.environ, observers)
     report = _read(Path(plan.run_dir))
+    if budget.over and report.end == "running":  # a step, or a compilation, took longer
+        report = replace(report, end="budget")
+    return _Ended(report, receipt, budget.over, display.last)
+
+
+def _tell(ended: _Ended, tuned: TuningPlan, *, quiet: bool, json: bool) -> int:
+    """Print the result, and return the exit code."""
+    from fasttrain.cli.cards.crash import print_crash
+    from fasttrain.cli.cards.tuning import print_tuning
+
+    report, receipt = ended.report, ended.receipt
+    if receipt.crash and not ended.by_budget:
+        told = replace(receipt.crash, shown=False)  # nothing of its output was
+        print_crash(told, receipt.run_dir, brief=quiet)
+    elif receipt.exit_code == ExitCode.UNAVAILABLE:  # the agent started no rank that could fail
+        sys.stderr.write(ended.said.decode(errors="replace"))
     if json:
         sys.stdout.write(envelope("tuning", report) + "\n")
     else:
-        if receipt.crash and not budget.over:
-            print_crash(receipt.crash, receipt.run_dir, brief=quiet)
-        print_tuning(report, tuned, receipt.run_dir)
-    if receipt.exit_code and not budget.over:
-        return report, receipt.exit_code
-    return report, 0 if report.says_something else int(ExitCode.UNAVAILABLE)
+        print_tuning(report, tuned, tuned.plan.run_dir)
+    if receipt.exit_code and not ended.by_budget:
+        return receipt.exit_code
+    return 0 if report.says_something else int(ExitCode.UNAVAILABLE)
 
 
 def _save(report: TuningReport, plan: LaunchPlan, machine: Machine, invocation: Invocation) -> None:
@@ -194,33 +364,15 @@ def _save(report: TuningReport, plan: LaunchPlan, machine: Machine, invocation: 
         sys.stderr.write(f"fasttrain: warning: the result isn't kept: {error.strerror}\n")
 
 
-@contextmanager
-def _scratch(folder: str) -> Iterator[None]:
-    """Have a scratch folder during a run, if it needs one."""
-    if not folder:
-        yield
-        return
-    try:
-        Path(folder).mkdir(mode=0o700)
-    except OSError as error:
-        raise FasttrainError(
-            "what the script writes can't be kept apart here",
-            why=f"{folder} can't be made: {error.strerror}",
-            fix="--keep-writes, if the script may write its files while it is tuned",
-            slug="tune-writes",
-            exit_code=ExitCode.UNAVAILABLE,
-        ) from error
-    try:
-        yield
-    finally:
-        try:
-            remove_whole(Path(folder))
-        except OSError as error:
-            sys.stderr.write(f"fasttrain: warning: {folder} can't be removed: {error.strerror}\n")
-
-
 def _read(run_dir: Path) -> TuningReport:
     try:
         return load(TuningReport, run_dir / TUNING_FILE)
     except (OSError, CodecError):  # the script never imported torch, or has written no report yet
         return TuningReport("running", 0, 0.0)
+
+
+def _read_state(run_dir: str) -> TuningState:
+    try:
+        return load(TuningState, Path(run_dir, TUNING_STATE_FILE))
+    except (OSError, CodecError):  # nothing was compared
+        return TuningState(TuningReport("running", 0, 0.0))

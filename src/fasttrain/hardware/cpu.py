@@ -132,6 +132,31 @@ def granted_cores(host: Host) -> tuple[int, str]:
     return max(cores, 1), reason
 
 
+def physical_cores(host: Host) -> int:
+    """Return how many physical cores this process may run on; 0 if that isn't known.
+
+    Source: Linux 6.12, Documentation/ABI/stable/sysfs-devices-system-cpu, thread_siblings_list
+    """
+    siblings: set[str] = set()
+    for cpu in _allowed_cpus(host):
+        folder = f"sys/devices/system/cpu/cpu{cpu}/topology"
+        listed = host.read(f"{folder}/thread_siblings_list").strip()
+        if not listed:
+            return 0
+        siblings.add(listed)
+    return len(siblings)
+
+
+def _allowed_cpus(host: Host) -> Iterator[int]:
+    for line in host.read("proc/self/status").splitlines():
+        name, _, listed = line.partition(":")
+        if name == "Cpus_allowed_list":  # such as 0-3,8
+            for part in listed.strip().split(","):
+                first, _, last = part.partition("-")
+                if first.isdecimal() and (last or first).isdecimal():
+                    yield from range(int(first), int(last or first) + 1)
+
+
 def _cpuinfo(host: Host) -> tuple[str, tuple[str, ...]]:
     """Return model and features of the first processor; empty if the kernel lists none."""
     # Reading ends after one processor: the kernel takes long to list 256 of them.

@@ -14,6 +14,7 @@ class ExitCode(IntEnum):
     BUG = 70
     CANNOT_START = 71
     HUNG = 75
+    DIFFERS = 76
     CONTRADICTION = 78
     PREEMPTED = 85
     INTERRUPTED = 130

@@ -16,7 +16,7 @@ from fasttrain.model.vendors import DeviceKind, DeviceOptions
 
 AmpChoice = Literal["auto", "off", "bf16", "fp16"]
 CompileMode = Literal[
-    "off", "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"
+    "off", "auto", "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"
 ]
 CompileScope = Literal["model", "blocks"]
 OptimizerChoice = Literal["auto", "keep", "fused", "npu"]
@@ -63,7 +63,7 @@ class Compile:
     """torch.compile: how models are compiled.
 
     Attributes:
-        asked: The mode that was asked for.
+        asked: The mode that was asked for; with ``auto`` the worker decides when, and whether.
         mode: The mode that is used at first, without CUDA graphs.
         scope: What is compiled.
         graphs: The mode with CUDA graphs, to which a loop switches once it has proved safe for
@@ -132,6 +132,8 @@ class LeverRow:
         shown: How a person reads the value; None for its one word.
         several: Whether only a worker that is one of several ranks has it.
         tried: What ``fasttrain tune`` sets the option to where nobody has; None for the default.
+        undecided: Values of the option that leave a choice to the run: a result of tuning decides
+            it, and tune tries ``tried`` in their place.
         switched: Words of the values that are switched on and off between the steps of one process,
             each with what it rounds results by; their module's lever has a method ``switch``.
         ceded: Words of a value that leaves it to the script.
@@ -150,11 +152,17 @@ class LeverRow:
     several: bool = False
     ceded: tuple[str, ...] = ()
     tried: str | None = None
+    undecided: tuple[str, ...] = ()
     switched: Mapping[str, float] = field(default_factory=dict)
 
     def words(self, value: Any) -> str:
         """Return the value as a person reads it."""
         return (self.shown or self.mode)(value)
+
+
+def _compile_words(compiled: Compile) -> str:
+    mode = "auto" if compiled.asked == "auto" else compiled.mode
+    return mode if compiled.scope == "model" else f"{mode}, {compiled.scope}"
 
 
 _SHIM = "fasttrain.shim.levers"
@@ -201,9 +209,11 @@ LEVERS: dict[str, LeverRow] = {
         after=("strategy",),
         identity=lambda compiled: f"{compiled.mode} {compiled.scope}",
         at_roots=True,
-        workers=dict.fromkeys(get_args(CompileMode)[1:], (f"{_SHIM}.compile.lever",)),
-        shown=lambda c: c.mode if c.scope == "model" else f"{c.mode}, {c.scope}",
+        workers=dict.fromkeys(get_args(CompileMode)[2:], (f"{_SHIM}.compile.lever",))
+        | {"auto": ("fasttrain.shim.compile_auto.lever",)},
+        shown=_compile_words,
         tried="default",
+        undecided=("auto",),
         switched=dict.fromkeys(("default", "max-autotune-no-cudagraphs"), 2**-24),
     ),
     "optimizer": LeverRow(

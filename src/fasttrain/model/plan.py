@@ -6,8 +6,10 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from fasttrain.model.attempts import Guards, Preempt, Restarts, left_to_the_script
+from fasttrain.model.compile_auto import Earlier
 from fasttrain.model.decision import Decision, Source
 from fasttrain.model.levers import Levers
+from fasttrain.model.proof import Proof
 from fasttrain.model.tuning import Tuning
 from fasttrain.model.vendors import DeviceKind
 
@@ -78,6 +80,8 @@ class Invocation:
         warning: The signal that SLURM sends before a job's time limit.
         python_decision: Why `python` isn't fasttrain's own; None if it is.
         python_note: Why `python` isn't that of the active environment; else empty.
+        tuned: Variables that fasttrain sets because of a result of tuning, or to get one; the
+            user's own values are stronger.
     """
 
     target: Target
@@ -97,6 +101,7 @@ class Invocation:
     warning: str = "SIGUSR2"
     python_decision: Decision[str] | None = None
     python_note: str = ""
+    tuned: tuple[EnvVar, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +187,8 @@ class LaunchPlan:
         preempt: What happens at preemption.
         python: The Python that runs the script; None if it is fasttrain's own.
         tuning: What the worker compares; None for a run that trains.
+        proof: The worker's part in a run that proves; None for a run that trains.
+        earlier: What is known from earlier runs, for ``--compile auto``; None for nothing.
         hints: What the user might want to know or try, one sentence each.
         warnings: What the user should know before trusting the run, one sentence each.
     """
@@ -206,6 +213,8 @@ class LaunchPlan:
     preempt: Decision[Preempt] = field(default_factory=left_to_the_script)
     python: Decision[str] | None = None
     tuning: Tuning | None = None
+    proof: Proof | None = None
+    earlier: Earlier | None = None
     hints: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     schema: int = PLAN_SCHEMA

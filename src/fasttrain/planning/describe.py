@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import fields
 from typing import Any
 
 from fasttrain.model.decision import Setting, Source, SourceKind
 from fasttrain.model.machine import Device, Machine
+from fasttrain.model.settings import Settings
 from fasttrain.model.vendors import VENDORS, DeviceKind
 
 NO_GPU = "no GPU"
@@ -49,6 +51,16 @@ def release(version: tuple[int, int]) -> str:
 def kind_noun(kind: DeviceKind, number: int) -> str:
     """Return ``1 GPU`` or ``8 NPUs`` for a kind of device."""
     return counted(number, VENDORS[kind].noun)
+
+
+EXACT = "results are to be bit for bit as without fasttrain (preset exact)"
+
+
+def is_exact(settings: Settings) -> bool:
+    """True if the preset ``exact`` has set an option."""
+    named: list[Setting[object]] = [getattr(settings, field.name) for field in fields(settings)]
+    presets = (one.source.where for one in named if one.source.kind is SourceKind.PRESET)
+    return any("exact" in where for where in presets)
 
 
 # Sources of decisions that are not the user's.

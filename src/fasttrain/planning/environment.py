@@ -203,6 +203,12 @@ def _threads(draft: Draft) -> Iterator[_Wish]:
     yield _Wish("OMP_NUM_THREADS", str(max(1, cpu.cores // local)), reason, CPU_CORES)
 
 
+def _tuned(draft: Draft) -> Iterator[_Wish]:
+    for one in draft.invocation.tuned:
+        if one.value is not None:
+            yield _Wish(one.name, one.value, one.reason, one.source)
+
+
 def _loopback(draft: Draft) -> Iterator[_Wish]:
     processes = draft.processes.value
     if processes.max_nodes == 1 and processes.world_size > 1:
@@ -266,6 +272,7 @@ _PARTS = (
     _hidden,
     _precision,
     _threads,
+    _tuned,
     _loopback,
     _shutdown,
     _hashing,

@@ -18,9 +18,9 @@ from fasttrain.model.tuning import Tuned, TunedFor, TunedResults, Tuning, Tuning
 _TRIED = Source(SourceKind.TUNED, "tried by fasttrain tune")
 # Source: the documentation of wandb 0.23 and neptune 1.14, "Environment variables".
 _LOGGERS = ("WANDB_MODE", "NEPTUNE_MODE")
-_OFFLINE = "a run that tunes is none of the user's experiments"
+_OFFLINE = "a run that tunes or proves is none of the user's experiments"
 # Words of `Levers` that the option has another word for.
-_OPTION_WORDS = {"bfloat16": "bf16"}
+_OPTION_WORDS = {"bfloat16": "bf16", "float16": "fp16"}
 # A worker that is told to end has nothing of its own to save.
 SHUTDOWN_S = 5
 
@@ -41,7 +41,11 @@ class TuningPlan:
 
 
 def plan_tuning(
-    make: Callable[[Settings], LaunchPlan], settings: Settings, tuning: Tuning
+    make: Callable[[Settings], LaunchPlan],
+    settings: Settings,
+    tuning: Tuning,
+    *,
+    needs_levers: bool = True,
 ) -> TuningPlan:
     """Return the plan of a run that tunes.
 
@@ -49,18 +53,19 @@ def plan_tuning(
         make: Makes the plan of a run.
         settings: What the user wants; a lever that a person has switched off isn't tried.
         tuning: What the worker is asked for.
+        needs_levers: Whether there is nothing else to compare.
 
     Raises:
-        FasttrainError: Of `make`; ``tune-ranks`` for several processes, ``tune-command`` for a
-            command without Python, ``tune-preempt`` with snapshots, ``tune-nothing`` where there is
-            no lever to try.
+        FasttrainError: Of `make`; ``tune-ranks`` for processes that aren't in lockstep on one node,
+            ``tune-command`` for a command without Python, ``tune-preempt`` with snapshots,
+            ``tune-nothing`` where there is no lever to try.
     """
     plan = make(settings)
     _check(plan)
     left: dict[str, str] = {}
     for name, row in LEVERS.items():
         setting: Setting[Any] = getattr(settings, name)
-        if row.tried is None or setting.source.explicit:
+        if row.tried is None or (setting.source.explicit and setting.value not in row.undecided):
             continue
         tried: dict[str, Any] = {name: Setting(row.tried, _TRIED)}
         wanted = replace(settings, **tried)
@@ -69,15 +74,18 @@ def plan_tuning(
         except FasttrainError as error:
             left[name] = error.why
     levers, idle = _compared(plan)
-    if not levers:
+    if not levers and needs_levers:
         raise _nothing(left | idle)
     shutdown_s = min(SHUTDOWN_S, plan.shutdown_timeout_s)
-    offline = tuple(EnvVar(name, "offline", _OFFLINE, _TRIED) for name in _LOGGERS)
-    others = tuple(one for one in plan.environment if one.name not in _LOGGERS)
-    tuned = replace(
-        plan, tuning=tuning, shutdown_timeout_s=shutdown_s, environment=(*others, *offline)
-    )
+    environment = offline(plan.environment)
+    tuned = replace(plan, tuning=tuning, shutdown_timeout_s=shutdown_s, environment=environment)
     return TuningPlan(tuned, levers, left | idle)
+
+
+def offline(environment: tuple[EnvVar, ...]) -> tuple[EnvVar, ...]:
+    """Return an environment in which no experiment is logged."""
+    added = tuple(EnvVar(name, "offline", _OFFLINE, _TRIED) for name in _LOGGERS)
+    return (*(one for one in environment if one.name not in _LOGGERS), *added)
 
 
 def _compared(plan: LaunchPlan) -> tuple[tuple[str, ...], dict[str, str]]:
@@ -89,7 +97,7 @@ def _compared(plan: LaunchPlan) -> tuple[tuple[str, ...], dict[str, str]]:
         mode = row.mode(decision.value)
         if mode in row.switched:
             levers.append(name)
-        elif mode in row.workers and mode != row.off:
+        elif mode in row.workers and mode != row.off and not row.several:
             left[name] = f"{mode} can't be switched off within a process: it is on all the time"
         elif not row.several:
             left[name] = decision.reason
@@ -104,10 +112,10 @@ def _check(plan: LaunchPlan) -> None:
             fix="name the training script",
             slug="tune-command",
         )
-    if plan.processes.value.backend != "direct":
+    if why := _apart(plan):
         raise FasttrainError(
-            "several processes can't be tuned together",
-            why="levers are switched between the steps of one process",
+            "these processes can't be tuned together",
+            why=why,
             fix="tune with one process: --gpus 0, or --nproc-per-node 1",
             slug="tune-ranks",
         )
@@ -118,6 +126,26 @@ def _check(plan: LaunchPlan) -> None:
             fix="leave --preempt, --snapshot-every and --resume out",
             slug="tune-preempt",
         )
+
+
+def _apart(plan: LaunchPlan) -> str:
+    """Return why levers can't be switched at the same step of all processes; empty if they can."""
+    if plan.processes.value.backend == "direct":
+        return ""
+    if not on_one_node(plan):
+        return "levers are switched in the processes of one node"
+    strategy = plan.levers.strategy.value.mode
+    if strategy == "none":
+        return "with --strategy none nothing keeps their steps together"
+    if strategy == "fsdp":
+        return "a call of a model that is sharded can't be repeated by one rank, to compare results"
+    return ""
+
+
+def on_one_node(plan: LaunchPlan) -> bool:
+    """True if one node has all processes of a run, and fasttrain starts them."""
+    processes = plan.processes.value
+    return processes.backend != "slurm" and processes.max_nodes == 1
 
 
 # What later runs make of a result.
@@ -134,8 +162,13 @@ def tuned_options(report: TuningReport, plan: LaunchPlan) -> dict[str, str]:
             name = one.levers[0]
             word = LEVERS[name].mode(getattr(plan.levers, name).value)
             off = LEVERS[name].presets["exact"]
-            options[name] = _OPTION_WORDS.get(word, word) if one.kept else off
+            options[name] = option_word(word) if one.kept else off
     return options
+
+
+def option_word(word: str) -> str:
+    """Return what an option calls a word of `Levers`."""
+    return _OPTION_WORDS.get(word, word)
 
 
 def tuned_for(masked: LaunchPlan, machine: Machine, source: str) -> TunedFor:
@@ -151,7 +184,9 @@ def tuned_for(masked: LaunchPlan, machine: Machine, source: str) -> TunedFor:
     names = tuple(device.name for device in machine.devices) or (machine.cpu.model,)
     devices = (masked.device_kind.value, *names)
     versions = (machine.torch.version, masked.fasttrain_version)
-    return TunedFor(script, target.args, source, devices, *versions)
+    strategy = LEVERS["strategy"].words(masked.levers.strategy.value)
+    count = masked.processes.value.world_size
+    return TunedFor(script, target.args, source, devices, *versions, count, strategy)
 
 
 def find_tuned(results: TunedResults, wanted: TunedFor) -> tuple[Tuned | None, str]:
@@ -188,22 +223,30 @@ def use_tuned(
     chosen: dict[str, Any] = {
         name: Setting(value, source)
         for name, value in tuned.options.items()
-        if name in LEVERS and not getattr(settings, name).source.explicit
+        if name in LEVERS and _is_free(name, getattr(settings, name))
     }
-    if not chosen:
-        return make(settings)
     try:
         plan = make(replace(settings, **chosen))
     except FasttrainError as error:
         plan = make(settings)
         why = f"what was tuned on {tuned.date} can't be used: {error.why}."
         return replace(plan, warnings=(*plan.warnings, why))
-    used = " ".join(f"--{name} {setting.value}" for name, setting in chosen.items())
+    words = [f"--{name} {setting.value}" for name, setting in chosen.items()]
+    variables = [one for one in plan.environment if one.source == source]
+    used = " ".join([*words, *(f"{one.name}={one.value}" for one in variables)])
+    if not used:
+        return plan
     ratio = tuned.ratio if chosen.keys() == tuned.options.keys() else None  # it is of all together
     gain = (
         f": steps took x {ratio.middle:.2f} ({ratio.low:.2f} to {ratio.high:.2f})" if ratio else ""
     )
+    gain += "".join(f"; with {one.name}={one.value} {one.reason}" for one in variables)
     return replace(plan, hints=(*plan.hints, f"tuned on {tuned.date}, {used}{gain}."))
+
+
+def _is_free(name: str, setting: Setting[Any]) -> bool:
+    """True if nobody has set an option, or to a value that leaves the choice to the run."""
+    return not setting.source.explicit or setting.value in LEVERS[name].undecided
 
 
 def _shown(value: object) -> str:

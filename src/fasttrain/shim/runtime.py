@@ -21,6 +21,7 @@ from fasttrain.model.decision import Decision
 from fasttrain.model.levers import LEVERS
 from fasttrain.model.outcome import Outcome, RankReport, State, StepStats
 from fasttrain.model.plan import PLAN_FILE, LaunchPlan
+from fasttrain.model.proof import ALIKE, Proof
 from fasttrain.model.tuning import Tuning
 from fasttrain.shim import multiprocessing_hooks
 from fasttrain.shim.data_parallel.context import LeverState
@@ -111,10 +112,13 @@ class Runtime:
             *(plan, self._roots, self._own_compile, self._meter, self._lever_state, self._undo),
             companion=self._recorder,
             on_compiling=[self._note_compiling],
+            child=child,
+            event=self._note_of_lever,
         )
         self._reported_s = self._event_s = 0.0
         self._started_s = started_s
         self._tuner: Any = None
+        self._prover: Any = None
         self._run_dir = Path(plan.run_dir)
         self._reporter = Reporter(self._run_dir, rank, pid, child=child)
         self._heartbeat = Heartbeat(self._run_dir, rank, child=child)
@@ -144,7 +148,7 @@ class Runtime:
         if live & _AT_ROOTS:
             self._roots.on_call += [self._meter.throughput.called, self._on_call]
             self._roots.on_call.append(self._heartbeat.beat)
-        if live & _BY_ROOTS:
+        if live & _BY_ROOTS or self._plan.proof is not None:  # a control rounds in them
             self._roots.install(self._undo)
         if self._plan.guards.hang.value.on:
             self._heartbeat.install(self._undo)
@@ -155,8 +159,8 @@ class Runtime:
         self._meter.on_step.append(self._on_step)
         self._meter.before_next.append(self._end_at)
         self._meter.on_pass.append(self._on_step)
-        if self._plan.tuning is not None and not self._reporter.child:
-            self._tuner = self._tune(self._plan.tuning)
+        if not self._reporter.child:
+            self._begin_comparing()
         if any(lever.recorder.live for lever in self._levers):
             self._own_compile.install(self._undo)
             name_users_lines(self._undo)
@@ -187,7 +191,14 @@ class Runtime:
             build.append(self._snapshots())
         return build
 
+    def _begin_comparing(self) -> None:
+        if self._plan.tuning is not None:
+            self._tuner = self._tune(self._plan.tuning)
+        if self._plan.proof is not None:
+            self._prover = self._prove(self._plan.proof)
+
     def _tune(self, asked: Tuning) -> Any:
+        from fasttrain.shim.tune.ranks import agreement
         from fasttrain.shim.tune.repeats import Repeats
         from fasttrain.shim.tune.tuner import Tuner
 
@@ -197,9 +208,31 @@ class Runtime:
             name, mode = lever.recorder.lever, lever.recorder.asked
             if lever.recorder.live and name in LEVERS and mode in LEVERS[name].switched:
                 levers[name], rounds[name] = lever, LEVERS[name].switched[mode]
-        repeats = Repeats(self._roots)
-        started_s = self._started_s
-        return Tuner(asked, levers, rounds, self._meter, repeats, self._run_dir, started_s)
+        several, state = self._world_size() > 1, self._lever_state
+        collectives = self._plan.levers.strategy.value.collectives
+        ranks = agreement(state, collectives, self._meter, self._started_s, several=several)
+        repeats = Repeats(self._roots, state.apart if several else None)
+        tuner = Tuner(asked, levers, rounds, self._meter, repeats, self._run_dir, ranks)
+        tuner.install(self._undo)
+        return tuner
+
+    def _prove(self, asked: Proof) -> Any:
+        from fasttrain.shim.process.turns import of_this_worker
+        from fasttrain.shim.prove.prover import Prover
+        from fasttrain.shim.prove.rounded import RandomRounding, Rounding
+
+        torch.manual_seed(asked.seed)
+        state = self._lever_state
+        prover = Prover(
+            *(of_this_worker(), self._meter, self._heartbeat.beat),
+            draws=lambda: state.streams is not None and state.streams.drew,
+        )
+        if asked.rounding:
+            mode = RandomRounding(asked.rounding, asked.errors)
+            rounding = Rounding(mode, lambda: prover.steps >= ALIKE)
+            rounding.install(self._roots, self._undo)
+        prover.install(self._undo)
+        return prover
 
     def _snapshots(self) -> Lever:
         from fasttrain.shim.snapshots.lever import SnapshotLever
@@ -249,7 +282,7 @@ class Runtime:
 
     def _reset_in_child(self) -> None:
         """Start the record of a forked child from zero: what its parent did is in its own."""
-        self._tuner = None
+        self._tuner = self._prover = None
         self._reporter = Reporter(self._run_dir, self._rank, os.getpid(), child=True)
         self._meter.reset()
         self._nan.reset()
@@ -279,6 +312,8 @@ class Runtime:
             self._tuner.after_step()
             if self._tuner.done:
                 sys.exit(0)
+        if self._prover is not None:
+            self._prover.after_step()
         # With several optimizers the others may not have stepped in this iteration yet.
         if not self._meter.several:
             self._end_at(step)
@@ -292,6 +327,8 @@ class Runtime:
         """Write the last event and report."""
         if self._tuner is not None:
             self._tuner.finish()
+        if self._prover is not None:
+            self._prover.finish()
         self._heartbeat.end()
         if self._meter.steps:
             self._note_event()
@@ -315,6 +352,10 @@ class Runtime:
     def _note_compiling(self, name: str) -> None:
         now = self._clock.read(self._meter.steps)
         self._reporter.event(lambda: {**now, "compiling": name})
+
+    def _note_of_lever(self, data: dict[str, Any]) -> None:
+        now = self._clock.read(self._meter.steps)
+        self._reporter.event(lambda: {**now, "at_step": self._meter.steps, **data})
 
     def _event(self) -> dict[str, Any]:
         stats = self._meter.stats(0.0, self._device())

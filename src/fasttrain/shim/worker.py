@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import os
-import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import suppress
-from pathlib import Path
 
 from fasttrain.model.attempts import RESTART_COUNT
-from fasttrain.model.errors import ExitCode, FasttrainError
+from fasttrain.model.errors import FasttrainError
 from fasttrain.model.plan import LaunchPlan
-from fasttrain.model.tuning import Tuning
-from fasttrain.shim.process import log_stream, refusal
+from fasttrain.shim.process import log_stream, refusal, turns
 from fasttrain.shim.process.entry import Entry, die_with_launcher, read_entry
 from fasttrain.shim.process.entry import hide as hide_rank_variables
 from fasttrain.shim.process.import_hook import after_torch
 from fasttrain.shim.process.refusal import refuse
-from fasttrain.shim.process.scratch import CannotIsolate, isolate
+from fasttrain.shim.process.writes import throw_writes_away
 from fasttrain.shim.script import recorder, run_target, watch_faults
 from fasttrain.shim.snapshots.preempt_signal import PREEMPT_SIGNAL
 
@@ -35,8 +30,8 @@ def main(argv: list[str]) -> None:
         refuse(error)
     plan, rank = entry.plan, entry.rank
     die_with_launcher()
-    if plan.tuning is not None and plan.tuning.scratch:
-        _throw_writes_away(plan, plan.tuning)
+    if plan.processes.value.backend == "direct":  # else the agent has done it for all ranks
+        throw_writes_away(plan)
     if plan.preempt.value.mode == "snapshot":
         PREEMPT_SIGNAL.listen(plan.preempt.value.signals)
     if entry.restarts is not None:
@@ -46,35 +41,10 @@ def main(argv: list[str]) -> None:
     refusal.at_failure.append(recorder(plan.run_dir, rank))
     pid = os.getpid()
     _be_alone(entry)
+    if plan.proof is not None:
+        turns.begin(plan.proof, rank)
     after_torch(lambda: _install(plan, rank, started_s, pid))
     run_target(entry.kind, entry.name, list(entry.args), refusal.ended_well, refusal.failed)
-
-
-def _throw_writes_away(plan: LaunchPlan, tuning: Tuning) -> None:
-    """Have what the script writes go to a folder that is removed after the run."""
-    try:
-        isolate(Path(tuning.scratch), [*map(Path, tuning.keep)], [*_written(plan)])
-    except CannotIsolate as error:
-        refuse(
-            FasttrainError(
-                "what the script writes can't be kept apart here",
-                why=str(error),
-                fix="--keep-writes, if the script may write its files while it is tuned",
-                slug="tune-writes",
-                exit_code=ExitCode.UNAVAILABLE,
-            )
-        )
-
-
-def _written(plan: LaunchPlan) -> Iterator[Path]:
-    """Yield the folders in which scripts write."""
-    yield Path(plan.cwd)
-    if plan.target.kind == "script":
-        yield Path(plan.cwd, plan.target.name).resolve().parent
-    with suppress(RuntimeError):  # this user has none
-        yield Path.home()
-    with suppress(FileNotFoundError):
-        yield Path(tempfile.gettempdir())
 
 
 def _be_alone(entry: Entry) -> None:

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from fasttrain.cli.tuned import MOST_RESULTS, plan_run, read, save
+from fasttrain.cli import tuned
+from fasttrain.cli.tuned import plan_run, read, save
 from fasttrain.config.resolve import resolve
 from fasttrain.hardware.machine_file import read_machine
 from fasttrain.model.codec import dumps
@@ -62,6 +63,17 @@ def test_a_later_run_uses_a_result(invocation: Invocation) -> None:
     assert planned(invocation, preset="exact") == {"compile": "off", "optimizer": "keep"}
 
 
+def test_a_result_decides_for_auto(invocation: Invocation) -> None:
+    kept(invocation)
+    plan = plan_run(settings(compile="auto"), MACHINE, invocation)
+    assert plan.levers.compile.value.asked == "default"
+    assert str(plan.levers.compile.source).startswith("tuned on ")
+    slower = replace(KEPT, verdict="slower", kept=False)
+    kept(invocation, replace(REPORT, compared=(slower,)))
+    plan = plan_run(settings(compile="auto"), MACHINE, invocation)
+    assert plan.levers.compile.value.mode == "off"
+
+
 def test_other_arguments_are_told(invocation: Invocation) -> None:
     kept(invocation)
     other = replace(invocation, target=replace(invocation.target, args=("--lr", "2")))
@@ -87,9 +99,35 @@ def test_a_ratio_that_was_not_measured_is_not_claimed(invocation: Invocation) ->
     assert read(invocation.cwd)[0].results[0].ratio is None
 
 
-def test_several_ranks_use_no_result_of_one(invocation: Invocation) -> None:
+@pytest.mark.parametrize(
+    ("tuned", "run", "told"),
+    [
+        ({}, {"nproc_per_node": "2"}, "processes 1 then, 2 now"),
+        ({"nproc_per_node": "2"}, {}, "processes 2 then, 1 now"),
+        ({"nproc_per_node": "2"}, {"nproc_per_node": "3"}, "processes 2 then, 3 now"),
+        (
+            {"nproc_per_node": "2"},
+            {"nproc_per_node": "2", "batch": "per-rank"},
+            "strategy ddp, batch split then, ddp, batch per-rank now",
+        ),
+        ({"nproc_per_node": "2"}, {"nproc_per_node": "2", "strategy": "none"}, "none now"),
+    ],
+)
+def test_another_number_of_processes_uses_no_result(
+    invocation: Invocation, tuned: dict[str, str], run: dict[str, str], told: str
+) -> None:
+    plan = make_plan(settings(compile="default", **tuned), MACHINE, invocation)
+    save(REPORT, plan, MACHINE, invocation)
+    assert planned(invocation, **tuned) == {"compile": "default", "optimizer": "keep"}
+    other = plan_run(settings(**run), MACHINE, invocation)
+    assert other.levers.compile.value.mode == "off"
+    assert any(told in hint for hint in other.hints)
+
+
+def test_several_nodes_use_no_result(invocation: Invocation) -> None:
     kept(invocation)
-    assert planned(invocation, nproc_per_node="2")["compile"] == "off"
+    nodes = {"nodes": "2", "node_rank": "0", "master_addr": "localhost"}
+    assert planned(invocation, **nodes)["compile"] == "off"
 
 
 def test_a_result_takes_the_place_of_an_earlier_one(invocation: Invocation) -> None:
@@ -112,11 +150,12 @@ def test_what_says_nothing_is_not_kept(invocation: Invocation) -> None:
     assert kept(invocation, replace(REPORT, compared=(undecided,))) is None
 
 
-def test_only_the_latest_are_kept(invocation: Invocation) -> None:
-    for at in range(MOST_RESULTS + 1):
+def test_only_the_latest_are_kept(invocation: Invocation, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuned, "MOST_RESULTS", 5)
+    for at in range(6):
         kept(replace(invocation, target=replace(invocation.target, args=(str(at),))))
     results = read(invocation.cwd)[0].results
-    assert [results[0].of.args, results[-1].of.args] == [("1",), (str(MOST_RESULTS),)]
+    assert [results[0].of.args, results[-1].of.args] == [("1",), ("5",)]
 
 
 @pytest.mark.parametrize(
@@ -145,3 +184,49 @@ def test_a_file_that_is_none_is_passed_over(invocation: Invocation, text: str) -
     plan = plan_run(settings(), MACHINE, invocation)
     assert plan.levers.compile.value.mode == "off"
     assert any(str(path) in hint for hint in plan.hints), "and that is told"
+
+
+THREADS = Compared(("threads",), "1", "faster", Ratio(0.80, 0.82, 0.85), kept=True, against="2",
+                   variable="OMP_NUM_THREADS=1")  # fmt: skip
+
+
+def threads(invocation: Invocation, **flags: str) -> str | None:
+    plan = plan_run(settings(**flags), MACHINE, invocation)
+    return next((v.value for v in plan.environment if v.name == "OMP_NUM_THREADS"), None)
+
+
+def test_a_later_run_has_the_threads_that_were_kept(invocation: Invocation) -> None:
+    assert threads(invocation) is None
+    assert kept(invocation, TuningReport("decided", 9, 1.0, settings=(THREADS,)))
+    assert threads(invocation) == "1"
+    assert planned(invocation) == {"compile": "off", "optimizer": "fused"}, "no lever was decided"
+    own = replace(invocation, environ={"OMP_NUM_THREADS": "7"})
+    assert threads(own) == "7"
+    plan = plan_run(settings(), MACHINE, own)
+    assert not plan.hints
+
+
+def test_a_later_result_without_threads_replaces_one_with(invocation: Invocation) -> None:
+    kept(invocation, replace(REPORT, settings=(THREADS,)))
+    assert threads(invocation) == "1"
+    kept(invocation)
+    assert threads(invocation) is None
+
+
+def test_threads_of_another_number_of_cores_are_told(invocation: Invocation) -> None:
+    kept(invocation, TuningReport("decided", 9, 1.0, settings=(THREADS,)))
+    fewer = replace(MACHINE, cpu=replace(MACHINE.cpu, cores=MACHINE.cpu.cores - 1))
+    plan = plan_run(settings(), fewer, invocation)
+    assert not [v for v in plan.environment if v.name == "OMP_NUM_THREADS"]
+    (hint,) = plan.hints
+    assert "OMP_NUM_THREADS=1" in hint
+    assert "isn't used" in hint
+
+
+def test_a_variable_that_tune_does_not_set_is_not_read_back(invocation: Invocation) -> None:
+    path = kept(invocation, TuningReport("decided", 9, 1.0, settings=(THREADS,)))
+    assert path is not None
+    path.write_text(path.read_text().replace("OMP_NUM_THREADS", "LD_PRELOAD"))
+    plan = plan_run(settings(), MACHINE, invocation)
+    assert not [v for v in plan.environment if v.name == "LD_PRELOAD"]
+    assert str(path) in " ".join(plan.hints)

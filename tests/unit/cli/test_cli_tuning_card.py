@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
+from fasttrain.cli.beside import scratch_made
 from fasttrain.cli.cards.tuning import print_tuning
-from fasttrain.cli.tuning import _scratch, read_budget
+from fasttrain.cli.tuning import _latest, _settings_s, read_budget
 from fasttrain.model.errors import FasttrainError
 from fasttrain.model.places import scratch_folder
 from fasttrain.model.tuning import UNBOUNDED, Compared, Parity, Ratio, TuningReport
+from fasttrain.planning.process_settings import Candidate, ProcessSettings
 from fasttrain.planning.tuning import TuningPlan
 from support.plans import plan_for
 
@@ -55,6 +57,24 @@ def test_the_command_has_what_was_kept_and_not_what_was_undecided(
     assert str(UNBOUNDED) not in out
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"gpus": "0,1"}, ["--nproc-per-node", "2"]),
+        (
+            {"nproc_per_node": "4", "strategy": "ddp", "batch": "per-rank"},
+            ["--nproc-per-node", "4", "--strategy", "ddp", "--batch", "per-rank"],
+        ),
+    ],
+)
+def test_the_command_makes_the_same_ranks(
+    tuned: TuningPlan, capsys: Any, options: dict[str, str], words: list[str]
+) -> None:
+    tuned = replace(tuned, plan=plan_for("8xh100", compile="default", **options))
+    out = printed(TuningReport("decided", 9, 1.0, None, (FASTER,)), tuned, capsys)
+    assert command(out) == ["train.py", *words, "--compile", "default"]
+
+
 def test_arguments_of_the_script_are_in_the_command(tuned: TuningPlan, capsys: Any) -> None:
     target = replace(tuned.plan.target, kind="module", name="pkg.train", args=("--lr", "a b"))
     tuned = replace(tuned, plan=replace(tuned.plan, target=target))
@@ -63,7 +83,8 @@ def test_arguments_of_the_script_are_in_the_command(tuned: TuningPlan, capsys: A
 
 
 def test_wrong_results_are_shown_with_their_numbers(tuned: TuningPlan, capsys: Any) -> None:
-    wrong = replace(FASTER, verdict="wrong", kept=False, parity=Parity(False, "0.01 of 0.0002"))
+    wrong = replace(FASTER, verdict="wrong", kept=False, parity=Parity(False, "0.01 of 0.0002"),
+                    reason="its results are wrong: 0.01 of 0.0002")  # fmt: skip
     out = printed(TuningReport("decided", 9, 1.0, None, (wrong,)), tuned, capsys)
     assert command(out) == ["train.py", "--compile", "off"]
     assert "0.01 of 0.0002" in out
@@ -83,6 +104,22 @@ def test_without_a_result_there_is_nothing_to_type(
     out = printed(TuningReport("script", steps, 1.0), tuned, capsys)
     assert "fasttrain run" not in out
     assert "nothing was compared" in out
+
+
+def test_a_budget_that_a_compilation_took_is_told_with_the_lever(
+    tuned: TuningPlan, capsys: Any
+) -> None:
+    out = printed(TuningReport("budget", 35, 240.0, comparing=("compile",)), tuned, capsys)
+    (line,) = [line for line in out.splitlines() if "nothing was compared" in line]
+    assert "compile" in line
+    assert "--budget" in line
+
+
+def test_a_start_in_which_nothing_was_timed_hides_no_later_one() -> None:
+    in_vain = TuningReport("script", 50, 9.0, starts=2)
+    later = TuningReport("budget", 45, 8.0, None, (FASTER,), starts=2)
+    assert _latest(in_vain, later) == later
+    assert _latest(later, TuningReport("running", 0, 0.0)) == later, "it never came to train"
 
 
 @pytest.mark.parametrize(
@@ -106,6 +143,53 @@ def test_a_scratch_folder_is_in_its_place_only(run_id: str) -> None:
 
 
 def test_no_place_for_a_scratch_folder(tmp_path: Path) -> None:
-    with pytest.raises(FasttrainError) as caught, _scratch(str(tmp_path / "none" / "scratch")):
+    with pytest.raises(FasttrainError) as caught, scratch_made(str(tmp_path / "none" / "scratch")):
         pass
     assert (caught.value.slug, caught.value.exit_code) == ("tune-writes", 69)
+
+
+THREADS = Compared(
+    ("threads",), "1", "faster", Ratio(0.80, 0.82, 0.85), 0.01, 0.012, 20, 300, 0.0,
+    Parity(True, "all 90 losses have the same bits"), kept=True, against="2",
+    variable="OMP_NUM_THREADS=1",
+)  # fmt: skip
+
+
+def test_a_kept_setting_is_in_the_command_and_its_row(tuned: TuningPlan, capsys: Any) -> None:
+    report = TuningReport("decided", 9, 1.0, None, (FASTER,), settings=(THREADS,))
+    out = printed(report, tuned, capsys)
+    assert command(out) == [
+        "train.py", "--compile", "default", "--env", "OMP_NUM_THREADS=1",
+    ]  # fmt: skip
+    (row,) = [line for line in out.splitlines() if "0.820 (0.800 to 0.850)" in line]
+    assert row.split()[:4] == ["threads", "1", "against", "2"]
+
+
+def test_a_setting_alone_is_a_result(tuned: TuningPlan, capsys: Any) -> None:
+    out = printed(TuningReport("decided", 0, 1.0, settings=(THREADS,)), tuned, capsys)
+    assert command(out) == ["train.py", "--env", "OMP_NUM_THREADS=1"]
+    slower = replace(THREADS, verdict="slower", kept=False, reason="steps are slower with it")
+    out = printed(TuningReport("decided", 0, 1.0, settings=(slower,)), tuned, capsys)
+    assert "fasttrain run" not in out
+    assert "slower with it" in out
+
+
+def test_what_flags_have_decided_is_in_the_command(tuned: TuningPlan, capsys: Any) -> None:
+    plan = plan_for("8xh100", compile="default", amp="fp16", optimizer="keep")
+    left = {"amp": "it is on all the time", "optimizer": "asked for by --optimizer"}
+    report = TuningReport("decided", 9, 1.0, None, (FASTER,))
+    out = printed(report, replace(tuned, plan=plan, left=left), capsys)
+    assert command(out) == [
+        "train.py", "--amp", "fp16", "--optimizer", "keep", "--compile", "default",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("budget_s", "count", "kept_s"),
+    [(60, 2, 0), (90, 2, 30), (100, 2, 30), (300, 2, 75), (300, 0, 0)],
+)
+def test_a_part_of_the_budget_is_kept_for_settings(
+    budget_s: float, count: int, kept_s: float
+) -> None:
+    candidates = [Candidate("threads", str(n), "OMP_NUM_THREADS", str(n)) for n in range(count)]
+    assert _settings_s(budget_s, ProcessSettings(tuple(candidates))) == kept_s

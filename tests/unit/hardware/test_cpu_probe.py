@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fasttrain.hardware.cpu import granted_cores, probe_cpu
+from fasttrain.hardware.cpu import granted_cores, physical_cores, probe_cpu
 
 GIB = 2**30
 NO_LIMIT_V1 = "9223372036854771712\n"
@@ -200,3 +200,28 @@ def test_a_mac_is_asked_by_sysctl(make_host: Any) -> None:
     script = "\n".join(f"echo '{line}'" for line in lines)
     cpu = probe_cpu(make_host(system="Darwin", tools={"sysctl": script}))
     assert (cpu.model, cpu.memory_bytes, cpu.features) == ("Apple M2", 16 * GIB, ("bf16",))
+
+
+def topology(allowed: str, siblings: dict[int, str]) -> dict[str, str]:
+    folder = "sys/devices/system/cpu"
+    listed = {
+        f"{folder}/cpu{n}/topology/thread_siblings_list": f"{it}\n" for n, it in siblings.items()
+    }
+    return {"proc/self/status": f"Name:\tpython\nCpus_allowed_list:\t{allowed}\n", **listed}
+
+
+@pytest.mark.parametrize(
+    ("allowed", "siblings", "cores"),
+    [
+        ("0-3", {0: "0,2", 1: "1,3", 2: "0,2", 3: "1,3"}, 2),
+        ("0-3", {0: "0", 1: "1", 2: "2", 3: "3"}, 4),
+        ("1,3", {0: "0,2", 1: "1,3", 2: "0,2", 3: "1,3"}, 1),
+        ("0,2-3", {0: "0-1", 2: "2-3", 3: "2-3"}, 2),
+        ("0-1", {0: "0"}, 0),  # of cpu1 nothing is known
+        ("", {}, 0),
+    ],
+)
+def test_physical_cores_are_those_of_the_affinity_mask(
+    make_host: Any, allowed: str, siblings: dict[int, str], cores: int
+) -> None:
+    assert physical_cores(make_host(topology(allowed, siblings))) == cores

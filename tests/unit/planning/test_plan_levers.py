@@ -5,8 +5,9 @@ from dataclasses import replace
 
 import pytest
 
+from fasttrain.model.decision import Setting, Source, SourceKind
 from fasttrain.model.errors import FasttrainError
-from fasttrain.model.levers import Amp, Compile, Strategy
+from fasttrain.model.levers import LEVERS, Amp, Compile, Strategy
 from fasttrain.model.machine import Cpu, Device, Torch
 from fasttrain.model.plan import Evidence, ScriptFacts
 from fasttrain.model.vendors import VENDORS
@@ -238,6 +239,58 @@ def test_compile_needs_a_compiler(make):
 
 def _npus_with_triton(make, version="2.13.0"):
     return make.gpus(1, make.npu, torch=Torch(version, "cpu", triton_ascend="3.2.0"))
+
+
+def test_auto_leaves_compilation_to_the_worker(make):
+    decision = make.plan(make.machine(), compile="auto").levers.compile
+    assert decision.value == Compile("auto", "default")
+    assert LEVERS["compile"].words(decision.value) == "auto"
+
+
+@pytest.mark.parametrize(
+    ("options", "changes", "reason"),
+    [
+        ({"nproc_per_node": 2, "nodes": "1:2", "rdzv_endpoint": "h:1"}, {}, "several nodes"),
+        ({"nproc_per_node": 2, "strategy": "fsdp"}, {}, "share a model's parameters"),
+        ({"nproc_per_node": 2, "strategy": "none"}, {}, "nothing to do with each other"),
+        ({"nproc_per_node": 2, "preempt": "snapshot"}, {}, "snapshots"),
+        ({"preempt": "snapshot"}, {}, "snapshots"),
+        ({}, {"cxx_compiler": ""}, "builds its kernels"),
+        ({}, {"torch": Torch("1.13.1", "cpu")}, "torch.compile needs torch 2.0"),
+    ],
+    ids=[
+        "nodes",
+        "fsdp",
+        "copies",
+        "ranks with snapshots",
+        "snapshots",
+        "no compiler",
+        "old torch",
+    ],
+)
+def test_auto_is_off_where_nothing_can_switch(make, options, changes, reason):
+    decision = make.plan(make.machine(**changes), compile="auto", **options).levers.compile
+    assert decision.value.asked == "off"
+    assert reason in decision.reason
+
+
+@pytest.mark.parametrize("options", [{"strategy": "ddp"}, {}], ids=["injected", "own"])
+def test_auto_compiles_in_the_ranks_of_one_node_on_processors(make, options):
+    facts = ScriptFacts() if options else AWARE
+    plan = make.plan(make.machine(), facts=facts, compile="auto", nproc_per_node=2, **options)
+    assert plan.levers.compile.value == Compile("auto", "default")
+    plan = make.plan(make.gpus(2), facts=facts, compile="auto", nproc_per_node=2, **options)
+    assert plan.processes.value.world_size == 2
+    assert plan.levers.compile.value.asked == "off"
+    assert "not on cuda" in plan.levers.compile.reason
+
+
+def test_exact_results_are_never_compiled_by_auto(make):
+    settings = make.settings(compile="auto")
+    exact = Setting("off", Source(SourceKind.PRESET, "preset exact"))
+    plan = make_plan(replace(settings, amp=exact), make.machine(), make.invocation())
+    assert plan.levers.compile.value.asked == "off"
+    assert "exact" in plan.levers.compile.reason
 
 
 def test_compile_on_npus_needs_triton_ascend(make):

@@ -41,6 +41,12 @@ def test_compile_is_tried_although_it_is_off_by_default(make: Any) -> None:
     assert found.plan.shutdown_timeout_s == SHUTDOWN_S
 
 
+def test_what_is_left_to_the_run_is_tried(make: Any) -> None:
+    found = tuned(make, make.machine(), compile="auto")
+    assert found.plan.levers.compile.value.asked == "default"
+    assert "compile" in found.levers
+
+
 def test_no_experiment_is_logged(make: Any) -> None:
     plan = tuned(make, make.machine()).plan
     assert make.variable(plan, "WANDB_MODE").value == "offline"
@@ -74,7 +80,9 @@ def test_without_a_compiler_the_rest_is_compared(make: Any) -> None:
 @pytest.mark.parametrize(
     ("options", "slug"),
     [
-        ({"nproc_per_node": 2}, "tune-ranks"),
+        ({"nproc_per_node": 2, "strategy": "none"}, "tune-ranks"),
+        ({"nproc_per_node": 2, "strategy": "fsdp"}, "tune-ranks"),
+        ({"nodes": "2", "node_rank": 0, "master_addr": "localhost"}, "tune-ranks"),
         ({"preempt": "snapshot"}, "tune-preempt"),
         ({"compile": "off", "optimizer": "keep"}, "tune-nothing"),
     ],
@@ -83,6 +91,13 @@ def test_what_cannot_be_tuned_is_refused(make: Any, options: Any, slug: str) -> 
     with pytest.raises(FasttrainError) as caught:
         tuned(make, make.machine(), **options)
     assert caught.value.slug == slug
+
+
+def test_ranks_of_one_node_are_tuned_together(make: Any) -> None:
+    found = tuned(make, make.gpus(2), gpus="0,1")
+    assert found.levers == ("amp", "compile", "optimizer", "matmul")
+    assert found.left == {}, "what makes them one run is no choice"
+    assert found.plan.processes.value.backend == "torchrun"
 
 
 def test_a_command_cannot_be_tuned(make: Any) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from rich.padding import Padding
 from rich.table import Table
@@ -11,8 +11,10 @@ from rich.text import Text
 
 from fasttrain.cli.cards.receipt import near, seconds
 from fasttrain.cli.console import stdout_console
+from fasttrain.model.decision import SourceKind
+from fasttrain.model.levers import LEVERS
 from fasttrain.model.tuning import UNBOUNDED, Compared, Ratio, TuningReport
-from fasttrain.planning.tuning import TuningPlan, tuned_options
+from fasttrain.planning.tuning import TuningPlan, option_word, tuned_options
 
 STYLES = {
     "faster": "green",
@@ -33,37 +35,70 @@ _ENDS = {
 def print_tuning(report: TuningReport, tuned: TuningPlan, run_dir: str) -> None:
     """Print a result to stdout."""
     console = stdout_console()
-    head = f"fasttrain: compared for {seconds(report.wall_s)}, {report.steps:,} steps"
+    starts = f", {report.starts} starts of the script" if report.starts > 1 else ""
+    head = f"fasttrain: compared for {seconds(report.wall_s)}, {report.steps:,} steps{starts}"
     console.print(Text(head, style="bold"), soft_wrap=True)
-    if report.compared:
-        console.print(Padding(_table(report), (0, 0, 0, 2)))
+    if report.compared or report.settings:
+        for table in (_times(report), _costs(report)):
+            if len(table.columns) > 1:  # else it has names only
+                console.print(Padding(table, (0, 0, 0, 2)))
     for line in _footer(report, tuned, run_dir):
         console.print(Text(f"  {line}"), soft_wrap=True)
 
 
-def _table(report: TuningReport) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("setting", "verdict", "step", "without", "ratio (95 %)", "first use", "results"):
-        table.add_column(title, no_wrap=True)
-    table.add_column("", overflow="fold")
+def _rows(report: TuningReport) -> Iterator[tuple[str, Compared]]:
     for one in report.compared:
-        _add(table, f"{one.levers[0]} {one.asked}", one)
+        yield f"{one.levers[0]} {one.asked}", one
     if report.together is not None:
-        _add(table, "all that is kept", report.together)
+        yield "all that is kept", report.together
+    for one in report.settings:
+        against = f" against {one.against}" if one.against else ""
+        yield f"{one.levers[0]} {one.asked}{against}", one
+
+
+def _times(report: TuningReport) -> Table:
+    titles = ("setting", "verdict", "ratio (95 %)", "step", "without", "epoch")
+    rows: list[tuple[str | Text, ...]] = [
+        (
+            *(name, Text(one.verdict, style=STYLES[one.verdict]), _ratio(one.ratio)),
+            *(_seconds(time_s) for time_s in (one.step_s, one.plain_step_s)),
+            _seconds(one.step_s * report.epoch_steps),
+        )
+        for name, one in _rows(report)
+    ]
+    return _table(titles, rows)
+
+
+def _costs(report: TuningReport) -> Table:
+    titles = ("setting", "results", "first use", "pays after", "memory", "without")
+    rows = [
+        (
+            *(name, _parity(one), _seconds(one.first_use_s)),
+            f"{one.pays_after:,} steps" if one.first_use_s and one.pays_after else "",
+            *(_gigabytes(peak) for peak in (one.peak_bytes, one.plain_peak_bytes)),
+        )
+        for name, one in _rows(report)
+    ]
+    return _table(titles, rows)
+
+
+def _table(titles: Sequence[str], rows: Sequence[Sequence[str | Text]]) -> Table:
+    """Return a table without the columns that are empty, which would take room from the others."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    filled = [at for at in range(len(titles)) if any(row[at] for row in rows)]
+    for at in filled:
+        table.add_column(titles[at], no_wrap=at > 0, overflow="fold")
+    for row in rows:
+        table.add_row(*(row[at] for at in filled))
     return table
 
 
-def _add(table: Table, name: str, one: Compared) -> None:
-    table.add_row(
-        name,
-        Text(one.verdict, style=STYLES[one.verdict]),
-        seconds(one.step_s) if one.step_s else "",
-        seconds(one.plain_step_s) if one.plain_step_s else "",
-        _ratio(one.ratio),
-        seconds(one.first_use_s) if one.first_use_s else "",
-        _parity(one),
-        Text("kept" if one.kept else one.reason, style="" if one.kept else "dim"),
-    )
+def _seconds(value: float) -> str:
+    return seconds(value) if value else ""
+
+
+def _gigabytes(value: int) -> str:
+    return f"{value / 2**30:.2f} GiB" if value else ""
 
 
 def _parity(one: Compared) -> str:
@@ -83,16 +118,18 @@ def _footer(report: TuningReport, tuned: TuningPlan, run_dir: str) -> Iterator[s
         yield f"plain against plain: {_ratio(report.noise.ratio)}, {report.noise.pairs} pairs"
     for name, reason in tuned.left.items():
         yield f"not compared: {name}: {reason}"
-    if not report.says_something:
+    if not report.says_something and not report.settings:
         yield f"nothing was compared: {_why_nothing(report)}"
     elif note := _ENDS[report.end]:
         names = " and ".join(report.comparing)
         yield f"{note}{f', while it compared {names}' if names else ''}"
-    for one in report.compared:
-        if one.parity is not None and one.parity.right is not True:
-            yield f"{one.levers[0]}: {one.parity.reason}"
-    if options := tuned_options(report, tuned.plan):
-        yield f"later runs of it use this; in full: {_command(options, tuned)}"
+    for name, one in _rows(report):
+        if one.reason:
+            yield f"{name}: {one.reason}"
+    options = tuned_options(report, tuned.plan)
+    variables = [one.variable for one in report.kept_settings.values()]
+    if options or variables:
+        yield f"later runs of it use this; in full: {_command(options, variables, tuned)}"
     elif report.says_something:
         yield "nothing was decided: later runs have the defaults"
     yield f"kept in {near(run_dir)}"
@@ -102,14 +139,42 @@ def _why_nothing(report: TuningReport) -> str:
     if not report.steps:
         return "no optimizer step was seen"
     if report.end == "budget":
-        return f"{report.steps:,} steps took all of the budget"
+        first = f", and {report.comparing[0]} was not ready by then" if report.comparing else ""
+        return f"{report.steps:,} steps took all of the budget{first}: --budget 30m compares longer"
+    if report.end == "running":
+        return f"it was ended after {report.steps:,} steps"
     return f"the script ended after {report.steps:,} steps, before their times had settled"
 
 
-def _command(options: Mapping[str, str], tuned: TuningPlan) -> str:
-    """Return the command line that trains with these levers."""
+def _command(options: Mapping[str, str], variables: Sequence[str], tuned: TuningPlan) -> str:
+    """Return the command line that trains with these levers and settings."""
     target = tuned.plan.target
     script = ["-m", target.name] if target.kind == "module" else [target.name]
+    options = _typed(tuned) | dict(options)
     words = [word for name, value in options.items() for word in (f"--{name}", value)]
+    words += [word for variable in variables for word in ("--env", variable)]
+    words = [*_ranks(tuned), *words]
     args = ["--", *target.args] if target.args else []
     return shlex.join(["fasttrain", "run", *script, *words, *args])
+
+
+def _typed(tuned: TuningPlan) -> dict[str, str]:
+    """Return the levers that flags have decided, with which the others were compared."""
+    decisions = {name: getattr(tuned.plan.levers, name) for name in LEVERS if name != "strategy"}
+    return {
+        name: option_word(LEVERS[name].mode(decision.value))
+        for name, decision in decisions.items()
+        if decision.source.kind is SourceKind.FLAG and name in tuned.left
+    }
+
+
+def _ranks(tuned: TuningPlan) -> list[str]:
+    """Return the options by which the same processes make one run."""
+    plan = tuned.plan
+    count, strategy = plan.processes.value.nproc_per_node, plan.levers.strategy
+    if count == 1:
+        return []
+    words = ["--nproc-per-node", str(count)]
+    if strategy.source.explicit:
+        words += ["--strategy", strategy.value.mode]
+    return [*words, "--batch", "per-rank"] if strategy.value.batch == "per-rank" else words

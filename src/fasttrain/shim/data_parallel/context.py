@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -50,12 +52,14 @@ class LeverState:
         streams: The ranks' random streams.
         states: Other states to save, by name.
         replayed: Number of steps that a replay skips; infinite until the replay ends.
+        apart: Returns a context in which this rank asks no other one for anything.
     """
 
     ranks: Ranks | None = None
     streams: RandomStreams | None = None
     states: dict[str, Stateful] = field(default_factory=dict)
     replayed: float = 0.0
+    apart: Callable[[], AbstractContextManager[None]] = nullcontext
 
 
 # What the levers of a data-parallel strategy share.

@@ -30,6 +30,7 @@ class Generator(ABC):
 
     def __init__(self) -> None:
         self._own: Any = None
+        self._seeded: Any = None
         self._shared: Any = None
         self._tries = 0
         self._used = False
@@ -42,6 +43,11 @@ class Generator(ABC):
     @streams.setter
     def streams(self, kept: tuple[Any, ...]) -> None:
         self._own, self._shared, self._tries, self._used = kept
+
+    @property
+    def drew(self) -> bool:
+        """True if anything was drawn from the rank's own stream."""
+        return self._own is not None and not alike(self._own, self._seeded)
 
     @abstractmethod
     def get(self) -> Any:
@@ -80,7 +86,7 @@ class Generator(ABC):
         if self._own is None:
             digest = hashlib.sha256(f"{rank} {self.encoded()}".encode()).digest()
             self.seed(int.from_bytes(digest[:4], "big"))
-            self._own = self.get()
+            self._own = self._seeded = self.get()
         else:
             self.set(self._own)
         self._tries += 1
@@ -212,6 +218,11 @@ class RandomStreams:
         self._for_samples = _Apart(self._generators, ranks.rank)
         self._for_forward: dict[torch.device | None, _Apart] = {}
         self._shared = _Together((), ranks.rank)
+
+    @property
+    def drew(self) -> bool:
+        """True if anything was drawn from the rank's own stream, such as by dropout."""
+        return any(it.drew for it in (*self._generators, *self._accelerators.values()))
 
     def agree(self) -> None:
         """Copy the states of rank 0's generators.

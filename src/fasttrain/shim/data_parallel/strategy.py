@@ -57,6 +57,7 @@ def _levers(
     context.training.install(undo)
     replicate = Replicate(recorder, context)
     lever_state.ranks, lever_state.streams = ranks, context.streams
+    lever_state.apart = answers.apart
     lever_state.states["split calls"] = replicate.splits
     scratch = Path(shared.plan.run_dir) / f"rank-{ranks.rank}.files"
     others: list[Lever] = [

@@ -162,6 +162,8 @@ class Shared:
         compile_s: Seconds spent compiling so far.
         loss_scale: The loss scale, late by a few steps; None without loss scaling.
         stepped_elsewhere: Each true of an optimizer whose steps another lever makes.
+        child: Whether the script started this process.
+        event: Adds a line to the events.
     """
 
     plan: LaunchPlan
@@ -177,3 +179,5 @@ class Shared:
     compile_s: Callable[[], float] = lambda: 0.0
     loss_scale: Callable[[], float] | None = None
     stepped_elsewhere: list[Callable[[Optimizer], bool]] = field(default_factory=list)
+    child: bool = False
+    event: Callable[[dict[str, Any]], None] = lambda _: None

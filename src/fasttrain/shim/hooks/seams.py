@@ -24,6 +24,8 @@ class Differentiating(IntEnum):
     ONE_BY_ONE = 2  # asks for each row of a batch of gradients
     CUDA_GRAPHS = 3  # sees that the script asks
     REPLAY = 4  # leaves out all of it
+    ROUNDED = 5  # rounds what is computed at random
+    LOSSES = 6  # reads what the script starts from
 
 
 class Hooking(IntEnum):

@@ -99,7 +99,8 @@ class RootListeners(Protocol):
 class Capture:
     """Captures the training calls between two step boundaries.
 
-    A call counts if its module is in training mode and gradients are recorded.
+    A call counts if its module is in training mode and gradients are recorded, and outside of
+    torch.func's transforms, whose tensors are of no use after them.
 
     Args:
         roots: Routes the calls of roots.
@@ -123,6 +124,7 @@ class Capture:
         self._running.pop(id(root), None)  # of a call that raised
         module = root.ref()
         trains = module is not None and module.training and torch.is_grad_enabled()
+        trains = trains and torch._C._functorch.peek_interpreter_stack() is None
         if module is not None and trains and len(self._calls[id(root)]) < MOST_CALLS:
             self._running[id(root)] = CapturedCall(module, args, kwargs)
 

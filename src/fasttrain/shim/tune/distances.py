@@ -241,6 +241,13 @@ def nan_in(results: Results) -> str:
     return next(with_nan, "")
 
 
+def missing_in(other: Results, one: Results) -> str:
+    """Return the first part that is not zero in one and missing in the other; empty if none is."""
+    parts = ((group, name) for group, name, t in _tensors(one) if t.any())
+    absent = (f"{g} {name}" for g, name in parts if other.groups[g].get(name) is None)
+    return next(absent, "")
+
+
 def otherwise_infinite(one: Results, other: Results) -> str:
     """Return the first part that isn't infinite in the same places; empty if there is none."""
     for group, name, tensor in _tensors(one):
@@ -260,7 +267,8 @@ def without_infinite(results: Results) -> Results:
 
 
 def _infinite(tensor: Tensor) -> Tensor:
-    return (tensor.isinf() * tensor.sgn()).nan_to_num().to(torch.int8)
+    parts = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+    return (parts.isinf() * parts.sgn()).nan_to_num().to(torch.int8)
 
 
 def other_bits(one: Results, other: Results) -> str:

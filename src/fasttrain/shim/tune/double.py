@@ -20,6 +20,7 @@ _WIDE = {
 # Tagged as drawing although they do more, or don't draw at all; their kernels take few dtypes.
 _LARGER = ("attention", "rnn")
 _DROPOUT: Any = torch.ops.aten.native_dropout.default
+_CAST: Any = torch.ops.aten._to_copy.default
 _BITS: Any = torch.ops.aten.view.dtype  # reads the bits of a number as another type
 
 
@@ -79,7 +80,7 @@ class InDouble(SameDraws):
     """Dispatch mode that computes in fp64 what the script asks for in fp32, fp16 or bf16."""
 
     def _computed(self, func: Any, args: Any, kwargs: Any) -> Any:
-        if func is _BITS:
+        if func is _BITS or _narrows_gradient(func, kwargs):
             return func(*args, **kwargs)
         written = _written(func, args, kwargs)
         widen = _widens({id(tensor) for tensor in written})
@@ -128,9 +129,12 @@ class Rounded(InDouble):
         return self._rounded(value) if used else value
 
     def _rounded(self, value: Any) -> Any:
-        if not isinstance(value, Tensor) or not value.is_floating_point():
+        if not isinstance(value, Tensor) or value.layout is not torch.strided:
             return value
-        if value.layout is not torch.strided:
+        if value.is_complex():
+            parts = torch.view_as_real(value.resolve_conj())
+            return torch.view_as_complex(self._rounded(parts).contiguous())
+        if not value.is_floating_point():
             return value
         errors = torch.empty_like(value).uniform_(-1, 1, generator=self._generator(value.device))
         return value * errors.mul_(self._unit_roundoff).add_(1)
@@ -139,6 +143,12 @@ class Rounded(InDouble):
         if device not in self._generators:
             self._generators[device] = torch.Generator(device).manual_seed(self._seed)
         return self._generators[device]
+
+
+def _narrows_gradient(func: Any, kwargs: Any) -> bool:
+    """True if a gradient is cast to fp32 in a backward pass, as that of a leaf in fp32 must be."""
+    casts = func is _CAST and kwargs.get("dtype") in (torch.float32, torch.complex64)
+    return casts and torch._C._current_graph_task_id() != -1
 
 
 def _memory(tensor: Tensor) -> int:

@@ -4,9 +4,11 @@ The same call of a root is repeated on the same arguments, weights, buffers and 
 plainly, with the lever, in fp64, and in fp64 with each result rounded at random as the lever may
 round. The lever's distance from fp64 may be a multiple of what rounding alone comes to. A factor
 that everything is multiplied by shows far below that distance, and one rounding must explain it.
+The plain call must be as near to fp64 itself: else fp64 is no reference for it.
 
 The state of the root's modules is restored after each repetition, and so are all random states.
-What the call changes elsewhere, such as in globals of the script, it changes in each repetition.
+What the call changes elsewhere, such as in globals of the script, it changes in each repetition, of
+which the last is a plain one.
 """
 
 from __future__ import annotations
@@ -20,26 +22,28 @@ from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
 
+from fasttrain.model.tuning import REORDERED
 from fasttrain.shim.data_parallel.split.surroundings import all_random_states
 from fasttrain.shim.levers.amp.repeat import one_line
 from fasttrain.shim.tune.captured import CapturedCall
 from fasttrain.shim.tune.distances import (
+    MULTIPLE,
     PLAIN_ROUNDOFF,
     Comparison,
     Distance,
     Results,
+    missing_in,
     nan_in,
     other_bits,
     otherwise_infinite,
     without_infinite,
 )
+from fasttrain.shim.tune.double_weights import widened
 from fasttrain.shim.tune.optimizer_copy import AroundStep, stepped
-from fasttrain.shim.tune.repetition import Around, Repeater, widened
+from fasttrain.shim.tune.repetition import Around, Repeater
 
 SAMPLES = 2  # of results that are rounded at random
-# What sums in another order are rounded by at most: inductor's BatchNorm was 20 times as far from
-# fp64 as torch's own, which adds up in fp64 on a CPU (torch 2.13).
-REORDERED = 2.0**-18
+OWN = 10.0  # times the distance that rounding explains, from which on fp64 computes something else
 ROUGH = 1.0  # relative distance that rounding would allow, from which on nothing can be shown
 _NO_MEMORY = "OutOfMemoryError"  # torch's exception on any device
 Verdict = Literal["same bits", "within rounding", "too far", "unknown"]
@@ -83,8 +87,8 @@ def compare(
 
     Args:
         captured: The call.
-        module: Its root, which is called three times, and so is a copy of it in fp64.
-        plain: Returns a context in which a call of the root, or of a copy, is a plain one.
+        module: Its root, which is called up to seven times, three of them in fp64.
+        plain: Returns a context in which a call of the root is a plain one.
         changed: Returns a context in which a call of the root is as with the lever.
         unit_roundoff: What the lever rounds by, such as 2**-8 for bf16; None if it promises the
             same bits.
@@ -94,7 +98,12 @@ def compare(
     if not captured.complete:
         return Finding("unknown", "no backward pass gave a gradient to the call's output")
     try:
-        return _compared(Repeater(captured, module), plain, changed, unit_roundoff, eager=eager)
+        repeater = Repeater(captured, module)
+        try:
+            return _compared(repeater, plain, changed, unit_roundoff, eager=eager)
+        finally:
+            # What objects outside of the modules keep of a call is in the script's dtypes again.
+            repeater.repeat(plain)
     except Exception as error:  # noqa: BLE001 - the script's model, called for a trial
         return Finding("unknown", f"it can't be repeated: {one_line(error)}")
 
@@ -121,14 +130,43 @@ def _compared(
         return Finding("too far", f"the bits of {bits} are others with the lever", math.inf)
     if itself and (differs := _differing(first.results, second.results)):
         return Finding("unknown", f"two plain calls differ: {differs}")
-    exact = repeater.in_double(plain).results
-    rounding = max(unit_roundoff, REORDERED)
-    samples = [repeater.in_double(plain, rounding, seed).results for seed in range(SAMPLES)]
-    found = _judged(Comparison(other.results, exact, [first.results, *samples], rounding))
+    found = _against_double(repeater, plain, first.results, other.results, unit_roundoff)
     if found.right is False and first.drew and other.drew and not first.same_draws(other):
         why = "it draws other random numbers with the lever"
         return replace(found, verdict="unknown", reason=f"{why}: {found.reason}")
     return found
+
+
+def _against_double(
+    repeater: Repeater, plain: Around, first: Results, other: Results, unit_roundoff: float
+) -> Finding:
+    """Compare results with the lever, and those without, with what fp64 comes to."""
+    exact = repeater.in_double(plain).results
+    if where := missing_in(exact, first):
+        return Finding("unknown", f"in fp64 there is no {where}")
+    rounding = max(unit_roundoff, REORDERED)
+    samples = [repeater.in_double(plain, rounding, seed).results for seed in range(SAMPLES)]
+    found = _judged(Comparison(other, exact, [first, *samples], rounding))
+    far = _far(first, exact, samples, rounding) if found.parts else None
+    if far is not None and far.changed > repeater.coarseness:
+        return Finding("unknown", f"it computes something else in fp64: {far}")
+    return found
+
+
+def _far(
+    plain: Results, exact: Results, samples: list[Results], rounding: float
+) -> Distance | None:
+    """Return in what a plain call is further from fp64 than rounding explains; None if in nothing.
+
+    Statistics don't count: what they change by is small beside the rounding of what is stored.
+    """
+    groups = plain.groups.keys() - plain.before.keys()
+    of = [
+        without_infinite(Results({g: t for g, t in one.groups.items() if g in groups}))
+        for one in (plain, exact, *samples)
+    ]
+    distances = Comparison(of[0], of[1], of[2:], rounding, OWN / MULTIPLE).distances()
+    return next((one for one in distances if one.whole and one.share > 1), None)
 
 
 def _differing(first: Results, second: Results) -> str:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
+from torch import Tensor
+from torch.nn import Module
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from fasttrain.model.tuning import Parity
+from fasttrain.shim.data_parallel.split.rows import reduced_by
 from fasttrain.shim.hooks.roots import RootCalls
-from fasttrain.shim.tune.captured import Capture
+from fasttrain.shim.tune.captured import Capture, CapturedCall
+from fasttrain.shim.tune.inner_calls import InnerCalls, NoCollectives, communicates
 from fasttrain.shim.tune.parity import Finding, compare, compare_step
 
 NO_CALL = "no call of a model in training mode got a gradient in the step that was looked at"
@@ -25,10 +29,15 @@ class Repeats:
 
     Args:
         roots: Routes the calls of roots.
+        apart: Returns a context in which this rank asks no other one for anything; None without
+            other ranks.
     """
 
-    def __init__(self, roots: RootCalls) -> None:
+    def __init__(
+        self, roots: RootCalls, apart: Callable[[], AbstractContextManager[None]] | None = None
+    ) -> None:
         self._roots = roots
+        self._apart = apart
 
     @contextmanager
     def of_calls(
@@ -41,24 +50,44 @@ class Repeats:
             eager: Whether they consist of eager operators.
         """
         with ExitStack() as undo:
-            capture = Capture(self._roots, undo)
+            inner = InnerCalls(self._roots, undo) if self._apart is not None else None
+            capture = Capture(self._roots if inner is None else inner, undo)
 
             def compared(plain: Switch, changed: Switch) -> Parity:
-                findings = [
-                    compare(
-                        call,
-                        module,
-                        self._plainly(plain),
-                        self._switched(changed),
-                        rounds,
-                        eager=eager,
-                    )
-                    for call in capture.calls()
-                    if (module := call.module()) is not None
-                ]
+                with self._by_itself(inner):
+                    findings = [
+                        self._compared(call, module, plain, changed, rounds, eager=eager)
+                        for call in capture.calls()
+                        if (module := call.module()) is not None
+                    ]
                 return _worst(findings, NO_CALL)
 
             yield compared
+
+    def _compared(
+        self,
+        call: CapturedCall,
+        module: Module,
+        plain: Switch,
+        changed: Switch,
+        rounds: float,
+        *,
+        eager: bool,
+    ) -> Finding:
+        if self._apart is not None and (why := communicates(module)):
+            return Finding("unknown", f"it can't be repeated: {why}")
+        around = self._plainly(plain), self._switched(changed)
+        return compare(call, module, *around, rounds, eager=eager)
+
+    @contextmanager
+    def _by_itself(self, inner: InnerCalls | None) -> Iterator[None]:
+        """Have calls in the block be those of a single rank: no other one may be repeating any."""
+        if self._apart is None or inner is None:
+            yield
+            return
+        # A graph that was compiled in a split call sums over the ranks wherever it runs.
+        with self._apart(), self._roots.bare(inner.roots()), reduced_by(_of_this_rank):
+            yield
 
     @contextmanager
     def of_step(self, around: AroundStep, rounds: float) -> Iterator[Callable[[], Parity]]:
@@ -88,7 +117,8 @@ class Repeats:
             inside = self._roots.inside
             before, inside.flag = inside.flag, True
             try:
-                yield
+                with nullcontext() if self._apart is None else NoCollectives():
+                    yield
             finally:
                 inside.flag = before
 
@@ -113,6 +143,10 @@ class Repeats:
         return around
 
 
+def _of_this_rank(part: Tensor, of_loss: bool) -> Tensor:  # noqa: ARG001 - the operator's
+    return part.clone()
+
+
 @contextmanager
 def _as_it_is(_: Optimizer) -> Iterator[None]:
     yield
@@ -120,12 +154,5 @@ def _as_it_is(_: Optimizer) -> Iterator[None]:
 
 def _worst(findings: list[Finding], nothing: str) -> Parity:
     """Return the finding that decides: a wrong one, else an unknown one, else the nearest to it."""
-    if not findings:
-        return Parity(None, nothing)
-    order = {False: 0, None: 1, True: 2}
-
-    def rank(one: Finding) -> tuple[int, float]:
-        return order[one.right], -one.distance / one.allowed if one.allowed else 0.0
-
-    worst = min(findings, key=rank)
-    return Parity(worst.right, worst.reason, worst.distance, worst.allowed)
+    found = [Parity(one.right, one.reason, one.distance, one.allowed) for one in findings]
+    return min(found, key=lambda one: one.order, default=Parity(None, nothing))

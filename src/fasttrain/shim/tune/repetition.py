@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -21,10 +22,12 @@ from fasttrain.shim.hooks.roots import first_parameter, parameters_of
 from fasttrain.shim.tune.captured import CapturedCall, States, torch_states
 from fasttrain.shim.tune.distances import Results, Tensors, dense, other_bits, same_bits
 from fasttrain.shim.tune.double import InDouble, Rounded, SameDraws
+from fasttrain.shim.tune.double_weights import DoubleWeights, widened
 
 Around = Callable[[], AbstractContextManager[Any]]
 Cast = Callable[[Tensor], Tensor]
 _CONTAINERS = (list, dict, deque, OrderedDict)
+TF32 = 2.0**-8  # products on accelerators may have 10 bits
 _LEVERS_OWN = "_compiled_call_impl"  # a lever that fills this slot of a module empties it itself
 
 
@@ -75,10 +78,18 @@ class Repeater:
         if len(captured.training) != len(list(Module.modules(module))):
             raise RepetitionError("it has other modules than when it was called")
         self._captured, self._module = captured, module
-        self._double = _in_double(module)  # of fp32 numbers, it holds every bit
+        self._double = DoubleWeights(module)
         self._state = _State(module)
         parameter = first_parameter(module)
         self._dtype = torch.float32 if parameter is None else parameter.dtype
+        self._device = torch.device("cpu") if parameter is None else parameter.device
+
+    @property
+    def coarseness(self) -> float:
+        """How far from fp64 a plain call may be at least: what it computes in isn't always fp32."""
+        if self._dtype is not torch.float32 or self._captured.autocasts:
+            return math.inf
+        return 0.0 if self._device.type == "cpu" else TF32
 
     def repeat(self, around: Around, *, eager: bool = False) -> Repetition:
         """Make the call, and restore the module.
@@ -91,19 +102,15 @@ class Repeater:
         Raises:
             RepetitionError: If the results aren't like those of the captured call.
         """
-        with ExitStack() as stack:
-            stack.callback(self._restore_parameters)
-            stack.enter_context(self._state.restored())
-            stack.enter_context(_without_hooks(list(parameters_of(self._module))))
-            self._set_modes(self._module)
+        with self._restored(self._restore_parameters), ExitStack() as stack:
             for device, dtype in self._captured.autocasts:
                 stack.enter_context(torch.autocast(device, dtype=dtype))
             stack.enter_context(around())
             mode = SameDraws(self._dtype) if eager else nullcontext()
-            return self._call(self._module, lambda tensor: tensor, lambda _: mode)
+            return self._call(lambda tensor: tensor, lambda _: mode)
 
     def in_double(self, around: Around, rounding: float = 0.0, seed: int = 0) -> Repetition:
-        """Make the call of a copy of the module in fp64, and restore the copy.
+        """Make the call in fp64, with copies of parameters and buffers, and restore the module.
 
         Args:
             around: Returns the context of a plain call.
@@ -114,22 +121,26 @@ class Repeater:
         def mode(arguments: Iterable[Tensor]) -> Any:
             if not rounding:
                 return InDouble(self._dtype)
-            rounded = [*parameters_of(self._double), *arguments]
-            return Rounded(self._dtype, rounding, rounded, seed)
+            weights = [p for pair in self._double.pairs() for p in pair]
+            return Rounded(self._dtype, rounding, [*weights, *arguments], seed)
 
-        with self._state.restored(), _State(self._double).restored():
-            self._set_modes(self._double)
-            with around():
-                return self._call(self._double, widened, mode)
+        with self._restored(self._restore_copies), self._double.in_place(), around():
+            return self._call(widened, mode)
 
-    def _set_modes(self, module: Module) -> None:
-        for part, training in zip(Module.modules(module), self._captured.training, strict=True):
-            part.training = training
+    @contextmanager
+    def _restored(self, restore_weights: Callable[[], None]) -> Iterator[None]:
+        """Have the module as in the captured call, and restore it after the block."""
+        with ExitStack() as stack:
+            stack.callback(restore_weights)
+            stack.enter_context(self._state.restored())
+            stack.enter_context(_without_hooks(list(parameters_of(self._module))))
+            parts = Module.modules(self._module)
+            for part, training in zip(parts, self._captured.training, strict=True):
+                part.training = training
+            yield
 
-    def _call(
-        self, module: Module, cast: Cast, mode: Callable[[Iterable[Tensor]], Any]
-    ) -> Repetition:
-        captured = self._captured
+    def _call(self, cast: Cast, mode: Callable[[Iterable[Tensor]], Any]) -> Repetition:
+        captured, module = self._captured, self._module
         leaves = _Leaves(cast)
         args, kwargs = map_tensors((captured.args, captured.kwargs), leaves.of)
         for put, state in captured.states:
@@ -138,7 +149,7 @@ class Repeater:
         buffers = _buffers(module)
         with Silence(), torch.enable_grad(), mode(leaves.all()):
             output = module(*args, **kwargs)
-            gradients, of_arguments = self._pulled_back(output, module, leaves.differentiable())
+            gradients, of_arguments = self._pulled_back(output, leaves.differentiable())
         groups: dict[str, Tensors] = {
             "output": {str(i): _detached(t) for i, t in enumerate(tensors_in(output))},
             "gradient of": gradients,
@@ -148,9 +159,7 @@ class Repeater:
         after = torch_states(module)
         return Repetition(Results(groups, {"buffer": buffers}), not _alike(states, after), after)
 
-    def _pulled_back(
-        self, output: Any, module: Module, arguments: dict[str, Tensor]
-    ) -> list[dict[str, Tensor | None]]:
+    def _pulled_back(self, output: Any, arguments: dict[str, Tensor]) -> tuple[Tensors, Tensors]:
         """Return the gradients that the script's gradient of the output leads to."""
         tensors, given = tensors_in(output), self._captured.gradients
         if len(tensors) != len(given):
@@ -160,22 +169,42 @@ class Repeater:
             raise RepetitionError("it returns tensors of other shapes")
         if not all(t.requires_grad for t, _ in pairs):
             raise RepetitionError("it returns a tensor without a gradient")
-        named = {n: p for n, p in Module.named_parameters(module) if p.requires_grad}
-        of = [*named.values(), *arguments.values()]
+        named = {n: p for n, p in Module.named_parameters(self._module) if p.requires_grad}
+        # What keeps a parameter by itself uses it, although its copy is in its place.
+        behind = {n: q for n, p in named.items() if (q := self._double.behind(p)) is not None}
+        of = [*named.values(), *arguments.values(), *behind.values()]
         seeds = [g.to(t.dtype) for t, g in pairs]
-        found = gradients_of([t for t, _ in pairs], of, seeds, allow_unused=True)
+        found: Sequence[Tensor | None] = gradients_of(
+            [t for t, _ in pairs], of, seeds, allow_unused=True
+        )
         strided = iter([g if g is None else dense(g.detach()) for g in found])
-        return [{name: next(strided) for name in group} for group in (named, arguments)]
+        gradients, of_arguments, parts = (
+            {name: next(strided) for name in group} for group in (named, arguments, behind)
+        )
+        gradients.update({n: _sum(gradients[n], part) for n, part in parts.items()})
+        return gradients, of_arguments
 
     def _restore_parameters(self) -> None:
         """Restore parameters that the call has changed, which can't be compared then."""
-        pairs = zip(parameters_of(self._module), parameters_of(self._double), strict=True)
-        with torch.no_grad():
-            changed = [(p, d) for p, d in pairs if not same_bits(p, d.to(p.dtype))]
-            for parameter, before in changed:
-                parameter.copy_(before)
-        if changed:
-            raise RepetitionError("it changes its parameters")
+        _restore((p, copied.detach().to(p.dtype)) for p, copied in self._double.pairs())
+
+    def _restore_copies(self) -> None:
+        """Restore copies of parameters that the call has changed: in fp64 it may do so alone."""
+        _restore((copied, p.detach().to(copied.dtype)) for p, copied in self._double.pairs())
+
+
+@torch.no_grad()
+def _restore(pairs: Iterable[tuple[Parameter, Tensor]]) -> None:
+    """Set parameters to the values that they are to have.
+
+    Raises:
+        RepetitionError: If one had another value.
+    """
+    changed = [(p, value) for p, value in pairs if not same_bits(p, value)]
+    for parameter, value in changed:
+        parameter.copy_(value)
+    if changed:
+        raise RepetitionError("it changes its parameters")
 
 
 class _Leaves:
@@ -208,7 +237,8 @@ class _State:
         self._parts = [(part, dict(vars(part))) for part in Module.modules(module)]
         held = [value for _, attributes in self._parts for value in attributes.values()]
         self._contents = [(v, copy.copy(v)) for v in held if type(v) in _CONTAINERS]
-        tensors = {id(t): t for v in held for t in tensors_in(v) if not isinstance(t, Parameter)}
+        found = [*Module.buffers(module), *(t for v in held for t in tensors_in(v))]
+        tensors = {id(t): t for t in found if not isinstance(t, Parameter)}
         self._tensors = [(t, _detached(t)) for t in tensors.values()]
         self._parameters = [(p, p.grad, p.requires_grad) for p in parameters_of(module)]
         self._random = [*torch_states(module), *other_random_states()]
@@ -266,21 +296,14 @@ def _buffers(module: Module) -> dict[str, Tensor]:
     return {name: _detached(buffer) for name, buffer in Module.named_buffers(module)}
 
 
+def _sum(one: Tensor | None, other: Tensor | None) -> Tensor | None:
+    if one is None or other is None:
+        return other if one is None else one
+    return one + other
+
+
 def _detached(tensor: Tensor) -> Tensor:
     return tensor.detach().clone()
-
-
-def widened(tensor: Tensor) -> Tensor:
-    """Return a tensor in fp64 if it has floating-point numbers."""
-    return tensor.double() if tensor.is_floating_point() else tensor
-
-
-def _in_double(module: Module) -> Module:
-    """Return a copy of a module with parameters and buffers in fp64."""
-    # Results that a module keeps, such as attention weights, have a graph, which can't be copied.
-    kept = [t for part in Module.modules(module) for t in tensors_in(dict(vars(part)))]
-    memo: dict[int, Any] = {id(t): _detached(t) for t in kept if t.grad_fn is not None}
-    return Module.double(copy.deepcopy(module, memo))
 
 
 @contextmanager

@@ -2,7 +2,8 @@
 
 All levers are installed and switched off. At the end of a step some are switched on, and off again
 after a block of steps, so that neighbours in time are compared. What is compared next is written
-down as a generator, `Tuner._search`, which is resumed after each step.
+down as a generator, `Tuner._search`, which is resumed after each step. A script that ends before it
+is through is started again, and goes on where it was (`Continued`).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import random
 import statistics
 import time
 from collections.abc import Generator, Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -22,9 +24,11 @@ from fasttrain.model.codec import dumps
 from fasttrain.model.outcome import Outcome, State
 from fasttrain.model.tuning import (
     TUNING_FILE,
+    UNBOUNDED,
     Compared,
     End,
     Parity,
+    Ratio,
     Tuning,
     TuningReport,
     Verdict,
@@ -32,20 +36,22 @@ from fasttrain.model.tuning import (
 from fasttrain.shim.hooks.device_clock import module_of
 from fasttrain.shim.hooks.outcome_recorder import OutcomeRecorder
 from fasttrain.shim.hooks.steps import StepMeter
+from fasttrain.shim.tune.confirmed import confirmed
+from fasttrain.shim.tune.continued import Continued, Levers
+from fasttrain.shim.tune.epochs import Epochs
+from fasttrain.shim.tune.ranks import Agreement
 from fasttrain.shim.tune.repeats import Repeats
-from fasttrain.shim.tune.statistics import (
-    PairedClocks,
+from fasttrain.statistics.paired import (
     StepTime,
     block_steps,
     block_time,
     settled,
+    share,
 )
 
 NOISE_SHARE = 10  # the part of the budget that goes to plain against plain is one of so many
-ALPHA = 0.05  # that any verdict of one run is wrong
-TURNS = 3  # most comparisons for each lever: two of its own, and without it or all together
+KNOWN_STEPS = 2  # to warm up what an earlier start has compared
 LATE = "the budget was spent before its turn"
-Levers = frozenset[str]
 T = TypeVar("T")
 Steps = Generator[None, None, T]  # resumed after each step
 
@@ -72,7 +78,7 @@ class Tuner:
         meter: Knows the device.
         repeats: Repeats calls of the model with a lever and without.
         run_dir: Where the report is written.
-        started_s: When the worker started, by `time.perf_counter`.
+        ranks: What all ranks have in common.
 
     Attributes:
         done: Whether there is nothing more to compare.
@@ -86,29 +92,41 @@ class Tuner:
         meter: StepMeter,
         repeats: Repeats,
         run_dir: Path,
-        started_s: float,
+        ranks: Agreement,
     ) -> None:
         self.done = False
         self._levers, self._rounds = levers, rounds
-        self._alpha = ALPHA / (TURNS * max(1, len(levers)))
-        self._ratios: dict[tuple[Levers, Levers], PairedClocks] = {}
+        self._continued = Continued(asked.earlier, run_dir, share(len(levers)))
         self._meter = meter
         self._repeats = repeats
         self._path = run_dir / TUNING_FILE
-        self._started_s = started_s
-        self._until_s = started_s + asked.budget_s
+        self._ranks = ranks
+        self._until_s = asked.budget_s
         self._coin = random.Random(asked.seed)  # noqa: S311 - an order of blocks, no secret
         self._comparisons_left = 1
         self._on: Levers = frozenset(levers)
+        self._settled: tuple[Levers, list[float]] = (frozenset(), [])
+        self._peak_bytes: dict[Levers, int] = {}
+        self._epochs = Epochs()
         self._set(frozenset())
-        self._write(TuningReport("running", 0, 0.0))
+        earlier = self._continued.earlier
+        self._starts = earlier.starts + 1 if asked.earlier else 1
+        if ranks.leads:
+            begun = replace(earlier, end="running", starts=self._starts)
+            write_private(self._path, dumps(begun), durable=False)
+        self._report = TuningReport("running", 0, 0.0)
         self._program = self._search()
         next(self._program)
+
+    def install(self, undo: ExitStack) -> None:
+        """Watch what the length of an epoch is known from."""
+        self._epochs.install(undo)
 
     def after_step(self) -> None:
         """Go on to the next step, under the levers that are compared now."""
         if self.done:
             return
+        self._epochs.after_step()
         try:
             next(self._program)
         except StopIteration:
@@ -120,13 +138,22 @@ class Tuner:
         """Note that the script has ended, unless everything was decided before."""
         if not self.done:
             self.done = True
+            self._end_with_script()
+        self._ranks.leave()
+
+    def _end_with_script(self) -> None:
+        if not self._continued.replaying:
             self._write(replace(self._report, end="script"))
+        elif self._ranks.leads:  # what is known is in the file
+            ended = replace(self._continued.earlier, end="script", starts=self._starts)
+            write_private(self._path, dumps(ended), durable=False)
 
     def _search(self) -> Steps[None]:
         self._comparisons_left = NOISE_SHARE
         yield  # the first step, which creates what later ones find
+        self._ranks.check_levers([*self._levers])
         plain: Levers = frozenset()
-        yield from self._settle(plain)
+        yield from self._settle(plain, known=self._starts > 1)
         noise = yield from self._compare((), plain, plain)
         self._write(replace(self._report, noise=noise))
         self._comparisons_left = 2 * len(self._levers)
@@ -140,8 +167,10 @@ class Tuner:
         yield from self._leave_out()
         changed = frozenset(self._report.kept)
         # What is quoted later is the ratio to plain, also where one lever is left of several.
-        if changed and (plain, changed) not in self._ratios:
+        if changed and not self._continued.timed(plain, changed):
             together = yield from self._compare(self._report.kept, plain, changed)
+            first_use_s = sum(one.first_use_s for one in self._report.compared if one.kept)
+            together = replace(together, first_use_s=first_use_s)
             self._write(replace(self._report, together=together))
 
     def _try(self, name: str) -> Steps[None]:
@@ -165,111 +194,123 @@ class Tuner:
         """Compare all that is kept without each lever that was kept before the last one."""
         for name in self._report.kept[:-1]:
             kept = frozenset(self._report.kept)
+            rest = " and ".join(other for other in self._report.kept if other != name)
             found = yield from self._compare((name,), kept - {name}, kept, known_right=True)
-            if found.verdict == "slower":
-                rest = " and ".join(other for other in self._report.kept if other != name)
-                reason = f"slower together with {rest}"
-                self._write(
-                    replace(
-                        self._report,
-                        compared=tuple(
-                            replace(
-                                found,
-                                reason=reason,
-                                first_use_s=one.first_use_s,
-                                parity=one.parity,
-                            )
-                            if one.levers == (name,)
-                            else one
-                            for one in self._report.compared
-                        ),
-                    )
-                )
+            compared = (
+                _beside(one, found, rest) if one.levers == (name,) else one
+                for one in self._report.compared
+            )
+            self._write(replace(self._report, compared=tuple(compared)))
 
     def _compare(
         self, levers: tuple[str, ...], base: Levers, changed: Levers, *, known_right: bool = False
     ) -> Steps[Compared]:
-        """Compare two sets of levers until the faster one is known or its share of time is over."""
+        """Compare two sets of levers, unless an earlier start of the script has."""
         self._write(replace(self._report, comparing=levers))
-        found = Compared(levers, self._asked(levers), "undecided", PairedClocks(ALPHA).ratio())
+        if (earlier := self._continued.compared()) is not None:
+            self._comparisons_left -= 1
+            return earlier
+        found = yield from self._compare_now(levers, base, changed, known_right=known_right)
+        self._continued.add(found)
+        return found
+
+    def _compare_now(
+        self, levers: tuple[str, ...], base: Levers, changed: Levers, *, known_right: bool
+    ) -> Steps[Compared]:
+        """Compare two sets of levers until the faster one is known or its share of time is over."""
+        begun = self._continued.begun
+        found = Compared(levers, self._asked(levers), "undecided", Ratio(0.0, 1.0, UNBOUNDED))
         if self._late():
             return replace(found, reason=LATE)
         until_s, first_step = self._share(), self._meter.steps
-        before = yield from self._settle(base)
-        since = yield from self._settle(changed)
+        before = yield from self._settle(base, known=begun is not None)
+        since = yield from self._settle(changed, known=begun is not None)
+        if not any(since):  # no step was left for it
+            return replace(found, reason=LATE)
         if idle := self._idle(levers):
             return replace(found, verdict="no effect", reason=idle)
         first_use_s = max(0.0, sum(since) - len(since) * statistics.median(since))
-        parity = None
-        if levers and not known_right:
+        parity = begun.parity if begun is not None else None
+        if levers and not known_right and parity is None:
             parity = yield from self._parity(levers, changed)
             if parity.right is False:
                 return replace(found, verdict="wrong", parity=parity, reason=_wrong(parity))
-        timed = yield from self._time(base, changed, block_steps([*before, *since]), until_s)
+        known = begun or replace(found, first_use_s=first_use_s if levers else 0.0, parity=parity)
+        known = replace(known, steps=known.steps + self._meter.steps - first_step)
+        self._continued.begin(known)
+        length = block_steps([*before, *since])
+        timed = yield from self._time(base, changed, length, until_s, known)
         kept, reason = _judge(timed.verdict, parity, known_right=known_right)
-        return replace(
-            timed,
-            levers=levers,
-            asked=found.asked,
-            steps=self._meter.steps - first_step,
-            first_use_s=first_use_s if levers else 0.0,
-            parity=parity,
-            kept=kept and bool(levers),
-            reason=reason,
-        )
+        return replace(timed, kept=kept and bool(levers), reason=reason)
 
-    def _time(self, base: Levers, changed: Levers, length: int, until_s: float) -> Steps[Compared]:
+    def _time(
+        self, base: Levers, changed: Levers, length: int, until_s: float, known: Compared
+    ) -> Steps[Compared]:
         """Time pairs of blocks until the faster side is known or the time is over."""
-        ratios = self._ratios.setdefault((base, changed), PairedClocks(self._alpha))
+        ratios, before = self._continued.pairs(base, changed), known.steps - self._meter.steps
         plain_s: list[float] = []
         changed_s: list[float] = []
-        while ratios.verdict() == "undecided" and time.perf_counter() < until_s:
+        while ratios.verdict() == "undecided" and self._ranks.now_s() < until_s:
             without, with_it = yield from self._pair(base, changed, length)
             ratios.add(without, with_it)
             plain_s.append(without.wall_s)
             changed_s.append(with_it.wall_s)
-        return Compared(
-            levers=(),
-            asked="",
-            verdict=ratios.verdict(),
-            ratio=ratios.ratio(),
-            step_s=_median(changed_s),
-            plain_step_s=_median(plain_s),
-            pairs=len(ratios),
-        )
+            known = replace(
+                known,
+                steps=before + self._meter.steps,
+                step_s=_median(changed_s),
+                plain_step_s=_median(plain_s),
+                peak_bytes=self._peak_bytes.get(changed, 0),
+                plain_peak_bytes=self._peak_bytes.get(base, 0),
+            )
+            self._continued.begin(known)
+            if self._ranks.leads:
+                self._continued.save_now_and_then(self._report)
+        return replace(known, verdict=ratios.verdict(), ratio=ratios.ratio(), pairs=len(ratios))
 
     def _asked(self, levers: tuple[str, ...]) -> str:
         return self._levers[levers[0]].recorder.asked if len(levers) == 1 else ""
 
     def _share(self) -> float:
         """Return until when the comparison that begins now may last."""
-        now_s = time.perf_counter()
-        share_s = max(0.0, self._until_s - now_s) / max(1, self._comparisons_left)
+        now_s, spent_s = self._ranks.now_s(), self._continued.spent_s
+        left_s = max(0.0, self._until_s - now_s) + spent_s
+        share_s = left_s / max(1, self._comparisons_left) - spent_s
         self._comparisons_left -= 1
         return now_s + share_s
 
     def _late(self) -> bool:
-        return time.perf_counter() >= self._until_s
+        return self._ranks.now_s() >= self._until_s
 
     def _idle(self, levers: tuple[str, ...]) -> str:
         """Return why a lever that is switched on does nothing; empty if it does something."""
-        for name in levers:
-            outcome = self._outcome(name)
-            if outcome.state is not State.APPLIED:
-                return outcome.reason or outcome.state.value
-        return ""
+        found = (self._outcome(name) for name in levers)
+        idle = (one.reason or one.state.value for one in found if one.state is not State.APPLIED)
+        return self._ranks.reason(next(idle, ""))
 
     def _outcome(self, name: str) -> Outcome:
         lever = self._levers[name]
         lever.refresh()
         return lever.recorder.outcome()
 
-    def _settle(self, on: Levers) -> Steps[list[float]]:
-        """Take steps until their times fall no more, and return these times, in seconds."""
+    def _settle(self, on: Levers, *, known: bool = False) -> Steps[list[float]]:
+        """Take steps until their times fall no more, and return these times, in seconds.
+
+        They are those of the last time if nothing was switched since.
+
+        Args:
+            on: The levers to have on.
+            known: Whether an earlier start of the script has compared under them. A few steps do
+                then: what is left of a warm-up cancels out, and a start may have few steps.
+        """
+        if on == self._on == self._settled[0] and self._settled[1]:
+            return self._settled[1]
         self._set(on)
         times: list[float] = []
-        while not settled(times) and not self._late():
-            times.append((yield from self._timed(1)).wall_s)
+        while not (self._late() or settled(times) or (known and len(times) >= KNOWN_STEPS)):
+            (taken,) = self._ranks.times([(yield from self._timed(1))])
+            times.append(taken.wall_s)
+        self._settled = (on, times)
         return times or [0.0]
 
     def _pair(self, base: Levers, changed: Levers, length: int) -> Steps[tuple[StepTime, StepTime]]:
@@ -280,6 +321,7 @@ class Tuner:
             self._set(side)
             yield  # what a switch costs once isn't timed
             taken.append((yield from self._timed(length)))
+        taken = self._ranks.times(taken)
         return (taken[1], taken[0]) if first_changed else (taken[0], taken[1])
 
     def _timed(self, steps: int) -> Steps[StepTime]:
@@ -293,11 +335,14 @@ class Tuner:
         if module is None:
             return block_time((yield from self._timed_one_by_one(steps)))
         module.synchronize(device)
+        module.reset_peak_memory_stats(device)
         began_s = time.perf_counter()
         for _ in range(steps):
             yield
         module.synchronize(device)
         wall_s = (time.perf_counter() - began_s) / steps
+        peak_bytes = module.max_memory_allocated(device)
+        self._peak_bytes[self._on] = max(self._peak_bytes.get(self._on, 0), peak_bytes)
         return StepTime(wall_s, wall_s)
 
     def _timed_one_by_one(self, steps: int) -> Steps[list[StepTime]]:
@@ -310,6 +355,13 @@ class Tuner:
 
     def _parity(self, levers: tuple[str, ...], changed: Levers) -> Steps[Parity]:
         """Compare the results of one step with those of plain calls, and with those in fp64."""
+        looks: list[list[Parity]] = []
+        while (found := confirmed(looks, last=self._late())) is None:
+            looks.append(self._ranks.findings((yield from self._own_parity(levers, changed))))
+        return found
+
+    def _own_parity(self, levers: tuple[str, ...], changed: Levers) -> Steps[Parity]:
+        """Compare what this rank computes in one step."""
         plain: Levers = frozenset()
         self._set(plain)
         rounds = max(self._rounds[it] for it in changed)
@@ -326,12 +378,22 @@ class Tuner:
         for name, lever in self._levers.items():
             if (name in on) != (name in self._on):
                 lever.switch(on=name in on)
+        if on != self._on:
+            self._settled = (on, [])
         self._on = on
 
     def _write(self, report: TuningReport) -> None:
-        wall_s = time.perf_counter() - self._started_s
-        self._report = replace(report, steps=self._meter.steps, wall_s=wall_s)
-        write_private(self._path, dumps(self._report), durable=False)
+        earlier = self._continued.earlier
+        self._report = replace(
+            report,
+            steps=earlier.steps + self._meter.steps,
+            wall_s=earlier.wall_s + self._ranks.now_s(),
+            starts=self._starts,
+            epoch_steps=self._epochs.steps or earlier.epoch_steps,
+        )
+        if self._ranks.leads and not self._continued.replaying:
+            write_private(self._path, dumps(self._report), durable=False)
+            self._continued.save(self._report)
 
 
 def _judge(verdict: Verdict, parity: Parity | None, *, known_right: bool) -> tuple[bool, str]:
@@ -349,6 +411,22 @@ def _judge(verdict: Verdict, parity: Parity | None, *, known_right: bool) -> tup
         why = parity.reason if parity is not None else "nothing was compared"
         return False, f"faster, but whether its results are right isn't known: {why}"
     return True, ""
+
+
+def _beside(one: Compared, found: Compared, rest: str) -> Compared:
+    """Return what is known of a kept lever once it was compared beside the others.
+
+    Args:
+        one: What it did on top of the levers that were kept before it.
+        found: What it does beside all that are kept.
+        rest: Names of the others.
+    """
+    if found.verdict == "slower":
+        reason = f"slower together with {rest}"
+        return replace(found, reason=reason, first_use_s=one.first_use_s, parity=one.parity)
+    if found.ratio.low > one.ratio.high or found.ratio.high < one.ratio.low:
+        return replace(one, reason=f"x {found.ratio.middle:.3f} beside {rest}")
+    return one
 
 
 def _wrong(parity: Parity) -> str:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fasttrain.shim.tune.captured import MOST_CALLS, Capture, CapturedCall
-from fasttrain.shim.tune.double import InDouble, SameDraws
+from fasttrain.shim.tune.double import InDouble, Rounded, SameDraws
 
 
 class Rig:
@@ -63,6 +63,25 @@ def test_a_loop_of_calls_is_not_kept_whole() -> None:
     for _ in range(MOST_CALLS + 3):
         rig.call(torch.randn(2, 3)).sum().backward()
     assert len(rig.capture.calls()) == MOST_CALLS
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # jvp uses it
+@pytest.mark.parametrize("transform", ["grad", "jvp", "vmap"])
+def test_calls_in_a_transform_are_left_alone(transform: str) -> None:
+    rig, x = Rig(), torch.randn(4, 2, 3)
+
+    def call(x: Tensor) -> Tensor:
+        return rig.call(x).sum()
+
+    made = {
+        "grad": lambda: torch.func.grad(call)(x[0]),
+        "jvp": lambda: torch.func.jvp(call, (x[0],), (x[1],))[1],
+        "vmap": lambda: torch.func.vmap(call)(x),
+    }[transform]()
+    assert made.isfinite().all()
+    rig.call(x[0]).sum().backward()
+    [captured] = rig.capture.calls()
+    assert torch.equal(captured.args[0], x[0])
 
 
 def test_arguments_are_kept_as_they_were() -> None:
@@ -123,6 +142,21 @@ def test_the_same_numbers_are_drawn_in_any_precision(name: str) -> None:
     with SameDraws(torch.float32):
         assert torch.equal(drawn(operation, torch.float32), plain)
         assert torch.allclose(drawn(operation, torch.bfloat16), plain, rtol=2**-8)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
+def test_real_and_complex_results_are_rounded_at_random(dtype: torch.dtype) -> None:
+    ones = torch.full((999,), 1 + 1j if dtype.is_complex else 1.0, dtype=dtype)
+    with Rounded(torch.float32, 2**-8, (), 0):
+        rounded = ones.conj() * ones / ones
+    for part, one in (
+        [(rounded.real, ones.real), (rounded.imag, -ones.imag)]
+        if dtype.is_complex
+        else [(rounded, ones)]
+    ):
+        off = (part - one).abs()
+        assert 2**-9 < off.max() < 2**-5
+        assert (off > 0).float().mean() > 0.9
 
 
 def test_without_that_other_numbers_are_drawn() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
@@ -530,12 +529,6 @@ class Raising(nn.Linear):
         return super().forward(x)
 
 
-class Locked(nn.Linear):
-    def __init__(self) -> None:
-        super().__init__(4, 4)
-        self.lock = threading.Lock()
-
-
 class Climbing(nn.Linear):
     """Writes to its weights in each call."""
 
@@ -556,7 +549,6 @@ class Overflowing(nn.Linear):
     [
         (Drawing, "two plain calls differ"),
         (lambda: Raising(4, 4), "AssertionError: once only"),
-        (Locked, "can't be repeated: TypeError"),
         (lambda: Climbing(4, 4), "it changes its parameters"),
         (lambda: Overflowing(4, 4), "NaN without the lever"),
     ],

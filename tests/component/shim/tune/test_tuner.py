@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,29 +14,23 @@ import pytest
 
 from fasttrain.files import load
 from fasttrain.model.outcome import State
-from fasttrain.model.tuning import TUNING_FILE, Parity, Tuning, TuningReport
-from fasttrain.shim.hooks.outcome_recorder import OutcomeRecorder
+from fasttrain.model.tuning import (
+    TUNING_FILE,
+    TUNING_STATE_FILE,
+    Parity,
+    Tuning,
+    TuningReport,
+    TuningState,
+)
 from fasttrain.shim.tune import tuner as tuner_module
+from fasttrain.shim.tune.ranks import Alone
 from fasttrain.shim.tune.tuner import LATE, Tuner
+from support.fake_levers import FakeLever
 
 RIGHT = Parity(True, "equal")
 WRONG = Parity(False, "0.01 of at most 0.0001")
 STEP_S = 0.01
-
-
-class FakeLever:
-    """A lever of which only the switch matters."""
-
-    def __init__(self, name: str, state: State = State.APPLIED) -> None:
-        self.recorder = OutcomeRecorder(name, "default", explicit=False)
-        self.recorder.settle(state, "no optimizer has such a kernel")
-        self.on = True
-
-    def switch(self, *, on: bool) -> None:
-        self.on = on
-
-    def refresh(self) -> None:
-        """Nothing is pending."""
+IDLE = "no optimizer has such a kernel"
 
 
 class FakeRepeats:
@@ -71,6 +66,8 @@ class Loop:
         budget_s: float = 300.0,
         parity: Parity = RIGHT,
         state: State = State.APPLIED,
+        seed: int = 5,
+        earlier: str = "",
     ) -> None:
         self.now_s = 100.0
         self.folder = folder
@@ -78,11 +75,12 @@ class Loop:
         self._step_s, self._noise, self._random = step_s, noise, random.Random(3)
         for clock in ("perf_counter", "process_time"):
             monkeypatch.setattr(tuner_module.time, clock, lambda: self.now_s)
-        self.levers = {name: FakeLever(name, state) for name in names}
-        asked = Tuning(budget_s, "", (), seed=5)
+        self.levers = {name: FakeLever(name, state, IDLE) for name in names}
+        asked = Tuning(budget_s, "", (), seed=seed, earlier=earlier)
         self.repeats: Any = FakeRepeats(parity)
         rounds = {name: 2.0 ** (at - 24) for at, name in enumerate(names)}
-        self.tuner = Tuner(asked, self.levers, rounds, self.meter, self.repeats, folder, self.now_s)
+        how = asked, self.levers, rounds, self.meter, self.repeats, folder
+        self.tuner = Tuner(*how, Alone(self.now_s))
 
     @property
     def on(self) -> dict[str, bool]:
@@ -281,3 +279,138 @@ def test_at_most_one_lever_differs_in_a_comparison(loop: Any) -> None:
             others = {tuple(s for n, s in zip("abc", state, strict=True) if n not in levers)
                       for state in states}  # fmt: skip
             assert len(others) <= 2, "that of the comparison before, at its last step"
+
+
+class Starts:
+    """Starts of a script that ends after some steps, each of which goes on from the one before."""
+
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, folder: Path, step_s: Callable[..., float]
+    ) -> None:
+        self._monkeypatch, self._folder, self._step_s = monkeypatch, folder, step_s
+        self.loops: list[Loop] = []
+
+    def start(self, steps: int, *, ends: str = "by itself", **options: Any) -> TuningReport:
+        """Start the script once, and return the result."""
+        folder = self._folder / f"{len(self.loops)}"
+        folder.mkdir()
+        earlier = str(self.loops[-1].folder) if self.loops else ""
+        seed = len(self.loops)
+        loop = Loop(self._monkeypatch, folder, self._step_s, "a", "b",
+                    seed=seed, earlier=earlier, **options)  # fmt: skip
+        self.loops.append(loop)
+        for _ in loop.steps(steps):
+            pass
+        if ends == "by itself":
+            loop.tuner.finish()
+        return loop.report()
+
+
+@pytest.fixture
+def starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Starts]:
+    return lambda step_s: Starts(monkeypatch, tmp_path, step_s)
+
+
+def _both(a: bool, b: bool) -> float:
+    return STEP_S * (0.9 if a else 1) * (1.1 if b else 1)
+
+
+def test_a_script_that_ends_early_is_compared_over_several_starts(starts: Any) -> None:
+    made = starts(_both)
+    reports = [made.start(150)]
+    while reports[-1].end == "script":
+        assert len(reports) < 100
+        reports.append(made.start(150))
+    assert len(reports) > 3
+    report = reports[-1]
+    assert report.end == "decided"
+    assert verdicts(report) == {"a": "faster", "b": "slower"}
+    assert report.kept == ("a",)
+    assert report.starts == len(reports)
+    assert report.steps == sum(loop.meter.steps for loop in made.loops)
+    assert report.wall_s == pytest.approx(sum(loop.now_s - 100.0 for loop in made.loops))
+    compared = [one for one in (report.noise, *report.compared) if one is not None]
+    assert sum(one.pairs for one in compared) > 30, "pairs of all starts count"
+    assert sum(one.steps for one in compared) <= report.steps
+    for earlier, later in pairwise(reports):
+        assert later.compared[: len(earlier.compared)] == earlier.compared, "made once"
+
+
+def test_ten_steps_are_enough_for_a_pair(starts: Any) -> None:
+    made = starts(_both)
+    reports = [made.start(10) for _ in range(4)]
+    states = [load(TuningState, loop.folder / TUNING_STATE_FILE) for loop in made.loops]
+    assert [state.progress[1] for state in states] == [0, 1, 2, 3]
+    assert [report.starts for report in reports] == [1, 2, 3, 4]
+
+
+def test_a_start_counts_before_its_first_step(starts: Any) -> None:
+    made = starts(_both)
+    before = made.start(400)
+    after = made.start(0, ends="by os._exit")
+    assert (after.end, after.starts, after.compared) == ("running", 2, before.compared)
+
+
+def test_results_of_calls_are_compared_once(starts: Any) -> None:
+    made = starts(lambda a, b: STEP_S * (0.97 if a else 1))
+    while made.start(90, noise=0.1).end == "script":
+        assert len(made.loops) < 300
+    assert sum(len(loop.repeats.asked) for loop in made.loops) == 2
+
+
+def test_a_start_that_ends_at_once_loses_nothing(starts: Any) -> None:
+    made = starts(_both)
+    before = made.start(400)
+    assert before.end == "script"
+    assert before.compared
+    after = made.start(3)
+    assert after.compared == before.compared
+    assert (after.end, after.starts) == ("script", 2)
+
+
+def test_what_ends_without_a_word_goes_on_with_what_was_saved(starts: Any) -> None:
+    made = starts(lambda a, b: STEP_S * (0.97 if a else 1))
+    made.start(1000, ends="by os._exit", noise=0.1)
+    progress = load(TuningState, made.loops[0].folder / TUNING_STATE_FILE).progress
+    assert progress[1] > 20
+
+
+def test_the_pairs_of_a_start_that_ends_soon_are_saved(starts: Any) -> None:
+    made = starts(_both)
+    made.start(20, ends="by os._exit")
+    made.start(20, ends="by os._exit")
+    states = [load(TuningState, loop.folder / TUNING_STATE_FILE) for loop in made.loops]
+    assert 0 < states[0].progress[1] < states[1].progress[1]
+
+
+def test_a_share_of_time_is_not_given_twice(starts: Any) -> None:
+    made = starts(lambda a, b: STEP_S)
+    budget_s = 40.0
+    while made.start(100, noise=1.0, budget_s=budget_s).end == "script":
+        budget_s -= made.loops[-1].now_s - 100.0
+    spent = [one.levers for one in made.loops[-1].report().compared]
+    assert spent == [("a",), ("b",)], "the noise had a tenth, and both their turn"
+
+
+def test_a_lever_that_does_less_beside_another_is_named(loop: Any) -> None:
+    def step_s(a: bool, b: bool) -> float:
+        return STEP_S * (0.47 if a and b else 0.5 if b else 0.8 if a else 1)
+
+    first = loop(step_s, "a", "b").run().compared[0]
+    assert first.kept
+    assert "b" in first.reason
+    assert first.ratio.low <= 0.8 <= first.ratio.high
+
+
+def test_the_price_of_all_is_the_sum(loop: Any) -> None:
+    used: list[int] = []
+
+    def step_s(a: bool, b: bool) -> float:
+        used.append(1) if a else None
+        return 7.0 if len(used) == 1 and a else STEP_S * (0.8 if a else 1) * (0.8 if b else 1)
+
+    report = loop(step_s, "a", "b").run()
+    assert report.together is not None
+    assert report.together.first_use_s == pytest.approx(7.0, rel=0.2)
+    assert report.together.pays_after == pytest.approx(7.0 / (STEP_S * 0.36), rel=0.3)
+    assert report.compared[0].pays_after == pytest.approx(7.0 / (STEP_S * 0.2), rel=0.3)

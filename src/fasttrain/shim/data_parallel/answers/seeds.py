@@ -201,6 +201,10 @@ class Seeds:
         """Count a forked child."""
         self._forks += 1
 
+    def forget_fork(self) -> None:
+        """Count the last forked child no more: the other ranks have none like it."""
+        self._forks -= 1
+
     def begin_in_child(self) -> None:
         """Have a forked child draw other bytes than its parent and siblings."""
         self._family = (*self._family, self._forks)
@@ -217,6 +221,11 @@ def _follow_forks(seeds: Seeds) -> None:
             before=lambda: _each(Seeds.fork), after_in_child=lambda: _each(Seeds.begin_in_child)
         )
     _FORKING.add(seeds)
+
+
+def forget_fork() -> None:
+    """Have the children of this rank still be numbered as those of ranks that didn't fork."""
+    _each(Seeds.forget_fork)
 
 
 def _each(act: Callable[[Seeds], None]) -> None:

@@ -34,6 +34,8 @@ from statistics import median, median_low
 
 from fasttrain.model.tuning import UNBOUNDED, Ratio, Verdict
 
+ALPHA = 0.05  # that any verdict of one run is wrong
+TURNS = 3  # most comparisons for each lever: two of its own, and without it or all together
 SAME = 0.01  # a change that surely matters less than this is none
 # Both parameters of the Beta distribution of biases to bet on. At alpha 0.02, 1 (uniform) decides
 # after 9 pairs that all agree, and 3 after 12; but where every third or fourth disagrees, as under
@@ -92,6 +94,17 @@ class PairedRatios:
         _check(ratio, "a ratio of times")
         insort(self._ascending, ratio)
 
+    def add_ratios(self, ratios: Sequence[float]) -> None:
+        """Add ratios of pairs that were timed before; raises ValueError as `add` does."""
+        for ratio in ratios:
+            _check(ratio, "a ratio of times")
+        self._ascending = sorted([*self._ascending, *ratios])
+
+    @property
+    def ratios(self) -> tuple[float, ...]:
+        """The ratios of all pairs, in ascending order."""
+        return tuple(self._ascending)
+
     def ratio(self) -> Ratio:
         """Return the confidence interval of the ratio and the median of the pairs.
 
@@ -124,17 +137,22 @@ class PairedClocks:
     decides if it can, and processor time only between faster and slower, and only if the median of
     wall time is on the same side. Each clock has half of alpha.
 
+    Where the two sides have different numbers of threads, processor time says nothing, as it is the
+    sum over all of them: one thread takes less of it than two, and longer.
+
     Args:
         alpha: Probability that the verdict is ever faster or slower without any change.
+        wall_alone: Whether wall time decides alone, with all of alpha.
 
     Attributes:
         wall: The ratios of wall times.
         processor: The ratios of processor times.
     """
 
-    def __init__(self, alpha: float) -> None:
-        self.wall = PairedRatios(alpha / 2)
+    def __init__(self, alpha: float, *, wall_alone: bool = False) -> None:
+        self.wall = PairedRatios(alpha if wall_alone else alpha / 2)
         self.processor = PairedRatios(alpha / 2)
+        self._wall_alone = wall_alone
 
     def __len__(self) -> int:
         return len(self.wall)
@@ -153,11 +171,16 @@ class PairedClocks:
         return self._witness().verdict()
 
     def _witness(self) -> PairedRatios:
-        if self.wall.verdict() == "undecided":
+        if self.wall.verdict() == "undecided" and not self._wall_alone:
             middle, verdict = self.wall.ratio().middle, self.processor.verdict()
             if (verdict == "faster" and middle < 1.0) or (verdict == "slower" and middle > 1.0):
                 return self.processor
         return self.wall
+
+
+def share(levers: int) -> float:
+    """Return the alpha of each comparison in a run that compares so many levers."""
+    return ALPHA / (TURNS * max(1, levers))
 
 
 def excluded(pairs: int, alpha: float) -> int:

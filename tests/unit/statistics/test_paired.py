@@ -8,8 +8,8 @@ from itertools import accumulate, product
 import pytest
 
 from fasttrain.model.tuning import UNBOUNDED, Ratio
-from fasttrain.shim.tune import statistics
-from fasttrain.shim.tune.statistics import (
+from fasttrain.statistics import paired as statistics
+from fasttrain.statistics.paired import (
     MIN_BLOCK_S,
     MIN_TIMED_STEPS,
     MOST_WARM_UP_STEPS,
@@ -303,3 +303,15 @@ def test_rising_steps_have_settled():
 def test_a_warm_up_has_an_end():
     endless = [0.9**n for n in range(MOST_WARM_UP_STEPS + 10)]
     assert settles(endless) == MOST_WARM_UP_STEPS
+
+
+def test_processor_time_of_other_numbers_of_threads_says_nothing():
+    pairs = PairedClocks(0.04, wall_alone=True)
+    for wall in FASTER:
+        pairs.add(StepTime(1.0, 2.0), StepTime(wall, 0.9))
+    assert pairs.verdict() == "undecided"
+    few, shared = PairedClocks(0.05, wall_alone=True), PairedClocks(0.05)
+    for _ in range(10):
+        few.add(StepTime(1.0, 1.0), StepTime(0.9, 1.0))
+        shared.add(StepTime(1.0, 1.0), StepTime(0.9, 1.0))
+    assert (few.verdict(), shared.verdict()) == ("faster", "undecided"), "it has all of alpha"

@@ -1,0 +1,1 @@
+"""Decides from numbers that runs have measured: pairs of times, curves of losses."""

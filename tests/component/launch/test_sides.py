@@ -1,0 +1,59 @@
+"""Runs beside each other: the end of those that don't answer in time."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+from fasttrain.launch.sides import Sides
+from fasttrain.model.proof import Side, Turn
+
+
+def hang(_: Side) -> int:
+    time.sleep(60)
+    return 1
+
+
+def linger(_: Side) -> int:
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(3))
+    return hang("plain")
+
+
+def test_no_turn_is_waited_for_longer_than_there_is_time() -> None:
+    began_s = time.monotonic()
+    sides = Sides(hang, until_s=began_s + 0.5, end_s=0.2)
+    sides.prepare(("plain", "chosen"))
+    with sides.attended():
+        sides.start("plain", "chosen")
+        assert sides.take("plain", Turn(1)) is None
+        assert 0.5 <= time.monotonic() - began_s < 5
+        assert sides.take("chosen", Turn(1)) is None
+        sides.end("plain", "chosen")
+    assert time.monotonic() - began_s < 10
+    assert sides.exit_code("plain") == sides.exit_code("chosen") == 0, "made to end: no failure"
+    assert not sides.signum
+
+
+def test_no_descriptor_is_left() -> None:
+    before = set(Path("/proc/self/fd").iterdir())
+    sides = Sides(linger, until_s=time.monotonic(), end_s=0.1)
+    sides.prepare(("plain", "chosen", "control-1"))
+    with sides.attended():
+        sides.start("plain")
+        assert sides.take("plain", Turn(1)) is None
+    assert set(Path("/proc/self/fd").iterdir()) == before
+
+
+def test_who_fails_slowly_has_failed_as_long_as_there_is_time() -> None:
+    def fail(_: Side) -> int:
+        time.sleep(0.7)
+        return 5
+
+    sides = Sides(fail, until_s=time.monotonic() + 30, end_s=0.1)
+    sides.prepare(("plain",))
+    with sides.attended():
+        sides.start("plain")
+        sides.end("plain")
+    assert sides.exit_code("plain") == 5
