@@ -24,7 +24,7 @@ pytestmark = pytest.mark.faults
 
 HERE = Path(__file__).parent
 SEED = 7
-KILLS = {"few": 6, "full": 200}
+KILLS = {"few": 4, "full": 200}
 SIGNALS = ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGUSR2", "SIGABRT")
 # Program, ranks, and seconds in which it is there on two cores that do nothing else.
 RUNS = (("family.py", 1, 0.7), ("family.py", 2, 3.5), ("loads.py", 2, 6.0))

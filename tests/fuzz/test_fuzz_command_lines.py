@@ -31,7 +31,7 @@ def test_command_lines(
         "sbatch": "Submitted batch job 7\n",
     }
 
-    @rounds(200, 5000)
+    @rounds(70, 5000)
     @given(LINES, ENVIRONS, PLACES, ENCODINGS)
     def check(words: list[str], environ: dict[str, str], place: str, encoding: str) -> None:
         recorder.exit_code = len(words) % 2

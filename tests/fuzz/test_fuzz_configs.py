@@ -27,7 +27,7 @@ def test_configs(
     recorder.answers = {"sbatch": "Submitted batch job 7\n"}
     path = ground.work / "fasttrain.yaml"
 
-    @rounds(120, 2400)
+    @rounds(60, 2400)
     @given(CONTENTS, st.sampled_from(LINES))
     def check(content: bytes, words: list[str]) -> None:
         path.write_bytes(content)

@@ -114,7 +114,7 @@ def harmless(words: Iterable[str]) -> bool:
 
 
 def test_processes(real: Real, rounds: Any, figures: Counter[int]) -> None:
-    @rounds(15, 200)
+    @rounds(10, 200)
     @given(LINES, ENVIRONS, PYTHONS)
     def check(words: list[str], environ: dict[str, str], pythons: dict[str, str]) -> None:
         # Not by a filter, which hypothesis describes in megabytes whenever it refuses a line.
@@ -141,7 +141,7 @@ def test_workers(real: Real, rounds: Any, figures: Counter[int], ground: Any) ->
         "FASTTRAIN_RESTART_COUNT",
     )
 
-    @rounds(15, 200)
+    @rounds(10, 200)
     @given(spoiled(plan), st.dictionaries(st.sampled_from(names), numbers, max_size=4))
     def check(content: bytes, environ: dict[str, str]) -> None:
         path.write_bytes(content)

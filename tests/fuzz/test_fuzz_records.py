@@ -92,7 +92,7 @@ def test_records(
 ) -> None:
     log = f"{ground.work}/fasttrain_runs/j/slurm/7_0_log.out"
 
-    @rounds(120, 2200)
+    @rounds(40, 2200)
     @given(CASES, st.sampled_from(STATES), st.booleans())
     def check(case: Any, state: str, fails: bool) -> None:
         scene, name, content, words = case

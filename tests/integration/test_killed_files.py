@@ -32,7 +32,7 @@ pytestmark = pytest.mark.faults
 
 SEED = 11
 WRITERS = 30
-RUNS_IN_CI, RUNS_ALONE = 6, 40
+RUNS_IN_CI, RUNS_ALONE = 3, 40
 PATIENCE_S = 60.0
 
 # Writes the files of a worker as fast as it can, larger ones than any pipe or buffer takes at once.

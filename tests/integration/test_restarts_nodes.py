@@ -126,7 +126,7 @@ def free_port() -> int:
 
 
 def newest(node: Node, name: str) -> Any:
-    (run_dir,) = (node.cwd / "fasttrain_runs").glob("[!.]*")
+    (run_dir,) = (node.cwd / "fasttrain_runs").glob("[!.]*/")
     return json.loads((run_dir / name).read_text())
 
 

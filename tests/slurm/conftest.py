@@ -26,8 +26,10 @@ FULL = (
     "test_a_job_survives_its_node",  # test_a_dead_node_has_it_queued_again
     "test_down_leaves_nothing[ports]",  # the same with network namespaces
     "test_requeued_by_the_cluster_it_goes_on",  # preempted by another partition it goes on
-    "test_the_ranks_of_all_nodes_are_told[per-node]",  # the same per GPU
-    "test_the_warning_signal_has_it_saved_and_queued_again[USR1]",  # the same with USR2
+    "test_the_ranks_of_all_nodes_are_told[per-node]",  # ranks of one node, and unit tests of hangs
+    "test_the_ranks_of_all_nodes_are_told[per-gpu]",
+    "test_the_warning_signal_has_it_saved_and_queued_again[USR1]",  # preempted, it gets it, too
+    "test_the_warning_signal_has_it_saved_and_queued_again[USR2]",
     "test_a_script_without_checkpoints_goes_on_from_a_snapshot",  # contract/test_preempt_snapshots
     "test_a_time_limit_does_not_end_the_run",  # preempted by another partition
     "test_ranks_that_wait_for_another_node_do_not_hang",  # unit tests of hangs
@@ -36,6 +38,7 @@ FULL = (
     "test_the_script_and_its_shape_may_come_from_the_file",  # unit tests of the configuration
     "test_without_accounting_a_job_that_vanished_is_told",  # unit tests of following a job
     "test_another_folder_finds_the_job_by_its_log",  # unit tests of jobs
+    "test_modules_and_other_commands_run_too",  # unit tests of what a job runs
     "test_tools_that_hang_or_talk_rubbish_are_told[sleep 30]",  # unit tests of hardware/tool.py
 )
 

@@ -35,7 +35,7 @@ dist.destroy_process_group()
 
 @pytest.fixture
 def run_dir(shared_folder: Path) -> Any:
-    return lambda: next((shared_folder / "fasttrain_runs").glob("[!.]*"))
+    return lambda: next((shared_folder / "fasttrain_runs").glob("[!.]*/"))
 
 
 @pytest.mark.parametrize("tasks", ["per-node", "per-gpu"])

@@ -75,7 +75,7 @@ print("done", step)
 
 
 def run_dir(folder: Path) -> Path:
-    (found,) = (folder / "fasttrain_runs").glob("[!.]*")
+    (found,) = (folder / "fasttrain_runs").glob("[!.]*/")
     return found
 
 
@@ -109,7 +109,7 @@ def test_the_warning_signal_has_it_saved_and_queued_again(
     assert second.endswith("done 40\n")
     assert " restart 1" in second
     assert cluster.job_field(number, "Restarts") == "1"
-    (run_dir,) = shared_folder.glob("fasttrain_runs/[!.]*")
+    (run_dir,) = shared_folder.glob("fasttrain_runs/[!.]*/")
     for attempt in (run_dir, run_dir / "attempt-1"):  # what each has told stays apart
         assert (attempt / "plan.json").exists()
     assert f"{PUT_ASIDE} attempt-1\n" in "".join(

@@ -28,7 +28,7 @@ json.dump({"args": sys.argv[1:], "env": {n: os.environ.get(n) for n in names}}, 
 
 
 def run_dir(folder: Path) -> Path:
-    (found,) = (folder / "fasttrain_runs").glob("[!.]*")
+    (found,) = (folder / "fasttrain_runs").glob("[!.]*/")
     return found
 
 
@@ -274,7 +274,7 @@ def test_two_submissions_in_one_second_are_two_jobs(fasttrain: Any, shared_folde
     (shared_folder / "train.py").write_text("print(1)")
     both = [fasttrain.start("slurm", "train.py", "--wait", stderr=-1) for _ in range(2)]
     assert [each.communicate(timeout=60) and each.returncode for each in both] == [0, 0]
-    assert len(list((shared_folder / "fasttrain_runs").glob("[!.]*"))) == 2
+    assert len(list((shared_folder / "fasttrain_runs").glob("[!.]*/"))) == 2
 
 
 def test_another_folder_finds_the_job_by_its_log(
@@ -311,7 +311,7 @@ def test_what_slurm_or_we_refuse_leaves_nothing_behind(
     done = fasttrain("slurm", "train.py", *words)
     assert f"[{slug}]" in done.stderr.decode()
     assert done.returncode in (2, 78)
-    assert not list((shared_folder / "fasttrain_runs").glob("[!.]*"))
+    assert not list((shared_folder / "fasttrain_runs").glob("[!.]*/"))
 
 
 def test_an_sbatch_that_hangs_is_ended(fasttrain: Any, cluster: Any, shared_folder: Path) -> None:

@@ -17,9 +17,10 @@ from typing import Any
 Completed = subprocess.CompletedProcess[bytes]
 
 # What would change what fasttrain or torch does: a test says what it needs of these itself.
+# Inductor sets the folder of its cache for all that a process starts in which it was used.
 _FOREIGN = re.compile(
     r"FASTTRAIN_|(LOCAL_|GROUP_|NODE_)?RANK$|(LOCAL_)?WORLD_SIZE$|MASTER_|SLURM_|SBATCH_|TORCHELASTIC_"
-    r"|VIRTUAL_ENV$|CONDA_PREFIX$|PYTHONUNBUFFERED$|PYTHONWARNINGS$|NO_COLOR$|FORCE_COLOR$|COLUMNS$|LINES$"
+    r"|VIRTUAL_ENV$|CONDA_PREFIX$|TORCHINDUCTOR_CACHE_DIR$|PYTHONUNBUFFERED$|PYTHONWARNINGS$|NO_COLOR$|FORCE_COLOR$|COLUMNS$|LINES$"
 )
 # What torch says on a CPU for which oneDNN has no LSTM in bf16: by hand a script ends there.
 NO_BF16_LSTM = "could not create a primitive descriptor for the LSTM"

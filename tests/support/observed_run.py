@@ -85,7 +85,7 @@ class ObservedRun:
     @property
     def run_dir(self) -> Path | None:
         """Its run directory; None while there is none."""
-        return next(self.folder.glob("fasttrain_runs/[!.]*"), None)
+        return next(self.folder.glob("fasttrain_runs/[!.]*/"), None)
 
     def look(self) -> list[psutil.Process]:
         """Return what of it is alive: by descent, by the mark, and by what the script wrote."""

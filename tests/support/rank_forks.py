@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fasttrain.config.resolve import resolve
@@ -21,6 +21,7 @@ from fasttrain.launch.receipts import gather
 from fasttrain.launch.run_node import compose
 from fasttrain.model.codec import dumps
 from fasttrain.model.plan import Invocation, LaunchPlan, Target
+from fasttrain.model.tuning import Tuning
 from fasttrain.planning.plan import make_plan
 from fasttrain.source.read import read_script
 from support.zygote import TIMEOUT_S, Ended, Zygote
@@ -53,16 +54,19 @@ def run_ranks(
     options: tuple[str, ...],
     environ: Mapping[str, str] | None = None,
     timeout_s: float = TIMEOUT_S,
+    tuning: Tuning | None = None,
 ) -> Ranks:
     """Run a script in a directory that exists, with its run directory ``run`` in it."""
     run_dir = cwd / "run"
     run_dir.mkdir()
     plan = plan_of_ranks(cwd, run_dir, script, args, ("--nproc-per-node", str(ranks), *options))
+    plan = replace(plan, tuning=tuning)
     path = run_dir / "plan.json"
     path.write_text(dumps(plan))
     group = f"ranks-{next(_groups)}"
     of_all = {**compose(environ or {}, plan.environment), "MASTER_ADDR": "127.0.0.1"}
-    of_all |= {"MASTER_PORT": zygote.port_of_store(cwd, group), "TORCHELASTIC_RUN_ID": group}
+    of_all |= {"MASTER_PORT": zygote.port_of_store(cwd, group, timeout_s)}
+    of_all["TORCHELASTIC_RUN_ID"] = group
     forks = [
         zygote.worker(
             path, script, *args, cwd=cwd, group=group, timeout_s=timeout_s,

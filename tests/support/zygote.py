@@ -116,10 +116,10 @@ class Zygote:
         streams = (path.read_text() if path.exists() else "" for path in (fork.stdout, fork.stderr))
         return Ended(self._codes[fork.number], *streams)
 
-    def port_of_store(self, cwd: Path, group: str) -> str:
+    def port_of_store(self, cwd: Path, group: str, timeout_s: float = TIMEOUT_S) -> str:
         """Have a store kept until the others of a group have ended, and return its port."""
         path = Path(self._streams.name, f"{group}.port")
-        self.start("store", path, cwd=cwd, group=group)
+        self.start("store", path, cwd=cwd, group=group, timeout_s=timeout_s)
         deadline = time.monotonic() + TIMEOUT_S
         while not path.exists():
             assert time.monotonic() < deadline, "there is no store"
