@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 T = TypeVar("T")
-WAIT_S = 20.0  # for a thread that another one has left alone
+WAIT_S = 90.0  # for a thread that another one has left alone
 
 
 class _Meeting:

@@ -18,7 +18,7 @@ from torch import distributed as dist
 
 from fasttrain.shim.data_parallel.ranks import Ranks
 
-WAIT_S = 20.0  # for a process that another one has left alone
+WAIT_S = 90.0  # for a process that another one has left alone
 
 
 @dataclass(frozen=True)
