@@ -19,6 +19,7 @@ from fasttrain.shim.data_parallel.replica import Replica, average_gradients
 from fasttrain.shim.data_parallel.sharded import ShardedReplica
 from fasttrain.shim.data_parallel.split.rows import mean_gradient
 from fasttrain.shim.hooks import patching
+from fasttrain.shim.hooks.gradients import ends_of
 from fasttrain.shim.hooks.loop import TrainingState
 from fasttrain.shim.hooks.seams import Hooking
 
@@ -97,7 +98,8 @@ class BackwardPasses:
         """Run a backward pass by ``original``, `torch.autograd.backward`, with its arguments."""
         asked = kwargs.get("inputs") or ()
         see((asked,) if isinstance(asked, Tensor) else asked)
-        losses = (tensors,) if isinstance(tensors, Tensor) else tuple(tensors)
+        ends = ends_of(tensors)
+        losses = [end for end in ends if isinstance(end, Tensor)]
         replicas = self._living()
         with self._ranks.waits():
             if not self._display:
@@ -107,7 +109,7 @@ class BackwardPasses:
                 if create_graph:
                     replica.leave_ddp()
                 replica.begin_pass()
-            original(losses, grad_tensors, retain_graph, create_graph, *args, **kwargs)
+            original(ends, grad_tensors, retain_graph, create_graph, *args, **kwargs)
             for replica in replicas:
                 replica.after_backward()
             self._unowned.after_backward(replicas)

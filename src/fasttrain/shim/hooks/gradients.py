@@ -1,4 +1,4 @@
-"""The script's gradient hooks, and gradients with respect to low-precision tensors."""
+"""Where backward passes start, the script's gradient hooks, and gradients of low precision."""
 
 from __future__ import annotations
 
@@ -16,6 +16,20 @@ from torch.utils.hooks import BackwardHook
 from fasttrain.shim.hooks import patching
 from fasttrain.shim.hooks.dynamo import pass_over
 from fasttrain.shim.hooks.seams import Differentiating, Hooking
+
+# Reads the arguments of a backward pass as torch does.
+
+
+def ends_of(tensors: Any) -> tuple[Any, ...]:
+    """Return what a backward pass starts from: tensors, and edges of the autograd graph.
+
+    The script may have an iterator of them, which can be read once only: hand on what this returns.
+
+    Source: ``torch/autograd/__init__.py`` of torch 2.13, ``backward``. An edge is a tuple itself.
+    """
+    one = isinstance(tensors, Tensor | torch.autograd.graph.GradientEdge)
+    return (tensors,) if one else tuple(tensors)
+
 
 # Wraps the script's gradient hooks, for levers that pass them changed gradients.
 

@@ -6,7 +6,7 @@ import functools
 import math
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch import Tensor
 from fasttrain.model.proof import Took
 from fasttrain.shim.hooks import patching
 from fasttrain.shim.hooks.device_clock import module_of
+from fasttrain.shim.hooks.gradients import ends_of
 from fasttrain.shim.hooks.seams import Differentiating
 from fasttrain.shim.hooks.steps import StepMeter
 from fasttrain.shim.process.turns import Turns
@@ -40,18 +41,26 @@ class Losses:
     def _watched(self, original: Any) -> Any:
         @functools.wraps(original)
         def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-            if not torch.compiler.is_compiling():
-                self.note(tensors)
-            return original(tensors, *args, **kwargs)
+            if torch.compiler.is_compiling():
+                return original(tensors, *args, **kwargs)
+            ends = ends_of(tensors)
+            self.note(ends)
+            return original(ends, *args, **kwargs)
 
         return backward
 
     @torch.no_grad()
-    def note(self, tensors: Any) -> None:
-        """Note what a backward pass starts from."""
+    def note(self, ends: Iterable[Any]) -> None:
+        """Note what a backward pass starts from, as far as it has numbers to read."""
         self.passes += 1
-        for tensor in [tensors] if isinstance(tensors, Tensor) else list(tensors):
-            value = tensor.detach()
+        for end in ends:
+            if not isinstance(end, Tensor) or end.layout is not torch.strided:
+                continue  # an edge of the graph has no value; sparse tensors have no mean
+            if end.is_nested or end.is_meta:
+                continue
+            value = end.detach()
+            if value.is_complex():
+                value = torch.view_as_real(value.resolve_conj())
             # A copy: a CUDA graph, or the script, may write another value into it.
             self._of_step.append(value.clone() if value.numel() == 1 else value.float().mean())
 

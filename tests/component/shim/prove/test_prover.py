@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch.autograd.graph import get_gradient_edge
 
 from fasttrain.model.codec import dumps, loads
 from fasttrain.model.proof import Took, Turn
@@ -62,6 +63,37 @@ def test_losses_of_several_numbers_and_those_that_are_not_finite(losses: Losses)
     assert losses.read() == (2.0, None, 3.0)
 
 
+def ones(end: torch.Tensor) -> None:
+    torch.autograd.backward([end], [torch.ones_like(end)])
+
+
+def sparse(weight: torch.Tensor) -> None:
+    torch.autograd.backward([weight.to_sparse()], [torch.ones(2).to_sparse()])
+
+
+STARTS: dict[str, tuple[Callable[[torch.Tensor], None], float | None]] = {
+    "an iterator": (lambda w: torch.autograd.backward(it for it in [w.sum()]), 4.0),
+    "a complex number": (lambda w: ones(torch.complex(w[:1], w[1:])), 2.0),
+    "complex numbers": (lambda w: ones(torch.complex(w, w)), 2.0),
+    "an edge": (lambda w: torch.autograd.backward(get_gradient_edge(w.sum())), None),
+    "a sparse tensor": (sparse, None),
+    "a nested tensor": (lambda w: ones(torch.nested.as_nested_tensor([w.clone()])), None),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant", "ignore:The PyTorch API of nested")
+@pytest.mark.parametrize("name", STARTS)
+def test_a_backward_pass_may_start_from_anything_that_torch_takes(
+    losses: Losses, name: str
+) -> None:
+    act, expected = STARTS[name]
+    weight = leaf(1.0, 3.0)
+    act(weight)
+    losses.end_step()
+    assert weight.grad is not None
+    assert losses.read() == (expected,)
+
+
 class Giver:
     """The other end of the socket."""
 
@@ -104,7 +136,7 @@ def prover(giver: Giver) -> Iterator[Prover]:
 
 
 def step(prover: Prover, loss: float = 1.0) -> None:
-    prover.losses.note(torch.tensor(loss))
+    prover.losses.note([torch.tensor(loss)])
     prover.after_step()
 
 
