@@ -105,6 +105,8 @@ class Root:
         precision: The amp lever's state of this root.
         outer: The class and call site of the module whose ``forward`` the script called directly,
             so that this part of it is a root; empty if there is none.
+        lowered_on: The device type on which the amp lever had its last forward pass in low
+            precision; None if it hadn't.
     """
 
     ref: weakref.ref[Module]
@@ -115,6 +117,7 @@ class Root:
     replica: Any = None
     precision: Any = None
     outer: str = ""
+    lowered_on: str | None = None
     # Where it is: torch can't swap the tensors of a parameter that has a weak reference.
     _part: Callable[[], Module | None] = field(default=lambda: None, repr=False)
     _key: str = ""
@@ -272,7 +275,7 @@ class RootCalls:
         return output
 
     def _root_of(self, module: Module) -> Root | None:
-        if _being_traced() or _in_backward() or get_worker_info() is not None or in_constructor():
+        if _being_traced() or in_backward() or get_worker_info() is not None or in_constructor():
             return None
         with self._discovery:  # two threads may call a new root at once
             root = self._table.get(id(module))
@@ -318,8 +321,12 @@ def _being_traced() -> bool:
     return torch._C._get_tracing_state() is not None or torch.compiler.is_compiling()
 
 
-def _in_backward() -> bool:
-    """True if a backward pass is running: activation checkpointing calls inner modules there."""
+def in_backward() -> bool:
+    """True if a backward pass is running, in which activation checkpointing calls modules again.
+
+    Such a call has to do what the forward pass did, whatever was switched since: tensors that the
+    forward pass has saved are taken from it.
+    """
     return torch._C._current_graph_task_id() != -1
 
 

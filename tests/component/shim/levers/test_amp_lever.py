@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from fasttrain.model.outcome import State
 from support.rig import Probe
@@ -129,6 +129,23 @@ def test_a_checkpoint_repeats_in_bf16(amp: Any, use_reentrant: bool) -> None:
     assert model.inner.linear.weight.grad is not None
     assert amp().state is State.APPLIED
     assert amp().counts == {"forwards": 1}
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_a_checkpoint_repeats_its_forward_pass_whatever_was_switched_since(
+    rig: Any, on: bool
+) -> None:
+    with rig(amp="bfloat16") as runtime:
+        (lever,) = (it for it in runtime._levers if it.recorder.lever == "amp")
+        model = Probe()
+        lever.switch(on=on)
+        with set_checkpoint_early_stop(enable=False):
+            loss = checkpoint(model, X, use_reentrant=False).sum()
+        lever.switch(on=not on)
+        loss.backward()
+        assert model.seen == 2 * [torch.bfloat16 if on else torch.float32]
+        model(X)
+        assert model.seen[2] is not model.seen[1]
 
 
 def test_functional_transforms(amp: Any) -> None:

@@ -11,6 +11,7 @@ from unittest import mock
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from fasttrain.model.outcome import State
 from fasttrain.shim.hooks.roots import Root
@@ -249,3 +250,17 @@ def test_a_part_that_the_script_compiles(auto: Any, any_size: None) -> None:
     model = Outer(8)
     train(model, X, lambda _: 1)
     assert model.low == [False, True, True, True]
+
+
+def test_a_checkpoint_repeats_in_the_precision_of_its_forward_pass(
+    auto: Any, any_size: None
+) -> None:
+    generator, critic = Layer(8), nn.Linear(8, 1)
+    with set_checkpoint_early_stop(enable=False):
+        loss = critic(checkpoint(generator, X, use_reentrant=False)).mean()
+    torch.optim.SGD(critic.parameters()).step()  # after which the generator is lowered
+    loss.backward()
+    assert generator.low == [False, False]
+    generator(X)
+    assert generator.low[-1]
+    assert auto().state is State.APPLIED

@@ -26,7 +26,7 @@ from fasttrain.model.vendors import VENDORS
 from fasttrain.shim.hooks import gradients, patching
 from fasttrain.shim.hooks.containers import to_float32
 from fasttrain.shim.hooks.outcome_recorder import Lever, OutcomeRecorder, Shared
-from fasttrain.shim.hooks.roots import Call, Root, RootCalls
+from fasttrain.shim.hooks.roots import Call, Root, RootCalls, in_backward
 from fasttrain.shim.hooks.seams import Training, then
 from fasttrain.shim.levers.amp.kept import KeptTensors, Reach, allow_numpy
 from fasttrain.shim.levers.amp.operators import BinaryCrossEntropy, run_in_float32
@@ -113,14 +113,11 @@ class AmpLever:
         self._on = on
 
     def _region(self, root: Root, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if not self._on:
-            return call(*args, **kwargs)
-        device = self._device_of(root)
-        if device is not None and self._rules is not None:
-            call = self._rules.count(root, root.precision.history, device, call)
-            if root.precision.left or not root.precision.history.low:
-                device = None
-                self.recorder.excuse(State.SKIPPED, JUDGING)
+        if in_backward():
+            device = root.lowered_on
+        else:
+            device, call = self._decided(root, call) if self._on else (None, call)
+            root.lowered_on = device
         if device is None:
             return call(*args, **kwargs)
         parameter = root.parameter()
@@ -139,6 +136,16 @@ class AmpLever:
             root.precision.backup.release()
         return output
 
+    def _decided(self, root: Root, call: Call) -> tuple[str | None, Call]:
+        """Return the device type to autocast a forward pass on, or None, and what makes it."""
+        device = self._device_of(root)
+        if device is not None and self._rules is not None:
+            call = self._rules.count(root, root.precision.history, device, call)
+            if root.precision.left or not root.precision.history.low:
+                device = None
+                self.recorder.excuse(State.SKIPPED, JUDGING)
+        return device, call
+
     def _lowered_or_repeated(
         self, root: Root, device: str, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
@@ -152,6 +159,7 @@ class AmpLever:
         # Not in the except block: an error of the repeat is the script's own and must not be
         # chained to this one, and the tensors of the failed call are freed by now.
         side.backup.put_back()
+        root.lowered_on = None
         output = call(*args, **kwargs)
         self._leave_for_good(root, f"failed in {_name(self._dtype)} and not in fp32: {failure}")
         return output

@@ -23,7 +23,7 @@ from torch.utils.hooks import RemovableHandle
 
 from fasttrain.shim.hooks import patching
 from fasttrain.shim.hooks.outcome_recorder import OutcomeRecorder
-from fasttrain.shim.hooks.roots import ROWS
+from fasttrain.shim.hooks.roots import ROWS, in_backward
 from fasttrain.shim.hooks.seams import Hooking, then
 from fasttrain.shim.levers.compile.graphs import GraphGuard
 from fasttrain.shim.levers.compile.targets import uncompilable
@@ -94,12 +94,14 @@ class Filling:
         guard: Decides which of its calls are replayed as CUDA graphs; None if none is.
         renewals: How often it was compiled again because its hooks had changed.
         calls: How often it was called.
+        on: Whether its last forward pass ran compiled.
     """
 
     finish: Callable[[Any], Any] | None = None
     guard: GraphGuard | None = None
     renewals: int = 0
     calls: int = 0
+    on: bool = True
 
 
 class _Slot(functools.partial[Any]):
@@ -161,7 +163,9 @@ class Slots:
 
         def call(*args: Any, **kwargs: Any) -> Any:
             module: Any = ref()
-            if not self.on:
+            if not in_backward():
+                filling.on = self.on
+            if not filling.on:
                 return module._call_impl(*args, **kwargs)
             filling.calls += 1
             # Dynamo refuses to run under torch.jit.trace and inside torch.func's transforms.
