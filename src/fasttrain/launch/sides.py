@@ -74,7 +74,7 @@ class Sides:
     @contextmanager
     def attended(self) -> Iterator[None]:
         """Pass signals on in the block, and end at its end what still runs."""
-        before = {signum: signal.signal(signum, self._pass_on) for signum in _STOPPING}
+        before = {signum: signal.signal(signum, self._pass_on) for signum in _heeded()}
         try:
             yield
         finally:
@@ -127,9 +127,9 @@ class Sides:
 
     def _in_launcher(self, side: Side, launcher: int) -> int:
         os.setpgid(0, 0)
-        for signum in _STOPPING:
-            signal.signal(signum, signal.SIG_DFL)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        for signum in _heeded():
+            interrupts = signum == signal.SIGINT
+            signal.signal(signum, signal.default_int_handler if interrupts else signal.SIG_DFL)
         if sys.platform == "linux":
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
         if os.getppid() != launcher:
@@ -219,6 +219,11 @@ class _Running:
     def signal(self, signum: int) -> None:
         if self.exit_code is None:  # not reaped, so that its number is still its own
             os.kill(self._pid, signum)
+
+
+def _heeded() -> list[signal.Signals]:
+    """Return the signals that ask for the end, but for those that the caller ignores, as by nohup."""
+    return [it for it in _STOPPING if signal.getsignal(it) != signal.SIG_IGN]
 
 
 def _in_fork(act: Callable[[], int]) -> None:

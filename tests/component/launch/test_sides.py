@@ -28,10 +28,10 @@ def test_no_turn_is_waited_for_longer_than_there_is_time() -> None:
     with sides.attended():
         sides.start("plain", "chosen")
         assert sides.take("plain", Turn(1)) is None
-        assert 0.5 <= time.monotonic() - began_s < 5
+        assert 0.5 <= time.monotonic() - began_s < 30
         assert sides.take("chosen", Turn(1)) is None
         sides.end("plain", "chosen")
-    assert time.monotonic() - began_s < 10
+    assert time.monotonic() - began_s < 40
     assert sides.exit_code("plain") == sides.exit_code("chosen") == 0, "made to end: no failure"
     assert not sides.signum
 
@@ -57,3 +57,22 @@ def test_who_fails_slowly_has_failed_as_long_as_there_is_time() -> None:
         sides.start("plain")
         sides.end("plain")
     assert sides.exit_code("plain") == 5
+
+
+def test_a_signal_that_the_caller_ignores_ends_nothing() -> None:
+    def run(_: Side) -> int:
+        os.kill(os.getpid(), signal.SIGHUP)
+        return 7
+
+    sides = Sides(run)
+    sides.prepare(("plain",))
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # nohup
+    try:
+        with sides.attended():
+            sides.start("plain")
+            os.kill(os.getpid(), signal.SIGHUP)
+            sides.end("plain")
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert not sides.signum
+    assert sides.exit_code("plain") == 7
