@@ -100,8 +100,9 @@ def perform(request: RunRequest) -> int:
         print_plan(plan, invocation, explain=request.explain, as_json=request.json)
         return 0
 
+    of = holds_for(plan, machine, invocation)  # the script may be edited while it runs
+
     def remember(receipt: Receipt) -> None:
-        of = holds_for(plan, machine, invocation)
         if of is not None:
             with suppress(OSError):  # a history is a help, and no run fails without it
                 history.remember(receipt, plan, of, invocation.cwd)

@@ -88,27 +88,26 @@ def read(cwd: str) -> tuple[TunedResults, str]:
 
 
 def save(
-    report: TuningReport, plan: LaunchPlan, machine: Machine, invocation: Invocation
+    report: TuningReport, plan: LaunchPlan, of: TunedFor, machine: Machine, cwd: str
 ) -> Path | None:
     """Keep a result for later runs, in the place of an earlier one of the same; return where.
 
     Args:
         report: The result.
         plan: The plan of the run that tuned.
+        of: What it holds for, as of before the run: the script may have been edited meanwhile.
         machine: The machine.
-        invocation: The circumstances of the call.
+        cwd: The working directory.
     """
     options = tuned_options(report, plan)
     variables = tuned_variables(report, machine.cpu.cores)
     if not options and not variables:
         return None
-    of = holds_for(plan, machine, invocation)
-    assert of is not None, "no other run can be tuned"
     last = report.together or next((one for one in report.compared if one.kept), None)
     ratio = last.ratio if last is not None and last.ratio.high < UNBOUNDED else None
     now = Tuned(of, f"{datetime.now():%Y-%m-%d}", options, ratio, variables)
-    others = [one for one in read(invocation.cwd)[0].results if one.of != of]
-    path = Path(invocation.cwd, RUNS_FOLDER, TUNED_FILE)
+    others = [one for one in read(cwd)[0].results if one.of != of]
+    path = Path(cwd, RUNS_FOLDER, TUNED_FILE)
     path.parent.mkdir(exist_ok=True)
     write_private(path, dumps(TunedResults((*others, now)[-MOST_RESULTS:])))
     return path

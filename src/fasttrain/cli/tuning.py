@@ -18,7 +18,7 @@ from fasttrain.cli.beside import Silent, scratch_made
 from fasttrain.cli.console import envelope
 from fasttrain.cli.requests import TuneRequest
 from fasttrain.cli.running import choose_python, make_invocation, print_plan, same_syntax
-from fasttrain.cli.tuned import save
+from fasttrain.cli.tuned import holds_for, save
 from fasttrain.cli.tuning_settings import END_S, Ground, SettingsSearch
 from fasttrain.cli.typed import choose_target, resolve_options
 from fasttrain.config.environ import read_environ
@@ -40,6 +40,7 @@ from fasttrain.model.settings import Settings
 from fasttrain.model.tuning import (
     TUNING_FILE,
     TUNING_STATE_FILE,
+    TunedFor,
     Tuning,
     TuningReport,
     TuningState,
@@ -92,6 +93,7 @@ def perform(request: TuneRequest) -> int:
         return 0
     quiet = wanted.settings.quiet.value
     until_s = time.monotonic() + budget_s
+    of = holds_for(first.plan, machine, invocation)
     if not quiet:
         sys.stderr.write(_announced(first, process, budget_s))
     ended = _tune(first, plan, invocation, quiet=quiet) if first.levers else _without_levers(first)
@@ -101,7 +103,8 @@ def perform(request: TuneRequest) -> int:
         ended = _compare_settings(ended, ground, process)
     code = _tell(ended, first, quiet=quiet, json=request.json)
     if ended.report.says_something and code == 0:
-        _save(ended.report, first.plan, machine, invocation)
+        assert of is not None, "no other run can be tuned"
+        _save(ended.report, first.plan, of, machine, invocation.cwd)
     return code
 
 
@@ -357,9 +360,9 @@ def _tell(ended: _Ended, tuned: TuningPlan, *, quiet: bool, json: bool) -> int:
     return 0 if report.says_something else int(ExitCode.UNAVAILABLE)
 
 
-def _save(report: TuningReport, plan: LaunchPlan, machine: Machine, invocation: Invocation) -> None:
+def _save(report: TuningReport, plan: LaunchPlan, of: TunedFor, machine: Machine, cwd: str) -> None:
     try:
-        save(report, plan, machine, invocation)
+        save(report, plan, of, machine, cwd)
     except OSError as error:
         sys.stderr.write(f"fasttrain: warning: the result isn't kept: {error.strerror}\n")
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from fasttrain.cli import tuned
-from fasttrain.cli.tuned import plan_run, read, save
+from fasttrain.cli.tuned import holds_for, plan_run, read, save
 from fasttrain.config.resolve import resolve
 from fasttrain.hardware.machine_file import read_machine
 from fasttrain.model.codec import dumps
-from fasttrain.model.plan import Invocation, Target
+from fasttrain.model.plan import Invocation, LaunchPlan, Target
 from fasttrain.model.settings import Settings
 from fasttrain.model.tuning import (
     TUNED_FILE,
@@ -46,8 +46,13 @@ def invocation(tmp_path: Path) -> Invocation:
 
 
 def kept(invocation: Invocation, report: TuningReport = REPORT) -> Path | None:
-    plan = make_plan(settings(compile="default"), MACHINE, invocation)
-    return save(report, plan, MACHINE, invocation)
+    return saved(invocation, make_plan(settings(compile="default"), MACHINE, invocation), report)
+
+
+def saved(invocation: Invocation, plan: LaunchPlan, report: TuningReport = REPORT) -> Path | None:
+    of = holds_for(plan, MACHINE, invocation)
+    assert of is not None
+    return save(report, plan, of, MACHINE, invocation.cwd)
 
 
 def planned(invocation: Invocation, **flags: str) -> dict[str, str]:
@@ -117,7 +122,7 @@ def test_another_number_of_processes_uses_no_result(
     invocation: Invocation, tuned: dict[str, str], run: dict[str, str], told: str
 ) -> None:
     plan = make_plan(settings(compile="default", **tuned), MACHINE, invocation)
-    save(REPORT, plan, MACHINE, invocation)
+    saved(invocation, plan)
     assert planned(invocation, **tuned) == {"compile": "default", "optimizer": "keep"}
     other = plan_run(settings(**run), MACHINE, invocation)
     assert other.levers.compile.value.mode == "off"
