@@ -222,7 +222,7 @@ class _Running:
 
 
 def _heeded() -> list[signal.Signals]:
-    """Return the signals that ask for the end and that the caller doesn't ignore, as under nohup."""
+    """Return the signals that ask for the end, without those that the caller ignores (nohup)."""
     return [it for it in _STOPPING if signal.getsignal(it) != signal.SIG_IGN]
 
 
