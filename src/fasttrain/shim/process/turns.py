@@ -57,7 +57,9 @@ class Turns:
                 if not select.select([self._descriptor], [], [], BEAT_S)[0]:
                     beat()
                     continue
-                read = os.read(self._descriptor, 4096)
+                read = b""
+                with suppress(ConnectionResetError):  # the other end has left a report unread
+                    read = os.read(self._descriptor, 4096)
                 if not read:
                     sys.exit(0)
                 self._left += read

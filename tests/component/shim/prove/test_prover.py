@@ -178,6 +178,13 @@ def test_who_has_nobody_any_more_to_give_a_turn_ends(prover: Prover, giver: Give
         step(prover)
 
 
+def test_who_has_nobody_any_more_to_hear_a_report_ends(giver: Giver) -> None:
+    giver.turns.report(Took(1))
+    giver.ours.close()
+    with pytest.raises(SystemExit):
+        giver.turns.wait()
+
+
 def test_who_waits_shows_that_it_has_not_hung(
     giver: Giver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
