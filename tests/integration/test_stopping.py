@@ -91,7 +91,7 @@ def test_a_second_ctrl_c_ends_it_now(
     started_s = time.monotonic()
     screen.type(b"\x03")
     assert screen.end() == 128 + signal.SIGINT
-    assert time.monotonic() - started_s < 5
+    assert time.monotonic() - started_s < 20
     assert b"still running at the second ctrl-C" in screen.screen
 
 
@@ -105,8 +105,8 @@ def test_time_to_save_ends(
     until(lambda: len(list(tmp_path.glob("ready-*"))) == ranks)
     started_s = time.monotonic()
     process.send_signal(getattr(signal, name))
-    assert process.wait(20) == 128 + getattr(signal, name)
-    assert 1 <= time.monotonic() - started_s < 8
+    assert process.wait(30) == 128 + getattr(signal, name)
+    assert 1 <= time.monotonic() - started_s < 25
     (warning,) = receipt()["warnings"]
     killed = Path(sys.executable).name
     assert re.search(rf"\b1 s\b.*\b{name}\b.*: {re.escape(killed)} \(pid ", warning)

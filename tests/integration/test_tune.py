@@ -140,7 +140,7 @@ def test_a_budget_is_kept_by_a_script_whose_steps_take_longer(
     before = left(tmp_path)
     began_s = time.monotonic()
     done = fasttrain("tune", path, "--compile", "off", "--budget", "10s", "--json", timeout_s=60)
-    assert time.monotonic() - began_s < 10 + 10 + 5  # the launcher itself takes seconds, too
+    assert time.monotonic() - began_s < 50  # a step takes longer, and the launcher itself seconds
     assert not any(one["pairs"] for one in result(done)["compared"])
     assert done.returncode == 69, "nothing was compared"
     assert left(tmp_path) == before

@@ -94,8 +94,8 @@ def test_an_import_that_goes_wrong(
     tries: Tries, torch: str, state: TrialState, message: str
 ) -> None:
     started_s = time.monotonic()
-    found = tries(torch, timeout_s=0.4 if state == "hung" else 5)
-    assert time.monotonic() - started_s < 3
+    found = tries(torch, timeout_s=0.4 if state == "hung" else 60)
+    assert time.monotonic() - started_s < 30
     assert (found.imported.state, found.compiled, found.version) == (state, Trial(), "")
     assert message in found.imported.message
 
@@ -112,14 +112,14 @@ def test_a_missing_interpreter_is_told(tmp_path: Path) -> None:
 )
 def test_a_later_trial_leaves_the_first_answers(tries: Tries, then: str, state: TrialState) -> None:
     doing = f"""echo '{MARKER}{{"question": "compile", "doing": "compiling for cuda"}}'"""
-    found = tries(f"{TORCH}\n{doing}\n{then}", timeout_s=0.4)
+    found = tries(f"{TORCH}\n{doing}\n{then}", timeout_s=2 if state == "hung" else 60)
     assert (found.version, found.compiled.state) == ("2.9.0+cu128", state)
     if state in ("hung", "crashed"):
         assert "compiling for cuda" in found.compiled.message
 
 
 def test_each_question_has_the_whole_time(tries: Tries) -> None:
-    found = tries(f"sleep 0.5\n{TORCH}\nsleep 0.5\n{COMPILE}", timeout_s=0.8)
+    found = tries(f"sleep 1.2\n{TORCH}\nsleep 1.2\n{COMPILE}", timeout_s=2.2)
     assert found.compiled.state == "ok"
 
 
@@ -150,10 +150,10 @@ def test_the_compiler_is_tried_and_no_cache(tries: Tries) -> None:
 
 def test_children_of_a_hang_are_ended_with_it(tmp_path: Path) -> None:
     argv = ["/bin/sh", "-c", "sleep 61 & echo $!; sleep 62"]
-    talk = Talk(argv, os.environ, 0.3)
+    talk = Talk(argv, os.environ, 2)
     assert (list(talk.answers()), talk.ending().state) == ([], "hung")
     child = int(talk.last)
-    deadline_s = time.monotonic() + 2
+    deadline_s = time.monotonic() + 20
     while _lives(child) and time.monotonic() < deadline_s:
         time.sleep(0.01)
     assert not _lives(child)
@@ -170,4 +170,4 @@ def test_an_ended_program_is_not_waited_for_because_of_its_children() -> None:
     started_s = time.monotonic()
     argv = ["/bin/sh", "-c", f"sleep 63 & {GLOO}"]
     assert [answer["question"] for answer in Talk(argv, os.environ, 30).answers()] == ["gloo"]
-    assert time.monotonic() - started_s < 5
+    assert time.monotonic() - started_s < 25

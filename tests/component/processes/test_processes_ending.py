@@ -12,7 +12,7 @@ from fasttrain.processes import table
 from fasttrain.processes.table import Process, Table, alive, end, look_up, named, uppermost
 
 DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); "
-WAITS = "time.sleep(30)"
+WAITS = "time.sleep(60)"
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def finder(*processes: Process) -> Callable[[], Table]:
 
 def test_who_does_as_asked_is_not_killed(start: Callable[..., Process]) -> None:
     process = start("import time; print(flush=True); " + WAITS)
-    done = end(finder(process), grace_s=10)
+    done = end(finder(process), grace_s=40)
     name = os.path.basename(sys.executable)  # noqa: PTH119
     assert (done.ended, done.killed, done.left) == ({process.pid: name}, {}, {})
 
@@ -51,7 +51,7 @@ def test_who_does_not_is_killed_when_its_time_is_over(start: Callable[..., Proce
     process = start(DEAF + WAITS)
     started_s = time.monotonic()
     done = end(finder(process), grace_s=0.3)
-    assert 0.3 <= time.monotonic() - started_s < 3
+    assert 0.3 <= time.monotonic() - started_s < 30
     assert done.killed.keys() == done.ended.keys() == {process.pid}
 
 
@@ -64,7 +64,7 @@ def test_impatience_kills_at_once(start: Callable[..., Process]) -> None:
 
     started_s = time.monotonic()
     assert end(finder(process), grace_s=60, pause=pause).killed
-    assert time.monotonic() - started_s < 5
+    assert time.monotonic() - started_s < 30
 
 
 def test_what_ends_by_itself_is_left_alone(start: Callable[..., Process]) -> None:

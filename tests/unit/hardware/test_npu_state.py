@@ -115,9 +115,9 @@ def test_a_tool_that_does_not_tell_gives_no_states(make_host: Any, tools: dict[s
 
 def test_a_hanging_tool_is_cut_off(make_host: Any) -> None:
     started_s = time.monotonic()
-    host = make_host(tools={"npu-smi": "exec sleep 5"})
+    host = make_host(tools={"npu-smi": "exec sleep 60"})
     assert npu_states(host, npus(2), {}, NpuSmi(host, timeout_s=0.1)) == ()
-    assert time.monotonic() - started_s < 4
+    assert time.monotonic() - started_s < 30
 
 
 def test_without_npus_nothing_is_started(make_host: Any, tmp_path: Path) -> None:

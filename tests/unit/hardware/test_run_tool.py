@@ -50,8 +50,8 @@ def test_a_tools_answer_does_not_wait_for_what_it_left_behind(
 ) -> None:
     path = tool(f"sleep 60 {where} &\necho $! >$left\necho answer")
     started_s = time.monotonic()
-    assert run_tool([path], timeout_s=20) == "answer\n"
-    assert time.monotonic() - started_s < 10
+    assert run_tool([path], timeout_s=50) == "answer\n"
+    assert time.monotonic() - started_s < 40
     assert ended(tmp_path)
 
 
@@ -60,7 +60,7 @@ def test_a_tool_that_hangs_is_ended_with_what_it_started(tool: Write, tmp_path: 
     started_s = time.monotonic()
     with pytest.raises(ToolError, match=r"\b0\.5 s"):
         run_tool([path], timeout_s=0.5)
-    assert time.monotonic() - started_s < 10
+    assert time.monotonic() - started_s < 40
     assert ended(tmp_path)
 
 

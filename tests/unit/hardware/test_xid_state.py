@@ -44,5 +44,5 @@ def test_a_log_that_is_closed_tells_nothing(make_host: Any, tools: dict[str, str
 def test_a_hanging_tool_is_cut_off(make_host: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_state, "DMESG_TIMEOUT_S", 0.1)
     started_s = time.monotonic()
-    assert read_xids(make_host(tools={"dmesg": "exec sleep 5"})) == {}
-    assert time.monotonic() - started_s < 4
+    assert read_xids(make_host(tools={"dmesg": "exec sleep 60"})) == {}
+    assert time.monotonic() - started_s < 30

@@ -93,7 +93,7 @@ def test_a_rank_that_waits_for_one_that_failed_is_ended() -> None:
     started_s = time.monotonic()
     with pytest.raises(RankError, match="left"):
         run_ranks(2, work)
-    assert time.monotonic() - started_s < 5
+    assert time.monotonic() - started_s < 30
 
 
 def answers(capsys: pytest.CaptureFixture[str], *questions: str) -> tuple[int, list[Any]]:
