@@ -23,8 +23,8 @@ from support.session import SlurmTogether, table_lines
 # torch sets variables and keeps compile workers for the rest of the process that imported it.
 _TORCHS_OWN = re.compile(r"_?TORCH|TRITON|KMP_|KINETO|PYTEST_CURRENT_TEST")
 _HELPERS = re.compile(r"torch/_inductor|multiprocessing[./](resource_tracker|forkserver)")
-PATIENCE_S = 30.0
-_SETTLE_S = 2.0  # for a thread or process that is about to end
+PATIENCE_S = 120.0
+_SETTLE_S = 20.0  # for a thread or process that is about to end
 
 # A shell ignores SIGINT in what it starts in the background, and nohup SIGHUP; so would all that is
 # started here.

@@ -119,7 +119,7 @@ def test_ctrl_c_ends_the_part_that_runs_and_packs_what_is_there(
             break
         time.sleep(0.1)
     run.send_signal(signal.SIGINT)
-    out, _ = run.communicate(timeout=40)
+    out, _ = run.communicate(timeout=120)
     assert run.returncode == 130
     assert "not run" in next(line for line in out.splitlines() if line.startswith("tests "))
     assert list((tmp_path / "there").glob("*.tar.gz"))

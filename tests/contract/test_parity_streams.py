@@ -62,7 +62,7 @@ def test_a_reader_that_goes_away(fasttrain: Any, programs: Path, lines: int) -> 
             assert process.stderr is not None
             read = b"".join(process.stdout.readline() for _ in range(lines))
             process.stdout.close()
-            return read, process.stderr.read(), process.wait(20)
+            return read, process.stderr.read(), process.wait(120)
 
     program = str(programs / "streams.py")
     plain = read_some([sys.executable, program, "endless"])

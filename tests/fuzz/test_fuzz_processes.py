@@ -25,7 +25,7 @@ from support.fuzz.words import ENVIRONS, HOSTILE, LETTERS, LINES, NUMBERS
 
 SHIM = str(Path(fasttrain.__file__).parent / "shim" / "__main__.py")
 LIMIT_S = 60.0  # many times what any of them takes: this machine may be busy
-SETTLE_S = 3.0
+SETTLE_S = 20.0
 # What Python itself reads, beside what the command lines in this process are tried with.
 PYTHONS = st.dictionaries(
     st.sampled_from(

@@ -211,7 +211,7 @@ def test_a_shadow_that_dies_leaves_the_run_alone(
 ) -> None:
     run, _, child = run_with_shadow(TRAINS)
     child.send_signal(getattr(signal, name))
-    assert run.launcher.wait(60) == 0, run.said
+    assert run.launcher.wait(120) == 0, run.said
     assert "done" in run.said
     outcome = compile_outcome(tmp_path)
     assert outcome["state"] == "skipped"
@@ -222,7 +222,7 @@ def test_a_shadow_that_dies_leaves_the_run_alone(
 def test_a_shadow_that_dies_leaves_all_ranks_alone(run_with_shadow: Any, tmp_path: Path) -> None:
     run, _, child = run_with_shadow(TRAINS, *TWO)
     child.send_signal(signal.SIGKILL)
-    assert run.launcher.wait(60) == 0, run.said
+    assert run.launcher.wait(120) == 0, run.said
     assert "done" in run.said
     for outcome in compile_outcomes(tmp_path):
         assert outcome["state"] == "skipped"
@@ -233,7 +233,7 @@ def test_a_shadow_that_dies_leaves_all_ranks_alone(run_with_shadow: Any, tmp_pat
 def test_a_rank_that_fails_while_another_one_compiles(run_with_shadow: Any, tmp_path: Path) -> None:
     run, _, child = run_with_shadow(OWN, *TWO)
     (tmp_path / "stop").touch()
-    assert run.launcher.wait(60) == 1, run.said
+    assert run.launcher.wait(120) == 1, run.said
     assert "a rank fails" in run.said
     assert not psutil.pid_exists(child.pid)
     assert run.left() == []
@@ -244,7 +244,7 @@ def test_a_rank_that_fails_while_another_one_compiles(run_with_shadow: Any, tmp_
 def test_an_end_from_outside_leaves_nothing(run_with_shadow: Any, target: str, name: str) -> None:
     run, _, _ = run_with_shadow()
     run.victim(target).send_signal(getattr(signal, name))
-    run.launcher.wait(60)
+    run.launcher.wait(120)
     assert run.left() == []
 
 
@@ -252,7 +252,7 @@ def test_a_script_that_ends_meanwhile(run_with_shadow: Any, tmp_path: Path) -> N
     text = TRAINS.replace("while left:", "import os.path\nwhile not os.path.exists('stop'):")
     run, _, child = run_with_shadow(text.replace("        left -= 10", "        pass"))
     (tmp_path / "stop").touch()
-    assert run.launcher.wait(60) == 0, run.said
+    assert run.launcher.wait(120) == 0, run.said
     assert not psutil.pid_exists(child.pid)
     assert run.left() == []
     assert "ended while it compiled in the background" in compile_outcome(tmp_path)["reason"]

@@ -236,7 +236,7 @@ def test_the_kernel_kills_for_memory(
 ) -> None:
     path = script("held = []\nwhile True: held.append(b'x' * (16 << 20))")
     process = fasttrain.start("run", path, "--quiet", preexec_fn=memory_group(192 << 20))
-    assert process.wait(60) == 137
+    assert process.wait(120) == 137
     crash = json.loads((only_run_dir() / "crash.json").read_text())
     assert (crash["cause"], crash["signal"]) == ("host-memory", "SIGKILL")
     assert f"{AT_LIMIT}, 192 MiB" in crash["why"]
@@ -258,6 +258,6 @@ def test_what_the_kernel_kills_for_memory_elsewhere_is_not_this_run(
     other = subprocess.run([sys.executable, "-c", hog], preexec_fn=memory_group(64 << 20))
     assert other.returncode == -signal.SIGKILL
     (tmp_path / "go").touch()
-    assert process.wait(60) == 137
+    assert process.wait(120) == 137
     crash = json.loads((only_run_dir() / "crash.json").read_text())
     assert (crash["cause"], crash["signal"]) == ("killed", "SIGKILL")

@@ -64,6 +64,6 @@ def test_ranks_of_one_node_listen_on_loopback_alone(
         addresses = listening(process.pid)
     finally:
         (tmp_path / "go").touch()
-        code = process.wait(30)
+        code = process.wait(120)
     assert code == 0
     assert set(addresses) == {"127.0.0.1"}  # the store's at least

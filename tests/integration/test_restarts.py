@@ -167,11 +167,11 @@ def test_the_wait_ends_at_once_when_asked(
     with said.open("wb") as log:
         words = (*options, "--max-restarts", "8")
         run = fasttrain.start("run", path, *words, stdout=subprocess.DEVNULL, stderr=log)
-    until(lambda: re.search(r"\b2 of 8\b.*\b4 s\b", said.read_text()))
+    until(lambda: re.search(r"\b3 of 8\b.*\b8 s\b", said.read_text()))
     started_s = time.monotonic()
     run.send_signal(signum)
-    assert run.wait(20) == code
-    assert time.monotonic() - started_s < 3
+    assert run.wait(120) == code
+    assert time.monotonic() - started_s < 7
     if options is not TWO:  # torchrun's agent did
         assert receipt(only_run_dir())["crash"] is None, "none of its processes ran"
 

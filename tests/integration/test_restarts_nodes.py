@@ -116,7 +116,7 @@ def node(fasttrain: Any, tmp_path: Path) -> Iterator[Callable[..., Node]]:
     for one in started:
         if one.process.poll() is None:
             one.process.send_signal(signal.SIGTERM)
-            one.process.wait(40)
+            one.process.wait(120)
 
 
 def free_port() -> int:

@@ -67,7 +67,7 @@ def test_a_running_run_is_listed_and_ended(
         assert f"{Path(sys.executable).name} (pid {pid})" in done.stdout.decode()
     assert b"1 by SIGKILL" in done.stdout
     assert (tmp_path / "saved").read_text() == "x", "asked once"
-    assert process.wait(20) == 6, "what the script made of SIGTERM"
+    assert process.wait(120) == 6, "what the script made of SIGTERM"
     assert f"(pid {process.pid})" in done.stdout.decode()
     assert listed() is None
 
@@ -81,7 +81,7 @@ def test_a_run_with_restarts_left_is_ended_and_not_started_again(
     until((tmp_path / "ready").exists)
     done = fasttrain("kill", only_run_dir().name)
     assert done.returncode == 0, done.stderr
-    assert process.wait(20) == 128 + signal.SIGTERM
+    assert process.wait(120) == 128 + signal.SIGTERM
     assert (tmp_path / "ready").read_text() == "x"
     assert not json.loads((only_run_dir() / "receipt.json").read_text())["attempts"]
 
@@ -98,7 +98,7 @@ def test_a_run_that_waits_to_be_started_again_is_listed_and_ended(
     done = fasttrain("kill", run["run_id"])
     assert done.returncode == 0, done.stderr
     assert f"ended {Path(sys.executable).name} (pid {process.pid})" in done.stdout.decode()
-    assert process.wait(20) == 128 + signal.SIGTERM
+    assert process.wait(120) == 128 + signal.SIGTERM
     assert listed() is None
 
 
@@ -112,7 +112,7 @@ def test_a_launcher_that_does_not_listen_is_killed_last(
     done = fasttrain("kill", only_run_dir().name, "--shutdown-timeout", "0")
     assert done.returncode == 0, done.stderr
     assert b"2 by SIGKILL" in done.stdout
-    assert process.wait(20) == -signal.SIGKILL
+    assert process.wait(120) == -signal.SIGKILL
     assert not alive(int((tmp_path / "ready").read_text()))
 
 

@@ -112,7 +112,7 @@ def test_an_end_from_outside_leaves_nothing_of_two_ranks(
         psutil.Process(heartbeat["pid"]).kill()
     else:
         process.send_signal(signal.SIGINT if whom == "ctrl-C" else signal.SIGKILL)
-    process.communicate(timeout=40)
+    process.communicate(timeout=120)
     until(lambda: not scratch.exists())
     until(lambda: not processes_of(run_dir))
     assert left(tmp_path) == before

@@ -102,7 +102,7 @@ def test_an_end_from_outside_leaves_nothing(
     scratch = scratch_folder(f"{run_dir.name}-threads-1-chosen")
     until(lambda: any(path.is_file() for path in scratch.rglob("model.pt")))
     process.send_signal(signal.SIGKILL if killed else signal.SIGINT)
-    out, _ = process.communicate(timeout=30)
+    out, _ = process.communicate(timeout=120)
     until(lambda: no_scratch(run_dir))
     assert left(tmp_path) == before
     assert not (tmp_path / "fasttrain_runs/tuned.json").exists()

@@ -19,7 +19,7 @@ from support.cluster import TOOL, UNAVAILABLE, RealCluster
 from support.command import clean_environ
 
 SMALL = ("--accounting=no", "--no-install", "--nodes=1")
-PATIENCE_S = 20.0
+PATIENCE_S = 90.0
 # Holds a cluster by a pipe, as pytest does, and waits for its death.
 HOLDER = """\
 import subprocess, sys

@@ -217,7 +217,7 @@ def test_a_cancelled_job_ends_with_time_to_save(
         lambda: [p for p in shared_folder.glob(log) if "begun" in p.read_text()], 30, lambda: log
     )
     assert fasttrain("job", "cancel").returncode == 0
-    assert waiting.wait(40) == 3
+    assert waiting.wait(120) == 3
     assert (shared_folder / "saved").exists()
     assert cluster.job_field(job_id(shared_folder), "JobState") == "CANCELLED"
 
@@ -227,7 +227,7 @@ def test_leaving_does_not_end_the_job(fasttrain: Any, cluster: Any, shared_folde
     following = fasttrain.start("slurm", "train.py", "--follow", stdout=-1, stderr=-1)
     assert following.stdout.readline() == b"on\n"
     following.send_signal(signal.SIGINT)
-    _, said = following.communicate(timeout=20)
+    _, said = following.communicate(timeout=120)
     number = job_id(shared_folder)
     assert following.returncode == 130
     assert f"fasttrain job cancel {number}" in said.decode()

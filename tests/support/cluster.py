@@ -149,7 +149,7 @@ def held(*options: str) -> Iterator[RealCluster]:
         with Path(top, "said").open("w+") as said, _keeper(directory, options, said) as keeper:
             assert keeper.stdout is not None
             if not keeper.stdout.readline():
-                status, text = keeper.wait(60), Path(said.name).read_text()
+                status, text = keeper.wait(120), Path(said.name).read_text()
                 raise UnavailableError(text) if status == UNAVAILABLE else AssertionError(text)
             yield RealCluster(directory)
         assert keeper.returncode == 0, "the cluster's keeper has failed"

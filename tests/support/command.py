@@ -103,4 +103,4 @@ class Terminal:
             while data := os.read(self._ours, 65536):
                 self.screen += data
         os.close(self._ours)
-        return self.process.wait(20)
+        return self.process.wait(120)

@@ -121,7 +121,7 @@ def test_a_run_that_stops_going_on(ranks: Any, scene: Any, of_command: Any) -> N
     assert (hang.quiet_s, hang.limit_s, hang.action) == (10.0, 10.0, "stop")
     assert loads(Hang, Path(of_command("true").run_dir, HANG_FILE).read_bytes()) == hang
     assert run.watch.stopped
-    assert run.wait(60) == []  # how it is stopped is the launcher's
+    assert run.wait(120) == []  # how it is stopped is the launcher's
 
 
 def test_a_secret_in_a_line_of_source_is_masked(ranks: Any, scene: Any, of_command: Any) -> None:
@@ -421,7 +421,7 @@ def test_a_run_hangs_where_all_nodes_do(ranks: Any, scene: Any) -> None:
     nodes = TwoNodes()
     rank, run = ranks(0), scene(nodes, count=2, timeout_s=10)
     rank.show(Slot.STEPS, 5)
-    assert run.wait(60) == [], "the other node goes on"
+    assert run.wait(120) == [], "the other node goes on"
     assert nodes.here is not None
     nodes.other = found(1)
     assert run.wait(1) == [True]

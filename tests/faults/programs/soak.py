@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 TIME_WAIT = "06"  # of a connection that has ended; the kernel forgets it in a minute
-SETTLE_S = 3.0
+SETTLE_S = 20.0
 FINE = "import tempfile; tempfile.TemporaryFile().write(b'x')"
 WAITS = "import time; open('ready', 'w').close(); time.sleep(60)"
 TRAINS = """

@@ -46,19 +46,19 @@ def check(path: Path, data: bytes) -> None:
             assert b"\0" not in text.encode()
 
 
-@settings(max_examples=150, deadline=2000)
+@settings(max_examples=150, deadline=None)
 @given(data=st.binary(max_size=200))
 def test_random_bytes(path: Path, data: bytes):
     check(path, data)
 
 
-@settings(max_examples=150, deadline=2000)
+@settings(max_examples=150, deadline=None)
 @given(data=YAMLISH)
 def test_random_yaml_like_text(path: Path, data: bytes):
     check(path, data)
 
 
-@settings(max_examples=150, deadline=2000)
+@settings(max_examples=150, deadline=None)
 @given(
     key=st.sampled_from([*BY_NAME, "script", "args", "preset"]),
     value=st.sampled_from(PIECES) | st.text(max_size=10),
@@ -69,7 +69,7 @@ def test_random_values_of_known_keys(path: Path, key: str, value: str, rest: byt
         check(path, f"{key}: {value}\n".encode() + rest)
 
 
-@settings(max_examples=150, deadline=2000)
+@settings(max_examples=150, deadline=None)
 @given(args=st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\0")), max_size=5))
 def test_arguments_arrive_whole(path: Path, args: list[str]):
     quoted = (argument.replace("\\", "\\\\").replace('"', '\\"') for argument in args)

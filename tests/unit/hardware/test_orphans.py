@@ -207,7 +207,7 @@ def test_a_number_that_is_not_ours_is_hidden() -> None:
 def test_a_program_that_has_ended_keeps_its_name() -> None:
     child = subprocess.Popen(["true"])
     try:
-        deadline = time.monotonic() + 2
+        deadline = time.monotonic() + 60
         while psutil.Process(child.pid).status() != psutil.STATUS_ZOMBIE:
             assert time.monotonic() < deadline
         assert as_device_process(child.pid, 0, {}, "told").pid == child.pid

@@ -76,26 +76,26 @@ def check(folder: Path, script: bytes, other: bytes) -> None:
     assert read_script(target, str(folder), {}, lambda _: None) == facts
 
 
-@settings(max_examples=200, deadline=2000)
+@settings(max_examples=200, deadline=None)
 @given(script=st.binary(max_size=200), other=st.binary(max_size=50))
 def test_random_bytes(folder: Path, script: bytes, other: bytes) -> None:
     check(folder, script, other)
 
 
-@settings(max_examples=300, deadline=2000)
+@settings(max_examples=300, deadline=None)
 @given(script=st.text(max_size=200), other=PYTHONLIKE)
 def test_random_text(folder: Path, script: str, other: str) -> None:
     check(folder, script.encode(errors="surrogatepass"), other.encode(errors="surrogatepass"))
 
 
-@settings(max_examples=200, deadline=2000)
+@settings(max_examples=200, deadline=None)
 @given(script=PYTHONLIKE, other=PYTHONLIKE)
 def test_random_python_like_text(folder: Path, script: str, other: str) -> None:
     script_bytes = ("from other import *\n" + script).encode(errors="surrogatepass")
     check(folder, script_bytes, other.encode(errors="surrogatepass"))
 
 
-@settings(max_examples=200, deadline=2000)
+@settings(max_examples=200, deadline=None)
 @given(name=st.text(max_size=30), kind=st.sampled_from(["script", "module"]), path=st.text())
 def test_random_targets_and_search_paths(folder: Path, name: str, kind, path: str) -> None:
     facts = read_script(Target(kind, name), str(folder), {"PYTHONPATH": path}, lambda _: None)

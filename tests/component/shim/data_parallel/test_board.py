@@ -34,7 +34,7 @@ class Store:
 
     def get(self, key: str) -> bytes:
         with self.changed:
-            assert self.changed.wait_for(lambda: key in self.values, timeout=10.0), key
+            assert self.changed.wait_for(lambda: key in self.values, timeout=90.0), key
             return self.values[key]
 
     def add(self, key: str, amount: int) -> int:

@@ -20,7 +20,7 @@ from torch import nn
 from fasttrain.shim.levers.compile import shadow
 from fasttrain.shim.levers.compile.shadow import Result, Shadow
 
-PATIENCE_S = 30.0
+PATIENCE_S = 120.0
 
 
 @pytest.fixture
