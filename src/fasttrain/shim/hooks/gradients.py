@@ -17,7 +17,8 @@ from fasttrain.shim.hooks import patching
 from fasttrain.shim.hooks.dynamo import pass_over
 from fasttrain.shim.hooks.seams import Differentiating, Hooking
 
-# Reads the arguments of a backward pass as torch does.
+# Reads the arguments of a backward pass as torch does. torch 2.0 has no edges.
+_ENDS = (Tensor, getattr(torch.autograd.graph, "GradientEdge", Tensor))
 
 
 def ends_of(tensors: Any) -> tuple[Any, ...]:
@@ -27,8 +28,7 @@ def ends_of(tensors: Any) -> tuple[Any, ...]:
 
     Source: ``torch/autograd/__init__.py`` of torch 2.13, ``backward``. An edge is a tuple itself.
     """
-    one = isinstance(tensors, Tensor | torch.autograd.graph.GradientEdge)
-    return (tensors,) if one else tuple(tensors)
+    return (tensors,) if isinstance(tensors, _ENDS) else tuple(tensors)
 
 
 # Wraps the script's gradient hooks, for levers that pass them changed gradients.
