@@ -36,7 +36,7 @@ class RealCluster:
         self._stopped: set[str] = set()
 
     def run(
-        self, *argv: str | Path, stdin: str = "", check: bool = True, timeout_s: float = 60
+        self, *argv: str | Path, stdin: str = "", check: bool = True, timeout_s: float = 120
     ) -> Completed:
         """Run a command as a user of the cluster; what it prints is in a failure of the test."""
         done = subprocess.run(
@@ -70,7 +70,7 @@ class RealCluster:
         assert found, f"no {name} in {line}"
         return found[1]
 
-    def wait_for_state(self, job_id: str, states: str | set[str], timeout_s: float = 30) -> str:
+    def wait_for_state(self, job_id: str, states: str | set[str], timeout_s: float = 120) -> str:
         """Wait until a job is in one of the states, such as ``RUNNING``, and give it."""
         wanted = {states} if isinstance(states, str) else states
         return self.until(
@@ -79,7 +79,7 @@ class RealCluster:
             lambda: f"{wanted}: {self.run('scontrol', 'show', 'job', job_id).stdout}",
         ).pop()
 
-    def wait_for_output(self, job_id: str, text: str, times: int = 1, timeout_s: float = 30) -> str:
+    def wait_for_output(self, job_id: str, text: str, times: int = 1, timeout_s: float = 120) -> str:
         """Wait until a job has printed a text so many times, and give all that it printed."""
         self.until(
             lambda: self.output(job_id).count(text) >= times,

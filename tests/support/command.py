@@ -53,7 +53,7 @@ class Command:
         cwd: Path | None = None,
         env: dict[str, str] | None = None,
         stdin: bytes = b"",
-        timeout_s: float = 60,
+        timeout_s: float = 200,
     ) -> Completed:
         """Run it to its end."""
         return subprocess.run(
