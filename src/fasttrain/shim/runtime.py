@@ -6,6 +6,7 @@ import atexit
 import math
 import os
 import sys
+import threading
 import time
 import warnings
 from contextlib import ExitStack
@@ -119,6 +120,7 @@ class Runtime:
         self._started_s = started_s
         self._tuner: Any = None
         self._prover: Any = None
+        self._comparing = threading.RLock()  # several threads of the script may make steps
         self._run_dir = Path(plan.run_dir)
         self._reporter = Reporter(self._run_dir, rank, pid, child=child)
         self._heartbeat = Heartbeat(self._run_dir, rank, child=child)
@@ -308,15 +310,21 @@ class Runtime:
             self._nan.read()
         if now - self._reported_s >= REPORT_EVERY_S or step == 1:
             self._report(finished=False)
+        if self._tuner is not None or self._prover is not None:
+            with self._comparing:
+                self._compare()
+        # With several optimizers the others may not have stepped in this iteration yet.
+        if not self._meter.several:
+            self._end_at(step)
+
+    def _compare(self) -> None:
+        """Go on with what is compared; another thread waits meanwhile, so that it has turns, too."""
         if self._tuner is not None:
             self._tuner.after_step()
             if self._tuner.done:
                 sys.exit(0)
         if self._prover is not None:
             self._prover.after_step()
-        # With several optimizers the others may not have stepped in this iteration yet.
-        if not self._meter.several:
-            self._end_at(step)
 
     def _end_at(self, step: int) -> None:
         most = self._plan.max_steps

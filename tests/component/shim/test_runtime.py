@@ -7,8 +7,10 @@ import math
 import multiprocessing
 import os
 import stat
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -211,3 +213,24 @@ def test_a_forked_child_writes_nothing(install: Any, tmp_path: Path) -> None:
     process.join(20)
     assert process.exitcode == 0
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_threads_that_make_steps_take_turns_in_what_is_compared(install: Any) -> None:
+    runtime, inside, together = install(), threading.Lock(), list[bool]()
+
+    class Comparing:
+        done = False
+
+        def after_step(self) -> None:
+            together.append(not inside.acquire(blocking=False))
+            time.sleep(0.01)  # in which the other thread would come, too
+            inside.release()
+
+        def finish(self) -> None:
+            pass
+
+    runtime._tuner = Comparing()
+    with ThreadPoolExecutor(2) as pool:
+        assert [each.result() for each in [pool.submit(train, 5) for _ in range(2)]] == [None] * 2
+    assert together
+    assert not any(together)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Generator
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -85,6 +86,7 @@ class SwitchedProcess:
         self._has_switched = False  # whether a step was made since
         self._again = 0  # compilations since that one
         self._found = Switched("watching", "the run ended before its steps were known")
+        self._stepping = threading.Lock()
         self._program: Generator[None, None, None] | None = self._search()
         next(self._program)
 
@@ -114,6 +116,8 @@ class SwitchedProcess:
         self._clock.tick()
         if self._program is None or os.getpid() != self._owner or self._is_given_up():
             return
+        if not self._stepping.acquire(blocking=False):
+            return  # another thread of the script, which trains as well, ends a step
         try:
             next(self._program)
         except StopIteration:
@@ -123,6 +127,8 @@ class SwitchedProcess:
         except Exception as error:  # noqa: BLE001 - the script must go on without it
             self._program = None
             self._drop(f"{type(error).__name__}: {error}")
+        finally:
+            self._stepping.release()
 
     def _is_given_up(self) -> bool:
         """True if the lever has released what was compiled: the script does what it can't."""
