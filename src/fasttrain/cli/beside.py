@@ -29,6 +29,7 @@ from fasttrain.processes.handover import Handover
 from fasttrain.statistics import curves
 
 MOST_BYTES = 2000
+THREADS_TRAIN = "several threads of the script train, and no two runs have their steps in one order"
 MEMORY = ("device-memory", "host-memory", "shared-memory")  # causes of a crash
 
 
@@ -129,6 +130,8 @@ def judged(sides: Sides, turns: Alternation) -> Curves:
     """Return what the curves say, with as many controls as that takes."""
     plain, chosen = (turns.runs[side].losses for side in COMPARED)
     found = curves.compare(plain, chosen)
+    if found.finding != "same bits" and any(turns.runs[it].threads_train for it in COMPARED):
+        return Curves("can't tell", THREADS_TRAIN, found.windows)
     controls: list[list[float | None]] = []
     for side in CONTROLS:
         if (

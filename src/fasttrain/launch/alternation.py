@@ -51,6 +51,7 @@ class Followed:
         threads: Threads that torch computes one operation with; 0 while unknown.
         parted: How the steps of its ranks differ, as a sentence; empty if they don't.
         draws: Whether its ranks draw random numbers that one process doesn't draw.
+        threads_train: Whether several threads of the script made steps at the same time.
     """
 
     losses: list[float | None] = field(default_factory=list)
@@ -62,6 +63,7 @@ class Followed:
     threads: int = 0
     parted: str = ""
     draws: bool = False
+    threads_train: bool = False
 
 
 class Alternation:
@@ -213,5 +215,6 @@ class Alternation:
         run.threads = took.threads
         run.parted = took.parted
         run.draws = took.draws
+        run.threads_train = took.threads_train
         run.ended = took.ended
         return took

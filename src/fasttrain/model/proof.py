@@ -77,6 +77,7 @@ class Took:
         parted: How the steps of several ranks differ, as a sentence; empty if they don't.
         draws: Whether ranks that split a batch have drawn random numbers in calls of the model:
             each draws its own.
+        threads_train: Whether several threads of the script made steps at the same time.
     """
 
     steps: int
@@ -89,6 +90,7 @@ class Took:
     threads: int = 0
     parted: str = ""
     draws: bool = False
+    threads_train: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 import math
 import sys
+import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from typing import Any
@@ -110,6 +112,8 @@ class Prover:
         self._times: list[StepTime] = []
         self._mark: StepTime | None = None  # the beginning of what is timed
         self._over = False
+        self._stepping: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+        self._threads_train = False
 
     def install(self, undo: ExitStack) -> None:
         """Watch the losses, and wait for the first turn."""
@@ -125,6 +129,8 @@ class Prover:
         self.losses.end_step()
         self.steps += 1
         self._taken += 1
+        self._stepping.add(threading.current_thread())
+        self._threads_train |= sum(thread.is_alive() for thread in self._stepping) > 1
         self._time()
         if self._taken < self._turns.turn.steps:
             return
@@ -186,5 +192,6 @@ class Prover:
                 passes=passes,
                 threads=torch.get_num_threads(),
                 draws=self._draws(),
+                threads_train=self._threads_train,
             )
         )

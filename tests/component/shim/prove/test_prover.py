@@ -6,6 +6,7 @@ import math
 import os
 import socket
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any
@@ -208,6 +209,20 @@ def test_a_forked_child_takes_no_turns(prover: Prover, giver: Giver) -> None:
         os._exit(0)
     assert os.waitpid(pid, 0)[1] == 0
     assert giver.heard() == []
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_threads_that_train_at_the_same_time_are_told(
+    prover: Prover, giver: Giver, together: bool
+) -> None:
+    giver.give(Turn(9))
+    if together:
+        step(prover)
+    for _ in range(2):
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(step, prover).result()
+    prover.finish()
+    assert giver.heard()[-1].threads_train is together
 
 
 def test_the_number_of_threads_is_reported(
