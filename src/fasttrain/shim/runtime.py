@@ -318,7 +318,7 @@ class Runtime:
             self._end_at(step)
 
     def _compare(self) -> None:
-        """Go on with what is compared; another thread waits meanwhile, so that it has turns, too."""
+        """Go on with what is compared, while other threads that end a step wait."""
         if self._tuner is not None:
             self._tuner.after_step()
             if self._tuner.done:
