@@ -25,6 +25,7 @@ import ctypes
 import errno
 import os
 import stat
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -85,6 +86,8 @@ def isolate(scratch: Path, keep: Sequence[Path], folders: Sequence[Path]) -> tup
             folder is unfit, or if the working directory, though it is in ``folders``, can't be
             covered.
     """
+    if sys.platform != "linux":
+        raise CannotIsolate("only Linux has mount namespaces")
     try:
         kept = [it.resolve(strict=True) for it in keep]
         wanted = [it.resolve() for it in folders if mounts.is_folder(it)]

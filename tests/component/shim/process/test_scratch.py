@@ -12,6 +12,7 @@ import signal
 import sqlite3
 import stat
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -644,6 +645,12 @@ def test_a_folder_to_keep_must_exist(place: Place) -> None:
     place.kept.rmdir()
     with pytest.raises(CannotIsolate, match="kept"):
         place.run(lambda: None)
+
+
+def test_another_system_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    with pytest.raises(CannotIsolate, match="Linux"):
+        in_fork(lambda: isolate(tmp_path, [], []))
 
 
 def test_a_process_with_threads_is_refused(place: Place) -> None:
