@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
@@ -18,6 +18,7 @@ from fasttrain.shim.compile_auto.outlook import StepClock, has_idle_core
 from fasttrain.shim.hooks.roots import Root
 from fasttrain.shim.levers.compile import shadow
 from fasttrain.shim.levers.compile.lever import CompileLever
+from fasttrain.shim.tune.room import free_bytes
 
 BOX_S = 600.0  # in which a copy has to have compiled one root
 # Below other work where a core is idle. Where none is, the copy takes its time from the training
@@ -184,8 +185,7 @@ def no_room_to_fork() -> str:
         return "nothing can be compiled in the background on this system"
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     own_bytes = pages * os.sysconf("SC_PAGE_SIZE")
-    words: Iterable[str] = Path("/proc/meminfo").read_text().splitlines()
-    free = next((int(w.split()[1]) * 1024 for w in words if w.startswith("MemAvailable")), 0)
+    free = free_bytes()
     if free and free < 2 * own_bytes:
         return (
             f"no memory to compile in the background: {free / 2**30:.1f} GiB are free, and the"

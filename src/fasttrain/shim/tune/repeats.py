@@ -13,10 +13,11 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from fasttrain.model.tuning import Parity
 from fasttrain.shim.data_parallel.split.rows import reduced_by
-from fasttrain.shim.hooks.roots import RootCalls
+from fasttrain.shim.hooks.roots import RootCalls, parameters_of
 from fasttrain.shim.tune.captured import Capture, CapturedCall
 from fasttrain.shim.tune.inner_calls import InnerCalls, NoCollectives, communicates
 from fasttrain.shim.tune.parity import Finding, compare, compare_step
+from fasttrain.shim.tune.room import FOR_CALL, FOR_STEP, no_room
 
 NO_CALL = "no call of a model in training mode got a gradient in the step that was looked at"
 NO_STEP = "no optimizer made a step"
@@ -76,6 +77,8 @@ class Repeats:
     ) -> Finding:
         if self._apart is not None and (why := communicates(module)):
             return Finding("unknown", f"it can't be repeated: {why}")
+        if why := no_room(parameters_of(module), FOR_CALL):
+            return Finding("unknown", why)
         around = self._plainly(plain), self._switched(changed)
         return compare(call, module, *around, rounds, eager=eager)
 
@@ -100,7 +103,11 @@ class Repeats:
         findings: list[Finding] = []
 
         def before_step(optimizer: Optimizer, *_: Any) -> None:
-            findings.append(compare_step(optimizer, _as_it_is, around, rounds))
+            parameters = (p for group in optimizer.param_groups for p in group["params"])
+            if why := no_room(parameters, FOR_STEP):
+                findings.append(Finding("unknown", why))
+            else:
+                findings.append(compare_step(optimizer, _as_it_is, around, rounds))
 
         handle = register_optimizer_step_pre_hook(before_step)
         try:
