@@ -259,11 +259,19 @@ def otherwise_infinite(one: Results, other: Results) -> str:
 
 def without_infinite(results: Results) -> Results:
     """Return the results with zeros in the places of infinite numbers."""
-    groups = {group: dict(tensors) for group, tensors in results.groups.items()}
-    for group, name, tensor in _tensors(results):
-        if tensor.isinf().any():
-            groups[group][name] = tensor.masked_fill(tensor.isinf(), 0)
-    return Results(groups, results.before)
+    return Results(_finite(results.groups), _finite(results.before))
+
+
+def _finite(groups: Mapping[str, Tensors]) -> dict[str, Tensors]:
+    return {
+        group: {name: None if t is None else _without_infinite(t) for name, t in tensors.items()}
+        for group, tensors in groups.items()
+    }
+
+
+def _without_infinite(tensor: Tensor) -> Tensor:
+    infinite = tensor.isinf()
+    return tensor.masked_fill(infinite, 0) if infinite.any() else tensor
 
 
 def _infinite(tensor: Tensor) -> Tensor:

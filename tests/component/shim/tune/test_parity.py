@@ -569,6 +569,29 @@ def test_nan_with_the_lever_only_is_too_far() -> None:
     assert "NaN" in found.reason
 
 
+def test_a_stale_buffer_is_seen_beside_a_mask_of_infinities() -> None:
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.norm = nn.Linear(8, 8), nn.BatchNorm1d(8)
+            self.register_buffer("mask", torch.full((8, 8), -torch.inf).triu(1))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.norm(self.layer(x)) @ (torch.eye(8) + self.mask).softmax(1)
+
+    torch.manual_seed(0)
+    module = Masked()
+    captured = captured_call(module, torch.randn(32, 8))
+
+    def judged(momentum: float) -> Finding:
+        around: Around = lambda: everywhere(nn.BatchNorm1d, "momentum", momentum)(module)  # noqa: E731
+        return compare(captured, module, nullcontext, around, FP32)
+
+    assert judged(0.1).verdict == "same bits"
+    assert judged(0.0).verdict == judged(0.2).verdict == "too far"
+    assert compare(captured, module, nullcontext, lambda: autocast(module), BF16).right is True
+
+
 def test_infinite_numbers_in_the_same_places_are_no_difference() -> None:
     class Masked(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:
