@@ -18,6 +18,7 @@ TINY = 0.02  # the smallest part of a group may be off by this part of the group
 PLAIN_ROUNDOFF = 2.0**-24  # of fp32
 _NOTHING = 64 * PLAIN_ROUNDOFF  # relative norm of what is zero but for rounding
 _BY_ROWS = ("output", "gradient of argument")  # each row of a batch matters by itself
+VALUE = "value of"  # parameters that a call writes to: whole numbers are stored, and rounded
 _COUNTING = ("buffer", "state")  # integers in them are the same, while those of outputs may differ
 _ONE_BY_ONE = ("output", "buffer", "state")  # each tensor may have a factor of its own
 Tensors = Mapping[str, Tensor | None]
@@ -30,6 +31,7 @@ class Results:
     Attributes:
         groups: The tensors by name, by name of the group.
         before: What those were before that are changed by the call or step; their change counts.
+            One that is missing after it is as it was before.
     """
 
     groups: Mapping[str, Tensors]
@@ -91,7 +93,8 @@ class Comparison:
 
     def _of_group(self, group: str) -> Iterator[Distance]:
         parts = []
-        for name in self.exact.groups[group]:
+        everywhere = [r.groups[group] for r in (self.exact, *self.rounded, self.changed)]
+        for name in dict.fromkeys(name for tensors in everywhere for name in tensors):
             part = self._part(group, name)
             if part is not None:
                 parts.append(part)
@@ -113,8 +116,9 @@ class Comparison:
             _change(like, results, group, name)
             for results in (self.exact, *self.rounded, self.changed)
         ]
-        stored = 0.0 if everywhere[0] is None else float(_wide(everywhere[0]).norm())
-        return _Part(f"{group} {name}", changed, exact, rounded, stored=stored)
+        stored = float(_wide(like).norm())
+        size = stored if group == VALUE else float(exact.norm())
+        return _Part(f"{group} {name}", changed, exact, rounded, stored=stored, size=size)
 
     def _of_parts(self, group: str, parts: list[_Part]) -> Iterator[Distance]:
         size = math.hypot(*(part.size for part in parts))
@@ -137,7 +141,7 @@ class Comparison:
 
         Rounding errors go both ways, so that a common factor is seen far below them.
         """
-        squares = sum(part.size**2 for part in parts)
+        squares = sum(part.moved**2 for part in parts)
         fourths = sum(float(part.exact.abs().pow(4).sum()) for part in parts)
         if not fourths or squares**2 / fourths < FEW:
             return
@@ -161,18 +165,26 @@ class _Part:
     Attributes:
         error: The largest norm of a difference of the rounded ones from the exact one.
         off: That of the changed one's.
-        size: Norm of the exact one.
+        moved: Norm of the exact one.
+        size: Norm of what its distances are relative to.
         stored: Norm of what was rounded when it was stored, which is more than a small change.
     """
 
     def __init__(
-        self, name: str, changed: Tensor, exact: Tensor, rounded: list[Tensor], *, stored: float
+        self,
+        name: str,
+        changed: Tensor,
+        exact: Tensor,
+        rounded: list[Tensor],
+        *,
+        stored: float,
+        size: float,
     ) -> None:
-        self.name, self.stored = name, stored
+        self.name, self.stored, self.size = name, stored, size
         self.changed, self.exact, self.rounded = changed, exact, rounded
         self.error = max(float((one - exact).norm()) for one in rounded)
         self.off = float((changed - exact).norm())
-        self.size = float(exact.norm())
+        self.moved = float(exact.norm())
 
     def distance(self, scale: float, floor: float, size: float) -> Distance:
         """Return the distance of the whole part.
@@ -190,7 +202,7 @@ class _Part:
 
     def left_out(self, size: float) -> Distance:
         """Return a distance of 1 if there is nothing where there is something without the lever."""
-        something = self.size > _NOTHING * max(size, self.stored) and bool(self.rounded[0].any())
+        something = self.moved > _NOTHING * max(size, self.stored) and bool(self.rounded[0].any())
         left_out = something and not self.changed.any()
         return Distance(f"{self.name}, which is left out", float(left_out), 0.0, 0.0)
 
@@ -207,8 +219,9 @@ class _Part:
 def _change(like: Tensor, results: Results, group: str, name: str) -> Tensor:
     """Return a part in fp64, or its change where that counts."""
     now, before = results.groups[group].get(name), results.before.get(group, {}).get(name)
-    value = torch.zeros_like(_wide(like)) if now is None else _wide(now)
-    return value if before is None else value - _wide(before)
+    if now is None:
+        return torch.zeros_like(_wide(like))
+    return _wide(now) if before is None else _wide(now) - _wide(before)
 
 
 def _relative(what: str, off: float, error: float, allowed: float, size: float) -> Distance:
@@ -243,7 +256,7 @@ def nan_in(results: Results) -> str:
 
 def missing_in(other: Results, one: Results) -> str:
     """Return the first part that is not zero in one and missing in the other; empty if none is."""
-    parts = ((group, name) for group, name, t in _tensors(one) if t.any())
+    parts = ((group, name) for group, name, t in _tensors(one) if group != VALUE and t.any())
     absent = (f"{g} {name}" for g, name in parts if other.groups[g].get(name) is None)
     return next(absent, "")
 

@@ -29,6 +29,7 @@ from fasttrain.shim.tune.captured import CapturedCall
 from fasttrain.shim.tune.distances import (
     MULTIPLE,
     PLAIN_ROUNDOFF,
+    VALUE,
     Comparison,
     Distance,
     Results,
@@ -158,11 +159,12 @@ def _far(
 ) -> Distance | None:
     """Return in what a plain call is further from fp64 than rounding explains; None if in nothing.
 
-    Statistics don't count: what they change by is small beside the rounding of what is stored.
+    Statistics don't count: what they change by is small beside the rounding of what is stored. A
+    parameter's value does.
     """
-    groups = plain.groups.keys() - plain.before.keys()
+    groups = plain.groups.keys() - (plain.before.keys() - {VALUE})
     of = [
-        without_infinite(Results({g: t for g, t in one.groups.items() if g in groups}))
+        without_infinite(Results({g: t for g, t in one.groups.items() if g in groups}, one.before))
         for one in (plain, exact, *samples)
     ]
     distances = Comparison(of[0], of[1], of[2:], rounding, OWN / MULTIPLE).distances()

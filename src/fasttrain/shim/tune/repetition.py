@@ -7,7 +7,7 @@ import math
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -20,12 +20,13 @@ from fasttrain.shim.data_parallel.split.surroundings import Silence, other_rando
 from fasttrain.shim.hooks.containers import map_tensors, tensors_in
 from fasttrain.shim.hooks.roots import first_parameter, parameters_of
 from fasttrain.shim.tune.captured import CapturedCall, States, torch_states
-from fasttrain.shim.tune.distances import Results, Tensors, dense, other_bits, same_bits
+from fasttrain.shim.tune.distances import VALUE, Results, Tensors, dense, other_bits, same_bits
 from fasttrain.shim.tune.double import InDouble, Rounded, SameDraws
 from fasttrain.shim.tune.double_weights import DoubleWeights, widened
 
 Around = Callable[[], AbstractContextManager[Any]]
 Cast = Callable[[Tensor], Tensor]
+Pairs = Sequence[tuple[Parameter, Parameter]]
 _CONTAINERS = (list, dict, deque, OrderedDict)
 TF32 = 2.0**-8  # products on accelerators may have 10 bits
 _LEVERS_OWN = "_compiled_call_impl"  # a lever that fills this slot of a module empties it itself
@@ -63,8 +64,8 @@ class Repetition:
 class Repeater:
     """Repeats one captured call on its module, as often as is asked for.
 
-    Each repetition begins with the random states of the captured call, and with the buffers and
-    attributes that the modules had when this was made, which are restored after it.
+    Each repetition begins with the random states of the captured call, and with the parameters,
+    buffers and attributes that the modules had when this was made, which are restored after it.
 
     Args:
         captured: The call.
@@ -79,6 +80,7 @@ class Repeater:
             raise RepetitionError("it has other modules than when it was called")
         self._captured, self._module = captured, module
         self._double = DoubleWeights(module)
+        self._names = {id(p): name for name, p in Module.named_parameters(module)}
         self._state = _State(module)
         parameter = first_parameter(module)
         self._dtype = torch.float32 if parameter is None else parameter.dtype
@@ -107,7 +109,8 @@ class Repeater:
                 stack.enter_context(torch.autocast(device, dtype=dtype))
             stack.enter_context(around())
             mode = SameDraws(self._dtype) if eager else nullcontext()
-            return self._call(lambda tensor: tensor, lambda _: mode)
+            found = self._call(lambda tensor: tensor, lambda _: mode)
+            return self._with_parameters(found, self._double.pairs())
 
     def in_double(self, around: Around, rounding: float = 0.0, seed: int = 0) -> Repetition:
         """Make the call in fp64, with copies of parameters and buffers, and restore the module.
@@ -125,7 +128,8 @@ class Repeater:
             return Rounded(self._dtype, rounding, [*weights, *arguments], seed)
 
         with self._restored(self._restore_copies), self._double.in_place(), around():
-            return self._call(widened, mode)
+            found = self._call(widened, mode)
+            return self._with_parameters(found, [(c, p) for p, c in self._double.pairs()])
 
     @contextmanager
     def _restored(self, restore_weights: Callable[[], None]) -> Iterator[None]:
@@ -184,27 +188,43 @@ class Repeater:
         gradients.update({n: _sum(gradients[n], part) for n, part in parts.items()})
         return gradients, of_arguments
 
+    def _with_parameters(self, found: Repetition, pairs: Pairs) -> Repetition:
+        """Add the parameters that the call has changed, as ``Embedding(max_norm=1)`` does.
+
+        Args:
+            found: The repetition so far.
+            pairs: Each parameter that the call used with the one that has its value before.
+        """
+        names = [self._names[id(original)] for original, _ in self._double.pairs()]
+        used = dict(zip(names, (parameter for parameter, _ in pairs), strict=True))
+        before = dict(zip(names, (other.detach() for _, other in pairs), strict=True))
+        changed = {
+            name: _detached(parameter)
+            for name, parameter in used.items()
+            if not same_bits(parameter, _like(parameter, before[name]))
+        }
+        of = found.results
+        results = Results({**of.groups, VALUE: changed}, {**of.before, VALUE: before})
+        return replace(found, results=results)
+
     def _restore_parameters(self) -> None:
-        """Restore parameters that the call has changed, which can't be compared then."""
-        _restore((p, copied.detach().to(p.dtype)) for p, copied in self._double.pairs())
+        _restore(self._double.pairs())
 
     def _restore_copies(self) -> None:
-        """Restore copies of parameters that the call has changed: in fp64 it may do so alone."""
-        _restore((copied, p.detach().to(copied.dtype)) for p, copied in self._double.pairs())
+        _restore([(copied, p) for p, copied in self._double.pairs()])
 
 
 @torch.no_grad()
-def _restore(pairs: Iterable[tuple[Parameter, Tensor]]) -> None:
-    """Set parameters to the values that they are to have.
+def _restore(pairs: Pairs) -> None:
+    """Set parameters that a call has changed to the values that they had before."""
+    for parameter, before in pairs:
+        value = _like(parameter, before)
+        if not same_bits(parameter, value):
+            parameter.copy_(value)
 
-    Raises:
-        RepetitionError: If one had another value.
-    """
-    changed = [(p, value) for p, value in pairs if not same_bits(p, value)]
-    for parameter, value in changed:
-        parameter.copy_(value)
-    if changed:
-        raise RepetitionError("it changes its parameters")
+
+def _like(parameter: Tensor, other: Tensor) -> Tensor:
+    return other.detach().to(parameter.dtype)
 
 
 class _Leaves:

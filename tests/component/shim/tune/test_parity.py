@@ -529,14 +529,6 @@ class Raising(nn.Linear):
         return super().forward(x)
 
 
-class Climbing(nn.Linear):
-    """Writes to its weights in each call."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.weight.data.add_(1)
-        return super().forward(x)
-
-
 class Overflowing(nn.Linear):
     """Has a NaN."""
 
@@ -549,7 +541,6 @@ class Overflowing(nn.Linear):
     [
         (Drawing, "two plain calls differ"),
         (lambda: Raising(4, 4), "AssertionError: once only"),
-        (lambda: Climbing(4, 4), "it changes its parameters"),
         (lambda: Overflowing(4, 4), "NaN without the lever"),
     ],
 )
@@ -561,6 +552,109 @@ def test_what_cannot_be_repeated_is_unknown(make: Callable[[], nn.Module], reaso
     assert found.verdict == "unknown"
     assert reason in found.reason
     assert all(map(torch.equal, module.parameters(), before))
+
+
+# What a call writes to.
+
+
+class Normalizing(nn.Module):
+    """Writes the norm of its rows to 1 in each call: in place, or by other memory."""
+
+    def __init__(self, *, other_memory: bool = False) -> None:
+        super().__init__()
+        self.below, self.weight = nn.Linear(16, 16), nn.Parameter(torch.randn(12, 16))
+        self.other_memory, self.normalizes = other_memory, True
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            if self.other_memory and self.normalizes:
+                self.weight.data = functional.normalize(self.weight.data, dim=1)
+            elif self.normalizes:
+                self.weight.div_(self.weight.norm(dim=1, keepdim=True))
+        return functional.linear(self.below(x).relu(), self.weight)
+
+
+class Momentum(nn.Module):
+    """Moves a frozen copy of its encoder on in each call, as MoCo does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key = nn.Linear(16, 16), nn.Linear(16, 16).requires_grad_(False)
+        self.momentum = 0.99
+
+    def forward(self, x: Tensor) -> Tensor:
+        for key, query in zip(self.key.parameters(), self.query.parameters(), strict=True):
+            key.data = key.data * self.momentum + query.data * (1 - self.momentum)
+        return self.query(x) @ self.key(x).T
+
+
+class Bounded(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.head = nn.Embedding(20, 16, max_norm=1.0), nn.Linear(16, 12)
+
+    def forward(self, words: Tensor) -> Tensor:
+        return self.head(self.words(words).mean(1))
+
+
+WRITING: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
+    "in place": (Normalizing, lambda: torch.randn(32, 16)),
+    "other memory": (lambda: Normalizing(other_memory=True), lambda: torch.randn(32, 16)),
+    "momentum": (Momentum, lambda: torch.randn(32, 16)),
+    "max_norm": (Bounded, lambda: torch.randint(20, (32, 4))),
+}
+
+
+def compared_while_training(
+    name: str, lever: Lever, unit_roundoff: float, *, lr: float = 1e-3
+) -> Finding:
+    torch.manual_seed(0)
+    make, x = WRITING[name]
+    module = make()
+    optimizer = SGD([p for p in module.parameters() if p.requires_grad], lr)
+    for _ in range(3):
+        captured = captured_call(module, x())
+        optimizer.step()
+        optimizer.zero_grad()
+    before = {name: p.detach().clone() for name, p in module.named_parameters()}
+    around: Around = lambda: lever(module)  # noqa: E731
+    found = compare(captured, module, nullcontext, around, unit_roundoff, eager=True)
+    assert all(torch.equal(p, before[name]) for name, p in module.named_parameters())
+    return found
+
+
+@pytest.mark.parametrize("lr", [1e-2, 0.0])
+@pytest.mark.parametrize("name", WRITING)
+def test_a_call_that_writes_to_its_parameters_is_compared(name: str, lr: float) -> None:
+    same = compared_while_training(name, nullcontext, FP32, lr=lr)
+    assert same.verdict == "same bits", same.reason
+    found = compared_while_training(name, autocast, BF16, lr=lr)
+    assert found.verdict == "within rounding", found.reason
+
+
+@pytest.mark.parametrize("name", WRITING)
+def test_a_compiled_call_that_writes_to_its_parameters_is_right(name: str) -> None:
+    found = compared_while_training(name, compiled_by("aot_eager"), FP32)
+    assert found.right is True, found.reason
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "attribute", "value"),
+    [
+        ("in place", Normalizing, "normalizes", False),
+        ("other memory", Normalizing, "normalizes", False),
+        ("momentum", Momentum, "momentum", 1.0),
+        ("momentum", Momentum, "momentum", 0.98),
+        ("max_norm", nn.Embedding, "max_norm", None),
+        ("max_norm", nn.Embedding, "max_norm", 0.99),
+    ],
+)
+@pytest.mark.parametrize("claim", [FP32, BF16])
+def test_a_lever_that_writes_otherwise_is_refused(
+    name: str, kind: type[nn.Module], attribute: str, value: object, claim: float
+) -> None:
+    found = compared_while_training(name, everywhere(kind, attribute, value), claim, lr=1e-2)
+    assert found.verdict == "too far", found.reason
 
 
 def test_nan_with_the_lever_only_is_too_far() -> None:
