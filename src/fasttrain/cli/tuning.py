@@ -32,6 +32,7 @@ from fasttrain.launch.run_dir.lock import begin, claim
 from fasttrain.launch.start import working_directory
 from fasttrain.model.codec import CodecError, dumps
 from fasttrain.model.errors import ExitCode, FasttrainError
+from fasttrain.model.levers import LEVERS
 from fasttrain.model.machine import Machine
 from fasttrain.model.outcome import Receipt
 from fasttrain.model.places import COMPILED_VARIABLE, scratch_folder
@@ -40,6 +41,9 @@ from fasttrain.model.settings import Settings
 from fasttrain.model.tuning import (
     TUNING_FILE,
     TUNING_STATE_FILE,
+    UNBOUNDED,
+    Compared,
+    Ratio,
     TunedFor,
     Tuning,
     TuningReport,
@@ -61,6 +65,7 @@ MOST_IN_VAIN = 2  # starts in a row that ended before anything was timed
 SETTINGS_SHARE = 0.25  # of the budget, for settings of the process
 LEAST_SETTINGS_S = 30.0  # two runs that start beside each other take some of it
 OVERTIME_S = 5.0  # for a step, or a compilation, that is not over in time
+NOT_READY = "a compilation, or a step, wasn't over in time"
 
 
 def perform(request: TuneRequest) -> int:
@@ -250,9 +255,25 @@ def _tune(
             ended = replace(ended, receipt=interrupted)
             break
         ended = replace(later, report=_latest(ended.report, later.report))
-    if run_dir != first.plan.run_dir:
-        write_private(Path(first.plan.run_dir, TUNING_FILE), dumps(ended.report), durable=False)
+    ended = replace(ended, report=with_all_levers(ended.report, first))
+    write_private(Path(first.plan.run_dir, TUNING_FILE), dumps(ended.report), durable=False)
     return ended
+
+
+def with_all_levers(report: TuningReport, tuned: TuningPlan) -> TuningReport:
+    """Return a report with a line for each lever, also where it ended before the turn of one."""
+    known = {name: one for one in report.compared for name in one.levers}
+    if not (known or report.comparing):  # not even plain steps had settled
+        return report
+
+    def missing(name: str) -> Compared:
+        asked = LEVERS[name].mode(getattr(tuned.plan.levers, name).value)
+        reason = NOT_READY if name in report.comparing else "its turn didn't come"
+        nothing = Ratio(0.0, 1.0, UNBOUNDED)
+        return Compared((name,), asked, "undecided", nothing, reason=reason)
+
+    compared = tuple(known.get(name) or missing(name) for name in tuned.levers)
+    return replace(report, compared=compared)
 
 
 def _latest(before: TuningReport, later: TuningReport) -> TuningReport:

@@ -10,7 +10,7 @@ import pytest
 
 from fasttrain.cli.beside import scratch_made
 from fasttrain.cli.cards.tuning import print_tuning
-from fasttrain.cli.tuning import _latest, _settings_s, read_budget
+from fasttrain.cli.tuning import NOT_READY, _latest, _settings_s, read_budget, with_all_levers
 from fasttrain.model.errors import FasttrainError
 from fasttrain.model.places import scratch_folder
 from fasttrain.model.tuning import UNBOUNDED, Compared, Parity, Ratio, TuningReport
@@ -55,6 +55,19 @@ def test_the_command_has_what_was_kept_and_not_what_was_undecided(
     assert "0.620 (0.610 to 0.640)" in out
     assert "matmul" in out
     assert str(UNBOUNDED) not in out
+
+
+def test_a_lever_whose_turn_did_not_come_has_a_line(tuned: TuningPlan, capsys: Any) -> None:
+    ended = TuningReport("budget", 138, 27.0, comparing=("compile",), compared=(SLOWER,))
+    report = with_all_levers(ended, tuned)
+    assert [one.levers[0] for one in report.compared] == ["amp", "compile", "optimizer"]
+    assert report.compared[0] == SLOWER
+    out = printed(report, tuned, capsys)
+    assert f"compile default: {NOT_READY}" in out
+    assert "optimizer fused: its turn" in out
+    assert command(out) == ["train.py", "--amp", "off"]
+    nothing = TuningReport("script", 3, 1.0)
+    assert with_all_levers(nothing, tuned) == nothing
 
 
 @pytest.mark.parametrize(
