@@ -23,16 +23,19 @@ from fasttrain.model.codec import loads
 
 
 T = TypeVar("T")
+MOST_BYTES = 256 << 20  # of a file to load: the plan of the largest run has some 10 MiB
 
 
 def load(kind: type[T], path: Path) -> T:
     """Return a dataclass built from a JSON file.
 
     Raises:
-        OSError: If the file can't be read, or is not a regular file.
+        OSError: If the file can't be read, is not a regular file, or larger than any of ours.
         CodecError: If it is not JSON, or does not fit the dataclass.
     """
     with open_regular(path) as file:
+        if os.fstat(file.fileno()).st_size > MOST_BYTES:
+            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(path))
         return loads(kind, file.read())
 
 

@@ -16,6 +16,7 @@ from fasttrain.model.compile_auto import (
     KnownRun,
     Switched,
 )
+from fasttrain.model.errors import printable
 from fasttrain.model.levers import LEVERS
 from fasttrain.model.outcome import Receipt, State
 from fasttrain.model.places import RUNS_FOLDER
@@ -39,6 +40,8 @@ def find(history: History, of: TunedFor, plan: LaunchPlan) -> Earlier | None:
     Under other levers only the number of its steps is.
     """
     known = next((run.known for run in reversed(history.runs) if run.of == of), None)
+    if known is not None:  # both are shown, and the file may be anybody's
+        known = replace(known, date=printable(known.date), dropped=printable(known.dropped))
     if known is None or known.levers == _others(plan):
         return known
     return Earlier(known.date, known.steps, levers=_others(plan))

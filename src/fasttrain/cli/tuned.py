@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import replace
-from datetime import datetime
+from dataclasses import astuple, replace
+from datetime import date, datetime
 from hashlib import sha256
 from pathlib import Path
 
@@ -83,7 +83,7 @@ def read(cwd: str) -> tuple[TunedResults, str]:
     except (OSError, CodecError) as error:
         return TunedResults(), f"what was tuned can't be read: {path}: {error}"
     valid = tuple(one for one in found.results if _is_valid(one))
-    problem = "" if valid == found.results else f"{path} names options that tune doesn't set"
+    problem = "" if valid == found.results else f"{path} has results that tune doesn't write"
     return TunedResults(valid), problem
 
 
@@ -115,9 +115,13 @@ def save(
 
 def _is_valid(tuned: Tuned) -> bool:
     source = Source(SourceKind.TUNED, TUNED_FILE)
+    low, middle, high = astuple(tuned.ratio) if tuned.ratio is not None else (1.0, 1.0, 1.0)
+    if not 0 <= low <= middle <= high < UNBOUNDED:
+        return False
     try:
+        date.fromisoformat(tuned.date)
         for name, value in tuned.options.items():
             parse_setting(BY_NAME[name], value, source)
-    except (FasttrainError, KeyError):
+    except (FasttrainError, KeyError, ValueError):
         return False
     return tuned.options.keys() <= LEVERS.keys() and all(map(is_valid, tuned.variables))

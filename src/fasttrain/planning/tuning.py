@@ -8,7 +8,7 @@ from pathlib import PurePath
 from typing import Any
 
 from fasttrain.model.decision import Setting, Source, SourceKind
-from fasttrain.model.errors import FasttrainError
+from fasttrain.model.errors import FasttrainError, printable
 from fasttrain.model.levers import LEVERS
 from fasttrain.model.machine import Machine
 from fasttrain.model.plan import EnvVar, LaunchPlan
@@ -250,7 +250,7 @@ def _is_free(name: str, setting: Setting[Any]) -> bool:
 
 
 def _shown(value: object) -> str:
-    return " ".join(value) or "none" if isinstance(value, tuple) else str(value)
+    return printable(" ".join(value) or "none" if isinstance(value, tuple) else str(value))
 
 
 def _nothing(left: dict[str, str]) -> FasttrainError:

@@ -109,6 +109,15 @@ def test_a_run_that_was_cut_short_says_nothing_of_its_length(
     assert learned(before, receipt(), planned(invocation), None).steps == 1200
 
 
+def test_no_control_characters_of_a_history_are_shown(invocation: Invocation, receipt: Any) -> None:
+    Path(invocation.cwd, RUNS_FOLDER).mkdir()
+    dropped = replace(KEPT, phase="dropped", reason="slower\x1b[31m\nfasttrain: all is well")
+    ran(invocation, receipt, dropped, compile="auto")
+    known = planned(invocation, compile="auto").earlier
+    assert known is not None
+    assert known.dropped.isprintable()
+
+
 def test_a_history_is_bounded_and_may_be_broken(
     invocation: Invocation, receipt: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

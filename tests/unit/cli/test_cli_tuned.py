@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -179,6 +180,45 @@ def test_options_that_tune_does_not_set_are_not_read(
     found, problem = read(invocation.cwd)
     assert found.results == good
     assert str(path) in problem
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"date": "\x1b[31mtoday"},
+        {"date": ""},
+        {"ratio": Ratio(-5.0, -1.0, 0.5)},
+        {"ratio": Ratio(0.9, 0.8, 0.7)},
+        {"ratio": Ratio(0.5, 0.6, 1e300)},
+    ],
+    ids=str,
+)
+def test_what_tune_does_not_write_is_not_quoted(
+    invocation: Invocation, changes: dict[str, Any]
+) -> None:
+    path = kept(invocation)
+    assert path is not None
+    (good,) = read(invocation.cwd)[0].results
+    path.write_text(dumps(TunedResults((replace(good, **changes),))))
+    found, problem = read(invocation.cwd)
+    assert (found.results, str(path) in problem) == ((), True)
+
+
+def test_no_control_characters_of_a_file_reach_the_terminal(invocation: Invocation) -> None:
+    path = kept(invocation)
+    assert path is not None
+    (good,) = read(invocation.cwd)[0].results
+    for of in (replace(good.of, torch="\x1b]0;title\x07"), replace(good.of, args=("\x1b[2J",))):
+        path.write_text(dumps(TunedResults((replace(good, of=of),))))
+        (hint,) = (one for one in plan_run(settings(), MACHINE, invocation).hints if "then" in one)
+        assert hint.isprintable()
+
+
+def test_a_huge_file_is_not_read(invocation: Invocation) -> None:
+    path = kept(invocation)
+    assert path is not None
+    os.truncate(path, 1 << 40)  # without blocks on the disk
+    assert "too large" in read(invocation.cwd)[1]
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"results": [1]}', '{"results": 7}'])
