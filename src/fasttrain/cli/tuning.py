@@ -367,6 +367,7 @@ def _tell(ended: _Ended, tuned: TuningPlan, *, quiet: bool, json: bool) -> int:
     from fasttrain.cli.cards.tuning import print_tuning
 
     report, receipt = ended.report, ended.receipt
+    failed = 0 if ended.by_budget else receipt.exit_code
     if receipt.crash and not ended.by_budget:
         told = replace(receipt.crash, shown=False)  # nothing of its output was
         print_crash(told, receipt.run_dir, brief=quiet)
@@ -375,9 +376,9 @@ def _tell(ended: _Ended, tuned: TuningPlan, *, quiet: bool, json: bool) -> int:
     if json:
         sys.stdout.write(envelope("tuning", report) + "\n")
     else:
-        print_tuning(report, tuned, tuned.plan.run_dir)
-    if receipt.exit_code and not ended.by_budget:
-        return receipt.exit_code
+        print_tuning(report, tuned, tuned.plan.run_dir, failed)
+    if failed:
+        return failed
     return 0 if report.says_something else int(ExitCode.UNAVAILABLE)
 
 

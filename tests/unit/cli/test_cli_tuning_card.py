@@ -70,6 +70,17 @@ def test_a_lever_whose_turn_did_not_come_has_a_line(tuned: TuningPlan, capsys: A
     assert with_all_levers(nothing, tuned) == nothing
 
 
+def test_a_script_that_failed_promises_nothing_to_later_runs(
+    tuned: TuningPlan, capsys: Any
+) -> None:
+    report = TuningReport("script", 500, 60.0, None, (FASTER,))
+    print_tuning(report, tuned, "/runs/r1", 3)
+    out = capsys.readouterr().out
+    assert "don't use this" in out
+    assert command(out) == ["train.py", "--compile", "default"]
+    assert "don't" not in printed(report, tuned, capsys)
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

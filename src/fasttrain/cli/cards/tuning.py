@@ -32,8 +32,15 @@ _ENDS = {
 }
 
 
-def print_tuning(report: TuningReport, tuned: TuningPlan, run_dir: str) -> None:
-    """Print a result to stdout."""
+def print_tuning(report: TuningReport, tuned: TuningPlan, run_dir: str, exit_code: int = 0) -> None:
+    """Print a result to stdout.
+
+    Args:
+        report: The result.
+        tuned: What was planned.
+        run_dir: Where it is kept.
+        exit_code: Of the script; later runs don't use the result of one that failed.
+    """
     console = stdout_console()
     starts = f", {report.starts} starts of the script" if report.starts > 1 else ""
     head = f"fasttrain: compared for {seconds(report.wall_s)}, {report.steps:,} steps{starts}"
@@ -42,7 +49,7 @@ def print_tuning(report: TuningReport, tuned: TuningPlan, run_dir: str) -> None:
         for table in (_times(report), _costs(report)):
             if len(table.columns) > 1:  # else it has names only
                 console.print(Padding(table, (0, 0, 0, 2)))
-    for line in _footer(report, tuned, run_dir):
+    for line in _footer(report, tuned, run_dir, exit_code):
         console.print(Text(f"  {line}"), soft_wrap=True)
 
 
@@ -113,7 +120,7 @@ def _ratio(ratio: Ratio) -> str:
     return f"x {ratio.middle:.3f} ({ratio.low:.3f} to {ratio.high:.3f})"
 
 
-def _footer(report: TuningReport, tuned: TuningPlan, run_dir: str) -> Iterator[str]:
+def _footer(report: TuningReport, tuned: TuningPlan, run_dir: str, exit_code: int) -> Iterator[str]:
     if report.noise is not None and report.noise.ratio.high < UNBOUNDED:
         yield f"plain against plain: {_ratio(report.noise.ratio)}, {report.noise.pairs} pairs"
     for name, reason in tuned.left.items():
@@ -129,7 +136,9 @@ def _footer(report: TuningReport, tuned: TuningPlan, run_dir: str) -> Iterator[s
     options = tuned_options(report, tuned.plan)
     variables = [one.variable for one in report.kept_settings.values()]
     if options or variables:
-        yield f"later runs of it use this; in full: {_command(options, variables, tuned)}"
+        used = f"don't use this, for it ended with exit code {exit_code}; by hand"
+        used = used if exit_code else "of it use this; in full"
+        yield f"later runs {used}: {_command(options, variables, tuned)}"
     elif report.says_something:
         yield "nothing was decided: later runs have the defaults"
     yield f"kept in {near(run_dir)}"
