@@ -151,9 +151,13 @@ class Repeater:
             put(state)
         states = torch_states(module)
         buffers = _buffers(module)
-        with Silence(), torch.enable_grad(), mode(leaves.all()):
-            output = module(*args, **kwargs)
-            gradients, of_arguments = self._pulled_back(output, leaves.differentiable())
+        with Silence(), torch.enable_grad():
+            # A compiled `weight.data = ...` sets the parameter to other memory behind its graph,
+            # where `set_` gives it a new edge: gradients arrive at the one that it had before.
+            edges = {n: _edge(p) for n, p in _trained(module).items()}
+            with mode(leaves.all()):
+                output = module(*args, **kwargs)
+                gradients, of_arguments = self._pulled_back(output, leaves.differentiable(), edges)
         groups: dict[str, Tensors] = {
             "output": {str(i): _detached(t) for i, t in enumerate(tensors_in(output))},
             "gradient of": gradients,
@@ -163,7 +167,9 @@ class Repeater:
         after = torch_states(module)
         return Repetition(Results(groups, {"buffer": buffers}), not _alike(states, after), after)
 
-    def _pulled_back(self, output: Any, arguments: dict[str, Tensor]) -> tuple[Tensors, Tensors]:
+    def _pulled_back(
+        self, output: Any, arguments: dict[str, Tensor], edges: dict[str, Any]
+    ) -> tuple[Tensors, Tensors]:
         """Return the gradients that the script's gradient of the output leads to."""
         tensors, given = tensors_in(output), self._captured.gradients
         if len(tensors) != len(given):
@@ -173,19 +179,21 @@ class Repeater:
             raise RepetitionError("it returns tensors of other shapes")
         if not all(t.requires_grad for t, _ in pairs):
             raise RepetitionError("it returns a tensor without a gradient")
-        named = {n: p for n, p in Module.named_parameters(self._module) if p.requires_grad}
+        named = _trained(self._module)
         # What keeps a parameter by itself uses it, although its copy is in its place.
         behind = {n: q for n, p in named.items() if (q := self._double.behind(p)) is not None}
-        of = [*named.values(), *arguments.values(), *behind.values()]
+        left = {n: edge for n, edge in edges.items() if n in named and _moved(edge, named[n])}
+        of: Any = [*named.values(), *arguments.values(), *behind.values(), *left.values()]
         seeds = [g.to(t.dtype) for t, g in pairs]
         found: Sequence[Tensor | None] = gradients_of(
             [t for t, _ in pairs], of, seeds, allow_unused=True
         )
         strided = iter([g if g is None else dense(g.detach()) for g in found])
-        gradients, of_arguments, parts = (
-            {name: next(strided) for name in group} for group in (named, arguments, behind)
+        gradients, of_arguments, *parts = (
+            {name: next(strided) for name in group} for group in (named, arguments, behind, left)
         )
-        gradients.update({n: _sum(gradients[n], part) for n, part in parts.items()})
+        for part in parts:
+            gradients.update({n: _sum(gradients[n], gradient) for n, gradient in part.items()})
         return gradients, of_arguments
 
     def _with_parameters(self, found: Repetition, pairs: Pairs) -> Repetition:
@@ -310,6 +318,21 @@ def _put_contents(held: Any, before: Any) -> None:
 
 def _alike(one: States, other: States) -> bool:
     return all(alike(a, b) for (_, a), (_, b) in zip(one, other, strict=True))
+
+
+def _trained(module: Module) -> dict[str, Parameter]:
+    return {n: p for n, p in Module.named_parameters(module) if p.requires_grad}
+
+
+def _edge(parameter: Parameter) -> Any:
+    """Return where the gradient of a parameter arrives; None before torch 2.2, which can't."""
+    edge_of = getattr(torch.autograd.graph, "get_gradient_edge", None)
+    return None if edge_of is None else edge_of(parameter)
+
+
+def _moved(edge: Any, parameter: Parameter) -> bool:
+    """True if the gradient of a parameter arrives elsewhere by now."""
+    return edge is not None and edge.node is not _edge(parameter).node
 
 
 def _buffers(module: Module) -> dict[str, Tensor]:
