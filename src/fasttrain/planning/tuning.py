@@ -198,12 +198,17 @@ def find_tuned(results: TunedResults, wanted: TunedFor) -> tuple[Tuned | None, s
     if not same:
         return None, ""
     changed = [
-        f"{field.name} {_shown(getattr(same[-1].of, field.name))} then,"
-        f" {_shown(getattr(wanted, field.name))} now"
+        _changed(field.name, getattr(same[-1].of, field.name), getattr(wanted, field.name))
         for field in fields(TunedFor)
         if getattr(same[-1].of, field.name) != getattr(wanted, field.name)
     ]
     return None, f"what was tuned on {same[-1].date} isn't used: {'; '.join(changed)}"
+
+
+def _changed(name: str, then: object, now: object) -> str:
+    if name == "source":  # digests say nothing to a person
+        return "the script's file has changed since"
+    return f"{name} {_shown(then)} then, {_shown(now)} now"
 
 
 def use_tuned(

@@ -96,7 +96,7 @@ def test_a_script_that_has_changed_is_told(invocation: Invocation) -> None:
     script.write_text("two")
     plan = plan_run(settings(), MACHINE, invocation)
     assert plan.levers.compile.value.mode == "off"
-    assert any("source" in hint for hint in plan.hints)
+    assert any("file has changed" in hint for hint in plan.hints)
 
 
 def test_a_ratio_that_was_not_measured_is_not_claimed(invocation: Invocation) -> None:

@@ -81,6 +81,12 @@ def test_a_script_that_failed_promises_nothing_to_later_runs(
     assert "don't" not in printed(report, tuned, capsys)
 
 
+def test_what_was_compared_last_is_told_before_the_advice(tuned: TuningPlan, capsys: Any) -> None:
+    report = TuningReport("budget", 500, 3600.0, None, (FASTER,), comparing=("optimizer",))
+    out = printed(report, tuned, capsys)
+    assert "while it compared optimizer: a longer --budget" in out
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

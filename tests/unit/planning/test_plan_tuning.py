@@ -170,7 +170,7 @@ def test_a_result_is_found_by_what_it_holds_for(make: Any) -> None:
         ({"torch": "2.12.0"}, "torch 2.12.0 then, 2.13.0 now"),
         ({"fasttrain": "0.0.9"}, "fasttrain 0.0.9 then"),
         ({"devices": ("cuda", "Tesla T4")}, "devices cuda Tesla T4 then, cuda NVIDIA H100 now"),
-        ({"source": "def"}, "source def then, abc now"),
+        ({"source": "def"}, "the script's file has changed"),
         ({"script": "/home/me/other.py"}, ""),
     ],
 )

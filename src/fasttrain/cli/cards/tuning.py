@@ -26,10 +26,11 @@ STYLES = {
 }
 _ENDS = {
     "decided": "",
-    "budget": "the budget is spent: --budget 30m compares longer",
+    "budget": "the budget is spent",
     "script": "the script ended before everything was compared",
     "running": "it was ended before everything was compared",
 }
+_LONGER = ": a longer --budget compares more"
 
 
 def print_tuning(report: TuningReport, tuned: TuningPlan, run_dir: str, exit_code: int = 0) -> None:
@@ -129,7 +130,8 @@ def _footer(report: TuningReport, tuned: TuningPlan, run_dir: str, exit_code: in
         yield f"nothing was compared: {_why_nothing(report)}"
     elif note := _ENDS[report.end]:
         names = " and ".join(report.comparing)
-        yield f"{note}{f', while it compared {names}' if names else ''}"
+        comparing = f", while it compared {names}" if names else ""
+        yield f"{note}{comparing}{_LONGER if report.end == 'budget' else ''}"
     for name, one in _rows(report):
         if one.reason:
             yield f"{name}: {one.reason}"
@@ -149,7 +151,7 @@ def _why_nothing(report: TuningReport) -> str:
         return "no optimizer step was seen"
     if report.end == "budget":
         first = f", and {report.comparing[0]} was not ready by then" if report.comparing else ""
-        return f"{report.steps:,} steps took all of the budget{first}: --budget 30m compares longer"
+        return f"{report.steps:,} steps took all of the budget{first}{_LONGER}"
     if report.end == "running":
         return f"it was ended after {report.steps:,} steps"
     return f"the script ended after {report.steps:,} steps, before their times had settled"
