@@ -250,13 +250,15 @@ class RootCalls:
         return trace
 
     def _outermost(self, module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if _being_traced():  # first of all: what follows would be traced, too
+            return (module._compiled_call_impl or module._call_impl)(*args, **kwargs)
         if self.inside.part is not None:
             return self.inside.part(module, args, kwargs)
         root = self._table.get(id(module))
         if root is None or root.ref() is not module:
             root = self._root_of(module)
         call: Call = module._compiled_call_impl or module._call_impl
-        if root is None or _being_traced():
+        if root is None:
             return call(*args, **kwargs)
         self.last = root
         for listen in self.on_call:
@@ -275,7 +277,7 @@ class RootCalls:
         return output
 
     def _root_of(self, module: Module) -> Root | None:
-        if _being_traced() or in_backward() or get_worker_info() is not None or in_constructor():
+        if in_backward() or get_worker_info() is not None or in_constructor():
             return None
         with self._discovery:  # two threads may call a new root at once
             root = self._table.get(id(module))

@@ -248,3 +248,16 @@ def test_module_call_is_put_back() -> None:
         RootCalls().install(undo)
         assert nn.Module.__call__ is not before
     assert nn.Module.__call__ is before
+
+
+def test_a_compiler_traces_the_modules_and_nothing_around_them(watch: Watch) -> None:
+    compiled = torch.compile(nn.Linear(2, 2), backend="eager")
+    seen = []
+
+    def part(module: nn.Module, args: Any, kwargs: Any) -> Any:
+        seen.append(type(module).__name__)
+        return module._call_impl(*args, **kwargs)
+
+    watch.roots.inside.part = part
+    compiled(X)
+    assert seen == ["OptimizedModule"]
