@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from fasttrain.shim.data_parallel.context import ParallelContext
 from fasttrain.shim.data_parallel.rank_consistency import SameLine
@@ -80,10 +81,12 @@ class BackwardPasses:
         self._display = context.strategy.batch == "per-rank"
         self._unowned = UnownedParameters(context.ranks, context.training)
         self._replicas: list[weakref.ref[Replica | ShardedReplica]] = []
+        self._added = 0
 
     def add(self, replica: Replica | ShardedReplica) -> None:
         """Average the gradients of a root from now on, as long as it lives."""
         self._replicas.append(weakref.ref(replica))
+        self._added += 1
 
     def run(
         self,
@@ -112,7 +115,7 @@ class BackwardPasses:
             original(ends, grad_tensors, retain_graph, create_graph, *args, **kwargs)
             for replica in replicas:
                 replica.after_backward()
-            self._unowned.after_backward(replicas)
+            self._unowned.after_backward(self._living, self._added)
             if retain_graph or create_graph:
                 # Another backward pass may use the same graph without a forward call before it.
                 for replica in replicas:
@@ -163,31 +166,55 @@ class BackwardPasses:
 class UnownedParameters:
     """Averages gradients of parameters that no root owns, such as a bare temperature.
 
+    Optimizers and roots that the script has dropped live on until Python's garbage collector finds
+    them, which is at another time on each rank. So it is by what the script does that they are
+    searched, and what all ranks have found that counts.
+
     Attributes:
-        parameters: Those found after the last backward pass.
+        parameters: Those found in the last search.
     """
 
     def __init__(self, ranks: Ranks, training: TrainingState) -> None:
         self._ranks = ranks
         self._training = training
         self.parameters: list[Tensor] = []
-        self._known = (-1, -1)
+        self._made = (-1, -1)  # optimizers and roots
+        self._sizes: list[tuple[weakref.ref[Optimizer], int]] = []
 
-    def after_backward(self, roots: Sequence[Replica | ShardedReplica]) -> None:
-        """Average the gradients that a backward pass has left."""
-        self._look(roots)
+    def after_backward(self, roots: Callable[[], Sequence[Any]], made: int) -> None:
+        """Average the gradients that a backward pass has left.
+
+        Args:
+            roots: Returns the replicas of the roots.
+            made: Number of roots so far.
+        """
+        known = self._made
+        self._made = (self._training.made, made)
+        if self._made != known or self._has_grown():
+            self._search(roots())
         if self.parameters:
             average_gradients(self.parameters, self._ranks)
 
-    def _look(self, roots: Sequence[Replica | ShardedReplica]) -> None:
-        """Search again if an optimizer or a root has come or gone."""
-        groups = self._training.groups()
-        known = (sum([len(group["params"]) for group in groups]), len(roots))
-        if self._known == known:
-            return
-        self._known = known
+    def _has_grown(self) -> bool:
+        """True if the script has changed the number of an optimizer's parameters."""
+        return any((o := ref()) is not None and _size(o) != size for ref, size in self._sizes)
+
+    def _search(self, roots: Sequence[Any]) -> None:
         of_roots = {id(p) for root in roots for p in root.parameters}
+        optimizers = self._training.numbered()
+        self._sizes = [(weakref.ref(optimizer), _size(optimizer)) for _, optimizer in optimizers]
+        found = {
+            f"{number}.{at}": p
+            for number, optimizer in optimizers
+            for at, p in enumerate(p for group in optimizer.param_groups for p in group["params"])
+            if id(p) not in of_roots
+        }
+        of_ranks = [set(text.split()) for text in self._ranks.gather(" ".join(found))]
+        shared = set.intersection(*of_ranks)
         before = {id(p) for p in self.parameters}
-        found = {id(p): p for g in groups for p in g["params"] if id(p) not in of_roots}
-        self.parameters = list(found.values())
+        self.parameters = list({id(p): p for key, p in found.items() if key in shared}.values())
         self._ranks.broadcast([p for p in self.parameters if id(p) not in before])
+
+
+def _size(optimizer: Optimizer) -> int:
+    return sum([len(group["params"]) for group in optimizer.param_groups])

@@ -163,13 +163,15 @@ class TrainingState:
     """Follows the optimizers, and the modules that are in training mode.
 
     Attributes:
+        made: Number of optimizers constructed so far.
         on_zero_grad: Called after gradients were cleared.
     """
 
     def __init__(self, roots: RootCalls) -> None:
         self._roots = roots
-        # Read at every step, for which a WeakSet is slow
-        self._optimizers: dict[weakref.ref[Optimizer], None] = {}
+        self.made = 0
+        # Their numbers. Read at every step, for which a WeakSet is slow
+        self._optimizers: dict[weakref.ref[Optimizer], int] = {}
         self.on_zero_grad: list[Callable[[], None]] = []
         self._modules: weakref.WeakSet[Module] = weakref.WeakSet()
 
@@ -185,14 +187,20 @@ class TrainingState:
     @property
     def optimizers(self) -> list[Optimizer]:
         """The optimizers that are alive, in the order of their construction."""
-        return [o for ref in list(self._optimizers) if (o := ref()) is not None]
+        return [optimizer for _, optimizer in self.numbered()]
+
+    def numbered(self) -> list[tuple[int, Optimizer]]:
+        """Return the optimizers that are alive, each with how many were made before it."""
+        known = list(self._optimizers.items())
+        return [(number, o) for ref, number in known if (o := ref()) is not None]
 
     def groups(self) -> list[dict[str, Any]]:
         """Return the parameter groups of all optimizers."""
         return [group for optimizer in self.optimizers for group in optimizer.param_groups]
 
     def _add_optimizer(self, optimizer: Optimizer) -> None:
-        self._optimizers[weakref.ref(optimizer, self._optimizers.pop)] = None
+        self._optimizers[weakref.ref(optimizer, self._optimizers.pop)] = self.made
+        self.made += 1
 
     def _zeroed(self, _: Any) -> None:
         for listen in self.on_zero_grad:
