@@ -34,11 +34,21 @@ REFUSED = {
     "ranks/nosplit_first_batch_sets_up": "[fsdp-writes]",  # its forward gives it its parameters
     "ranks/complex_spectrum": "[fsdp-refused]",
     "ranks/hessian_products": "--strategy ddp",
+    "ranks/bags_with_offsets": "--strategy ddp",  # gradients that are sparse
     "maml_functional": "[fsdp-functional]",
     "lbfgs_closure": "--strategy ddp",  # flattens the gradients of shards
     "loaders/stream_dataset": "--strategy ddp",  # pickles the module
     "distillation_ema": "--strategy ddp",
 }
+CURVATURE = """
+import torch
+from torch import nn
+model = nn.Sequential(nn.Linear(1, 4), nn.Tanh(), nn.Linear(4, 1))
+x = torch.randn(8, 1, requires_grad=True)
+slope, = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+curvature, = torch.autograd.grad(slope.sum(), x, create_graph=True)
+curvature.square().mean().backward()
+"""
 LISTED = """
 import collections, torch
 from torch import nn
@@ -285,6 +295,13 @@ def test_what_shards_do_not_support_ends_with_words(
     run = forked_ranks(zygote, tmp_path / "ranks", SCRIPTS / f"{script}.py", options=FSDP)
     assert run.returncode
     assert REFUSED[script] in run.stderr
+
+
+def test_a_derivative_through_weights_that_were_freed_ends_with_words(pair: Any) -> None:
+    one, ranks = pair(CURVATURE)
+    assert one.good
+    assert ranks.returncode
+    assert "--strategy ddp" in ranks.stderr
 
 
 def test_parameters_that_the_script_has_listed_before(pair: Any) -> None:

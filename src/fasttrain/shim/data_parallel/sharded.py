@@ -43,7 +43,13 @@ _OF_SHARDS = (
     "Sharding propagation failed", "attribute lookup FSDP", "FSDP does not support",
     "unevenly sharded",
 )  # fmt: skip
-_UNUSED = "appears to not have been used in the graph"  # a gradient by a whole parameter's shard
+# The same once a model is sharded: a gradient by the shard of a whole parameter, and one through
+# whole parameters that were freed after an earlier one; and gradients that FSDP can't reduce, or
+# of a shard without rows.
+_AFTER_SHARDING = (
+    "appears to not have been used in the graph", "for storage of size 0",
+    "its data is not allocated yet", "Could not run 'fsdp::", "norm on an empty tensor",
+)  # fmt: skip
 _NUMBER: Any = torch.ops.aten._local_scalar_dense.default  # reads a number
 # Functions that return a scalar of all gradients, which is a DTensor.
 _CLIPPERS = ("clip_grad_norm_", "clip_grad_value_", "clip_grads_with_norm_", "get_total_norm")
@@ -402,11 +408,11 @@ def check_own_parameters(root: Root) -> None:
 
 def _explain(error: BaseException) -> None:
     """Add a note to an error that comes from mixing shards with whole tensors."""
-    if any(words in str(error) for words in (*_OF_SHARDS, *([_UNUSED] if _OWNERS else ()))):
+    if any(words in str(error) for words in (*_OF_SHARDS, *(_AFTER_SHARDING if _OWNERS else ()))):
         error.add_note(
             "--strategy fsdp has sharded the model's parameters, and the script does with them what"
-            " only whole tensors support, such as mixing both or copying the model: use"
-            " --strategy ddp"
+            " only whole tensors support, such as mixing both, copying the model, sparse gradients,"
+            " or several derivatives through one call: use --strategy ddp"
         )
 
 
