@@ -113,9 +113,10 @@ class BackwardPasses:
                     replica.leave_ddp()
                 replica.begin_pass()
             original(ends, grad_tensors, retain_graph, create_graph, *args, **kwargs)
+            replicas = self._living()  # also of roots that were first called in this pass
             for replica in replicas:
                 replica.after_backward()
-            self._unowned.after_backward(self._living, self._added)
+            self._unowned.after_backward(replicas, self._added)
             if retain_graph or create_graph:
                 # Another backward pass may use the same graph without a forward call before it.
                 for replica in replicas:
@@ -181,17 +182,17 @@ class UnownedParameters:
         self._made = (-1, -1)  # optimizers and roots
         self._sizes: list[tuple[weakref.ref[Optimizer], int]] = []
 
-    def after_backward(self, roots: Callable[[], Sequence[Any]], made: int) -> None:
+    def after_backward(self, roots: Sequence[Replica | ShardedReplica], made: int) -> None:
         """Average the gradients that a backward pass has left.
 
         Args:
-            roots: Returns the replicas of the roots.
+            roots: The replicas of the roots.
             made: Number of roots so far.
         """
         known = self._made
         self._made = (self._training.made, made)
         if self._made != known or self._has_grown():
-            self._search(roots())
+            self._search(roots)
         if self.parameters:
             average_gradients(self.parameters, self._ranks)
 
@@ -199,7 +200,7 @@ class UnownedParameters:
         """True if the script has changed the number of an optimizer's parameters."""
         return any((o := ref()) is not None and _size(o) != size for ref, size in self._sizes)
 
-    def _search(self, roots: Sequence[Any]) -> None:
+    def _search(self, roots: Sequence[Replica | ShardedReplica]) -> None:
         of_roots = {id(p) for root in roots for p in root.parameters}
         optimizers = self._training.numbered()
         self._sizes = [(weakref.ref(optimizer), _size(optimizer)) for _, optimizer in optimizers]

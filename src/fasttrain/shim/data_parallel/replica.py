@@ -133,7 +133,8 @@ class Replica:
         self._left: set[Any] = set()  # the gradients that the last pass left, if there are several
         self._finished = False  # the last bucket of this pass was reported
         self._fresh = False  # no parameter had a gradient before this pass
-        self._touched = False  # this pass has left gradients; only known while watching
+        # This pass has left gradients; only known while watching, and not of one that is running.
+        self._touched = torch._C._current_graph_task_id() != -1
         self._probes = self._needed
         self._ddp: DistributedDataParallel | None = None
         self.watch()

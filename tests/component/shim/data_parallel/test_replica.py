@@ -281,3 +281,28 @@ def test_a_part_that_is_frozen_is_left_out_from_the_next_call_on(alone: Any) -> 
     assert [id(p) for p in replica.parameters] == [id(p) for p in module.second.parameters()]
     assert module.second.weight.grad is not None
     assert replica.watching, "it begins anew, by hand"
+
+
+def test_a_root_that_is_first_called_in_a_backward_pass_is_averaged_after_it() -> None:
+    def act(ranks: Any) -> Tensor | None:
+        module = nn.Linear(4, 1)
+        replicas = []
+
+        class Calling(torch.autograd.Function):
+            @staticmethod
+            def forward(_: Any, x: Tensor) -> Tensor:
+                return x.sum()
+
+            @staticmethod
+            def backward(_: Any, gradient: Tensor) -> Any:
+                replicas.append(Replica(module, ranks))
+                return gradient.expand(4)
+
+        late = Calling.apply(torch.zeros(4, requires_grad=True))  # type: ignore[no-untyped-call]
+        (late + module.weight.sum() * ranks.rank).backward()
+        replicas[0].after_backward()
+        return module.weight.grad
+
+    for found in on_ranks(2, act):
+        assert found is not None
+        assert found.tolist() == [[0.5] * 4]
