@@ -49,6 +49,22 @@ class Checked(nn.Module):
         return x
 
 
+class Observed(nn.Module):
+    """Quantization-aware training: a buffer gets its size in the first call."""
+
+    def __init__(self, after: nn.Module | None = None) -> None:
+        super().__init__()
+        self.register_buffer("low", torch.empty(0))
+        self.after = after or nn.Identity()
+
+    def forward(self, x: Any) -> Any:
+        low = x.detach().amin(0)
+        if not self.low.numel():
+            self.low.resize_(low.shape).copy_(low)
+        self.low.copy_(torch.minimum(self.low, low))
+        return self.after(x)
+
+
 class Restless(nn.Module):
     """Changes whatever a forward can change, and then fails."""
 
@@ -89,7 +105,7 @@ def train(network: nn.Module, steps: int = 5) -> list[Any]:
     return [losses, left, restless.calls, restless.seen, drawn]
 
 
-@pytest.mark.parametrize("last", [Scatter, Lerp, Checked])
+@pytest.mark.parametrize("last", [Scatter, Lerp, Checked, lambda: Observed(Scatter())])
 def test_a_repeated_call_is_that_of_the_script_alone(rig: Any, last: Any) -> None:
     alone = train(model(last()))
     with rig(amp="bfloat16") as runtime:
@@ -98,6 +114,13 @@ def test_a_repeated_call_is_that_of_the_script_alone(rig: Any, last: Any) -> Non
     assert outcome.state is State.SKIPPED
     assert re.search(r"\w+Error: .*\(.*test_amp_repeat\.py:\d+\)", outcome.reason), outcome.reason
     assert outcome.counts == {}
+
+
+def test_a_buffer_may_change_its_size(amp: Any) -> None:
+    network = model(Observed())
+    train(network)
+    assert network[-1].low.shape == (4,)
+    assert amp().state is State.APPLIED
 
 
 def test_the_receipt_names_the_line(amp: Any) -> None:

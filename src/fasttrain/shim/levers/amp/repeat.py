@@ -49,7 +49,9 @@ class Backup:
         self._calls: Counter[bool] = Counter()
         self._places: list[tuple[dict[str, Tensor | None], str]] = []  # in ``_buffers``
         self._buffers: list[Tensor | None] = []
-        self._copies: list[tuple[list[Tensor], list[Tensor]]] = []  # of the small ones
+        self._small: list[Tensor] = []
+        self._sizes: list[torch.Size] = []  # of the small ones; quantization observers resize them
+        self._copies: list[tuple[list[Tensor], list[Tensor]]] = []
         self._large: list[Tensor] = []
         self._untouched: Versions = []
         self.attributes: list[tuple[Module, dict[str, Any]]] = []
@@ -87,13 +89,15 @@ class Backup:
 
     def _take_buffers(self, places: list[tuple[dict[str, Tensor | None], str]]) -> None:
         now = [slot.get(name) for slot, name in places]
-        if len(now) != len(self._buffers) or not all(map(is_, now, self._buffers)):
+        same = len(now) == len(self._buffers) and all(map(is_, now, self._buffers))
+        if not same or list(map(Tensor.size, self._small)) != self._sizes:
             held = [buffer for buffer in now if buffer is not None]
             uninitialized = [buffer for buffer in held if is_lazy(buffer)]
             # Buffers of lazy modules get their shapes in this call: look again at the next one.
             self._buffers = [] if uninitialized else now
             held = [buffer for buffer in held if not is_lazy(buffer)]
-            small = [buffer for buffer in held if _is_small(buffer)]
+            self._small = small = [buffer for buffer in held if _is_small(buffer)]
+            self._sizes = list(map(Tensor.size, small))
             with torch.no_grad(), torch.inference_mode(mode=False):
                 self._copies = [(b, list(map(torch.empty_like, b))) for b in _by_dtype(small)]
             self._large = [buffer for buffer in held if not _is_small(buffer)]
@@ -131,13 +135,21 @@ class Backup:
         for (slot, name), buffer in zip(self._places, self._buffers, strict=False):
             if buffer is not None or name in slot:
                 slot[name] = buffer
-        # Only changed ones: a copy raises the version, and graphs of earlier calls may need them.
         for buffers, copies in self._copies:
-            changed = [
-                (b, c) for b, c in zip(buffers, copies, strict=True) if not torch.equal(b, c)
-            ]
-            if changed:
-                _copy([b for b, _ in changed], [c for _, c in changed])
+            _restore(buffers, copies)
+
+
+def _restore(buffers: list[Tensor], copies: list[Tensor]) -> None:
+    """Put values and sizes back into those buffers that have changed.
+
+    A copy raises the version, and graphs of earlier calls may need the others.
+    """
+    changed = [(b, c) for b, c in zip(buffers, copies, strict=True) if not torch.equal(b, c)]
+    for buffer, saved in changed:
+        if buffer.shape != saved.shape:
+            buffer.resize_(saved.shape)
+    if changed:
+        _copy([b for b, _ in changed], [c for _, c in changed])
 
 
 def _by_dtype(tensors: list[Tensor]) -> list[list[Tensor]]:
