@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from fasttrain.model.outcome import State
+from fasttrain.shim.levers.compile import slots
 from fasttrain.shim.levers.compile.account import LIMIT
 from fasttrain.shim.levers.compile.lever import NO_BLOCKS
 from support.rig import X, backend, network, read_report, rig, train
@@ -217,15 +218,21 @@ def test_parts_behind_a_graph_break_share_no_recompile_limit(compiled: Any) -> N
     assert not [note for note in outcome.notes if "roots.py" in note]
 
 
-def test_the_recompile_limit_is_told_and_the_run_goes_on(compiled: Any) -> None:
-    class Scaled(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear = nn.Linear(4, 4)
+class Scaled(nn.Module):
+    """A model that is compiled again for each factor."""
 
-        def forward(self, x: Any, factor: str) -> Any:
-            return self.linear(x) * float(factor)
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
 
+    def forward(self, x: Any, factor: str) -> Any:
+        return self.linear(x) * float(factor)
+
+
+def test_the_recompile_limit_is_told_and_the_run_goes_on(
+    compiled: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slots, "FREE_STALLS", 12)
     model = Scaled()
     for number in range(12):
         found = model(X, str(number))
@@ -235,6 +242,20 @@ def test_the_recompile_limit_is_told_and_the_run_goes_on(compiled: Any) -> None:
     assert outcome.counts["limits"] >= 1
     assert outcome.counts["failures"] == 0
     assert any(note.startswith(LIMIT) for note in outcome.notes)
+
+
+def test_calls_that_never_fit_a_graph_are_compiled_ever_more_rarely(compiled: Any) -> None:
+    model = Scaled()
+    expected = nn.functional.linear(X, model.linear.weight, model.linear.bias)
+    for number in range(450):
+        found = model(X, str(number))
+        torch.testing.assert_close(found, expected * number)
+        model(X, "0")  # fits the first graph
+    outcome = compiled()
+    # The first three calls, and those after 100, 200, 400 and 800.
+    assert outcome.counts["graphs"] == 7
+    assert outcome.counts["eager calls"] == 450 - 7
+    assert any("until then what fits no graph runs eagerly" in note for note in outcome.notes)
 
 
 def test_a_changing_sequence_length_recompiles_once(compiled: Any) -> None:

@@ -26,8 +26,10 @@ from fasttrain.shim.levers.compile.graphs import ASKED_GRADIENTS, GraphGuard, wa
 from fasttrain.shim.levers.compile.once_per_node import OncePerNode
 from fasttrain.shim.levers.compile.repairs import Asked, differentiate_twice, keep_whole, repair
 from fasttrain.shim.levers.compile.slots import (
+    FEW_CALLS,
     Filling,
     Slots,
+    Stalls,
     separate_function,
     watch_hooks,
 )
@@ -67,8 +69,6 @@ MADE_AGAIN = "is made again and again"
 # Some scripts make a new wrapper at each step, or a copy for each task: after so many, no more are
 # compiled.
 MOST_OF_A_KIND = 3
-# Even a tiny module takes as long to compile as thousands of its calls.
-FEW_CALLS = 100
 
 
 class CompileLever:
@@ -118,7 +118,7 @@ class CompileLever:
         self._guard: GraphGuard | None = None  # of the only root that is trained
         self._short_lived = ShortLived()
         self._waiting: list[Root | None] = []  # lazy roots; None in place of those called since
-        self._forwards: dict[type, Callable[..., Any]] = {}
+        self._forwards: dict[type, tuple[Callable[..., Any], Stalls]] = {}
 
     def install(self, undo: ExitStack) -> None:
         """Watch for new roots, and for the script's own torch.compile."""
@@ -268,6 +268,7 @@ class CompileLever:
             self.recorder.settle(State.ARMED, UNUSED)
 
     def _begins(self) -> None:
+        self._slots.compilations += 1
         root = self._roots.last
         self._announce(root.name if root else "")
         if self._guard is not None:
@@ -301,13 +302,14 @@ class CompileLever:
         if not blocks:
             self.recorder.note(f"{root.name} {NO_BLOCKS}: compiled whole")
         for block in blocks:
-            self._slots.fill(block, self._forward_of(type(block)), Filling(), self._later)
+            forward, stalls = self._forward_of(type(block))
+            self._slots.fill(block, forward, Filling(stalls=stalls), self._later)
             self.recorder.touch(type(block).__name__, f"a block of {root.name}")
         return bool(blocks)
 
-    def _forward_of(self, kind: type) -> Callable[..., Any]:
+    def _forward_of(self, kind: type) -> tuple[Callable[..., Any], Stalls]:
         """Return the function that all blocks of a class share, so that they share graphs too."""
-        return self._forwards.setdefault(kind, separate_function(kind.__name__))
+        return self._forwards.setdefault(kind, (separate_function(kind.__name__), Stalls()))
 
     def _guard_for(self, root: Root, module: Module) -> GraphGuard | None:
         """Return a guard for CUDA graphs; None without them, or if several roots are trained."""

@@ -12,7 +12,7 @@ import functools
 import weakref
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -83,6 +83,40 @@ OWN_KIND = "called with tensors of a class of the script's, which torch.compile 
 UNDER_FUNC = "called under torch.func's transforms, where torch.compile can't run"
 # A script that changes its hooks more often would compile all the time.
 MOST_RENEWALS = 3
+EAGER_CALLS = "eager calls"
+# Even a tiny module takes as long to compile as thousands of its calls.
+FEW_CALLS = 100
+# Calls that compile without delay: one for fixed shapes, one for changing shapes, one to evaluate.
+FREE_STALLS = 3
+PUT_OFF = (
+    f"{{name}} was compiled in {FREE_STALLS} of its first {{calls}} calls: again after"
+    f" {FEW_CALLS}, {2 * FEW_CALLS}, {4 * FEW_CALLS}, ... calls, and until then"
+    " what fits no graph runs eagerly"
+)
+
+
+@dataclass(slots=True, eq=False)
+class Stalls:
+    """Counts the calls in which dynamo compiled, and says when the next one may.
+
+    A model whose shapes, attributes or tables change at each call is compiled at each call: up to
+    dynamo's limit of eight times for every frame, which can take minutes where the calls take
+    seconds. So each further one needs twice as many calls as the last. Calls are counted and no
+    time is taken, so that a run can be repeated and all ranks do the same.
+
+    Attributes:
+        calls: Number of calls.
+        stalled: Number of those in which something was compiled.
+    """
+
+    calls: int = 0
+    stalled: int = 0
+
+    @property
+    def until(self) -> int:
+        """The number of calls before which nothing is compiled."""
+        further = self.stalled - FREE_STALLS
+        return FEW_CALLS * 2**further if further >= 0 else 0
 
 
 @dataclass(slots=True, eq=False)
@@ -95,6 +129,8 @@ class Filling:
         renewals: How often it was compiled again because its hooks had changed.
         calls: How often it was called.
         on: Whether its last forward pass ran compiled.
+        stalls: Its calls in which something was compiled; blocks of one class share them.
+        resting: Whether its last forward pass could only use graphs that were there.
     """
 
     finish: Callable[[Any], Any] | None = None
@@ -102,6 +138,8 @@ class Filling:
     renewals: int = 0
     calls: int = 0
     on: bool = True
+    stalls: Stalls = field(default_factory=Stalls)
+    resting: bool = False
 
 
 class _Slot(functools.partial[Any]):
@@ -121,6 +159,7 @@ class Slots:
     Attributes:
         passed_by: Why some call of a compiled module ran eagerly; empty if none did.
         on: Whether compiled modules run compiled.
+        compilations: Number of compilations that have begun; counted by the lever.
 
     Args:
         compile: torch.compile.
@@ -133,6 +172,7 @@ class Slots:
         self._recorder = recorder
         self.passed_by = ""
         self.on = True
+        self.compilations = 0
         self._filled: weakref.WeakKeyDictionary[Module, Filling] = weakref.WeakKeyDictionary()
 
     def __contains__(self, module: Module) -> bool:
@@ -154,8 +194,33 @@ class Slots:
         self._filled.pop(module, None)
 
     def _put(self, module: Module, forward: Call, filling: Filling) -> None:
-        call = self._slot(module, self._compile(forward), filling)
-        vars(module)["_compiled_call_impl"] = call
+        run = self._putting_off(self._compile(forward), forward, filling, type(module).__name__)
+        vars(module)["_compiled_call_impl"] = self._slot(module, run, filling)
+
+    def _putting_off(self, compiled: Call, forward: Call, filling: Filling, name: str) -> Call:
+        """Return a function that runs compiled, and compiles where `Stalls` allows it."""
+        only_run: Call = torch._dynamo.run(forward)  # runs eagerly what fits no graph
+        stalls = filling.stalls
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            if not in_backward():
+                stalls.calls += 1
+                filling.resting = stalls.calls <= stalls.until
+            if filling.resting:
+                before = EAGER.count
+                output = only_run(*args, **kwargs)
+                if EAGER.count > before:
+                    self._recorder.counts[EAGER_CALLS] += 1
+                return output
+            before = self.compilations
+            output = compiled(*args, **kwargs)
+            if self.compilations > before:
+                stalls.stalled += 1
+                if stalls.stalled == FREE_STALLS:
+                    self._recorder.note(PUT_OFF.format(name=name, calls=stalls.calls))
+            return output
+
+        return run
 
     def _slot(self, module: Module, compiled: Call, filling: Filling) -> Call:
         """Return the callable for a module's slot; weakly bound, because the module holds it."""
@@ -207,6 +272,13 @@ class Slots:
         return target._compiled_call_impl(*args, **kwargs)
 
 
+class _Eager:
+    """Counts the calls of functions of `separate_function` that don't run as a graph."""
+
+    count = 0
+
+
+EAGER = _Eager()
 _DISABLED: Any = torch._C._disabled_torch_function_impl
 
 
@@ -241,12 +313,16 @@ def separate_function(name: str, finish: Callable[[Any], Any] | None = None) -> 
     """
 
     def block(module: Any, *args: Any, **kwargs: Any) -> Any:
+        if not torch.compiler.is_compiling():
+            EAGER.count += 1
         if ROWS.only:  # read for dynamo's guard alone
             return module._call_impl(*args, **kwargs)
         return module._call_impl(*args, **kwargs)
 
     def root(module: Any, *args: Any, **kwargs: Any) -> Any:
         assert finish is not None
+        if not torch.compiler.is_compiling():
+            EAGER.count += 1
         if ROWS.only:
             return finish(module._call_impl(*args, **kwargs))
         return finish(module._call_impl(*args, **kwargs))
