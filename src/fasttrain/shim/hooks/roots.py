@@ -27,6 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import Module, ModuleList, Parameter, Sequential
+from torch.nn.utils.parametrize import ParametrizationList
 from torch.utils.data import get_worker_info
 
 from fasttrain.shim.hooks import patching
@@ -240,14 +241,14 @@ class RootCalls:
         inside = self.inside
 
         @functools.wraps(original)
-        def trace(*args: Any, **kwargs: Any) -> Any:
+        def stay_out(*args: Any, **kwargs: Any) -> Any:
             before, inside.flag = inside.flag, True
             try:
                 return original(*args, **kwargs)
             finally:
                 inside.flag = before
 
-        return trace
+        return stay_out
 
     def _outermost(self, module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if _being_traced():  # first of all: what follows would be traced, too
@@ -258,6 +259,9 @@ class RootCalls:
         if root is None or root.ref() is not module:
             root = self._root_of(module)
         call: Call = module._compiled_call_impl or module._call_impl
+        if root is None and isinstance(module, ParametrizationList):
+            # The script reads a weight: its parts are no models either.
+            return self._stay_out_of(call)(*args, **kwargs)
         if root is None:
             return call(*args, **kwargs)
         self.last = root
@@ -278,6 +282,8 @@ class RootCalls:
 
     def _root_of(self, module: Module) -> Root | None:
         if in_backward() or get_worker_info() is not None or in_constructor():
+            return None
+        if isinstance(module, ParametrizationList):
             return None
         with self._discovery:  # two threads may call a new root at once
             root = self._table.get(id(module))

@@ -57,6 +57,27 @@ def test_only_the_outermost_call_counts(watch: Watch) -> None:
     assert watch.called == ["Sequential", "Sequential"]
 
 
+class Scaled(nn.Module):
+    """A parametrization with a parameter of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Linear(2, 2, bias=False)
+
+    def forward(self, weight: Any) -> Any:
+        return self.scale(weight)
+
+
+def test_a_weight_that_is_read_is_no_root(watch: Watch) -> None:
+    layer = nn.utils.parametrize.register_parametrization(nn.Linear(2, 2), "weight", Scaled())
+    assert layer.weight.shape == (2, 2)  # type: ignore[union-attr]
+    with nn.utils.parametrize.cached():
+        assert layer.weight is layer.weight
+    assert watch.called == []
+    layer(X)
+    assert watch.called == ["ParametrizedLinear"]
+
+
 def test_parts_that_are_called_one_by_one_are_roots(watch: Watch) -> None:
     model = Outer()
     model.inner(X)
