@@ -175,3 +175,37 @@ def test_nothing_is_kept_after_a_plain_backward_pass() -> None:
         assert kept() is not None
         loss.backward()
         assert kept() is None
+
+
+class Cube(torch.autograd.Function):
+    """A function of the script's, which torch differentiates twice."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        ctx.save_for_backward(x)
+        return x**3
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        (x,) = ctx.saved_tensors
+        return grad * 3 * x**2
+
+
+class Cubed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = network()
+
+    def forward(self, x: Any) -> Any:
+        return Cube.apply(self.inner(x))
+
+
+@pytest.mark.filterwarnings("ignore")  # dynamo's, in which it would give up
+def test_second_derivatives_of_a_custom_function_are_never_wrong() -> None:
+    """Torch refuses them in a compiled graph; repeated from dynamo's, they'd lack a term."""
+    x = X.clone().requires_grad_()
+    model = Cubed()
+    with backend("aot_eager"), rig(compile="default"):
+        (slope,) = torch.autograd.grad(model(x).sum(), x, create_graph=SECOND)
+        with pytest.raises(RuntimeError, match="double backward"):
+            slope.sum().backward()

@@ -8,7 +8,7 @@ import importlib
 import os
 import signal
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Module
 
 from fasttrain.shim.hooks import patching
 from fasttrain.shim.hooks.seams import then
@@ -204,7 +205,9 @@ class _Graph:
 
     @property
     def repeatable(self) -> bool:
-        """True if its inputs can be kept, and it has no other inputs."""
+        """True if its inputs can be kept, it has no others, and all of it differentiates twice."""
+        if any(map(_is_custom_function, _nodes(self.run))):
+            return False
         infos = self.meta.input_info
         outright = not any(info.mutates_data and info.requires_grad for info in infos)
         inputs = [node for node in getattr(self.run, "graph").nodes if node.op == "placeholder"]  # noqa: B009
@@ -225,6 +228,23 @@ class _Graph:
         as_base = "alias_of_intermediate_save_as_output"
         bases = [o._base for o, kind in zip(outputs, kinds, strict=True) if kind == as_base]
         return [*changed, *outputs, *bases]
+
+
+def _nodes(run: Any) -> Iterator[Any]:
+    """Yield the nodes of a graph and of those inside it."""
+    for part in Module.modules(run) if isinstance(run, Module) else (run,):
+        yield from getattr(getattr(part, "graph", None), "nodes", ())
+
+
+def _is_custom_function(node: Any) -> bool:
+    """True if a node is an autograd function of the script's.
+
+    Dynamo's graph has its backward with saved tensors that are connected to nothing: a second
+    derivative of it would be wrong, without an error.
+
+    Source: torch 2.13, ``torch/_functorch/autograd_function.py``, AutogradFunctionApply
+    """
+    return getattr(node.target, "__name__", "") == "autograd_function_apply"
 
 
 class _Inputs:
