@@ -79,7 +79,9 @@ class RealCluster:
             lambda: f"{wanted}: {self.run('scontrol', 'show', 'job', job_id).stdout}",
         ).pop()
 
-    def wait_for_output(self, job_id: str, text: str, times: int = 1, timeout_s: float = 120) -> str:
+    def wait_for_output(
+        self, job_id: str, text: str, times: int = 1, timeout_s: float = 120
+    ) -> str:
         """Wait until a job has printed a text so many times, and give all that it printed."""
         self.until(
             lambda: self.output(job_id).count(text) >= times,
