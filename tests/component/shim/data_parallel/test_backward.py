@@ -16,8 +16,10 @@ from fasttrain.shim.data_parallel.backward import BackwardPasses
 @pytest.mark.parametrize("batch", ["split", "per-rank"])
 def test_a_pass_starts_from_an_edge_of_the_graph(batch: str) -> None:
     context: Any = SimpleNamespace(
-        ranks=SimpleNamespace(waits=nullcontext, broadcast=lambda _: None, world_size=1),
-        training=SimpleNamespace(groups=list),
+        ranks=SimpleNamespace(
+            waits=nullcontext, broadcast=lambda _: None, gather=lambda own: [own], world_size=1
+        ),
+        training=SimpleNamespace(made=0, numbered=list),
         strategy=SimpleNamespace(batch=batch),
     )
     passes: Any = BackwardPasses(context)

@@ -201,7 +201,7 @@ def test_no_graph_is_kept_alive(rig: Any) -> None:
         once(model)
         before = live()
         once(model)
-        assert live() == before
+        assert live() <= before  # less, where a thread of another test has just let go of some
 
 
 def test_torchs_own_are_back(rig: Any) -> None:
