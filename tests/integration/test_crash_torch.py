@@ -52,7 +52,7 @@ def ends(tmp_path_factory: Any) -> dict[str, tuple[Path, int]]:
     folder = tmp_path_factory.mktemp("causes")
     done = subprocess.run(
         [sys.executable, str(PROGRAM), str(folder), *NAMES],
-        capture_output=True, timeout=120, check=True, cwd=folder,
+        capture_output=True, timeout=280, check=True, cwd=folder,
     )  # fmt: skip
     codes = map(int, done.stdout.split())
     return {name: (folder / name, code) for name, code in zip(NAMES, codes, strict=True)}

@@ -69,6 +69,13 @@ def twice():
     loss.backward()
 
 
+def differentiated_twice():
+    x = torch.ones(2, requires_grad=True)
+    compiled = torch.compile(torch.sin, backend="aot_eager")
+    (slope,) = torch.autograd.grad(compiled(x).sum(), x, create_graph=True)
+    slope.sum().backward()
+
+
 def inplace():
     x = torch.ones(2, requires_grad=True)
     y = x.exp()
@@ -176,6 +183,7 @@ CAUSES = {
     "built-for-another": built_for_another,
     "no-gradient": lambda: torch.ones(1).backward(),
     "backward-twice": twice,
+    "double-backward": differentiated_twice,
     "inplace": inplace,
     "built-for-another-2": misfit,
     "no-cuda": lambda: torch.ones(1).cuda(),

@@ -125,6 +125,11 @@ INSIDE = (
         "compute the loss again for each backward pass, or detach() what is kept from the last one",
     ),
     Cause(
+        "double-backward", Retry.TRAINED, text(r"does not currently support double backward"),
+        "a compiled model was differentiated twice, which torch.compile doesn't support",
+        "run with --compile off, or leave the model's torch.compile out",
+    ),
+    Cause(
         "inplace", Retry.TRAINED, text(r"has been modified by an inplace operation"),
         "a tensor that the backward pass needs was changed in place",
         "write x = x + y instead of x += y;"

@@ -201,7 +201,7 @@ def test_no_graph_is_kept_alive(rig: Any) -> None:
         once(model)
         before = live()
         once(model)
-        assert live() <= before  # less, where a thread of another test has just let go of some
+        assert live() <= before  # less, if something of an earlier test was let go of meanwhile
 
 
 def test_torchs_own_are_back(rig: Any) -> None:
