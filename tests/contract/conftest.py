@@ -54,7 +54,7 @@ def same_as_python(fasttrain: Any, tmp_path: Path) -> SameAsPython:
         prepare()
         plain = subprocess.run(
             [sys.executable, *target, *args],
-            cwd=cwd, env=environ, input=stdin, capture_output=True, timeout=60,
+            cwd=cwd, env=environ, input=stdin, capture_output=True, timeout=240,
         )  # fmt: skip
         prepare()
         options = (*LEVERS_OFF, "--run-dir", str(tmp_path / f"run-{next(runs)}"))

@@ -172,7 +172,7 @@ def by_torch_alone(program: str, *words: str | Path) -> list[str]:
     """Run a program where fasttrain can't be imported, and give the lines that it printed."""
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT_FASTTRAIN, str(PROGRAMS / program), *map(str, words)],
-        capture_output=True, text=True, timeout=120, env=alone_environ(),
+        capture_output=True, text=True, timeout=240, env=alone_environ(),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
@@ -220,7 +220,7 @@ def train(fasttrain: Any, tmp_path: Path) -> Train:
     def run(levers: str, program: str, *words: str | Path) -> str:
         options = ("--device", "cpu", "--strict", "--quiet", *levers.split())
         done = fasttrain("run", PROGRAMS / program, *options, "--", *words, env=cache,
-                         timeout_s=120)  # fmt: skip
+                         timeout_s=240)  # fmt: skip
         assert done.returncode == 0, done.stderr.decode()
         return str(done.stdout.decode())
 

@@ -106,7 +106,7 @@ def plain(script: Script, *args: str) -> Training:
     """Return what Python alone makes of a script; asked for by several tests, run once."""
     done = subprocess.run(
         [sys.executable, SCRIPTS / f"{script}.py", *args],
-        env={**os.environ, **OFFLINE}, capture_output=True, timeout=120,
+        env={**os.environ, **OFFLINE}, capture_output=True, timeout=240,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr.decode()
     return Training(done.stdout)

@@ -120,7 +120,7 @@ def test_a_childs_traceback_is_pythons_own(fasttrain: Any, script: Any) -> None:
     path = script(ERROR)
     done = fasttrain("run", path, *LEVERS, "--quiet")
     plain = subprocess.run(
-        [sys.executable, str(path)], env=fasttrain.environ, capture_output=True, timeout=60
+        [sys.executable, str(path)], env=fasttrain.environ, capture_output=True, timeout=240
     )
     assert b"on purpose" in plain.stderr
     assert done.stderr.startswith(plain.stderr)
@@ -137,7 +137,7 @@ def test_something_else_called_fasttrain_is_in_nobodys_way(fasttrain: Any, scrip
     command = [str(Path(sys.executable).with_name("fasttrain")), "run", str(path), *LEVERS]
     done = subprocess.run(
         [*command, "--", "spawn"],
-        cwd=fasttrain.cwd, env=fasttrain.environ, capture_output=True, timeout=60,
+        cwd=fasttrain.cwd, env=fasttrain.environ, capture_output=True, timeout=240,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert in_children(2).encode() in done.stderr

@@ -69,7 +69,7 @@ def test_a_saved_model_loads_without_fasttrain(compiled: Any, tmp_path: Path) ->
         "print(m(torch.zeros(1, 4)).tolist(), [n for n in sys.modules if 'fasttrain' in n])"
     )
     done = subprocess.run(
-        [sys.executable, "-I", "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60
+        [sys.executable, "-I", "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=99
     )
     assert done.stdout == f"{model(torch.zeros(1, 4)).tolist()} []\n", done.stderr
 

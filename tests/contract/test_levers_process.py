@@ -96,7 +96,7 @@ def test_a_script_that_is_killed_leaves_a_report(fasttrain: Any, script: Any) ->
     while read_report(run_dir).stats.steps == 0 and time.monotonic() < deadline:
         time.sleep(0.05)
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=120)
+    process.communicate(timeout=240)
     assert process.returncode == 128 + signal.SIGTERM
     report = read_report(run_dir)
     assert report.stats.steps >= 1

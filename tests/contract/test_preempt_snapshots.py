@@ -225,7 +225,7 @@ def test_a_signal_that_comes_while_processes_start_waits_for_them(
     while not starting(psutil.Process(run.pid)):
         time.sleep(0.01)
     run.send_signal(signal.SIGUSR2)
-    _, told = run.communicate(timeout=60)
+    _, told = run.communicate(timeout=240)
     assert run.returncode == 85, told.decode()
     assert PREEMPTED_AFTER.encode() in told
 

@@ -14,7 +14,7 @@ COMPLETIONS = Path(__file__).parents[2] / "completions"
 def shell(program, *args):
     assert shutil.which(program), f"{program} is missing; apt-get install {program}"
     return subprocess.run(
-        [program, *args], capture_output=True, text=True, check=True, timeout=120
+        [program, *args], capture_output=True, text=True, check=True, timeout=240
     ).stdout
 
 

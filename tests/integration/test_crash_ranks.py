@@ -163,7 +163,7 @@ def test_a_run_that_is_stopped_has_not_crashed(
 def test_a_pasted_plan_tells_its_failure_itself(fasttrain: Any, script: Any) -> None:
     planned = fasttrain("run", script(FAILS), *TWO, "--dry-run")
     done = subprocess.run(
-        ["sh"], input=planned.stdout, capture_output=True, timeout=60,
+        ["sh"], input=planned.stdout, capture_output=True, timeout=240,
         env={**fasttrain.environ, "PATH": os.environ["PATH"]},
     )  # fmt: skip
     assert done.returncode == 1, shlex.quote(done.stderr.decode())

@@ -27,7 +27,7 @@ def tried(monkeypatch: pytest.MonkeyPatch, folder: Path, **environ: str) -> Torc
     """Try it, and see that nothing stays in its temporary folder."""
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
     found = try_torch(
-        sys.executable, {**os.environ, "OMP_NUM_THREADS": "1", **environ}, timeout_s=60
+        sys.executable, {**os.environ, "OMP_NUM_THREADS": "1", **environ}, timeout_s=240
     )
     assert list(folder.iterdir()) == []
     return found

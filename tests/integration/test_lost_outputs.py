@@ -140,10 +140,10 @@ def test_an_answer_that_nobody_takes(fasttrain: Any, script: Any) -> None:
     os.close(read)
     gone = fasttrain.start(*words, stdout=written, stderr=subprocess.PIPE)
     os.close(written)
-    assert (gone.communicate(timeout=120)[1], gone.returncode) == (b"", 0)
+    assert (gone.communicate(timeout=240)[1], gone.returncode) == (b"", 0)
     with Path("/dev/full").open("wb") as full:
         lost = fasttrain.start(*words, stdout=full, stderr=subprocess.PIPE)
-    told = lost.communicate(timeout=120)[1]
+    told = lost.communicate(timeout=240)[1]
     assert lost.returncode == 69
     assert told.rstrip().endswith(b"[stdout]")
     assert told.count(b"\n") == 3

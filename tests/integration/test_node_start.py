@@ -39,7 +39,7 @@ def start(folder: Path, environ: dict[str, str]) -> subprocess.CompletedProcess[
              "SUBMITIT_EXECUTOR": "slurm"}  # fmt: skip
     return subprocess.run(
         [sys.executable, "-u", "-m", "fasttrain.slurm.node_start", str(folder)],
-        env={**environ, **place}, capture_output=True, text=True, timeout=60,
+        env={**environ, **place}, capture_output=True, text=True, timeout=240,
     )  # fmt: skip
 
 

@@ -29,7 +29,7 @@ def test_a_line_is_shown_before_the_script_ends(fasttrain: Any, script: Any) -> 
     ) as process:
         # The script goes on only when it is answered, so its first line can't have waited.
         assert process.stdout.readline() == b"first\n"
-        assert process.communicate(b"an answer\n", timeout=120)[0] == b"got an answer\n"
+        assert process.communicate(b"an answer\n", timeout=240)[0] == b"got an answer\n"
     assert process.returncode == 0
 
 
@@ -133,7 +133,7 @@ def test_two_runs_at_once_share_nothing(fasttrain: Any, script: Any, tmp_path: P
     path = script("import sys, time; time.sleep(0.5); print(sys.argv[1] * 3)")
     runs = [fasttrain.start("run", path, word, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
             for word in "abc"]  # fmt: skip
-    assert [run.communicate(timeout=120)[0] for run in runs] == [b"aaa\n", b"bbb\n", b"ccc\n"]
+    assert [run.communicate(timeout=240)[0] for run in runs] == [b"aaa\n", b"bbb\n", b"ccc\n"]
     logs = sorted(log.read_bytes() for log in tmp_path.glob("fasttrain_runs/*/rank-0.log"))
     assert logs == [b"aaa\n", b"bbb\n", b"ccc\n"]
 

@@ -217,7 +217,7 @@ def test_an_end_from_outside_leaves_nothing(
     started = psutil.Process(process.pid).children(recursive=True)
     assert len(started) >= 4, "two launchers with a worker each, and their guardians"
     process.send_signal(signal.SIGKILL if killed else signal.SIGINT)
-    out, _ = process.communicate(timeout=120)
+    out, _ = process.communicate(timeout=240)
     until(lambda: not [one for one in started if one.is_running() and one.status() != "zombie"])
     until(lambda: no_scratch(run_dir))
     assert left(tmp_path) == before

@@ -74,7 +74,7 @@ def test_what_can_heal_is_tried_again(
     fasttrain: Any, script: Any, only_run_dir: Any, ranks: tuple[str, ...]
 ) -> None:
     hows = ("connection:1", "crash:2", "well:3")
-    done = fasttrain("run", script(TRAIN), *ranks, "--max-restarts", "2", *hows, timeout_s=120)
+    done = fasttrain("run", script(TRAIN), *ranks, "--max-restarts", "2", *hows, timeout_s=240)
     told = done.stderr.decode()
     last = ranks is TWO
     assert done.returncode == 0, told
@@ -105,7 +105,7 @@ def test_what_can_heal_is_tried_again(
 def test_what_can_not_heal_is_not(
     fasttrain: Any, script: Any, only_run_dir: Any, hows: tuple[str, ...], attempts: int, why: str
 ) -> None:
-    done = fasttrain("run", script(TRAIN), *ONE, "--max-restarts", "2", *hows, timeout_s=120)
+    done = fasttrain("run", script(TRAIN), *ONE, "--max-restarts", "2", *hows, timeout_s=240)
     assert done.returncode == 1
     crash = receipt(only_run_dir())["crash"]
     assert why in crash["final"]
@@ -180,7 +180,7 @@ def test_a_run_that_hangs_is_killed_and_tried_again(
     fasttrain: Any, script: Any, only_run_dir: Any
 ) -> None:
     options = (*TWO, "--hang-timeout", "2", "--max-restarts", "2", "hang:2", "well:2")
-    done = fasttrain("run", script(TRAIN), *options, timeout_s=120)
+    done = fasttrain("run", script(TRAIN), *options, timeout_s=240)
     assert done.returncode == 0, done.stderr.decode()
     (attempt,) = receipt(only_run_dir())["attempts"]
     assert attempt["crash"]["cause"] == "hang"
@@ -190,7 +190,7 @@ def test_a_run_that_hangs_is_killed_and_tried_again(
 
 def test_the_same_hang_ends_the_run(fasttrain: Any, script: Any, only_run_dir: Any) -> None:
     options = (*ONE, "--hang-timeout", "2", "--max-restarts", "5", *["hang:2"] * 6)
-    done = fasttrain("run", script(TRAIN), *options, timeout_s=120)
+    done = fasttrain("run", script(TRAIN), *options, timeout_s=240)
     assert done.returncode == 75
     assert f"{SAME_WAY} at step 2".encode() in done.stderr
     assert len(receipt(only_run_dir())["attempts"]) == 1

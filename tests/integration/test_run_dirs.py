@@ -40,7 +40,7 @@ def test_the_second_launcher_is_refused_and_the_first_goes_on(
     assert "[run-dir-busy]" in second.stderr.decode()
     assert {path: path.read_bytes() for path in (tmp_path / "run").iterdir()} == before
     (tmp_path / "go").touch()
-    said, _ = first.communicate(timeout=120)
+    said, _ = first.communicate(timeout=240)
     assert (first.returncode, said) == (0, b"ended well\n")
     assert loads(Receipt, (tmp_path / "run" / "receipt.json").read_bytes()).exit_code == 0
     third = fasttrain(*words)
@@ -52,7 +52,7 @@ def test_of_those_that_start_at_once_one_runs(fasttrain: Any, script: Any, tmp_p
     (tmp_path / "go").touch()
     path = script(WAITS)
     started = [fasttrain.start("run", path, "--run-dir", "run", **PIPES) for _ in range(4)]
-    said = [process.communicate(timeout=60) for process in started]
+    said = [process.communicate(timeout=240) for process in started]
     assert sorted(process.returncode for process in started) == [0, 71, 71, 71]
     assert sorted(out for out, _ in said) == [b"", b"", b"", b"ended well\n"]
     assert loads(Receipt, (tmp_path / "run" / "receipt.json").read_bytes()).exit_code == 0
@@ -65,7 +65,7 @@ def test_a_launcher_that_was_killed_leaves_no_lock(
     first = fasttrain.start(*words, **PIPES)
     until((tmp_path / "begun").exists)
     first.send_signal(signal.SIGKILL)
-    first.communicate(timeout=120)
+    first.communicate(timeout=240)
     assert "[run-dir-used]" in fasttrain(*words).stderr.decode(), "and not run-dir-busy"
     (tmp_path / "go").touch()
     for path in (tmp_path / "run").iterdir():

@@ -166,6 +166,6 @@ def test_a_script_that_stays_in_the_background_does_not_hold_the_run(
 ) -> None:
     sleeper = f"[{sys.executable!r}, '-c', 'import time; time.sleep(60)']"
     path = script(f"import subprocess\nprint(subprocess.Popen({sleeper}).pid)")
-    done = fasttrain("run", path, "--quiet", timeout_s=120)
+    done = fasttrain("run", path, "--quiet", timeout_s=240)
     os.kill(int(done.stdout), signal.SIGKILL)
     assert done.returncode == 0

@@ -82,7 +82,7 @@ def test_two_gloo_runs_at_once(fasttrain: Any, script: Any) -> None:
         for _ in range(2)
     ]
     for run in runs:
-        said = run.communicate(timeout=90)[0].decode().splitlines()
+        said = run.communicate(timeout=240)[0].decode().splitlines()
         assert sorted(said) == ["[rank 1] rank 1 of 2: sum 3.0", "rank 0 of 2: sum 3.0"]
         assert run.returncode == 0
 

@@ -76,7 +76,7 @@ def test_two_ranks_compare_a_fused_optimizer(
 ) -> None:
     path = script(SCRIPTS[kind])
     before = left(tmp_path)
-    done = fasttrain("tune", path, *TUNE, "--budget", "80s", timeout_s=140)
+    done = fasttrain("tune", path, *TUNE, "--budget", "80s", timeout_s=240)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)["data"]
     assert report["end"] in ("decided", "budget")
@@ -112,7 +112,7 @@ def test_an_end_from_outside_leaves_nothing_of_two_ranks(
         psutil.Process(heartbeat["pid"]).kill()
     else:
         process.send_signal(signal.SIGINT if whom == "ctrl-C" else signal.SIGKILL)
-    process.communicate(timeout=120)
+    process.communicate(timeout=240)
     until(lambda: not scratch.exists())
     until(lambda: not processes_of(run_dir))
     assert left(tmp_path) == before
@@ -134,7 +134,7 @@ def test_a_rank_that_leaves_the_others_ends_the_run(
     fasttrain: Any, script: Any, act: str, code: int, told: bytes
 ) -> None:
     path = script(OWN.replace("RANK_1", act))
-    done = fasttrain("tune", path, *TUNE, "--budget", "80s", timeout_s=140)
+    done = fasttrain("tune", path, *TUNE, "--budget", "80s", timeout_s=240)
     assert done.returncode == code
     assert told in done.stderr
 

@@ -68,7 +68,7 @@ def test_fewer_threads_and_an_allocator_are_kept_and_later_runs_have_them(
     path = script(SLEEPS)
     before = left(tmp_path)
     process = tune("tune", path, *ALONE, "--budget", "100s", "--json")
-    out, err = process.communicate(timeout=150)
+    out, err = process.communicate(timeout=240)
     assert process.returncode == 0, err
     report = json.loads(out)["data"]
     one, other = report["settings"]
@@ -82,7 +82,7 @@ def test_fewer_threads_and_an_allocator_are_kept_and_later_runs_have_them(
     run_dir = only_run_dir()
     assert json.loads((run_dir / "tuning.json").read_text()) == report
     assert no_scratch(run_dir)
-    out, _ = tune("run", path, "--explain", "--json").communicate(timeout=60)
+    out, _ = tune("run", path, "--explain", "--json").communicate(timeout=240)
     rows = {row["topic"]: row for row in json.loads(out)["data"]}
     assert rows["OMP_NUM_THREADS"]["value"] == "1"
     assert rows["GLIBC_TUNABLES"]["value"].startswith("glibc.malloc.")
@@ -102,7 +102,7 @@ def test_an_end_from_outside_leaves_nothing(
     scratch = scratch_folder(f"{run_dir.name}-threads-1-chosen")
     until(lambda: any(path.is_file() for path in scratch.rglob("model.pt")))
     process.send_signal(signal.SIGKILL if killed else signal.SIGINT)
-    out, _ = process.communicate(timeout=120)
+    out, _ = process.communicate(timeout=240)
     until(lambda: no_scratch(run_dir))
     assert left(tmp_path) == before
     assert not (tmp_path / "fasttrain_runs/tuned.json").exists()

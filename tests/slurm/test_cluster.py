@@ -57,7 +57,7 @@ def test_a_requeued_job_comes_back(cluster: Any) -> None:
     cluster.wait_for_output(job, "run first")
     cluster.run("scontrol", "requeue", job)
     # sbatch takes the output of the run before away, unless it is told to append.
-    assert cluster.wait_for_output(job, "run 1", timeout_s=60) == "run 1\n"
+    assert cluster.wait_for_output(job, "run 1", timeout_s=240) == "run 1\n"
     assert cluster.job_field(job, "Restarts") == "1"
 
 
@@ -79,7 +79,7 @@ def test_sacct_knows_how_jobs_ended(cluster: Any) -> None:
 
 def test_submitit_gives_results_in_the_order_of_ranks(cluster: Any, shared_folder: Path) -> None:
     program = PROGRAMS / "ranks_by_submitit.py"
-    out = cluster.run(sys.executable, program, shared_folder, timeout_s=90).stdout
+    out = cluster.run(sys.executable, program, shared_folder, timeout_s=240).stdout
     assert out.splitlines() == [
         "[0, 'node1', 8]",
         "[1, 'node1', 8]",
@@ -109,9 +109,9 @@ def test_a_job_survives_its_node(cluster_losing_nodes: Any) -> None:
     job = cluster.submit(script, "--requeue", "--open-mode=append")
     cluster.wait_for_output(job, "run first on node1")
     cluster.stop_node("node1")
-    cluster.wait_for_state(job, "PENDING", timeout_s=90)
+    cluster.wait_for_state(job, "PENDING", timeout_s=240)
     assert cluster.node_state("node1") == "down*"
-    cluster.wait_for_output(job, "run 1 on node2", timeout_s=60)
+    cluster.wait_for_output(job, "run 1 on node2", timeout_s=240)
     rows = cluster.accounted(job, "State", "NodeList")
     assert rows[0] == ["NODE_FAIL", "node1"]
     cluster.start_node("node1")

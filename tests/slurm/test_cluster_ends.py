@@ -42,7 +42,7 @@ def folder() -> Iterator[Path]:
 def tool(*words: str, **popen: object) -> subprocess.CompletedProcess[str]:
     argv = [sys.executable, TOOL, *words]
     environ = clean_environ()
-    return subprocess.run(argv, env=environ, text=True, capture_output=True, timeout=60, **popen)
+    return subprocess.run(argv, env=environ, text=True, capture_output=True, timeout=240, **popen)
 
 
 def up(folder: Path, *options: str) -> None:

@@ -43,7 +43,7 @@ def test_the_ranks_of_all_nodes_are_told(
     fasttrain: Any, shared_folder: Path, run_dir: Any, tasks: str
 ) -> None:
     (shared_folder / "train.py").write_text(LOOP.format(rank_3="time.sleep(100)"))
-    done = fasttrain("slurm", "train.py", *FOUR_RANKS, "--tasks", tasks, timeout_s=100)
+    done = fasttrain("slurm", "train.py", *FOUR_RANKS, "--tasks", tasks, timeout_s=240)
     assert done.returncode == ExitCode.HUNG, done.stderr.decode()
     hang = loads(Hang, (run_dir() / "hang.json").read_bytes())
     waits, sleeps = hang.verdict
@@ -60,6 +60,6 @@ def test_ranks_that_wait_for_another_node_do_not_hang(
 ) -> None:
     works = "for _ in range(20):\n        time.sleep(0.4)\n        train(1)"
     (shared_folder / "train.py").write_text(LOOP.format(rank_3=works))
-    done = fasttrain("slurm", "train.py", *FOUR_RANKS, timeout_s=100)
+    done = fasttrain("slurm", "train.py", *FOUR_RANKS, timeout_s=240)
     assert done.returncode == 0, done.stderr.decode()
     assert not list(run_dir().rglob("hang.json"))

@@ -102,7 +102,7 @@ def test_the_warning_signal_has_it_saved_and_queued_again(
         "--time", "20", "--", "40", f"SIG{name}",
     )  # fmt: skip
     cluster.run("scancel", "--signal", name, number)
-    _, said = sent.communicate(timeout=90)
+    _, said = sent.communicate(timeout=240)
     assert sent.returncode == 0, said.decode()
     first, second = log(shared_folder).strip().splitlines()[0::2][0], log(shared_folder)
     assert first == "from 0 restart 0"
@@ -127,7 +127,7 @@ def test_a_script_without_checkpoints_goes_on_from_a_snapshot(
     )  # fmt: skip
     cluster.until(lambda: "step 20" in log(shared_folder), 60, lambda: log(shared_folder))
     cluster.run("scancel", "--signal", "USR2", number)
-    _, said = sent.communicate(timeout=120)
+    _, said = sent.communicate(timeout=240)
     assert sent.returncode == 0, said.decode()
     assert cluster.job_field(number, "Restarts") == "1"
 
@@ -152,7 +152,7 @@ def test_it_is_queued_again_no_more_often_than_was_asked_for(
         fasttrain, cluster, shared_folder, RESUMES, "--signal", "USR2@90", "--", "600", "SIGUSR2"
     )
     cluster.run("scancel", "--signal", "USR2", number)
-    sent.communicate(timeout=60)
+    sent.communicate(timeout=240)
     assert log(shared_folder).count("from") == 1
     assert cluster.job_field(number, "Restarts") == "0"
 
@@ -162,7 +162,7 @@ def test_requeued_by_the_cluster_it_goes_on(
 ) -> None:
     sent, number = begin(fasttrain, cluster, shared_folder, SAVES, "--requeue", "1")
     cluster.run("scontrol", "requeue", number)
-    _, said = sent.communicate(timeout=90)
+    _, said = sent.communicate(timeout=240)
     assert sent.returncode == 0, said.decode()
     assert log(shared_folder).endswith("done 60\n")
     assert log(shared_folder).count("from") == 2
@@ -176,7 +176,7 @@ def test_preempted_by_another_partition_it_goes_on(
         "--exclusive", "--nodelist", "node1", "--requeue", "1", "--", "60", "SIGUSR2",
     )  # fmt: skip
     cluster.submit("sleep 2", "--partition=main", "--nodelist=node1", "--exclusive")
-    _, said = sent.communicate(timeout=120)
+    _, said = sent.communicate(timeout=240)
     assert sent.returncode == 0, said.decode()
     assert log(shared_folder).endswith("done 60\n")
     assert cluster.job_field(number, "Restarts") == "1"
@@ -221,7 +221,7 @@ def test_without_accounting_a_job_that_vanished_is_told(
     fasttrain = cluster_without_accounting.fasttrain(shared_folder)
     sent, number = begin(fasttrain, cluster_without_accounting, shared_folder, SAVES)
     cluster_without_accounting.run("scancel", "--signal=KILL", "--full", number)
-    _, said = sent.communicate(timeout=60)
+    _, said = sent.communicate(timeout=240)
     assert sent.returncode > 128, said.decode()
     assert b"CANCELLED" in fasttrain("job", "show", number).stdout
     # What the tasks told of their ends does for one that SLURM has forgotten; without it, nothing.
@@ -229,6 +229,6 @@ def test_without_accounting_a_job_that_vanished_is_told(
     gone = json.loads((run_dir(shared_folder) / "submitted.json").read_text())
     gone["job_id"] = "4123456789"
     (run_dir(shared_folder) / "submitted.json").write_text(json.dumps(gone))
-    done = fasttrain("job", "wait", timeout_s=100)
+    done = fasttrain("job", "wait", timeout_s=240)
     assert done.returncode == 69
     assert FORGOTTEN.encode() in done.stderr

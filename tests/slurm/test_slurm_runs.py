@@ -87,7 +87,7 @@ def test_the_script_and_its_shape_may_come_from_the_file(
     # The command of the design card, with nothing else.
     sent = fasttrain("slurm", "--nodes", "2", "--gpus-per-node", "8")
     assert sent.returncode == 0, sent.stderr.decode()
-    done = fasttrain("job", "wait", timeout_s=120)
+    done = fasttrain("job", "wait", timeout_s=240)
     assert done.returncode == 0, done.stderr.decode()
     told = [json.loads((shared_folder / f"told-{rank}.json").read_text()) for rank in range(4)]
     assert {tuple(each["args"]) for each in told} == {("--lr", "1e-3")}
@@ -167,7 +167,7 @@ def test_a_failing_rank_ends_the_job_in_seconds_with_its_code(
     began_s = time.monotonic()
     done = fasttrain(
         "slurm", "train.py", *TWO_NODES, "--tasks", "per-gpu", "--nproc-per-node", "2",
-        "--strategy", "none", "--max-restarts", "1", "--wait", timeout_s=100,
+        "--strategy", "none", "--max-restarts", "1", "--wait", timeout_s=240,
     )  # fmt: skip
     assert done.returncode == 7, done.stderr.decode()
     assert time.monotonic() - began_s < 60
@@ -189,7 +189,7 @@ def test_the_rank_that_failed_first_is_told_whichever_its_node(
     )
     done = fasttrain(
         "slurm", "train.py", *TWO_NODES, "--nproc-per-node", "2", "--strategy", "none", "--wait",
-        timeout_s=120,
+        timeout_s=240,
     )  # fmt: skip
     said = done.stderr.decode()
     assert done.returncode == 1
@@ -227,7 +227,7 @@ def test_leaving_does_not_end_the_job(fasttrain: Any, cluster: Any, shared_folde
     following = fasttrain.start("slurm", "train.py", "--follow", stdout=-1, stderr=-1)
     assert following.stdout.readline() == b"on\n"
     following.send_signal(signal.SIGINT)
-    _, said = following.communicate(timeout=120)
+    _, said = following.communicate(timeout=240)
     number = job_id(shared_folder)
     assert following.returncode == 130
     assert f"fasttrain job cancel {number}" in said.decode()
@@ -247,7 +247,7 @@ def test_a_sweep_is_one_array_with_a_table(
     )
     done = fasttrain(
         "slurm", "train.py", "--sweep", "lr=1e-3,1e-4", "--sweep", "seed=0:2", "--parallel", "2",
-        "--wait", timeout_s=120,
+        "--wait", timeout_s=240,
     )  # fmt: skip
     assert done.returncode == 5, done.stderr.decode()
     number = job_id(shared_folder)
@@ -273,7 +273,7 @@ def test_sending_needs_no_torch(fasttrain: Any, shared_folder: Path) -> None:
 def test_two_submissions_in_one_second_are_two_jobs(fasttrain: Any, shared_folder: Path) -> None:
     (shared_folder / "train.py").write_text("print(1)")
     both = [fasttrain.start("slurm", "train.py", "--wait", stderr=-1) for _ in range(2)]
-    assert [each.communicate(timeout=60) and each.returncode for each in both] == [0, 0]
+    assert [each.communicate(timeout=240) and each.returncode for each in both] == [0, 0]
     assert len(list((shared_folder / "fasttrain_runs").glob("[!.]*/"))) == 2
 
 
@@ -336,7 +336,7 @@ def test_a_controller_that_is_down_is_told(fasttrain: Any, shared_folder: Path) 
         "\n".join([*lines, "SlurmctldPort=1", "SlurmctldTimeout=1", "MessageTimeout=2"]) + "\n"
     )
     done = fasttrain(
-        "slurm", "train.py", env={"SLURM_CONF": str(shared_folder / "slurm.conf")}, timeout_s=100
+        "slurm", "train.py", env={"SLURM_CONF": str(shared_folder / "slurm.conf")}, timeout_s=240
     )
     assert b"[slurm-down]" in done.stderr, done.stderr
     assert done.returncode == 69
