@@ -145,6 +145,20 @@ def test_a_budget_that_a_compilation_took_is_told_with_the_lever(
     assert "--budget" in line
 
 
+def test_a_budget_that_was_spent_before_the_first_step_is_too_short(
+    tuned: TuningPlan, capsys: Any
+) -> None:
+    assert "--budget" in printed(TuningReport("budget", 0, 20.0), tuned, capsys)
+    assert "--budget" not in printed(TuningReport("script", 0, 20.0), tuned, capsys)
+
+
+def test_a_script_that_is_interrupted_is_told_with_its_exit_code(
+    tuned: TuningPlan, capsys: Any
+) -> None:
+    print_tuning(TuningReport("script", 30, 9.0), tuned, "/runs/r1", 130)
+    assert "130" in capsys.readouterr().out
+
+
 def test_a_start_in_which_nothing_was_timed_hides_no_later_one() -> None:
     in_vain = TuningReport("script", 50, 9.0, starts=2)
     later = TuningReport("budget", 45, 8.0, None, (FASTER,), starts=2)

@@ -127,7 +127,7 @@ def _footer(report: TuningReport, tuned: TuningPlan, run_dir: str, exit_code: in
     for name, reason in tuned.left.items():
         yield f"not compared: {name}: {reason}"
     if not report.says_something and not report.settings:
-        yield f"nothing was compared: {_why_nothing(report)}"
+        yield f"nothing was compared: {_why_nothing(report, exit_code)}"
     elif note := _ENDS[report.end]:
         names = " and ".join(report.comparing)
         comparing = f", while it compared {names}" if names else ""
@@ -146,15 +146,17 @@ def _footer(report: TuningReport, tuned: TuningPlan, run_dir: str, exit_code: in
     yield f"kept in {near(run_dir)}"
 
 
-def _why_nothing(report: TuningReport) -> str:
+def _why_nothing(report: TuningReport, exit_code: int) -> str:
+    if report.end == "budget":
+        steps = f"{report.steps:,} steps" if report.steps else "what comes before the first step"
+        first = f", and {report.comparing[0]} was not ready by then" if report.comparing else ""
+        return f"{steps} took all of the budget{first}{_LONGER}"
     if not report.steps:
         return "no optimizer step was seen"
-    if report.end == "budget":
-        first = f", and {report.comparing[0]} was not ready by then" if report.comparing else ""
-        return f"{report.steps:,} steps took all of the budget{first}{_LONGER}"
     if report.end == "running":
         return f"it was ended after {report.steps:,} steps"
-    return f"the script ended after {report.steps:,} steps, before their times had settled"
+    ended = f"ended with exit code {exit_code}" if exit_code else "ended"
+    return f"the script {ended} after {report.steps:,} steps, before their times had settled"
 
 
 def _command(options: Mapping[str, str], variables: Sequence[str], tuned: TuningPlan) -> str:
