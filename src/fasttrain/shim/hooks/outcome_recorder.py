@@ -84,6 +84,14 @@ class OutcomeRecorder:
         if missed and len(self._missed) < MAX_NOTES:
             self._missed[self._unfit] = None
 
+    def take_up(self, what: str) -> None:
+        """Take back what `pass_over` has recorded of an object: the lever is applied to it now."""
+        for notes, told in ((self._notes, f"{what} left alone: "), (self._missed, f"{what}: ")):
+            for note in [note for note in notes if note.startswith(told)]:
+                del notes[note]
+        if self._unfit.startswith(f"{what}: "):
+            self._unfit = self._unfit_note = ""
+
     def excuse(self, state: State, reason: str) -> None:
         """Set the state and reason of a lever that is never used, if no better reason is known."""
         self._excuse = (state, reason)

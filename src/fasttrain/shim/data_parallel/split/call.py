@@ -361,6 +361,8 @@ class SplitCalls:
         except RefusalError as refusal:
             self._refuse(site, str(refusal), final=refusal.final or bool(site.verified))
         else:
+            if site.why_not:
+                self._recorder.take_up(site.name)
             site.why_not = ""
             site.verified += 1
             site.most_rows = max(site.most_rows, row_count(inputs, site.split.inputs))
