@@ -29,7 +29,6 @@ from fasttrain.shim.levers.compile.slots import (
     FEW_CALLS,
     Filling,
     Slots,
-    Stalls,
     separate_function,
     watch_hooks,
 )
@@ -118,7 +117,7 @@ class CompileLever:
         self._guard: GraphGuard | None = None  # of the only root that is trained
         self._short_lived = ShortLived()
         self._waiting: list[Root | None] = []  # lazy roots; None in place of those called since
-        self._forwards: dict[type, tuple[Callable[..., Any], Stalls]] = {}
+        self._forwards: dict[type, Callable[..., Any]] = {}
 
     def install(self, undo: ExitStack) -> None:
         """Watch for new roots, and for the script's own torch.compile."""
@@ -302,14 +301,13 @@ class CompileLever:
         if not blocks:
             self.recorder.note(f"{root.name} {NO_BLOCKS}: compiled whole")
         for block in blocks:
-            forward, stalls = self._forward_of(type(block))
-            self._slots.fill(block, forward, Filling(stalls=stalls), self._later)
+            self._slots.fill(block, self._forward_of(type(block)), Filling(), self._later)
             self.recorder.touch(type(block).__name__, f"a block of {root.name}")
         return bool(blocks)
 
-    def _forward_of(self, kind: type) -> tuple[Callable[..., Any], Stalls]:
+    def _forward_of(self, kind: type) -> Callable[..., Any]:
         """Return the function that all blocks of a class share, so that they share graphs too."""
-        return self._forwards.setdefault(kind, (separate_function(kind.__name__), Stalls()))
+        return self._forwards.setdefault(kind, separate_function(kind.__name__))
 
     def _guard_for(self, root: Root, module: Module) -> GraphGuard | None:
         """Return a guard for CUDA graphs; None without them, or if several roots are trained."""

@@ -86,8 +86,8 @@ MOST_RENEWALS = 3
 EAGER_CALLS = "eager calls"
 # Even a tiny module takes as long to compile as thousands of its calls.
 FEW_CALLS = 100
-# Calls that compile without delay: one for fixed shapes, one for changing shapes, one to evaluate.
-FREE_STALLS = 3
+# Calls that compile without delay: for fixed and for changing shapes, to train and to evaluate.
+FREE_STALLS = 4
 PUT_OFF = (
     f"{{name}} was compiled in {FREE_STALLS} of its first {{calls}} calls: again after"
     f" {FEW_CALLS}, {2 * FEW_CALLS}, {4 * FEW_CALLS}, ... calls, and until then"
@@ -129,7 +129,7 @@ class Filling:
         renewals: How often it was compiled again because its hooks had changed.
         calls: How often it was called.
         on: Whether its last forward pass ran compiled.
-        stalls: Its calls in which something was compiled; blocks of one class share them.
+        stalls: Its calls in which something was compiled.
         resting: Whether its last forward pass could only use graphs that were there.
     """
 
