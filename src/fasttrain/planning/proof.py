@@ -13,7 +13,7 @@ from fasttrain.model.plan import EnvVar, LaunchPlan
 from fasttrain.model.proof import Proof, Side
 from fasttrain.model.settings import Settings
 from fasttrain.model.tuning import REORDERED
-from fasttrain.planning.tuning import SHUTDOWN_S, offline, on_one_node
+from fasttrain.planning.tuning import SHUTDOWN_S, check_comparable, offline, on_one_node
 
 STEPS = 200  # unless --max-steps says another number
 CONTROLS: tuple[Side, ...] = ("control-1", "control-2", "control-3")
@@ -48,31 +48,9 @@ def check(plan: LaunchPlan) -> None:
     """Check that a plan can be proved.
 
     Raises:
-        FasttrainError: ``prove-command`` for a command without Python, ``prove-ranks`` for
-            processes that aren't one training on one node, ``prove-preempt`` with snapshots,
-            ``prove-nothing`` without any lever.
+        FasttrainError: Those of `check_comparable`, and ``prove-nothing`` without any lever.
     """
-    if plan.target.kind == "command":
-        raise FasttrainError(
-            "a command can't be proved",
-            why="with --no-python fasttrain starts it as it is, and sees nothing of what it does",
-            fix="name the training script",
-            slug="prove-command",
-        )
-    if why := _apart(plan):
-        raise FasttrainError(
-            "these processes can't be proved",
-            why=why,
-            fix="prove it with one process: --gpus 0, or --nproc-per-node 1",
-            slug="prove-ranks",
-        )
-    if plan.preempt.value.mode == "snapshot" or plan.preempt.value.resume != "no":
-        raise FasttrainError(
-            "a run that proves keeps no snapshots",
-            why="it ends after some steps, and nothing of it is kept",
-            fix="leave --preempt, --snapshot-every and --resume out",
-            slug="prove-preempt",
-        )
+    check_comparable(plan, "prove", _apart(plan))
     if not levers_on(plan):
         reasons = (f"{name}: {getattr(plan.levers, name).reason}" for name in LEVERS)
         raise FasttrainError(

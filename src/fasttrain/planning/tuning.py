@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from pathlib import PurePath
-from typing import Any
+from typing import Any, Literal
 
 from fasttrain.model.decision import Setting, Source, SourceKind
 from fasttrain.model.errors import FasttrainError, printable
@@ -61,7 +61,7 @@ def plan_tuning(
             ``tune-nothing`` where there is no lever to try.
     """
     plan = make(settings)
-    _check(plan)
+    check_comparable(plan, "tune", _apart(plan))
     left: dict[str, str] = {}
     for name, row in LEVERS.items():
         setting: Setting[Any] = getattr(settings, name)
@@ -104,27 +104,39 @@ def _compared(plan: LaunchPlan) -> tuple[tuple[str, ...], dict[str, str]]:
     return tuple(levers), left
 
 
-def _check(plan: LaunchPlan) -> None:
+def check_comparable(plan: LaunchPlan, name: Literal["tune", "prove"], apart: str) -> None:
+    """Check that levers can be compared in the processes of a plan.
+
+    Args:
+        plan: The plan.
+        name: What compares them.
+        apart: Why its processes can't be compared together; empty if they can.
+
+    Raises:
+        FasttrainError: ``...-command`` for a command without Python, ``...-ranks`` for processes
+            that are apart, and ``...-preempt`` with snapshots; ``...`` is the name.
+    """
+    compared = {"tune": "tuned", "prove": "proved"}[name]
     if plan.target.kind == "command":
         raise FasttrainError(
-            "a command can't be tuned",
-            why="with --no-python fasttrain starts it as it is, and switches nothing in it",
+            f"a command can't be {compared}",
+            why="with --no-python fasttrain starts it as it is, and sees nothing of what it does",
             fix="name the training script",
-            slug="tune-command",
+            slug=f"{name}-command",
         )
-    if why := _apart(plan):
+    if apart:
         raise FasttrainError(
-            "these processes can't be tuned together",
-            why=why,
-            fix="tune with one process: --gpus 0, or --nproc-per-node 1",
-            slug="tune-ranks",
+            f"these processes can't be {compared} together",
+            why=apart,
+            fix=f"{name} with one process: --gpus 0, or --nproc-per-node 1",
+            slug=f"{name}-ranks",
         )
     if plan.preempt.value.mode == "snapshot" or plan.preempt.value.resume != "no":
         raise FasttrainError(
-            "a run that tunes keeps no snapshots",
-            why="nothing that it writes is kept",
+            f"a run that {name}s keeps no snapshots",
+            why="it ends after some steps, and nothing that it writes is kept",
             fix="leave --preempt, --snapshot-every and --resume out",
-            slug="tune-preempt",
+            slug=f"{name}-preempt",
         )
 
 

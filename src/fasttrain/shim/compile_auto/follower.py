@@ -35,6 +35,9 @@ class FollowingCompile(SwitchedProcess):
         super().__init__(shared, decision, recorder, follower)
         self._follower = follower
 
+    def _end_background(self) -> None:
+        """Do nothing: rank 0 compiles for all."""
+
     def _decide(self, plain_s: float, ready: Ready) -> Steps[None]:  # noqa: ARG002
         self._follower.say(ready)
         self._found = replace(self._found, reason=WAITS)

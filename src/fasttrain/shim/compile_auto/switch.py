@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Generator
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -43,7 +44,7 @@ T = TypeVar("T")
 Steps = Generator[None, None, T]  # resumed after each step
 
 
-class SwitchedProcess:
+class SwitchedProcess(ABC):
     """Runs roots eagerly or compiled, as a program says that goes on after each step.
 
     Args:
@@ -154,6 +155,7 @@ class SwitchedProcess:
         plain_s = yield from self._watch()
         yield from self._decide(plain_s, self._ready())
 
+    @abstractmethod
     def _decide(self, plain_s: float, ready: Ready) -> Steps[None]:
         """Do what is decided from now on.
 
@@ -161,7 +163,6 @@ class SwitchedProcess:
             plain_s: Time of a plain step.
             ready: What this process would compile.
         """
-        raise NotImplementedError
 
     def _watch(self) -> Steps[float]:
         """Return the time of a plain step, once it is settled and the calls are known."""
@@ -299,6 +300,7 @@ class SwitchedProcess:
         elif self._found.phase == "comparing":
             self.recorder.reason = self._found.reason
 
+    @abstractmethod
     def _end_background(self) -> None:
         """End what compiles in the background."""
 

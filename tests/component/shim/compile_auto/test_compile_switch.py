@@ -8,12 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from fasttrain.model.compile_auto import Switched
+from fasttrain.shim.compile_auto.follower import FollowingCompile
 from fasttrain.shim.compile_auto.outlook import StepClock
-from fasttrain.shim.compile_auto.switch import SwitchedProcess
 
 
 def test_a_step_of_another_thread_leaves_the_program_alone() -> None:
-    auto: Any = SwitchedProcess.__new__(SwitchedProcess)
+    auto: Any = FollowingCompile.__new__(FollowingCompile)
     auto._clock, auto._owner, auto._found = StepClock(), os.getpid(), Switched("watching")
     auto._stepping = threading.Lock()
     steps: list[int] = []

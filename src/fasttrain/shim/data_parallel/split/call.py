@@ -336,11 +336,7 @@ class SplitCalls:
         inputs: Sequence[Tensor],
     ) -> Any:
         """Run a call on the whole batch, and verify how it can be split."""
-        # If the inputs differed between ranks, their rows wouldn't belong to one batch.
-        with torch.no_grad():
-            parts = [part for tensor in inputs for part in strided_parts(tensor)]
-            sums = [t.sum(dtype=torch.float64).cpu() for t in parts if not t.is_complex()]
-        self._same_line.check(f"call {type(module).__name__}", sums)
+        self._check_inputs(module, inputs)
         site.hooks = self._hooks.registered
         if self._recorder.state is State.ARMED:
             self._recorder.settle(State.ARMED, "no call could be split so far")
@@ -375,6 +371,13 @@ class SplitCalls:
         self._verifying_s += time.perf_counter() - begun_s
         self._recorder.counts["ms of verifying"] = round(1000 * self._verifying_s)
         return output
+
+    def _check_inputs(self, module: Module, inputs: Sequence[Tensor]) -> None:
+        """Check that all ranks have the same inputs, whose rows else belong to no one batch."""
+        with torch.no_grad():
+            parts = [part for tensor in inputs for part in strided_parts(tensor)]
+            sums = [t.sum(dtype=torch.float64).cpu() for t in parts if not t.is_complex()]
+        self._same_line.check(f"call {type(module).__name__}", sums)
 
     def _refuse(self, site: CallSite, why: str, *, final: bool) -> None:
         since = f", after {site.verified} verified calls" if site.verified else ""

@@ -1,4 +1,4 @@
-"""Folds: each makes a model, a bare temperature that the model uses, and an optimizer anew."""
+"""Folds: each makes a new model, a new bare temperature that it uses, and a new optimizer."""
 import torch
 import torch.nn.functional as F
 from torch import nn
