@@ -38,7 +38,7 @@ LEFT: list[tuple[str, str, str, str, str]] = [
      "figures of the event; on CUDA they come by copies for which nothing waits"),
     ("fp16, autograd.grad", READ, f"{SCALING}/lever.py: _finite", STEP,
      "autograd.grad hands gradients to the script, and is repeated before that if they overflowed"),
-    ("ranks", FROM_DEVICE, f"{SPLIT}/split/call.py: SplitCalls._verified", POWER,
+    ("ranks", FROM_DEVICE, f"{SPLIT}/split/call.py: SplitCalls._check_inputs", POWER,
      "ranks compare their batches"),
     ("ranks", FROM_DEVICE, f"{SPLIT}/tensor_sums.py: values_of", POWER,
      "a trial shows what a call changes; ranks compare their weights"),
