@@ -111,6 +111,38 @@ for _ in range(4):
     print(float(loss), bool(torch.equal(*(
         model.state_dict()[f"{at}.first.weight"] for at in (0, 1)))))
 """
+# Trains past the calls that are verified once weights are gathered in bf16, and validates.
+ROUNDED = """
+import torch
+from torch import nn
+torch.manual_seed(0)
+class Layer(nn.TransformerEncoderLayer):
+    def forward(self, x, *args, **kwargs):
+        SEEN
+        return super().forward(x, *args, **kwargs)
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.tokens = nn.Embedding(20, 16)
+        layer = Layer(16, 2, 32, dropout=0.0, batch_first=True)
+        self.layers = nn.TransformerEncoder(layer, 2)
+        self.head = nn.Linear(16, 20)
+    def forward(self, x):
+        SEEN
+        return self.head(self.layers(self.tokens(x)))
+model = Net()
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.003)
+data = torch.randint(20, (8, 6))
+for step in range(18):
+    loss = nn.functional.cross_entropy(model(data).flatten(0, 1), data.roll(1, 1).flatten())
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    model.eval()
+    with torch.no_grad():
+        print(loss.item(), model(data).sum().item())
+    model.train()
+"""
 # In place of a full device, which a CPU can't be: the move fails on the first rank alone.
 HELD = """
 import torch
@@ -368,3 +400,20 @@ def test_weights_that_are_not_finite_are_nobodys_writes(pair: Any) -> None:
     one, ranks = pair(CLOSURE.replace("lr=0.1", "lr=1e38"), (*FSDP, "--on-nan", "off"))
     assert "nan" in one.good.stdout
     assert ranks.lines()[-1] == one.good.stdout.splitlines()[-1]
+
+
+def test_weights_gathered_in_bf16_train_the_same_bits(zygote: Zygote, tmp_path: Path) -> None:
+    options = ("--strategy", "fsdp", "--amp", "bf16", "--optimizer", "keep")
+    runs = []
+    for seen in ("pass", "[p.detach() for p in self.parameters()]"):
+        path = tmp_path / "train.py"
+        path.write_text(ROUNDED.replace("SEEN", seen))
+        runs.append(forked_ranks(zygote, tmp_path / f"ranks-{len(runs)}", path, options=options))
+    low, plain = runs
+    assert len(low.lines()) == 18
+    assert low.lines() == plain.lines()
+    told = [str(run.outcome("strategy")["notes"]) for run in runs]
+    assert ["gathered in bfloat16" in text for text in told] == [True, False]
+    for run in runs:
+        assert not run.outcome("strategy")["missed"]
+        assert run.outcome("strategy")["counts"]["verified"] > 6  # the eighth call and others

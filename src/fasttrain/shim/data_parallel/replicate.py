@@ -175,8 +175,7 @@ class Replicate:
         )
         run = functools.partial(self._run, root, module, call)
         if not trains:
-            self._even_out(root, module)
-            return sharded.out_of_inference_mode(run) if self._sharded else run
+            return self._without_training(root, module, run)
         if self._sharded:
             sharded.check_own_parameters(root)
         if root.replica is None:
@@ -188,6 +187,14 @@ class Replicate:
         root.replica.registered, root.replica.moved = self.splits.registered, self.splits.moved
         root.replica.uneven = True
         return functools.partial(self._trained, root, run)
+
+    def _without_training(self, root: Root, module: nn.Module, run: Call) -> Call:
+        self._even_out(root, module)
+        if not self._sharded:
+            return run
+        if root.replica is not None:
+            run = functools.partial(root.replica.evaluate, run)
+        return sharded.out_of_inference_mode(run)
 
     def _trained(self, root: Root, run: Call, *args: Any, **kwargs: Any) -> Any:
         if self.splits.reentrant:

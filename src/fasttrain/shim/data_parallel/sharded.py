@@ -25,6 +25,7 @@ from torch.optim import Optimizer
 
 from fasttrain.model.errors import FasttrainError
 from fasttrain.model.vendors import LIKE_CUDA
+from fasttrain.shim.data_parallel.low_gathers import LowGathers, unwatched
 from fasttrain.shim.data_parallel.ranks import Ranks
 from fasttrain.shim.hooks import patching
 from fasttrain.shim.hooks.containers import map_tensors
@@ -91,6 +92,7 @@ class ShardedReplica:
     ) -> None:
         from torch.distributed.device_mesh import init_device_mesh
 
+        self._ref = weakref.ref(module)
         self.uneven = False
         self.registered = self.moved = 0
         whole = dict(module.named_parameters(remove_duplicate=False))
@@ -122,10 +124,12 @@ class ShardedReplica:
             fsdp.fully_shard.state(module)._lazy_init()
         except (RuntimeError, AssertionError) as error:
             refuse(_refused(module, error))
+        gathered: list[Any] = []
         for part in (*self.blocks, module):
             group: Any = fsdp.fully_shard.state(part)._fsdp_param_group
-            for one in group.fsdp_params if group is not None else ():
-                _OWNERS[id(one.sharded_param)] = weakref.ref(one)
+            gathered += group.fsdp_params if group is not None else ()
+        _OWNERS.update({id(one.sharded_param): weakref.ref(one) for one in gathered})
+        self._low = LowGathers(module, fsdp.fully_shard.state(module), gathered, ranks, tell)
 
     def begin_pass(self) -> None:
         """Check that the script has no hooks on parameters that FSDP wouldn't run.
@@ -142,7 +146,26 @@ class ShardedReplica:
 
     def call(self, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Call the module, which gathers its parameters block by block."""
-        return run(*args, **kwargs)
+        with self._put_away_if_it_fails():
+            return self._low.call(run, args, kwargs)
+
+    def evaluate(self, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Make a call of the module that doesn't train."""
+        with self._low.in_their_type(), self._put_away_if_it_fails():
+            return run(*args, **kwargs)
+
+    @contextmanager
+    def _put_away_if_it_fails(self) -> Iterator[None]:
+        """Shard the module again after a call that has raised, which the script may catch.
+
+        It would otherwise be called with the whole parameters of that call from then on.
+        """
+        try:
+            yield
+        except BaseException:
+            if (module := self._ref()) is not None:
+                put_away(module)
+            raise
 
     def begin_again(self) -> None:
         """Do nothing: FSDP moves and casts its parameters itself."""
@@ -154,7 +177,8 @@ class ShardedReplica:
         """Do nothing: there is no DistributedDataParallel object."""
 
     def after_backward(self) -> None:
-        """Do nothing: each shard's gradient is the mean over the ranks already."""
+        """Average nothing: each shard's gradient is the mean over the ranks already."""
+        self._low.after_backward()
 
 
 def install(undo: ExitStack) -> None:
@@ -372,15 +396,20 @@ def writes_refused(module: nn.Module) -> Iterator[None]:
 def _check_unwritten(part: nn.Module, *_: Any) -> None:
     fsdp: Any = sys.modules["torch.distributed.fsdp"]
     group: Any = fsdp.fully_shard.state(part)._fsdp_param_group
-    for one in group.fsdp_params if group is not None else ():
-        shard = one.sharded_param
-        whole = getattr(one._module_info.module, one._module_info.param_name).detach()
-        rank, ranks = shard.device_mesh.get_local_rank(), shard.device_mesh.size()
-        rows = whole.chunk(ranks) if whole.shape == shard.shape else ()
-        kept = shard.detach().to_local()
-        same = rank >= len(rows) or torch.allclose(rows[rank], kept, 0.0, 0.0, equal_nan=True)
-        if not same:
-            refuse(_is_written(_name(part), one._module_info.param_name))
+    with unwatched():
+        for one in group.fsdp_params if group is not None else ():
+            _check_rows(part, one)
+
+
+def _check_rows(part: nn.Module, one: Any) -> None:
+    shard = one.sharded_param
+    whole = getattr(one._module_info.module, one._module_info.param_name).detach()
+    rank, ranks = shard.device_mesh.get_local_rank(), shard.device_mesh.size()
+    rows = whole.chunk(ranks) if whole.shape == shard.shape else ()
+    kept = shard.detach().to_local().to(whole.dtype)
+    same = rank >= len(rows) or torch.allclose(rows[rank], kept, 0.0, 0.0, equal_nan=True)
+    if not same:
+        refuse(_is_written(_name(part), one._module_info.param_name))
 
 
 def check_unsharded(root: Root, module: nn.Module) -> None:

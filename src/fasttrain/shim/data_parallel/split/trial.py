@@ -15,6 +15,7 @@ from torch.autograd import grad as gradients_of  # before a lever replaces it
 from torch.nn import Module
 
 from fasttrain.model.errors import ExitCode, FasttrainError
+from fasttrain.shim.data_parallel.low_gathers import widened
 from fasttrain.shim.data_parallel.rank_consistency import meet_inside
 from fasttrain.shim.data_parallel.ranks import Ranks
 from fasttrain.shim.data_parallel.sharded import put_away, writes_refused
@@ -183,7 +184,7 @@ class SplitTrial:
         device = next((p.device.type for p in parameters_of(self._module)), "cpu")
         low = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
         # In full precision: the rounding of bf16 would hide differences.
-        with self._restored_after(), torch.autocast(device, enabled=False):
+        with self._restored_after(), torch.autocast(device, enabled=False), widened():
             args, kwargs, leaves = _detached(args, kwargs, low)
             given: Any = guesses, args, kwargs, leaves
             try:
