@@ -34,6 +34,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 from step_overhead import median_and_interval
@@ -62,8 +63,18 @@ ONE_PROCESS = {
     "training_transformer": ("one", "transformer_outside", "train"),
 }
 COMPARISONS = {**BY_HAND, **ONE_PROCESS}
-COLUMNS = ("hand ms", "fasttrain ms", "extra us (95 %)", "ratio (95 %)", "pairs", "loss differs by")
+COLUMNS = (
+    "hand ms", "fasttrain ms", "extra us (95 %)", "ratio (95 %)", "processor (95 %)", "pairs",
+    "loss differs by",
+)  # fmt: skip
 SPEED_COLUMNS = ("one ms", "fasttrain ms", "speed-up (95 %)", "pairs", "loss differs by")
+
+
+class End(NamedTuple):
+    """When a step ended: seconds of the wall clock, and of rank 0's processor time."""
+
+    at_s: float
+    used_s: float
 
 
 @dataclass(frozen=True)
@@ -77,9 +88,10 @@ class Run:
         """Return the whole lines written so far."""
         return self.path.read_text().split("\n")[:-1] if self.path.exists() else []
 
-    def ends(self) -> list[float]:
-        """Return the time at which each step ended."""
-        return [float(line) for line in self.lines() if not line.startswith("loss")]
+    def ends(self) -> "list[End]":
+        """Return the end of each step."""
+        lines = [line.split() for line in self.lines() if not line.startswith("loss")]
+        return [End(float(at), float(used)) for at, used in lines]
 
     def losses(self) -> list[float]:
         """Return the first losses."""
@@ -142,14 +154,14 @@ def started(name: str, side: str, args: argparse.Namespace, scratch: Path) -> It
             process.wait(timeout=60)
 
 
-def take_turns(runs: dict[str, Run], args: argparse.Namespace) -> dict[str, list[float]]:
+def take_turns(runs: dict[str, Run], args: argparse.Namespace) -> dict[str, list[End | None]]:
     """Let one side run at a time, and return the median step of each of its turns."""
     ranks = {}
     for side, run in runs.items():
         run.wait_until_warm()
         ranks[side] = run.ranks()
         signal_all(ranks[side], signal.SIGSTOP)
-    slowest_s = max(median_step_s(run.ends()[WARM_STEPS // 2 :]) for run in runs.values())
+    slowest_s = max(median_step(run.ends()[WARM_STEPS // 2 :]).at_s for run in runs.values())
     block_s = max(args.block_s, TURN_STEPS * slowest_s)
     turns: dict[str, list[tuple[float, float]]] = {side: [] for side in SIDES}
     for pair in range(args.pairs):
@@ -163,21 +175,22 @@ def take_turns(runs: dict[str, Run], args: argparse.Namespace) -> dict[str, list
     for side in SIDES:
         signal_all(ranks[side], signal.SIGCONT)
     time.sleep(2 * block_s)
-    return {side: medians_s(runs[side].ends(), turns[side]) for side in SIDES}
+    return {side: medians(runs[side].ends(), turns[side]) for side in SIDES}
 
 
-def median_step_s(ends: list[float]) -> float:
-    """Return the median time between the ends of steps."""
-    return statistics.median(b - a for a, b in itertools.pairwise(ends))
+def median_step(ends: list[End]) -> End:
+    """Return the median time between the ends of steps, by each clock."""
+    steps = [(b.at_s - a.at_s, b.used_s - a.used_s) for a, b in itertools.pairwise(ends)]
+    return End(*map(statistics.median, zip(*steps, strict=True)))
 
 
-def medians_s(ends: list[float], turns: list[tuple[float, float]]) -> list[float]:
+def medians(ends: list[End], turns: list[tuple[float, float]]) -> list[End | None]:
     """Return the median step of each turn, over steps that began and ended in it."""
     found = []
     for begun, ended in turns:
-        inside = [at for at in ends if begun < at < ended]
+        inside = [end for end in ends if begun < end.at_s < ended]
         # The first steps after a stop are slower.
-        found.append(median_step_s(inside[2:]) if len(inside) > 6 else float("nan"))
+        found.append(median_step(inside[2:]) if len(inside) > 6 else None)
     return found
 
 
@@ -197,7 +210,8 @@ def measure(name: str, args: argparse.Namespace) -> tuple[str, ...]:
         runs = {s: stack.enter_context(started(name, s, args, scratch)) for s in SIDES}
         blocks = take_turns(runs, args)
         differs = largest_difference(name, runs)
-    pairs = [p for p in zip(*blocks.values(), strict=True) if p[0] == p[0] and p[1] == p[1]]
+    both = [(a, b) for a, b in zip(*blocks.values(), strict=True) if a and b]
+    pairs = [(a.at_s, b.at_s) for a, b in both]
     if not pairs:
         raise SystemExit(f"{name}: no turn has six steps; give more by --block-s")
     times = [f"{1e3 * statistics.median(each):.2f}" for each in zip(*pairs, strict=True)]
@@ -205,7 +219,8 @@ def measure(name: str, args: argparse.Namespace) -> tuple[str, ...]:
     if name in ONE_PROCESS:
         return (name, *times, median_and_interval([a / b for a, b in pairs], ".3f"), *last)
     extra = median_and_interval([1e6 * (b - a) for a, b in pairs], "+.0f")
-    return (name, *times, extra, median_and_interval([b / a for a, b in pairs], ".4f"), *last)
+    ratios = [b / a for a, b in pairs], [b.used_s / a.used_s for a, b in both]
+    return (name, *times, extra, *(median_and_interval(each, ".4f") for each in ratios), *last)
 
 
 def main() -> None:

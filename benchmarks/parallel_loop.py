@@ -3,8 +3,8 @@
     python parallel_loop.py TASK train|evaluate FILE
 
 It never ends. For each step it writes a line with the time of its end, in seconds of the system's
-monotonic clock. Every ten steps it writes another one: the word loss, and the loss or the number of
-correct samples.
+monotonic clock, and the processor time of its process until then. Every ten steps it writes another
+one: the word loss, and the loss or the number of correct samples.
 """
 
 import itertools
@@ -31,7 +31,7 @@ def train(task: Task, loader: DataLoader[Any], file: TextIO) -> None:
             optimizer.step()
             if next(steps) % READ_EVERY == 0:
                 print("loss", loss.item(), file=file, flush=True)
-            print(time.monotonic(), file=file)
+            print(time.monotonic(), time.process_time(), file=file)
 
 
 def evaluate(task: Task, loader: DataLoader[Any], file: TextIO) -> None:
@@ -44,7 +44,7 @@ def evaluate(task: Task, loader: DataLoader[Any], file: TextIO) -> None:
                 right += (task.model(x).argmax(dim=-1) == y.flatten()).sum().item()
             if next(steps) % READ_EVERY == 0:
                 print("loss", right, file=file, flush=True)
-            print(time.monotonic(), file=file)
+            print(time.monotonic(), time.process_time(), file=file)
 
 
 def main() -> None:

@@ -49,4 +49,4 @@ with open(path if rank == 0 else os.devnull, "w") as file:  # noqa: PTH123
                 whole = loss.detach() / ranks
                 distributed.all_reduce(whole)
                 print("loss", whole.item(), file=file, flush=True)
-            print(time.monotonic(), file=file)
+            print(time.monotonic(), time.process_time(), file=file)
