@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import copy
 import pickle
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+
+from fasttrain.shim.levers.amp.script_hooks import CustomFunctions
 
 X = torch.linspace(-1, 1, 12).reshape(3, 4)
 W = torch.linspace(-2, 2, 16).reshape(4, 4)
@@ -165,3 +168,32 @@ def test_hooks_outside_of_low_precision_see_what_they_would(amp: Any) -> None:
     model[1].register_forward_hook(keep)
     model(X.bfloat16())
     assert KEPT.pop().dtype is torch.bfloat16
+
+
+def test_an_apply_that_c_has_made_is_replaced_as_well() -> None:
+    """Since torch 2.14 ``Function.apply`` is one, which has no ``__func__``."""
+    functions = CustomFunctions(torch.bfloat16, lambda _: nullcontext())
+    made = vars(torch._C._FunctionBase)["apply"]
+    assert not hasattr(made, "__func__")
+
+    class Product(torch.autograd.Function):
+        apply = functions._applied(made)
+
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            ctx.save_for_backward(x)
+            assert not torch.is_autocast_enabled("cpu")
+            return x @ W
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Any) -> Any:
+            assert ctx.saved_tensors[0].dtype is torch.float32
+            return gradient @ W.T
+
+    x = X.bfloat16().requires_grad_()
+    functions.region.device = "cpu"
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out: Any = Product.apply(x)
+    out.sum().backward()
+    assert out.dtype is torch.float32
+    assert close(x.grad.float(), W.sum(1).expand(3, 4))

@@ -80,9 +80,13 @@ class CustomFunctions:
                 patching.wrap(backward, name, self._repeated, undo)
 
     def _applied(self, method: Any) -> Any:
-        original = method.__func__  # of a classmethod
+        # A classmethod; since torch 2.14 one that C has made, which refers to no function.
+        def original(cls: Any, *args: Any, **kwargs: Any) -> Any:
+            return method.__get__(None, cls)(*args, **kwargs)
 
-        @functools.wraps(original)
+        pass_over(original)
+
+        @functools.wraps(method.__get__(None, torch.autograd.Function))
         def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
             device = self.region.device
             if not device and torch._C._current_graph_task_id() != -1:
