@@ -178,7 +178,7 @@ def test_nothing_is_kept_after_a_plain_backward_pass() -> None:
 
 
 class Cube(torch.autograd.Function):
-    """A function of the script's, which torch differentiates twice."""
+    """Keeps an input."""
 
     @staticmethod
     def forward(ctx: Any, x: Any) -> Any:
@@ -191,21 +191,108 @@ class Cube(torch.autograd.Function):
         return grad * 3 * x**2
 
 
-class Cubed(nn.Module):
-    def __init__(self) -> None:
+class Exponential(torch.autograd.Function):
+    """Keeps an output, and returns what can't be differentiated."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        y, above = x.exp(), x > 0
+        ctx.save_for_backward(y)
+        ctx.mark_non_differentiable(above)
+        return y, above
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any, _: Any) -> Any:
+        (y,) = ctx.saved_tensors
+        return grad * y
+
+
+class Scaled(torch.autograd.Function):
+    """Has two inputs and a number, and keeps what it computed; autograd takes that as constant."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, weight: Any, factor: float) -> Any:
+        inner = x.tanh()
+        ctx.save_for_backward(inner, weight)
+        ctx.x, ctx.factor = x, factor
+        return inner * weight * factor
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        inner, weight = ctx.saved_tensors
+        by_x = grad * weight * ctx.factor * (1 - ctx.x.tanh() ** 2)
+        return by_x, (grad * ctx.factor * inner).sum(0), None
+
+
+class Once(torch.autograd.Function):
+    """Can't be differentiated twice."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        ctx.save_for_backward(x)
+        return x**3
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Any) -> Any:
+        (x,) = ctx.saved_tensors
+        return grad * 3 * x**2
+
+
+class Custom(nn.Module):
+    """Calls one of them between other operations."""
+
+    def __init__(self, function: str) -> None:
         super().__init__()
         self.inner = network()
+        self.weight = nn.Parameter(torch.linspace(0.5, 1.5, 4))
+        self.function = function
 
     def forward(self, x: Any) -> Any:
-        return Cube.apply(self.inner(x))
+        x = self.inner(x)
+        if self.function == "once":
+            x = Once.apply(x) + x
+        elif self.function == "cube":
+            x = Cube.apply(x)
+        elif self.function == "exponential":
+            x, above = Exponential.apply(x)
+            x = x + above
+        else:
+            x = Scaled.apply(x, self.weight, 1.5)
+        return (x * self.weight).sigmoid()
 
 
 @pytest.mark.filterwarnings("ignore")  # dynamo's, in which it would give up
-def test_second_derivatives_of_a_custom_function_are_never_wrong() -> None:
-    """Torch refuses them in a compiled graph; repeated from dynamo's, they'd lack a term."""
-    x = X.clone().requires_grad_()
-    model = Cubed()
+@pytest.mark.parametrize("function", ["cube", "exponential", "scaled"])
+def test_second_derivatives_of_custom_functions(function: str) -> None:
+    """As without compilation; repeated from dynamo's graph, they would lack a term."""
+    expected = penalized(Custom(function), 2)
+    with backend("aot_eager"), rig(compile="default") as runtime:
+        found = penalized(Custom(function), 2)
+        outcome = runtime.outcomes()["compile"]
+    assert found == pytest.approx(expected, rel=1e-5)
+    assert outcome.counts["graphs"] > 0
+    assert outcome.state is State.SKIPPED
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_function_that_differentiates_once_refuses_more() -> None:
+    def message(model: nn.Module) -> str:
+        with pytest.raises(RuntimeError) as caught:
+            penalized(model, 2)
+        return str(caught.value)
+
     with backend("aot_eager"), rig(compile="default"):
-        (slope,) = torch.autograd.grad(model(x).sum(), x, create_graph=SECOND)
-        with pytest.raises(RuntimeError, match="double backward"):
-            slope.sum().backward()
+        found = message(Custom("once"))
+    assert "once_differentiable" in found
+    assert found == message(Custom("once"))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_what_the_source_never_mentions_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a library takes the second derivative: refused by torch, and never wrong."""
+    lever = "fasttrain.shim.levers.compile.lever"
+    monkeypatch.setattr(f"{lever}.may_differentiate_twice", lambda: False)
+    refused = pytest.raises(RuntimeError, match="double backward")
+    with backend("aot_eager"), rig(compile="default"), refused:
+        penalized(Custom("cube"), 2)

@@ -24,7 +24,13 @@ from fasttrain.shim.levers.compile.account import Account, announce
 from fasttrain.shim.levers.compile.cache_misses import CacheMisses
 from fasttrain.shim.levers.compile.graphs import ASKED_GRADIENTS, GraphGuard, watch_gradients
 from fasttrain.shim.levers.compile.once_per_node import OncePerNode
-from fasttrain.shim.levers.compile.repairs import Asked, differentiate_twice, keep_whole, repair
+from fasttrain.shim.levers.compile.repairs import (
+    Asked,
+    call_custom_functions,
+    differentiate_twice,
+    keep_whole,
+    repair,
+)
 from fasttrain.shim.levers.compile.slots import (
     FEW_CALLS,
     Filling,
@@ -34,6 +40,7 @@ from fasttrain.shim.levers.compile.slots import (
 )
 from fasttrain.shim.levers.compile.targets import (
     is_lazy,
+    may_differentiate_twice,
     refuse_long_loops,
     second_derivatives,
     uncompilable,
@@ -235,6 +242,8 @@ class CompileLever:
         if not self._strict:
             refuse_long_loops(self._account_for_loop, self._later)
         differentiate_twice(self._begin_graph, self._later)
+        if may_differentiate_twice():
+            call_custom_functions(self._later)
         take_one_by_one(self.recorder.note, self._later)
         watch_hooks(self._slots.on_hook, self._later)
         if self._misses is not None:

@@ -239,12 +239,35 @@ def _nodes(run: Any) -> Iterator[Any]:
 def _is_custom_function(node: Any) -> bool:
     """True if a node is an autograd function of the script's.
 
-    Dynamo's graph has its backward with saved tensors that are connected to nothing: a second
-    derivative of it would be wrong, without an error.
+    Dynamo's graph has its backward with saved tensors that are connected to nothing, and without
+    a sign of `once_differentiable`: a second derivative of it would be wrong, without an error.
 
     Source: torch 2.13, ``torch/_functorch/autograd_function.py``, AutogradFunctionApply
     """
     return getattr(node.target, "__name__", "") == "autograd_function_apply"
+
+
+def call_custom_functions(undo: ExitStack) -> None:
+    """Break the graph where an autograd function of the script's is called.
+
+    It then runs as the script has it, and what is compiled around it can be differentiated again.
+    Not done everywhere, because models with such functions lose speed by it.
+    """
+    variables: Any = importlib.import_module("torch._dynamo.variables.higher_order_ops")
+    exc: Any = importlib.import_module("torch._dynamo.exc")
+    variable = getattr(variables, "AutogradFunctionApplyVariable", None)
+    if variable is None or not hasattr(exc, "unimplemented"):  # an older torch
+        return
+
+    def call_function(*_: Any) -> Any:
+        exc.unimplemented(
+            gb_type="torch.autograd.Function where second derivatives may be taken",
+            context="",
+            explanation="Only the function itself can be differentiated twice.",
+            hints=[],
+        )
+
+    patching.put(variable, "call_function", call_function, undo)
 
 
 class _Inputs:

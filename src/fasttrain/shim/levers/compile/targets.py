@@ -71,15 +71,25 @@ def second_derivatives() -> str:
     A compiled graph has none ("torch.compile with aot_autograd does not currently support double
     backward"), and raises only in the second backward pass, when it is too late to run eagerly.
     """
-    for path in _script_files():
-        file = Path(path)
-        source = file.read_bytes() if file.is_file() else b""
-        if b"create_graph" not in source:
-            continue  # nearly all files; parsing 30,000 lines takes a second
+    for path, source in _sources_with_create_graph():
         for node in ast.walk(ast.parse(source)):
             if isinstance(node, ast.keyword) and _creates_graph(node):
                 return location(path, node.lineno)
     return ""
+
+
+def may_differentiate_twice() -> bool:
+    """True if the script mentions ``create_graph``, as in ``create_graph=args.second_order``."""
+    return any(_sources_with_create_graph())
+
+
+def _sources_with_create_graph() -> Iterator[tuple[str, bytes]]:
+    # Few files have it; parsing all, 30,000 lines, would take a second.
+    for path in _script_files():
+        file = Path(path)
+        source = file.read_bytes() if file.is_file() else b""
+        if b"create_graph" in source:
+            yield path, source
 
 
 def _creates_graph(keyword: ast.keyword) -> bool:
