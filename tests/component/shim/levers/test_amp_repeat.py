@@ -16,6 +16,7 @@ from torch import nn
 
 from fasttrain.launch.receipts import unmet
 from fasttrain.model.outcome import RankReport, State, StepStats
+from fasttrain.shim.levers.amp.repeat import one_line
 from fasttrain.shim.levers.amp.rules import LEAST_FLOPS
 from fasttrain.shim.process import refusal
 
@@ -129,6 +130,13 @@ def test_the_receipt_names_the_line(amp: Any) -> None:
     line = next(n for n, text in enumerate(lines, 1) if text.endswith("# scatter"))
     assert f"test_amp_repeat.py:{line})" in amp().reason
     assert re.search(r"\bbfloat16\b.*\bfp32\b.*: RuntimeError: index_add_", amp().reason)
+
+
+def test_a_long_message_shows_that_it_was_cut() -> None:
+    words = one_line(RuntimeError("word " * 100 + "\nsecond line"))
+    assert words.startswith("RuntimeError: word word")
+    assert words.endswith("word ...")
+    assert one_line(RuntimeError("word\nsecond line")) == "RuntimeError: word"
 
 
 def test_other_roots_stay_in_low_precision(amp: Any) -> None:

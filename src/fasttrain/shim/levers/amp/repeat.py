@@ -16,6 +16,7 @@ import weakref
 from collections import Counter, deque
 from collections.abc import Iterable
 from operator import is_
+from textwrap import shorten
 from typing import Any
 
 import torch
@@ -262,5 +263,5 @@ def one_line(error: Exception) -> str:
         if not frame.f_code.co_filename.startswith(prefixes)
     ]
     first_line = (str(error).strip().splitlines() or [""])[0]
-    words = f"{type(error).__name__}: {first_line[:MOST_WORDS]}"
+    words = f"{type(error).__name__}: {shorten(first_line, MOST_WORDS, placeholder=' ...')}"
     return f"{words} ({location(*frames[-1])})" if frames else words
