@@ -61,6 +61,7 @@ class Replicate:
         self._streams = context.streams
         self._splits_batches = context.strategy.batch == "split"
         self._training = context.training
+        self._compiled = context.compiled
         self._sharded = context.strategy.mode == "fsdp"
         self._held = sharded.HeldModels(recorder.note)
         self._consistency = RankConsistency(context.ranks)
@@ -223,6 +224,7 @@ class Replicate:
         replica = sharded.ShardedReplica(
             module, self._ranks, self._training.optimizers, self.recorder.note,
             device_type=device.type if device is not None else "",
+            compiles=lambda: bool(self._compiled.where),
         )  # fmt: skip
         self._held.release(module)
         self.recorder.counts["sharded blocks"] += len(replica.blocks)

@@ -77,6 +77,7 @@ class ShardedReplica:
         tell: Called with sentences for the receipt.
         device_type: torch's type of the device that the shards are to be on; empty for that which
             the parameters are on.
+        compiles: Returns True if the script compiles anything itself.
     """
 
     gathers = True
@@ -89,6 +90,7 @@ class ShardedReplica:
         optimizers: Iterable[Optimizer],
         tell: Callable[[str], None],
         device_type: str = "",
+        compiles: Callable[[], bool] = lambda: False,
     ) -> None:
         from torch.distributed.device_mesh import init_device_mesh
 
@@ -129,7 +131,8 @@ class ShardedReplica:
             group: Any = fsdp.fully_shard.state(part)._fsdp_param_group
             gathered += group.fsdp_params if group is not None else ()
         _OWNERS.update({id(one.sharded_param): weakref.ref(one) for one in gathered})
-        self._low = LowGathers(module, fsdp.fully_shard.state(module), gathered, ranks, tell)
+        state: Any = fsdp.fully_shard.state(module)
+        self._low = LowGathers(module, state, gathered, ranks, tell, compiles)
 
     def begin_pass(self) -> None:
         """Check that the script has no hooks on parameters that FSDP wouldn't run.
