@@ -11,6 +11,7 @@ import functools
 import gc
 import itertools
 import sys
+import warnings
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
@@ -28,7 +29,7 @@ from fasttrain.model.vendors import LIKE_CUDA
 from fasttrain.shim.data_parallel.low_gathers import LowGathers, unwatched
 from fasttrain.shim.data_parallel.ranks import Ranks
 from fasttrain.shim.hooks import patching
-from fasttrain.shim.hooks.containers import map_tensors
+from fasttrain.shim.hooks.containers import map_tensors, tensors_in
 from fasttrain.shim.hooks.device_clock import module_of
 from fasttrain.shim.hooks.roots import Root, parameters_of, repeated_blocks
 from fasttrain.shim.hooks.seams import Filing
@@ -128,6 +129,7 @@ class ShardedReplica:
             refuse(_refused(module, error))
         gathered: list[Any] = []
         for part in (*self.blocks, module):
+            _gather_before_derivatives_of_bases(fsdp.fully_shard.state(part))
             group: Any = fsdp.fully_shard.state(part)._fsdp_param_group
             gathered += group.fsdp_params if group is not None else ()
         _OWNERS.update({id(one.sharded_param): weakref.ref(one) for one in gathered})
@@ -527,6 +529,28 @@ def _fully_shard(modules: list[nn.Module], mesh: Any) -> None:
             # The script's optimizers still refer to it: a block's goes before the next is sharded.
             if id(parameter) not in after:
                 parameter.data = parameter.data.new_empty(0)
+
+
+def _gather_before_derivatives_of_bases(state: Any) -> None:
+    """Have FSDP gather a part's parameters for its backward pass if its output is a view, too.
+
+    FSDP hooks the output, and warns that an operator that changes a view in place, such as ``x +=
+    y``, drops the hook. The derivative of what it is a view of has to be computed all the same.
+    """
+    original: Any = state._register_pre_backward_hook
+
+    @functools.wraps(original)
+    def register(output: Any) -> Any:
+        bases = [t._base for t in tensors_in(output) if t.requires_grad and t._base is not None]
+        if not (bases and torch.is_grad_enabled()):
+            return original(output)
+        for node in {base.grad_fn for base in bases if base.grad_fn is not None}:
+            node.register_prehook(lambda _: state._pre_backward(None))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return original(output)
+
+    state._register_pre_backward_hook = register
 
 
 def _exchange_states(optimizer: Optimizer, places: dict[int, Any]) -> None:
