@@ -169,6 +169,39 @@ for _ in range(4):
     optimizer.step()
     print(float(loss))
 """
+# Ranks that had a part of the batch each would call other experts, and gather these.
+ROUTED = """
+import torch
+from torch import nn
+torch.manual_seed(0)
+class Expert(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(6, 12), nn.Linear(12, 6)
+    def forward(self, x):
+        return self.down(self.up(x).relu())
+class Routed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gate = nn.Linear(6, 4, bias=False)
+        self.experts = nn.ModuleList(Expert() for _ in range(4))
+    def forward(self, x):
+        weights, chosen = self.gate(x).softmax(-1).topk(2, -1)
+        out = x.clone()
+        for number, expert in enumerate(self.experts):
+            rows, slots = (chosen == number).nonzero(as_tuple=True)
+            if len(rows):
+                out = out.index_add(0, rows, weights[rows, slots, None] * expert(x[rows]))
+        return out
+model = Routed()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(3):
+    loss = (model(torch.randn(8, 6) + (2 if step % 2 else -2)) - 1).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    print(loss.item(), [p.grad.norm().item() for p in model.parameters() if p.grad is not None])
+    optimizer.step()
+"""
 # A script sees nothing of ranks; fasttrain itself does.
 ON_FIRST = "__import__('fasttrain.shim.process.entry', fromlist=['get']).get('LOCAL_RANK') == '0'"
 HOOKED = """
@@ -368,6 +401,13 @@ def test_a_model_that_does_not_fit_its_device_is_sharded_from_the_host(pair: Any
     assert_trains_the_same(one, ranks)
     assert any("doesn't fit" in note for note in ranks.outcome("strategy")["notes"])
     assert ranks.outcome("strategy")["counts"]["sharded blocks"] == 3
+
+
+def test_parts_that_are_called_depending_on_values(pair: Any) -> None:
+    """The ranks gather the same parts at the same time, also in a trial."""
+    one, ranks = pair(ROUTED)
+    assert_trains_the_same(one, ranks)
+    assert any("depend on the batch's values" in why for why in ranks.outcome("strategy")["missed"])
 
 
 def test_steps_in_hooks_on_parameters(pair: Any) -> None:

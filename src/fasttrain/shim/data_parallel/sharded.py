@@ -47,10 +47,11 @@ _OF_SHARDS = (
 )  # fmt: skip
 # The same once a model is sharded: a gradient by the shard of a whole parameter, and one through
 # whole parameters that were freed after an earlier one; and gradients that FSDP can't reduce, or
-# of a shard without rows.
+# of a shard without rows; and data of another type than what FSDP has made.
 _AFTER_SHARDING = (
     "appears to not have been used in the graph", "for storage of size 0",
     "its data is not allocated yet", "Could not run 'fsdp::", "norm on an empty tensor",
+    "Expected out tensor to have dtype",
 )  # fmt: skip
 _NUMBER: Any = torch.ops.aten._local_scalar_dense.default  # reads a number
 # Functions that return a scalar of all gradients, which is a DTensor.
@@ -361,6 +362,13 @@ def out_of_inference_mode(call: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
+def has_sharded_parts(module: nn.Module) -> bool:
+    """True if a module has parts whose parameters are gathered when they are called."""
+    fsdp: Any = sys.modules.get("torch.distributed.fsdp")
+    parts = [part for part in nn.Module.modules(module) if part is not module]
+    return fsdp is not None and any(isinstance(part, fsdp.FSDPModule) for part in parts)
+
+
 def put_away(module: nn.Module) -> None:
     """Free the whole parameters of a call that has raised: the module's are shards again."""
     fsdp: Any = sys.modules.get("torch.distributed.fsdp")
@@ -445,8 +453,9 @@ def _explain(error: BaseException) -> None:
     if any(words in str(error) for words in (*_OF_SHARDS, *(_AFTER_SHARDING if _OWNERS else ()))):
         error.add_note(
             "--strategy fsdp has sharded the model's parameters, and the script does with them what"
-            " only whole tensors support, such as mixing both, copying the model, sparse gradients,"
-            " or several derivatives through one call: use --strategy ddp"
+            " only whole tensors support, such as mixing both, calling a part of the model alone,"
+            " copying the model, changing its type, sparse gradients, or several derivatives"
+            " through one call: use --strategy ddp"
         )
 
 

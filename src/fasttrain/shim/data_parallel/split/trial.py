@@ -18,7 +18,7 @@ from fasttrain.model.errors import ExitCode, FasttrainError
 from fasttrain.shim.data_parallel.low_gathers import widened
 from fasttrain.shim.data_parallel.rank_consistency import meet_inside
 from fasttrain.shim.data_parallel.ranks import Ranks
-from fasttrain.shim.data_parallel.sharded import put_away, writes_refused
+from fasttrain.shim.data_parallel.sharded import has_sharded_parts, put_away, writes_refused
 from fasttrain.shim.data_parallel.split.agreement import (
     DisagreementError,
     check_equal,
@@ -66,6 +66,10 @@ _NO_MEMORY = "OutOfMemoryError"  # torch's exception on any device
 # Modules whose autograd functions are right for rows if their forward is. Others of torch's hold
 # what the script has written: checkpoints with reentry, compiled graphs, `torch.library`.
 _KNOWN_BACKWARD = ("fasttrain.", "torch.distributed.", "torch.nn.")
+_BY_VALUES = (
+    "which of its parts it calls may depend on the batch's values, and all ranks together put the"
+    " parameters of a sharded part together"
+)
 _TOGETHER = 1  # tag of what ranks are doing when they meet
 Value = tuple[Any, dict[Place, Any]]  # a call's output, and what it changes in its modules
 
@@ -237,6 +241,8 @@ class SplitTrial:
         gradients: bool,
     ) -> Split:
         outer = self._call(args, kwargs, splitting=False)
+        parts = self.by_values and has_sharded_parts(self._module)
+        self._check(_BY_VALUES if parts else "", final=True)
         reasons = []
         for guess in guesses:
             try:
