@@ -47,6 +47,15 @@ def is_scripts(path: str) -> bool:
     return not path.startswith((*_INSTALLED, "<"))
 
 
+def module_name(kind: type) -> str:
+    """Return the name of a class's module; empty if a descriptor is in its place.
+
+    Cython (3.2 and later) has such a metaclass, to which a search gets from any compiled function.
+    """
+    name: Any = kind.__module__
+    return name if isinstance(name, str) else ""
+
+
 def children_of(holder: Any, kind: type) -> list[Child]:
     """Return the objects that another one holds, each with what replaces it there."""
     if issubclass(kind, dict):
@@ -75,7 +84,7 @@ def children_of(holder: Any, kind: type) -> list[Child]:
         own = [name for name in vars(holder) if name != "__slotnames__"]
         bases: list[Child] = [(base, None) for base in holder.__bases__]
         return [*bases, *_attributes(holder, own)] if scripts else bases
-    return [] if kind.__module__.startswith("fasttrain.") else _inside(holder)
+    return [] if module_name(kind).startswith("fasttrain.") else _inside(holder)
 
 
 def _of_function(function: FunctionType) -> list[Child]:

@@ -22,7 +22,7 @@ from torch.utils.data import (
 )
 
 from fasttrain.model.errors import FasttrainError
-from fasttrain.shim.hooks.containers import map_tensors
+from fasttrain.shim.hooks.containers import map_tensors, module_name
 from fasttrain.shim.process.refusal import refuse
 from fasttrain.shim.snapshots.files import NeedsPickleError, packed, refuse_diverged
 from fasttrain.shim.snapshots.object_states import of_python, to_python
@@ -190,7 +190,8 @@ def _is_owner(value: Any) -> bool:
     """True if it is a sampler or an object of the script that one may hold, but not data."""
     if isinstance(value, Dataset | Module | DataLoader | type) or not hasattr(value, "__dict__"):
         return False
-    known = type(value).__module__.partition(".")[0] in sys.stdlib_module_names | {"torch", "numpy"}
+    package = module_name(type(value)).partition(".")[0]
+    known = package in sys.stdlib_module_names | {"torch", "numpy"}
     return isinstance(value, Sampler) or not (known or hasattr(value, "__getitem__"))
 
 

@@ -24,6 +24,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 
 from fasttrain.shim.data_parallel.split.lazy_rows import whole
+from fasttrain.shim.hooks.containers import module_name
 from fasttrain.shim.process.callsite import own_prefixes
 from fasttrain.shim.snapshots.files import refuse_diverged
 
@@ -195,7 +196,7 @@ def _items(value: Any) -> Iterator[tuple[Any, Any]]:
             yield from enumerate(value)
     elif isinstance(value, GeneratorType):  # suspended at a yield
         yield from value.gi_frame.f_locals.items() if value.gi_frame else ()
-    elif isinstance(value, _HOLDERS) or type(value).__module__.partition(".")[0] not in _KNOWN:
+    elif isinstance(value, _HOLDERS) or module_name(type(value)).partition(".")[0] not in _KNOWN:
         yield from list(getattr(value, "__dict__", {}).items())
         yield from _slots(value)
 

@@ -230,6 +230,8 @@ def test_what_workers_share_with_the_script_is_found() -> None:
     array = np.frombuffer(multiprocessing.RawArray("i", 4), dtype=np.int32)
     assert shared_memory_of(loader(1, array[1:]))
     assert shared_memory_of(loader(1, np.zeros(4)[1:])) == ""
+    meta = type("Meta", (type,), {"__module__": property(str)})  # such as Cython's
+    assert shared_memory_of(loader(1, meta("Compiled", (), {}))) == ""
     queue.close()
 
 

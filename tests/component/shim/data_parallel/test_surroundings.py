@@ -192,6 +192,14 @@ def test_what_libraries_keep_is_their_own_affair() -> None:
     assert module.held.filters == [print]
 
 
+def test_a_metaclass_without_the_name_of_a_module_is_searched() -> None:
+    # As Cython's has it, whose functions scikit-learn, pandas and SciPy keep.
+    meta = type("Meta", (type,), {"__module__": property(str)})
+    module = Holding(meta("Compiled", (), {}))
+    around = CallSurroundings(module)
+    assert around.changed() == ""
+
+
 RESTORED: dict[str, tuple[Any, Callable[[Any], Any], Any]] = {
     "dict": (
         {"a": 1, "b": [2]},

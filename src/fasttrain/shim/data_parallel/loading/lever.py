@@ -50,7 +50,7 @@ from fasttrain.shim.data_parallel.loading.transport import Node, can_be_had, met
 from fasttrain.shim.data_parallel.loading.transport import close as close_lines
 from fasttrain.shim.data_parallel.ranks import Ranks
 from fasttrain.shim.hooks import patching
-from fasttrain.shim.hooks.containers import CLOSED, children_of
+from fasttrain.shim.hooks.containers import CLOSED, children_of, module_name
 from fasttrain.shim.hooks.device_clock import module_of
 from fasttrain.shim.hooks.loop import on_batch
 from fasttrain.shim.hooks.outcome_recorder import OutcomeRecorder
@@ -99,7 +99,7 @@ def _shared(holder: Any) -> str:
     kind = type(holder)
     if issubclass(kind, Tensor):
         return "a shared tensor" if holder.is_cpu and holder.is_shared() else ""
-    named = f"{kind.__module__.removeprefix('multiprocessing.')}.{kind.__qualname__}"
+    named = f"{module_name(kind).removeprefix('multiprocessing.')}.{kind.__qualname__}"
     if any(base.__module__ in _MODULES for base in kind.__mro__) or issubclass(kind, _CTYPES):
         return named
     if kind.__module__ == "multiprocessing.synchronize" and kind.__name__ in _EVENTS:

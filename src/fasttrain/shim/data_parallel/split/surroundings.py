@@ -21,7 +21,7 @@ from torch.nn import Module, Parameter
 from fasttrain.shim.data_parallel.random_streams import alike
 from fasttrain.shim.data_parallel.tensor_sums import sums_of
 from fasttrain.shim.hooks import patching
-from fasttrain.shim.hooks.containers import CLOSED, children_of, is_scripts
+from fasttrain.shim.hooks.containers import CLOSED, children_of, is_scripts, module_name
 from fasttrain.shim.hooks.seams import Hooking, Reading
 from fasttrain.shim.process.callsite import called_by_user
 
@@ -151,7 +151,7 @@ def generator_state(holder: Any) -> bytes:
         return bytes(holder.get_state().tolist())
     if isinstance(holder, random.Random) and not isinstance(holder, random.SystemRandom):
         return repr(holder.getstate()).encode()
-    if type(holder).__module__.startswith("numpy.random."):
+    if module_name(type(holder)).startswith("numpy.random."):
         return _numpy_state(holder)
     return b""
 
@@ -302,7 +302,7 @@ def _is_open(child: Any) -> bool:
     if issubclass(kind, Tensor | Module):
         return True
     # What FSDP keeps of its modules changes with each call.
-    return not issubclass(kind, CLOSED) and not kind.__module__.startswith(_FSDP)
+    return not issubclass(kind, CLOSED) and not module_name(kind).startswith(_FSDP)
 
 
 def _is_summed(holder: Any) -> bool:

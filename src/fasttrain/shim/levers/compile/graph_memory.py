@@ -13,7 +13,14 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import Module, Parameter
 from torch.optim import Optimizer
 
-from fasttrain.shim.hooks.containers import CLOSED, Child, children_of, map_tensors, tensors_in
+from fasttrain.shim.hooks.containers import (
+    CLOSED,
+    Child,
+    children_of,
+    map_tensors,
+    module_name,
+    tensors_in,
+)
 
 # Finds tensors that a call has left where the script or the next call can read them.
 #
@@ -119,7 +126,7 @@ def _search(starts: Iterable[Labelled]) -> Iterator[tuple[str, Tensor]]:
 
 
 def _is_closed(kind: type) -> bool:
-    return issubclass(kind, CLOSED) or kind.__module__.startswith(_LOADING)
+    return issubclass(kind, CLOSED) or module_name(kind).startswith(_LOADING)
 
 
 def _children(label: str, holder: Any, kind: type) -> list[Labelled]:
