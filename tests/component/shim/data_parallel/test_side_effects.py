@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import glob
+import importlib
 import io
 import os
 import re
@@ -402,6 +403,39 @@ def test_databases_of_dbm_are_each_ranks_own(
         return [*found, stand_in.open("shelf", "c"), os.listdir()]
 
     assert on_both(tmp_path, act) == [1, 2, ["shelf.db"]]
+
+
+def test_images_of_opencv_are_written_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a stand-in for cv2, which isn't everywhere: it, too, opens its file unseen.
+
+    As OpenCV's, the package takes all from an extension, which it imports by its own name.
+    """
+    package, extension = tmp_path / "packages/cv2", tmp_path / "extension"
+    package.mkdir(parents=True)
+    extension.mkdir()
+    (package / "__init__.py").write_text(
+        "import importlib, sys\n"
+        "here = sys.modules.pop(__name__)\n"
+        f"sys.path.insert(0, {str(extension)!r})\n"
+        "imwrite = importlib.import_module('cv2').imwrite\n"
+        "sys.path.pop(0)\n"
+        "sys.modules[__name__] = here\n"
+    )
+    (extension / "cv2.py").write_text(
+        "import io\n"
+        "def imwrite(path, image):\n"
+        "    with io.FileIO(path, 'a') as file:\n"
+        "        return file.write(image) > 0\n"
+    )
+    monkeypatch.syspath_prepend(package.parent)
+    monkeypatch.delitem(sys.modules, "cv2", raising=False)
+
+    def act(rank: int) -> Any:
+        cv2: Any = importlib.import_module("cv2")
+        late(rank, 0)
+        return [cv2.imwrite("image.png", b"x"), Path("image.png").read_text()]
+
+    assert on_both(tmp_path, act) == [True, "x"]
 
 
 def test_a_walk_meets_nothing_of_fasttrains(tmp_path: Path) -> None:

@@ -133,6 +133,8 @@ _SHUTIL_ACTS = {
     "copymode": ("src", "dst"), "copystat": ("src", "dst"), "chown": ("path",),
     "make_archive": ("base_name",), "unpack_archive": ("filename", "extract_dir"),
 }  # fmt: skip
+# OpenCV writes a file unseen, in C++.
+_OPENCV_ACTS = {"imwrite": ("filename",), "imwritemulti": ("filename",)}
 # Modules of the standard library that keep `open` under another name.
 _HOLDING_OPEN = {"bz2": "_builtin_open", "tarfile": "bltn_open"}
 # What modules of dbm append to a database's name.
@@ -178,6 +180,7 @@ class Files:
             undo.callback(after_import(name, self._replacing("connect", self._connect, undo)))
         for name in ("dbm.gnu", "dbm.ndbm"):
             undo.callback(after_import(name, self._replacing("open", self._open_dbm, undo)))
+        undo.callback(after_import("cv2", functools.partial(self._replace_in_opencv, undo)))
         replace_in_users_modules(self._replaced, undo)
 
     def replace(self, owner: Any, name: str, act: Call, undo: ExitStack) -> None:
@@ -192,6 +195,12 @@ class Files:
             if owner is os and original in able:
                 able.add(replaced)
                 undo.callback(able.discard, replaced)
+
+    def _replace_in_opencv(self, undo: ExitStack, module: Any) -> None:
+        if not hasattr(module, "__path__"):
+            return  # the extension, which the package imports by its own name to copy from it
+        for name, names in _OPENCV_ACTS.items():
+            self.replace(module, name, functools.partial(self._act, name, names), undo)
 
     def _while_live(self, act: Call, original: Call) -> Call:
         recorder = self._recorder
@@ -284,6 +293,8 @@ class Files:
             return original(*args, **kwargs)
         if place == _LOOSE:
             self._follow_loosely(name, path_of(given[0]), target)
+            if name in _OPENCV_ACTS:
+                return True
             return given[-1] if name in _SHUTIL_ACTS else None  # most of these return their target
         result = self._answers.do(place, lambda: original(*args, **kwargs), itself)
         if self._others:
