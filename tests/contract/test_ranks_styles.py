@@ -131,6 +131,14 @@ def test_two_ranks_do_what_python_does(script: Path, launches: Launches) -> None
     assert finite(found.saved)
 
 
+def test_numbers_close_to_a_kink_are_split(tmp_path: Path, zygote: Zygote) -> None:
+    script = HERE.parent / "scripts/ranks/close_to_a_kink.py"
+    run = forked_ranks(zygote, tmp_path / "ranks", script, options=EXACT, timeout_s=TIMEOUT_S)
+    strategy = run.outcome("strategy")
+    assert strategy["missed"] == []
+    assert strategy["counts"]["split calls"] == 3
+
+
 @pytest.mark.parametrize("script", thinned(PARTING, 23, ids=lambda path: path.stem))
 def test_ranks_that_would_part_end(
     script: Path, fasttrain: Any, tmp_path: Path, zygote: Zygote

@@ -22,13 +22,22 @@ _TOLERANCE = {
     torch.bfloat16: 1e-1,
 }
 _OF_NUMBERS = 0.1
+_NEAR = 100.0  # multiple of what is allowed up to which rounding may be the cause
 _PLAIN = (
     bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, slice, range,
 )  # fmt: skip
 
 
 class DisagreementError(Exception):
-    """Raised if the split call's results differ; the message says how."""
+    """Raised if the split call's results differ; the message says how.
+
+    Attributes:
+        near: True if rounding may be the cause.
+    """
+
+    def __init__(self, why: str, *, near: bool = False) -> None:
+        super().__init__(why)
+        self.near = near
 
 
 def structure_of(value: Any) -> Any:
@@ -103,7 +112,11 @@ def _row_dimension(whole: Tensor, part: Tensor, rows: Rows) -> int | None:
 
 
 def check_equal(
-    whole: Sequence[Tensor | None], given: Sequence[Tensor | None], what: str, floor: float = 0.0
+    whole: Sequence[Tensor | None],
+    given: Sequence[Tensor | None],
+    what: str,
+    floor: float = 0.0,
+    near: float = _NEAR,
 ) -> None:
     """Check that tensors are equal up to rounding.
 
@@ -112,6 +125,7 @@ def check_equal(
         given: Those of the split call, gathered.
         what: What they are, for the message.
         floor: An absolute difference that is allowed.
+        near: The multiple of the allowed difference up to which rounding may be the cause.
 
     Raises:
         DisagreementError: If some tensor isn't.
@@ -124,7 +138,8 @@ def check_equal(
                 )
         elif (off := _difference(one, other, floor)) > 1:
             far = f"{off:.2g} times the rounding error"
-            raise DisagreementError(f"different {what} (shape {tuple(one.shape)}, {far})")
+            why = f"different {what} (shape {tuple(one.shape)}, {far})"
+            raise DisagreementError(why, near=off <= near)
 
 
 def _difference(whole: Tensor, given: Tensor, floor: float) -> float:

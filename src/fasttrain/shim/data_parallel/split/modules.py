@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import Module
+from torch.nn import Module, Parameter
 from torch.nn.modules import module as torchs
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
@@ -115,6 +115,7 @@ def _is_foreign(hook: Any) -> bool:
 # A module's own containers; their contents are compared separately.
 _SLOTS = frozenset({"_parameters", "_buffers", "_modules"})
 Place = tuple[int, str]  # the number of a module in the order of `Module.modules`, and a name
+IN_DOUBLE = dict.fromkeys((torch.float16, torch.bfloat16, torch.float32), torch.float64)
 
 
 class ModuleState:
@@ -166,6 +167,31 @@ class ModuleState:
             with torch.no_grad():
                 _set(part._buffers, {name: _clone(value) for name, value in values.items()})
 
+    @contextmanager
+    def in_double(self, module: Module) -> Iterator[None]:
+        """Put copies in fp64 in the places of parameters, and of buffers at each `begin`."""
+        held = [(part, dict(part._parameters)) for part in Module.modules(module)]
+        values = self._values
+        copies: dict[int, Parameter] = {}
+
+        def doubled(parameter: Parameter | None) -> Parameter | None:
+            if parameter is None or parameter.dtype not in IN_DOUBLE:
+                return parameter
+            if id(parameter) not in copies:
+                copy = parameter.detach().to(torch.float64)
+                copies[id(parameter)] = Parameter(copy, parameter.requires_grad)
+            return copies[id(parameter)]
+
+        try:
+            self._values = [{k: _in_double(b) for k, b in slot.items()} for slot in values]
+            for part, slot in held:
+                part._parameters.update({name: doubled(p) for name, p in slot.items()})
+            yield
+        finally:
+            for part, slot in held:
+                part._parameters.update(slot)
+            self._values = values
+
     def put(self) -> None:
         """Restore the attributes and the buffers themselves."""
         for part, attributes, slot in zip(self.parts, self._attributes, self._slots, strict=True):
@@ -185,6 +211,12 @@ def _set(slot: dict[str, Any], values: dict[str, Any]) -> None:
     for name in slot.keys() - values.keys():
         del slot[name]
     slot.update(values)
+
+
+def _in_double(buffer: Tensor | None) -> Tensor | None:
+    if buffer is None or is_lazy(buffer):
+        return buffer
+    return buffer.to(IN_DOUBLE.get(buffer.dtype, buffer.dtype))
 
 
 def _clone(buffer: Tensor | None) -> Tensor | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
@@ -27,6 +27,7 @@ from fasttrain.shim.data_parallel.split.agreement import (
     structure_of,
 )
 from fasttrain.shim.data_parallel.split.modules import (
+    IN_DOUBLE,
     ModuleState,
     Neutral,
     Place,
@@ -115,6 +116,7 @@ class SplitTrial:
         self._same: tuple[int | None, ...] = ()
         self._draws = 0
         self._why_not = ""
+        self._near: list[Dimensions] = []  # guesses that may differ by rounding only
         self.by_values = False
 
     def make_whole_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -189,19 +191,41 @@ class SplitTrial:
         low = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
         # In full precision: the rounding of bf16 would hide differences.
         with self._restored_after(), torch.autocast(device, enabled=False), widened():
-            args, kwargs, leaves = _detached(args, kwargs, low)
-            given: Any = guesses, args, kwargs, leaves
+            lifted = {} if low is None else {low: torch.float32}
+            given: Any = _detached(args, kwargs, lifted)
             try:
-                return self._search(*given, gradients=gradients)
+                return self._search(guesses, *given, gradients=gradients)
             except RefusalError as refusal:
-                if _NO_MEMORY not in str(refusal):
-                    raise
+                first = refusal.with_traceback(None)  # which holds the graphs of the trial
             finally:
                 self._undo_changes()
-            # The script's own graph takes device memory, too: what the trial's calls save for their
-            # gradients goes to the host's memory in a second attempt.
-            with torch.autograd.graph.save_on_cpu():
-                return self._search(*given, gradients=gradients)
+            if _NO_MEMORY in str(first):
+                # The script's own graph takes device memory, too: what the trial's calls save for
+                # their gradients goes to the host's memory in a second attempt.
+                with torch.autograd.graph.save_on_cpu():
+                    return self._search(guesses, *given, gradients=gradients)
+            if not self._near or _is_sharded(parameters_of(self._module)):
+                raise first
+            return self._searched_in_double(args, kwargs, first)
+
+    def _searched_in_double(self, args: Any, kwargs: Any, first: RefusalError) -> Split:
+        """Return the first split that agrees in fp64, of those that nearly did.
+
+        Where a number is as close to the kink of a ReLU as rounding, the order of a sum decides
+        about its derivative, 0 or 1: gradients of a convnet with BatchNorm then differ by more than
+        rounding. In fp64 hardly any number is that close.
+
+        Raises:
+            RefusalError: ``first``, if none agrees.
+        """
+        try:
+            with self._before.in_double(self._module):
+                given = _detached(args, kwargs, IN_DOUBLE)
+                return self._search(self._near, *given, gradients=True)
+        except RefusalError:
+            raise first from None
+        finally:
+            self._undo_changes()
 
     def _undo_changes(self) -> None:
         """Undo what a call with a part of the batch has changed and the whole call has not.
@@ -249,6 +273,8 @@ class SplitTrial:
                 return self._agreeing(guess, outer, args, kwargs, leaves, gradients)
             except DisagreementError as disagreement:
                 reasons.append(str(disagreement))
+                if disagreement.near and guess not in self._near:
+                    self._near.append(guess)
                 if _NO_MEMORY in reasons[0]:
                     break
         raise RefusalError(reasons[0], final=True)  # that of the likeliest guess
@@ -326,7 +352,7 @@ class SplitTrial:
         self._together(lambda: check_equal(whole, given, "values"))
         if any(t.requires_grad for t in whole):
             parameters = list({id(p): p for p in parameters_of(self._module)}.values())
-            if any(hasattr(p, "placements") for p in parameters):
+            if _is_sharded(parameters):
                 # Sharded: the backward pass would communicate. torch's own operators need no
                 # comparison: their derivatives are those of what was compared.
                 self._together(lambda: _refuse_own_backward(whole))
@@ -390,18 +416,19 @@ class SplitTrial:
 
     def _together(self, act: Callable[[], Any]) -> Any:
         """Return a check's result; raise DisagreementError unless it passes alike on all ranks."""
-        result, why = None, ""
+        result, why, near = None, "", False
         try:
             result = act()
         except DisagreementError as disagreement:
-            why = str(disagreement)
+            why, near = str(disagreement), disagreement.near
         while not meet_inside(self._ranks, _TOGETHER):
             why = why or "it computes other losses on other ranks"
-        results = self._ranks.gather(f"{why}|{result}")
-        wrong = [text.partition("|")[0] for text in results if not text.startswith("|")]
+        told = self._ranks.gather(json.dumps([why, near, str(result)]))
+        each = list(map(json.loads, told))
+        wrong = [(why, near) for why, near, _ in each if why]
         if wrong:
-            raise DisagreementError(wrong[0])
-        if len(set(results)) > 1:
+            raise DisagreementError(wrong[0][0], near=all(near for _, near in wrong))
+        if len({found for *_, found in each}) > 1:
             raise DisagreementError("it returns other shapes on other ranks")
         return result
 
@@ -414,7 +441,7 @@ class SplitTrial:
         expected = both.whole
         found = [self._averaged(*pair) for pair in zip(of, both.given, strict=True)]
         size = max(map(largest, expected), default=0.0)
-        self._together(lambda: check_equal(expected, found, "gradients", _FLOOR * size))
+        self._together(lambda: check_equal(expected, found, "gradients", _FLOOR * size, math.inf))
 
     def _averaged(self, of: Tensor, gradient: Tensor | None) -> Tensor | None:
         """Return the mean of a gradient over the ranks; None on a rank counts as zeros."""
@@ -424,6 +451,10 @@ class SplitTrial:
         dense = torch.zeros_like(of) if gradient is None else gradient.detach()
         dense = dense.to_dense() if dense.layout != torch.strided else dense
         return self._ranks.sum(dense / self._ranks.world_size)
+
+
+def _is_sharded(parameters: Iterable[Tensor]) -> bool:
+    return any(hasattr(parameter, "placements") for parameter in parameters)
 
 
 def _refuse_own_backward(outputs: list[Tensor]) -> None:
@@ -521,12 +552,14 @@ def _pulled_back(outputs: list[Tensor], inputs: list[Tensor]) -> list[Tensor | N
         raise DisagreementError(f"its gradients can't be compared: {name}: {first}") from error
 
 
-def _detached(args: Any, kwargs: Any, low: torch.dtype | None) -> tuple[Any, Any, list[Tensor]]:
+def _detached(
+    args: Any, kwargs: Any, lifted_to: Mapping[torch.dtype, torch.dtype]
+) -> tuple[Any, Any, list[Tensor]]:
     """Return the arguments as detached leaves in full precision, and those that need a gradient."""
     leaves: dict[int, Tensor] = {}
 
     def detach(tensor: Tensor) -> Tensor:
-        lifted = tensor.float() if tensor.dtype is low else tensor
+        lifted = tensor.to(lifted_to.get(tensor.dtype, tensor.dtype))
         if not tensor.requires_grad:
             return lifted
         if id(tensor) not in leaves:
