@@ -46,6 +46,23 @@ HOST = "127.0.0.1"
 TIMEOUT_S = 600  # for a worker that asks for a key. Source: static_tcp_rendezvous.py of torch 2.13
 
 
+def _store_on(port: int, descriptor: int) -> TCPStore:
+    """Return a store whose server listens on a socket that is bound already."""
+    make = partial(
+        TCPStore,
+        HOST,
+        port,
+        is_master=True,
+        timeout=timedelta(seconds=TIMEOUT_S),
+        wait_for_workers=False,
+        master_listen_fd=descriptor,
+    )
+    try:
+        return make()
+    except NotImplementedError:  # torch 2.7, whose default server, libuv's, takes no socket
+        return make(use_libuv=False)
+
+
 class Loopback(rendezvous.RendezvousHandler):
     """The only node of a run, and the store that the workers of an attempt share."""
 
@@ -70,14 +87,7 @@ class Loopback(rendezvous.RendezvousHandler):
         listener.bind((HOST, 0))
         listener.listen()
         port = listener.getsockname()[1]
-        store = TCPStore(
-            HOST,
-            port,
-            is_master=True,
-            timeout=timedelta(seconds=TIMEOUT_S),
-            wait_for_workers=False,
-            master_listen_fd=listener.detach(),
-        )
+        store = _store_on(port, listener.detach())
         return rendezvous.RendezvousInfo(
             PrefixStore(self._run_id, store), 0, 1, rendezvous.RendezvousStoreInfo(HOST, port)
         )

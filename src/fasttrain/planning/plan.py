@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from fasttrain.model.machine import Machine
 from fasttrain.model.plan import PLAN_FILE, Invocation, LaunchPlan, Processes
 from fasttrain.model.settings import Settings
-from fasttrain.planning.describe import device_names, kind_noun, torch_phrase
+from fasttrain.planning.describe import device_names, kind_noun, release, torch_phrase
 from fasttrain.planning.environment import Draft, compose, parse_env
 from fasttrain.planning.gpus import (
     build_fix,
@@ -32,6 +32,7 @@ _RENDEZVOUS_USERS: dict[str, tuple[str, ...]] = {
     "rdzv_backend": ("elastic",),
     "rdzv_conf": ("elastic",),
 }
+LEAST_TORCH = (2, 7)  # the oldest with which runs were tried
 MEETINGS = {
     "one node": "a run on one node",
     "static": "a static run",
@@ -42,7 +43,8 @@ MEETINGS = {
 def warnings(draft: Draft) -> tuple[str, ...]:
     """Return the warnings, one sentence each."""
     parts = (
-        *(_found, _cpu_torch, _emulated, _unused_rendezvous, _unused_scope, _unused_restarts),
+        *(_found, _old_torch, _cpu_torch, _emulated, _unused_rendezvous),
+        *(_unused_scope, _unused_restarts),
         *(_fresh_cache, _one_wandb_run, _other_python, _unused_python),
     )
     return tuple(sentence for part in parts for sentence in part(draft))
@@ -75,6 +77,13 @@ def _fp16_instead(draft: Draft) -> Iterator[str]:
 
 def _found(draft: Draft) -> Iterator[str]:
     yield from (f"{note}." for note in draft.machine.notes)
+
+
+def _old_torch(draft: Draft) -> Iterator[str]:
+    found = draft.machine.torch.release
+    if (0, 0) < found < LEAST_TORCH and draft.invocation.target.kind != "command":
+        least = release(LEAST_TORCH)
+        yield f"{torch_phrase(draft.machine)} is older than {least}: levers and ranks may fail."
 
 
 def _cpu_torch(draft: Draft) -> Iterator[str]:

@@ -97,3 +97,13 @@ def test_unequal_devices_are_named_one_by_one(make):
 def test_what_the_probes_found_is_told(make):
     plan = make.plan(make.machine(notes=("GPU 1 can't be used: lost",)))
     assert plan.warnings == ("GPU 1 can't be used: lost.",)
+
+
+def test_a_torch_with_which_nothing_was_tried_is_told(make):
+    def warned(version):
+        return make.plan(make.machine(torch=Torch(version, "cpu"))).warnings
+
+    [warning] = warned("2.4.1")
+    assert "torch 2.4.1" in warning
+    assert warned("2.7.0") == warned("3.0.0") == ()
+    assert warned("") == ()  # the script may need none
