@@ -196,19 +196,24 @@ class SplitTrial:
             try:
                 return self._search(guesses, *given, gradients=gradients)
             except RefusalError as refusal:
-                first = refusal.with_traceback(None)  # which holds the graphs of the trial
+                # Not the error itself, whose traceback would refer to this frame, and so keep the
+                # graphs of the trial, and all that it has searched, until a garbage collection.
+                why, final = str(refusal), refusal.final
             finally:
                 self._undo_changes()
-            if _NO_MEMORY in str(first):
+            if _NO_MEMORY in why:
                 # The script's own graph takes device memory, too: what the trial's calls save for
                 # their gradients goes to the host's memory in a second attempt.
                 with torch.autograd.graph.save_on_cpu():
                     return self._search(guesses, *given, gradients=gradients)
             if not self._near or _is_sharded(parameters_of(self._module)):
-                raise first
-            return self._searched_in_double(args, kwargs, first)
+                raise RefusalError(why, final=final)
+            try:
+                return self._searched_in_double(args, kwargs)
+            except RefusalError:
+                raise RefusalError(why, final=final) from None
 
-    def _searched_in_double(self, args: Any, kwargs: Any, first: RefusalError) -> Split:
+    def _searched_in_double(self, args: Any, kwargs: Any) -> Split:
         """Return the first split that agrees in fp64, of those that nearly did.
 
         Where a number is as close to the kink of a ReLU as rounding, the order of a sum decides
@@ -216,14 +221,12 @@ class SplitTrial:
         rounding. In fp64 hardly any number is that close.
 
         Raises:
-            RefusalError: ``first``, if none agrees.
+            RefusalError: If none agrees.
         """
         try:
             with self._before.in_double(self._module):
                 given = _detached(args, kwargs, IN_DOUBLE)
                 return self._search(self._near, *given, gradients=True)
-        except RefusalError:
-            raise first from None
         finally:
             self._undo_changes()
 
