@@ -28,6 +28,7 @@ from fasttrain.model.outcome import State
 from fasttrain.shim.data_parallel import sharded
 from fasttrain.shim.data_parallel.backward import BackwardPasses
 from fasttrain.shim.data_parallel.context import ParallelContext
+from fasttrain.shim.data_parallel.held_models import HeldModels
 from fasttrain.shim.data_parallel.rank_consistency import RankConsistency, SameLine
 from fasttrain.shim.data_parallel.replica import Replica
 from fasttrain.shim.data_parallel.split import whole_batch
@@ -35,7 +36,7 @@ from fasttrain.shim.data_parallel.split.call import SplitCalls
 from fasttrain.shim.hooks import patching
 from fasttrain.shim.hooks.gradients import take_one_by_one
 from fasttrain.shim.hooks.outcome_recorder import OutcomeRecorder
-from fasttrain.shim.hooks.roots import Call, Root, parameters_of
+from fasttrain.shim.hooks.roots import Call, Root, is_sharded, parameters_of
 from fasttrain.shim.hooks.seams import Differentiating
 from fasttrain.shim.process import entry
 from fasttrain.shim.process.callsite import call_site, own_prefixes
@@ -63,7 +64,7 @@ class Replicate:
         self._training = context.training
         self._compiled = context.compiled
         self._sharded = context.strategy.mode == "fsdp"
-        self._held = sharded.HeldModels(recorder.note)
+        self._held = HeldModels(recorder.note)
         self._consistency = RankConsistency(context.ranks)
         self._same_line = SameLine(context.ranks)
         # Roots with lazy parameters, which are created in the first call, and those that were first
@@ -150,7 +151,7 @@ class Replicate:
         shapes = [f"{n} {tuple(p.shape)} {p.dtype}" for n, p in module.named_parameters()]
         self._consistency.compare_models(root.name, root.where, shapes)
         held = self._sharded and self._is_held(module)
-        if not any(hasattr(p, "placements") for p in parameters_of(module)):
+        if not is_sharded(module):
             self._ranks.broadcast([*parameters_of(module), *module.buffers()])
         if held:
             self._begin_replica(root, module)

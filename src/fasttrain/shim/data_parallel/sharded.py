@@ -25,13 +25,12 @@ from torch.nn.utils import stateless
 from torch.optim import Optimizer
 
 from fasttrain.model.errors import FasttrainError
-from fasttrain.model.vendors import LIKE_CUDA
 from fasttrain.shim.data_parallel.low_gathers import LowGathers, unwatched
 from fasttrain.shim.data_parallel.ranks import Ranks
 from fasttrain.shim.hooks import patching
 from fasttrain.shim.hooks.containers import map_tensors, tensors_in
 from fasttrain.shim.hooks.device_clock import module_of
-from fasttrain.shim.hooks.roots import Root, parameters_of, repeated_blocks
+from fasttrain.shim.hooks.roots import Root, is_sharded, parameters_of, repeated_blocks
 from fasttrain.shim.hooks.seams import Filing
 from fasttrain.shim.process import refusal
 from fasttrain.shim.process.callsite import own_prefixes
@@ -122,19 +121,7 @@ class ShardedReplica:
             part.register_load_state_dict_pre_hook(_cut_parameters)
         # Scalars are averaged like parameters that no root owns.
         self.parameters = [p for p in parameters_of(module) if hasattr(p, "placements")]
-        # What FSDP otherwise sets up in the first call would look like a change by that call.
-        fsdp: Any = sys.modules["torch.distributed.fsdp"]
-        try:
-            fsdp.fully_shard.state(module)._lazy_init()
-        except (RuntimeError, AssertionError) as error:
-            refuse(_refused(module, error))
-        gathered: list[Any] = []
-        for part in (*self.blocks, module):
-            _gather_before_derivatives_of_bases(fsdp.fully_shard.state(part))
-            group: Any = fsdp.fully_shard.state(part)._fsdp_param_group
-            gathered += group.fsdp_params if group is not None else ()
-        _OWNERS.update({id(one.sharded_param): weakref.ref(one) for one in gathered})
-        state: Any = fsdp.fully_shard.state(module)
+        state, gathered = _set_up(module, self.blocks)
         self._low = LowGathers(module, state, gathered, ranks, tell, compiles)
 
     def begin_pass(self) -> None:
@@ -278,75 +265,6 @@ def _whole_result(original: Any) -> Any:
     return function
 
 
-class HeldModels:
-    """Keeps on the host what doesn't fit its device whole, until its first call shards it.
-
-    FSDP moves one block after the other to the device, and keeps a part of each.
-    """
-
-    def __init__(self, tell: Callable[[str], None]) -> None:
-        self._tell = tell
-        self._devices: weakref.WeakKeyDictionary[nn.Module, torch.device] = (
-            weakref.WeakKeyDictionary()
-        )
-
-    def install(self, undo: ExitStack) -> None:
-        """Replace the methods that move a module."""
-        for name in ("to", *LIKE_CUDA):
-            if hasattr(nn.Module, name):
-                patching.wrap(nn.Module, name, functools.partial(self._moves, name), undo)
-
-    def device_of(self, module: nn.Module) -> torch.device | None:
-        """Return where the script has moved a module that is held on the host; None if it isn't."""
-        parts = [part for part in nn.Module.modules(module) if part in self._devices]
-        return self._devices[parts[0]] if parts else None
-
-    def release(self, module: nn.Module) -> None:
-        """Forget a module: its shards are on its device."""
-        for part in nn.Module.modules(module):
-            self._devices.pop(part, None)
-
-    def _moves(self, name: str, original: Any) -> Any:
-        @functools.wraps(original)
-        def move(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            try:
-                return original(module, *args, **kwargs)
-            except RuntimeError as error:
-                if type(error).__name__ != "OutOfMemoryError":
-                    raise
-            # Out of the except block, whose traceback refers to what has been moved.
-            return self._hold(name, module, args, kwargs)
-
-        return move
-
-    def _hold(self, name: str, module: nn.Module, args: Any, kwargs: Any) -> nn.Module:
-        if name == "to":
-            device, dtype, _, layout = torch._C._nn._parse_to(*args, **kwargs)
-        else:
-            device, dtype, layout = torch.device(name), None, None
-        how = {"dtype": dtype, "memory_format": layout}
-        self.hold(module, device, **{k: value for k, value in how.items() if value is not None})
-        return module
-
-    def hold(self, module: nn.Module, device: torch.device, **how: Any) -> None:
-        """Move a module to the host, tell it, and note where the script has moved it.
-
-        Args:
-            module: The module.
-            device: Where the script has moved it.
-            how: Other arguments of its ``to``.
-        """
-        module.to(device="cpu", **how)
-        self._devices[module] = device
-        memory: Any = module_of(device)
-        if memory is not None:
-            memory.empty_cache()
-        self._tell(
-            f"{type(module).__name__} doesn't fit the {device.type} device of each rank whole: it"
-            " stays on the host until its first call, which shards it"
-        )
-
-
 def out_of_inference_mode(call: Callable[..., Any]) -> Callable[..., Any]:
     """Return a call that runs under ``no_grad`` where the script has `torch.inference_mode`.
 
@@ -431,7 +349,7 @@ def check_unsharded(root: Root, module: nn.Module) -> None:
     Raises:
         SystemExit: ``fsdp-parts``.
     """
-    if any(hasattr(parameter, "placements") for parameter in parameters_of(module)):
+    if is_sharded(module):
         refuse(_parts_are_sharded(root))
 
 
@@ -538,6 +456,35 @@ def _fully_shard(modules: list[nn.Module], mesh: Any) -> None:
             # The script's optimizers still refer to it: a block's goes before the next is sharded.
             if id(parameter) not in after:
                 parameter.data = parameter.data.new_empty(0)
+
+
+def _set_up(module: nn.Module, blocks: Iterable[nn.Module]) -> tuple[Any, list[Any]]:
+    """Set up what FSDP otherwise does in the first call, as whose change it would look.
+
+    Args:
+        module: The root, sharded.
+        blocks: Its parts that are gathered one after the other.
+
+    Returns:
+        FSDP's state of the root, and its parameters of the root and the blocks.
+
+    Raises:
+        SystemExit: ``fsdp-refused``.
+    """
+    fsdp: Any = sys.modules["torch.distributed.fsdp"]
+    state: Any = fsdp.fully_shard.state(module)
+    try:
+        state._lazy_init()
+    except (RuntimeError, AssertionError) as error:
+        refuse(_refused(module, error))
+    gathered: list[Any] = []
+    for part in (*blocks, module):
+        of_part: Any = fsdp.fully_shard.state(part)
+        _gather_before_derivatives_of_bases(of_part)
+        if of_part._fsdp_param_group is not None:
+            gathered += of_part._fsdp_param_group.fsdp_params
+    _OWNERS.update({id(one.sharded_param): weakref.ref(one) for one in gathered})
+    return state, gathered
 
 
 def _gather_before_derivatives_of_bases(state: Any) -> None:

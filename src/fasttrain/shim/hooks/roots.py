@@ -319,6 +319,11 @@ def parameters_of(module: Module) -> Iterator[Parameter]:
         yield from (p for p in part._parameters.values() if p is not None)
 
 
+def is_sharded(module: Module) -> bool:
+    """True if a module has parameters of which each rank holds a part (DTensors)."""
+    return any(hasattr(parameter, "placements") for parameter in parameters_of(module))
+
+
 def first_parameter(module: Module) -> Parameter | None:
     """Return a module's first floating-point parameter, its own or a sub-module's."""
     return next((p for p in parameters_of(module) if p.is_floating_point()), None)

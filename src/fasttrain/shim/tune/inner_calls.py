@@ -18,7 +18,7 @@ from torch.nn import Module
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fasttrain.shim.hooks.roots import Call, Root, RootCalls, parameters_of
+from fasttrain.shim.hooks.roots import Call, Root, RootCalls, is_sharded
 from fasttrain.shim.levers.compile.targets import unwrapped
 from fasttrain.shim.tune.repetition import RepetitionError
 
@@ -120,6 +120,6 @@ def communicates(module: Module) -> str:
         names = [kind.__name__ for kind in type(part).__mro__]
         if isinstance(part, DistributedDataParallel) or any(it in names for it in _SHARDED):
             return f"a {type(part).__name__} is inside of it"
-    if any(hasattr(parameter, "placements") for parameter in parameters_of(module)):
+    if is_sharded(module):
         return "its parameters are shared among ranks"
     return ""

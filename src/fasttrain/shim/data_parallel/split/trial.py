@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
@@ -56,7 +56,7 @@ from fasttrain.shim.data_parallel.split.surroundings import (
 )
 from fasttrain.shim.data_parallel.tensor_sums import sums_of
 from fasttrain.shim.hooks.containers import map_tensors, tensors_in
-from fasttrain.shim.hooks.roots import parameters_of
+from fasttrain.shim.hooks.roots import is_sharded, parameters_of
 from fasttrain.shim.process.callsite import call_site
 from fasttrain.shim.process.refusal import refuse
 
@@ -206,7 +206,7 @@ class SplitTrial:
                 # their gradients goes to the host's memory in a second attempt.
                 with torch.autograd.graph.save_on_cpu():
                     return self._search(guesses, *given, gradients=gradients)
-            if not self._near or _is_sharded(parameters_of(self._module)):
+            if not self._near or is_sharded(self._module):
                 raise RefusalError(why, final=final)
             try:
                 return self._searched_in_double(args, kwargs)
@@ -355,7 +355,7 @@ class SplitTrial:
         self._together(lambda: check_equal(whole, given, "values"))
         if any(t.requires_grad for t in whole):
             parameters = list({id(p): p for p in parameters_of(self._module)}.values())
-            if _is_sharded(parameters):
+            if is_sharded(self._module):
                 # Sharded: the backward pass would communicate. torch's own operators need no
                 # comparison: their derivatives are those of what was compared.
                 self._together(lambda: _refuse_own_backward(whole))
@@ -454,10 +454,6 @@ class SplitTrial:
         dense = torch.zeros_like(of) if gradient is None else gradient.detach()
         dense = dense.to_dense() if dense.layout != torch.strided else dense
         return self._ranks.sum(dense / self._ranks.world_size)
-
-
-def _is_sharded(parameters: Iterable[Tensor]) -> bool:
-    return any(hasattr(parameter, "placements") for parameter in parameters)
 
 
 def _refuse_own_backward(outputs: list[Tensor]) -> None:
