@@ -143,6 +143,35 @@ for step in range(18):
         print(loss.item(), model(data).sum().item())
     model.train()
 """
+# Says whether a model is gone once nobody refers to it.
+DROPPED = """
+import copy, gc, pickle, weakref
+import torch
+from torch import nn
+torch.manual_seed(0)
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 6), nn.Linear(6, 6)
+    def forward(self, x):
+        if COPIES:
+            weight = copy.deepcopy(self.first.weight)
+            assert type(weight) is nn.Parameter and weight.dtype is torch.float32
+            assert b"fasttrain" not in pickle.dumps(self.first.weight)
+        return x + self.second(self.first(x).tanh())
+def train():
+    model = nn.Sequential(Block(), Block())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(7):
+        loss = model(torch.ones(8, 6)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return weakref.ref(model)
+model = train()
+gc.collect()
+print(model() is None)
+"""
 # In place of a full device, which a CPU can't be: the move fails on the first rank alone.
 HELD = """
 import torch
@@ -457,3 +486,15 @@ def test_weights_gathered_in_bf16_train_the_same_bits(zygote: Zygote, tmp_path: 
     for run in runs:
         assert not run.outcome("strategy")["missed"]
         assert run.outcome("strategy")["counts"]["verified"] > 6  # the eighth call and others
+
+
+@pytest.mark.parametrize(("amp", "copies"), [("off", False), ("bf16", False), ("bf16", True)])
+def test_a_model_that_is_dropped_is_gone(
+    amp: str, copies: bool, zygote: Zygote, tmp_path: Path
+) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(DROPPED.replace("COPIES", str(copies)))
+    options = ("--strategy", "fsdp", "--amp", amp, "--optimizer", "keep")
+    run = forked_ranks(zygote, tmp_path / "ranks", path, options=options)
+    assert run.lines() == ["True"]
+    assert ("gathered in bfloat16" in str(run.outcome("strategy")["notes"])) == (amp == "bf16")

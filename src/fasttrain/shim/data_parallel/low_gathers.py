@@ -27,6 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from fasttrain.model.errors import FasttrainError
 from fasttrain.shim.data_parallel.ranks import Ranks
@@ -63,6 +64,10 @@ _UNREAD: frozenset[Any] = frozenset({
 # What FSDP has of a parameter for each precision in which it gathers it.
 _OF_PRECISION = ("param_dtype", "all_gather_outputs", "_unsharded_param")
 _NEEDED = (*_OF_PRECISION[:2], "unsharded_accumulated_grad", "init_unsharded_param")
+
+# Where each watched parameter's uses are noted, and its number there; not on the parameter, with
+# which it would be copied and pickled.
+_NOTED: Any = WeakTensorKeyDictionary()
 
 
 class LowGathers:
@@ -247,18 +252,22 @@ def _initialize(one: Any, uses: Uses, at: int) -> None:
     parameter: Any = one._unsharded_param
     kind = type(parameter)
     if kind is nn.Parameter:
-        if getattr(parameter, "noted_in", None) is None and one.param_dtype is not None:
-            parameter.register_post_accumulate_grad_hook(functools.partial(_accumulate, one))
-        parameter.noted_in = uses, at
+        if parameter not in _NOTED and one.param_dtype is not None:
+            # By a weak reference: no garbage collection looks for cycles through such hooks.
+            accumulate = functools.partial(_accumulate, weakref.ref(one))
+            parameter.register_post_accumulate_grad_hook(accumulate)
+        _NOTED[parameter] = uses, at
     if kind in (nn.Parameter, _Watched):
         parameter.__class__ = _Watched if uses.on else nn.Parameter
 
 
-def _accumulate(one: Any, parameter: Tensor) -> None:
+def _accumulate(ref: weakref.ref[Any], parameter: Tensor) -> None:
     """Keep a low-precision gradient of a gathered parameter in fp32, for FSDP to reduce.
 
     At once, since several may be added up, such as those of checkpoints with reentry.
     """
+    one = ref()
+    assert one is not None
     assert parameter.grad is not None
     gradient, parameter.grad = parameter.grad.float(), None
     before = one.unsharded_accumulated_grad
@@ -325,7 +334,11 @@ class _Watched(nn.Parameter):
     """
 
     noting = widening = True
-    noted_in: Any = None  # not set in the script's copies
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        if id(self) not in memo:
+            memo[id(self)] = nn.Parameter(self.data.clone(), self.requires_grad)
+        return memo[id(self)]
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -349,9 +362,7 @@ class _Watched(nn.Parameter):
         rounded, dtypes = _rounded_by(func, *given)
         wide: set[int] = set()
         for parameter in own:
-            if parameter.noted_in is None:
-                continue
-            uses, at = parameter.noted_in
+            uses, at = _NOTED[parameter]
             rounds = id(parameter) in rounded and dtypes == {uses.dtype}
             if cls.noting:
                 (uses.rounded if rounds else uses.otherwise).add(at)

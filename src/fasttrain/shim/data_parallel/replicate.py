@@ -228,7 +228,7 @@ class Replicate:
             compiles=lambda: bool(self._compiled.where),
         )  # fmt: skip
         self._held.release(module)
-        self.recorder.counts["sharded blocks"] += len(replica.blocks)
+        self.recorder.counts["sharded blocks"] += replica.blocks
         self.recorder.note(
             f"{root.name} is sharded in place from its first training call: parameters and"
             " gradients that the script refers to are shards; state_dict() returns whole ones"

@@ -69,7 +69,7 @@ class ShardedReplica:
         registered, moved: As in `Replica`; unused.
         gathers: As in `Replica`.
         calls_together: As in `Replica`; nothing precedes the model's call.
-        blocks: Submodules whose parameters are gathered one after the other.
+        blocks: Number of submodules whose parameters are gathered one after the other.
 
     Args:
         module: The root.
@@ -99,9 +99,10 @@ class ShardedReplica:
         self.uneven = False
         self.registered = self.moved = 0
         whole = dict(module.named_parameters(remove_duplicate=False))
-        self.blocks = _without_ties(repeated_blocks(module), module)
+        blocks = _without_ties(repeated_blocks(module), module)
+        self.blocks = len(blocks)  # not they themselves: FSDP's states of them lead to the root
         kind = device_type or next(parameters_of(module)).device.type
-        _fully_shard([*self.blocks, module], init_device_mesh(kind, (ranks.world_size,)))
+        _fully_shard([*blocks, module], init_device_mesh(kind, (ranks.world_size,)))
         shards = dict(module.named_parameters(remove_duplicate=False))
         places = {
             id(whole[name]): shards[name] for name in whole if whole[name] is not shards[name]
@@ -121,8 +122,17 @@ class ShardedReplica:
             part.register_load_state_dict_pre_hook(_cut_parameters)
         # Scalars are averaged like parameters that no root owns.
         self.parameters = [p for p in parameters_of(module) if hasattr(p, "placements")]
-        state, gathered = _set_up(module, self.blocks)
-        self._low = LowGathers(module, state, gathered, ranks, tell, compiles)
+        state, gathered = _set_up(module, blocks)
+        low = LowGathers(module, state, gathered, ranks, tell, compiles)
+        # FSDP's state has it, and this a weak reference: it holds the module by its parameters.
+        state.low_gathers = low
+        self._low_ref = weakref.ref(low)
+
+    @property
+    def _low(self) -> LowGathers:
+        low = self._low_ref()
+        assert low is not None
+        return low
 
     def begin_pass(self) -> None:
         """Check that the script has no hooks on parameters that FSDP wouldn't run.
@@ -171,7 +181,8 @@ class ShardedReplica:
 
     def after_backward(self) -> None:
         """Average nothing: each shard's gradient is the mean over the ranks already."""
-        self._low.after_backward()
+        if (low := self._low_ref()) is not None:
+            low.after_backward()
 
 
 def install(undo: ExitStack) -> None:

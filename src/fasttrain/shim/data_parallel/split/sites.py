@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from types import FunctionType
 from typing import Any
 
@@ -179,7 +181,9 @@ def with_all_rows(
 _SIMPLE = (bool, int, float, str, type(None))
 _FACTOR = "\0a factor"  # stands for any float but 0 and 1
 MOST_VALUES = 64  # values compared before each call
-Place = tuple[dict[str, Any], str, Any]  # a dictionary, a name in it, and a class that may have it
+# What returns a dictionary, a name in it, and a class that may have it. Not a module's dictionary
+# itself, which leads back to the module where a part refers to it, such as by a bound method.
+Place = tuple[Callable[[], dict[str, Any]], str, Any]
 
 
 class Decisions:
@@ -201,8 +205,8 @@ class Decisions:
     def values(self) -> tuple[Any, ...]:
         """Return the present values."""
         values = [
-            slot[name] if name in slot else getattr(kind, name, None)
-            for slot, name, kind in self._places
+            slot[name] if name in (slot := find()) else getattr(kind, name, None)
+            for find, name, kind in self._places
         ]
         return tuple(map(_category, (value for value in values if isinstance(value, _SIMPLE))))
 
@@ -223,16 +227,25 @@ def may_print(module: Module) -> str:
 def _places(module: Module) -> Iterator[Place]:
     parts = list(Module.modules(module))
     for part in parts:
-        yield (vars(part), "training", None)
+        yield (partial(_attributes, weakref.ref(part)), "training", None)
     for function in _functions(module):
         values = function.__globals__
         for name in function.__code__.co_names:
             if isinstance(values.get(name, values), _SIMPLE):
-                yield (values, name, None)
+                yield (partial(_itself, values), name, None)
     for part in parts:
         for name in _names(type(part)):
             if isinstance(vars(part).get(name, getattr(type(part), name, _names)), _SIMPLE):
-                yield (vars(part), name, type(part))
+                yield (partial(_attributes, weakref.ref(part)), name, type(part))
+
+
+def _itself(values: dict[str, Any]) -> dict[str, Any]:
+    return values
+
+
+def _attributes(ref: weakref.ref[Module]) -> dict[str, Any]:
+    part = ref()
+    return vars(part) if part is not None else {}
 
 
 def _names(kind: type) -> list[str]:
