@@ -87,12 +87,31 @@ def convolution(inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.S
     )
 
 
+class BasicBlock(nn.Module):
+    """ResNet's block of two convolutions."""
+
+    expansion = 1
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.first = convolution(inputs, outputs, 3, stride)
+        self.second = convolution(outputs, outputs, 3)
+        same = stride == 1 and inputs == outputs
+        self.shortcut = nn.Identity() if same else convolution(inputs, outputs, 1, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Refine x (batch, channels, height, width)."""
+        return torch.relu(self.second(torch.relu(self.first(x))) + self.shortcut(x))
+
+
 class Bottleneck(nn.Module):
     """ResNet's block of three convolutions, with the stride in the middle one."""
 
+    expansion = 4
+
     def __init__(self, inputs: int, width: int, stride: int) -> None:
         super().__init__()
-        outputs = 4 * width
+        outputs = self.expansion * width
         self.first = convolution(inputs, width, 1)
         self.second = convolution(width, width, 3, stride)
         self.third = convolution(width, outputs, 1)
@@ -106,17 +125,26 @@ class Bottleneck(nn.Module):
 
 
 class ResNet(nn.Module):
-    """ResNet of bottlenecks; depths (3, 4, 6, 3) and width 64 are ResNet-50."""
+    """ResNet.
 
-    def __init__(self, depths: tuple[int, ...], width: int, classes: int) -> None:
+    Of width 64, depths (3, 4, 6, 3) are ResNet-50, and (2, 2, 2, 2) of `BasicBlock` ResNet-18.
+    """
+
+    def __init__(
+        self,
+        depths: tuple[int, ...],
+        width: int,
+        classes: int,
+        block: type[Bottleneck | BasicBlock] = Bottleneck,
+    ) -> None:
         super().__init__()
         self.stem = convolution(3, width, 7, 2)
         blocks, channels = [], width
         for stage, depth in enumerate(depths):
             for number in range(depth):
                 stride = 2 if stage and not number else 1
-                blocks.append(Bottleneck(channels, width << stage, stride))
-                channels = 4 * (width << stage)
+                blocks.append(block(channels, width << stage, stride))
+                channels = block.expansion * (width << stage)
         self.blocks, self.head = nn.Sequential(*blocks), nn.Linear(channels, classes)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -124,21 +152,6 @@ class ResNet(nn.Module):
         x = functional.max_pool2d(torch.relu(self.stem(x)), 3, 2, padding=1)
         logits: Tensor = self.head(self.blocks(x).mean(dim=(2, 3)))
         return logits
-
-
-class BasicBlock(nn.Module):
-    """ResNet's block of two convolutions."""
-
-    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
-        super().__init__()
-        self.first = convolution(inputs, outputs, 3, stride)
-        self.second = convolution(outputs, outputs, 3)
-        same = stride == 1 and inputs == outputs
-        self.shortcut = nn.Identity() if same else convolution(inputs, outputs, 1, stride)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Refine x (batch, channels, height, width)."""
-        return torch.relu(self.second(torch.relu(self.first(x))) + self.shortcut(x))
 
 
 class CifarNet(nn.Module):
