@@ -143,6 +143,17 @@ def test_a_model_without_room_for_a_second_graph_is_split_all_the_same(
 
 
 @pytest.mark.matrix
+def test_what_the_second_attempt_changes_is_undone(
+    alone: Any, fasttrain: Any, tmp_path: Path
+) -> None:
+    program = PROGRAMS / "no_room.py"
+    one = alone(tmp_path / "alone", program, "counts").good
+    run = with_ranks(fasttrain, tmp_path / "ranks", program, "counts")
+    assert_same_prints(run.lines(0), one.stdout.splitlines(), lambda _: {"abs": 2e-6})
+    assert "changes something outside its modules" in json.dumps(run.outcome("strategy"))
+
+
+@pytest.mark.matrix
 def test_a_model_that_is_not_split_is_an_error_with_strict(fasttrain: Any, tmp_path: Path) -> None:
     program = HERE.parent / "scripts/ranks/nosplit_infonce_inside.py"
     run = with_ranks(fasttrain, tmp_path / "ranks", program, options=STRICT)

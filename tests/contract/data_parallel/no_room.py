@@ -1,6 +1,7 @@
 """A model for which there is no room beside the script's own graph, as on a GPU that is nearly full.
 
-Where torch would run out of memory, this model raises what torch raises then.
+Where torch would run out of memory, this model raises what torch raises then. With "counts" it
+counts outside of itself how often it has seen a part of the batch.
 """
 
 import sys
@@ -18,6 +19,9 @@ def is_tried():
     return False
 
 
+COUNTS = {"parts": 0}
+
+
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
@@ -27,6 +31,8 @@ class Net(nn.Module):
         h = self.layer(x).relu()
         if is_tried() and torch._C._autograd._top_saved_tensors_default_hooks(True) is None:
             raise torch.OutOfMemoryError("out of memory.")
+        if "counts" in sys.argv and len(x) < 8:
+            COUNTS["parts"] += 1
         return h
 
 
@@ -40,3 +46,4 @@ for _ in range(6):
     loss.backward()
     optimizer.step()
     print(loss.item())
+print(COUNTS["parts"])

@@ -194,17 +194,16 @@ class SplitTrial:
             lifted = {} if low is None else {low: torch.float32}
             given: Any = _detached(args, kwargs, lifted)
             try:
-                return self._search(guesses, *given, gradients=gradients)
+                with self._undone_after():
+                    return self._search(guesses, *given, gradients=gradients)
             except RefusalError as refusal:
                 # Not the error itself, whose traceback would refer to this frame, and so keep the
                 # graphs of the trial, and all that it has searched, until a garbage collection.
                 why, final = str(refusal), refusal.final
-            finally:
-                self._undo_changes()
             if _NO_MEMORY in why:
                 # The script's own graph takes device memory, too: what the trial's calls save for
                 # their gradients goes to the host's memory in a second attempt.
-                with torch.autograd.graph.save_on_cpu():
+                with self._undone_after(), torch.autograd.graph.save_on_cpu():
                     return self._search(guesses, *given, gradients=gradients)
             if not self._near or is_sharded(self._module):
                 raise RefusalError(why, final=final)
@@ -223,10 +222,14 @@ class SplitTrial:
         Raises:
             RefusalError: If none agrees.
         """
+        with self._undone_after(), self._before.in_double(self._module):
+            given = _detached(args, kwargs, IN_DOUBLE)
+            return self._search(self._near, *given, gradients=True)
+
+    @contextmanager
+    def _undone_after(self) -> Iterator[None]:
         try:
-            with self._before.in_double(self._module):
-                given = _detached(args, kwargs, IN_DOUBLE)
-                return self._search(self._near, *given, gradients=True)
+            yield
         finally:
             self._undo_changes()
 
