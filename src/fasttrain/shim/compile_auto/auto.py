@@ -27,10 +27,9 @@ from fasttrain.model.levers import Compile
 from fasttrain.model.vendors import LIKE_CUDA
 from fasttrain.shim.compile_auto.background import SHARE, Background, counted, no_room_to_fork
 from fasttrain.shim.compile_auto.outlook import CACHE_FOLDER, Outlook
-from fasttrain.shim.compile_auto.ranks import Others, Ready, cut_off
+from fasttrain.shim.compile_auto.peers import Others, Ready, Steps
 from fasttrain.shim.compile_auto.rule import Choice
-from fasttrain.shim.compile_auto.switch import NO_GRAPH, Steps, SwitchedProcess
-from fasttrain.shim.data_parallel.answers.seeds import forget_fork
+from fasttrain.shim.compile_auto.switch import NO_GRAPH, SwitchedProcess
 from fasttrain.shim.hooks.device_clock import module_of
 from fasttrain.shim.hooks.outcome_recorder import OutcomeRecorder, Shared
 from fasttrain.statistics.paired import SAME, PairedClocks, StepTime, block_steps, settled
@@ -62,14 +61,8 @@ class AutoCompile(SwitchedProcess):
         super().__init__(shared, decision, recorder, others)
         self._others = others
         self._outlook = Outlook(shared, self._clock)
-        self._background = self._make_background()
+        self._background = Background(self._heard, self.lever, self._clock, self._note, others)
         self._parts = 0  # modules without any inside
-
-    def _make_background(self) -> Background:
-        about = self._heard, self.lever, self._clock, self._note
-        if not self._others.several:
-            return Background(*about)
-        return Background(*about, in_copy=cut_off, on_fork=forget_fork)
 
     def install(self, undo: ExitStack) -> None:
         """Watch the calls of roots, the steps, and the batches."""

@@ -5,16 +5,16 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Generator
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from torch.nn import Module
 
 from fasttrain.shim.compile_auto.calls import WATCHED_STEPS, Form, HeardCalls
 from fasttrain.shim.compile_auto.outlook import StepClock, has_idle_core
+from fasttrain.shim.compile_auto.peers import Others, Steps
 from fasttrain.shim.hooks.roots import Root
 from fasttrain.shim.levers.compile import shadow
 from fasttrain.shim.levers.compile.lever import CompileLever
@@ -27,8 +27,6 @@ NICENESS = 10
 MOST_TIMES = 10.0  # the usual time of a step, that one during the compilation counts for
 # The cost may also be so large a part of what is known of the run, whatever was expected.
 SHARE = 0.05
-T = TypeVar("T")
-Steps = Generator[None, None, T]  # resumed after each step
 
 
 class Background:
@@ -39,8 +37,7 @@ class Background:
         lever: Compiles, in the copy.
         clock: Times the steps.
         note: Called with a word and data for the events.
-        in_copy: Returns the context in which the copy makes a call.
-        on_fork: Called after each fork, also one that has failed.
+        others: The other ranks.
 
     Attributes:
         seconds: How long it took so far.
@@ -53,12 +50,10 @@ class Background:
         lever: CompileLever,
         clock: StepClock,
         note: Callable[[str, dict[str, Any]], None],
-        *,
-        in_copy: Callable[[], AbstractContextManager[None]] = nullcontext,
-        on_fork: Callable[[], None] = lambda: None,
+        others: Others,
     ) -> None:
         self._calls, self._lever, self._clock, self._note = calls, lever, clock, note
-        self._in_copy, self._on_fork = in_copy, on_fork
+        self._others = others
         self._shadow: shadow.Shadow | None = None
         self.seconds = self.slowed_s = 0.0
 
@@ -110,7 +105,7 @@ class Background:
                 except OSError as error:  # the script's call goes on
                     failed.append(f"no process can be forked: {error.strerror}")
                 finally:
-                    self._on_fork()
+                    self._others.on_fork()
 
         self._calls.on_call.append(fork)
         waited = 0
@@ -143,7 +138,7 @@ class Background:
         self._lever.begin([root])
         if self._lever.targets:
             self._lever.switch(on=True)
-            with self._in_copy():
+            with self._others.in_copy():
                 module(*shadow.own(args), **shadow.own(kwargs))
             self._lever.refresh()
         outcome = self._lever.recorder.outcome()

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 from fasttrain.model.decision import Decision
 from fasttrain.model.levers import Compile
-from fasttrain.shim.compile_auto.ranks import Follower, Notice, Ready
-from fasttrain.shim.compile_auto.switch import NO_GRAPH, Steps, SwitchedProcess
+from fasttrain.shim.compile_auto.peers import Ready, Steps
+from fasttrain.shim.compile_auto.ranks import Follower, Notice
+from fasttrain.shim.compile_auto.switch import NO_GRAPH, SwitchedProcess
 from fasttrain.shim.hooks.outcome_recorder import OutcomeRecorder, Shared
 
 WAITS = "the run ended before rank 0 had decided"

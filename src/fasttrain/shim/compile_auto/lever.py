@@ -5,12 +5,10 @@ from __future__ import annotations
 from fasttrain.model.decision import Decision
 from fasttrain.model.levers import Compile
 from fasttrain.shim.compile_auto.auto import AutoCompile
-from fasttrain.shim.compile_auto.follower import FollowingCompile
-from fasttrain.shim.compile_auto.ranks import Follower, Leader, NoOthers
+from fasttrain.shim.compile_auto.peers import NoOthers
 from fasttrain.shim.compile_auto.switch import SwitchedProcess
 from fasttrain.shim.hooks.outcome_recorder import Lever, OutcomeRecorder, Shared
 from fasttrain.shim.process import entry
-from fasttrain.shim.tune.ranks import ranks_of_run
 
 
 def build(shared: Shared, decision: Decision[Compile], recorder: OutcomeRecorder) -> list[Lever]:
@@ -28,6 +26,11 @@ def _of_this_process(
     alone = plan.processes.value.backend == "direct" or int(entry.get("WORLD_SIZE", "1")) == 1
     if alone or shared.child:
         return AutoCompile(shared, decision, recorder, NoOthers())
+    # Not for one process, whose start it would make longer.
+    from fasttrain.shim.compile_auto.follower import FollowingCompile
+    from fasttrain.shim.compile_auto.ranks import Follower, Leader
+    from fasttrain.shim.tune.ranks import ranks_of_run
+
     ranks = ranks_of_run(shared.lever_state, plan.levers.strategy.value.collectives)
     if ranks.rank == 0:
         return AutoCompile(shared, decision, recorder, Leader(ranks, shared.meter))

@@ -12,21 +12,22 @@ from __future__ import annotations
 import json
 import math
 import warnings
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch import distributed as dist
 
 from fasttrain.model.codec import dumps, loads
+from fasttrain.shim.compile_auto.peers import FIRST_LOOKS, Ready, Steps, What
+from fasttrain.shim.data_parallel.answers.seeds import forget_fork
 from fasttrain.shim.data_parallel.ranks import Ranks
 from fasttrain.shim.data_parallel.split.rows import reduced_by
 from fasttrain.shim.hooks.steps import StepMeter
 
-FIRST_LOOKS = 10  # steps between two looks, until the time of a step is known
 LOOK_S = 0.1  # between two looks after that; one takes some 40 us, more on a busy machine
 LATER_LOOK_S = 1.0  # once it is decided whether the compiled model stays
 AHEAD = 2  # looks before what was said takes effect
@@ -35,9 +36,6 @@ PAIRS_AT_ONCE = 4  # of blocks, of which one notice tells
 PATIENCE_STEPS = 200
 _library: Any = torch.library  # without annotations
 LATE = "it was to change at step {at:,}, and had made {steps:,}"
-T = TypeVar("T")
-Steps = Generator[None, None, T]  # resumed after each step
-What = Literal["watched", "switched", "pairs", "kept", "dropped", "eager"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,98 +59,6 @@ class Notice:
     sides: tuple[bool, ...] = ()
     each: int = 0
     reason: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Ready:
-    """What a rank would compile.
-
-    Attributes:
-        calls: Each model, where it is called, and the form of its calls.
-        why_not: Why it can compile nothing; empty if it can.
-    """
-
-    calls: tuple[str, ...]
-    why_not: str
-
-
-class Peers(Protocol):
-    """The other ranks.
-
-    Attributes:
-        several: Whether there are any.
-    """
-
-    several: bool
-
-    def object(self, why: str) -> bool:
-        """Have all ranks run eagerly soon; return False if this one is to do so at once."""
-
-    def end(self, what: What, reason: str) -> None:
-        """Announce an end for which this rank doesn't wait, unless one is announced already."""
-
-
-class Others(Peers, Protocol):
-    """The other ranks, as the rank sees them that decides.
-
-    Attributes:
-        every: Steps between two looks for what they say.
-        pairs_at_once: Pairs of blocks that are timed before the next decision.
-    """
-
-    every: int
-    pairs_at_once: int
-
-    def agree(self, own: Ready) -> Steps[str]:
-        """Return why not all ranks can compile the same; empty if they can."""
-
-    def pace(self, step_s: float) -> None:
-        """Set how often the others look, from the next notice on, by the time of a step."""
-
-    def meet(
-        self,
-        what: What,
-        reason: str = "",
-        *,
-        roots: Sequence[int] = (),
-        sides: Sequence[bool] = (),
-        each: int = 0,
-    ) -> Steps[None]:
-        """Announce a change to all ranks, and go on when it takes effect."""
-
-    def objection(self) -> str:
-        """Return why a rank wants all to run eagerly; empty if none does."""
-
-
-class NoOthers:
-    """One process."""
-
-    several = False
-    every = FIRST_LOOKS
-    pairs_at_once = 1
-
-    def agree(self, own: Ready) -> Steps[str]:
-        """Return why it can't compile."""
-        yield from ()
-        return own.why_not
-
-    def pace(self, step_s: float) -> None:
-        """Do nothing."""
-
-    def meet(self, what: What, reason: str = "", **_: Any) -> Steps[None]:  # noqa: ARG002
-        """Go on at once."""
-        yield from ()
-
-    def objection(self) -> str:
-        """Return nothing."""
-        return ""
-
-    def object(self, why: str) -> bool:  # noqa: ARG002
-        """Return that this process does what it wants."""
-        return False
-
-    def end(self, what: What, reason: str) -> None:
-        """Do nothing."""
 
 
 class _Member:
@@ -237,6 +143,14 @@ class Leader(_Member):
             return self._own
         rank, why = json.loads(self._store.get("objection"))
         return f"on rank {rank}: {why}"
+
+    def in_copy(self) -> AbstractContextManager[None]:
+        """Return the context in which a forked copy of this rank makes a call."""
+        return cut_off()
+
+    def on_fork(self) -> None:
+        """Forget that this process has forked: the copy is not the script's."""
+        forget_fork()
 
     def object(self, why: str) -> bool:
         """Have all ranks run eagerly soon."""

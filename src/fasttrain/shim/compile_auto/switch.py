@@ -10,7 +10,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
@@ -28,7 +28,7 @@ from fasttrain.shim.compile_auto.calls import (
     Form,
 )
 from fasttrain.shim.compile_auto.outlook import StepClock
-from fasttrain.shim.compile_auto.ranks import Peers, Ready
+from fasttrain.shim.compile_auto.peers import Peers, Ready, Steps
 from fasttrain.shim.hooks.outcome_recorder import OutcomeRecorder, Shared
 from fasttrain.shim.hooks.roots import Root
 from fasttrain.shim.levers.compile import shadow
@@ -40,8 +40,6 @@ from fasttrain.statistics.paired import settled
 NO_GRAPH = "dynamo made no graph"
 MOST_AGAIN = 2  # compilations after the switch
 AGAIN = "it had to be compiled again and again"
-T = TypeVar("T")
-Steps = Generator[None, None, T]  # resumed after each step
 
 
 class SwitchedProcess(ABC):

@@ -20,12 +20,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fasttrain.shim.hooks.roots import Call, Root, RootCalls, is_sharded
 from fasttrain.shim.levers.compile.targets import unwrapped
-from fasttrain.shim.tune.repetition import RepetitionError
 
 _MODE: Any = TorchDispatchMode  # without annotations
 _COLLECTIVES = ("c10d", "_c10d_functional", "c10d_functional")  # namespaces of operators
 _INSIDE = "module"  # where DDP keeps the module that it wraps
 _SHARDED = ("FullyShardedDataParallel", "FSDPModule")  # classes that need not be imported
+
+
+class RepetitionError(Exception):
+    """Raised if a call can't be repeated; the message says why."""
 
 
 class InnerCalls:

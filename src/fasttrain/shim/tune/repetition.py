@@ -23,6 +23,7 @@ from fasttrain.shim.tune.captured import CapturedCall, States, torch_states
 from fasttrain.shim.tune.distances import VALUE, Results, Tensors, dense, other_bits, same_bits
 from fasttrain.shim.tune.double import InDouble, Rounded, SameDraws
 from fasttrain.shim.tune.double_weights import DoubleWeights, widened
+from fasttrain.shim.tune.inner_calls import RepetitionError
 
 Around = Callable[[], AbstractContextManager[Any]]
 Cast = Callable[[Tensor], Tensor]
@@ -30,10 +31,6 @@ Pairs = Sequence[tuple[Parameter, Parameter]]
 _CONTAINERS = (list, dict, deque, OrderedDict)
 TF32 = 2.0**-8  # products on accelerators may have 10 bits
 _LEVERS_OWN = "_compiled_call_impl"  # a lever that fills this slot of a module empties it itself
-
-
-class RepetitionError(Exception):
-    """Raised if a call can't be repeated; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from fasttrain.shim.compile_auto import outlook as outlook_module
 from fasttrain.shim.compile_auto.background import MOST_TIMES, Background, no_room_to_fork
 from fasttrain.shim.compile_auto.calls import WATCHED_STEPS, CallsOfOne, form_of
 from fasttrain.shim.compile_auto.outlook import Outlook, StepClock
+from fasttrain.shim.compile_auto.peers import NoOthers
 from fasttrain.shim.hooks.roots import RootCalls
 from fasttrain.shim.levers.compile import shadow
 from fasttrain.shim.levers.compile.shadow import Result
@@ -50,7 +51,7 @@ class Run:
         self.notes: list[tuple[str, dict[str, Any]]] = []
         lever: Any = None
         note: Any = lambda what, data: self.notes.append((what, data))  # noqa: E731
-        self.background = Background(CallsOfOne(self.roots), lever, self.clock, note)
+        self.background = Background(CallsOfOne(self.roots), lever, self.clock, note, NoOthers())
         root = self.roots._root_of(self.net)
         assert root is not None
         self.forms = {root: form_of(self.net, (BATCH,), {})}
