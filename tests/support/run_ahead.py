@@ -106,18 +106,27 @@ class OnDevice(Tensor):
 class OnCpu(TorchFunctionMode):
     """Makes what is asked for on a device on the CPU, and pins nothing.
 
-    What may have any device is made where no script wants pinned memory: on the default device.
+    What may have any device is made where no script wants pinned memory: on the default device. A
+    copy to the host for which the host would wait fails the test.
     """
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         given = {**(kwargs or {})}
-        if given.pop("pin_memory", False) and "device" not in given:
+        if func is Tensor.copy_ and isinstance(args[1], OnDevice) > isinstance(args[0], OnDevice):
+            # Only what is pinned is copied to without waiting.
+            pinned = getattr(args[0], "pinned", False)
+            assert (pinned, given.get("non_blocking")) == (True, True), "waits for the device"
+        pinned = given.pop("pin_memory", False)
+        if pinned and "device" not in given:
             raise RuntimeError("Only dense CPU tensors can be pinned")
         device = torch.device(given.pop("device", None) or "cpu")
         if device.type == "cpu":
-            return func(*args, **given)
+            made = func(*args, **given)
+            if pinned:
+                made.pinned = True
+            return made
         made = func(*args, **given).as_subclass(OnDevice)
         made.kind, made.ordinal = device.type, device.index or 0
         return made

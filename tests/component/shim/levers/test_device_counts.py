@@ -9,7 +9,9 @@ import torch
 
 from fasttrain.shim.levers.loss_scaling import device_steps
 from fasttrain.shim.levers.loss_scaling.device_steps import Counted, Tally
+from support.run_ahead import OnCpu, running_ahead
 
+BUSY_S = 5.0
 ONE, ZERO, SCALE = torch.ones(()), torch.zeros(()), torch.tensor(8.0)
 
 
@@ -87,6 +89,21 @@ def test_the_end_does_not_wait_for_a_stuck_device(
     monkeypatch.setattr(device_steps, "WAIT_S", 0.01)
     assert Tally(64.0).read(SCALE, wait=True) == Counted(64.0, 0, 0)
     assert copies.begun == 1
+
+
+def test_a_copy_arrives_in_the_time_of_its_own_device() -> None:
+    """Nothing waits for it, whichever device is the current one and which the default type."""
+    with running_ahead() as host, OnCpu():
+        one: Any = torch.ones((), device="cuda:0")
+        host.current = 1
+        host.work(BUSY_S, index=0)
+        tally = Tally(64.0)
+        tally.add(one)
+        for _ in range(2):
+            assert tally.read(8 * one, wait=False) == Counted(64.0, 0, 0)
+        host.now_s += BUSY_S
+        assert tally.read(8 * one, wait=False) == Counted(8.0, made=0, skipped=1)
+    assert host.waits == 0
 
 
 def test_a_device_that_has_failed_ends_no_report(

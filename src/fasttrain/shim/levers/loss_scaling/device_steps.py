@@ -18,6 +18,8 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 
+from fasttrain.shim.hooks.device_clock import record_event
+
 # Fused kernels that return at once if found_inf is 1, and whose step counters go back then.
 # Source: torch/optim/*.py; FusedAdam.cpp, FusedSGD.cpp, FusedAdagrad.cpp, and those below cuda/ in
 # aten/src/ATen/native; torch 2.13
@@ -171,11 +173,11 @@ class _Copy:
 
     def __init__(self, numbers: Tensor, counts: _Pending) -> None:
         self._counts = counts
-        self._host = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
+        # Only memory that is pinned is copied to without waiting. The script may have set another
+        # default device.
+        self._host = torch.empty(numbers.shape, dtype=numbers.dtype, device="cpu", pin_memory=True)
         self._host.copy_(numbers, non_blocking=True)
-        torchs: Any = torch.cuda
-        self._arrived = torchs.Event()
-        self._arrived.record(torchs.current_stream(numbers.device))
+        self._arrived = record_event(numbers.device)
 
     def has_arrived(self) -> bool:
         return bool(self._arrived.query())
