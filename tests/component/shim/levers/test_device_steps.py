@@ -6,6 +6,7 @@ import copy
 import pickle
 from collections.abc import Callable
 from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -306,6 +307,19 @@ def test_a_step_on_another_device_than_the_scale_is_read() -> None:
     fused = torch.optim.AdamW([nn.Parameter(torch.ones(2))], fused=True)
     assert device_steps.skips_by_itself(fused, torch.zeros(()))
     assert not device_steps.skips_by_itself(fused, found)
+
+
+@pytest.mark.parametrize(
+    ("kind", "told"), [("cpu", True), ("cuda", True), ("xpu", False), ("mps", False)]
+)
+def test_kernels_that_are_known_to_take_found_inf(kind: str, told: bool) -> None:
+    found: Any = SimpleNamespace(device=torch.device(kind))
+    for name, make in OPTIMIZERS.items():
+        parameter = nn.Parameter(torch.ones(2))
+        parameter.grad = torch.ones(2)
+        fused = make([parameter], fused=True)
+        own = told and name != "momentum"  # not at its first step
+        assert device_steps.skips_by_itself(fused, found) is own, name
 
 
 def test_a_step_of_sharded_parameters_is_read() -> None:
