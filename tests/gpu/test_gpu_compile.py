@@ -110,8 +110,10 @@ def test_tensors_that_a_forward_puts_on_its_module_are_right(
 
 @pytest.mark.parametrize("mode", ["default", *GRAPHED])
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_compiled_in_low_precision(run: Programs, precision: str, mode: str) -> None:
+def test_compiled_in_low_precision(request: Any, run: Programs, precision: str, mode: str) -> None:
     """Close to the same precision without compilation."""
+    if precision == "bf16":
+        request.getfixturevalue("bf16")
     levers = f"--amp {precision} --compile {mode}"
     found, compiled = run(levers, "graph_friendly.py")
     plain = run.plain("graph_friendly.py")

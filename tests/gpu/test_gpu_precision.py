@@ -122,7 +122,7 @@ class Loop:
 @every_task
 @pytest.mark.parametrize("optimizer", ["keep", "fused"])
 def test_bf16_is_the_twin_by_hand(
-    rig: Any, device: str, deterministic: None, task: str, optimizer: str
+    rig: Any, device: str, bf16: None, deterministic: None, task: str, optimizer: str
 ) -> None:
     off = torch.amp.GradScaler(device, enabled=False)
     fused = True if optimizer == "fused" else None
@@ -157,7 +157,7 @@ def test_fp16_is_the_twin_by_hand_over_an_overflow(
     }
 
 
-def test_outputs_and_losses_are_fp32_on_the_device(rig: Any, device: str) -> None:
+def test_outputs_and_losses_are_fp32_on_the_device(rig: Any, device: str, bf16: None) -> None:
     loop = Loop("images", device)
     with rig(amp="bfloat16"):
         output = loop.model(loop.inputs[0, 0])
@@ -184,8 +184,12 @@ def peak_of_a_step(device: str) -> int:
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "float16"])
-def test_the_activations_take_less_memory(rig: Any, cuda: str, precision: str) -> None:
+def test_the_activations_take_less_memory(
+    request: Any, rig: Any, cuda: str, precision: str
+) -> None:
     """Half of the activations is saved, less the copies of weights that autocast makes."""
+    if precision == "bfloat16":
+        request.getfixturevalue("bf16")
     full = peak_of_a_step(cuda)
     torch.cuda.empty_cache()
     with rig(amp=precision):

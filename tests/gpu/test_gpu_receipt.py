@@ -27,7 +27,7 @@ def run(fasttrain: Any, read_report: Any, tmp_path: Path, device: str) -> Any:
     return start
 
 
-def test_the_report_names_the_device_and_the_work(run: Any, device: str) -> None:
+def test_the_report_names_the_device_and_the_work(run: Any, device: str, bf16: None) -> None:
     _, report = run("--amp", "bf16")
     assert report.device == ("cuda:0" if device == "cuda" else "cpu")
     assert report.stats.steps == 4
@@ -37,7 +37,7 @@ def test_the_report_names_the_device_and_the_work(run: Any, device: str) -> None
 
 
 def test_a_model_that_is_gone_at_the_end_leaves_its_device(
-    fasttrain: Any, script: Any, read_report: Any, tmp_path: Path, device: str
+    fasttrain: Any, script: Any, read_report: Any, tmp_path: Path, device: str, bf16: None
 ) -> None:
     """As most are, being local to a function."""
     path = script(
@@ -60,7 +60,7 @@ def test_peak_memory_is_the_allocators(run: Any, cuda: str) -> None:
     assert report.stats.peak_memory_bytes == found["peak"] > 0
 
 
-def test_bf16_peaks_below_fp32(run: Any, cuda: str) -> None:
+def test_bf16_peaks_below_fp32(run: Any, cuda: str, bf16: None) -> None:
     full, _ = run("--amp", "off")
     half, _ = run("--amp", "bf16")
     assert half["peak"] < full["peak"]
@@ -68,8 +68,10 @@ def test_bf16_peaks_below_fp32(run: Any, cuda: str) -> None:
 
 @pytest.mark.parametrize(("precision", "expected"), [("bf16", "1"), ("fp16", None), ("off", None)])
 def test_cudnn_is_told_to_convolve_in_bf16(
-    run: Any, cuda: str, precision: str, expected: str | None
+    request: Any, run: Any, cuda: str, precision: str, expected: str | None
 ) -> None:
+    if precision == "bf16":
+        request.getfixturevalue("bf16")
     found, _ = run("--amp", precision)
     assert found["cudnn"] == expected
 
