@@ -214,7 +214,7 @@ MATRIX: Table = {
 FULL: Table = {
     "contract/test_compile_auto_ranks.py": {"test_two_ranks_": ("own",)},
     "component/shim/levers/test_graph_rehearsal.py": {  # of each kind others are in .ci/run
-        "test_gradients_outlive_the_next_forward": ("zeroes_late", "zeroes_now"),
+        "test_gradients_outlive_the_next_forward": ("zeroes_late_in", "zeroes_now"),
         "test_a_loop_may_change_when_it_zeroes_gradients": (),
         "test_graphs_end_when_a_loop_becomes_unsafe": ("keeps_gradients",),
         "test_a_safe_loop_gets_graphs": (
@@ -242,11 +242,10 @@ FULL: Table = {
             "plain-InObject",
             "plain-OnClass",
             "reads_global-Hooked",
-            "takes_fields-InBox",
+            "takes_fields-InBoxedField",
             "takes_items-InProxy",
             "plain-InDeque",
             "plain-InSlots",
-            "plain-NewEma",
             "plain-OnParameter",
             "reads_global-Backward",
         ),
