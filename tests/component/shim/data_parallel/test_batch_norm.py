@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fasttrain.shim.data_parallel.split import whole_batch
 from fasttrain.shim.data_parallel.split.rows import reduced_by
 from support import sync_batch_norm
+from support.run_ahead import OnDevice
 
 RANKS = 2
 AGAIN = True  # differentiate twice
@@ -26,13 +27,14 @@ KINDS: dict[int, Any] = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d
 
 
 class Counting(TorchDispatchMode):  # type: ignore[misc]
-    """Counts operators."""
+    """Counts operators; none may read a number, for which a GPU would be waited for."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.count = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        assert func is not torch.ops.aten._local_scalar_dense.default
         self.count += not func.is_view
         return func(*args, **(kwargs or {}))
 
@@ -183,6 +185,30 @@ def test_kernels_take_few_operators(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     assert own <= 25
     assert own < max(Ranks().run(of)) / 2
+
+
+def test_kernels_are_taken_on_cuda() -> None:
+    assert whole_batch._has_kernels(torch.ones(1).as_subclass(OnDevice))
+    assert not whole_batch._has_kernels(torch.ones(1))
+
+
+def test_compiled_code_takes_no_kernels_and_has_no_break(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dynamo can't trace what a kernel's function keeps for its backward pass."""
+    monkeypatch.setattr(whole_batch, "_has_kernels", lambda _: True)
+    for kernel in sync_batch_norm.KERNELS:
+        monkeypatch.setattr(torch, kernel.__name__, lambda *_: pytest.fail("a kernel"))
+    norm, values = module(1), batch(1)
+    expected = module(1)(torch.cat([values, values]))[: len(values)]
+    with ExitStack() as undo:
+        # The other rank has the same rows.
+        undo.enter_context(reduced_by(lambda part, _: part + part.flip(0)))
+        ranks: Any = SimpleNamespace(rank=0, world_size=RANKS)
+        splits: Any = SimpleNamespace(active=True)
+        whole_batch.install(splits, ranks, undo)
+        call: Any = torch.compile(norm, backend="aot_eager", fullgraph=True)
+        found = call(values)
+    torch._dynamo.reset()
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
 def _uncounted(kernel: Any) -> Any:
