@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any
 
@@ -85,3 +86,15 @@ def test_a_host_that_waits_needs_no_device(of_rank_0: Any, monkeypatch: Any) -> 
     monkeypatch.setattr(rank_consistency.time, "monotonic", lambda: WAIT_S + 1)
     with pytest.raises(EndedError):
         look(of_rank_0, monkeypatch)
+
+
+def test_it_looks_from_when_the_ranks_have_joined(of_rank_0: Any, monkeypatch: Any) -> None:
+    looked: list[bool] = []
+    monkeypatch.setattr(of_rank_0._watcher, "_target", lambda: looked.append(True))
+    with ExitStack() as undo:
+        of_rank_0.install(undo)
+        assert looked == []
+        for listen in of_rank_0._ranks.on_join:
+            listen()
+        of_rank_0._watcher.join(10)
+    assert looked == [True]
