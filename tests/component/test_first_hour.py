@@ -6,6 +6,7 @@ import signal
 import subprocess
 import tarfile
 import time
+import warnings
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,16 @@ def start(*words: str | Path, cwd: Path, path: str = "/usr/bin:/bin") -> tuple[i
     argv = [str(SCRIPT), *map(str, words)]
     done = subprocess.run(argv, cwd=cwd, env=environ, capture_output=True, text=True)
     return done.returncode, done.stdout, done.stderr
+
+
+def test_a_warning_that_cublas_may_give_fails_no_test() -> None:
+    """All warnings are errors in tests; the words are those of aten/src/ATen/cuda, torch 2.13."""
+    warnings.warn(
+        "Attempting to run cuBLAS, but there was no current CUDA context! Attempting to set the"
+        " primary context... (Triggered internally at CublasHandlePool.cpp:335.)",
+        UserWarning,
+        stacklevel=1,
+    )
 
 
 def test_bash_accepts_it() -> None:
