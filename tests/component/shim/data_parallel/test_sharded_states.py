@@ -1,4 +1,4 @@
-"""Where whole tensors of a sharded checkpoint lie."""
+"""Where whole tensors lie: those of a sharded checkpoint, and of a model that is being sharded."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
+from torch.distributed import fsdp
 
 from fasttrain.shim.data_parallel import sharded
 
@@ -31,3 +33,19 @@ def test_what_is_no_shard_stays_as_it_is() -> None:
     whole = torch.ones(2)
     assert sharded._for_checkpoint(whole, pytest.fail) is whole
     assert sharded._for_checkpoint(3, pytest.fail) == 3
+
+
+def test_a_block_is_freed_before_the_next_is_sharded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The script's optimizers still have its whole parameters, of which a model may not fit."""
+    model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
+    whole = list(model.parameters())
+    left: list[int] = []
+
+    def shard(module: nn.Module, **_: Any) -> None:
+        left.append(sum(p.untyped_storage().nbytes() for p in whole))
+        for part in module.modules():
+            part._parameters.update({k: nn.Parameter(torch.ones(1)) for k in part._parameters})
+
+    monkeypatch.setattr(fsdp, "fully_shard", shard)
+    sharded._fully_shard([*model, model], None)
+    assert left == [128, 64, 0]
