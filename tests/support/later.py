@@ -241,7 +241,6 @@ FULL: Table = {
             "plain-InBlock",
             "plain-InObject",
             "plain-OnClass",
-            "reads_global-Hooked",
             "takes_fields-InBoxedField",
             "takes_items-InProxy",
             "plain-InDeque",
