@@ -14,6 +14,7 @@ from typing import Any
 
 from fasttrain.model.outcome import State
 from fasttrain.shim.hooks.outcome_recorder import OutcomeRecorder
+from fasttrain.shim.levers.compile.recompiles import in_words
 from fasttrain.shim.process.callsite import location
 
 KEPT_METRICS = 1000  # dynamo keeps 64, about 20 compilations
@@ -70,7 +71,7 @@ class Account:
         recompiles = [m.recompile_reason for m in metrics if m.recompile_reason]
         recorder.counts["recompiles"] = len(recompiles)
         for reason in recompiles:
-            recorder.note(f"recompile: {_brief(reason)}")
+            recorder.note(f"recompile: {_brief(in_words(reason))}")
 
     def read_skips(self, recorder: OutcomeRecorder) -> None:
         """Count the graphs for which inductor records no CUDA graph, and note why.
@@ -133,7 +134,7 @@ def _read_failures(recorder: OutcomeRecorder, metrics: list[Any]) -> None:
     for m in limited:
         recorder.note(
             f"{LIMIT} reached: calls that fit none of its graphs run eagerly;"
-            f" last reason: {_brief(m.recompile_reason or m.fail_reason)}"
+            f" last reason: {_brief(in_words(m.recompile_reason or m.fail_reason))}"
         )
     if failed and not recorder.counts["graphs"] and recorder.live:
         # Not settled: another model of the script may still be compiled.
