@@ -117,6 +117,14 @@ def test_a_model_that_is_split_after_its_first_call_is_not_told_as_left_alone(
     assert (strategy["notes"], strategy["missed"]) == ([], [])
 
 
+def test_a_model_that_is_tried_with_one_row_is_split_later(alone: Any, two_ranks: Any) -> None:
+    run, one = two_ranks("one_row_at_first"), alone("one_row_at_first")
+    assert_same_prints(run.good.lines(), one.good.stdout.splitlines(), lambda _: {"rel": 1e-4})
+    strategy = run.outcome("strategy")
+    assert strategy["counts"]["split calls"] > 0
+    assert (strategy["notes"], strategy["missed"]) == ([], [])
+
+
 def test_batch_per_rank_divides_the_epoch_and_not_the_batch(alone: Any, two_ranks: Any) -> None:
     one = alone("whole_batches", "8").good.stdout.splitlines()
     run = two_ranks("whole_batches", "8", options=(*ALL_SHOWN, "--batch", "per-rank"))

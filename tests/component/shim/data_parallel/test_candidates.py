@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
-from fasttrain.shim.data_parallel.split.sites import MOST_GUESSES, candidates, row_count
+from fasttrain.shim.data_parallel.split.sites import (
+    MOST_GUESSES,
+    candidates,
+    has_few_rows,
+    row_count,
+)
 
 
 def of(*shapes: tuple[int, ...], ranks: int = 2) -> list[tuple[int | None, ...]]:
@@ -35,6 +41,21 @@ def test_fewer_rows_than_ranks_are_not_split() -> None:
     assert of((1, 1)) == []
     assert of((2, 1), ranks=3) == []
     assert of((3, 1), ranks=3) == [(0,)]
+
+
+@pytest.mark.parametrize(
+    ("shapes", "few"),
+    [
+        ([(1, 3)], True),
+        ([(2, 3), (2,)], True),
+        ([(3, 3)], False),
+        ([(1, 8, 4), (5, 8, 2)], False),  # states of a recurrent layer
+        ([(), (8, 2)], False),
+        ([()], False),
+    ],
+)
+def test_what_can_only_be_a_batch_of_few_rows(shapes: list[tuple[int, ...]], few: bool) -> None:
+    assert has_few_rows([torch.zeros(shape) for shape in shapes], 3) == few
 
 
 def test_guesses_are_few_and_different() -> None:

@@ -39,6 +39,7 @@ from fasttrain.shim.data_parallel.split.sites import (
     CallSite,
     Decisions,
     fill,
+    has_few_rows,
     row_count,
     saved,
 )
@@ -155,6 +156,8 @@ class SplitCalls:
         if not self._may_split(inputs):
             return call(*map_tensors(args, linked), **map_tensors(kwargs, linked))
         site = self._site(root, module, args, kwargs)
+        if site.few and not has_few_rows(inputs, self._ranks.world_size):
+            site.try_again()
         if site.decisions is None or site.hooks != self._hooks.registered:
             site.decisions = Decisions(module)
         seen = (tuple(t.shape for t in inputs), site.decisions.values())
@@ -228,7 +231,7 @@ class SplitCalls:
         self._recorder.counts["whole calls"] += 1
         if root.replica is not None and root.replica.gathers:  # a sharded call communicates
             self._same_line.check(f"call {root.name}")
-        if not site.final or not self._inside.flag:
+        if not site.final or site.few or not self._inside.flag:
             return call(*args, **kwargs)
         with self._descended(functools.partial(self._part, root)):
             return call(*args, **kwargs)
@@ -356,6 +359,7 @@ class SplitCalls:
             site.split = trial.find(args, kwargs, inputs, site.split, gradients=gradients)
         except RefusalError as refusal:
             self._refuse(site, str(refusal), final=refusal.final or bool(site.verified))
+            site.few = has_few_rows(inputs, self._ranks.world_size)
         else:
             if site.why_not:
                 self._recorder.take_up(site.name)

@@ -36,6 +36,12 @@ def candidates(inputs: Sequence[Tensor], world_size: int) -> list[Dimensions]:
     return [dims for dims in found if _rows(inputs, dims) >= world_size][:MOST_GUESSES]
 
 
+def has_few_rows(inputs: Sequence[Tensor], world_size: int) -> bool:
+    """True if the first dimension of every tensor is smaller than the number of ranks."""
+    sizes = [tensor.size(0) for tensor in inputs if _has_rows(tensor)]
+    return bool(sizes) and max(sizes) < world_size
+
+
 def row_count(inputs: Sequence[Tensor], dims: Dimensions) -> int:
     """Return the number of rows in a call's batch; 0 if the arguments' sizes differ."""
     sizes = {
@@ -287,6 +293,7 @@ class CallSite:
         split: How it is split; None if it isn't.
         why_not: Why it isn't.
         final: True if no other way will be tried.
+        few: True if the last call that was refused had few rows, which says nothing of others.
         name: The module, and the line at which its root was first called.
         verified: How often the split call agreed with the whole one.
         shapes: Shapes of arguments so far, each with the values that the call may branch on.
@@ -300,11 +307,16 @@ class CallSite:
     split: Split | None = None
     why_not: str = ""
     final: bool = False
+    few: bool = False
     verified: int = 0
     shapes: set[Any] = field(default_factory=set)
     most_rows: int = 0
     hooks: int = -1
     decisions: Decisions | None = None
+
+    def try_again(self) -> None:
+        """Have the next call verified as the first one is."""
+        self.calls, self.final, self.few = 0, False, False
 
     def is_due(self, shapes: Any, hooks: int, rows: int = 0) -> bool:
         """Count a call with so many rows; return True if it has to be verified."""
@@ -332,6 +344,7 @@ def saved(site: CallSite) -> dict[str, Any]:
         "split": split and [split.inputs, split.outputs, split.kept, split.inner, split.same],
         "why_not": site.why_not,
         "final": site.final,
+        "few": site.few,
         "verified": site.verified,
         "most_rows": site.most_rows,
         "shapes": [(tuple(map(tuple, shapes)), values) for shapes, values in site.shapes],
@@ -344,5 +357,5 @@ def fill(site: CallSite, state: dict[str, Any]) -> None:
     site.shapes = {
         (tuple(map(torch.Size, shapes)), tuple(values)) for shapes, values in state["shapes"]
     }
-    for name in ("calls", "why_not", "final", "verified", "most_rows"):
+    for name in ("calls", "why_not", "final", "few", "verified", "most_rows"):
         setattr(site, name, state[name])

@@ -39,6 +39,7 @@ from fasttrain.shim.data_parallel.split.sites import (
     Dimensions,
     Split,
     candidates,
+    has_few_rows,
     may_print,
     row_count,
     with_all_rows,
@@ -71,6 +72,7 @@ _BY_VALUES = (
     "which of its parts it calls may depend on the batch's values, and all ranks together put the"
     " parameters of a sharded part together"
 )
+_FEW_ROWS = "no argument has a row for each rank"
 _TOGETHER = 1  # tag of what ranks are doing when they meet
 Value = tuple[Any, dict[Place, Any]]  # a call's output, and what it changes in its modules
 
@@ -180,7 +182,7 @@ class SplitTrial:
             if row_count(inputs, known.inputs) < self._ranks.world_size:
                 return known  # too few rows for all ranks: the call runs on the whole batch
         if not guesses:
-            raise RefusalError("no argument has a row for each rank", final=False)
+            raise RefusalError(_FEW_ROWS, final=False)
         return self._searched(guesses, args, kwargs, gradients=gradients)
 
     def _searched(
@@ -283,6 +285,8 @@ class SplitTrial:
                     self._near.append(guess)
                 if _NO_MEMORY in reasons[0]:
                     break
+        if has_few_rows(tensors_in((args, kwargs)), self._ranks.world_size):
+            raise RefusalError(_FEW_ROWS, final=False)
         raise RefusalError(reasons[0], final=True)  # that of the likeliest guess
 
     def _check(self, why_not: str, *, final: bool) -> None:
