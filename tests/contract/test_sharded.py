@@ -22,6 +22,7 @@ TRAINED = [
     "ranks/nosplit_backward_by_size",  # derivatives of its own, which depend on the batch
     "ranks/lazy_layers",  # gradients from before it is sharded
     "ranks/first_called_in_a_thread",
+    "loaders/stream_dataset",  # saves the module
     "ranks/nosplit_global_counter", "ranks/sparse_coo_buffer", "ranks/losses_not_linear",
     "accumulate_odd", "activation_checkpoint", "convnet_batchnorm", "dqn_target", "finite_guard",
     "gan_bce", "loaders/accumulate_three", "loaders/growing_batches", "loaders/tiny_gpt",
@@ -37,8 +38,6 @@ REFUSED = {
     "ranks/bags_with_offsets": "--strategy ddp",  # gradients that are sparse
     "maml_functional": "[fsdp-functional]",
     "lbfgs_closure": "--strategy ddp",  # flattens the gradients of shards
-    "loaders/stream_dataset": "--strategy ddp",  # pickles the module
-    "distillation_ema": "--strategy ddp",
 }
 CURVATURE = """
 import torch
@@ -298,6 +297,64 @@ for number in range(5):
     print(model[0].weight.grad.norm(), [model[2].bias.detach().max()])
 torch.save(model.state_dict(), "model.pt")
 """
+# Averages from before the model is sharded, penalties, noise, masks, a new state, and copies.
+MIXED = """
+import copy
+import torch
+from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+torch.manual_seed(0)
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(6, 6)
+    def forward(self, x):
+        return x + self.inner(x).tanh()
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.blocks = nn.Linear(5, 6), nn.Sequential(Block(), Block())
+    def forward(self, x):
+        return self.blocks(self.first(x))
+    def begin(self, rows):
+        return next(self.parameters()).new_ones(rows, 5)
+def whole(name):
+    copied = torch.load(name, weights_only=False)
+    hooks = [h for m in copied.modules() for k, h in vars(m).items() if k.endswith("_hooks") and h]
+    return type(copied).__name__, type(copied.blocks[0]).__name__, hooks
+model = Net()
+ema, averaged = copy.deepcopy(model), AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+shadow = {name: p.data.clone() for name, p in model.named_parameters()}
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+mask = (torch.randn(6, 5) > -1).float()
+for step in range(4):
+    loss = (model(torch.randn(7, 5)) - 1).square().mean()
+    loss = loss + 0.01 * sum(p.square().sum() for p in model.parameters())
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    averaged.update_parameters(model)
+    with torch.no_grad():
+        for ours, p in zip(ema.parameters(), model.parameters()):
+            ours.mul_(0.9).add_(p, alpha=0.1)
+        for name, p in model.named_parameters():
+            shadow[name] = 0.5 * shadow[name] + 0.5 * p
+            p.add_(torch.randn_like(p) * 0.01)
+            p.data.add_(torch.randn(p.shape), alpha=0.01)
+        model.first.weight *= mask
+        model.first.bias[1:3] = torch.ones(2)
+        held = [copy.deepcopy(p) for p in model.parameters()]
+    print(loss.item(), model.begin(3).sum().item(), sum(p.sum().item() for p in held))
+    if step == 1:
+        best = copy.deepcopy(model)
+        torch.save(model, "whole.pkl")
+        print(whole("whole.pkl"))
+print(type(best).__name__, *(net(torch.ones(4, 5)).sum().item() for net in (best, ema, averaged)))
+best(torch.ones(4, 5)).sum().backward()
+print(best.first.weight.grad.norm().item())
+nets = {"model": model, "best": best, "ema": ema, "averaged": averaged}
+torch.save({**{k: net.state_dict() for k, net in nets.items()}, "shadow": shadow}, "model.pt")
+"""
 # A backward of the script's own, which depends on the number of rows.
 OWN_BACKWARD = """
 import torch
@@ -462,6 +519,12 @@ def test_a_backward_of_the_scripts_own_gets_the_whole_batch(way: str, pair: Any)
     one, ranks = pair(OWN_BACKWARD.replace("WAY", WAYS[way]))
     assert_trains_the_same(one, ranks)
     assert any("has a backward of its own" in note for note in ranks.outcome("strategy")["notes"])
+
+
+def test_shards_beside_whole_tensors_and_copies_of_sharded_models(pair: Any) -> None:
+    one, ranks = pair(MIXED)
+    assert_trains_the_same(one, ranks)
+    assert differences(ranks.saved(), one.saved()) == []
 
 
 def test_weights_that_are_not_finite_are_nobodys_writes(pair: Any) -> None:

@@ -25,6 +25,7 @@ from torch.nn.utils import stateless
 from torch.optim import Optimizer
 
 from fasttrain.model.errors import FasttrainError
+from fasttrain.shim.data_parallel import mixed_shards
 from fasttrain.shim.data_parallel.low_gathers import LowGathers, unwatched
 from fasttrain.shim.data_parallel.ranks import Ranks
 from fasttrain.shim.hooks import patching
@@ -206,6 +207,7 @@ def install(undo: ExitStack) -> None:
     for owner, name in itertools.product((nn.utils, clip_grad), _CLIPPERS):
         if hasattr(owner, name):
             patching.wrap(owner, name, _whole_result, undo)
+    mixed_shards.install(undo)
     patching.wrap(torch, "save", _save_whole, undo, Filing.SHARDS)
     refusal.at_failure.append(_explain)
     undo.callback(refusal.at_failure.remove, _explain)
@@ -263,7 +265,8 @@ def _save_whole(original: Any) -> Any:
     @functools.wraps(original)
     def save(obj: Any, *args: Any, **kwargs: Any) -> Any:
         # Every rank, before one of them writes: to put tensors together takes all.
-        return original(map_tensors(obj, _whole), *args, **kwargs)
+        whole = mixed_shards.whole_modules(map_tensors(obj, _whole))
+        return original(whole, *args, **kwargs)
 
     return save
 
@@ -462,6 +465,7 @@ def _fully_shard(modules: list[nn.Module], mesh: Any) -> None:
             fully_shard(module, mesh=mesh, **how)
         except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
             refuse(_refused(root, error))
+        mixed_shards.let_copy(module)
         after = set(map(id, parameters_of(module)))
         for parameter in before:
             # The script's optimizers still refer to it: a block's goes before the next is sharded.
