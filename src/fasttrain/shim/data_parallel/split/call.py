@@ -45,6 +45,7 @@ from fasttrain.shim.data_parallel.split.sites import (
 )
 from fasttrain.shim.data_parallel.split.trial import RefusalError, SplitTrial
 from fasttrain.shim.data_parallel.tensor_sums import can_be_cut, strided_parts
+from fasttrain.shim.hooks import patching
 from fasttrain.shim.hooks.containers import map_tensors, tensors_in
 from fasttrain.shim.hooks.outcome_recorder import OutcomeRecorder
 from fasttrain.shim.hooks.roots import ROWS, Call, Root, parameters_of
@@ -99,6 +100,7 @@ class SplitCalls:
         self._hooks.install(undo)
         undo.enter_context(reduced_by(self._sum))
         backward.install(undo)
+        watch_saving_hooks(undo)
         if self._moves is not None:
             self._moves.install(undo)
 
@@ -289,7 +291,7 @@ class SplitCalls:
             return False
         if torch._C._functorch.peek_interpreter_stack() is not None:
             return False  # inside a transform of torch.func
-        if _dispatch_mode() or _function_mode() or _saving_hook():
+        if _dispatch_mode() or _function_mode() or saving_hook():
             self._recorder.note(
                 "calls inside a dispatch or function mode or hooks on saved tensors, which see"
                 " what is computed, run on the whole batch"
@@ -436,13 +438,50 @@ def _function_mode() -> bool:
     return any(not type(mode).__module__.startswith(("torch.", "fasttrain.")) for mode in modes)
 
 
-def _saving_hook() -> bool:
+# The script's contexts of hooks on saved tensors that it is in, where torch can't be asked.
+_ENTERED: list[Any] = []
+
+
+def watch_saving_hooks(undo: ExitStack) -> None:
+    """Have `saving_hook` know of hooks on saved tensors with torch 2.7, which can't be asked."""
+    if not hasattr(torch._C._autograd, "_top_saved_tensors_default_hooks"):
+        hooks = torch.autograd.graph.saved_tensors_hooks
+        patching.wrap(hooks, "__enter__", _entering, undo)
+        patching.wrap(hooks, "__exit__", _leaving, undo)
+
+
+def _entering(original: Any) -> Any:
+    @functools.wraps(original)
+    def __enter__(context: Any) -> Any:  # noqa: N807
+        result = original(context)
+        if _is_scripts_hook(context.pack_hook):
+            _ENTERED.append(context)
+        return result
+
+    return __enter__
+
+
+def _leaving(original: Any) -> Any:
+    @functools.wraps(original)
+    def __exit__(context: Any, *args: Any) -> Any:  # noqa: N807
+        if context in _ENTERED:
+            _ENTERED.remove(context)
+        return original(context, *args)
+
+    return __exit__
+
+
+def saving_hook() -> bool:
     """True if hooks on saved tensors are active that are not torch's own."""
     ask: Any = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
-    if ask is None:  # torch 2.7, which can't be asked
-        return False
+    if ask is None:
+        return bool(_ENTERED)
     hooks = ask(True)  # noqa: FBT003
-    return hooks is not None and not str(hooks[0].__module__).startswith("torch")
+    return hooks is not None and _is_scripts_hook(hooks[0])
+
+
+def _is_scripts_hook(hook: Any) -> bool:
+    return not str(hook.__module__).startswith("torch")
 
 
 def _used_in_thread(name: str) -> FasttrainError:
