@@ -82,3 +82,16 @@ def test_modules_that_are_moved_or_cast_are_counted() -> None:
         assert count.moved == 2
     module.double()
     assert count.moved == 2
+
+
+def test_parameters_that_fsdp_exchanges_in_each_call_are_none_of_the_scripts() -> None:
+    layer, count = nn.LSTM(2, 2), HookCount()
+    shard: Any = nn.Parameter(torch.zeros(4, 2))
+    shard.placements = ()
+    with ExitStack() as undo:
+        count.install(undo)
+        for parameter in (shard, nn.Parameter(torch.zeros(8, 2)), shard):
+            layer.weight_hh_l0 = parameter
+        assert count.registered == 0
+        layer.bias_hh_l0 = nn.Parameter(torch.zeros(8))
+        assert count.registered == 1

@@ -61,7 +61,10 @@ class HookCount:
 
     def _count(self, owner: Module, name: str, part: Any) -> None:
         known = owner._parameters.get(name, owner._modules.get(name))
-        ours = isinstance(owner, DistributedDataParallel)
+        # FSDP assigns whole parameters to a module with a `__setattr__` of its own, such as a
+        # recurrent layer, in each call, and the shards after it.
+        sharded = any(hasattr(each, "placements") for each in (known, part))
+        ours = sharded or isinstance(owner, DistributedDataParallel)
         self.registered += not (ours or part is known)  # a known part was only assigned again
 
     def _counted(self, original: Any) -> Any:
