@@ -48,6 +48,28 @@ slope, = torch.autograd.grad(model(x).sum(), x, create_graph=True)
 curvature, = torch.autograd.grad(slope.sum(), x, create_graph=True)
 curvature.square().mean().backward()
 """
+# Penalties on a derivative, which come first in a backward pass, and in one of their own.
+PENALTIES = """
+import torch
+from torch import nn
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(5):
+    x = torch.randn(6, 4)
+    loss = model(x).square().mean()
+    x.requires_grad_()
+    slope, = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+    penalty = slope.square().sum(1).mean()
+    optimizer.zero_grad()
+    if step % 2:
+        loss.backward()
+        penalty.backward()
+    else:
+        (loss + penalty).backward()
+    optimizer.step()
+    print(loss.item(), penalty.item(), [p.grad.norm().item() for p in model.parameters()])
+"""
 LISTED = """
 import collections, torch
 from torch import nn
@@ -453,6 +475,10 @@ def test_a_derivative_through_weights_that_were_freed_ends_with_words(pair: Any)
     assert one.good
     assert ranks.returncode
     assert "--strategy ddp" in ranks.stderr
+
+
+def test_penalties_on_derivatives(pair: Any) -> None:
+    assert_trains_the_same(*pair(PENALTIES))
 
 
 def test_parameters_that_the_script_has_listed_before(pair: Any) -> None:

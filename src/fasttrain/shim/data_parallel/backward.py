@@ -82,6 +82,7 @@ class BackwardPasses:
         self._unowned = UnownedParameters(context.ranks, context.training)
         self._replicas: list[weakref.ref[Replica | ShardedReplica]] = []
         self._added = 0
+        self._derived = False  # whether the script has derivatives of which it asks for others
 
     def add(self, replica: Replica | ShardedReplica) -> None:
         """Average the gradients of a root from now on, as long as it lives."""
@@ -112,6 +113,8 @@ class BackwardPasses:
                 if create_graph:
                     replica.leave_ddp()
                 replica.begin_pass()
+                if self._derived and isinstance(replica, ShardedReplica):
+                    replica.gather_first(losses)
             original(ends, grad_tensors, retain_graph, create_graph, *args, **kwargs)
             replicas = self._living()  # also of roots that were first called in this pass
             for replica in replicas:
@@ -132,6 +135,7 @@ class BackwardPasses:
         of = tuple(inputs) if several else (inputs,)
         see(of)
         found = original(outputs, of if several else inputs, *args, **kwargs)
+        self._derived |= any(t is not None and t.requires_grad for t in found)
         trained = {id(parameter) for parameter in self._trained()}
         own = [at for at, tensor in enumerate(of) if id(tensor) in trained]
         if not own:

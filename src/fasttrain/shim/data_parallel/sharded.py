@@ -145,6 +145,27 @@ class ShardedReplica:
             if parameter._backward_hooks:
                 refuse(_has_hooks())
 
+    def gather_first(self, ends: Iterable[Tensor]) -> None:
+        """Gather all parameters at the beginning of a backward pass from these tensors.
+
+        It may begin with a derivative of a derivative, which uses them before FSDP's own hooks.
+        """
+        fsdp: Any = sys.modules["torch.distributed.fsdp"]
+        if (module := self._ref()) is None:
+            return
+        states = [
+            fsdp.fully_shard.state(part)
+            for part in nn.Module.modules(module)
+            if isinstance(part, fsdp.FSDPModule)
+        ]
+
+        def gather(_: Any) -> None:
+            for state in states:
+                state._pre_backward(None)
+
+        for node in {end.grad_fn for end in ends if end.grad_fn is not None}:
+            node.register_prehook(gather)
+
     def watch(self) -> None:
         """Do nothing: each backward pass reduces the shards' gradients itself."""
 
