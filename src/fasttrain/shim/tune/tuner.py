@@ -364,12 +364,12 @@ class Tuner:
         """Compare what this rank computes in one step."""
         plain: Levers = frozenset()
         self._set(plain)
-        rounds = max(self._rounds[it] for it in changed)
         around_step = getattr(self._levers[levers[0]], "around_step", None)
-        if around_step is not None:
-            with self._repeats.of_step(around_step, rounds) as found:
+        if around_step is not None:  # what else is on has no part in an optimizer's step
+            with self._repeats.of_step(around_step, self._rounds[levers[0]]) as found:
                 yield
             return found()
+        rounds = max(self._rounds[it] for it in changed)
         with self._repeats.of_calls(rounds, eager="compile" not in changed) as compare:
             yield
         return compare(lambda: self._set(plain), lambda: self._set(changed))

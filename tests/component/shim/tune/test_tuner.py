@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -51,6 +51,11 @@ class FakeRepeats:
             return self.found
 
         yield compare
+
+    @contextmanager
+    def of_step(self, _: Any, rounds: float) -> Iterator[Callable[[], Parity]]:
+        self.asked.append((rounds, False))
+        yield lambda: self.found
 
 
 class Loop:
@@ -186,6 +191,15 @@ def test_results_are_judged_by_all_that_is_on(loop: Any) -> None:
     made.tuner._rounds = {"a": 0.5, "b": 0.25}
     made.run()
     assert made.repeats.asked == [(0.5, True), (0.5, True)]
+
+
+def test_an_optimizers_step_has_its_own_rounding_beside_levers_of_the_model(loop: Any) -> None:
+    made = loop(lambda amp, fused: STEP_S * (0.9 if amp else 1), "amp", "fused")
+    made.tuner._rounds = {"amp": 2.0**-8, "fused": 2.0**-24}
+    made.levers["fused"].around_step = nullcontext
+    report = made.run()
+    assert report.kept == ("amp",)
+    assert made.repeats.asked == [(2.0**-8, True), (2.0**-24, False)]
 
 
 def test_what_a_switch_costs_once_is_not_in_the_times(loop: Any) -> None:
