@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import json
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -428,3 +430,23 @@ def test_the_price_of_all_is_the_sum(loop: Any) -> None:
     assert report.together.first_use_s == pytest.approx(7.0, rel=0.2)
     assert report.together.pays_after == pytest.approx(7.0 / (STEP_S * 0.36), rel=0.3)
     assert report.compared[0].pays_after == pytest.approx(7.0 / (STEP_S * 0.2), rel=0.3)
+
+
+def test_the_benchmark_of_results_compares_each_lever_alone_and_on_top(
+    loop: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[4] / "benchmarks" / "scripts"))
+    alone = importlib.import_module("results_alone")
+    monkeypatch.setattr(Tuner, "_compare_now", alone.results_of)
+
+    def compared(parity: Parity) -> list[list[str]]:
+        alone.done.clear()
+        file = tmp_path / "results.jsonl"
+        file.unlink(missing_ok=True)
+        loop(lambda a, b: STEP_S, "a", "b", parity=parity).run()
+        lines = [json.loads(line) for line in file.read_text().splitlines()]
+        assert {line["right"] for line in lines} == {parity.right}
+        return [line["levers"] for line in lines]
+
+    assert compared(RIGHT) == [["a"], ["b"], ["a", "b"]]
+    assert compared(WRONG) == [["a"], ["b"]]
