@@ -110,7 +110,8 @@ def compile_(plan: LaunchPlan, habits: Habits) -> Prediction:
     if found := habits.sure(Habit.DATA_PARALLEL):
         why = "DataParallel copies it to threads at every call"
         return Prediction(State.SKIPPED, why, found.where)
-    return _partly_compiled(habits) or Prediction(State.APPLIED, decision.reason)
+    state = State.ARMED if decision.value.asked == "auto" else State.APPLIED
+    return _partly_compiled(habits) or Prediction(state, decision.reason)
 
 
 def _partly_compiled(habits: Habits) -> Prediction | None:

@@ -97,6 +97,7 @@ def of_wild(name: str, machine: str = "8xh100", **options: Any) -> Judged:
 WILD = [
     ("gpt_cosine", "amp", {}, (APPLIED, "")),
     ("gpt_cosine", "compile", {"compile": "default"}, (APPLIED, "")),
+    ("gpt_cosine", "compile", {"compile": "auto"}, (ARMED, "")),  # only if it pays
     ("gpt_cosine", "optimizer", {}, (APPLIED, "")),
     ("own_amp", "amp", {}, (CEDED, "9")),
     ("own_compile", "amp", {}, (APPLIED, "")),
