@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import functools
 import importlib
+import inspect
 import os
 import signal
 import struct
@@ -17,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import Module
+from torch.nn import functional as F  # noqa: N812 - torch's own name for it
 
 from fasttrain.shim.hooks import patching
 from fasttrain.shim.hooks.seams import then
@@ -29,6 +31,7 @@ def repair(undo: ExitStack) -> None:
     """Install the repairs that the present torch needs."""
     _keep_order_of_mutations(undo)
     _draw_each_time(undo)
+    _change_buffers_again(undo)
     with suppress(ImportError):  # torch 2.7
         config: Any = importlib.import_module("torch.compiler.config")
         undo.callback(setattr, config, "cache_key_tag", config.cache_key_tag)
@@ -65,6 +68,50 @@ def _draw_each_time(undo: ExitStack) -> None:
     if variable is None:  # before torch 2.5
         return
     patching.put(variable, "is_supported_random_obj", staticmethod(lambda _: False), undo)
+
+
+def _change_buffers_again(undo: ExitStack) -> None:
+    """Break the graph where activation checkpointing repeats what changes a buffer.
+
+    A checkpoint calls its function once more in the backward pass, so that BatchNorm updates its
+    running statistics twice in each step. Compiled, a repetition changes no input of the graph, and
+    the statistics in a file and in evaluation would be other ones.
+
+    Source: ``CheckpointHigherOrderVariable`` in ``torch/_dynamo/variables/higher_order_ops.py`` and
+    ``SubgraphTracer`` in ``torch/_dynamo/output_graph.py``, torch 2.13.
+    """
+    variables: Any = importlib.import_module("torch._dynamo.variables.higher_order_ops")
+    tracer: Any = importlib.import_module("torch._dynamo.output_graph").SubgraphTracer
+    variable = getattr(variables, "CheckpointHigherOrderVariable", None)
+    if not (hasattr(variable, "supports_input_mutation") and hasattr(tracer, "has_input_mutation")):
+        return  # an older torch
+    patching.put(variable, "supports_input_mutation", False, undo)  # noqa: FBT003
+    patching.wrap(tracer, "has_input_mutation", _with_statistics, undo)
+
+
+def _with_statistics(original: Any) -> Any:
+    # Versions of tensors, by which dynamo knows what is changed, don't count running statistics.
+    @functools.wraps(original)
+    def has_input_mutation(tracer: Any) -> Any:
+        found = original(tracer)
+        name = getattr(tracer.source_target, "__name__", "")
+        if name == "tag_activation_checkpoint" and any(map(_updates, tracer.graph.nodes)):
+            return type(found)(True, "running statistics are updated")  # noqa: FBT003
+        return found
+
+    return has_input_mutation
+
+
+def _updates(node: Any) -> bool:
+    """True if a node of a graph updates running statistics."""
+    if node.target not in (F.batch_norm, F.instance_norm):
+        return False
+    call = inspect.signature(node.target).bind(*node.args, **node.kwargs)
+    call.apply_defaults()
+    given = call.arguments
+    return given["running_mean"] is not None and bool(
+        given.get("training") or given.get("use_input_stats")
+    )
 
 
 # Protects the programs in inductor's cache from runs that are killed while they compile.
