@@ -59,6 +59,10 @@ def freezes(head: Head, call: Any) -> None:
             lambda _, call: call(torch.ones(4, 3).t()),
             "x lies in memory in another way: its stride in dimension 0 is 1, not 4",
         ),
+        (
+            lambda _, call: call(nn.Parameter(torch.ones(3, 4))),
+            "x is a Parameter now, and was of another class",
+        ),
         (freezes, "self.body[0].weight needed gradients before, and doesn't now"),
         (evaluates, "self.body[1].training == True is no longer true, at nn/modules/dropout.py:"),
         (lambda _, call: call(torch.ones(3, 4), 2.5), "factor == 1.0 is no longer true, at "),

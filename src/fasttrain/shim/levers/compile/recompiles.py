@@ -23,6 +23,10 @@ _SENTENCES = tuple(
         (r"GLOBAL_STATE changed: grad_mode\b", "gradients were switched on or off"),
         (r"GLOBAL_STATE changed: (.+)", r"a setting of torch changed: \1"),
         (
+            r"expected type of '(.+?)' to be a tensor type\b.* but found <class '(?:.+\.)?(\w+)'>",
+            r"\1 is a \2 now, and was of another class",
+        ),
+        (
             r"tensor '(.+)' size mismatch at index (\d+)\. expected (\d+), actual (\d+)",
             r"\1 has size \4 in dimension \2, not \3",
         ),
