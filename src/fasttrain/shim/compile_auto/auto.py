@@ -25,7 +25,7 @@ from fasttrain.model.compile_auto import Switched
 from fasttrain.model.decision import Decision
 from fasttrain.model.levers import Compile
 from fasttrain.model.vendors import LIKE_CUDA
-from fasttrain.shim.compile_auto.background import SHARE, Background, counted, no_room_to_fork
+from fasttrain.shim.compile_auto.background import SHARE, Background, counted
 from fasttrain.shim.compile_auto.outlook import CACHE_FOLDER, Outlook
 from fasttrain.shim.compile_auto.peers import Others, Ready, Steps
 from fasttrain.shim.compile_auto.rule import Choice
@@ -69,6 +69,7 @@ class AutoCompile(SwitchedProcess):
         super().install(undo)
         if not self._shared.child:
             self._outlook.install(undo)
+            self._background.install(undo)
 
     def _watch(self) -> Steps[float]:
         self._outlook.begin()
@@ -128,7 +129,7 @@ class AutoCompile(SwitchedProcess):
 
     def _compile_apart(self, plain_s: float) -> Steps[bool]:
         """Compile in the background; return False if nothing could be."""
-        if why := no_room_to_fork():
+        if why := self._background.why_not():
             self._stay(why)
             return False
         self._set(Switched("compiling", "the run ended while it compiled in the background"))

@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from fasttrain.shim.compile_auto.peers import Others, Steps
 from fasttrain.shim.hooks.roots import Root
 from fasttrain.shim.levers.compile import shadow
 from fasttrain.shim.levers.compile.lever import CompileLever
+from fasttrain.shim.levers.compile.unseen import Unseen
 from fasttrain.shim.tune.room import free_bytes
 
 BOX_S = 600.0  # in which a copy has to have compiled one root
@@ -55,7 +57,16 @@ class Background:
         self._calls, self._lever, self._clock, self._note = calls, lever, clock, note
         self._others = others
         self._shadow: shadow.Shadow | None = None
+        self._unseen = Unseen(self._end_for)
         self.seconds = self.slowed_s = 0.0
+
+    def install(self, undo: ExitStack) -> None:
+        """Watch for what the script could see a copy by."""
+        self._unseen.install(undo)
+
+    def why_not(self) -> str:
+        """Return why nothing can be compiled in the background; empty if it can."""
+        return no_room_to_fork() or self._unseen.why_not()
 
     def compile(self, forms: dict[Root, Form], plain_s: float, allowed_s: float) -> Steps[str]:
         """Compile the calls of some roots; remove those that can't be, and return why.
@@ -87,6 +98,11 @@ class Background:
             self._shadow = None
         return shadow.Result(0, seconds, why)
 
+    def _end_for(self, why: str) -> None:
+        """End a copy at once, for what the script does."""
+        if (running := self._shadow) is not None:
+            running.kill(why)
+
     def _shadowed(
         self, root: Root, wanted: Form, slowed: Slowed, allowed_s: float
     ) -> Steps[shadow.Result]:
@@ -102,8 +118,8 @@ class Background:
                         lambda: self._compile_here(root, module, args, kwargs),
                         NICENESS if has_idle_core() else 0,
                     )
-                except OSError as error:  # the script's call goes on
-                    failed.append(f"no process can be forked: {error.strerror}")
+                except Exception as error:  # noqa: BLE001 - the script's call goes on
+                    failed.append(f"no process can be forked: {error}")
                 finally:
                     self._others.on_fork()
 

@@ -113,13 +113,20 @@ def test_one_that_takes_too_long_is_ended(copy: Any) -> None:
     assert made.killed
 
 
-def test_a_process_that_can_not_be_forked(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "error",
+    [BlockingIOError(11, "not now"), RuntimeError("not now: an audit hook")],
+    ids=["system", "script"],
+)
+def test_a_process_that_can_not_be_forked(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
     def fail(*_: object) -> Any:
-        raise BlockingIOError(11, "Resource temporarily unavailable")
+        raise error
 
     monkeypatch.setattr(shadow, "begin", fail)
     run = Run()
-    assert "Resource temporarily unavailable" in run.compile()
+    assert "not now" in run.compile()
     assert run.roots.on_call == []
 
 

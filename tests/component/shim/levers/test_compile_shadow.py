@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from torch import nn
 
 from fasttrain.shim.levers.compile import shadow
 from fasttrain.shim.levers.compile.shadow import Result, Shadow
+from fasttrain.shim.levers.compile.unseen import HANDLES, WAITS, Unseen
 
 PATIENCE_S = 120.0
 
@@ -186,3 +188,93 @@ def test_shared_memory_is_not_its_own() -> None:
     assert torch.equal(first[0], batch)
     assert first[1] == "word"
     assert second is alone
+
+
+@pytest.fixture
+def unseen() -> Iterator[Callable[..., Unseen]]:
+    with ExitStack() as undo:
+
+        def install(end: Callable[[str], None]) -> Unseen:
+            made = Unseen(end)
+            made.install(undo)
+            return made
+
+        yield install
+
+
+def test_functions_that_the_script_registers_for_forks_do_not_run(begin: Any, unseen: Any) -> None:
+    unseen(lambda _: None)
+    ran: list[str] = []
+    on = True
+
+    def note(where: str) -> Any:
+        return lambda: ran.append(where) if on else None
+
+    os.register_at_fork(
+        before=note("before"), after_in_parent=note("parent"), after_in_child=note("child")
+    )
+    assert ended(begin(lambda: (int(not ran), ""))).graphs == 1
+    assert ran == []
+    child = os.fork()  # the script's own
+    if child == 0:
+        os._exit(int(ran != ["before", "child"]))
+    assert os.waitpid(child, 0)[1] == 0
+    assert ran == ["before", "parent"]
+    on = False
+
+
+def test_a_function_in_the_place_of_os_fork_is_the_scripts(
+    begin: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(os, "fork")
+    assert ended(begin(lambda: (1, ""))).graphs == 1
+
+
+@pytest.mark.parametrize(
+    "wait",
+    [
+        lambda: os.wait(),
+        lambda: os.waitpid(-1, os.WNOHANG),
+        lambda: os.wait3(0),
+        lambda: os.waitid(os.P_ALL, 0, os.WEXITED),
+    ],
+    ids=["wait", "waitpid", "wait3", "waitid"],
+)
+def test_a_script_that_waits_for_any_child_gets_no_copy(
+    begin: Any, unseen: Any, wait: Callable[[], Any]
+) -> None:
+    one = begin(lambda: time.sleep(100))
+    watch = unseen(one.kill)
+    assert watch.why_not() == ""
+    with pytest.raises(ChildProcessError):
+        wait()
+    assert one.result() == Result(0, one.result().seconds, WAITS)
+    assert watch.why_not() == WAITS
+
+
+def test_a_script_that_handles_the_end_of_children_hears_of_no_copy(
+    begin: Any, unseen: Any
+) -> None:
+    heard: list[int] = []
+    one = begin(lambda: time.sleep(100))
+    watch = unseen(one.kill)
+    before = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    try:
+        assert one.result() is None
+        signal.signal(signal.SIGCHLD, lambda number, _: heard.append(number))
+        assert one.result().why == HANDLES
+        assert heard == []
+        assert watch.why_not() == HANDLES
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
+def test_a_child_that_the_script_knows_may_be_waited_for(begin: Any, unseen: Any) -> None:
+    one = begin(lambda: time.sleep(100))
+    watch = unseen(one.kill)
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert one.result() is None
+    assert watch.why_not() == ""

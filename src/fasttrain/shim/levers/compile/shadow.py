@@ -25,6 +25,7 @@ import os
 import select
 import signal
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Callable
@@ -38,6 +39,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from fasttrain.shim.hooks import patching
+from fasttrain.shim.levers.compile.unseen import unseen_fork
 from fasttrain.shim.process.entry import die_with_launcher
 
 MOST_BYTES = 4096  # of a result, which a pipe takes at once
@@ -72,6 +74,8 @@ class Shadow:
         self.pid = pid
         self._reads = reads
         self._owner = os.getpid()
+        self._ended: Result | None = None
+        self._closing = threading.RLock()  # a thread of the script's may wait for any child
         self._began_s = time.perf_counter()
 
     @property
@@ -81,6 +85,24 @@ class Shadow:
 
     def result(self) -> Result | None:
         """Return what became of it; None while it runs."""
+        with self._closing:
+            return self._ended or self._read()
+
+    def kill(self, why: str = "") -> None:
+        """End it, and the compilers that it has started, if it runs.
+
+        Args:
+            why: The reason, for its result.
+        """
+        with self._closing:
+            if os.getpid() == self._owner and self.pid:
+                for end in (os.killpg, os.kill):  # the group may not be there yet
+                    with suppress(OSError):
+                        end(self.pid, signal.SIGKILL)
+                self._close()
+                self._ended = Result(0, self.seconds, why)
+
+    def _read(self) -> Result | None:
         poll = select.poll()
         poll.register(self._reads, select.POLLIN)
         if not poll.poll(0):
@@ -91,14 +113,6 @@ class Shadow:
             return Result(0, self.seconds, f"it ended before it had compiled anything{status}")
         told = json.loads(text)
         return Result(int(told["graphs"]), self.seconds, str(told["why"]))
-
-    def kill(self) -> None:
-        """End it, and the compilers that it has started."""
-        if os.getpid() == self._owner and self.pid:
-            for end in (os.killpg, os.kill):  # the group may not be there yet
-                with suppress(OSError):
-                    end(self.pid, signal.SIGKILL)
-            self._close()
 
     def _close(self) -> str:
         """Wait for its end, and return how it was ended if it was."""
@@ -149,22 +163,24 @@ def begin(compile: Callable[[], tuple[int, str]], niceness: int) -> Shadow:
         niceness: How much less important the copy is than this process.
 
     Raises:
-        OSError: No process can be forked.
+        Exception: No process can be forked, or an audit hook of the script's forbids it.
     """
+    import posix  # where it is `fork` itself, also if the script has replaced ``os.fork``
+
     reads, writes = os.pipe()
     parent = os.getpid()
     threads = torch.get_num_threads()
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), unseen_fork():
             # From Python 3.12 on: "This process is multi-threaded"
             warnings.simplefilter("ignore", DeprecationWarning)
-            pid = os.fork()
-    except OSError:
+            pid = posix.fork()
+            if pid == 0:
+                _end_in_copy(compile, writes, parent, threads, niceness)
+    except BaseException:
         os.close(reads)
         os.close(writes)
         raise
-    if pid == 0:
-        _end_in_copy(compile, writes, parent, threads, niceness)
     os.close(writes)
     return Shadow(pid, reads)
 

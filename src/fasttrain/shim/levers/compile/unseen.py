@@ -1,0 +1,101 @@
+"""Keeps the script from seeing a forked copy of its process, which it hasn't made.
+
+Functions that the script has registered by ``os.register_at_fork`` don't run at such a fork, and a
+script that waits for any child gets none of ours: the copy is ended before.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from fasttrain.shim.hooks import patching
+
+WAITS = "the script waits for any of its child processes"
+HANDLES = "the script handles SIGCHLD"
+_ANY: dict[str, Callable[..., bool]] = {  # what waits for any child, and with which arguments
+    "wait": lambda *_: True,
+    "wait3": lambda *_: True,
+    "waitpid": lambda pid, *_: pid in (-1, 0),
+    "wait4": lambda pid, *_: pid in (-1, 0),
+    "waitid": lambda kind, *_: kind != os.P_PID,
+}
+_FORKING = threading.local()
+
+
+@contextmanager
+def unseen_fork() -> Iterator[None]:
+    """Have forks of this thread call no function that the script has registered for forks."""
+    _FORKING.unseen = True
+    try:
+        yield
+    finally:
+        _FORKING.unseen = False
+
+
+class Unseen:
+    """Hears when the script could see a copy.
+
+    Args:
+        end: Called with a reason for which a copy has to end at once, if there is one.
+    """
+
+    def __init__(self, end: Callable[[str], None]) -> None:
+        self._end = end
+        self._why = ""
+
+    def install(self, undo: ExitStack) -> None:
+        """Watch what registers functions for forks, waits for children, and handles SIGCHLD."""
+        patching.wrap(os, "register_at_fork", _not_for_copies, undo)
+        for name, waits in _ANY.items():
+            if hasattr(os, name):
+                patching.wrap(os, name, functools.partial(self._before, waits, WAITS), undo)
+        patching.wrap(signal, "signal", functools.partial(self._before, _handles, HANDLES), undo)
+
+    def why_not(self) -> str:
+        """Return why no copy can be made; empty if one can."""
+        handled = _handles(signal.SIGCHLD, signal.getsignal(signal.SIGCHLD))
+        if handled or signal.SIGCHLD in signal.pthread_sigmask(signal.SIG_BLOCK, ()):
+            return HANDLES
+        return self._why
+
+    def _before(
+        self, concerns: Callable[..., bool], why: str, original: Callable[..., Any]
+    ) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if concerns(*(args or (*kwargs.values(), None))):
+                self._why = why
+                self._end(why)
+            return original(*args, **kwargs)
+
+        return call
+
+
+def _handles(number: Any, handler: Any = None) -> bool:
+    return number == signal.SIGCHLD and handler not in (signal.SIG_DFL, signal.SIG_IGN)
+
+
+def _not_for_copies(register: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(register)
+    def call(*args: Any, **functions: Any) -> None:
+        register(*args, **{name: _skipping(one) for name, one in functions.items()})
+
+    return call
+
+
+def _skipping(function: Any) -> Any:
+    if not callable(function):
+        return function
+
+    @functools.wraps(function)
+    def call() -> None:
+        if not getattr(_FORKING, "unseen", False):
+            function()
+
+    return call
