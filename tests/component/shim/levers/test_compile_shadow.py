@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import atexit
 import gc
+import mmap
 import os
 import signal
+import sqlite3
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,7 +21,7 @@ import pytest
 import torch
 from torch import nn
 
-from fasttrain.shim.levers.compile import shadow
+from fasttrain.shim.levers.compile import confined, shadow
 from fasttrain.shim.levers.compile.shadow import Result, Shadow
 from fasttrain.shim.levers.compile.unseen import HANDLES, WAITS, Unseen
 
@@ -72,7 +75,11 @@ def test_one_that_is_killed_is_no_result(begin: Any, reaped: bool) -> None:
     assert ("signal 9" in result.why) is not reaped
 
 
-def test_killing_it_ends_what_it_has_started(begin: Any, tmp_path: Path) -> None:
+def test_killing_it_ends_what_it_has_started(
+    begin: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # where it may write
+
     def work() -> Any:
         child = os.fork()  # as a compiler
         if child == 0:
@@ -278,3 +285,57 @@ def test_a_child_that_the_script_knows_may_be_waited_for(begin: Any, unseen: Any
     os.waitpid(child, 0)
     assert one.result() is None
     assert watch.why_not() == ""
+
+
+def test_one_that_writes_to_shared_memory_is_ended_before(begin: Any) -> None:
+    shared = mmap.mmap(-1, mmap.PAGESIZE)
+
+    def work() -> Any:
+        assert shared[0] == 0
+        shared[0] = 1
+        return 1, ""
+
+    result = ended(begin(work))
+    assert (result.graphs, shared[0]) == (0, 0)
+    assert "shared memory" in result.why
+
+
+def _append(folder: Path) -> None:
+    with (folder / "calls").open("a") as file:
+        file.write("x")
+
+
+def _insert(folder: Path) -> None:
+    with sqlite3.connect(folder / "calls.db") as base:
+        base.execute("insert into calls values (1)")
+
+
+def _has_landlock() -> bool:
+    try:
+        return confined.landlock_version() > 0
+    except OSError:
+        return False
+
+
+@pytest.mark.skipif(not _has_landlock(), reason="this kernel has no Landlock")
+@pytest.mark.parametrize("write", [_append, _insert], ids=["file", "sqlite"])
+def test_it_writes_to_the_cache_alone(
+    begin: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, write: Callable[[Path], None]
+) -> None:
+    for name in ("own", "cache"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "calls").touch()
+        with sqlite3.connect(tmp_path / name / "calls.db") as base:
+            base.execute("create table calls(x)")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "cache"))
+    before = {path.name: path.read_bytes() for path in (tmp_path / "own").iterdir()}
+
+    def work(folder: str) -> tuple[int, str]:
+        write(tmp_path / folder)
+        return 1, ""
+
+    assert ended(begin(lambda: work("cache"))).graphs == 1
+    result = ended(begin(lambda: work("own")))
+    assert "Error" in result.why
+    assert {path.name: path.read_bytes() for path in (tmp_path / "own").iterdir()} == before

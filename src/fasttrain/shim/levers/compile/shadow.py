@@ -9,7 +9,8 @@ What the copy must not do:
 - Use the parent's threads, which it hasn't: libgomp would wait for them for ever. So it computes
   with one thread, while the generated code is made for as many as the parent has.
 - Touch what it shares with the parent: descriptors are replaced, so that nothing is written twice
-  and no pipe stays open, signals do what they do in a new process, and no exit handler runs.
+  and no pipe stays open, signals do what they do in a new process, and no exit handler runs;
+  shared memory and files by name can't be written (`confined`).
 - Outlive the parent: the kernel ends it with its parent.
 
 A process whose threads have a device can't be forked: this is for training on CPUs.
@@ -39,6 +40,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from fasttrain.shim.hooks import patching
+from fasttrain.shim.levers.compile.confined import confine
 from fasttrain.shim.levers.compile.unseen import unseen_fork
 from fasttrain.shim.process.entry import die_with_launcher
 
@@ -122,7 +124,11 @@ class Shadow:
             _, status = os.waitpid(pid, 0)
         except ChildProcessError:  # the script waits for any child
             return ""
-        return f" (signal {os.WTERMSIG(status)})" if os.WIFSIGNALED(status) else ""
+        if not os.WIFSIGNALED(status):
+            return ""
+        number = os.WTERMSIG(status)
+        wrote = number in (signal.SIGSEGV, signal.SIGBUS)
+        return f" (signal {number}{': it may write to shared memory' if wrote else ''})"
 
 
 def is_shared(module: Module) -> bool:
@@ -196,6 +202,8 @@ def _end_in_copy(
         graphs, why = compile()
     except BaseException as error:  # noqa: BLE001 - nothing of the script's may run on here
         why = f"{type(error).__name__}: {error}"
+        if isinstance(error, PermissionError):
+            why += " (a copy of the process, which compiles, writes nothing)"
     finally:
         with suppress(BaseException):
             told = json.dumps({"graphs": graphs, "why": " ".join(why.split())[:500]})
@@ -227,6 +235,7 @@ def _be_apart(writes: int, parent: int, niceness: int) -> None:
                 os.dup2(nowhere, descriptor)
     sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: PTH123, SIM115
     logging.disable(logging.CRITICAL)
+    confine()
 
 
 def _compute_alone(threads: int) -> None:
