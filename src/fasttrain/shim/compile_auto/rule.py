@@ -100,7 +100,11 @@ def decide(seen: Prospect) -> Choice:
             f"{seen.elapsed_s:.0f} s were trained, {UNKNOWN_TIMES:.0f} times the"
             f" {seen.cost_s:.1f} s that compiling costs; how long the run lasts isn't known",
         )
-    return Choice("wait", figures)
+    return Choice(
+        "wait",
+        f"compiling costs about {seen.cost_s:.0f} s, and begins after"
+        f" {UNKNOWN_TIMES * seen.cost_s:.0f} s of training where the length of a run isn't known",
+    )
 
 
 def guess_stall(parts: int) -> float:

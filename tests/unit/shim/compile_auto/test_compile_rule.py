@@ -81,7 +81,9 @@ def test_a_ratio_that_was_a_little_too_good_costs_nothing(steps: int, ratio: flo
 
 
 def test_the_rest_of_an_epoch_may_be_enough_to_begin() -> None:
-    assert decide(NOTHING_KNOWN).verdict == "wait"
+    waits = decide(NOTHING_KNOWN)
+    assert waits.verdict == "wait"
+    assert f"{UNKNOWN_TIMES * NOTHING_KNOWN.cost_s:.0f} s" in waits.why, "when it begins"
     assert decide(replace(NOTHING_KNOWN, at_least_left=100_000)).verdict == "begin"
 
 
