@@ -22,6 +22,25 @@ _OWN = ("fasttrain.", "torch.distributed.")  # modules of hooks that a copy is n
 _MADE_BY = {"new_zeros", "new_ones", "new_full", "new_empty", "new_tensor"}
 _DRAWN_LIKE = {"rand_like", "randn_like", "randint_like"}
 _IN_PLACE = {"__iadd__", "__isub__", "__imul__", "__itruediv__"}
+_WHOLE = {  # functions that draw random numbers, and some that DTensor lacks
+    "bernoulli", "dropout", "median", "multinomial", "nonzero", "normal", "poisson", "quantile",
+}  # fmt: skip
+# Functions in place that do the same to each number, or change no numbers. Any other may draw
+# random numbers or use indices, for which DTensor draws by the shard or changes a copy.
+_BY_NUMBER = {
+    "abs_", "add_", "addcdiv_", "addcmul_", "ceil_", "clamp_", "clamp_max_", "clamp_min_", "clip_",
+    "copy_", "detach_", "div_", "divide_", "erfinv_", "exp_", "fill_", "floor_", "lerp_", "log_",
+    "masked_fill_", "mul_", "multiply_", "nan_to_num_", "neg_", "negative_", "pow_", "reciprocal_",
+    "requires_grad_", "round_", "rsqrt_", "sigmoid_", "sign_", "sqrt_", "square_", "sub_",
+    "subtract_", "tanh_", "true_divide_", "zero_",
+}  # fmt: skip
+# Functions that return views, of which DTensor makes copies where they cut the sharded dimension.
+_VIEWS = {
+    "__getitem__", "chunk", "detach", "flatten", "narrow", "ravel", "reshape", "select", "split",
+    "squeeze", "t", "tensor_split", "transpose", "unbind", "unsqueeze", "view", "view_as",
+}  # fmt: skip
+_FLAT = {"flatten", "ravel", "reshape", "unbind", "view", "view_as"}
+_STEPS = "_fasttrain_views"  # attribute of a copy: the shard, and how the copy was made of it
 
 
 def install(undo: ExitStack) -> None:
@@ -45,10 +64,105 @@ def _torch_function(_: Any, func: Any, _types: Any, args: Any = (), kwargs: Any 
             empty = torch.empty(shard.shape, dtype=shard.dtype, device=shard.device)
             return _cut(func(empty, *args[1:], **kwargs), shard)
         if name == "__setitem__" and _is_shard(args[0]):
-            return _set_items(*args)
-        if args and name != "__set__" and not kwargs.get("out") and _is_mixed(args, kwargs):
-            args, kwargs = _alike(name, args, kwargs)
-        return func(*args, **kwargs)
+            _write(func, *args)
+            return None
+        return _run(func, name, args, kwargs)
+
+
+def _run(func: Any, name: str, args: Any, kwargs: Any) -> Any:
+    if getattr(func, "__module__", "") == "torch.nn.init":  # gets its tensor by name
+        with torch.no_grad():
+            return _write(func, kwargs.pop("tensor"), *args, **kwargs)
+    if _is_shard(out := kwargs.get("out")):
+        named = {key: value for key, value in kwargs.items() if value is not out}
+        return _write(Tensor.copy_, out, func(*_put_together(args), **_whole_values(named)))
+    if name in _WHOLE or isinstance(kwargs.get("out"), Tensor):
+        return func(*_put_together(args), **_whole_values(kwargs))
+    if name == "__getitem__" and _is_shard(args[0]) and list(_tensors(args[1:], {})):
+        if _is_followed(args[0]):
+            return func(*_put_together(args))
+    elif name in _VIEWS and _is_shard(args[0]):
+        return _view(func, name, args, kwargs)
+    if args and _is_shard(args[0]) and _changes(name) and not _is_by_number(args[0], name):
+        return _write(func, *args, **kwargs)
+    return _run_mixed(func, name, args, kwargs)
+
+
+def _run_mixed(func: Any, name: str, args: Any, kwargs: Any) -> Any:
+    if args and name != "__set__" and _is_mixed(args, kwargs):
+        several = _changes(name) and isinstance(args[0], list | tuple)
+        if several and len(set(map(_is_shard, args[0]))) > 1:
+            return _each(func, name, args, kwargs)
+        args, kwargs = _alike(name, args, kwargs)
+    return func(*args, **kwargs)
+
+
+def _is_by_number(shard: Any, name: str) -> bool:
+    """True if a function in place can change a shard as it changes a whole tensor."""
+    known = name in _IN_PLACE or name in _BY_NUMBER or name.startswith("_")
+    return known and not hasattr(shard, _STEPS)
+
+
+def _each(func: Any, name: str, args: Any, kwargs: Any) -> None:
+    """Change a list of shards and whole tensors one by one."""
+    for at in range(len(args[0])):
+        one = [[value[at]] if isinstance(value, list | tuple) else value for value in args]
+        _run_mixed(func, name, one, kwargs)
+
+
+def _changes(name: str) -> bool:
+    """True for a function that changes its first argument."""
+    return name in _IN_PLACE or (name.endswith("_") and not name.endswith("__"))
+
+
+def _view(func: Any, name: str, args: Any, kwargs: Any) -> Any:
+    """Return a view of a shard; where it is a copy, one that knows of what."""
+    from torch.distributed.tensor import Replicate
+
+    shard = args[0]
+    of = shard
+    if name in _FLAT and _is_cut(shard) and shard.shape[0] % shard.device_mesh.size():
+        if not _is_followed(shard):
+            return func(*args, **kwargs)  # torch's error
+        of = shard.redistribute(placements=[Replicate()])
+    found = func(of, *args[1:], **kwargs)
+    base, steps = getattr(shard, _STEPS, (shard, ()))
+    several = isinstance(found, list | tuple)
+    for at, each in enumerate(found if several else (found,)):
+        if _is_cut(base) and _is_shard(each) and not _is_cut(each):
+            step = (func, args[1:], kwargs, at if several else None)
+            setattr(each, _STEPS, (base, (*steps, step)))
+    return found
+
+
+def _is_cut(value: Any) -> bool:
+    return any(placement.is_shard() for placement in value.placements)
+
+
+def _write(func: Any, changed: Any, *args: Any, **kwargs: Any) -> Any:
+    """Change a whole tensor in place, and keep the shard of it.
+
+    Raises:
+        RuntimeError: If autograd would have to know of it.
+    """
+    if torch.is_grad_enabled() and changed.requires_grad:
+        raise RuntimeError(
+            "a leaf Variable that requires grad is being used in an in-place operation."
+            if changed.is_leaf
+            else "FSDP does not support derivatives of what is changed in place"
+        )
+    shard, steps = getattr(changed, _STEPS, (changed, ()))
+    with torch.no_grad():
+        whole = shard.detach().full_tensor().clone()
+        part = whole
+        for view, by, named, at in steps:
+            part = view(part, *map(_put_together, by), **_whole_values(named))
+            part = part if at is None else part[at]
+        func(part, *map(_put_together, args), **_whole_values(kwargs))
+        shard.detach().copy_(_cut(whole, shard))
+        if steps:
+            changed.detach().to_local().copy_(part)
+    return changed
 
 
 def _is_shard(value: Any) -> bool:
@@ -56,11 +170,11 @@ def _is_shard(value: Any) -> bool:
 
 
 def _tensors(args: Any, kwargs: Any) -> Iterator[Tensor]:
-    """Yield the tensors among arguments; of a list, which are of one kind, the first."""
+    """Yield the tensors among arguments and in lists of them."""
     for value in (*args, *kwargs.values()):
-        head = value[0] if isinstance(value, list | tuple) and value else value
-        if isinstance(head, Tensor):
-            yield head
+        for each in value if isinstance(value, list | tuple) else (value,):
+            if isinstance(each, Tensor):
+                yield each
 
 
 def _is_mixed(args: Any, kwargs: Any) -> bool:
@@ -72,18 +186,24 @@ def _is_mixed(args: Any, kwargs: Any) -> bool:
     shards, whole = [t for t in found if _is_shard(t)], [t for t in found if not _is_shard(t)]
     if not shards or not whole:
         return False
-    if torch.is_grad_enabled() and any(t.requires_grad and not t.is_cpu for t in shards):
-        # FSDP adds to gradients in a stream of its own, which a pass by another way doesn't know.
+    if not all(map(_is_followed, shards)):
         return False
     return any(t.dim() for t in whole) or not any(t.dim() for t in shards)
 
 
+def _is_followed(shard: Any) -> bool:
+    """True if a shard may be put together: no gradient comes to it by that, or on the CPU.
+
+    On a GPU FSDP adds to gradients in a stream of its own, which such a pass doesn't know.
+    """
+    return bool(shard.is_cpu or not shard.requires_grad or not torch.is_grad_enabled())
+
+
 def _alike(name: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
     """Return arguments of one kind: that of what is changed in place, and else whole."""
-    changes = name in _IN_PLACE or (name.endswith("_") and not name.endswith("__"))
     several = isinstance(args[0], list | tuple)
     first = args[0][0] if several else args[0]
-    if changes and _is_shard(first):
+    if _changes(name) and _is_shard(first):
 
         def cut(value: Any) -> Any:
             if several and isinstance(value, list | tuple):
@@ -91,13 +211,17 @@ def _alike(name: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
             return _cut(value, first)
 
         return tuple(map(cut, args)), {key: cut(value) for key, value in kwargs.items()}
-    return tuple(map(_put_together, args)), {k: _put_together(v) for k, v in kwargs.items()}
+    return tuple(map(_put_together, args)), _whole_values(kwargs)
 
 
 def _put_together(value: Any) -> Any:
-    if isinstance(value, list | tuple) and value and _is_shard(value[0]):
+    if type(value) in (list, tuple):
         return type(value)([_put_together(each) for each in value])
     return value.full_tensor() if _is_shard(value) else value
+
+
+def _whole_values(named: dict[str, Any]) -> dict[str, Any]:
+    return {name: _put_together(value) for name, value in named.items()}
 
 
 def _cut(value: Any, like: Any) -> Any:
@@ -112,13 +236,6 @@ def _cut(value: Any, like: Any) -> Any:
         return DTensor.from_local(value, mesh, [Replicate()] * mesh.ndim, run_check=False)
     with torch.no_grad():
         return distribute_tensor(value.detach(), like.device_mesh, like.placements)
-
-
-def _set_items(shard: Any, where: Any, value: Any) -> None:
-    """Set items of a whole tensor, and keep the shard of it."""
-    whole = shard.detach().full_tensor().clone()
-    whole[_put_together(where)] = _put_together(value)
-    shard.detach().copy_(_cut(whole, shard))
 
 
 def _made(name: str, args: Any, kwargs: Any) -> Any:
