@@ -81,7 +81,9 @@ def _run(func: Any, name: str, args: Any, kwargs: Any) -> Any:
     if name == "__getitem__" and _is_shard(args[0]) and list(_tensors(args[1:], {})):
         if _is_followed(args[0]):
             return func(*_put_together(args))
-    elif name in _VIEWS and _is_shard(args[0]):
+    elif _is_shard(args[0] if args else None) and (
+        name in _VIEWS or (name == "__get__" and hasattr(args[0], _STEPS))  # .data and .T
+    ):
         return _view(func, name, args, kwargs)
     if args and _is_shard(args[0]) and _changes(name) and not _is_by_number(args[0], name):
         return _write(func, *args, **kwargs)
