@@ -248,7 +248,10 @@ def _assign(assign: Any, tensor: Any, value: Any) -> None:
     """
     owner: Any = _OWNERS.get(id(tensor), lambda: None)()
     if owner is None or owner.sharded_param is not tensor:
-        assign(tensor, value)
+        cut = _cut(value, tensor)
+        assign(tensor, cut)
+        if cut is not value:  # such as a whole tensor for that of a gradient
+            tensor._local_tensor = cut.to_local()
         return
     if value.shape != tensor.shape or value.dtype != tensor.dtype:
         refuse(_other_data(value, tensor))

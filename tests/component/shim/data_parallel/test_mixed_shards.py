@@ -36,6 +36,7 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
     "row": lambda w: w[0].zero_(),
     "number of a row": lambda w: w[6][2].fill_(3),
     "data of a row": lambda w: w[6].data.fill_(3),
+    "other data": lambda w: setattr(w, "data", OTHER.clone()),
     "rows": lambda w: w[1:6].mul_(OTHER[1:6]),
     "columns": lambda w: w[:, 1:3].mul_(3),
     "narrow": lambda w: w.narrow(0, 2, 3).copy_(OTHER[:3]),
