@@ -3,9 +3,10 @@
 Takes the folder of tune_scripts.py. Each script is started once for each seed. bf16, the compiler
 and fused optimizers are compared with plain calls, each by itself and on top of those before it
 that were right; times are not compared (scripts/results_alone.py). A line for each run is added to
-a file, and the table is printed of all that are in it. A number is the distance from fp64 as a part
-of what is allowed. Where one step found it above 1, so that two more were looked at, it is followed
-by the largest of all steps, in brackets.
+a file, and the table is printed of all that are in it; of two runs with the same seed, the later
+one counts. A number is the distance from fp64 as a part of what is allowed: the largest of all
+steps that were looked at, with all seeds, of which the number follows. One step above 1 doesn't
+make a lever wrong, for then two more are looked at.
 
     python benchmarks/tune_results.py CORPUS --results found.jsonl
     python benchmarks/tune_results.py CORPUS --results found.jsonl --only none  # the table alone
@@ -58,19 +59,22 @@ def compare(script: Script, seed: int, levers: list[str], budget: str) -> dict[s
     }  # fmt: skip
 
 
-def shown(found: dict[str, Any] | None) -> str:
-    """Return the cell of one comparison."""
-    if found is None:
+def shown(of_seeds: list[dict[str, Any]]) -> str:
+    """Return the cell of one comparison, with what was found with each seed."""
+    if not of_seeds:
         return "-"
-    if found["idle"]:
+    verdicts = Counter(verdict(found) for found in of_seeds)
+    if "no effect" in verdicts:
         return "no effect"
-    if found["right"] is None:
-        return "?"
-    if not found["distance"]:
-        return "same bits"
-    words = f"{part_of(found):.2f}"
-    most = max(map(part_of, found["looks"]))
-    return f"{words} ({most:.2f})" if len(found["looks"]) > 1 else words
+    bad = [f"{verdicts[word]} {word}" for word in VERDICTS.values() if word != "right"]
+    if verdicts["right"] < len(of_seeds):
+        return ", ".join(words for words in bad if words[0] != "0") + f" x{len(of_seeds)}"
+    most = max(part_of(one) for found in of_seeds for one in found["looks"])
+    return f"{most:.2f} x{len(of_seeds)}" if most else f"same bits x{len(of_seeds)}"
+
+
+def verdict(found: dict[str, Any]) -> str:
+    return "no effect" if found["idle"] else VERDICTS[found["right"]]
 
 
 def part_of(found: dict[str, Any]) -> float:
@@ -81,26 +85,32 @@ def part_of(found: dict[str, Any]) -> float:
 
 
 def print_runs(runs: list[dict[str, Any]]) -> None:
-    """Print a line for each script and set of levers, the reasons of what isn't right, and sums."""
-    seeds = sorted({run["seed"] for run in runs})
-    rows = [("script", "levers", *(f"seed {seed}" for seed in seeds))]
-    reasons: Counter[str] = Counter()
-    verdicts: Counter[str] = Counter()
+    """Print a line for each script, sums, and the reasons of what isn't right."""
+    found: dict[tuple[str, str], dict[int, dict[str, Any]]] = {}
+    for run in runs:
+        for one in run["found"]:
+            found.setdefault((run["name"], " + ".join(one["levers"])), {})[run["seed"]] = one
+    every = sorted({levers for _, levers in found}, key=lambda it: ("compile" in it, len(it), it))
+    rows = [("script", *every)]
     for name in dict.fromkeys(run["name"] for run in runs):
-        found: dict[int, dict[str, Any]] = {seed: {} for seed in seeds}
-        for run in (run for run in runs if run["name"] == name):
-            found[run["seed"]] |= {" + ".join(one["levers"]): one for one in run["found"]}
-        every = dict.fromkeys(levers for of_seed in found.values() for levers in of_seed)
-        for levers in every or ("nothing was compared",):
-            cells = [found[seed].get(levers) for seed in seeds]
-            rows.append((name, levers, *map(shown, cells)))
-            for one in filter(None, cells):
-                verdict = "no effect" if one["idle"] else VERDICTS[one["right"]]
-                verdicts[verdict] += 1
-                if verdict != "right":
-                    reasons[f"{name}, {levers}: {verdict}: {one['idle'] or one['reason']}"] += 1
+        cells = (found.get((name, levers), {}) for levers in every)
+        rows.append((name, *(shown(list(of_seeds.values())) for of_seeds in cells)))
     print_table(rows)
-    print("\n" + ", ".join(f"{n} {verdict}" for verdict, n in sorted(verdicts.items())))
+    print_sums({key: list(of_seeds.values()) for key, of_seeds in found.items()})
+
+
+def print_sums(found: dict[tuple[str, str], list[dict[str, Any]]]) -> None:
+    each = [one for of_seeds in found.values() for one in of_seeds]
+    looks = [look for one in each for look in one["looks"]]
+    verdicts = Counter(map(verdict, each))
+    print("\n" + ", ".join(f"{n} {word}" for word, n in sorted(verdicts.items())))
+    print(f"{len(looks)} steps, of which {sum(look['right'] is False for look in looks)} too far")
+    reasons: Counter[str] = Counter()
+    for (name, levers), of_seeds in found.items():
+        for one in of_seeds:
+            bad = [f"a step: {look['reason']}" for look in one["looks"] if not look["right"]]
+            bad += [f"{verdict(one)}: {one['idle']}"] if not one["looks"] else []
+            reasons.update(f"{name}, {levers}, {reason}" for reason in bad)
     for reason, times in reasons.items():
         print(f"  {times} x {reason}")
 
