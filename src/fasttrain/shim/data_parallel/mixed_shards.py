@@ -50,10 +50,13 @@ def install(undo: ExitStack) -> None:
     patching.put(DTensor, "__torch_function__", classmethod(_torch_function), undo)
 
 
-def _torch_function(_: Any, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+def _torch_function(_: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
     """Run a function of torch that gets a shard."""
     kwargs = kwargs or {}
     name = getattr(func, "__name__", "")
+    if name == "__get__" and not hasattr(args[0], _STEPS):
+        # An attribute, of which an optimizer reads many in each step.
+        return torch._C._disabled_torch_function_impl(func, types, args, kwargs)
     with torch._C.DisableTorchFunctionSubclass():
         if name == "__deepcopy__":
             return _copied(*args)
