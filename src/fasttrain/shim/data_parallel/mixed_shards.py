@@ -265,8 +265,10 @@ def _copied(shard: Any, memo: dict[int, Any]) -> Any:
 
 def let_copy(module: nn.Module) -> None:
     """Let a module of a class that FSDP has derived be copied by `copy.deepcopy`."""
+    from torch.distributed.fsdp import FSDPModule
+
     kind: Any = type(module)
-    if not hasattr(kind.__bases__[-1], "__deepcopy__"):
+    if isinstance(module, FSDPModule) and not hasattr(kind.__bases__[-1], "__deepcopy__"):
         kind.__deepcopy__ = _whole_copy
 
 

@@ -199,7 +199,12 @@ def test_shared_memory_is_not_its_own() -> None:
 
 @pytest.fixture
 def unseen() -> Iterator[Callable[..., Unseen]]:
+    """Make what watches for a script that handles SIGCHLD in no way, whatever other tests do."""
     with ExitStack() as undo:
+        before = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        undo.callback(signal.signal, signal.SIGCHLD, before or signal.SIG_DFL)
+        mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+        undo.callback(signal.pthread_sigmask, signal.SIG_SETMASK, mask)
 
         def install(end: Callable[[str], None]) -> Unseen:
             made = Unseen(end)
