@@ -25,10 +25,10 @@ TRAINED = [
     "loaders/stream_dataset",  # saves the module
     "ranks/nosplit_global_counter", "ranks/sparse_coo_buffer", "ranks/losses_not_linear",
     "accumulate_odd", "activation_checkpoint", "convnet_batchnorm", "dqn_target", "finite_guard",
-    "gan_bce", "loaders/accumulate_three", "loaders/growing_batches", "loaders/tiny_gpt",
-    "loaders/two_heads_dict", "loaders/weighted_sampler", "loss_parameters", "manual_sgd",
-    "masked_transformer", "mlp_steplr", "progressive_growing", "reinforce", "siamese_bce",
-    "training_step", "unfreeze_later", "wgan_gp",
+    "gan_bce", "lbfgs_closure", "loaders/accumulate_three", "loaders/growing_batches",
+    "loaders/tiny_gpt", "loaders/two_heads_dict", "loaders/weighted_sampler", "loss_parameters",
+    "manual_sgd", "masked_transformer", "mlp_steplr", "progressive_growing", "reinforce",
+    "siamese_bce", "training_step", "unfreeze_later", "wgan_gp",
 ]  # fmt: skip
 REFUSED = {
     "scripted_part": "[fsdp-refused]",
@@ -37,7 +37,6 @@ REFUSED = {
     "ranks/hessian_products": "--strategy ddp",
     "ranks/bags_with_offsets": "--strategy ddp",  # gradients that are sparse
     "maml_functional": "[fsdp-functional]",
-    "lbfgs_closure": "--strategy ddp",  # flattens the gradients of shards
 }
 CURVATURE = """
 import torch

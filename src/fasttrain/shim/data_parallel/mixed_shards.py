@@ -15,12 +15,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fasttrain.shim.data_parallel.whole_copies import COPIES, base_of, current, set_base
 from fasttrain.shim.hooks import patching
+from fasttrain.shim.hooks.containers import map_tensors
 from fasttrain.shim.hooks.roots import is_sharded
 
 _OWN = ("fasttrain.", "torch.distributed.")  # modules of hooks that a copy is not to have
 _MADE_BY = {"new_zeros", "new_ones", "new_full", "new_empty", "new_tensor"}
 _DRAWN_LIKE = {"rand_like", "randn_like", "randint_like"}
+# Parts of torch's messages where something can't be done with a DTensor, in torch 2.6 to 2.13
+OF_SHARDS = (
+    "mixed torch.Tensor and DTensor", "does not have a sharding strategy", "sharded dimension",
+    "Sharding propagation failed", "unevenly sharded",
+)  # fmt: skip
 _IN_PLACE = {"__iadd__", "__isub__", "__imul__", "__itruediv__"}
 _WHOLE = {  # functions that draw random numbers, and some that DTensor lacks
     "bernoulli", "dropout", "median", "multinomial", "nonzero", "normal", "poisson", "quantile",
@@ -31,16 +38,18 @@ _BY_NUMBER = {
     "abs_", "add_", "addcdiv_", "addcmul_", "ceil_", "clamp_", "clamp_max_", "clamp_min_", "clip_",
     "copy_", "detach_", "div_", "divide_", "erfinv_", "exp_", "fill_", "floor_", "lerp_", "log_",
     "masked_fill_", "mul_", "multiply_", "nan_to_num_", "neg_", "negative_", "pow_", "reciprocal_",
-    "requires_grad_", "round_", "rsqrt_", "sigmoid_", "sign_", "sqrt_", "square_", "sub_",
-    "subtract_", "tanh_", "true_divide_", "zero_",
+    "requires_grad_", "resize_", "resize_as_", "round_", "rsqrt_", "sigmoid_", "sign_",
+    "sqrt_", "square_", "sub_", "subtract_", "tanh_", "true_divide_", "zero_",
 }  # fmt: skip
 # Functions that return views, of which DTensor makes copies where they cut the sharded dimension.
 _VIEWS = {
-    "__getitem__", "chunk", "detach", "flatten", "narrow", "ravel", "reshape", "select", "split",
-    "squeeze", "t", "tensor_split", "transpose", "unbind", "unsqueeze", "view", "view_as",
+    "__getitem__", "__iter__", "as_strided", "chunk", "diagonal", "dsplit", "expand", "expand_as",
+    "flatten", "hsplit", "movedim", "moveaxis", "narrow", "permute", "ravel", "reshape",
+    "reshape_as", "select", "split", "split_with_sizes", "squeeze", "swapaxes", "swapdims", "t",
+    "tensor_split", "transpose", "unbind", "unflatten", "unfold", "unsqueeze", "untyped_storage",
+    "view", "view_as", "vsplit",
 }  # fmt: skip
-_FLAT = {"flatten", "ravel", "reshape", "unbind", "view", "view_as"}
-_STEPS = "_fasttrain_views"  # attribute of a copy: the shard, and how the copy was made of it
+_VIEWED = {"H", "T", "imag", "mH", "mT", "real"}  # attributes that are views
 
 
 def install(undo: ExitStack) -> None:
@@ -54,22 +63,31 @@ def _torch_function(_: Any, func: Any, types: Any, args: Any = (), kwargs: Any =
     """Run a function of torch that gets a shard."""
     kwargs = kwargs or {}
     name = getattr(func, "__name__", "")
-    if name == "__get__" and not hasattr(args[0], _STEPS):
+    if name == "__get__" and func.__self__.__name__ not in _VIEWED:
         # An attribute, of which an optimizer reads many in each step.
         return torch._C._disabled_torch_function_impl(func, types, args, kwargs)
     with torch._C.DisableTorchFunctionSubclass():
-        if name == "__deepcopy__":
-            return _copied(*args)
-        if name in _MADE_BY and (made := _made(name, args, kwargs)) is not None:
-            return made
-        if name in _DRAWN_LIKE:
-            shard = args[0]
-            empty = torch.empty(shard.shape, dtype=shard.dtype, device=shard.device)
-            return _cut(func(empty, *args[1:], **kwargs), shard)
-        if name == "__setitem__" and _is_shard(args[0]):
-            _write(func, *args)
-            return None
-        return _run(func, name, args, kwargs)
+        if COPIES:
+            args, kwargs = current(args), current(kwargs)
+            COPIES.settle()
+        return _do(func, name, args, kwargs)
+
+
+def _do(func: Any, name: str, args: Any, kwargs: Any) -> Any:
+    if name == "__deepcopy__":
+        return _copied(*args)
+    if name == "detach":
+        return set_base(func(*args), args[0])
+    if name in _MADE_BY and (made := _made(name, args, kwargs)) is not None:
+        return made
+    if name in _DRAWN_LIKE:
+        shard = args[0]
+        empty = torch.empty(shard.shape, dtype=shard.dtype, device=shard.device)
+        return _cut(func(empty, *args[1:], **kwargs), shard)
+    if name == "__setitem__" and _is_shard(args[0]):
+        _write(func, *args)
+        return None
+    return _run(func, name, args, kwargs)
 
 
 def _run(func: Any, name: str, args: Any, kwargs: Any) -> Any:
@@ -81,14 +99,10 @@ def _run(func: Any, name: str, args: Any, kwargs: Any) -> Any:
         return _write(Tensor.copy_, out, func(*_put_together(args), **_whole_values(named)))
     if name in _WHOLE or isinstance(kwargs.get("out"), Tensor):
         return func(*_put_together(args), **_whole_values(kwargs))
-    if name == "__getitem__" and _is_shard(args[0]) and list(_tensors(args[1:], {})):
-        if _is_followed(args[0]):
-            return func(*_put_together(args))
-    elif _is_shard(args[0] if args else None) and (
-        name in _VIEWS or (name == "__get__" and hasattr(args[0], _STEPS))  # .data and .T
-    ):
-        return _view(func, name, args, kwargs)
-    if args and _is_shard(args[0]) and _changes(name) and not _is_by_number(args[0], name):
+    first = args[0] if args else None
+    if _is_shard(first) and (name in _VIEWS or name == "__get__"):
+        return _view(func, first, args, kwargs)
+    if _is_shard(first) and _changes(name) and not _is_by_number(name):
         return _write(func, *args, **kwargs)
     return _run_mixed(func, name, args, kwargs)
 
@@ -99,13 +113,45 @@ def _run_mixed(func: Any, name: str, args: Any, kwargs: Any) -> Any:
         if several and len(set(map(_is_shard, args[0]))) > 1:
             return _each(func, name, args, kwargs)
         args, kwargs = _alike(name, args, kwargs)
-    return func(*args, **kwargs)
+    if not (COPIES and _changes(name)):
+        return _or_whole(func, args, kwargs)
+    of_lists = isinstance(args[0], list | tuple)  # such as of parameters and of their averages
+    changed = {id(base_of(t)) for t in _tensors(args if of_lists else args[:1], {})}
+    COPIES.before_change()
+    try:
+        return _or_whole(func, args, kwargs)
+    finally:
+        COPIES.after_change(lambda shard: id(shard) in changed)
 
 
-def _is_by_number(shard: Any, name: str) -> bool:
+def _or_whole(func: Any, args: Any, kwargs: Any) -> Any:
+    """Run a function on shards, or on whole tensors if torch can't do it on shards."""
+    try:
+        return func(*args, **kwargs)
+    except (NotImplementedError, RuntimeError) as error:
+        if not any(words in str(error) for words in OF_SHARDS):
+            raise
+        shards = [t for t in _tensors(args, kwargs) if _is_shard(t)]
+        if not all(map(_is_followed, shards)):
+            raise
+    found = func(*map_tensors(args, _shared), **map_tensors(kwargs, _shared))
+    COPIES.settle()
+    return found
+
+
+def _shared(tensor: Any) -> Any:
+    """Return the whole tensor of a shard, as `COPIES.share` does; others as they are."""
+    if not _is_shard(tensor):
+        return tensor
+    if not (torch.is_grad_enabled() and tensor.requires_grad):
+        return COPIES.share(tensor)
+    apply: Any = _Whole.apply
+    return apply(tensor)
+
+
+def _is_by_number(name: str) -> bool:
     """True if a function in place can change a shard as it changes a whole tensor."""
-    known = name in _IN_PLACE or name in _BY_NUMBER or name.startswith("_")
-    return known and not hasattr(shard, _STEPS)
+    return name in _IN_PLACE or name in _BY_NUMBER or name.startswith("_")
 
 
 def _each(func: Any, name: str, args: Any, kwargs: Any) -> None:
@@ -120,28 +166,24 @@ def _changes(name: str) -> bool:
     return name in _IN_PLACE or (name.endswith("_") and not name.endswith("__"))
 
 
-def _view(func: Any, name: str, args: Any, kwargs: Any) -> Any:
-    """Return a view of a shard; where it is a copy, one that knows of what."""
-    from torch.distributed.tensor import Replicate
-
-    shard = args[0]
-    of = shard
-    if name in _FLAT and _is_cut(shard) and shard.shape[0] % shard.device_mesh.size():
-        if not _is_followed(shard):
-            return func(*args, **kwargs)  # torch's error
-        of = shard.redistribute(placements=[Replicate()])
-    found = func(of, *args[1:], **kwargs)
-    base, steps = getattr(shard, _STEPS, (shard, ()))
-    several = isinstance(found, list | tuple)
-    for at, each in enumerate(found if several else (found,)):
-        if _is_cut(base) and _is_shard(each) and not _is_cut(each):
-            step = (func, args[1:], kwargs, at if several else None)
-            setattr(each, _STEPS, (base, (*steps, step)))
-    return found
+def _view(func: Any, shard: Any, args: Any, kwargs: Any) -> Any:
+    """Return what is a view of a shard's whole tensor."""
+    if not _is_followed(shard):
+        return func(*args, **kwargs)
+    return func(_shared(shard), *map(_put_together, args[1:]), **_whole_values(kwargs))
 
 
-def _is_cut(value: Any) -> bool:
-    return any(placement.is_shard() for placement in value.placements)
+class _Whole(torch.autograd.Function):
+    """The whole tensor of a shard, whose gradient is cut as the shard is."""
+
+    @staticmethod
+    def forward(ctx: Any, shard: Any) -> Tensor:
+        ctx.shard = shard.detach()
+        return COPIES.share(shard)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return _cut(gradient, ctx.shard)
 
 
 def _write(func: Any, changed: Any, *args: Any, **kwargs: Any) -> Any:
@@ -156,17 +198,8 @@ def _write(func: Any, changed: Any, *args: Any, **kwargs: Any) -> Any:
             if changed.is_leaf
             else "FSDP does not support derivatives of what is changed in place"
         )
-    shard, steps = getattr(changed, _STEPS, (changed, ()))
-    with torch.no_grad():
-        whole = shard.detach().full_tensor().clone()
-        part = whole
-        for view, by, named, at in steps:
-            part = view(part, *map(_put_together, by), **_whole_values(named))
-            part = part if at is None else part[at]
-        func(part, *map(_put_together, args), **_whole_values(kwargs))
-        shard.detach().copy_(_cut(whole, shard))
-        if steps:
-            changed.detach().to_local().copy_(part)
+    func(COPIES.share(changed), *map(_put_together, args), **_whole_values(kwargs))
+    COPIES.settle()
     return changed
 
 

@@ -33,6 +33,7 @@ from fasttrain.shim.data_parallel.rank_consistency import RankConsistency, SameL
 from fasttrain.shim.data_parallel.replica import Replica
 from fasttrain.shim.data_parallel.split import whole_batch
 from fasttrain.shim.data_parallel.split.call import SplitCalls
+from fasttrain.shim.data_parallel.whole_copies import COPIES
 from fasttrain.shim.hooks import patching
 from fasttrain.shim.hooks.gradients import take_one_by_one
 from fasttrain.shim.hooks.outcome_recorder import OutcomeRecorder
@@ -176,6 +177,8 @@ class Replicate:
             root.trainable or any(p.requires_grad for p in parameters_of(module))
         )
         run = functools.partial(self._run, root, module, call)
+        if self._sharded:
+            COPIES.agree()
         if not trains:
             return self._without_training(root, module, run)
         if self._sharded:

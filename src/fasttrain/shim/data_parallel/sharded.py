@@ -28,6 +28,7 @@ from fasttrain.model.errors import FasttrainError
 from fasttrain.shim.data_parallel import mixed_shards
 from fasttrain.shim.data_parallel.low_gathers import LowGathers, unwatched
 from fasttrain.shim.data_parallel.ranks import Ranks
+from fasttrain.shim.data_parallel.whole_copies import COPIES, current, is_used, set_base
 from fasttrain.shim.hooks import patching
 from fasttrain.shim.hooks.containers import map_tensors, tensors_in
 from fasttrain.shim.hooks.device_clock import module_of
@@ -38,13 +39,8 @@ from fasttrain.shim.process.callsite import own_prefixes
 from fasttrain.shim.process.refusal import refuse
 
 _SWAPPING = {stateless._functional_call.__code__}  # torch.func.functional_call calls it, too
-# Parts of torch's messages where something can't be done with a DTensor or a sharded module, in
-# torch 2.6 to 2.13
-_OF_SHARDS = (
-    "mixed torch.Tensor and DTensor", "does not have a sharding strategy", "sharded dimension",
-    "Sharding propagation failed", "attribute lookup FSDP", "FSDP does not support",
-    "unevenly sharded",
-)  # fmt: skip
+# Parts of torch's messages where something can't be done with a sharded module
+_OF_SHARDS = (*mixed_shards.OF_SHARDS, "attribute lookup FSDP", "FSDP does not support")
 # The same once a model is sharded: a gradient by the shard of a whole parameter, and one through
 # whole parameters that were freed after an earlier one; and gradients that FSDP can't reduce, or
 # of a shard without rows; and data of another type than what FSDP has made.
@@ -57,7 +53,7 @@ _NUMBER: Any = torch.ops.aten._local_scalar_dense.default  # reads a number
 # Functions that return a scalar of all gradients, which is a DTensor.
 _CLIPPERS = ("clip_grad_norm_", "clip_grad_value_", "clip_grads_with_norm_", "get_total_norm")
 
-
+_LINE = 80  # characters of a line in which torch shows tensors
 _KEPT_FREE = 0.1  # share of a device's memory that whole tensors of a checkpoint leave free
 
 
@@ -102,6 +98,7 @@ class ShardedReplica:
         whole = dict(module.named_parameters(remove_duplicate=False))
         blocks = _without_ties(repeated_blocks(module), module)
         self.blocks = len(blocks)  # not they themselves: FSDP's states of them lead to the root
+        COPIES.begin(ranks, tell)
         kind = device_type or next(parameters_of(module)).device.type
         _fully_shard([*blocks, module], init_device_mesh(kind, (ranks.world_size,)))
         shards = dict(module.named_parameters(remove_duplicate=False))
@@ -116,6 +113,7 @@ class ShardedReplica:
             _exchange_states(optimizer, places)
             _keep_states_whole(optimizer, tell)
         _exchange_references([p for p in whole.values() if id(p) in places], places, tell)
+        COPIES.agree()
         gather = functools.partial(_gather_parameters, tell)
         parts: list[Any] = [part for part in module.modules() if part._parameters]
         for part in parts:
@@ -144,6 +142,7 @@ class ShardedReplica:
         for parameter in self.parameters:
             if parameter._backward_hooks:
                 refuse(_has_hooks())
+        COPIES.before_change()
 
     def gather_first(self, ends: Iterable[Tensor]) -> None:
         """Gather all parameters at the beginning of a backward pass from these tensors.
@@ -171,13 +170,28 @@ class ShardedReplica:
 
     def call(self, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Call the module, which gathers its parameters block by block."""
+        self._check_shards()
         with self._put_away_if_it_fails():
             return self._low.call(run, args, kwargs)
 
     def evaluate(self, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Make a call of the module that doesn't train."""
+        self._check_shards()
         with self._low.in_their_type(), self._put_away_if_it_fails():
             return run(*args, **kwargs)
+
+    def _check_shards(self) -> None:
+        """Check that the module still has its shards.
+
+        Raises:
+            SystemExit: ``fsdp-replaced``.
+        """
+        for shard in self.parameters:
+            owner: Any = _OWNERS.get(id(shard), lambda: None)()
+            if owner is not None and owner.sharded_state.name == "SHARDED":
+                info = owner._module_info
+                if info.module._parameters.get(info.param_name) is not shard:
+                    refuse(_is_replaced(_name(info.module), info.param_name))
 
     @contextmanager
     def _put_away_if_it_fails(self) -> Iterator[None]:
@@ -205,6 +219,7 @@ class ShardedReplica:
         """Average nothing: each shard's gradient is the mean over the ranks already."""
         if (low := self._low_ref()) is not None:
             low.after_backward()
+        COPIES.after_change(lambda shard: not isinstance(shard, nn.Parameter))
 
 
 def install(undo: ExitStack) -> None:
@@ -220,10 +235,13 @@ def install(undo: ExitStack) -> None:
     undo.callback(handlers.pop, _NUMBER, None)
     data: Any = vars(torch._C.TensorBase)["data"]
     assign = functools.partial(_assign, data.__set__)
-    patching.put(DTensor, "data", property(data.__get__, assign), undo)
-    for name in ("tolist", "numpy", "__format__"):
+    patching.put(DTensor, "data", property(lambda t: set_base(data.__get__(t), t), assign), undo)
+    assign_whole = functools.partial(_assign_whole, data.__set__)
+    patching.put(Tensor, "data", _Data(data.__get__, assign_whole), undo)
+    patching.wrap(DTensor, "numpy", _of_its_memory, undo)
+    for name in ("tolist", "__format__"):
         patching.wrap(DTensor, name, _of_the_whole, undo)
-    patching.wrap(DTensor, "__repr__", _of_a_number, undo)
+    patching.wrap(DTensor, "__repr__", _shown, undo)
     clip_grad = sys.modules["torch.nn.utils.clip_grad"]
     for owner, name in itertools.product((nn.utils, clip_grad), _CLIPPERS):
         if hasattr(owner, name):
@@ -246,20 +264,36 @@ def _assign(assign: Any, tensor: Any, value: Any) -> None:
     Raises:
         SystemExit: ``fsdp-data`` if it has another shape or type.
     """
+    COPIES.settle()
+    COPIES.forget(tensor)
     owner: Any = _OWNERS.get(id(tensor), lambda: None)()
     if owner is None or owner.sharded_param is not tensor:
         cut = _cut(value, tensor)
         assign(tensor, cut)
+        tensor._local_tensor = cut.detach().to_local()
         if cut is not value:  # such as a whole tensor for that of a gradient
-            tensor._local_tensor = cut.to_local()
+            COPIES.adopt(tensor, value)
         return
     if value.shape != tensor.shape or value.dtype != tensor.dtype:
         refuse(_other_data(value, tensor))
     value = value.detach()
     if hasattr(value, "placements"):
         value = value.redistribute(tensor.device_mesh, tensor.placements)
+    else:
+        COPIES.adopt(tensor, value)
     tensor._local_tensor = _cut(value, tensor).to_local().contiguous()
     owner.reset_sharded_param()
+
+
+class _Data(property):
+    """`Tensor.data`, whose getter torch hands to ``__torch_function__``: it has a name."""
+
+    __name__ = "data"
+
+
+def _assign_whole(assign: Any, tensor: Tensor, value: Any) -> None:
+    """Make a shard's whole tensor the data of a whole one; torch doesn't check and would crash."""
+    assign(tensor, COPIES.share(value) if hasattr(value, "placements") else current(value))
 
 
 def _number(_operator: Any, args: tuple[Any, ...], _kwargs: Any) -> Any:
@@ -275,12 +309,34 @@ def _of_the_whole(original: Any) -> Any:
     return method
 
 
-def _of_a_number(original: Any) -> Any:
-    """Show numbers as those of the whole tensors; others may be shown by one rank alone."""
+def _of_its_memory(original: Any) -> Any:
+    @functools.wraps(original)
+    def numpy(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        if torch.is_grad_enabled() and tensor.requires_grad:
+            return original(tensor, *args, **kwargs)  # torch's error
+        return COPIES.share(tensor).numpy(*args, **kwargs)
+
+    return numpy
+
+
+def _shown(original: Any) -> Any:
+    """Show whole tensors, but not in a traceback or a debugger, which one rank alone may have."""
 
     @functools.wraps(original)
     def __repr__(tensor: Any, *args: Any, **kwargs: Any) -> str:  # noqa: N807
-        return original(tensor, *args, **kwargs) if tensor.dim() else repr(_whole(tensor.detach()))
+        frame: Any = sys._getframe(1)
+        while frame.f_code.co_filename.startswith(own_prefixes()) and frame.f_back is not None:
+            frame = frame.f_back
+        if frame.f_globals.get("__name__") in ("bdb", "pdb", "traceback"):
+            return original(tensor, *args, **kwargs)  # type: ignore[no-any-return]
+        whole: Any = _whole(tensor.detach())
+        if isinstance(tensor, nn.Parameter):
+            return repr(nn.Parameter(whole, tensor.requires_grad))
+        if tensor.grad_fn is None:
+            return repr(whole.requires_grad_(tensor.requires_grad))
+        lines, name = repr(whole)[:-1], f"grad_fn=<{type(tensor.grad_fn).__name__}>)"
+        fits = len(lines.rpartition("\n")[2]) + len(name) < _LINE
+        return lines + (", " if fits else ",\n       ") + name
 
     return __repr__
 
@@ -439,6 +495,15 @@ def _is_written(name: str, parameter: str) -> FasttrainError:
     )
 
 
+def _is_replaced(name: str, parameter: str) -> FasttrainError:
+    return FasttrainError(
+        f"--strategy fsdp can't train {name}, whose parameter {parameter} the script has replaced",
+        why="the one before was sharded by the model's first call, and the new one isn't",
+        fix="change it in place (copy_, load_state_dict), or use --strategy ddp",
+        slug="fsdp-replaced",
+    )
+
+
 def _parts_are_sharded(root: Root) -> FasttrainError:
     return FasttrainError(
         f"--strategy fsdp can't shard {root.name}, called at {root.where}",
@@ -490,10 +555,11 @@ def _fully_shard(modules: list[nn.Module], mesh: Any) -> None:
         except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
             refuse(_refused(root, error))
         mixed_shards.let_copy(module)
-        after = set(map(id, parameters_of(module)))
-        for parameter in before:
-            # The script's optimizers still refer to it: a block's goes before the next is sharded.
-            if id(parameter) not in after:
+        for parameter, shard in zip(before, parameters_of(module), strict=True):
+            if parameter is not shard:
+                COPIES.adopt(shard, parameter if is_used(parameter) else None)
+                # The script's optimizers still refer to it: a block's goes before the next is
+                # sharded.
                 parameter.data = parameter.data.new_empty(0)
 
 
@@ -707,8 +773,9 @@ def _cut_parameters(module: nn.Module, checkpoint: dict[str, Any], prefix: str, 
 
 def _whole(value: Any) -> Any:
     """Return a sharded tensor as a whole one: a collective, so that every rank must call it."""
+    COPIES.settle()
     gather = getattr(value, "full_tensor", None)
-    return value if gather is None else gather()
+    return current(value) if gather is None else gather()
 
 
 def _for_checkpoint(value: Any, tell: Callable[[str], None]) -> Any:
@@ -718,15 +785,16 @@ def _for_checkpoint(value: Any, tell: Callable[[str], None]) -> Any:
     """
     if not hasattr(value, "full_tensor"):
         return value
-    whole: Any = _whole(value)
-    memory: Any = getattr(module_of(whole.device), "mem_get_info", None)
-    if memory is None:
-        return whole
-    free, total = memory(whole.device)
-    if free > _KEPT_FREE * total:
-        return whole
-    tell("the whole tensors of a state_dict() are on the CPU, since its device was nearly full")
-    return whole.cpu()
+    memory: Any = getattr(module_of(value.device), "mem_get_info", None)
+    if memory is not None:
+        free, total = memory(value.device)
+        if free <= _KEPT_FREE * total:
+            tell(
+                "the whole tensors of a state_dict() are on the CPU, since its device was nearly"
+                " full"
+            )
+            return _whole(value).cpu()
+    return COPIES.lend(value)
 
 
 def _cut(value: Any, like: Any) -> Any:

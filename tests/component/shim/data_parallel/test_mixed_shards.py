@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from fasttrain.shim.data_parallel import sharded
 from fasttrain.shim.data_parallel.ranks import Ranks
+from fasttrain.shim.data_parallel.whole_copies import COPIES
 from support.forked_ranks import on_ranks
 
 OTHER = torch.randn(7, 5, generator=torch.Generator().manual_seed(3))
@@ -80,6 +81,7 @@ def test_functions_that_change_shards_change_the_whole_tensor(tmp_path: Path) ->
                     change(tensor)
                     drawn.append(float(torch.rand(())))
                     results.append(tensor)
+                COPIES.agree()
                 same = torch.allclose(results[0], results[1].full_tensor())
                 found[name] = same and drawn[0] == drawn[1]
         return found

@@ -22,7 +22,8 @@ def test_a_nearly_full_device_has_them_on_the_host(
     memory = SimpleNamespace(mem_get_info=lambda _: (free, total))
     monkeypatch.setattr(sharded, "module_of", lambda _: memory)
     whole = SimpleNamespace(device=torch.device("cuda"), cpu=lambda: "host")
-    shard = SimpleNamespace(full_tensor=lambda: whole)
+    shard = SimpleNamespace(full_tensor=lambda: whole, device=whole.device)
+    monkeypatch.setattr(sharded.COPIES, "lend", lambda _: whole)
     told: list[str] = []
     found: Any = sharded._for_checkpoint(shard, told.append)
     assert found == ("host" if place == "host" else whole)
@@ -44,7 +45,8 @@ def test_a_block_is_freed_before_the_next_is_sharded(monkeypatch: pytest.MonkeyP
     def shard(module: nn.Module, **_: Any) -> None:
         left.append(sum(p.untyped_storage().nbytes() for p in whole))
         for part in module.modules():
-            part._parameters.update({k: nn.Parameter(torch.ones(1)) for k in part._parameters})
+            names = [name for name, p in part._parameters.items() if p is not None]
+            part._parameters.update({name: nn.Parameter(torch.ones(1)) for name in names})
 
     monkeypatch.setattr(fsdp, "fully_shard", shard)
     sharded._fully_shard([*model, model], None)

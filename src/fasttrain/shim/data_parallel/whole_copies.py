@@ -1,0 +1,284 @@
+"""Whole tensors that share their numbers with shards, as views share memory in one process.
+
+In one process ``state_dict()``, ``weight.data.numpy()`` and ``weight.data[0]`` use the memory of
+the parameter: what is changed in the one is changed in the other. A shard and its whole tensor have
+memory of their own. So a whole tensor that a script was given stays known here as long as anything
+uses its memory. Its rows are copied into the shard before that is used, and it is gathered again
+after the shard was changed; what nothing but a checkpoint refers to, when it is next read.
+
+Every rank runs the same lines, so that all know of the same tensors and gather together. When the
+last use of one ends is not the same on all ranks, since it may take Python's garbage collector:
+they agree on it.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fasttrain.shim.data_parallel.ranks import Ranks
+from fasttrain.shim.hooks.containers import map_tensors
+
+_BASE = "_fasttrain_base"  # attribute of a detached shard: the one whose memory it uses
+_OF_ITSELF = {"__set__", "requires_grad_"}  # functions that change a tensor and not its numbers
+_READ_LATER, _USED = 1, 1_000_000  # what each rank adds for a tensor that it keeps; more than ranks
+
+
+class _Copy:
+    """A whole tensor of a shard.
+
+    Attributes:
+        whole: None where nothing on this rank uses its memory any more.
+        lent: Refers to the `LentTensor` of it, if there is one.
+        later: True if a change of the shard is to make it stale; the same on all ranks.
+        stale: True if it is to be gathered before anyone reads it; the same on all ranks.
+    """
+
+    def __init__(self, shard: Any) -> None:
+        self.shard = shard
+        self.whole: Tensor | None = None
+        self.lent: Callable[[], Any] = lambda: None
+        self.later = self.stale = False
+
+    def fill_shard(self) -> None:
+        """Copy this rank's rows of the whole tensor into the shard."""
+        if self.whole is None or self.stale:
+            return
+        rows = self.whole
+        mesh = self.shard.device_mesh
+        for at, placement in enumerate(self.shard.placements):
+            if placement.is_shard():
+                parts = rows.chunk(mesh.size(at), placement.dim)
+                rank = mesh.get_local_rank(at)
+                rows = parts[rank] if rank < len(parts) else rows.narrow(placement.dim, 0, 0)
+        self.shard.detach().to_local().copy_(rows)
+
+    def gather(self, *, changed: bool = True) -> None:
+        """Have the whole tensor hold the shards of all ranks: a collective.
+
+        Args:
+            changed: True if the shard has changed since. Nothing is written otherwise, which
+                autograd would notice.
+        """
+        found = self.shard.detach().full_tensor()
+        if self.whole is None:
+            self.whole = found.clone()
+        elif changed or self.stale:
+            self.whole.copy_(found)
+        self.stale = False
+
+    def uses(self, known: Counter[int]) -> int:
+        """Return how this rank uses the whole tensor.
+
+        Args:
+            known: How many of the tensors that are known use each storage.
+        """
+        if self.whole is None:
+            return 0
+        storage: Any = self.whole.untyped_storage()
+        lent = self.lent() is not None
+        uses: int = torch._C._storage_Use_Count(storage._cdata)
+        others = uses - known[storage._cdata] - lent - 1  # and `storage`
+        return _USED if others > 0 else _READ_LATER if lent else 0
+
+
+class LentTensor(Tensor):
+    """A whole tensor that is gathered again when it is read after its shard was changed."""
+
+    of: _Copy
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run a function of torch on the tensor as it is now."""
+        if func.__name__ in _OF_ITSELF and isinstance(args[0], LentTensor):
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(args[0], *current(args[1:]))
+        return func(*current(args), **current(kwargs or {}))
+
+
+def current(value: Any) -> Any:
+    """Return a value with plain tensors, up to date, in the places of `LentTensor`s."""
+    return map_tensors(value, _current)
+
+
+def _current(tensor: Tensor) -> Tensor:
+    if not isinstance(tensor, LentTensor):
+        return tensor
+    with _quietly():
+        if tensor.of.stale:
+            tensor.of.gather()
+        return tensor.as_subclass(Tensor)
+
+
+class WholeCopies:
+    """The whole tensors of shards that the script may have.
+
+    Attributes:
+        tell: Called with a sentence for the receipt once the script keeps one while it trains.
+    """
+
+    def __init__(self) -> None:
+        self.tell: Callable[[str], None] = lambda _: None
+        self._ranks: Ranks | None = None
+        self._known: dict[int, _Copy] = {}  # by the shard's id; the same shards on all ranks
+        self._told = False
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def begin(self, ranks: Ranks, tell: Callable[[str], None]) -> None:
+        """Note by whom to agree, and whom to tell."""
+        self._ranks, self.tell = ranks, tell
+
+    def share(self, shard: Any) -> Tensor:
+        """Return a whole tensor whose changes in place are changes of the shard: a collective.
+
+        Returns:
+            A tensor without gradient. A copy, if the shard is the same on all ranks.
+        """
+        with _quietly():
+            copy = self._known_copy(shard)
+            return shard.detach().full_tensor() if copy is None else copy.whole.detach()  # type: ignore[no-any-return]
+
+    def lend(self, shard: Any) -> Tensor:
+        """Return the same, gathered again only when it is read: for checkpoints that are kept."""
+        with _quietly():
+            copy = self._known_copy(shard)
+            if copy is None:
+                return shard.detach().full_tensor()  # type: ignore[no-any-return]
+            lent: Any = copy.lent()
+            if lent is None:
+                lent = copy.whole.as_subclass(LentTensor)
+                lent.of = copy
+                copy.lent = weakref.ref(lent)
+            return lent  # type: ignore[no-any-return]
+
+    def _known_copy(self, shard: Any) -> Any:
+        """Return the copy of a shard, up to date; None if the shard is the same on all ranks."""
+        base = base_of(shard)
+        if not any(placement.is_shard() for placement in base.placements):
+            return None
+        self.settle()
+        if id(base) not in self._known:
+            self._known[id(base)] = _Copy(base)
+        copy = self._known[id(base)]
+        copy.gather(changed=False)
+        return copy
+
+    def adopt(self, shard: Any, whole: Tensor | None) -> None:
+        """Have a tensor share its numbers with a shard that was made of it.
+
+        Every rank must call this, with None where nothing else uses the tensor's memory.
+        """
+        self.forget(shard)
+        copy = self._known[id(shard)] = _Copy(shard)
+        if whole is not None and whole.device == shard.device:
+            copy.whole = whole.detach()
+
+    def forget(self, shard: Any) -> None:
+        """Have nothing share its numbers with a shard, whose memory is another one now."""
+        copy = self._known.pop(id(shard), None)
+        if copy is not None and copy.stale:
+            with _quietly():
+                copy.gather()
+
+    def settle(self) -> None:
+        """Copy into the shards what the script has changed, and free what nobody uses."""
+        held = [copy for copy in self._known.values() if copy.whole is not None]
+        if not held:
+            return
+        with _quietly():
+            known = self._storages()
+            for copy in held:
+                copy.fill_shard()
+                if not copy.uses(known):
+                    copy.whole = None
+
+    def _storages(self) -> Counter[int]:
+        wholes: Iterable[Any] = [copy.whole for copy in self._known.values()]
+        return Counter(each.untyped_storage()._cdata for each in wholes if each is not None)
+
+    def agree(self) -> None:
+        """Forget the tensors that no rank uses any more: a collective, if there are any."""
+        self._totals()
+
+    def _totals(self) -> list[float]:
+        """Return how all ranks use what is known, in its order."""
+        self.settle()
+        if not self._known or self._ranks is None:
+            return []
+        with _quietly():
+            known = self._storages()
+            uses = [float(copy.uses(known)) for copy in self._known.values()]
+            device = next(iter(self._known.values())).shard.device
+            totals = self._ranks.sum(torch.tensor(uses, device=device)).tolist()
+        for key, total in zip(list(self._known), totals, strict=True):
+            if not total:
+                del self._known[key]
+        return [total for total in totals if total]
+
+    def before_change(self) -> None:
+        """Do what has to precede a change of shards: a collective, if any are known.
+
+        What is only lent is gathered when it is read, unless a view of it is used elsewhere.
+        """
+        totals = self._totals()
+        for copy, total in zip(self._known.values(), totals, strict=True):
+            copy.later = total < _USED
+
+    def after_change(self, is_changed: Callable[[Any], bool]) -> None:
+        """Gather again what was changed in shards: a collective, if there are any."""
+        with _quietly():
+            for copy in self._known.values():
+                if is_changed(copy.shard):
+                    self._update(copy)
+
+    def _update(self, copy: _Copy) -> None:
+        if copy.later:
+            copy.stale = True
+            return
+        copy.gather()
+        if not self._told:
+            self._told = True
+            self.tell(
+                "the script uses the memory of whole parameters or states while they change (such"
+                " as views of weight.data): they are gathered again after each change"
+            )
+
+
+COPIES = WholeCopies()  # of this process: what is known of a shard is known to all that get it
+
+
+def base_of(shard: Any) -> Any:
+    """Return the shard of whose memory a detached one is; a parameter is made by detaching."""
+    return shard if isinstance(shard, nn.Parameter) else getattr(shard, _BASE, shard)
+
+
+def set_base(detached: Any, shard: Any) -> Any:
+    """Return a detached shard, noting of whose memory it is."""
+    if detached is not shard:
+        setattr(detached, _BASE, base_of(shard))
+    return detached
+
+
+def is_used(tensor: Tensor) -> bool:
+    """True if anything but this tensor uses its memory."""
+    storage: Any = tensor.untyped_storage()
+    return bool(torch._C._storage_Use_Count(storage._cdata) > 2)  # the tensor, and `storage`
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Have torch run on shards as they are, seen by neither autograd nor inference mode."""
+    with (
+        torch._C.DisableTorchFunctionSubclass(),
+        torch.inference_mode(mode=False),
+        torch.no_grad(),
+    ):
+        yield

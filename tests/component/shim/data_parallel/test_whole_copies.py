@@ -1,0 +1,234 @@
+"""Whole tensors that scripts have of shards, on real ranks: they share their numbers."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fasttrain.shim.data_parallel import sharded
+from fasttrain.shim.data_parallel.ranks import Ranks
+from fasttrain.shim.data_parallel.whole_copies import COPIES
+from support.forked_ranks import on_ranks
+
+X = torch.randn(6, 5, generator=torch.Generator().manual_seed(3))
+
+
+class Training:
+    """A model of two layers, one of which has rows that don't divide, with what a script does."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self.model = nn.Sequential(nn.Linear(5, 7), nn.Linear(7, 3))
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.1)
+        self.weight: Any = lambda: self.model[0].weight
+        self.call: Any = self.model
+        self.after: Any = lambda: None  # runs after each backward pass
+
+    def step(self) -> float:
+        loss: Tensor = self.call(X).square().mean()
+        self.optimizer.zero_grad()
+        self.backward(loss)
+        self.optimizer.step()
+        return loss.item()
+
+    def backward(self, loss: Any) -> None:
+        loss.backward()
+        self.after()
+
+    def steps(self) -> list[float]:
+        return [self.step() for _ in range(2)]
+
+
+def state_dict_in_place(t: Training) -> Any:
+    state = t.model.state_dict()
+    state["0.weight"].mul_(0.5)
+    state["1.bias"][0] = 3
+    return t.steps()
+
+
+def kept_state_dict(t: Training) -> Any:
+    state, deep = t.model.state_dict(), copy.deepcopy(t.model.state_dict())
+    t.step()
+    t.model.load_state_dict(state)  # does nothing
+    t.step()
+    return [state["0.weight"], deep["0.weight"], t.step()]
+
+
+def kept_optimizer_state(t: Training) -> Any:
+    t.step()
+    state = t.optimizer.state_dict()["state"]
+    t.step()
+    return [state[0]["exp_avg"]]
+
+
+def saved_later(t: Training) -> Any:
+    kept = {"model": t.model.state_dict()}
+    t.step()
+    buffer = io.BytesIO()
+    torch.save(kept, buffer)
+    buffer.seek(0)
+    t.step()
+    pickled = pickle.loads(pickle.dumps(kept))
+    return [torch.load(buffer)["model"]["0.weight"], pickled["model"]["0.weight"]]
+
+
+def array(t: Training) -> Any:
+    values = t.weight().data.numpy()
+    values[6] = 7
+    losses = t.steps()
+    t.weight().detach().numpy()[...] = 0.1
+    return [*losses, *t.steps(), torch.from_numpy(values)]
+
+
+def view_kept(t: Training) -> Any:
+    row, flat = t.weight().data[6], t.weight().data.view(-1)
+    t.step()
+    row.zero_()
+    flat[0] = 2
+    return [*t.steps(), row, flat]
+
+
+def view_with_gradient(t: Training) -> Any:
+    row = t.weight()[6]
+    with torch.no_grad():
+        row.fill_(2)
+    return [*t.steps(), row.detach()]
+
+
+def gradient_view(t: Training) -> Any:
+    t.step()
+    t.backward(t.call(X).mean())
+    flat = t.weight().grad.view(-1)
+    flat.mul_(0.5)
+    t.backward(t.call(X).mean())  # adds
+    t.weight().grad[0] = 0
+    t.optimizer.step()
+    return [flat, *t.steps()]
+
+
+def swapped(t: Training) -> Any:
+    averages = [torch.full(p.shape, 0.5) for p in t.model.parameters()]
+    found = []
+    for _ in range(2):
+        for p, average in zip(t.model.parameters(), averages, strict=True):
+            average.data, p.data = p.data, average.data
+        found += t.steps()
+    return [*found, *averages]
+
+
+def swapped_clones(t: Training) -> Any:
+    averages = [p.detach().clone() for p in t.model.parameters()]
+    t.step()
+    for p, average in zip(t.model.parameters(), averages, strict=True):
+        p.data, average.data = average.data, p.data
+    return [*t.steps(), averages[0] * 1]
+
+
+def lists(t: Training) -> Any:
+    values = [torch.full(p.shape, 0.3) for p in t.model.parameters()]
+    state = t.model.state_dict()
+    with torch.no_grad():
+        torch._foreach_copy_(list(t.model.parameters()), values)
+    return [*t.steps(), state["0.weight"]]
+
+
+def penalty(t: Training) -> Any:
+    total = sum(p.view(-1).pow(2).sum() for p in t.model.parameters())
+    t.backward(t.call(X).mean() + total)
+    t.optimizer.step()
+    return t.steps()
+
+
+def renormed(t: Training) -> Any:
+    with torch.no_grad():
+        t.weight().renorm_(2, 0, 0.1)
+    return t.steps()
+
+
+STYLES: tuple[Callable[[Training], Any], ...] = (
+    state_dict_in_place, kept_state_dict, kept_optimizer_state, saved_later, array, view_kept,
+    view_with_gradient, gradient_view, swapped, swapped_clones, lists, penalty, renormed,
+)  # fmt: skip
+
+
+def numbers(values: Any) -> list[list[float]]:
+    wholes = [getattr(v, "full_tensor", lambda v=v: torch.as_tensor(v))() for v in values]
+    return [whole.detach().flatten().double().tolist() for whole in wholes]
+
+
+def by_all(ranks: Ranks) -> Training:
+    """Return one that all ranks train."""
+    training = Training()
+    model = training.model
+    replica = sharded.ShardedReplica(model, ranks, [training.optimizer], lambda _: None)
+
+    def call(x: Tensor) -> Any:
+        COPIES.agree()
+        replica.begin_pass()
+        return replica.call(model, (x,), {})
+
+    training.call, training.after = call, replica.after_backward
+    return training
+
+
+def alike(one: list[float], other: list[float]) -> bool:
+    return torch.allclose(torch.tensor(one), torch.tensor(other))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_what_a_script_does_to_whole_tensors_is_done_to_shards(tmp_path: Path) -> None:
+    def act(ranks: Ranks) -> Any:
+        ranks.join()
+        different = {}
+        with ExitStack() as undo:
+            sharded.install(undo)
+            for style in STYLES:
+                wanted = numbers(style(Training()))
+                found = numbers(style(by_all(ranks)))
+                if not all(map(alike, wanted, found)):
+                    different[style.__name__] = [wanted, found]
+        return different
+
+    for ended in on_ranks(tmp_path / "ranks", act):
+        assert ended.good == {}
+
+
+SHOWN: tuple[Callable[[Any], Any], ...] = (
+    lambda w: w, lambda w: w.data, lambda w: w * 2, lambda w: w[0], lambda w: {"w": w.detach()},
+)  # fmt: skip
+
+
+def test_shards_are_printed_whole(tmp_path: Path) -> None:
+    def act(ranks: Ranks) -> Any:
+        ranks.join()
+        with ExitStack() as undo:
+            sharded.install(undo)
+            weights = [Training().weight(), by_all(ranks).weight()]
+            return [[str(show(weight)) for show in SHOWN] for weight in weights]
+
+    for ended in on_ranks(tmp_path / "ranks", act):
+        one, ranks = ended.good
+        assert ranks == one
+
+
+def test_a_parameter_that_the_script_replaces_ends_with_words(tmp_path: Path) -> None:
+    def act(ranks: Ranks) -> Any:
+        ranks.join()
+        training = by_all(ranks)
+        training.step()
+        training.model[1].bias = nn.Parameter(torch.ones(3))
+        with pytest.raises(SystemExit):
+            training.step()
+
+    for ended in on_ranks(tmp_path / "ranks", act):
+        assert "[fsdp-replaced]" in ended.stderr
+        assert ended.good is None
