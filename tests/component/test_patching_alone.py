@@ -23,9 +23,9 @@ OTHERS = {
     "data_parallel/per_rank.py: iterator", "data_parallel/per_rank.py: fetcher",
     "data_parallel/random_streams.py: generator",
     "data_parallel/replica.py: DistributedDataParallel",  # for a call, as torch's own calls do
-    "data_parallel/mixed_shards.py: kind",  # a class that FSDP has derived
-    "data_parallel/whole_copies.py: detached",  # a shard that the script has detached
-    "data_parallel/sharded.py: state",  # FSDP's, of a root that fasttrain has sharded
+    "data_parallel/shards/mixed.py: kind",  # a class that FSDP has derived
+    "data_parallel/shards/whole_copies.py: detached",  # a shard that the script has detached
+    "data_parallel/shards/replica.py: state",  # FSDP's, of a root that fasttrain has sharded
     "snapshots/batches.py: generator.bit_generator", "snapshots/loader_epochs.py: iterator",
     # The shim's own.
     "levers/compile/lever.py: shared", "levers/loss_scaling/lever.py: shared",

@@ -17,7 +17,7 @@ from fasttrain.shim.data_parallel.context import ParallelContext
 from fasttrain.shim.data_parallel.rank_consistency import SameLine
 from fasttrain.shim.data_parallel.ranks import Ranks
 from fasttrain.shim.data_parallel.replica import Replica, average_gradients
-from fasttrain.shim.data_parallel.sharded import ShardedReplica
+from fasttrain.shim.data_parallel.shards.replica import ShardedReplica
 from fasttrain.shim.data_parallel.split.rows import mean_gradient
 from fasttrain.shim.hooks import patching
 from fasttrain.shim.hooks.gradients import ends_of

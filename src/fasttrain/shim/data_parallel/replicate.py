@@ -25,15 +25,16 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from fasttrain.model.errors import FasttrainError
 from fasttrain.model.outcome import State
-from fasttrain.shim.data_parallel import sharded
 from fasttrain.shim.data_parallel.backward import BackwardPasses
 from fasttrain.shim.data_parallel.context import ParallelContext
 from fasttrain.shim.data_parallel.held_models import HeldModels
 from fasttrain.shim.data_parallel.rank_consistency import RankConsistency, SameLine
 from fasttrain.shim.data_parallel.replica import Replica
+from fasttrain.shim.data_parallel.shards import checks, reads
+from fasttrain.shim.data_parallel.shards.replica import ShardedReplica, out_of_inference_mode
+from fasttrain.shim.data_parallel.shards.whole_copies import COPIES
 from fasttrain.shim.data_parallel.split import whole_batch
 from fasttrain.shim.data_parallel.split.call import SplitCalls
-from fasttrain.shim.data_parallel.whole_copies import COPIES
 from fasttrain.shim.hooks import patching
 from fasttrain.shim.hooks.gradients import take_one_by_one
 from fasttrain.shim.hooks.outcome_recorder import OutcomeRecorder
@@ -92,7 +93,7 @@ class Replicate:
             whole_batch.install_losses(self.splits, undo)
             whole_batch.install_checkpoints(self.splits, undo)
         if self._sharded:
-            sharded.install(undo)
+            reads.install(undo)
             self._held.install(undo)
         undo.callback(register_optimizer_step_post_hook(self._after_step).remove)
         self._consistency.install(undo)
@@ -182,7 +183,7 @@ class Replicate:
         if not trains:
             return self._without_training(root, module, run)
         if self._sharded:
-            sharded.check_own_parameters(root)
+            checks.check_own_parameters(root)
         if root.replica is None:
             self._begin_replica(root, module)
         elif root.replica.moved != self.splits.moved:
@@ -199,7 +200,7 @@ class Replicate:
             return run
         if root.replica is not None:
             run = functools.partial(root.replica.evaluate, run)
-        return sharded.out_of_inference_mode(run)
+        return out_of_inference_mode(run)
 
     def _trained(self, root: Root, run: Call, *args: Any, **kwargs: Any) -> Any:
         if self.splits.reentrant:
@@ -220,12 +221,12 @@ class Replicate:
         root.replica = self._replicate(root, module)
         self.passes.add(root.replica)
 
-    def _replicate(self, root: Root, module: nn.Module) -> Replica | sharded.ShardedReplica:
+    def _replicate(self, root: Root, module: nn.Module) -> Replica | ShardedReplica:
         if not self._sharded:
             return Replica(module, self._ranks)
-        sharded.check_unsharded(root, module)
+        checks.check_unsharded(root, module)
         device = self._held.device_of(module)
-        replica = sharded.ShardedReplica(
+        replica = ShardedReplica(
             module, self._ranks, self._training.optimizers, self.recorder.note,
             device_type=device.type if device is not None else "",
             compiles=lambda: bool(self._compiled.where),

@@ -16,9 +16,9 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from fasttrain.model.errors import ExitCode
-from fasttrain.shim.data_parallel import low_gathers
 from fasttrain.shim.data_parallel.ranks import Ranks
-from fasttrain.shim.data_parallel.sharded import ShardedReplica
+from fasttrain.shim.data_parallel.shards import low_gathers
+from fasttrain.shim.data_parallel.shards.replica import ShardedReplica
 from support.forked_ranks import on_ranks
 
 

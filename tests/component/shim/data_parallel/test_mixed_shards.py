@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fasttrain.shim.data_parallel import sharded
 from fasttrain.shim.data_parallel.ranks import Ranks
-from fasttrain.shim.data_parallel.whole_copies import COPIES
+from fasttrain.shim.data_parallel.shards import reads
+from fasttrain.shim.data_parallel.shards.replica import ShardedReplica
+from fasttrain.shim.data_parallel.shards.whole_copies import COPIES
 from support.forked_ranks import on_ranks
 
 OTHER = torch.randn(7, 5, generator=torch.Generator().manual_seed(3))
@@ -71,8 +72,8 @@ def test_functions_that_change_shards_change_the_whole_tensor(tmp_path: Path) ->
         with ExitStack() as undo:
             model = nn.Linear(5, 7)
             whole = model.weight.detach().clone()
-            sharded.ShardedReplica(model, ranks, [], lambda _: None)
-            sharded.install(undo)
+            ShardedReplica(model, ranks, [], lambda _: None)
+            reads.install(undo)
             for name, change in CHANGES.items():
                 results, drawn = [], []
                 for tensor in (whole.clone(), model.weight.data):

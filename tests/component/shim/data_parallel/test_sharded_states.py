@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.distributed import fsdp
 
-from fasttrain.shim.data_parallel import sharded
+from fasttrain.shim.data_parallel.shards import checkpoints, replica
 
 
 @pytest.mark.parametrize(
@@ -20,20 +20,20 @@ def test_a_nearly_full_device_has_them_on_the_host(
     monkeypatch: pytest.MonkeyPatch, free: int, total: int, place: str
 ) -> None:
     memory = SimpleNamespace(mem_get_info=lambda _: (free, total))
-    monkeypatch.setattr(sharded, "module_of", lambda _: memory)
+    monkeypatch.setattr(checkpoints, "module_of", lambda _: memory)
     whole = SimpleNamespace(device=torch.device("cuda"), cpu=lambda: "host")
     shard = SimpleNamespace(full_tensor=lambda: whole, device=whole.device)
-    monkeypatch.setattr(sharded.COPIES, "lend", lambda _: whole)
+    monkeypatch.setattr(checkpoints.COPIES, "lend", lambda _: whole)
     told: list[str] = []
-    found: Any = sharded._for_checkpoint(shard, told.append)
+    found: Any = checkpoints._for_checkpoint(shard, told.append)
     assert found == ("host" if place == "host" else whole)
     assert bool(told) == (place == "host")
 
 
 def test_what_is_no_shard_stays_as_it_is() -> None:
     whole = torch.ones(2)
-    assert sharded._for_checkpoint(whole, pytest.fail) is whole
-    assert sharded._for_checkpoint(3, pytest.fail) == 3
+    assert checkpoints._for_checkpoint(whole, pytest.fail) is whole
+    assert checkpoints._for_checkpoint(3, pytest.fail) == 3
 
 
 def test_a_block_is_freed_before_the_next_is_sharded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,5 +49,5 @@ def test_a_block_is_freed_before_the_next_is_sharded(monkeypatch: pytest.MonkeyP
             part._parameters.update({name: nn.Parameter(torch.ones(1)) for name in names})
 
     monkeypatch.setattr(fsdp, "fully_shard", shard)
-    sharded._fully_shard([*model, model], None)
+    replica._fully_shard([*model, model], None)
     assert left == [128, 64, 0]

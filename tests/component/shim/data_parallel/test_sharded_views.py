@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fasttrain.shim.data_parallel.ranks import Ranks
-from fasttrain.shim.data_parallel.sharded import ShardedReplica
+from fasttrain.shim.data_parallel.shards.replica import ShardedReplica
 from support.forked_ranks import on_ranks
 
 

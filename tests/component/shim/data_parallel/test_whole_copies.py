@@ -14,9 +14,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fasttrain.shim.data_parallel import sharded
 from fasttrain.shim.data_parallel.ranks import Ranks
-from fasttrain.shim.data_parallel.whole_copies import COPIES
+from fasttrain.shim.data_parallel.shards import reads
+from fasttrain.shim.data_parallel.shards.replica import ShardedReplica
+from fasttrain.shim.data_parallel.shards.whole_copies import COPIES
 from support.forked_ranks import on_ranks
 
 X = torch.randn(6, 5, generator=torch.Generator().manual_seed(3))
@@ -169,7 +170,7 @@ def by_all(ranks: Ranks) -> Training:
     """Return one that all ranks train."""
     training = Training()
     model = training.model
-    replica = sharded.ShardedReplica(model, ranks, [training.optimizer], lambda _: None)
+    replica = ShardedReplica(model, ranks, [training.optimizer], lambda _: None)
 
     def call(x: Tensor) -> Any:
         COPIES.agree()
@@ -190,7 +191,7 @@ def test_what_a_script_does_to_whole_tensors_is_done_to_shards(tmp_path: Path) -
         ranks.join()
         different = {}
         with ExitStack() as undo:
-            sharded.install(undo)
+            reads.install(undo)
             for style in STYLES:
                 wanted = numbers(style(Training()))
                 found = numbers(style(by_all(ranks)))
@@ -211,7 +212,7 @@ def test_shards_are_printed_whole(tmp_path: Path) -> None:
     def act(ranks: Ranks) -> Any:
         ranks.join()
         with ExitStack() as undo:
-            sharded.install(undo)
+            reads.install(undo)
             weights = [Training().weight(), by_all(ranks).weight()]
             return [[str(show(weight)) for show in SHOWN] for weight in weights]
 

@@ -15,10 +15,11 @@ from torch.autograd import grad as gradients_of  # before a lever replaces it
 from torch.nn import Module
 
 from fasttrain.model.errors import ExitCode, FasttrainError
-from fasttrain.shim.data_parallel.low_gathers import widened
 from fasttrain.shim.data_parallel.rank_consistency import meet_inside
 from fasttrain.shim.data_parallel.ranks import Ranks
-from fasttrain.shim.data_parallel.sharded import has_sharded_parts, put_away, writes_refused
+from fasttrain.shim.data_parallel.shards.checks import writes_refused
+from fasttrain.shim.data_parallel.shards.low_gathers import widened
+from fasttrain.shim.data_parallel.shards.replica import has_sharded_parts, put_away
 from fasttrain.shim.data_parallel.split.agreement import (
     DisagreementError,
     check_equal,

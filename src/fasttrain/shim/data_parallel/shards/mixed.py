@@ -8,6 +8,7 @@ line, so that the ranks can put the shard together, or cut the whole tensor as t
 from __future__ import annotations
 
 import copy
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fasttrain.shim.data_parallel.whole_copies import COPIES, base_of, current, set_base
+from fasttrain.shim.data_parallel.shards.whole_copies import COPIES, base_of, current, set_base
 from fasttrain.shim.hooks import patching
 from fasttrain.shim.hooks.containers import map_tensors
 from fasttrain.shim.hooks.roots import is_sharded
@@ -50,6 +51,9 @@ _VIEWS = {
     "view", "view_as", "vsplit",
 }  # fmt: skip
 _VIEWED = {"H", "T", "imag", "mH", "mT", "real"}  # attributes that are views
+
+# What FSDP knows of each shard, by the shard's id.
+OWNERS: dict[int, weakref.ref[Any]] = {}
 
 
 def install(undo: ExitStack) -> None:

@@ -1,0 +1,1 @@
+"""Models whose parameters, gradients and optimizer states are sharded (--strategy fsdp)."""

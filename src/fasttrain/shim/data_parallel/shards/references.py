@@ -1,0 +1,103 @@
+"""Puts shards where the script keeps the whole parameters that they were made of."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator
+from types import CellType, FrameType
+from typing import Any
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from fasttrain.shim.data_parallel.shards.checkpoints import cut_like
+from fasttrain.shim.data_parallel.shards.refusals import hooks_error, kept_error
+from fasttrain.shim.process.callsite import own_prefixes
+from fasttrain.shim.process.refusal import refuse
+
+
+def exchange_states(optimizer: Optimizer, places: dict[int, Any]) -> None:
+    """Shard an optimizer's states of whole parameters."""
+    for parameter in [p for p in optimizer.state if id(p) in places]:
+        shard = places[id(parameter)]
+        state = optimizer.state.pop(parameter)
+        optimizer.state[shard] = {k: cut_like(v, shard) for k, v in state.items()}
+
+
+def exchange_hooks(whole: Any, shard: Any) -> None:
+    """Have FSDP run the hooks that the script has on a whole parameter.
+
+    It runs those that get the parameter once its gradient is there. Others would be lost.
+
+    Raises:
+        SystemExit: ``fsdp-hooks``.
+    """
+    if whole is shard:
+        return
+    if whole._backward_hooks:
+        refuse(hooks_error())
+    # The same mapping, from which the script's handles remove.
+    shard._post_accumulate_grad_hooks = whole._post_accumulate_grad_hooks
+
+
+def exchange_references(
+    whole: list[Tensor], places: dict[int, Any], tell: Callable[[str], None]
+) -> None:
+    """Replace whole parameters by their shards wherever they are kept, such as in an optimizer.
+
+    A script that has listed ``model.parameters()`` before the first call would otherwise clip,
+    average or penalise parameters that nobody trains any more.
+
+    Raises:
+        SystemExit: ``fsdp-references`` if they are kept where they can't be replaced.
+    """
+    for holder in gc.get_referrers(*whole):
+        if holder is not whole:
+            _exchange_in(holder, places)
+    for frame in _frames_of_script():
+        # Its globals are a dict like others.
+        own = {} if frame.f_locals is frame.f_globals else frame.f_locals
+        for name in [name for name, value in own.items() if id(value) in places]:
+            tell(
+                f"{name} in {frame.f_code.co_name}() is a parameter as it was before it was"
+                " sharded, and isn't trained: ask the model for it again"
+            )
+
+
+def _exchange_in(holder: Any, places: dict[int, Any]) -> None:
+    """Replace parameters in a container."""
+    if isinstance(holder, list | deque):
+        for at, item in enumerate(holder):
+            if id(item) in places:
+                holder[at] = places[id(item)]
+    elif isinstance(holder, dict):
+        _exchange_in_dict(holder, places)
+    elif isinstance(holder, set):
+        kept = [places.get(id(item), item) for item in holder]
+        holder.clear()
+        holder.update(kept)
+    elif isinstance(holder, CellType):
+        holder.cell_contents = places[id(holder.cell_contents)]
+    elif isinstance(holder, tuple | frozenset):
+        refuse(kept_error(type(holder).__name__))
+
+
+def _exchange_in_dict(holder: dict[Any, Any], places: dict[int, Any]) -> None:
+    if any(id(key) in places for key in holder):  # by parameter; the order stays
+        items = [(places.get(id(k), k), places.get(id(v), v)) for k, v in holder.items()]
+        holder.clear()
+        holder.update(items)
+        return
+    for key, value in holder.items():
+        if id(value) in places:
+            holder[key] = places[id(value)]
+
+
+def _frames_of_script() -> Iterator[FrameType]:
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if not frame.f_code.co_filename.startswith((*own_prefixes(), "<")):
+            yield frame
+        frame = frame.f_back
