@@ -26,13 +26,17 @@ X = torch.randn(6, 5, generator=torch.Generator().manual_seed(3))
 class Training:
     """A model of two layers, one of which has rows that don't divide, with what a script does."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, early: bool = False) -> None:
         torch.manual_seed(0)
         self.model = nn.Sequential(nn.Linear(5, 7), nn.Linear(7, 3))
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.1)
         self.weight: Any = lambda: self.model[0].weight
         self.call: Any = self.model
-        self.after: Any = lambda: None  # runs after each backward pass
+        # Run before and after each backward pass.
+        self.before: Any = lambda: None
+        self.after: Any = lambda: None
+        state = self.model.state_dict()
+        self.early = [state["0.weight"], self.model[1].bias.data[1:]] if early else []
 
     def step(self) -> float:
         loss: Tensor = self.call(X).square().mean()
@@ -42,6 +46,7 @@ class Training:
         return loss.item()
 
     def backward(self, loss: Any) -> None:
+        self.before()
         loss.backward()
         self.after()
 
@@ -109,8 +114,9 @@ def gradient_view(t: Training) -> Any:
     t.step()
     t.backward(t.call(X).mean())
     flat = t.weight().grad.view(-1)
+    loss = t.call(X).mean()
     flat.mul_(0.5)
-    t.backward(t.call(X).mean())  # adds
+    t.backward(loss)  # adds
     t.weight().grad[0] = 0
     t.optimizer.step()
     return [flat, *t.steps()]
@@ -144,6 +150,7 @@ def lists(t: Training) -> Any:
 
 def penalty(t: Training) -> Any:
     total = sum(p.view(-1).pow(2).sum() for p in t.model.parameters())
+    total = total + t.weight()[0].abs().sum() + t.weight()[:, 1].pow(2).sum()
     t.backward(t.call(X).mean() + total)
     t.optimizer.step()
     return t.steps()
@@ -155,9 +162,18 @@ def renormed(t: Training) -> Any:
     return t.steps()
 
 
+def kept_from_before(t: Training) -> Any:
+    t.step()
+    weight, bias = t.early
+    weight[6].zero_()
+    bias.fill_(2)
+    return [*t.steps(), weight, bias]
+
+
 STYLES: tuple[Callable[[Training], Any], ...] = (
     state_dict_in_place, kept_state_dict, kept_optimizer_state, saved_later, array, view_kept,
     view_with_gradient, gradient_view, swapped, swapped_clones, lists, penalty, renormed,
+    kept_from_before,
 )  # fmt: skip
 
 
@@ -166,18 +182,18 @@ def numbers(values: Any) -> list[list[float]]:
     return [whole.detach().flatten().double().tolist() for whole in wholes]
 
 
-def by_all(ranks: Ranks) -> Training:
+def by_all(ranks: Ranks, *, early: bool = False) -> Training:
     """Return one that all ranks train."""
-    training = Training()
+    training = Training(early=early)
     model = training.model
     replica = ShardedReplica(model, ranks, [training.optimizer], lambda _: None)
 
     def call(x: Tensor) -> Any:
         COPIES.agree()
-        replica.begin_pass()
         return replica.call(model, (x,), {})
 
-    training.call, training.after = call, replica.after_backward
+    training.call = call
+    training.before, training.after = replica.begin_pass, replica.after_backward
     return training
 
 
@@ -193,8 +209,9 @@ def test_what_a_script_does_to_whole_tensors_is_done_to_shards(tmp_path: Path) -
         with ExitStack() as undo:
             reads.install(undo)
             for style in STYLES:
-                wanted = numbers(style(Training()))
-                found = numbers(style(by_all(ranks)))
+                early = style is kept_from_before
+                wanted = numbers(style(Training(early=early)))
+                found = numbers(style(by_all(ranks, early=early)))
                 if not all(map(alike, wanted, found)):
                     different[style.__name__] = [wanted, found]
         return different
