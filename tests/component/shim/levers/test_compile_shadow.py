@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.data._utils import signal_handling
 
 from fasttrain.shim.levers.compile import confined, shadow
 from fasttrain.shim.levers.compile.shadow import Result, Shadow
@@ -283,6 +284,25 @@ def test_a_script_that_handles_the_end_of_children_hears_of_no_copy(
         assert watch.why_not() == HANDLES
     finally:
         signal.signal(signal.SIGCHLD, before)
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["", "and the script's own"])
+def test_the_handler_of_loaders_does_not_count_but_what_it_calls_does(
+    begin: Any, unseen: Any, own: bool
+) -> None:
+    one = begin(lambda: time.sleep(100))
+    if own:
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+    watch = unseen(one.kill)
+    for_loaders = signal_handling._SIGCHLD_handler_set
+    signal_handling._SIGCHLD_handler_set = False
+    try:
+        signal_handling._set_SIGCHLD_handler()  # as the first loader with workers does
+        assert callable(signal.getsignal(signal.SIGCHLD))
+        assert watch.why_not() == (HANDLES if own else "")
+        assert (one.result() is None) is not own
+    finally:
+        signal_handling._SIGCHLD_handler_set = for_loaders
 
 
 def test_a_child_that_the_script_knows_may_be_waited_for(begin: Any, unseen: Any) -> None:

@@ -18,6 +18,9 @@ from fasttrain.shim.hooks import patching
 
 WAITS = "the script waits for any of its child processes"
 HANDLES = "the script handles SIGCHLD"
+# Source: torch 2.13.0, torch/utils/data/_utils/signal_handling.py, _set_SIGCHLD_handler. The
+# handler asks for the workers of DataLoaders alone, and calls the one that was there before.
+_OF_LOADERS = "torch.utils.data._utils.signal_handling"
 _ANY: dict[str, Callable[..., bool]] = {  # what waits for any child, and with which arguments
     "wait": lambda *_: True,
     "wait3": lambda *_: True,
@@ -78,7 +81,16 @@ class Unseen:
 
 
 def _handles(number: Any, handler: Any = None) -> bool:
-    return number == signal.SIGCHLD and handler not in (signal.SIG_DFL, signal.SIG_IGN)
+    """True if a handler of a signal, which isn't in place yet or is, hears of a copy's end."""
+    if number != signal.SIGCHLD:
+        return False
+    if _is_of_loaders(handler):
+        handler = signal.getsignal(number)
+    return handler not in (signal.SIG_DFL, signal.SIG_IGN) and not _is_of_loaders(handler)
+
+
+def _is_of_loaders(handler: Any) -> bool:
+    return getattr(handler, "__module__", None) == _OF_LOADERS
 
 
 def _not_for_copies(register: Callable[..., None]) -> Callable[..., None]:
