@@ -24,7 +24,8 @@ from torch.utils.data._utils import signal_handling
 
 from fasttrain.shim.levers.compile import confined, shadow
 from fasttrain.shim.levers.compile.shadow import Result, Shadow
-from fasttrain.shim.levers.compile.unseen import HANDLES, WAITS, Unseen
+from fasttrain.shim.levers.compile.unseen import ENDED, HANDLES, REPLACED, WAITS, Unseen
+from fasttrain.shim.process import refusal
 
 PATIENCE_S = 120.0
 
@@ -303,6 +304,26 @@ def test_the_handler_of_loaders_does_not_count_but_what_it_calls_does(
         assert (one.result() is None) is not own
     finally:
         signal_handling._SIGCHLD_handler_set = for_loaders
+
+
+def test_it_ends_before_another_program_takes_its_place(begin: Any, unseen: Any) -> None:
+    one = begin(lambda: time.sleep(100))
+    watch = unseen(one.kill)
+    with pytest.raises(FileNotFoundError):
+        os.execlp("no-such-program", "no-such-program")
+    assert one.result().why == watch.why_not() == REPLACED
+
+
+@pytest.mark.parametrize("end", [refusal.ended_well, lambda: refusal.failed(SystemExit(1))])
+def test_it_ends_before_the_exit_handlers_of_the_script(
+    begin: Any, unseen: Any, monkeypatch: pytest.MonkeyPatch, end: Callable[[], None]
+) -> None:
+    monkeypatch.setattr(refusal, "at_clean_end", [])
+    monkeypatch.setattr(refusal, "at_failure", [])
+    one = begin(lambda: time.sleep(100))
+    watch = unseen(one.kill)
+    end()
+    assert one.result().why == watch.why_not() == ENDED
 
 
 def test_a_child_that_the_script_knows_may_be_waited_for(begin: Any, unseen: Any) -> None:

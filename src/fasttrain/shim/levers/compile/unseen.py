@@ -1,7 +1,8 @@
 """Keeps the script from seeing a forked copy of its process, which it hasn't made.
 
 Functions that the script has registered by ``os.register_at_fork`` don't run at such a fork, and a
-script that waits for any child gets none of ours: the copy is ended before.
+script that waits for any child gets none of ours: the copy is ended before. So it is before the
+script's exit handlers run, and before another program takes the place of the script.
 """
 
 from __future__ import annotations
@@ -15,9 +16,12 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from fasttrain.shim.hooks import patching
+from fasttrain.shim.process import refusal
 
 WAITS = "the script waits for any of its child processes"
 HANDLES = "the script handles SIGCHLD"
+REPLACED = "the script puts another program in its place"
+ENDED = "the script has ended"
 # Source: torch 2.13.0, torch/utils/data/_utils/signal_handling.py, _set_SIGCHLD_handler. The
 # handler asks for the workers of DataLoaders alone, and calls the one that was there before.
 _OF_LOADERS = "torch.utils.data._utils.signal_handling"
@@ -53,12 +57,19 @@ class Unseen:
         self._why = ""
 
     def install(self, undo: ExitStack) -> None:
-        """Watch what registers functions for forks, waits for children, and handles SIGCHLD."""
+        """Watch what registers functions for forks, and what could see or leave a child."""
         patching.wrap(os, "register_at_fork", _not_for_copies, undo)
         for name, waits in _ANY.items():
             if hasattr(os, name):
                 patching.wrap(os, name, functools.partial(self._before, waits, WAITS), undo)
+        for name in ("execv", "execve"):  # which the other functions call
+            replaced = functools.partial(self._before, lambda *_: True, REPLACED)
+            patching.wrap(os, name, replaced, undo)
         patching.wrap(signal, "signal", functools.partial(self._before, _handles, HANDLES), undo)
+        ends: list[list[Callable[..., None]]] = [refusal.at_clean_end, refusal.at_failure]
+        for at_end in ends:
+            at_end.append(self._script_ends)
+            undo.callback(at_end.remove, self._script_ends)
 
     def why_not(self) -> str:
         """Return why no copy can be made; empty if one can."""
@@ -67,14 +78,20 @@ class Unseen:
             return HANDLES
         return self._why
 
+    def _script_ends(self, *_: BaseException) -> None:
+        self._give_up(ENDED)
+
+    def _give_up(self, why: str) -> None:
+        self._why = why
+        self._end(why)
+
     def _before(
         self, concerns: Callable[..., bool], why: str, original: Callable[..., Any]
     ) -> Callable[..., Any]:
         @functools.wraps(original)
         def call(*args: Any, **kwargs: Any) -> Any:
             if concerns(*(args or (*kwargs.values(), None))):
-                self._why = why
-                self._end(why)
+                self._give_up(why)
             return original(*args, **kwargs)
 
         return call
