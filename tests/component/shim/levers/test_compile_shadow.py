@@ -23,7 +23,7 @@ from torch import nn
 from torch.utils.data._utils import signal_handling
 
 from fasttrain.shim.levers.compile import confined, shadow
-from fasttrain.shim.levers.compile.shadow import Result, Shadow
+from fasttrain.shim.levers.compile.shadow import CLOSED, Result, Shadow
 from fasttrain.shim.levers.compile.unseen import ENDED, HANDLES, REPLACED, WAITS, Unseen
 from fasttrain.shim.process import refusal
 
@@ -75,6 +75,25 @@ def test_one_that_is_killed_is_no_result(begin: Any, reaped: bool) -> None:
     assert result.graphs == 0
     assert "before it had compiled anything" in result.why
     assert ("signal 9" in result.why) is not reaped
+
+
+@pytest.mark.parametrize("reused", [False, True])
+def test_the_script_may_close_the_pipe_and_have_its_number(
+    begin: Any, tmp_path: Path, reused: bool
+) -> None:
+    one = begin(lambda: time.sleep(100))
+    pid = one.pid
+    (tmp_path / "data").write_text("the script's")
+    with (tmp_path / "data").open("rb") as file:
+        os.close(one._reads)
+        if reused:
+            os.dup2(file.fileno(), one._reads)
+        assert one.result().why == CLOSED
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+        if reused:
+            assert os.read(one._reads, 100) == b"the script's"
+            os.close(one._reads)
 
 
 def test_killing_it_ends_what_it_has_started(

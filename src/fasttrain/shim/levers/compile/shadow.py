@@ -47,6 +47,7 @@ from fasttrain.shim.process.entry import die_with_launcher
 MOST_BYTES = 4096  # of a result, which a pipe takes at once
 OOM_SCORE = 1000  # where memory is short the kernel ends the copy, and not the training
 COMPILE_THREADS = "TORCHINDUCTOR_COMPILE_THREADS"
+CLOSED = "the script has closed a descriptor that isn't its own"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,7 @@ class Shadow:
     def __init__(self, pid: int, reads: int) -> None:
         self.pid = pid
         self._reads = reads
+        self._pipe = _file_of(reads)
         self._owner = os.getpid()
         self._ended: Result | None = None
         self._closing = threading.RLock()  # a thread of the script's may wait for any child
@@ -88,7 +90,10 @@ class Shadow:
     def result(self) -> Result | None:
         """Return what became of it; None while it runs."""
         with self._closing:
-            return self._ended or self._read()
+            if not self._ended and not self._has_pipe():
+                self.kill(CLOSED)
+            self._ended = self._ended or self._read()
+            return self._ended
 
     def kill(self, why: str = "") -> None:
         """End it, and the compilers that it has started, if it runs.
@@ -104,6 +109,10 @@ class Shadow:
                 self._close()
                 self._ended = Result(0, self.seconds, why)
 
+    def _has_pipe(self) -> bool:
+        """True if the pipe wasn't closed, as by ``os.closerange``, its number free for a file."""
+        return _file_of(self._reads) == self._pipe
+
     def _read(self) -> Result | None:
         poll = select.poll()
         poll.register(self._reads, select.POLLIN)
@@ -118,7 +127,8 @@ class Shadow:
 
     def _close(self) -> str:
         """Wait for its end, and return how it was ended if it was."""
-        os.close(self._reads)
+        if self._has_pipe():
+            os.close(self._reads)
         pid, self.pid = self.pid, 0
         try:
             _, status = os.waitpid(pid, 0)
@@ -129,6 +139,15 @@ class Shadow:
         number = os.WTERMSIG(status)
         wrote = number in (signal.SIGSEGV, signal.SIGBUS)
         return f" (signal {number}{': it may write to shared memory' if wrote else ''})"
+
+
+def _file_of(descriptor: int) -> tuple[int, int] | None:
+    """Return what a descriptor leads to; None if it is closed."""
+    try:
+        found = os.fstat(descriptor)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def is_shared(module: Module) -> bool:
