@@ -397,14 +397,20 @@ def test_it_writes_to_the_cache_alone(
         with sqlite3.connect(tmp_path / name / "calls.db") as base:
             base.execute("create table calls(x)")
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "cache"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # where the script works, too
     before = {path.name: path.read_bytes() for path in (tmp_path / "own").iterdir()}
+
+    def use_temporary_files() -> tuple[int, str]:
+        with tempfile.TemporaryDirectory() as folder:
+            used = Path(folder, "x").write_text("x")
+        return used, ""
 
     def work(folder: str) -> tuple[int, str]:
         write(tmp_path / folder)
         return 1, ""
 
     assert ended(begin(lambda: work("cache"))).graphs == 1
+    assert ended(begin(use_temporary_files)).graphs == 1
     result = ended(begin(lambda: work("own")))
     assert "Error" in result.why
     assert {path.name: path.read_bytes() for path in (tmp_path / "own").iterdir()} == before

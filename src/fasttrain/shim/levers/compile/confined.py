@@ -10,11 +10,13 @@ import ctypes
 import mmap
 import os
 import resource
+import sys
 import tempfile
 from contextlib import suppress
 from pathlib import Path
 
 CACHE_FOLDER = "TORCHINDUCTOR_CACHE_DIR"
+TEMPORARY = "copies"  # folder in that one
 # Source: include/uapi/linux/landlock.h, and Documentation/userspace-api/landlock.rst of Linux 6.18.
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # on all architectures but Alpha
 _VERSION, _PATH_BENEATH = 1, 1
@@ -38,11 +40,23 @@ class _Beneath(ctypes.Structure):
 def confine() -> None:
     """Have this process write nothing that others have, for good."""
     _only_read_shared_memory()
-    temporary = tempfile.gettempdir()  # of compilers; inductor keeps precompiled headers there
-    folder = os.environ.get(CACHE_FOLDER) or temporary
+    folder = os.environ.get(CACHE_FOLDER) or tempfile.gettempdir()
     with suppress(OSError):
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        _write_beneath(folder, temporary)
+        temporary = Path(folder, TEMPORARY)
+        temporary.mkdir(parents=True, exist_ok=True)
+        # The script may work beneath the usual one, as in the scratch folder of a cluster's job.
+        os.environ["TMPDIR"] = tempfile.tempdir = str(temporary)
+        _write_beneath(folder, *_headers())
+
+
+def _headers() -> list[str]:
+    """Return where inductor keeps precompiled headers, if it has chosen that in the parent."""
+    codecache = sys.modules.get("torch._inductor.codecache")
+    chosen = getattr(codecache, "_HEADER_DIR", None)
+    if chosen is None:
+        return []
+    Path(chosen).mkdir(parents=True, exist_ok=True)
+    return [chosen]
 
 
 def _only_read_shared_memory() -> None:
