@@ -22,6 +22,7 @@ import torch
 from torch import nn
 from torch.utils.data._utils import signal_handling
 
+from fasttrain.shim.data_parallel.split.modules import held_signals
 from fasttrain.shim.levers.compile import confined, shadow
 from fasttrain.shim.levers.compile.shadow import CLOSED, Result, Shadow
 from fasttrain.shim.levers.compile.unseen import ENDED, HANDLES, REPLACED, WAITS, Unseen
@@ -319,6 +320,9 @@ def test_the_handler_of_loaders_does_not_count_but_what_it_calls_does(
     try:
         signal_handling._set_SIGCHLD_handler()  # as the first loader with workers does
         assert callable(signal.getsignal(signal.SIGCHLD))
+        assert watch.why_not() == (HANDLES if own else "")
+        with held_signals():
+            pass
         assert watch.why_not() == (HANDLES if own else "")
         assert (one.result() is None) is not own
     finally:

@@ -25,6 +25,7 @@ ENDED = "the script has ended"
 # Source: torch 2.13.0, torch/utils/data/_utils/signal_handling.py, _set_SIGCHLD_handler. The
 # handler asks for the workers of DataLoaders alone, and calls the one that was there before.
 _OF_LOADERS = "torch.utils.data._utils.signal_handling"
+_OF_FASTTRAIN = "fasttrain."  # holds signals during a trial of a call, and puts each handler back
 _ANY: dict[str, Callable[..., bool]] = {  # what waits for any child, and with which arguments
     "wait": lambda *_: True,
     "wait3": lambda *_: True,
@@ -101,13 +102,15 @@ def _handles(number: Any, handler: Any = None) -> bool:
     """True if a handler of a signal, which isn't in place yet or is, hears of a copy's end."""
     if number != signal.SIGCHLD:
         return False
-    if _is_of_loaders(handler):
+    if _is_of_others(handler):
         handler = signal.getsignal(number)
-    return handler not in (signal.SIG_DFL, signal.SIG_IGN) and not _is_of_loaders(handler)
+    return handler not in (signal.SIG_DFL, signal.SIG_IGN) and not _is_of_others(handler)
 
 
-def _is_of_loaders(handler: Any) -> bool:
-    return getattr(handler, "__module__", None) == _OF_LOADERS
+def _is_of_others(handler: Any) -> bool:
+    """True if a handler isn't the script's, and leaves the end of a copy alone."""
+    module = getattr(handler, "__module__", None) or ""
+    return module == _OF_LOADERS or module.startswith(_OF_FASTTRAIN)
 
 
 def _not_for_copies(register: Callable[..., None]) -> Callable[..., None]:
