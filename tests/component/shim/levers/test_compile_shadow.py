@@ -12,6 +12,7 @@ import sys
 import tempfile
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -56,6 +57,17 @@ def test_it_reports_what_it_has_compiled(begin: Any) -> None:
     result = ended(begin(lambda: (3, "")))
     assert (result.graphs, result.why) == (3, "")
     assert result.seconds > 0.0
+
+
+def test_a_warning_that_was_shown_is_not_shown_again(begin: Any) -> None:
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("default")
+        before = warnings.filters
+        for _ in range(2):
+            warnings.warn("once", UserWarning, stacklevel=1)
+            begin(lambda: (1, "")).kill()
+        assert warnings.filters is before
+    assert len(shown) == 1
 
 
 def test_it_reports_why_it_failed(begin: Any) -> None:

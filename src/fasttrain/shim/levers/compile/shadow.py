@@ -196,9 +196,11 @@ def begin(compile: Callable[[], tuple[int, str]], niceness: int) -> Shadow:
     parent = os.getpid()
     threads = torch.get_num_threads()
     try:
-        with warnings.catch_warnings(), unseen_fork():
-            # From Python 3.12 on: "This process is multi-threaded"
-            warnings.simplefilter("ignore", DeprecationWarning)
+        with ExitStack() as undo, unseen_fork():
+            # From Python 3.12 on: "This process is multi-threaded". Not by `catch_warnings`, after
+            # which Python forgets which warnings of the script it has shown already.
+            ignored = ("ignore", None, DeprecationWarning, None, 0)
+            patching.put(warnings, "filters", [ignored, *warnings.filters], undo)
             pid = posix.fork()
             if pid == 0:
                 _end_in_copy(compile, writes, parent, threads, niceness)
