@@ -20,6 +20,7 @@ from fasttrain.shim.hooks.roots import Root
 from fasttrain.shim.levers.compile import shadow
 from fasttrain.shim.levers.compile.lever import CompileLever
 from fasttrain.shim.levers.compile.unseen import Unseen
+from fasttrain.shim.process.held_signals import held_signals
 from fasttrain.shim.tune.room import free_bytes
 
 BOX_S = 600.0  # in which a copy has to have compiled one root
@@ -113,15 +114,8 @@ class Background:
             module: Any = root.ref() if called is root else None
             if module is not None and self._calls.form(module, args, kwargs) == wanted:
                 self._calls.on_call = [f for f in self._calls.on_call if f is not fork]
-                try:
-                    self._shadow = shadow.begin(
-                        lambda: self._compile_here(root, module, args, kwargs),
-                        NICENESS if has_idle_core() else 0,
-                    )
-                except Exception as error:  # noqa: BLE001 - the script's call goes on
-                    failed.append(f"no process can be forked: {error}")
-                finally:
-                    self._others.on_fork()
+                with held_signals():
+                    failed.extend(self._fork(root, module, args, kwargs))
 
         self._calls.on_call.append(fork)
         waited = 0
@@ -144,6 +138,21 @@ class Background:
             slowed.add(self._clock.taken_s)
         self._shadow = None
         return result
+
+    def _fork(
+        self, root: Root, module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> list[str]:
+        """Begin to compile a call in a copy of the process; return why that failed, if it did."""
+        try:
+            self._shadow = shadow.begin(
+                lambda: self._compile_here(root, module, args, kwargs),
+                NICENESS if has_idle_core() else 0,
+            )
+        except Exception as error:  # noqa: BLE001 - the script's call goes on
+            return [f"no process can be forked: {error}"]
+        finally:
+            self._others.on_fork()
+        return []
 
     def _compile_here(
         self, root: Root, module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -34,6 +34,7 @@ from fasttrain.shim.hooks.roots import Root
 from fasttrain.shim.levers.compile import shadow
 from fasttrain.shim.levers.compile.lever import UNUSED, CompileLever, once_per_node
 from fasttrain.shim.levers.compile.targets import is_lazy, second_derivatives, uncompilable
+from fasttrain.shim.process.held_signals import held_signals
 from fasttrain.shim.tune.inner_calls import communicates
 from fasttrain.statistics.paired import settled
 
@@ -118,7 +119,15 @@ class SwitchedProcess(ABC):
         if not self._stepping.acquire(blocking=False):
             return  # another thread of the script, which trains as well, ends a step
         try:
-            next(self._program)
+            # An exception of a handler of the script's is not one of the program's.
+            with held_signals():
+                self._resume(self._program)
+        finally:
+            self._stepping.release()
+
+    def _resume(self, program: Generator[None, None, None]) -> None:
+        try:
+            next(program)
         except StopIteration:
             self._program = None
             self._meter.on_step = [f for f in self._meter.on_step if f != self._after_step]
@@ -126,8 +135,6 @@ class SwitchedProcess(ABC):
         except Exception as error:  # noqa: BLE001 - the script must go on without it
             self._program = None
             self._drop(f"{type(error).__name__}: {error}")
-        finally:
-            self._stepping.release()
 
     def _is_given_up(self) -> bool:
         """True if the lever has released what was compiled: the script does what it can't."""

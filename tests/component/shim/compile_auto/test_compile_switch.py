@@ -3,19 +3,35 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+
+import pytest
 
 from fasttrain.model.compile_auto import Switched
 from fasttrain.shim.compile_auto.follower import FollowingCompile
 from fasttrain.shim.compile_auto.outlook import StepClock
 
 
-def test_a_step_of_another_thread_leaves_the_program_alone() -> None:
-    auto: Any = FollowingCompile.__new__(FollowingCompile)
-    auto._clock, auto._owner, auto._found = StepClock(), os.getpid(), Switched("watching")
-    auto._stepping = threading.Lock()
+class OutOfTimeError(Exception):
+    """Raised by a signal handler of the script's."""
+
+
+def raise_it(*_: Any) -> None:
+    raise OutOfTimeError
+
+
+@pytest.fixture
+def auto() -> Any:
+    made: Any = FollowingCompile.__new__(FollowingCompile)
+    made._clock, made._owner, made._found = StepClock(), os.getpid(), Switched("watching")
+    made._stepping = threading.Lock()
+    return made
+
+
+def test_a_step_of_another_thread_leaves_the_program_alone(auto: Any) -> None:
     steps: list[int] = []
 
     def program() -> Any:
@@ -30,4 +46,26 @@ def test_a_step_of_another_thread_leaves_the_program_alone() -> None:
     next(auto._program)
     auto._after_step(1)
     auto._after_step(3)
+    assert len(steps) == 2
+
+
+def test_an_exception_of_a_signal_handler_is_the_scripts(auto: Any) -> None:
+    steps: list[int] = []
+
+    def program() -> Any:
+        while True:
+            yield
+            if not steps:
+                signal.raise_signal(signal.SIGUSR2)
+            steps.append(1)
+
+    auto._program = program()
+    next(auto._program)
+    before = signal.signal(signal.SIGUSR2, raise_it)
+    try:
+        with pytest.raises(OutOfTimeError):
+            auto._after_step(1)
+        auto._after_step(2)
+    finally:
+        signal.signal(signal.SIGUSR2, before)
     assert len(steps) == 2

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fasttrain.shim.data_parallel.split.modules import held_signals
+from fasttrain.shim.process.held_signals import held_signals
 
 
 class DiedError(RuntimeError):

@@ -23,11 +23,11 @@ import torch
 from torch import nn
 from torch.utils.data._utils import signal_handling
 
-from fasttrain.shim.data_parallel.split.modules import held_signals
 from fasttrain.shim.levers.compile import confined, shadow
 from fasttrain.shim.levers.compile.shadow import CLOSED, Result, Shadow
 from fasttrain.shim.levers.compile.unseen import ENDED, HANDLES, REPLACED, WAITS, Unseen
 from fasttrain.shim.process import refusal
+from fasttrain.shim.process.held_signals import held_signals
 
 PATIENCE_S = 120.0
 

@@ -32,7 +32,7 @@ from fasttrain.shim.data_parallel.rank_consistency import SameLine, meet_inside
 from fasttrain.shim.data_parallel.ranks import Ranks
 from fasttrain.shim.data_parallel.split.agreement import call_signature
 from fasttrain.shim.data_parallel.split.lazy_rows import LazyRows, Moves, gather_lazily, linked
-from fasttrain.shim.data_parallel.split.modules import HookCount, held_signals
+from fasttrain.shim.data_parallel.split.modules import HookCount
 from fasttrain.shim.data_parallel.split.rows import Gather, Rows, reduced_by, share
 from fasttrain.shim.data_parallel.split.sites import (
     RETRIES,
@@ -49,6 +49,7 @@ from fasttrain.shim.hooks import patching
 from fasttrain.shim.hooks.containers import map_tensors, tensors_in
 from fasttrain.shim.hooks.outcome_recorder import OutcomeRecorder
 from fasttrain.shim.hooks.roots import ROWS, Call, Root, parameters_of
+from fasttrain.shim.process.held_signals import held_signals
 from fasttrain.shim.process.refusal import refuse
 
 _REDUCING, _THROUGH = 2, 3  # tags of what ranks are doing when they meet
