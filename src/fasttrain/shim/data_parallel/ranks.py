@@ -11,6 +11,7 @@ import functools
 import mmap
 import os
 import struct
+import sys
 import tempfile
 import threading
 import time
@@ -334,6 +335,7 @@ class Ranks:
         backend = group_backend(self._collectives)
         torchs: Any = dist
         group = torchs.PrefixStore("group", self.store)
+        prints = sys.excepthook
         self.joining = True
         try:
             dist.init_process_group(
@@ -341,6 +343,7 @@ class Ranks:
             )
         finally:
             self.joining = False
+            sys.excepthook = prints  # torch's begins each line of a traceback with the rank
         self.joined = True
         width = max(NUMBERS, BOARD_BYTES // (16 * self.world_size) - 1)
         self._board = Board.of_node(self.store, self.rank, self.world_size, width)
