@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules import module as torchs
 from torch.nn.utils import parametrizations, prune, spectral_norm, weight_norm
 
 from fasttrain.shim.data_parallel.split.modules import ALL_MODULES, HookCount, foreign_hook
+from fasttrain.shim.hooks.roots import RootCalls
 
 
 def look(*_: Any) -> None:
@@ -55,7 +56,7 @@ def test_torchs_own_hooks_compute_the_same_for_all_rows() -> None:
 
 
 def test_what_is_registered_is_counted_until_it_is_undone() -> None:
-    count = HookCount()
+    count = HookCount(RootCalls())
     register = nn.Module.register_forward_hook
     with ExitStack() as undo:
         count.install(undo)
@@ -69,8 +70,39 @@ def test_what_is_registered_is_counted_until_it_is_undone() -> None:
     assert nn.Module.register_forward_hook is register
 
 
+class Sliced(nn.Module):
+    """Makes a container of some of its layers in each call, and a layer in one of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(2, 2) for _ in range(3))
+        self.grows = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.grows:
+            self.layers.append(nn.Linear(2, 2))
+        for layer in self.layers[:-1]:
+            x = layer(x)
+        return x
+
+
+def test_what_a_forward_makes_anew_in_each_call_is_not_counted() -> None:
+    roots = RootCalls()
+    count, module, x = HookCount(roots), Sliced(), torch.ones(1, 2)
+    with ExitStack() as undo:
+        roots.install(undo)
+        count.install(undo)
+        module(x)
+        assert count.registered == 0
+        module.grows = True
+        module(x)
+        assert count.registered == 1
+        _ = module.layers[:-1]
+        assert count.registered > 1, "outside of a call all counts"
+
+
 def test_modules_that_are_moved_or_cast_are_counted() -> None:
-    count = HookCount()
+    count = HookCount(RootCalls())
     module = nn.Sequential(nn.Linear(1, 1), nn.ReLU(), nn.Linear(1, 1))
     with ExitStack() as undo:
         count.install(undo)
@@ -85,7 +117,7 @@ def test_modules_that_are_moved_or_cast_are_counted() -> None:
 
 
 def test_parameters_that_fsdp_exchanges_in_each_call_are_none_of_the_scripts() -> None:
-    layer, count = nn.LSTM(2, 2), HookCount()
+    layer, count = nn.LSTM(2, 2), HookCount(RootCalls())
     shard: Any = nn.Parameter(torch.zeros(4, 2))
     shard.placements = ()
     with ExitStack() as undo:

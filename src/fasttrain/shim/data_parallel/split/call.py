@@ -86,7 +86,7 @@ class SplitCalls:
         self._compiled = context.compiled
         self._restored: dict[str, Any] = {}
         self._same_line = SameLine(ranks)
-        self._hooks = HookCount()
+        self._hooks = HookCount(context.roots)
         on_devices = context.strategy.collectives != "gloo"
         meet = functools.partial(self._meet_at_use, "a batch")
         moves = Moves(ranks, context.compiled, meet, recorder.counts)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from operator import is_not
@@ -18,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fasttrain.shim.data_parallel.tensor_sums import strided_parts, sums_of
 from fasttrain.shim.hooks import patching
-from fasttrain.shim.hooks.roots import parameters_of
+from fasttrain.shim.hooks.roots import RootCalls, parameters_of
 from fasttrain.shim.hooks.seams import Hooking
 
 # The script's own hooks on modules: they have to see whole batches.
@@ -37,13 +39,22 @@ _GLOBAL = tuple(f"_global{slot}" for slot in _HOOK_SLOTS)
 class HookCount:
     """Counts hooks as they are registered, so that a call with new ones is verified again.
 
+    What a forward gives to a container that it makes anew in each call, as ``self.layers[:-1]``
+    does, changes no root and isn't counted.
+
+    Args:
+        roots: The calls of roots.
+
     Attributes:
         registered: Number of hooks registered on modules, and of modules and parameters added.
         moved: Number of modules whose own parameters went to another device or got another dtype.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, roots: RootCalls) -> None:
         self.registered = self.moved = 0
+        self._roots = roots
+        # Found outside of the root that was called, until something is given to a part of a root.
+        self._apart: weakref.WeakSet[Module] = weakref.WeakSet()
 
     def install(self, undo: ExitStack) -> None:
         """Wrap the methods that register hooks; use torch's own hooks for new parts of modules."""
@@ -62,7 +73,22 @@ class HookCount:
         # recurrent layer, in each call, and the shards after it.
         sharded = any(hasattr(each, "placements") for each in (known, part))
         ours = sharded or isinstance(owner, DistributedDataParallel)
-        self.registered += not (ours or part is known)  # a known part was only assigned again
+        if ours or part is known or self._is_apart(owner):
+            return  # a known part was only assigned again
+        self._apart.clear()
+        self.registered += 1
+
+    def _is_apart(self, owner: Module) -> bool:
+        """True if a module that is given a part inside of a root's call is no part of the root."""
+        inside, root = self._roots.inside, self._roots.last
+        called = root.ref() if root is not None else None
+        if called is None or not (inside.flag or inside.part is not None):
+            return False
+        if threading.current_thread() is not threading.main_thread():
+            return False  # it may call another root
+        if owner not in self._apart and all(part is not owner for part in Module.modules(called)):
+            self._apart.add(owner)
+        return owner in self._apart
 
     def _counted(self, original: Any) -> Any:
         @functools.wraps(original)
@@ -284,8 +310,8 @@ class Neutral(_MODE):  # type: ignore[misc]
             self.by_values = True
         if torch.Tag.nondeterministic_seeded not in func.tags:
             return func(*args, **kwargs)
-        self.draws += 1
         name = func._schema.name.removeprefix("aten::")
+        self.draws += 1
         if self.draws > MOST_DRAWS:
             raise NotNeutralError(f"{name} was called more than {MOST_DRAWS:,} times")
         if any(argument.name == "dropout_p" for argument in func._schema.arguments):
