@@ -50,6 +50,22 @@ def test_rows_come_out_as_in_the_whole_batch(name: str) -> None:
     torch.testing.assert_close(whole, parts)
 
 
+@pytest.mark.parametrize("name", ["dropout", "feature dropout", "alpha dropout"])
+def test_rows_come_out_so_in_inference_mode(name: str) -> None:
+    x = torch.linspace(-1, 1, 72).view(6, 3, 4)
+    act = CHANCES[name]
+    with torch.inference_mode(), Neutral() as neutral:
+        whole, parts = act(x), torch.cat([act(x[:2]), act(x[2:])])
+    torch.testing.assert_close(whole, parts)
+    assert neutral.draws > 0
+
+
+def test_a_dropout_in_evaluation_draws_nothing() -> None:
+    with torch.inference_mode(), Neutral() as neutral:
+        assert torch.equal(nn.Dropout(0.5).eval()(torch.ones(4)), torch.ones(4))
+    assert neutral.draws == 0
+
+
 @pytest.mark.parametrize("name", ["dropout", "lstm", "attention", "noise"])
 def test_gradients_flow(name: str) -> None:
     x = torch.linspace(-1, 1, 72).view(6, 3, 4).requires_grad_()

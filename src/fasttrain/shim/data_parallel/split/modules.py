@@ -311,10 +311,18 @@ class Neutral(_MODE):  # type: ignore[misc]
         if torch.Tag.nondeterministic_seeded not in func.tags:
             return func(*args, **kwargs)
         name = func._schema.name.removeprefix("aten::")
+        with_p = any(argument.name == "dropout_p" for argument in func._schema.arguments)
+        if not with_p and name not in _CONSTANTS:
+            # In inference mode operators come here that are elsewhere seen as those they consist
+            # of: a dropout in evaluation consists of none.
+            with self:
+                found = func.decompose(*args, **kwargs)
+            if found is not NotImplemented:
+                return found
         self.draws += 1
         if self.draws > MOST_DRAWS:
             raise NotNeutralError(f"{name} was called more than {MOST_DRAWS:,} times")
-        if any(argument.name == "dropout_p" for argument in func._schema.arguments):
+        if with_p:
             return func(**_named(func, args, kwargs) | {"dropout_p": 0.0})
         constant = _CONSTANTS.get(name)
         if constant is None:
