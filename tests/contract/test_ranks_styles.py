@@ -139,6 +139,13 @@ def test_numbers_close_to_a_kink_are_split(tmp_path: Path, zygote: Zygote) -> No
     assert strategy["counts"]["split calls"] == 3
 
 
+@pytest.mark.matrix
+def test_lists_are_named_as_what_is_not_split(tmp_path: Path, zygote: Zygote) -> None:
+    script = HERE.parent / "scripts/ranks/detection_lists.py"
+    run = forked_ranks(zygote, tmp_path / "ranks", script, options=EXACT, timeout_s=TIMEOUT_S)
+    assert "it takes a list" in run.outcome("strategy")["missed"][0]
+
+
 @pytest.mark.parametrize("script", thinned(PARTING, 23, ids=lambda path: path.stem))
 def test_ranks_that_would_part_end(
     script: Path, fasttrain: Any, tmp_path: Path, zygote: Zygote

@@ -8,7 +8,9 @@ import torch
 from fasttrain.shim.data_parallel.split.sites import (
     MOST_GUESSES,
     candidates,
+    cut_alike,
     has_few_rows,
+    list_entries,
     row_count,
 )
 
@@ -70,3 +72,19 @@ def test_rows_are_those_of_all_that_is_split() -> None:
     assert row_count([x, y], (1, 0)) == 0, "they don't agree"
     assert row_count([x, y], (0, 1)) == 0, "there is no such dimension"
     assert row_count([x, y], (None, None)) == 0
+
+
+def test_entries_of_a_list_are_cut_alike_or_not_at_all() -> None:
+    images = [torch.zeros(3, size, 8) for size in (8, 9)]
+    targets = [{"boxes": torch.zeros(count, 4), "id": torch.tensor(0)} for count in (2, 3)]
+    for samples in (targets, tuple(targets)):
+        entries = list_entries((images,), {"targets": samples})
+        assert cut_alike((0, 0, None, None, None, None), entries)
+        assert cut_alike((None, None, 0, None, 0, None), entries)
+        assert not cut_alike((None, None, 0, None, None, None), entries)
+        assert not cut_alike((1, None, None, None, None, None), entries)
+
+
+def test_what_stands_beside_a_list_is_cut_as_it_may_be() -> None:
+    entries = list_entries(([torch.zeros(4, 2), torch.zeros(4)], torch.zeros(4)), {})
+    assert cut_alike((0, None, None), entries)

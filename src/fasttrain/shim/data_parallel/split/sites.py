@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,7 +16,13 @@ from torch import Tensor
 from torch.nn import Module
 
 from fasttrain.shim.data_parallel.split.rows import Gather, Rows
-from fasttrain.shim.hooks.containers import is_scripts, map_tensors, tensors_in
+from fasttrain.shim.hooks.containers import (
+    attributes_of,
+    holds_by_attributes,
+    is_scripts,
+    map_tensors,
+    tensors_in,
+)
 
 # A way to split a call: which dimension of which tensor is the batch.
 
@@ -34,6 +41,54 @@ def candidates(inputs: Sequence[Tensor], world_size: int) -> list[Dimensions]:
     """
     found = dict.fromkeys(_guesses(inputs))
     return [dims for dims in found if _rows(inputs, dims) >= world_size][:MOST_GUESSES]
+
+
+def cut_alike(dims: Dimensions, entries: Sequence[str]) -> bool:
+    """True if a guess cuts all entries of a list alike, or none, and so for those of a tuple.
+
+    Entries of other sizes are samples, such as the boxes of each image. One of them alone is no
+    batch, but its rows may agree by chance, as they do where an L1 loss is linear.
+
+    Args:
+        dims: The guess.
+        entries: A result of `list_entries`.
+    """
+    found: dict[str, int | None] = {}
+    return all(
+        found.setdefault(entry, dim) == dim
+        for entry, dim in zip(entries, dims, strict=True)
+        if entry
+    )
+
+
+def list_entries(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
+    """Return for each tensor of a call which others have its place in entries of the same list.
+
+    Those have the same text; it is empty for a tensor outside of lists.
+    """
+    return list(_entries({**dict(enumerate(args)), **kwargs}, ""))
+
+
+def _entries(value: Any, path: str) -> Iterator[str]:
+    if isinstance(value, Tensor):
+        yield f"{path} {value.dim()}" if _ANY in path else ""
+        return
+    # As `zip(*batch)` gives them.
+    samples = type(value) is tuple and all(isinstance(item, dict | Tensor) for item in value)
+    items: Any = ()
+    if isinstance(value, list | deque) or samples:
+        items = ((_ANY, item) for item in value)
+    elif isinstance(value, tuple):
+        items = enumerate(value)
+    elif isinstance(value, Mapping):
+        items = value.items()
+    elif holds_by_attributes(value):
+        items = attributes_of(value).items()
+    for key, item in items:
+        yield from _entries(item, f"{path}/{key}")
+
+
+_ANY = "*"  # an entry of a list
 
 
 def has_few_rows(inputs: Sequence[Tensor], world_size: int) -> bool:

@@ -40,7 +40,9 @@ from fasttrain.shim.data_parallel.split.sites import (
     Dimensions,
     Split,
     candidates,
+    cut_alike,
     has_few_rows,
+    list_entries,
     may_print,
     row_count,
     with_all_rows,
@@ -74,6 +76,7 @@ _BY_VALUES = (
     " parameters of a sharded part together"
 )
 _FEW_ROWS = "no argument has a row for each rank"
+_OF_LISTS = "it takes a list, of which no entries are split but rows of its tensors"
 _TOGETHER = 1  # tag of what ranks are doing when they meet
 Value = tuple[Any, dict[Place, Any]]  # a call's output, and what it changes in its modules
 
@@ -177,13 +180,15 @@ class SplitTrial:
             RefusalError: If there is none.
         """
         self._check(self._why_not, final=False)
-        guesses = candidates(inputs, self._ranks.world_size)
+        entries = list_entries(args, kwargs)
+        found = candidates(inputs, self._ranks.world_size)
+        guesses = [guess for guess in found if cut_alike(guess, entries)]
         if known is not None:
             guesses = [known.inputs]
             if row_count(inputs, known.inputs) < self._ranks.world_size:
                 return known  # too few rows for all ranks: the call runs on the whole batch
         if not guesses:
-            raise RefusalError(_FEW_ROWS, final=False)
+            raise RefusalError(_OF_LISTS if found else _FEW_ROWS, final=False)
         return self._searched(guesses, args, kwargs, gradients=gradients)
 
     def _searched(
@@ -288,7 +293,9 @@ class SplitTrial:
                     break
         if has_few_rows(tensors_in((args, kwargs)), self._ranks.world_size):
             raise RefusalError(_FEW_ROWS, final=False)
-        raise RefusalError(reasons[0], final=True)  # that of the likeliest guess
+        why = reasons[0]  # that of the likeliest guess
+        raise RefusalError(f"{_OF_LISTS}: {why}" if any(list_entries(args, kwargs)) else why,
+                           final=True)  # fmt: skip
 
     def _check(self, why_not: str, *, final: bool) -> None:
         """Raise RefusalError on all ranks if any rank has a reason."""
@@ -419,6 +426,8 @@ class SplitTrial:
         ancestors, name = _graph_nodes(part, begun)
         if name:
             raise DisagreementError(f"it uses a tensor that was computed outside of it ({name})")
+        # A script may first ask for a gradient w.r.t. hidden states at any later call, and one of
+        # logits beside a loss hardly will: `backward.mark` could only end the run then.
         with_rows = [t for t, dim in zip(part, dims, strict=True) if dim is not None]
         ancestors, _ = _graph_nodes(with_rows, begun)
         if any(t.grad_fn in ancestors for t in with_rows):
