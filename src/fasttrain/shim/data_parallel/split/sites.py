@@ -71,13 +71,14 @@ def list_entries(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
 
 def _entries(value: Any, path: str) -> Iterator[str]:
     if isinstance(value, Tensor):
-        yield f"{path} {value.dim()}" if _ANY in path else ""
+        yield f"{path} {value.dim()}" if OF_LIST in path or _OF_TUPLE in path else ""
         return
-    # As `zip(*batch)` gives them.
-    samples = type(value) is tuple and all(isinstance(item, dict | Tensor) for item in value)
+    kinds = (dict, Tensor) if type(value) is tuple else ()
     items: Any = ()
-    if isinstance(value, list | deque) or samples:
-        items = ((_ANY, item) for item in value)
+    if isinstance(value, list | deque):
+        items = ((OF_LIST, item) for item in value)
+    elif kinds and all(isinstance(item, kinds) for item in value):  # as `zip(*batch)` gives it
+        items = ((_OF_TUPLE, item) for item in value)
     elif isinstance(value, tuple):
         items = enumerate(value)
     elif isinstance(value, Mapping):
@@ -88,7 +89,7 @@ def _entries(value: Any, path: str) -> Iterator[str]:
         yield from _entries(item, f"{path}/{key}")
 
 
-_ANY = "*"  # an entry of a list
+OF_LIST, _OF_TUPLE = "[*]", "(*)"  # any entry
 
 
 def has_few_rows(inputs: Sequence[Tensor], world_size: int) -> bool:

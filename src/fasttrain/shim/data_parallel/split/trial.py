@@ -37,6 +37,7 @@ from fasttrain.shim.data_parallel.split.modules import (
 )
 from fasttrain.shim.data_parallel.split.rows import CROSSINGS, Rows
 from fasttrain.shim.data_parallel.split.sites import (
+    OF_LIST,
     Dimensions,
     Split,
     candidates,
@@ -294,8 +295,8 @@ class SplitTrial:
         if has_few_rows(tensors_in((args, kwargs)), self._ranks.world_size):
             raise RefusalError(_FEW_ROWS, final=False)
         why = reasons[0]  # that of the likeliest guess
-        raise RefusalError(f"{_OF_LISTS}: {why}" if any(list_entries(args, kwargs)) else why,
-                           final=True)  # fmt: skip
+        with_list = any(OF_LIST in entry for entry in list_entries(args, kwargs))
+        raise RefusalError(f"{_OF_LISTS}: {why}" if with_list else why, final=True)
 
     def _check(self, why_not: str, *, final: bool) -> None:
         """Raise RefusalError on all ranks if any rank has a reason."""
