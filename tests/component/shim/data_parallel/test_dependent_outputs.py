@@ -1,0 +1,40 @@
+"""Which outputs of a model are computed from others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from fasttrain.shim.data_parallel.split.trial import _edge_of, _graph_edges
+
+Outputs = tuple[Tensor, Tensor]
+
+
+def halves(x: Tensor) -> Outputs:
+    mean, deviation = x.mul(2).chunk(2, dim=1)
+    return mean, deviation.exp()
+
+
+def state(x: Tensor) -> Outputs:
+    output, (hidden, _) = torch.nn.LSTM(4, 3)(x.unsqueeze(0))
+    return output, hidden
+
+
+def hidden_and_result(x: Tensor) -> Outputs:
+    hidden = x.tanh()
+    return hidden, hidden.sum(1)
+
+
+@pytest.mark.parametrize(
+    ("compute", "depend"), [(halves, False), (state, False), (hidden_and_result, True)]
+)
+def test_outputs_beside_one_another_depend_on_no_other(
+    compute: Callable[[Tensor], Outputs], depend: bool
+) -> None:
+    outputs = compute(torch.randn(2, 4, requires_grad=True))
+    edges, older = _graph_edges(outputs, 0)
+    assert any(_edge_of(output) in edges for output in outputs) == depend
+    assert older == ""
