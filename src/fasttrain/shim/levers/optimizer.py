@@ -12,12 +12,14 @@ import inspect
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 from torch.optim.optimizer import (
+    _global_optimizer_pre_hooks,
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
@@ -33,6 +35,7 @@ from fasttrain.shim.process.callsite import call_site
 FUSIBLE: tuple[type[Optimizer], ...] = (Adam, AdamW, SGD, Adagrad)
 # Arguments that choose an implementation; a script that sets one has chosen itself.
 OWN_CHOICES = ("fused", "foreach", "capturable", "differentiable")
+PACKAGE = "fasttrain."
 NO_KERNEL = "has no fused kernel for it"
 WRONG_NUMBERS = "computes wrong numbers"
 NOT_SHARDED = "has no fused kernel for shards"
@@ -41,6 +44,7 @@ FUSIBLE_SHARDED: tuple[type[Optimizer], ...] = (Adam, AdamW)
 NOT_DENSE = "a parameter doesn't fill a block of memory"
 STATE_OTHERWISE = "its state lies in memory in another order than its parameters"
 GRADIENT_OTHERWISE = "a gradient lies in memory in another order than its parameter"
+HOOKED = "hooks of the script's before its step may change gradients or groups"
 LATE_GRADIENT = (
     "a parameter's first gradient came after the others' (torch's own step was used then)"
 )
@@ -126,6 +130,9 @@ class OptimizerLever:
             known = self._known[optimizer] = _Known(call_site())
         if not self._may_fuse(optimizer, known):
             return None
+        if _hooked(optimizer):  # they run after this, and see and leave the groups as they are
+            self._leave_step(optimizer, known, HOOKED)
+            return None
         if not known.steps_on_device:
             _move_step_counters(optimizer)
             known.steps_on_device = True
@@ -154,13 +161,17 @@ class OptimizerLever:
         for group in optimizer.param_groups:
             reason = _unfusible_gradients(optimizer, group, strides)
             if reason:
-                if reason not in known.left:
-                    known.left.add(reason)
-                    self.recorder.pass_over(_name(optimizer, known), reason)
+                self._leave_step(optimizer, known, reason)
                 continue
             group["fused"] = True
             if not known.hooked:
                 self._start(optimizer, known)
+
+    def _leave_step(self, optimizer: Optimizer, known: _Known, reason: str) -> None:
+        """Record, once for each reason, that torch's own kernels make a step."""
+        if reason not in known.left:
+            known.left.add(reason)
+            self.recorder.pass_over(_name(optimizer, known), reason)
 
     def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
         if torch.compiler.is_compiling():
@@ -221,6 +232,13 @@ class OptimizerLever:
 
 def _name(optimizer: Optimizer, known: _Known) -> str:
     return f"{type(optimizer).__name__} ({known.site})"
+
+
+def _hooked(optimizer: Optimizer) -> bool:
+    """True if a hook that isn't fasttrain's runs before the optimizer's steps."""
+    of_all = _global_optimizer_pre_hooks.values()
+    hooks = chain(optimizer._optimizer_step_pre_hooks.values(), of_all)
+    return any(not str(getattr(hook, "__module__", "")).startswith(PACKAGE) for hook in hooks)
 
 
 def own_choice(optimizer: Optimizer) -> str:

@@ -13,10 +13,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adagrad, Adam, AdamW
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from fasttrain.model.outcome import Outcome, State
 from fasttrain.shim.levers.optimizer import (
     GRADIENT_OTHERWISE,
+    HOOKED,
     LATE_GRADIENT,
     NOT_DENSE,
     STATE_OTHERWISE,
@@ -109,6 +111,36 @@ def test_a_first_gradient_that_comes_later(
     assert outcome.state is State.APPLIED
     assert outcome.counts["steps"] == 3  # of 4: two before the late gradient and one after it
     assert any(LATE_GRADIENT in note for note in outcome.notes)
+
+
+@pytest.mark.parametrize("of_all", [False, True])
+def test_hooks_that_replace_gradients_before_a_step(rig: Any, of_all: bool) -> None:
+    """As preconditioners do, whose results lie in another order in memory."""
+
+    def train() -> list[Tensor]:
+        p = nn.Parameter(weights(6, 4))
+        optimizer = Adam([p], lr=0.1)
+
+        def precondition(*_: Any) -> None:
+            assert p.grad is not None
+            assert optimizer.param_groups[0]["fused"] is None
+            p.grad = p.grad.t().contiguous().t()
+
+        register = register_optimizer_step_pre_hook if of_all else optimizer.register_step_pre_hook
+        hook = register(precondition)
+        for gradient in gradients(6, 4):
+            p.grad = gradient
+            optimizer.step()
+        hook.remove()
+        p.grad = gradients(6, 4)[0]
+        optimizer.step()
+        return [p.detach()]
+
+    plain, fused, outcome = both(rig, train)
+    assert_equal(plain, fused)
+    assert outcome.state is State.APPLIED
+    assert outcome.counts["steps"] == 1
+    assert any(HOOKED in note for note in outcome.notes)
 
 
 def test_only_the_group_of_the_late_gradient_is_left_to_torch(rig: Any) -> None:
