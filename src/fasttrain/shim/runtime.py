@@ -8,7 +8,9 @@ import os
 import sys
 import threading
 import time
+import traceback
 import warnings
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from importlib import import_module
@@ -33,7 +35,7 @@ from fasttrain.shim.hooks.outcome_recorder import Lever, OutcomeRecorder, Shared
 from fasttrain.shim.hooks.roots import RootCalls
 from fasttrain.shim.hooks.steps import StepMeter
 from fasttrain.shim.process import entry
-from fasttrain.shim.process.callsite import is_shim_file, own_prefixes
+from fasttrain.shim.process.callsite import is_shim_code, is_shim_file, own_prefixes
 from fasttrain.shim.reporter import Clock, Reporter
 from fasttrain.shim.watch.heartbeat import Heartbeat
 from fasttrain.shim.watch.nan_guard import NanGuard
@@ -64,6 +66,26 @@ def _naming_users(original: Any) -> Any:
         return str(original(message, category, filename, lineno, line))
 
     return formatwarning
+
+
+def hide_own_frames(undo: ExitStack) -> None:
+    """Leave the shim's frames out of stacks and tracebacks that the script or torch prints.
+
+    Such as by ``logging`` with ``stack_info``, `traceback.print_exc` around a call of the model,
+    and torch's anomaly detection, whose stack of a forward call is that of the process.
+    """
+    name = "_extract_from_extended_frame_gen"  # what all functions of the module go through
+    patching.wrap(traceback.StackSummary, name, _without_own_frames, undo)
+
+
+def _without_own_frames(original: Any) -> Any:
+    def extract(kind: type[Any], /, frames: Iterator[tuple[FrameType, Any]], **how: Any) -> Any:
+        # Walked through right here: `walk_stack(None)` counts the callers up to its user's frame.
+        walked = list(frames)
+        users = (one for one in walked if not is_shim_code(one[0].f_code))
+        return original.__func__(kind, users, **how)
+
+    return classmethod(extract)
 
 
 def _user_of(filename: str, line: int) -> FrameType | None:
@@ -163,6 +185,7 @@ class Runtime:
         self._meter.on_pass.append(self._on_step)
         if not self._reporter.child:
             self._begin_comparing()
+        hide_own_frames(self._undo)
         if any(lever.recorder.live for lever in self._levers):
             self._own_compile.install(self._undo)
             name_users_lines(self._undo)

@@ -3,6 +3,7 @@
 
 import os
 import sys
+import traceback
 
 print("torch" in sys.modules)
 os.environ["OMP_NUM_THREADS"] = "2"
@@ -15,3 +16,4 @@ torch.manual_seed(3)
 print(torch.rand(2).tolist(), torch.get_default_dtype(), torch.is_grad_enabled())
 print(torch.get_float32_matmul_precision(), type(torch.__loader__).__name__, torch.__spec__.name)
 print([type(finder) for finder in sys.meta_path])
+print(*traceback.format_stack(), len(traceback.StackSummary.extract(traceback.walk_stack(None))))

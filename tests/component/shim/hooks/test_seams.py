@@ -71,7 +71,7 @@ from fasttrain.shim.levers.matmul import MatmulLever
 from fasttrain.shim.levers.npu_optimizer.lever import NpuOptimizerLever
 from fasttrain.shim.levers.optimizer import OptimizerLever
 from fasttrain.shim.multiprocessing_hooks import follow_spawned
-from fasttrain.shim.runtime import Runtime, name_users_lines
+from fasttrain.shim.runtime import Runtime, hide_own_frames, name_users_lines
 from fasttrain.shim.snapshots.replay import Replay
 from fasttrain.shim.snapshots.writer import LoopState
 from fasttrain.shim.watch.save_guard import SaveGuard
@@ -183,6 +183,7 @@ def parts(folder: Path) -> dict[str, Install]:
         "steps": StepMeter(0.0).install,
         "user's compile": user_compile.install,
         "warnings": name_users_lines,
+        "stacks": hide_own_frames,
         "saves": SaveGuard().install,
         "spawned": lambda undo: follow_spawned(folder / "plan.json", 0, undo),
     }
