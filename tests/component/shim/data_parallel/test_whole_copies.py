@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -218,6 +219,29 @@ def test_what_a_script_does_to_whole_tensors_is_done_to_shards(tmp_path: Path) -
 
     for ended in on_ranks(tmp_path / "ranks", act):
         assert ended.good == {}
+
+
+def test_another_thread_reads_what_was_gathered_last(tmp_path: Path) -> None:
+    """Ranks can't gather in two threads at once."""
+
+    def act(ranks: Ranks) -> Any:
+        ranks.join()
+        with ExitStack() as undo:
+            reads.install(undo)
+            training = by_all(ranks)
+            training.step()
+            state = training.model.state_dict()
+            before = state["0.weight"].clone()
+            training.step()
+            found: list[Tensor] = []
+            thread = threading.Thread(target=lambda: found.append(state["0.weight"] * 1))
+            thread.start()
+            thread.join()
+            changed = not torch.equal(before, state["0.weight"])
+            return [torch.equal(before, found[0]), changed]
+
+    for ended in on_ranks(tmp_path / "ranks", act):
+        assert ended.good == [True, True]
 
 
 SHOWN: tuple[Callable[[Any], Any], ...] = (

@@ -13,6 +13,7 @@ they agree on it.
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -59,17 +60,22 @@ class _Copy:
                 rows = parts[rank] if rank < len(parts) else rows.narrow(placement.dim, 0, 0)
         self.shard.detach().to_local().copy_(rows)
 
-    def gather(self, *, changed: bool = True) -> None:
-        """Have the whole tensor hold the shards of all ranks: a collective.
+    def gather(self) -> None:
+        """Copy the shards of all ranks into the whole tensor, if there is one: a collective."""
+        found = self.shard.detach().full_tensor()
+        self.stale = False
+        if self.whole is not None:
+            self.whole.copy_(found)
 
-        Args:
-            changed: True if the shard has changed since. Nothing is written otherwise, which
-                autograd would notice.
+    def have(self) -> None:
+        """Have a whole tensor that is up to date: a collective.
+
+        Nothing is written into one that is, since autograd would notice.
         """
         found = self.shard.detach().full_tensor()
         if self.whole is None:
-            self.whole = found.clone()
-        elif changed or self.stale:
+            self.whole = found.clone() if is_used(found) else found
+        elif self.stale:
             self.whole.copy_(found)
         self.stale = False
 
@@ -111,7 +117,9 @@ def _current(tensor: Tensor) -> Tensor:
     if not isinstance(tensor, LentTensor):
         return tensor
     with _quietly():
-        if tensor.of.stale:
+        # Another thread, such as one that saves meanwhile, gets what was gathered last: ranks
+        # can't gather in two threads at once.
+        if tensor.of.stale and COPIES.is_in_training_thread():
             tensor.of.gather()
         return tensor.as_subclass(Tensor)
 
@@ -128,6 +136,7 @@ class WholeCopies:
         self._ranks: Ranks | None = None
         self._known: dict[int, _Copy] = {}  # by the shard's id; the same shards on all ranks
         self._told = False
+        self._thread = 0  # the last one that called a model
 
     def __len__(self) -> int:
         return len(self._known)
@@ -168,7 +177,7 @@ class WholeCopies:
         if id(base) not in self._known:
             self._known[id(base)] = _Copy(base)
         copy = self._known[id(base)]
-        copy.gather(changed=False)
+        copy.have()
         return copy
 
     def adopt(self, shard: Any, whole: Tensor | None) -> None:
@@ -204,8 +213,16 @@ class WholeCopies:
         wholes: Iterable[Any] = [copy.whole for copy in self._known.values()]
         return Counter(each.untyped_storage()._cdata for each in wholes if each is not None)
 
+    def is_in_training_thread(self) -> bool:
+        """True in the thread that calls the model."""
+        return threading.get_ident() == self._thread
+
     def agree(self) -> None:
-        """Forget the tensors that no rank uses any more: a collective, if there are any."""
+        """Forget the tensors that no rank uses any more: a collective, if there are any.
+
+        A call of a model begins with it.
+        """
+        self._thread = threading.get_ident()
         self._totals()
 
     def _totals(self) -> list[float]:
@@ -244,7 +261,7 @@ class WholeCopies:
             copy.stale = True
             return
         copy.gather()
-        if not self._told:
+        if copy.whole is not None and not self._told:
             self._told = True
             self.tell(
                 "the script uses the memory of whole parameters or states while they change (such"
