@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from types import FunctionType
+from types import CodeType, FunctionType
 from typing import Any
 
 import torch
@@ -279,11 +279,31 @@ def _category(value: Any) -> Any:
 
 
 def may_print(module: Module) -> str:
-    """Return the root's first method whose code calls print; empty if there is none."""
-    for function in _functions(module):
-        if "print" in function.__code__.co_names:
-            return function.__qualname__
+    """Return the first method that calls print and that a call of the root may reach; else empty.
+
+    Reached are forward, methods such as ``__getattr__``, and what they call by name. Others, such
+    as a ``fit`` that the script calls, print outside of calls.
+    """
+    methods = list(_functions(module))
+    names = {f.__name__ for f in methods if f.__name__.startswith("__")} | {"forward"}
+    pending, reached = list(names), set(names)
+    while pending:
+        name = pending.pop()
+        for function in (f for f in methods if f.__name__ == name):
+            used = _names_in(function.__code__)
+            if "print" in used:
+                return function.__qualname__
+            if "getattr" in used:  # may call any
+                used |= {f.__name__ for f in methods}
+            pending += used - reached
+            reached |= used
     return ""
+
+
+def _names_in(code: CodeType) -> set[str]:
+    """Return the names that code uses, with that of functions in it."""
+    inner = [_names_in(each) for each in code.co_consts if isinstance(each, CodeType)]
+    return set(code.co_names).union(*inner)
 
 
 def _places(module: Module) -> Iterator[Place]:
