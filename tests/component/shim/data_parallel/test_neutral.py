@@ -124,3 +124,21 @@ def test_shapes_that_depend_on_values_are_seen(
     with Neutral() as mode:
         act(torch.linspace(-1, 1, 12).view(4, 3))
     assert mode.by_values == expected
+
+
+def test_valid_arguments_of_a_distribution_are_not_read() -> None:
+    mean, scale = torch.zeros(4), torch.ones(4)
+    with Neutral() as neutral:
+        found = torch.distributions.Normal(mean, scale)
+        found.log_prob(mean)
+    assert not neutral.reads
+    with Neutral() as neutral:
+        assert torch.distributions.Normal(mean, scale).mean.sum() == 0  # one of the test's
+    assert neutral.reads
+
+
+def test_invalid_arguments_of_a_distribution_are() -> None:
+    neutral = Neutral()
+    with pytest.raises(ValueError, match="Expected parameter scale"), neutral:
+        torch.distributions.Normal(torch.zeros(4), -torch.ones(4))
+    assert neutral.reads

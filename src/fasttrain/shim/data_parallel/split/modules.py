@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import functools
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from operator import is_not
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributions import distribution
 from torch.nn import Module, Parameter
 from torch.nn.modules import module as torchs
 from torch.nn.parallel import DistributedDataParallel
@@ -272,6 +275,7 @@ _ORDERS = ("randperm", "multinomial")
 _INTEGERS = ("randint", "randint_like", "random_")
 _MODE: Any = TorchDispatchMode  # without annotations
 _READING: Any = torch.ops.aten._local_scalar_dense.default
+_WRAPPERS = tuple(str(Path(torch.__file__).with_name(name)) for name in ("_compile.py", "_dynamo"))
 MOST_DRAWS = 100_000  # a loop that draws until it gets another number would not end
 
 
@@ -305,7 +309,7 @@ class Neutral(_MODE):  # type: ignore[misc]
         """Run one operator."""
         kwargs = kwargs or {}
         if func is _READING and id(args[0]) not in self._known:
-            self.reads = True
+            self.reads |= not _is_check(args[0])
         if torch.Tag.dynamic_output_shape in func.tags and _by_values(func, args):
             self.by_values = True
         if torch.Tag.nondeterministic_seeded not in func.tags:
@@ -335,6 +339,17 @@ class Neutral(_MODE):  # type: ignore[misc]
 def _named(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     names = [argument.name for argument in func._schema.arguments]
     return {**dict(zip(names, args, strict=False)), **kwargs}
+
+
+def _is_check(tensor: Tensor) -> bool:
+    """True if torch reads whether the arguments of a distribution are valid, and they are.
+
+    They are for all rows exactly if they are for each rank's. Otherwise it raises an error.
+    """
+    frame: Any = sys._getframe(2)
+    while frame.f_code.co_filename.startswith(_WRAPPERS):  # of each dispatch mode
+        frame = frame.f_back
+    return frame.f_code.co_filename == distribution.__file__ and bool(tensor.all())
 
 
 def _by_values(func: Any, args: tuple[Any, ...]) -> bool:
