@@ -171,10 +171,26 @@ def kept_from_before(t: Training) -> Any:
     return [*t.steps(), weight, bias]
 
 
+def viewed_and_assigned(t: Training) -> Any:
+    t.weight().data[0].zero_()
+    t.weight().data = torch.full((7, 5), 0.2)
+    t.model[1].bias.data[0].fill_(3)
+    return [*t.steps(), t.weight()]
+
+
+def several_views(t: Training) -> Any:
+    first, second = t.weight().data[0], t.weight().data[1:]
+    del first
+    bias = t.model[1].bias.data[:2]
+    second.fill_(0.3)
+    bias.fill_(1)
+    return [*t.steps(), second, bias]
+
+
 STYLES: tuple[Callable[[Training], Any], ...] = (
     state_dict_in_place, kept_state_dict, kept_optimizer_state, saved_later, array, view_kept,
     view_with_gradient, gradient_view, swapped, swapped_clones, lists, penalty, renormed,
-    kept_from_before,
+    kept_from_before, viewed_and_assigned, several_views,
 )  # fmt: skip
 
 

@@ -81,7 +81,7 @@ def _for_checkpoint(value: Any, tell: Callable[[str], None]) -> Any:
 
 def whole_of(value: Any) -> Any:
     """Return a sharded tensor as a whole one: a collective, so that every rank must call it."""
-    COPIES.settle()
+    COPIES.settle([value])
     gather = getattr(value, "full_tensor", None)
     return current(value) if gather is None else gather()
 

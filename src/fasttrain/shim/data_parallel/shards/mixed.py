@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fasttrain.shim.data_parallel.shards.whole_copies import COPIES, base_of, current, set_base
+from fasttrain.shim.data_parallel.shards.whole_copies import COPIES, current, set_base
 from fasttrain.shim.hooks import patching
 from fasttrain.shim.hooks.containers import map_tensors
 from fasttrain.shim.hooks.roots import is_sharded
@@ -73,7 +73,7 @@ def _torch_function(_: Any, func: Any, types: Any, args: Any = (), kwargs: Any =
     with torch._C.DisableTorchFunctionSubclass():
         if COPIES:
             args, kwargs = current(args), current(kwargs)
-            COPIES.settle()
+            COPIES.settle(_tensors(args, kwargs))
         return _do(func, name, args, kwargs)
 
 
@@ -120,12 +120,8 @@ def _run_mixed(func: Any, name: str, args: Any, kwargs: Any) -> Any:
     if not (COPIES and _changes(name)):
         return _or_whole(func, args, kwargs)
     of_lists = isinstance(args[0], list | tuple)  # such as of parameters and of their averages
-    changed = {id(base_of(t)) for t in _tensors(args if of_lists else args[:1], {})}
-    COPIES.before_change()
-    try:
+    with COPIES.changing(list(_tensors(args if of_lists else args[:1], {}))):
         return _or_whole(func, args, kwargs)
-    finally:
-        COPIES.after_change(lambda shard: id(shard) in changed)
 
 
 def _or_whole(func: Any, args: Any, kwargs: Any) -> Any:
@@ -139,7 +135,7 @@ def _or_whole(func: Any, args: Any, kwargs: Any) -> Any:
         if not all(map(_is_followed, shards)):
             raise
     found = func(*map_tensors(args, _shared), **map_tensors(kwargs, _shared))
-    COPIES.settle()
+    COPIES.settle(shards)
     return found
 
 
@@ -203,7 +199,7 @@ def _write(func: Any, changed: Any, *args: Any, **kwargs: Any) -> Any:
             else "FSDP does not support derivatives of what is changed in place"
         )
     func(COPIES.share(changed), *map(_put_together, args), **_whole_values(kwargs))
-    COPIES.settle()
+    COPIES.settle([changed])
     return changed
 
 

@@ -66,7 +66,7 @@ def _assign(assign: Any, tensor: Any, value: Any) -> None:
     Raises:
         SystemExit: ``fsdp-data`` if it has another shape or type.
     """
-    COPIES.settle()
+    COPIES.settle([tensor, value])
     COPIES.forget(tensor)
     owner: Any = mixed.OWNERS.get(id(tensor), lambda: None)()
     if owner is None or owner.sharded_param is not tensor:

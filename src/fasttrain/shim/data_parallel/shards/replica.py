@@ -131,7 +131,7 @@ class ShardedReplica:
         for parameter in self.parameters:
             if parameter._backward_hooks:
                 refuse(hooks_error())
-        COPIES.before_change()
+        COPIES.before_backward()
 
     def gather_first(self, ends: Iterable[Tensor]) -> None:
         """Gather all parameters at the beginning of a backward pass from these tensors.
@@ -208,7 +208,7 @@ class ShardedReplica:
         """Average nothing: each shard's gradient is the mean over the ranks already."""
         if (low := self._low_ref()) is not None:
             low.after_backward()
-        COPIES.after_change(lambda shard: not isinstance(shard, nn.Parameter))
+        COPIES.after_backward()
 
 
 def out_of_inference_mode(call: Callable[..., Any]) -> Callable[..., Any]:

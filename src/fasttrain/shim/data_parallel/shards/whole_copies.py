@@ -83,7 +83,7 @@ class _Copy:
         """Return how this rank uses the whole tensor.
 
         Args:
-            known: How many of the tensors that are known use each storage.
+            known: How many of the tensors that are looked at use each storage.
         """
         if self.whole is None:
             return 0
@@ -135,6 +135,7 @@ class WholeCopies:
         self.tell: Callable[[str], None] = lambda _: None
         self._ranks: Ranks | None = None
         self._known: dict[int, _Copy] = {}  # by the shard's id; the same shards on all ranks
+        self._last = _Copy(None)  # the one that was asked for last
         self._told = False
         self._thread = 0  # the last one that called a model
 
@@ -173,10 +174,13 @@ class WholeCopies:
         base = base_of(shard)
         if not any(placement.is_shard() for placement in base.placements):
             return None
-        self.settle()
         if id(base) not in self._known:
             self._known[id(base)] = _Copy(base)
         copy = self._known[id(base)]
+        if self._last is not copy:
+            self._settle([self._last])  # of which no view may be used any more
+        self._settle([copy])
+        self._last = copy
         copy.have()
         return copy
 
@@ -193,25 +197,33 @@ class WholeCopies:
     def forget(self, shard: Any) -> None:
         """Have nothing share its numbers with a shard, whose memory is another one now."""
         copy = self._known.pop(id(shard), None)
+        if copy is self._last:
+            self._last = _Copy(None)
         if copy is not None and copy.stale:
             with _quietly():
                 copy.gather()
 
-    def settle(self) -> None:
-        """Copy into the shards what the script has changed, and free what nobody uses."""
-        held = [copy for copy in self._known.values() if copy.whole is not None]
+    def settle(self, shards: Iterable[Any]) -> None:
+        """Copy into some shards what the script has changed in their whole tensors."""
+        if self._known:
+            self._settle(self._among(shards))
+
+    def _among(self, shards: Iterable[Any]) -> list[_Copy]:
+        """Return what is known of some shards."""
+        keys = dict.fromkeys(id(base_of(shard)) for shard in shards)
+        return [self._known[key] for key in keys if key in self._known]
+
+    def _settle(self, copies: Iterable[_Copy]) -> None:
+        """Copy into shards what the script has changed, and free what nobody uses."""
+        held = [copy for copy in copies if copy.whole is not None]
         if not held:
             return
         with _quietly():
-            known = self._storages()
+            known = _storages(held)
             for copy in held:
                 copy.fill_shard()
                 if not copy.uses(known):
                     copy.whole = None
-
-    def _storages(self) -> Counter[int]:
-        wholes: Iterable[Any] = [copy.whole for copy in self._known.values()]
-        return Counter(each.untyped_storage()._cdata for each in wholes if each is not None)
 
     def is_in_training_thread(self) -> bool:
         """True in the thread that calls the model."""
@@ -223,50 +235,69 @@ class WholeCopies:
         A call of a model begins with it.
         """
         self._thread = threading.get_ident()
-        self._totals()
+        self._last = _Copy(None)
+        self._agree(list(self._known.values()))
 
-    def _totals(self) -> list[float]:
-        """Return how all ranks use what is known, in its order."""
-        self.settle()
-        if not self._known or self._ranks is None:
-            return []
-        with _quietly():
-            known = self._storages()
-            uses = [float(copy.uses(known)) for copy in self._known.values()]
-            device = next(iter(self._known.values())).shard.device
-            totals = self._ranks.sum(torch.tensor(uses, device=device)).tolist()
-        for key, total in zip(list(self._known), totals, strict=True):
-            if not total:
-                del self._known[key]
-        return [total for total in totals if total]
-
-    def before_change(self) -> None:
-        """Do what has to precede a change of shards: a collective, if any are known.
-
-        What is only lent is gathered when it is read, unless a view of it is used elsewhere.
-        """
-        totals = self._totals()
-        for copy, total in zip(self._known.values(), totals, strict=True):
-            copy.later = total < _USED
-
-    def after_change(self, is_changed: Callable[[Any], bool]) -> None:
-        """Gather again what was changed in shards: a collective, if there are any."""
-        with _quietly():
-            for copy in self._known.values():
-                if is_changed(copy.shard):
-                    self._update(copy)
-
-    def _update(self, copy: _Copy) -> None:
-        if copy.later:
-            copy.stale = True
+    def _agree(self, copies: list[_Copy]) -> None:
+        """Settle some, and note how all ranks use them: a collective, if there are any."""
+        if not copies or self._ranks is None:
             return
-        copy.gather()
-        if copy.whole is not None and not self._told:
-            self._told = True
-            self.tell(
-                "the script uses the memory of whole parameters or states while they change (such"
-                " as views of weight.data): they are gathered again after each change"
-            )
+        self._settle(copies)
+        with _quietly():
+            known = _storages(copies)
+            uses = [float(copy.uses(known)) for copy in copies]
+            device = copies[0].shard.device
+            totals = self._ranks.sum(torch.tensor(uses, device=device)).tolist()
+        for copy, total in zip(copies, totals, strict=True):
+            # What is only lent is gathered when it is read, unless a view of it is used elsewhere.
+            copy.later = total < _USED
+            if not total:
+                del self._known[id(copy.shard)]
+
+    @contextmanager
+    def changing(self, shards: Iterable[Any]) -> Iterator[None]:
+        """Gather what the block changes in shards after it: a collective, if any are known."""
+        if not self._known:
+            yield
+            return
+        self._agree(self._among(shards))
+        try:
+            yield
+        finally:
+            self._update(self._among(shards))
+
+    def before_backward(self) -> None:
+        """Agree on gradients: a backward pass may add to them."""
+        self._agree(self._of_gradients())
+
+    def after_backward(self) -> None:
+        """Gather gradients again to which a backward pass may have added."""
+        self._update(self._of_gradients())
+
+    def _of_gradients(self) -> list[_Copy]:
+        """Return what isn't of a parameter."""
+        return [c for c in self._known.values() if not isinstance(c.shard, nn.Parameter)]
+
+    def _update(self, copies: Iterable[_Copy]) -> None:
+        """Gather what has changed in shards, or mark it to be gathered."""
+        for copy in copies:
+            if copy.later:
+                copy.stale = True
+                continue
+            with _quietly():
+                copy.gather()
+            if copy.whole is not None and not self._told:
+                self._told = True
+                self.tell(
+                    "the script uses the memory of whole parameters or states while they change"
+                    " (such as views of weight.data): they are gathered again after each change"
+                )
+
+
+def _storages(copies: Iterable[_Copy]) -> Counter[int]:
+    """Count the whole tensors in each storage; layers of a recurrent module may share one."""
+    wholes: Iterable[Any] = [copy.whole for copy in copies]
+    return Counter(each.untyped_storage()._cdata for each in wholes if each is not None)
 
 
 COPIES = WholeCopies()  # of this process: what is known of a shard is known to all that get it
