@@ -25,6 +25,8 @@ OTHERS = {
     "data_parallel/replica.py: DistributedDataParallel",  # for a call, as torch's own calls do
     "data_parallel/shards/mixed.py: kind",  # a class that FSDP has derived
     "data_parallel/shards/whole_copies.py: detached",  # a shard that the script has detached
+    "data_parallel/ranks.py: sys",  # puts back what torch has replaced
+    "levers/compile/confined.py: tempfile",  # in the copy that compiles
     "data_parallel/shards/replica.py: state",  # FSDP's, of a root that fasttrain has sharded
     "snapshots/batches.py: generator.bit_generator", "snapshots/loader_epochs.py: iterator",
     # The shim's own.

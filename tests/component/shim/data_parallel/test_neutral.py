@@ -129,7 +129,7 @@ def test_shapes_that_depend_on_values_are_seen(
 def test_valid_arguments_of_a_distribution_are_not_read() -> None:
     mean, scale = torch.zeros(4), torch.ones(4)
     with Neutral() as neutral:
-        found = torch.distributions.Normal(mean, scale)
+        found = torch.distributions.Normal(mean, scale, validate_args=True)
         found.log_prob(mean)
     assert not neutral.reads
     with Neutral() as neutral:
@@ -140,5 +140,5 @@ def test_valid_arguments_of_a_distribution_are_not_read() -> None:
 def test_invalid_arguments_of_a_distribution_are() -> None:
     neutral = Neutral()
     with pytest.raises(ValueError, match="Expected parameter scale"), neutral:
-        torch.distributions.Normal(torch.zeros(4), -torch.ones(4))
+        torch.distributions.Normal(torch.zeros(4), -torch.ones(4), validate_args=True)
     assert neutral.reads

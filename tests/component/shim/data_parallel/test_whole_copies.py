@@ -14,11 +14,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from fasttrain.shim.data_parallel.ranks import Ranks
 from fasttrain.shim.data_parallel.shards import reads
 from fasttrain.shim.data_parallel.shards.replica import ShardedReplica
-from fasttrain.shim.data_parallel.shards.whole_copies import COPIES
+from fasttrain.shim.data_parallel.shards.whole_copies import COPIES, STALE_EVERY
 from support.forked_ranks import on_ranks
 
 X = torch.randn(6, 5, generator=torch.Generator().manual_seed(3))
@@ -258,6 +259,33 @@ def test_another_thread_reads_what_was_gathered_last(tmp_path: Path) -> None:
 
     for ended in on_ranks(tmp_path / "ranks", act):
         assert ended.good == [True, True]
+
+
+def test_what_a_checkpoint_held_is_freed_and_forgotten(tmp_path: Path) -> None:
+    def act(ranks: Ranks) -> Any:
+        ranks.join()
+        with ExitStack() as undo:
+            reads.install(undo)
+            training = by_all(ranks)
+            training.step()
+            state = training.model.state_dict()
+            freed = StorageWeakRef(state["0.weight"].untyped_storage())
+            training.step()
+            known = [len(COPIES)]
+            held = not freed.expired()
+            if ranks.rank == 0:  # as by garbage collection
+                del state
+            known.append(int(freed.expired()))
+            for _ in range(STALE_EVERY):
+                training.call(X)
+            known.append(len(COPIES))
+            state = {}
+            for _ in range(STALE_EVERY):
+                training.call(X)
+            return [held, *known, int(freed.expired()), len(COPIES)]
+
+    for rank, ended in enumerate(on_ranks(tmp_path / "ranks", act)):
+        assert ended.good == [True, 4, int(rank == 0), 4, 1, 0]
 
 
 SHOWN: tuple[Callable[[Any], Any], ...] = (

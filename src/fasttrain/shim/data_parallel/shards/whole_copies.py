@@ -28,6 +28,7 @@ from fasttrain.shim.hooks.containers import map_tensors
 
 _BASE = "_fasttrain_base"  # attribute of a detached shard: the one whose memory it uses
 _OF_ITSELF = {"__set__", "requires_grad_"}  # functions that change a tensor and not its numbers
+STALE_EVERY = 50  # calls of models: how often it is asked which of the stale ones are kept
 _READ_LATER, _USED = 1, 1_000_000  # what each rank adds for a tensor that it keeps; more than ranks
 
 
@@ -78,6 +79,11 @@ class _Copy:
         elif self.stale:
             self.whole.copy_(found)
         self.stale = False
+
+    def free_if_stale(self, _: object) -> None:
+        """Free the whole tensor once nobody can read it: a stale one has no views."""
+        if self.stale:
+            self.whole = None
 
     def uses(self, known: Counter[int]) -> int:
         """Return how this rank uses the whole tensor.
@@ -137,6 +143,7 @@ class WholeCopies:
         self._known: dict[int, _Copy] = {}  # by the shard's id; the same shards on all ranks
         self._last = _Copy(None)  # the one that was asked for last
         self._told = False
+        self._calls = 0
         self._thread = 0  # the last one that called a model
 
     def __len__(self) -> int:
@@ -166,7 +173,7 @@ class WholeCopies:
             if lent is None:
                 lent = copy.whole.as_subclass(LentTensor)
                 lent.of = copy
-                copy.lent = weakref.ref(lent)
+                copy.lent = weakref.ref(lent, copy.free_if_stale)
             return lent  # type: ignore[no-any-return]
 
     def _known_copy(self, shard: Any) -> Any:
@@ -209,9 +216,9 @@ class WholeCopies:
             self._settle(self._among(shards))
 
     def _among(self, shards: Iterable[Any]) -> list[_Copy]:
-        """Return what is known of some shards."""
+        """Return what is known of some shards, but for what isn't read before it is gathered."""
         keys = dict.fromkeys(id(base_of(shard)) for shard in shards)
-        return [self._known[key] for key in keys if key in self._known]
+        return [self._known[k] for k in keys if k in self._known and not self._known[k].stale]
 
     def _settle(self, copies: Iterable[_Copy]) -> None:
         """Copy into shards what the script has changed, and free what nobody uses."""
@@ -236,7 +243,9 @@ class WholeCopies:
         """
         self._thread = threading.get_ident()
         self._last = _Copy(None)
-        self._agree(list(self._known.values()))
+        self._calls += 1
+        rarely = self._calls % STALE_EVERY == 0
+        self._agree([c for c in self._known.values() if rarely or not c.stale])
 
     def _agree(self, copies: list[_Copy]) -> None:
         """Settle some, and note how all ranks use them: a collective, if there are any."""
@@ -276,7 +285,8 @@ class WholeCopies:
 
     def _of_gradients(self) -> list[_Copy]:
         """Return what isn't of a parameter."""
-        return [c for c in self._known.values() if not isinstance(c.shard, nn.Parameter)]
+        found = (copy for copy in self._known.values() if not copy.stale)
+        return [copy for copy in found if not isinstance(copy.shard, nn.Parameter)]
 
     def _update(self, copies: Iterable[_Copy]) -> None:
         """Gather what has changed in shards, or mark it to be gathered."""
