@@ -18,6 +18,7 @@ from fasttrain.shim.compile_auto.outlook import StepClock, has_idle_core
 from fasttrain.shim.compile_auto.peers import Others, Steps
 from fasttrain.shim.hooks.roots import Root
 from fasttrain.shim.levers.compile import shadow
+from fasttrain.shim.levers.compile.confined import why_unconfined
 from fasttrain.shim.levers.compile.lever import CompileLever
 from fasttrain.shim.levers.compile.unseen import Unseen
 from fasttrain.shim.process.held_signals import held_signals
@@ -143,6 +144,11 @@ class Background:
         self, root: Root, module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> list[str]:
         """Begin to compile a call in a copy of the process; return why that failed, if it did."""
+        if why := why_unconfined():
+            self._lever.recorder.note(
+                f"{why}: files that the model's call writes are written once more by the copy of"
+                " the process that compiles"
+            )
         try:
             self._shadow = shadow.begin(
                 lambda: self._compile_here(root, module, args, kwargs),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +22,7 @@ from fasttrain.shim.compile_auto.calls import WATCHED_STEPS, CallsOfOne, form_of
 from fasttrain.shim.compile_auto.outlook import Outlook, StepClock
 from fasttrain.shim.compile_auto.peers import NoOthers
 from fasttrain.shim.hooks.roots import RootCalls
-from fasttrain.shim.levers.compile import shadow
+from fasttrain.shim.levers.compile import confined, shadow
 from fasttrain.shim.levers.compile.shadow import Result
 
 PLAIN_S = 0.01
@@ -49,7 +51,9 @@ class Run:
         self.net, self.roots, self.clock = nn.Linear(2, 2), RootCalls(), StepClock()
         self.clock.first_s = 1e12  # nothing was trained so far
         self.notes: list[tuple[str, dict[str, Any]]] = []
-        lever: Any = None
+        self.told: list[str] = []
+        recorder = SimpleNamespace(note=self.told.append)
+        lever: Any = SimpleNamespace(recorder=recorder)
         note: Any = lambda what, data: self.notes.append((what, data))  # noqa: E731
         self.background = Background(CallsOfOne(self.roots), lever, self.clock, note, NoOthers())
         root = self.roots._root_of(self.net)
@@ -90,6 +94,23 @@ def test_one_that_compiles_is_waited_for(copy: Any) -> None:
     assert run.roots.on_call == []
     ((what, data),) = run.notes
     assert (what, data["graphs"]) == ("compiled", 1)
+
+
+@pytest.mark.parametrize("number", [0, errno.ENOSYS, errno.EPERM])
+def test_a_copy_that_can_write_is_told(
+    copy: Any, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def version() -> int:
+        if number:
+            raise OSError(number, os.strerror(number))
+        return 1
+
+    monkeypatch.setattr(confined, "landlock_version", version)
+    copy(Copy(polls=1))
+    run = Run()
+    assert run.compile() == ""
+    assert [note for note in run.told if "no Landlock" in note] == run.told
+    assert len(run.told) == bool(number)
 
 
 def test_one_that_slows_the_training_is_ended(copy: Any) -> None:

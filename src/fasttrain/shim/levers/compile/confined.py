@@ -79,6 +79,15 @@ def landlock_version() -> int:
     return _call(_CREATE_RULESET, None, ctypes.c_size_t(0), _VERSION)
 
 
+def why_unconfined() -> str:
+    """Return why a process can't be confined to writing beneath some folders; empty if it can."""
+    try:
+        landlock_version()
+    except OSError as error:
+        return f"this system has no Landlock ({error.strerror})"
+    return ""
+
+
 def _write_beneath(*folders: str) -> None:
     """Have this process write files in some folders alone, and reach no other one by TCP.
 
