@@ -31,6 +31,9 @@ class Training:
     def __init__(self, *, early: bool = False) -> None:
         torch.manual_seed(0)
         self.model = nn.Sequential(nn.Linear(5, 7), nn.Linear(7, 3))
+        if early:
+            self.model = nn.Sequential(nn.Linear(5, 5), nn.Linear(5, 5))
+            self.model[1].weight = self.model[0].weight  # tied
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.1)
         self.weight: Any = lambda: self.model[0].weight
         self.call: Any = self.model
@@ -167,7 +170,7 @@ def renormed(t: Training) -> Any:
 def kept_from_before(t: Training) -> Any:
     t.step()
     weight, bias = t.early
-    weight[6].zero_()
+    weight[4].zero_()
     bias.fill_(2)
     return [*t.steps(), weight, bias]
 
@@ -200,11 +203,13 @@ def numbers(values: Any) -> list[list[float]]:
     return [whole.detach().flatten().double().tolist() for whole in wholes]
 
 
-def by_all(ranks: Ranks, *, early: bool = False) -> Training:
+def by_all(
+    ranks: Ranks, tell: Callable[[str], None] = lambda _: None, *, early: bool = False
+) -> Training:
     """Return one that all ranks train."""
     training = Training(early=early)
     model = training.model
-    replica = ShardedReplica(model, ranks, [training.optimizer], lambda _: None)
+    replica = ShardedReplica(model, ranks, [training.optimizer], tell)
 
     def call(x: Tensor) -> Any:
         COPIES.agree()
@@ -238,54 +243,71 @@ def test_what_a_script_does_to_whole_tensors_is_done_to_shards(tmp_path: Path) -
         assert ended.good == {}
 
 
+def by_training(folder: Path, act: Callable[[Training, int, list[str]], Any]) -> list[Any]:
+    """Return what each rank returns for one that all train, its rank, and what it is told."""
+
+    def on_one(ranks: Ranks) -> Any:
+        ranks.join()
+        told: list[str] = []
+        with ExitStack() as undo:
+            reads.install(undo)
+            training = by_all(ranks, told.append)
+            training.step()
+            return act(training, ranks.rank, told)
+
+    return [ended.good for ended in on_ranks(folder, on_one)]
+
+
 def test_another_thread_reads_what_was_gathered_last(tmp_path: Path) -> None:
     """Ranks can't gather in two threads at once."""
 
-    def act(ranks: Ranks) -> Any:
-        ranks.join()
-        with ExitStack() as undo:
-            reads.install(undo)
-            training = by_all(ranks)
-            training.step()
-            state = training.model.state_dict()
-            before = state["0.weight"].clone()
-            training.step()
-            found: list[Tensor] = []
-            thread = threading.Thread(target=lambda: found.append(state["0.weight"] * 1))
-            thread.start()
-            thread.join()
-            changed = not torch.equal(before, state["0.weight"])
-            return [torch.equal(before, found[0]), changed]
+    def act(training: Training, _: int, told: list[str]) -> Any:
+        state = training.model.state_dict()
+        before = state["0.weight"].clone()
+        training.step()
+        found: list[Tensor] = []
+        thread = threading.Thread(target=lambda: found.append(state["0.weight"] * 1))
+        thread.start()
+        thread.join()
+        changed = not torch.equal(before, state["0.weight"])
+        return [torch.equal(before, found[0]), changed, "another thread" in "".join(told)]
 
-    for ended in on_ranks(tmp_path / "ranks", act):
-        assert ended.good == [True, True]
+    assert by_training(tmp_path / "ranks", act) == [[True] * 3] * 2
+
+
+def test_what_runs_on_whole_tensors_is_told(tmp_path: Path) -> None:
+    def act(training: Training, _: int, told: list[str]) -> Any:
+        weights, values = list(training.model.parameters()), training.model.state_dict().values()
+        before = list(told)
+        with torch.no_grad():
+            torch._foreach_copy_(weights, [value * 2 for value in values])
+        return [text for text in told if text not in before]
+
+    for told in by_training(tmp_path / "ranks", act):
+        assert "_foreach_copy_" in "".join(told)
 
 
 def test_what_a_checkpoint_held_is_freed_and_forgotten(tmp_path: Path) -> None:
-    def act(ranks: Ranks) -> Any:
-        ranks.join()
-        with ExitStack() as undo:
-            reads.install(undo)
-            training = by_all(ranks)
-            training.step()
-            state = training.model.state_dict()
-            freed = StorageWeakRef(state["0.weight"].untyped_storage())
-            training.step()
-            known = [len(COPIES)]
-            held = not freed.expired()
-            if ranks.rank == 0:  # as by garbage collection
-                del state
-            known.append(int(freed.expired()))
-            for _ in range(STALE_EVERY):
-                training.call(X)
-            known.append(len(COPIES))
-            state = {}
-            for _ in range(STALE_EVERY):
-                training.call(X)
-            return [held, *known, int(freed.expired()), len(COPIES)]
+    def act(training: Training, rank: int, _: list[str]) -> Any:
+        state = training.model.state_dict()
+        training.step()
+        freed = StorageWeakRef(state["0.weight"].untyped_storage())
+        training.step()
+        known = [len(COPIES)]
+        held = not freed.expired()
+        if rank == 0:  # as by garbage collection
+            del state
+        known.append(int(freed.expired()))
+        for _ in range(STALE_EVERY):
+            training.call(X)
+        known.append(len(COPIES))
+        state = {}
+        for _ in range(STALE_EVERY):
+            training.call(X)
+        return [held, *known, int(freed.expired()), len(COPIES)]
 
-    for rank, ended in enumerate(on_ranks(tmp_path / "ranks", act)):
-        assert ended.good == [True, 4, int(rank == 0), 4, 1, 0]
+    wanted = [[True, 4, int(rank == 0), 4, 1, 0] for rank in range(2)]
+    assert by_training(tmp_path / "ranks", act) == wanted
 
 
 SHOWN: tuple[Callable[[Any], Any], ...] = (

@@ -134,6 +134,8 @@ def _or_whole(func: Any, args: Any, kwargs: Any) -> Any:
         shards = [t for t in _tensors(args, kwargs) if _is_shard(t)]
         if not all(map(_is_followed, shards)):
             raise
+    name = getattr(func, "__name__", str(func))
+    COPIES.tell(f"torch has no {name} for shards: it runs on whole tensors, on each rank")
     found = func(*map_tensors(args, _shared), **map_tensors(kwargs, _shared))
     COPIES.settle(shards)
     return found

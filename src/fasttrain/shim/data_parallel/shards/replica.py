@@ -280,7 +280,9 @@ def _fully_shard(modules: list[nn.Module], mesh: Any) -> None:
         except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
             refuse(refused_error(root, error))
         mixed.let_copy(module)
-        for parameter, shard in zip(before, parameters_of(module), strict=True):
+        # Once for each parameter: tied ones are in several places.
+        pairs = {id(p): (p, s) for p, s in zip(before, parameters_of(module), strict=True)}
+        for parameter, shard in pairs.values():
             if parameter is not shard:
                 COPIES.adopt(shard, parameter if is_used(parameter) else None)
                 # The script's optimizers still refer to it: a block's goes before the next is

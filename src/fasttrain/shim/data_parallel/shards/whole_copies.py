@@ -123,9 +123,7 @@ def _current(tensor: Tensor) -> Tensor:
     if not isinstance(tensor, LentTensor):
         return tensor
     with _quietly():
-        # Another thread, such as one that saves meanwhile, gets what was gathered last: ranks
-        # can't gather in two threads at once.
-        if tensor.of.stale and COPIES.is_in_training_thread():
+        if tensor.of.stale and COPIES.may_gather():
             tensor.of.gather()
         return tensor.as_subclass(Tensor)
 
@@ -134,7 +132,7 @@ class WholeCopies:
     """The whole tensors of shards that the script may have.
 
     Attributes:
-        tell: Called with a sentence for the receipt once the script keeps one while it trains.
+        tell: Called with sentences for the receipt, which has each once.
     """
 
     def __init__(self) -> None:
@@ -142,7 +140,6 @@ class WholeCopies:
         self._ranks: Ranks | None = None
         self._known: dict[int, _Copy] = {}  # by the shard's id; the same shards on all ranks
         self._last = _Copy(None)  # the one that was asked for last
-        self._told = False
         self._calls = 0
         self._thread = 0  # the last one that called a model
 
@@ -232,9 +229,18 @@ class WholeCopies:
                 if not copy.uses(known):
                     copy.whole = None
 
-    def is_in_training_thread(self) -> bool:
-        """True in the thread that calls the model."""
-        return threading.get_ident() == self._thread
+    def may_gather(self) -> bool:
+        """True in the thread that calls the model: ranks can't gather in two threads at once.
+
+        Another one, such as one that saves meanwhile, gets what was gathered last.
+        """
+        same = threading.get_ident() == self._thread
+        if not same:
+            self.tell(
+                "another thread than the one that trains reads a state_dict() that is kept while"
+                " parameters change: it gets them as they were when it was last read"
+            )
+        return same
 
     def agree(self) -> None:
         """Forget the tensors that no rank uses any more: a collective, if there are any.
@@ -296,8 +302,7 @@ class WholeCopies:
                 continue
             with _quietly():
                 copy.gather()
-            if copy.whole is not None and not self._told:
-                self._told = True
+            if copy.whole is not None:
                 self.tell(
                     "the script uses the memory of whole parameters or states while they change"
                     " (such as views of weight.data): they are gathered again after each change"
