@@ -43,6 +43,16 @@ class Printing(Fitted):
         return max([x], key=lambda _: self.show() or 0)
 
 
+class PrintingByAttribute(Fitted):
+    def __init__(self) -> None:
+        super().__init__()
+        self.log = self.show
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.log()
+        return x
+
+
 class PrintingByName(Fitted):
     def forward(self, x: Tensor) -> Tensor:
         getattr(self, "sh" + "ow")()
@@ -90,6 +100,7 @@ def test_code_that_may_print() -> None:
     assert may_print(Fitted()) == ""
     assert may_print(nn.Sequential(Net(), Printing())) == "Fitted.show"
     assert may_print(PrintingByName()) == "Fitted.show"
+    assert may_print(PrintingByAttribute()) == "Fitted.show"
 
 
 def test_a_much_larger_batch_is_verified() -> None:

@@ -42,7 +42,7 @@ _GLOBAL = tuple(f"_global{slot}" for slot in _HOOK_SLOTS)
 class HookCount:
     """Counts hooks as they are registered, so that a call with new ones is verified again.
 
-    What a forward gives to a container that it makes anew in each call, as ``self.layers[:-1]``
+    What a forward gives to a container that it makes in each call, as ``self.layers[:-1]``
     does, changes no root and isn't counted.
 
     Args:

@@ -281,11 +281,16 @@ def _category(value: Any) -> Any:
 def may_print(module: Module) -> str:
     """Return the first method that calls print and that a call of the root may reach; else empty.
 
-    Reached are forward, methods such as ``__getattr__``, and what they call by name. Others, such
-    as a ``fit`` that the script calls, print outside of calls.
+    Reached are forward, methods such as ``__getattr__``, those that ``__init__`` names, as to keep
+    them under another name, and what they call by name. Others, such as a ``fit`` that the script
+    calls, print outside of calls.
     """
     methods = list(_functions(module))
     names = {f.__name__ for f in methods if f.__name__.startswith("__")} | {"forward"}
+    for kind in _script_kinds(module):
+        init = vars(kind).get("__init__")
+        if isinstance(init, FunctionType):
+            names |= _names_in(init.__code__)
     pending, reached = list(names), set(names)
     while pending:
         name = pending.pop()
@@ -343,10 +348,15 @@ def _methods(kind: type) -> list[FunctionType]:
 
 def _functions(module: Module) -> Iterator[FunctionType]:
     """Yield the methods of a root's modules whose classes are the script's own."""
+    for kind in _script_kinds(module):
+        yield from _methods(kind)
+
+
+def _script_kinds(module: Module) -> list[Any]:
+    """Return the script's own classes of a root's modules, by name."""
     kinds = {kind for part in Module.modules(module) for kind in type(part).__mro__}
-    for kind in sorted(kinds, key=lambda kind: f"{kind.__module__}.{kind.__qualname__}"):
-        if _is_scripts(kind):
-            yield from _methods(kind)
+    own = filter(_is_scripts, kinds)
+    return sorted(own, key=lambda kind: f"{kind.__module__}.{kind.__qualname__}")
 
 
 def _is_scripts(kind: type) -> bool:
