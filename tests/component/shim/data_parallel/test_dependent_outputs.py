@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fasttrain.shim.data_parallel.split.trial import _edge_of, _graph_edges
+from fasttrain.shim.data_parallel.split.graph import edge_of, graph_edges
 
 Outputs = tuple[Tensor, Tensor]
 
@@ -35,6 +35,6 @@ def test_outputs_beside_one_another_depend_on_no_other(
     compute: Callable[[Tensor], Outputs], depend: bool
 ) -> None:
     outputs = compute(torch.randn(2, 4, requires_grad=True))
-    edges, older = _graph_edges(outputs, 0)
-    assert any(_edge_of(output) in edges for output in outputs) == depend
+    edges, older = graph_edges(outputs, 0)
+    assert any(edge_of(output) in edges for output in outputs) == depend
     assert older == ""

@@ -27,6 +27,7 @@ from fasttrain.shim.data_parallel.split.agreement import (
     row_dimensions,
     structure_of,
 )
+from fasttrain.shim.data_parallel.split.graph import edge_of, graph_edges
 from fasttrain.shim.data_parallel.split.modules import (
     IN_DOUBLE,
     ModuleState,
@@ -35,7 +36,7 @@ from fasttrain.shim.data_parallel.split.modules import (
     foreign_hook,
     parameter_sums,
 )
-from fasttrain.shim.data_parallel.split.rows import CROSSINGS, Rows
+from fasttrain.shim.data_parallel.split.rows import Rows
 from fasttrain.shim.data_parallel.split.sites import (
     OF_LIST,
     Dimensions,
@@ -387,8 +388,8 @@ class SplitTrial:
                 if isinstance(value, Tensor) and name in parts[number]._buffers:
                     raise DisagreementError(f"the buffer {name} has rows of the batch")
                 kept.append((number, name, tuple(of_value)))
-        ancestors, _ = _graph_edges(tensors_in(inner), begun)
-        made = any(_edge_of(t) in ancestors for t in tensors_in(inner[0]))
+        ancestors, _ = graph_edges(tensors_in(inner), begun)
+        made = any(edge_of(t) in ancestors for t in tensors_in(inner[0]))
         if self._draws and None in dims:
             self._check_draws(Split(guess).cut(args, kwargs, rows), dims)
         outputs = tuple(dims[: len(tensors_in(inner[0]))])
@@ -424,14 +425,14 @@ class SplitTrial:
             raise DisagreementError("with a part of the batch it returns more than other sizes")
         part = tensors_in(inner)
         dims = row_dimensions(tensors_in(outer), part, rows)
-        _, name = _graph_edges(part, begun)
+        _, name = graph_edges(part, begun)
         if name:
             raise DisagreementError(f"it uses a tensor that was computed outside of it ({name})")
         # A script may first ask for a gradient w.r.t. hidden states at any later call, and one of
         # logits beside a loss hardly will: `backward.mark` could only end the run then.
         with_rows = [t for t, dim in zip(part, dims, strict=True) if dim is not None]
-        ancestors, _ = _graph_edges(with_rows, begun)
-        if any(_edge_of(t) in ancestors for t in with_rows):
+        ancestors, _ = graph_edges(with_rows, begun)
+        if any(edge_of(t) in ancestors for t in with_rows):
             raise DisagreementError("it returns tensors, and others that it has computed from them")
         return dims
 
@@ -476,7 +477,7 @@ class SplitTrial:
 
 def _refuse_own_backward(outputs: list[Tensor]) -> None:
     """Raise DisagreementError if the script's code may compute one of the derivatives."""
-    inner, _ = _graph_edges(outputs, 0)
+    inner, _ = graph_edges(outputs, 0)
     nodes = {node for node, _ in inner}
     for node in {t.grad_fn for t in outputs if t.grad_fn is not None} | nodes:
         function = getattr(type(node), "_forward_cls", None)
@@ -586,34 +587,3 @@ def _detached(
 
     args, kwargs = map_tensors(args, detach), map_tensors(kwargs, detach)
     return args, kwargs, list(leaves.values())
-
-
-def _graph_edges(outputs: Sequence[Tensor], begun: int) -> tuple[set[tuple[Any, int]], str]:
-    """Return what tensors depend on, and the name of the first node older than the call.
-
-    Returns:
-        The autograd nodes, each with the number of one of its outputs: other outputs of the same
-        node, such as the state beside a recurrent layer's output, don't count. And the name.
-    """
-    pending = list({t.grad_fn for t in outputs if t.grad_fn is not None})
-    nodes: set[Any] = set()
-    edges: set[tuple[Any, int]] = set()
-    while pending:
-        node = pending.pop()
-        for child, number in node.next_functions:
-            if child is None or child.name() in CROSSINGS:
-                continue
-            edges.add((child, number))
-            if child in nodes:
-                continue
-            nodes.add(child)
-            if child.name() == "torch::autograd::AccumulateGrad":
-                continue
-            if child._sequence_nr() < begun:
-                return edges, str(child.name())
-            pending.append(child)
-    return edges, ""
-
-
-def _edge_of(tensor: Tensor) -> tuple[Any, int]:
-    return tensor.grad_fn, tensor.output_nr
