@@ -70,11 +70,22 @@ def test_stack_of_a_log_line(rig: Any) -> None:
     assert SHIM not in out.getvalue()
 
 
+class Failing(nn.Module):
+    """Its derivative is no number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.linear(x) * torch.inf).sub(torch.inf).sqrt()
+
+
 def test_the_forward_call_that_anomaly_detection_names(rig: Any) -> None:
     with warnings.catch_warnings(record=True) as told, rig(amp="bfloat16"):
         warnings.simplefilter("always")
         with torch.autograd.detect_anomaly(), pytest.raises(RuntimeError, match="nan"):
-            (nn.Linear(2, 2)(X) * torch.inf).sub(torch.inf).sqrt().sum().backward()
+            Failing()(X).sum().backward()
     stacks = [str(one.message) for one in told if "forward call" in str(one.message)]
     assert len(stacks) == 1
     assert "in test_the_forward_call" in stacks[0]
