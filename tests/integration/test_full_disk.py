@@ -148,7 +148,7 @@ def test_a_disk_that_stays_full_takes_no_more_than_lines(
     [
         ("bytes", "raise", 1, "disk-full", f"disk-full: {Retry.NEVER}"),
         # One that can heal, but whose records can't be put into a folder of their own.
-        ("files", "kill", 137, "killed", ": No space left on device"),
+        ("files", "kill", 137, "killed", "No space left on device"),
     ],
 )
 def test_a_run_that_fills_its_own_disk_tells_of_it(
