@@ -44,6 +44,7 @@ def plan(run_dir: Path, source: Source = FLAG, **choices: Any) -> LaunchPlan:
     compiled = Compile(chosen["compile"], chosen["compile"], chosen["scope"], chosen["graphs"])
     amp = Amp(chosen["amp"], chosen["device"])
     levers = replace(levers, amp=decide(amp), compile=decide(compiled))
+    workers = chosen.get("loader_workers")
     return LaunchPlan(
         fasttrain_version="0", run_id="test", run_dir=str(run_dir),
         target=Target("script", "train.py"), cwd=str(run_dir),
@@ -51,6 +52,7 @@ def plan(run_dir: Path, source: Source = FLAG, **choices: Any) -> LaunchPlan:
         environment=(), levers=levers, shutdown_timeout_s=30,
         guards=Guards(decide(HangWatch(chosen["hang"])), decide(chosen["nan"])), argv=("python",),
         restarts=decide(Restarts()), max_steps=chosen["max_steps"], strict=chosen["strict"],
+        loader_workers=decide(workers) if workers else None,
     )  # fmt: skip
 
 

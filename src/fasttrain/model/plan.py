@@ -186,6 +186,7 @@ class LaunchPlan:
         strict: Whether a lever that was asked for and did not take effect fails the run.
         preempt: What happens at preemption.
         python: The Python that runs the script; None if it is fasttrain's own.
+        loader_workers: Worker processes of a DataLoader that has none; None to leave it so.
         tuning: What the worker compares; None for a run that trains.
         proof: The worker's part in a run that proves; None for a run that trains.
         earlier: What is known from earlier runs, for ``--compile auto``; None for nothing.
@@ -212,6 +213,7 @@ class LaunchPlan:
     strict: bool = False
     preempt: Decision[Preempt] = field(default_factory=left_to_the_script)
     python: Decision[str] | None = None
+    loader_workers: Decision[int] | None = None
     tuning: Tuning | None = None
     proof: Proof | None = None
     earlier: Earlier | None = None

@@ -59,6 +59,10 @@ class Settings(LeverOptions):
     restart_on: Setting[RestartOn] = option(
         "auto", "Restart after recoverable failures, or after any", panel=PROCESSES
     )
+    loader_workers: Setting[int | None] = option(
+        None, "Worker processes for DataLoaders that have none; 0 to leave them so",
+        panel=PROCESSES, metavar="N", minimum=0, maximum=MOST_PROCESSES,
+    )  # fmt: skip
     show_ranks: Setting[str] = option(
         "0", "Ranks whose output is shown live: all | 0,3", panel=PROCESSES, metavar="RANKS"
     )

@@ -70,6 +70,7 @@ def decisions(plan: LaunchPlan) -> tuple[Row, ...]:
 
 def lever_rows(plan: LaunchPlan) -> tuple[Row, ...]:
     """Return one row per decision, without the environment."""
+    workers = plan.loader_workers
     return (
         _row("device", plan.device_kind, plan.device_kind.value),
         _row("devices", plan.devices, ",".join(plan.devices.value) or "none"),
@@ -79,6 +80,7 @@ def lever_rows(plan: LaunchPlan) -> tuple[Row, ...]:
         _row("hang", plan.guards.hang, _hang(plan.guards.hang.value)),
         _row("nan", plan.guards.nan, plan.guards.nan.value),
         _row("restarts", plan.restarts, _restarts(plan.restarts.value)),
+        *([_row("loader_workers", workers, str(workers.value))] if workers else []),
         *([_row("python", plan.python, plan.python.value)] if plan.python else []),
     )
 

@@ -18,7 +18,11 @@ from fasttrain.planning.gpus import (
 from fasttrain.planning.guards import decide_guards, decide_preempt, decide_restarts, no_guards
 from fasttrain.planning.levers import amp
 from fasttrain.planning.levers.all import Situation, decide_levers, no_levers
-from fasttrain.planning.processes import decide_processes, decide_show_ranks
+from fasttrain.planning.processes import (
+    decide_loader_workers,
+    decide_processes,
+    decide_show_ranks,
+)
 
 # The warnings and hints of a plan.
 
@@ -188,6 +192,7 @@ def make_plan(settings: Settings, machine: Machine, invocation: Invocation) -> L
         strict=settings.strict.value,
         preempt=decide_preempt(settings, draft.processes.value, draft.levers, invocation),
         python=invocation.python_decision,
+        loader_workers=decide_loader_workers(settings),
         hints=hints(draft),
         warnings=warnings(draft),
     )

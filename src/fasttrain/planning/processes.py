@@ -11,6 +11,7 @@ from fasttrain.model.machine import Interpreter
 from fasttrain.model.plan import Backend, Processes
 from fasttrain.model.settings import Settings
 from fasttrain.planning.describe import BUILT_IN, counted, kind_noun
+from fasttrain.planning.describe import asked as why_asked
 from fasttrain.planning.gpus import ChosenDevices
 
 # Decides which Python runs the script.
@@ -212,6 +213,28 @@ def _static_reason(settings: Settings, processes: Processes) -> str:
         return "by torchrun, which takes a free port on loopback"
     port = "asked for" if settings.master_port.value else "torchrun's default"
     return f"node 0 at {processes.master_addr}, port {processes.master_port} ({port})"
+
+
+# Decides whether DataLoaders that read by themselves get worker processes.
+
+
+def decide_loader_workers(settings: Settings) -> Decision[int] | None:
+    """Return the worker processes of a DataLoader that has none; None to leave it so.
+
+    Raises:
+        FasttrainError: ``workers-snapshot`` with snapshots.
+    """
+    setting = settings.loader_workers
+    if not setting.value:
+        return None
+    if settings.preempt.value == "snapshot":
+        raise FasttrainError(
+            f"{setting.source} can't be together with --preempt snapshot",
+            why="a snapshot has to know how far a DataLoader is, and its workers read ahead",
+            fix="leave one of the two out, or set num_workers in the script",
+            slug="workers-snapshot",
+        )
+    return Decision(setting.value, why_asked(setting), setting.source)
 
 
 # The ranks whose output is shown live.

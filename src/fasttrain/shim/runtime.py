@@ -214,6 +214,8 @@ class Runtime:
                 build += import_module(module).build(self._shared, decision, recorder)
         if self._plan.preempt.value.mode == "snapshot" and not self._reporter.child:
             build.append(self._snapshots())
+        if self._plan.loader_workers is not None and not self._reporter.child:
+            build.append(self._lent_workers(self._plan.loader_workers))
         return build
 
     def _begin_comparing(self) -> None:
@@ -269,6 +271,14 @@ class Runtime:
         )
         lever.prepare(self._undo)
         return lever
+
+    def _lent_workers(self, decision: Decision[int]) -> Lever:
+        from fasttrain.shim.levers import loader_workers
+
+        explicit = decision.source.explicit
+        name, asked = loader_workers.NAME, str(decision.value)
+        recorder = self._recorder(name, asked, decision, explicit=explicit)
+        return loader_workers.build(decision, recorder)
 
     def _recorder(
         self, name: str, asked: str, decision: Decision[Any], *, explicit: bool

@@ -66,6 +66,7 @@ class Situation:
 # Values of the other options that a command without Python can honour by doing nothing.
 _IDLE: dict[str, tuple[object, ...]] = {
     "max_steps": (None,),
+    "loader_workers": (None, 0),
     "hang_timeout": ("auto", "off"),
     "on_nan": ("off",),
     "preempt": ("signal",),

@@ -1,0 +1,179 @@
+"""DataLoaders without workers are read by some, and the script gets the same batches."""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    TensorDataset,
+    WeightedRandomSampler,
+    get_worker_info,
+)
+
+from fasttrain.model.outcome import State
+from fasttrain.shim.levers import loader_workers
+
+NAME = loader_workers.NAME
+ROWS = 24
+
+
+class Numbers(Dataset[Any]):
+    """Says which worker has read each row; -1 for none."""
+
+    def __len__(self) -> int:
+        return ROWS
+
+    def __getitem__(self, index: int) -> tuple[int, int]:
+        info = get_worker_info()
+        return index, -1 if info is None else info.id
+
+
+class Endless(IterableDataset[Any]):
+    """Makes its rows itself."""
+
+    def __iter__(self) -> Any:
+        yield from range(ROWS)
+
+
+class Rows(Dataset[Any]):
+    """Seeks in a file that all readers have open, as HDF5 and archives do."""
+
+    def __init__(self, path: Path) -> None:
+        path.write_bytes(bytes(range(ROWS)) * 4096)
+        self.file = path.open("rb", buffering=0)
+
+    def __len__(self) -> int:
+        return ROWS
+
+    def __getitem__(self, index: int) -> int:
+        found = set()
+        for turn in range(200):
+            self.file.seek(turn * ROWS + index)
+            os.sched_yield()
+            found.add(self.file.read(1)[0])
+        return index if found == {index} else -1
+
+
+def read(loader: Any) -> list[Any]:
+    torch.manual_seed(3)
+    batches = []
+    for batch in loader:
+        batches.append(batch)
+        torch.rand(1)  # as dropout does between two batches
+    return batches
+
+
+def loaders() -> dict[str, Any]:
+    drawn = WeightedRandomSampler([1.0] * ROWS, ROWS)
+    own = torch.Generator().manual_seed(5)
+    return {
+        "in order": lambda: DataLoader(Numbers(), 5),
+        "shuffled": lambda: DataLoader(Numbers(), 5, shuffle=True, drop_last=True),
+        "drawn": lambda: DataLoader(Numbers(), 4, sampler=drawn),
+        "of its generator": lambda: DataLoader(
+            Numbers(), 4, shuffle=True, generator=own.manual_seed(5)
+        ),
+        "its own collate": lambda: DataLoader(
+            Numbers(), 4, collate_fn=lambda rows: [[at, worker] for at, worker in rows]
+        ),
+        "its own batches": lambda: DataLoader(Numbers(), batch_sampler=[[3, 1, 2], [5], [0, 23]]),
+    }
+
+
+@pytest.mark.parametrize("kind", loaders())
+def test_workers_read_the_same_batches(rig: Any, kind: str) -> None:
+    make = loaders()[kind]
+    rows = [torch.as_tensor(batch if isinstance(batch[0], list) else torch.stack(batch, 1))
+            for batch in read(make())]  # fmt: skip
+    after = torch.rand(1)
+    with rig(loader_workers=2) as runtime:
+        loader = make()
+        lent = [torch.as_tensor(batch if isinstance(batch[0], list) else torch.stack(batch, 1))
+                for batch in read(loader)]  # fmt: skip
+        assert torch.equal(torch.rand(1), after), "the script's random numbers go on as without"
+        outcome = runtime.outcomes()[NAME]
+    assert [batch[:, 0].tolist() for batch in lent] == [batch[:, 0].tolist() for batch in rows]
+    assert {worker for batch in lent for worker in batch[:, 1].tolist()} == {0, 1}
+    assert outcome.state is State.APPLIED
+    assert (loader.num_workers, loader.prefetch_factor, loader.worker_init_fn) == (0, None, None)
+
+
+@pytest.mark.parametrize("make", [
+    lambda: DataLoader(Numbers(), 5, num_workers=1),
+    lambda: DataLoader(Endless(), 5),
+    lambda: DataLoader(Numbers(), batch_size=None),
+    lambda: DataLoader(TensorDataset(torch.empty(ROWS, device="meta")), 5),
+    lambda: DataLoader(Numbers(), 5, multiprocessing_context="fork", num_workers=1),
+], ids=["own workers", "iterable", "not collated", "on a device", "own context"])  # fmt: skip
+def test_what_has_to_be_read_as_it_is_is_left_alone_and_told(rig: Any, make: Any) -> None:
+    with rig(loader_workers=3) as runtime:
+        loader = make()
+        iterator = iter(loader)
+        assert iterator._num_workers == loader.num_workers
+        outcome = runtime.outcomes()[NAME]
+        del iterator
+    assert outcome.state is State.SKIPPED
+    assert "test_loader_workers.py:" in outcome.reason
+
+
+def test_where_processes_are_not_forked_nothing_is_lent(rig: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(torch.multiprocessing, "get_start_method", lambda: "spawn")
+    with rig(loader_workers=2) as runtime:
+        (batch, *_) = read(DataLoader(Numbers(), 6))
+        assert "forked" in runtime.outcomes()[NAME].reason
+    assert batch[1].tolist() == [-1] * 6
+
+
+def test_workers_have_files_of_their_own(rig: Any, tmp_path: Path) -> None:
+    data = Rows(tmp_path / "rows")
+    with data.file, rig(loader_workers=2):
+        data.file.seek(7)
+        found: list[Tensor] = read(DataLoader(data, 4))
+        assert data.file.tell() == 7, "the script's own file is where it was"
+    assert torch.cat(found).tolist() == list(range(ROWS))
+
+
+def test_a_function_for_workers_is_not_called_where_the_script_has_none(rig: Any) -> None:
+    def fail(_: int) -> None:
+        raise AssertionError
+
+    with rig(loader_workers=2):
+        assert len(read(DataLoader(Numbers(), 5, worker_init_fn=fail))) == 5
+
+
+def test_a_row_that_fails_fails_in_the_script(rig: Any) -> None:
+    class Fails(Numbers):
+        def __getitem__(self, index: int) -> Any:
+            if index == 7:
+                raise KeyError(index)
+            return super().__getitem__(index)
+
+    with rig(loader_workers=2):
+        batches = iter(DataLoader(Fails(), 4))
+        assert next(batches)[0].tolist() == [0, 1, 2, 3]
+        with pytest.raises(KeyError, match="7"):
+            next(batches)
+        batches._shutdown_workers()
+
+
+def test_random_numbers_of_the_dataset_are_those_of_a_worker(rig: Any) -> None:
+    """It is what `tune` compares losses for: the numbers aren't those of the script."""
+
+    class Draws(Numbers):
+        def __getitem__(self, index: int) -> Any:
+            return random.random()
+
+    random.seed(1)
+    plain = torch.cat(read(DataLoader(Draws(), 4)))
+    with rig(loader_workers=1):
+        random.seed(1)
+        assert not torch.equal(torch.cat(read(DataLoader(Draws(), 4))), plain)
