@@ -33,7 +33,36 @@ while True:
     torch.save(net.state_dict(), "model.pt")
     time.sleep(0.03 * torch.get_num_threads() + 0.03 * ("GLIBC_TUNABLES" not in os.environ))
 """
-ALONE = ("--compile", "off", "--optimizer", "keep", "--amp", "off")  # no lever to compare
+# Reads as slowly as it computes, and each row takes its time.
+READS = """
+import time
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, get_worker_info
+torch.manual_seed(0)
+class Rows(Dataset):
+    rows = torch.randn(4096, 24)
+    def __len__(self):
+        return len(self.rows)
+    def __getitem__(self, index):
+        if get_worker_info() is None:
+            time.sleep(0.002)
+        return self.rows[index], index % 4
+class Net(nn.Sequential):
+    def forward(self, x):
+        time.sleep(0.004 * len(x))
+        return super().forward(x)
+net = Net(nn.Linear(24, 48), nn.ReLU(), nn.Linear(48, 4))
+opt = torch.optim.SGD(net.parameters(), lr=0.05)
+while True:
+    for x, y in DataLoader(Rows(), 16, shuffle=True):
+        loss = nn.functional.cross_entropy(net(x), y)
+        opt.zero_grad()
+        loss.backward()
+        opt.step()
+"""
+NO_LEVERS = ("--compile", "off", "--optimizer", "keep", "--amp", "off")
+ALONE = (*NO_LEVERS, "--loader-workers", "0", "--nproc-per-node", "1")
 
 
 @pytest.fixture
@@ -88,6 +117,32 @@ def test_fewer_threads_and_an_allocator_are_kept_and_later_runs_have_them(
     assert rows["GLIBC_TUNABLES"]["value"].startswith("glibc.malloc.")
     for name in ("OMP_NUM_THREADS", "GLIBC_TUNABLES"):
         assert rows[name]["source"].startswith("tuned on ")
+
+
+def test_a_worker_and_two_ranks_are_kept_and_later_runs_have_them(
+    tune: Any, script: Any, tmp_path: Path
+) -> None:
+    path = script(READS)
+    before = left(tmp_path)
+    own = ("--env", "OMP_NUM_THREADS=1", "--env", "GLIBC_TUNABLES=glibc.malloc.arena_max=2")
+    process = tune("tune", path, *NO_LEVERS, *own, "--budget", "100s", "--json")
+    out, err = process.communicate(timeout=240)
+    assert process.returncode == 0, err
+    workers, ranks = json.loads(out)["data"]["settings"]
+    assert (workers["levers"], workers["asked"]) == (["loader workers"], "1")
+    assert (ranks["levers"], ranks["asked"], ranks["against"]) == (["ranks"], "2", "one process")
+    for found in (workers, ranks):
+        assert (found["verdict"], found["kept"], found["parity"]["right"]) == ("faster", True, True)
+        assert found["ratio"]["high"] < 1
+    assert left(tmp_path) == before
+    process = tune("run", path, *own, "--max-steps", "5", "--json")
+    out, err = process.communicate(timeout=240)
+    assert process.returncode == 0, err
+    receipt = json.loads(out)["data"]
+    assert len(receipt["ranks"]) == 2
+    found = {one["lever"]: one for one in receipt["ranks"][0]["outcomes"]}
+    assert found["loader_workers"]["state"] == "applied"
+    assert found["strategy"]["state"] == "applied"
 
 
 @pytest.mark.parametrize("killed", [False, True], ids=["ctrl-C", "kill -9"])

@@ -30,6 +30,10 @@ from fasttrain.statistics import curves
 
 MOST_BYTES = 2000
 THREADS_TRAIN = "several threads of the script train, and no two runs have their steps in one order"
+DRAWS = (
+    "the model draws random numbers where ranks split its batch, such as for dropout, and each rank"
+    " draws its own: compare without them, such as with a dropout of 0"
+)
 MEMORY = ("device-memory", "host-memory", "shared-memory")  # causes of a crash
 
 
@@ -132,13 +136,14 @@ def judged(sides: Sides, turns: Alternation) -> Curves:
     found = curves.compare(plain, chosen)
     if found.finding != "same bits" and any(turns.runs[it].threads_train for it in COMPARED):
         return Curves("can't tell", THREADS_TRAIN, found.windows)
+    if turns.runs["chosen"].draws and curves.needs_control(found):  # no control does so
+        return replace(found, finding="can't tell", reason=DRAWS)
     controls: list[list[float | None]] = []
     for side in CONTROLS:
         if (
             not curves.needs_control(found)
             or sides.signum
             or any(sides.exit_code(it) for it in COMPARED)
-            or turns.runs["chosen"].draws  # no control does so
         ):
             break
         controls.append(turns.follow(side).losses)

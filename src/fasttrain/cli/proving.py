@@ -37,15 +37,10 @@ from fasttrain.planning.proof import (
     plan_side,
     rounding,
 )
-from fasttrain.statistics import curves
 from fasttrain.statistics.paired import PairedClocks
 
 TELL_S = 5.0  # between two lines about progress
 _NO_STEPS = "no optimizer step was seen"
-_DRAWS = (
-    "the model draws random numbers where ranks split its batch, such as for dropout, and each rank"
-    " draws its own: compare without them, such as with a dropout of 0"
-)
 
 
 def prove(request: RunRequest, settings: Settings, machine: Machine, invocation: Invocation) -> int:
@@ -217,8 +212,6 @@ def _with_failures(
         return _unknown(_NO_STEPS)
     if own := _own_ranks(chosen):
         return replace(found, finding="can't tell", reason=own)
-    if turns.runs["chosen"].draws and curves.needs_control(found):
-        return replace(found, finding="can't tell", reason=_DRAWS)
     lengths = [len(turns.runs[side].losses) for side in COMPARED]
     if found.finding != "differs" and lengths[0] != lengths[1]:
         why = f"the script ends after {lengths[1]} steps with the levers, {lengths[0]} without"

@@ -29,8 +29,8 @@ from fasttrain.model.tuning import (
 )
 from fasttrain.planning.explain import mask_plan
 from fasttrain.planning.plan import make_plan
-from fasttrain.planning.process_settings import is_valid, tuned_variables, use_variables
-from fasttrain.planning.tuning import find_tuned, on_one_node, tuned_for, tuned_options, use_tuned
+from fasttrain.planning.process_settings import is_valid, tuned_variables, use_result
+from fasttrain.planning.tuning import find_tuned, on_one_node, tuned_for, tuned_options
 
 MOST_RESULTS = 100  # the latest ones of a folder
 
@@ -41,11 +41,7 @@ def plan_run(settings: Settings, machine: Machine, invocation: Invocation) -> La
     Raises:
         FasttrainError: If the request contradicts itself or the machine.
     """
-
-    def make(settings: Settings) -> LaunchPlan:
-        return make_plan(settings, machine, invocation)
-
-    plan = make(settings)
+    plan = make_plan(settings, machine, invocation)
     of = holds_for(plan, machine, invocation)
     if of is None:
         return plan
@@ -53,9 +49,8 @@ def plan_run(settings: Settings, machine: Machine, invocation: Invocation) -> La
     found, stale = find_tuned(results, of)
     unused: tuple[str, ...] = ()
     if found is not None:
-        variables, unused = use_variables(found, settings, invocation.environ, machine)
-        with_variables = replace(invocation, tuned=variables)
-        plan = use_tuned(lambda it: make_plan(it, machine, with_variables), settings, found)
+        plan, unused = use_result(found, settings, machine, invocation, plan)
+        of = holds_for(plan, machine, invocation) or of  # it may be of several ranks now
     told = tuple(f"{text}." for text in (problem, stale, *unused) if text)
     auto = plan.levers.compile.value.asked == "auto"
     earlier = history.find(history.read(invocation.cwd), of, plan) if auto else None

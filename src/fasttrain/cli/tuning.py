@@ -55,6 +55,7 @@ from fasttrain.planning.process_settings import (
     ProcessSettings,
     plan_process_settings,
     settings_with_kept,
+    without_use,
 )
 from fasttrain.planning.tuning import TuningPlan, plan_tuning
 
@@ -102,6 +103,9 @@ def perform(request: TuneRequest) -> int:
     if not quiet:
         sys.stderr.write(_announced(first, process, budget_s))
     ended = _tune(first, plan, invocation, quiet=quiet) if first.levers else _without_levers(first)
+    candidates, of_no_use = without_use(process.candidates, ended.report)
+    process = replace(process, candidates=candidates)
+    first = replace(first, left=first.left | of_no_use)
     if _has_settings(ended, process):
         kept = settings_with_kept(wanted.settings, ended.report, first.plan)
         ground = Ground(kept, machine, invocation, until_s - END_S, quiet)
@@ -119,7 +123,7 @@ def _process_settings(
     """Return the settings of the process that are compared at the end."""
     environ = invocation.environ
     return plan_process_settings(
-        make_plan(settings, machine, invocation),
+        lambda it: make_plan(it, machine, invocation),
         settings,
         environ,
         machine,

@@ -22,7 +22,7 @@ from fasttrain.launch.sides import Sides
 from fasttrain.model.codec import dumps
 from fasttrain.model.levers import LEVERS
 from fasttrain.model.machine import Machine
-from fasttrain.model.plan import EnvVar, Invocation, LaunchPlan
+from fasttrain.model.plan import Invocation, LaunchPlan
 from fasttrain.model.proof import Curves, Side
 from fasttrain.model.settings import Settings
 from fasttrain.model.tuning import (
@@ -37,7 +37,14 @@ from fasttrain.model.tuning import (
 )
 from fasttrain.planning.describe import counted
 from fasttrain.planning.plan import make_plan
-from fasttrain.planning.process_settings import THREADS, Candidate
+from fasttrain.planning.process_settings import (
+    RANKS,
+    THREADS,
+    THREADS_VARIABLE,
+    Candidate,
+    Value,
+    with_values,
+)
 from fasttrain.planning.proof import CONTROLS, plain_settings, plan_turns, without_levers
 from fasttrain.statistics import curves
 from fasttrain.statistics.paired import ALPHA, MOST_WARM_UP_STEPS, PairedClocks, excluded
@@ -55,6 +62,7 @@ _LATE = "the budget was spent before its turn"
 _SCATTER = "the times of steps scatter too much to tell within its share of the budget"
 _FEW = "too few pairs of blocks were timed within its share of the budget"
 _BY_ITSELF = "with either value: the script, or a library, sets the number itself"
+_SHARED = "ranks share the cores evenly"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +99,7 @@ class _Pair:
     def peak_bytes(self, side: Side) -> int:
         """Return the most resident memory of a side's run; 0 if it isn't known."""
         receipt = receipt_of(self.plans[side])
-        return receipt.ranks[0].stats.peak_memory_bytes if receipt and receipt.ranks else 0
+        return sum(rank.stats.peak_memory_bytes for rank in receipt.ranks) if receipt else 0
 
     def no_memory(self) -> bool:
         """True if the candidate's run had too little memory beside the other."""
@@ -120,8 +128,9 @@ class SettingsSearch:
         self.signum = 0
         self._ground, self._candidates = ground, candidates
         self._alpha = ALPHA / len(candidates)
-        self._present: dict[str, EnvVar] = {}
-        self._known: set[str] = set()  # values that need no comparison (any more)
+        self._present: dict[str, Value] = {}
+        # Values that need no comparison (any more), each with its variable or option.
+        self._known: set[tuple[str, str]] = set()
         self._began_s, self._before_s = time.monotonic(), report.wall_s
 
     def run(self) -> None:
@@ -130,10 +139,11 @@ class SettingsSearch:
         while left and not self.signum:
             candidate = left.pop(0)
             # As long as the present value isn't known, one of those that are left is likely it.
-            comparisons = len(left) + (1 if self._known else 0)
+            threads = any(one.setting == THREADS for one in left)
+            comparisons = len(left) + (0 if threads and not self._known else 1)
             left_s = max(0.0, self._ground.until_s - time.monotonic())
             self._try(candidate, time.monotonic() + left_s / max(1, comparisons))
-            left = [one for one in left if one.value not in self._known]
+            left = [one for one in left if (one.name, one.value) not in self._known]
         self._note(())
 
     def _try(self, candidate: Candidate, until_s: float) -> None:
@@ -143,11 +153,24 @@ class SettingsSearch:
         found = self._compare(candidate, until_s)
         if found is None:  # it is the present one
             return
-        self._known.add(candidate.value)
+        self._known.add((candidate.name, candidate.value))
         if found.kept:
-            self._present[candidate.variable] = candidate.tried
+            self._present[candidate.name] = candidate.tried
+            if candidate.setting == RANKS:
+                self._drop_threads()
         late = found.verdict == "undecided" and found.reason in (_LATE, _SCATTER, _FEW)
         self._note((found,), late=late)
+
+    def _drop_threads(self) -> None:
+        """Keep no number of threads, which was found for one process."""
+        if self._present.pop(THREADS_VARIABLE, None):
+            of_one = (
+                replace(one, kept=False, reason=_SHARED)
+                if one.kept and one.levers == (THREADS,)
+                else one
+                for one in self.report.settings
+            )
+            self.report = replace(self.report, settings=tuple(of_one))
 
     def _tell(self, candidate: Candidate) -> None:
         if not self._ground.quiet:
@@ -169,13 +192,14 @@ class SettingsSearch:
 
     def _compare(self, candidate: Candidate, until_s: float) -> Compared | None:
         """Compare a candidate with the present value; None if that is the same."""
+        present = self._present.get(candidate.name)
         found = Compared(
             (candidate.setting,),
             candidate.shown,
             "undecided",
             Ratio(0.0, 1.0, UNBOUNDED),
-            against=candidate.against,
-            variable=f"{candidate.variable}={candidate.value}",
+            against=f"{present.value} {candidate.setting}" if present else candidate.against,
+            variable=f"{candidate.name}={candidate.value}",
         )
         if time.monotonic() >= until_s:
             return replace(found, reason=_LATE)
@@ -212,7 +236,8 @@ class SettingsSearch:
             )
             if candidate.setting == THREADS and 0 < threads["plain"] == threads["chosen"]:
                 return self._same_threads(candidate, found, threads["plain"])
-            self._known |= {str(threads["plain"])} if threads["plain"] else set()
+            if threads["plain"]:
+                self._known.add((THREADS_VARIABLE, str(threads["plain"])))
             if done := self._over(pair, found, turns, _late(turns, until_s, reserve_s)):
                 return done
             in_vain = 0 if len(clocks) > before else in_vain + 1
@@ -224,10 +249,10 @@ class SettingsSearch:
 
     def _same_threads(self, candidate: Candidate, found: Compared, threads: int) -> Compared | None:
         """Return what is known where both runs have as many threads; None if that is no finding."""
-        self._known.add(str(threads))
+        self._known.add((candidate.name, str(threads)))
         if str(threads) == candidate.value:
             return None
-        self._known |= {one.value for one in self._candidates if one.setting == THREADS}
+        self._known |= {(one.name, one.value) for one in self._candidates if one.setting == THREADS}
         reason = f"torch has {counted(threads, 'thread')} {_BY_ITSELF}"
         return replace(found, verdict="no effect", reason=reason)
 
@@ -299,18 +324,25 @@ class SettingsSearch:
         self, candidate: Candidate, side: Side, label: str, end: int, *, levers: bool
     ) -> LaunchPlan:
         ground, invocation = self._ground, self._ground.invocation
-        tuned = self._present | ({candidate.variable: candidate.tried} if side == "chosen" else {})
+        values = dict(self._present)
+        if side == "chosen":
+            values[candidate.name] = candidate.tried
+            if candidate.setting == RANKS:
+                values.pop(THREADS_VARIABLE, None)
+        settings = ground.settings if levers else plain_settings(ground.settings)
+        settings, variables = with_values(settings, values.values())
         of_side = replace(
             invocation,
             run_id=f"{invocation.run_id}-{label}-{side}",
             run_dir=f"{invocation.run_dir}/{label}-{side}",
-            tuned=tuple(tuned.values()),
+            tuned=variables,
         )
-        settings = ground.settings if levers else plain_settings(ground.settings)
         plan = make_plan(settings, ground.machine, of_side)
         if not levers:
             kind = plan.device_kind.value
             off = {name: row.off_value(kind, settings) for name, row in LEVERS.items()}
+            if plan.levers.strategy.value.injected:  # without it the ranks would be no one run
+                del off["strategy"]
             plan = without_levers(plan, off)
         proof = proof_of(side, plan, end, REORDERED, apart=True)
         return plan_turns(plan, proof, invocation.environ)

@@ -99,7 +99,8 @@ class Compared:
             setting; 0 if unknown, as of a lever on a CPU.
         plain_peak_bytes: The same without.
         against: The value that the other side has of a setting; empty for levers.
-        variable: ``NAME=VALUE``, by which a run has a setting; empty for levers.
+        variable: ``NAME=VALUE`` or ``--option=VALUE``, by which a run has a setting; empty for
+            levers.
     """
 
     levers: tuple[str, ...]
@@ -142,6 +143,7 @@ class TuningReport:
         starts: How often the script was started.
         epoch_steps: Steps of an epoch over the loader that feeds training; 0 if unknown.
         settings: Settings of the process, in the order in which they were compared.
+        reading_s: Seconds of a step in which DataLoaders without workers read.
     """
 
     end: End
@@ -154,6 +156,7 @@ class TuningReport:
     starts: int = 1
     epoch_steps: float = 0.0
     settings: tuple[Compared, ...] = ()
+    reading_s: float = 0.0
 
     @property
     def says_something(self) -> bool:
@@ -168,7 +171,7 @@ class TuningReport:
 
     @property
     def kept_settings(self) -> dict[str, Compared]:
-        """The comparison that decided each setting that is kept, by the name of its variable."""
+        """The comparison that decided each setting that is kept, by its variable or option."""
         return {one.variable.partition("=")[0]: one for one in self.settings if one.kept}
 
 
@@ -246,7 +249,7 @@ class TunedVariable:
     """A setting of the process that later runs use.
 
     Attributes:
-        name: Its variable.
+        name: Its variable, or its option.
         value: The value.
         against: What it was compared with, in words.
         ratio: Time of a step with it over that with the other.

@@ -107,15 +107,19 @@ def plan_side(
 
 
 def without_levers(plan: LaunchPlan, off: Mapping[str, Any]) -> LaunchPlan:
-    """Return the plan with the value of each lever that changes nothing.
+    """Return the plan with levers that change nothing.
 
     What a lever leaves to the script stays so, such as ranks of its own.
+
+    Args:
+        plan: The plan.
+        off: The value that changes nothing, of each lever that is to be off.
     """
     none = "plain python has no levers"
     levers: dict[str, Any] = {
-        name: Decision(off[name], none, _PROOF)
-        for name, row in LEVERS.items()
-        if row.mode(getattr(plan.levers, name).value) not in row.ceded
+        name: Decision(value, none, _PROOF)
+        for name, value in off.items()
+        if LEVERS[name].mode(getattr(plan.levers, name).value) not in LEVERS[name].ceded
     }
     return replace(plan, levers=replace(plan.levers, **levers))
 

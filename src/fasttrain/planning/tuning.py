@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import PurePath
 from typing import Any, Literal
@@ -224,17 +224,20 @@ def _changed(name: str, then: object, now: object) -> str:
 
 
 def use_tuned(
-    make: Callable[[Settings], LaunchPlan], settings: Settings, tuned: Tuned
+    make: Callable[[Settings], LaunchPlan],
+    settings: Settings,
+    tuned: Tuned,
+    plain: LaunchPlan,
+    more: Mapping[str, str],
 ) -> LaunchPlan:
     """Return the plan of a run with a result of tuning in the place of defaults.
 
     Args:
-        make: Makes the plan of a run.
+        make: Makes the plan of a run, with what the result decides besides levers.
         settings: What the user wants; options that a person has set stay.
         tuned: The result.
-
-    Raises:
-        FasttrainError: Of `make`, for what the user wants.
+        plain: The plan without the result.
+        more: How that is told, such as ``OMP_NUM_THREADS=1``, each with why.
     """
     source = Source(SourceKind.TUNED, f"tuned on {tuned.date}")
     chosen: dict[str, Any] = {
@@ -245,19 +248,17 @@ def use_tuned(
     try:
         plan = make(replace(settings, **chosen))
     except FasttrainError as error:
-        plan = make(settings)
         why = f"what was tuned on {tuned.date} can't be used: {error.why}."
-        return replace(plan, warnings=(*plan.warnings, why))
+        return replace(plain, warnings=(*plain.warnings, why))
     words = [f"--{name} {setting.value}" for name, setting in chosen.items()]
-    variables = [one for one in plan.environment if one.source == source]
-    used = " ".join([*words, *(f"{one.name}={one.value}" for one in variables)])
+    used = " ".join([*words, *more])
     if not used:
         return plan
     ratio = tuned.ratio if chosen.keys() == tuned.options.keys() else None  # it is of all together
     gain = (
         f": steps took x {ratio.middle:.2f} ({ratio.low:.2f} to {ratio.high:.2f})" if ratio else ""
     )
-    gain += "".join(f"; with {one.name}={one.value} {one.reason}" for one in variables)
+    gain += "".join(f"; with {word} {reason}" for word, reason in more.items())
     return replace(plan, hints=(*plan.hints, f"tuned on {tuned.date}, {used}{gain}."))
 
 

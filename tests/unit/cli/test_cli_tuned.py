@@ -246,9 +246,9 @@ def test_a_later_run_has_the_threads_that_were_kept(invocation: Invocation) -> N
     assert threads(invocation) == "1"
     assert planned(invocation) == {"compile": "off", "optimizer": "fused"}, "no lever was decided"
     own = replace(invocation, environ={"OMP_NUM_THREADS": "7"})
-    assert threads(own) == "7"
-    plan = plan_run(settings(), MACHINE, own)
-    assert not plan.hints
+    assert threads(own) is None, "it stays as it is"
+    (hint,) = plan_run(settings(), MACHINE, own).hints
+    assert "isn't used: you have set OMP_NUM_THREADS=7" in hint
 
 
 def test_a_later_result_without_threads_replaces_one_with(invocation: Invocation) -> None:

@@ -6,7 +6,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,8 @@ class Script:
         own: Threads that it sets itself; 0 for none.
         keeping: Time of a step with an allocator that keeps memory, of one with glibc's.
         blind: Whether its losses aren't seen.
+        two_ranks: Time of a step of two ranks, of one with all of the threads.
+        draws: Whether ranks draw random numbers of their own.
     """
 
     present: int = 2
@@ -52,16 +54,23 @@ class Script:
     own: int = 0
     blind: bool = False
     keeping: float = 1.0
+    two_ranks: float = 1.0
+    draws: bool = False
 
 
 class FakeSides:
     """Runs of such a script, in no time."""
 
     def __init__(
-        self, script: Script, threads: dict[Side, int], keeping: set[Side], until_s: float
+        self,
+        script: Script,
+        threads: dict[Side, int],
+        keeping: set[Side],
+        ranks: dict[Side, int],
+        until_s: float,
     ) -> None:
         self.signum = 0
-        self._keeping = keeping
+        self._keeping, self._ranks = keeping, ranks
         self._script, self._threads, self._until_s = script, threads, until_s
         self._taken = dict.fromkeys(threads, 0)
         self._codes: dict[Side, int] = {}
@@ -81,7 +90,8 @@ class FakeSides:
         steps = min(turn.steps, most - before)
         self._taken[side] += steps
         noise = 1e-5 if side.startswith("control") else 0.0
-        apart = noise if threads == script.present else script.apart
+        usual = threads == script.present and self._ranks[side] == 1
+        apart = noise if usual else script.apart * self._ranks[side]
         losses: tuple[float | None, ...] = tuple(
             (3.0 / (1 + step / 9)) * (1 + (apart * (-1) ** step if step >= 3 else apart))
             if not noise or step >= 3
@@ -91,10 +101,12 @@ class FakeSides:
         losses = (None,) * steps if script.blind else losses
         step_s = script.step_s(script.own or threads)
         step_s *= script.keeping if side in self._keeping else 1.0
+        if self._ranks[side] > 1:
+            step_s = script.step_s(script.present) * script.two_ranks
         times = (step_s,) * max(0, steps - turn.untimed)
         return Took(
             self._taken[side], losses, times, times, sum(times), steps < turn.steps, steps,
-            script.own or threads,
+            script.own or threads, draws=script.draws and self._ranks[side] > 1,
         )  # fmt: skip
 
     def end(self, *sides: Side) -> None:
@@ -115,6 +127,7 @@ class Search(SettingsSearch):
 
     def follow(self, script: Script) -> SettingsSearch:
         self.script, self.labels = script, []
+        self.strategies: dict[str, list[str]] = {}
         self.run()
         return self
 
@@ -130,7 +143,9 @@ class Search(SettingsSearch):
         }
         threads = {it: int(v[0] or 0) if v else self.script.present for it, v in named.items()}
         keeping = {it for it, plan in plans.items() if "GLIBC_TUNABLES" in names_of(plan)}
-        made: Any = FakeSides(self.script, threads, keeping, until_s)
+        ranks = {it: plan.processes.value.world_size for it, plan in plans.items()}
+        self.strategies[label] = [plans[it].levers.strategy.value.mode for it in sides[:2]]
+        made: Any = FakeSides(self.script, threads, keeping, ranks, until_s)
         yield _Pair(made, plans)
         self.signum = self.signum or made.signum
 
@@ -284,3 +299,52 @@ def test_time_for_the_losses_is_left_only_where_they_have_parted(
     together = compare(Script(), 1).report.settings[0]
     parted = compare(Script(apart=LIKE_ROUNDING), 1).report.settings[0]
     assert 0 < parted.pairs < 0.8 * together.pairs
+
+
+TWO_RANKS = Candidate("ranks", "2", "--nproc-per-node", "2", "one process")
+ONE_WORKER = Candidate("loader workers", "1", "--loader-workers", "1", "no workers")
+
+
+def test_ranks_that_are_faster_and_right_take_the_place_of_threads(compare: Any) -> None:
+    search = compare(Script(apart=LIKE_ROUNDING, two_ranks=0.25), 1, 2, more=(TWO_RANKS,))
+    threads, ranks = search.report.settings
+    assert (ranks.asked, ranks.against) == ("2", "one process")
+    assert (ranks.verdict, ranks.kept) == ("faster", True)
+    assert ranks.variable == "--nproc-per-node=2"
+    assert threads.verdict == "faster"
+    assert (threads.kept, threads.reason) == (False, tuning_settings._SHARED)
+    assert search.report.kept_settings.keys() == {"--nproc-per-node"}
+    # Their losses are compared without levers, but as one training run.
+    assert search.strategies["ranks-2-losses"] == ["none", "ddp"]
+
+
+@pytest.mark.parametrize(
+    ("script", "verdict", "why"),
+    [
+        (Script(two_ranks=1.5), "slower", ""),
+        (Script(two_ranks=0.5, apart=ANOTHER), "wrong", "something else"),
+        (Script(two_ranks=0.5, apart=ANOTHER, draws=True), "faster", "draws random numbers"),
+    ],
+)
+def test_ranks_that_are_slower_or_not_known_to_be_right_are_not_kept(
+    compare: Any, script: Script, verdict: str, why: str
+) -> None:
+    threads, ranks = compare(script, 1, 2, more=(TWO_RANKS,)).report.settings
+    assert (ranks.verdict, ranks.kept) == (verdict, False)
+    assert why in ranks.reason
+    assert threads.kept is (script.apart == 0.0)
+
+
+def test_more_ranks_are_compared_with_those_that_were_kept(compare: Any) -> None:
+    four = replace(TWO_RANKS, shown="4", value="4")
+    found = compare(Script(two_ranks=0.5), 2, more=(TWO_RANKS, four)).report.settings
+    told = [(one.asked, one.against, one.verdict, one.kept) for one in found]
+    assert told == [("2", "one process", "faster", True), ("4", "2 ranks", "same", False)]
+
+
+def test_a_worker_is_no_number_of_threads(compare: Any) -> None:
+    search = compare(Script(), 1, 2, more=(ONE_WORKER, TWO_RANKS))
+    assert [one.levers[0] for one in search.report.settings] == ["threads", *NAMES_OF_BOTH]
+
+
+NAMES_OF_BOTH = ["loader workers", "ranks"]

@@ -122,7 +122,8 @@ def used(make: Any, machine: Any, tuned: Tuned = TUNED, **options: Any) -> Any:
     def plan(settings: Any) -> Any:
         return make_plan(settings, machine, make.invocation())
 
-    return use_tuned(plan, make.settings(**options), tuned)
+    settings = make.settings(**options)
+    return use_tuned(plan, settings, tuned, plan(settings), {})
 
 
 def test_a_result_takes_the_place_of_defaults(make: Any) -> None:

@@ -165,7 +165,8 @@ def _command(options: Mapping[str, str], variables: Sequence[str], tuned: Tuning
     script = ["-m", target.name] if target.kind == "module" else [target.name]
     options = _typed(tuned) | dict(options)
     words = [word for name, value in options.items() for word in (f"--{name}", value)]
-    words += [word for variable in variables for word in ("--env", variable)]
+    for variable in variables:
+        words += [variable] if variable.startswith("--") else ["--env", variable]
     words = [*_ranks(tuned), *words]
     args = ["--", *target.args] if target.args else []
     return shlex.join(["fasttrain", "run", *script, *words, *args])

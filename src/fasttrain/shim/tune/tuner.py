@@ -38,7 +38,7 @@ from fasttrain.shim.hooks.outcome_recorder import OutcomeRecorder
 from fasttrain.shim.hooks.steps import StepMeter
 from fasttrain.shim.tune.confirmed import confirmed
 from fasttrain.shim.tune.continued import Continued, Levers
-from fasttrain.shim.tune.epochs import Epochs
+from fasttrain.shim.tune.epochs import Epochs, Reading
 from fasttrain.shim.tune.ranks import Agreement
 from fasttrain.shim.tune.repeats import Repeats
 from fasttrain.statistics.paired import (
@@ -108,6 +108,7 @@ class Tuner:
         self._settled: tuple[Levers, list[float]] = (frozenset(), [])
         self._peak_bytes: dict[Levers, int] = {}
         self._epochs = Epochs()
+        self._reading = Reading()
         self._set(frozenset())
         earlier = self._continued.earlier
         self._starts = earlier.starts + 1 if asked.earlier else 1
@@ -119,14 +120,16 @@ class Tuner:
         next(self._program)
 
     def install(self, undo: ExitStack) -> None:
-        """Watch what the length of an epoch is known from."""
+        """Watch what DataLoaders do for a step, and how many steps an epoch has."""
         self._epochs.install(undo)
+        self._reading.install(undo)
 
     def after_step(self) -> None:
         """Go on to the next step, under the levers that are compared now."""
         if self.done:
             return
         self._epochs.after_step()
+        self._reading.after_step()
         try:
             next(self._program)
         except StopIteration:
@@ -390,6 +393,7 @@ class Tuner:
             wall_s=earlier.wall_s + self._ranks.now_s(),
             starts=self._starts,
             epoch_steps=self._epochs.steps or earlier.epoch_steps,
+            reading_s=self._reading.step_s or earlier.reading_s,
         )
         if self._ranks.leads and not self._continued.replaying:
             write_private(self._path, dumps(self._report), durable=False)
