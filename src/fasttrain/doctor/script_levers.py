@@ -164,6 +164,8 @@ def _fused(plan: LaunchPlan, habits: Habits, able: list[Evidence]) -> Prediction
     if sparse and names <= set(_TAKE_SPARSE):
         why = "an optimizer whose gradients are sparse is left alone"
         return Prediction(State.ARMED, why, sparse.where)
+    if hook := habits.any(Habit.STEP_HOOK):
+        return Prediction(State.ARMED, "leaves an optimizer with step pre-hooks alone", hook.where)
     kind = plan.device_kind.value
     if names == {"Adagrad"} and kind != "cpu":  # torch had its fused kernel on the CPU first
         why = f"not every torch has a fused Adagrad for {kind}"

@@ -141,8 +141,14 @@ _CHOICES = {"fused": True, "foreach": True, "capturable": False, "differentiable
 _DTYPES = {"double": "float64", "half": "float16", "bfloat16": "bfloat16"}
 
 
+_STEP_HOOKS = ("register_step_pre_hook", "register_optimizer_step_pre_hook")
+
+
 def optimizers(here: Context, call: ast.Call) -> Iterator[Sign]:
-    """Yield optimizers by class, and the implementation that the script chooses for them."""
+    """Yield optimizers by class, the implementation that is chosen, and hooks on their steps."""
+    name = getattr(call.func, "attr", getattr(call.func, "id", ""))
+    if name in _STEP_HOOKS:
+        yield Habit.STEP_HOOK, name, True
     kinds = [name for name in here.kinds(call.func) if _is_optimizer(name)]
     if not kinds:
         return

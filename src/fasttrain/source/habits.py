@@ -32,6 +32,7 @@ class Habit(StrEnum):
     OPTIMIZER = "optimizers"
     IMPLEMENTATION = "own optimizer implementation"
     SPARSE = "sparse gradients"
+    STEP_HOOK = "optimizer step pre-hooks"
     LOADER = "data loaders"
     NO_WORKERS = "data loaders without workers"
     NO_PINNING = "data loaders without pinned memory"

@@ -184,6 +184,8 @@ def test_the_words_are_those_of_the_receipt():
             "optimizer",
             (ARMED, "2"),
         ),
+        ("import torch\no = torch.optim.SGD(p)\no.register_step_pre_hook(f)", "optimizer",
+         (ARMED, "3")),
         ("import torch\nfrom torch.optim import *\nAdam(p, fused=True)\nSGD(p)", "optimizer",
          (APPLIED, "")),
         ("import torch\ntorch.set_float32_matmul_precision('high')", "matmul", (CEDED, "2")),
