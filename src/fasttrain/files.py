@@ -67,12 +67,12 @@ RESERVED_BYTES = 64 << 10  # an exception with its calls takes some 8 KiB
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-def write_private(path: Path, text: str, *, durable: bool = True) -> None:
+def write_private(path: Path, content: str | bytes, *, durable: bool = True) -> None:
     """Write a file atomically: whole or not at all, even if this process is killed.
 
     Args:
         path: The file.
-        text: Its content; lone surrogates become question marks.
+        content: Its content; lone surrogates become question marks.
         durable: Whether it must survive a power failure too, which takes an fsync.
 
     Raises:
@@ -81,8 +81,8 @@ def write_private(path: Path, text: str, *, durable: bool = True) -> None:
     draft = _draft(path)
     descriptor = os.open(draft, _FLAGS, 0o600)
     try:
-        with os.fdopen(descriptor, "w", encoding="utf-8", errors="replace") as file:
-            file.write(text)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content if isinstance(content, bytes) else content.encode(errors="replace"))
             file.truncate()  # only after the write: until then the reserved space must stay ours
             file.flush()
             if durable:

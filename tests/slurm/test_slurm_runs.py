@@ -61,6 +61,46 @@ def test_a_template_is_one_data_parallel_run_over_two_nodes(
     assert cluster.job_field(job_id(shared_folder), "JobState") == "COMPLETED"
 
 
+# Each node has a cache of its own, as where homes aren't shared.
+COMPILED = """
+import os
+os.environ["TORCHINDUCTOR_CACHE_DIR"] = os.path.abspath("cache-" + os.environ["SLURM_NODEID"])
+import torch
+from torch import nn
+torch.manual_seed(0)
+net = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+for _ in range(3):
+    loss = net(torch.randn(8, 8)).square().mean()
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+print("loss", loss.item())
+"""
+
+
+def test_one_node_compiles_and_the_other_has_the_graphs_by_the_run_directory(
+    fasttrain: Any, shared_folder: Path
+) -> None:
+    (shared_folder / "compiled.py").write_text(COMPILED)
+    done = fasttrain(
+        "slurm", "compiled.py", *TWO_NODES, "--nproc-per-node", "1", "--compile", "default",
+        "--amp", "off", "--wait", timeout_s=240,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr.decode()
+    receipt = json.loads((run_dir(shared_folder) / "receipt.json").read_text())
+    outcomes = (one for rank in receipt["ranks"] for one in rank["outcomes"])
+    found = [one for one in outcomes if one["lever"] == "compile"]
+    assert [one["state"] for one in found] == ["applied", "applied"]
+    counts = [one["counts"] for one in found]
+    graphs, cached = ([it.get(name, 0) for it in counts] for name in ("graphs", "cached graphs"))
+    assert graphs[0] == graphs[1] > 0
+    assert sorted(cached) == [0, graphs[0]], "one has compiled, and the other none"
+    (loads,) = (one for one in found if one["counts"].get("cached graphs"))
+    assert any("another node" in note for note in loads["notes"])
+    assert {path.name for path in shared_folder.glob("cache-*")} == {"cache-0", "cache-1"}
+
+
 def test_submitits_own_view_agrees(fasttrain: Any, cluster: Any, shared_folder: Path) -> None:
     (shared_folder / "train.py").write_text("print('hello')")
     assert fasttrain("slurm", "train.py", "--nodes", "2", "--wait").returncode == 0

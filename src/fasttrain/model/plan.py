@@ -170,6 +170,7 @@ class LaunchPlan:
         fasttrain_version: Version of fasttrain that decided.
         run_id: Unique name of the run.
         run_dir: Absolute run directory.
+        shared_dir: Absolute folder that all nodes of the run share; empty if there is none.
         target: What is started.
         cwd: Working directory of the workers.
         device_kind: Kind of device that the run trains on.
@@ -214,6 +215,7 @@ class LaunchPlan:
     preempt: Decision[Preempt] = field(default_factory=left_to_the_script)
     python: Decision[str] | None = None
     loader_workers: Decision[int] | None = None
+    shared_dir: str = ""
     tuning: Tuning | None = None
     proof: Proof | None = None
     earlier: Earlier | None = None

@@ -212,7 +212,7 @@ def _plan(
         restart_count=place.restarts,
         warning=f"SIG{signal_and_lead(request.slurm.signal)[0]}",
     )
-    return make_plan(settings, machine, invocation)
+    return replace(make_plan(settings, machine, invocation), shared_dir=request.run_dir)
 
 
 def _facts(machine: Machine) -> dict[str, str]:

@@ -32,7 +32,7 @@ from fasttrain.shim.compile_auto.peers import Peers, Ready, Steps
 from fasttrain.shim.hooks.outcome_recorder import OutcomeRecorder, Shared
 from fasttrain.shim.hooks.roots import Root
 from fasttrain.shim.levers.compile import shadow
-from fasttrain.shim.levers.compile.lever import UNUSED, CompileLever, once_per_node
+from fasttrain.shim.levers.compile.lever import UNUSED, CompileLever, compile_once
 from fasttrain.shim.levers.compile.targets import is_lazy, second_derivatives, uncompilable
 from fasttrain.shim.process.held_signals import held_signals
 from fasttrain.shim.tune.inner_calls import communicates
@@ -66,7 +66,7 @@ class SwitchedProcess(ABC):
         recorder.explicit = False  # to stay eager is what was asked for, too
         self.lever = CompileLever(
             decision, recorder, shared.roots, shared.user_compile,
-            strict=shared.plan.strict, later=True, once=once_per_node(shared, recorder),
+            strict=shared.plan.strict, later=True, once=compile_once(shared, recorder),
         )  # fmt: skip
         self._peers = peers
         self._later = ExitStack()  # undoes what is put in place after `install`

@@ -22,8 +22,8 @@ from fasttrain.shim.hooks.outcome_recorder import Lever, OutcomeRecorder, Shared
 from fasttrain.shim.hooks.roots import Root, RootCalls, repeated_blocks
 from fasttrain.shim.levers.compile.account import Account, announce
 from fasttrain.shim.levers.compile.cache_misses import CacheMisses
+from fasttrain.shim.levers.compile.compile_once import CompileOnce, SharedGraphs
 from fasttrain.shim.levers.compile.graphs import ASKED_GRADIENTS, GraphGuard, watch_gradients
-from fasttrain.shim.levers.compile.once_per_node import OncePerNode
 from fasttrain.shim.levers.compile.repairs import (
     Asked,
     call_custom_functions,
@@ -104,7 +104,7 @@ class CompileLever:
         strict: bool,
         same_draws: bool = False,
         later: bool = False,
-        once: OncePerNode | None = None,
+        once: CompileOnce | None = None,
         misses: CacheMisses | None = None,
     ) -> None:
         self.recorder = recorder
@@ -400,7 +400,7 @@ def build(shared: Shared, decision: Decision[Compile], recorder: OutcomeRecorder
         shared.user_compile,
         strict=shared.plan.strict,
         same_draws=shared.plan.tuning is not None,
-        once=once_per_node(shared, recorder),
+        once=compile_once(shared, recorder),
         misses=CacheMisses(f"{shared.plan.cwd} {shared.plan.target.name}", recorder.note),
     )
     lever.on_compiling += shared.on_compiling
@@ -408,8 +408,16 @@ def build(shared: Shared, decision: Decision[Compile], recorder: OutcomeRecorder
     return [lever]
 
 
-def once_per_node(shared: Shared, recorder: OutcomeRecorder) -> OncePerNode | None:
-    """Return what has one of several ranks of this node compile a graph; None for one rank."""
-    if int(entry.get("LOCAL_WORLD_SIZE", "1")) == 1:
+def compile_once(shared: Shared, recorder: OutcomeRecorder) -> CompileOnce | None:
+    """Return what has one of several ranks compile a graph; None for one that is alone."""
+    plan, node = shared.plan, entry.get("GROUP_RANK", "0")
+    rank, ranks, of_node = (
+        int(entry.get(name, default))
+        for name, default in (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_WORLD_SIZE", "1"))
+    )
+    folder = Path(plan.shared_dir or plan.run_dir)
+    several = bool(plan.shared_dir) and ranks > of_node
+    if of_node == 1 and not several:
         return None
-    return OncePerNode(Path(shared.plan.run_dir), entry.get("GROUP_RANK", "0"), recorder)
+    graphs = SharedGraphs(folder, rank) if several else None
+    return CompileOnce(folder, node, recorder, graphs)
