@@ -63,7 +63,7 @@ _BUDGET = re.compile(r"([0-9]{1,6})(s|m|h|)")
 _UNIT_S = {"": 1, "s": 1, "m": 60, "h": 3600}
 LEAST_S = 10
 MOST_IN_VAIN = 2  # starts in a row that ended before anything was timed
-SETTINGS_SHARE = 0.25  # of the budget, for settings of the process
+VALUE_SHARE, SETTINGS_SHARE = 0.1, 0.4  # of the budget, for a setting's value, and at most for all
 LEAST_SETTINGS_S = 30.0  # two runs that start beside each other take some of it
 OVERTIME_S = 5.0  # for a step, or a compilation, that is not over in time
 NOT_READY = "a compilation, or a step, wasn't over in time"
@@ -314,7 +314,8 @@ def _settings_s(budget_s: float, process: ProcessSettings) -> float:
     """Return the part of the budget that is kept for settings of the process."""
     if not process.candidates or budget_s < 3 * LEAST_SETTINGS_S:
         return 0.0  # they have what the levers leave
-    return max(LEAST_SETTINGS_S, SETTINGS_SHARE * budget_s)
+    share = min(SETTINGS_SHARE, VALUE_SHARE * len(process.candidates))
+    return max(LEAST_SETTINGS_S, share * budget_s)
 
 
 def _has_settings(ended: _Ended, process: ProcessSettings) -> bool:
