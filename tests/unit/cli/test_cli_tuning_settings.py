@@ -128,6 +128,7 @@ class Search(SettingsSearch):
     def follow(self, script: Script) -> SettingsSearch:
         self.script, self.labels = script, []
         self.strategies: dict[str, list[str]] = {}
+        self.threads: dict[str, tuple[int, int]] = {}
         self.run()
         return self
 
@@ -144,6 +145,7 @@ class Search(SettingsSearch):
         threads = {it: int(v[0] or 0) if v else self.script.present for it, v in named.items()}
         keeping = {it for it, plan in plans.items() if "GLIBC_TUNABLES" in names_of(plan)}
         ranks = {it: plan.processes.value.world_size for it, plan in plans.items()}
+        self.threads[label] = (threads["plain"], threads["chosen"])
         self.strategies[label] = [plans[it].levers.strategy.value.mode for it in sides[:2]]
         made: Any = FakeSides(self.script, threads, keeping, ranks, until_s)
         yield _Pair(made, plans)
@@ -314,6 +316,7 @@ def test_ranks_that_are_faster_and_right_take_the_place_of_threads(compare: Any)
     assert threads.verdict == "faster"
     assert (threads.kept, threads.reason) == (False, tuning_settings._SHARED)
     assert search.report.kept_settings.keys() == {"--nproc-per-node"}
+    assert search.threads["ranks-2"] == (1, 8), "of sixteen cores each rank has half"
     # Their losses are compared without levers, but as one training run.
     assert search.strategies["ranks-2-losses"] == ["none", "ddp"]
 
