@@ -6,6 +6,9 @@ process of its own. The ratio is that to the better of always and never with the
 
 With ``--repeat`` they take turns as often, and medians are printed. Where always took more than
 `FAR` times as long as never it is run once: it can't be the better one.
+
+With ``--stalls`` each model is compiled whether that pays or not, for what the switch costs: its
+history is made to say that the run is long and compiled steps take half of the time.
 """
 
 from __future__ import annotations
@@ -84,6 +87,25 @@ def compare(model: str, steps: int, cache: str, repeats: int, *, forget: bool) -
     )
 
 
+def stall(model: str, seconds: float) -> None:
+    """Have a run of so many seconds compiled, and print what the switch cost it."""
+    with tempfile.TemporaryDirectory() as temporary:
+        folder, cache = Path(temporary) / "runs", Path(temporary) / "cache"
+        folder.mkdir()
+        run(folder, cache, "off", ["--model", model, "--steps", "200"])
+        history = folder / "fasttrain_runs/history.json"
+        known = json.loads(history.read_text())
+        entry = known["runs"][-1]
+        step_s = entry["known"]["plain_step_s"]
+        steps = max(200, int(seconds / step_s))
+        words = ["--model", model, "--steps", str(steps)]
+        entry["of"]["args"] = words
+        entry["known"] |= {"steps": 1000 * steps, "compiled_step_s": step_s / 2}
+        history.write_text(json.dumps(known))
+        took = run(folder, cache, "auto", words)
+    print(f"{model:8} {steps:6,} {took.wall_s:8.1f} {took.stall_s:6.1f}  {took.reason}", flush=True)
+
+
 def far(took: dict[str, list[Took]]) -> bool:
     return median_s(took["default"]) > FAR * median_s(took["off"])
 
@@ -99,7 +121,13 @@ def main() -> None:
     parser.add_argument("--caches", default=",".join(CACHES))
     parser.add_argument("--history", choices=("both", "with", "without"), default="both")
     parser.add_argument("--repeat", type=int, default=1, help="runs of each")
+    parser.add_argument("--stalls", type=float, metavar="S", help="runs of so many seconds")
     options = parser.parse_args()
+    if options.stalls:
+        print(f"{'model':8} {'steps':>6}   auto s  stall")
+        for model in options.models.split(","):
+            stall(model, options.stalls)
+        return
     print(f"{'model':8} {'steps':>6} {'cache':5} {'':10}    off s default s   auto s  ratio  stall")
     for model in options.models.split(","):
         for steps in map(int, options.steps.split(",")):
