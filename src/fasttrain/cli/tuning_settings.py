@@ -50,6 +50,7 @@ from fasttrain.statistics import curves
 from fasttrain.statistics.paired import ALPHA, MOST_WARM_UP_STEPS, PairedClocks, excluded
 
 LOSSES_SHARE = 0.4  # of a comparison's time, for the losses of plain runs where they are needed
+LEAST_S = 25.0  # of a comparison: less decides nothing, while two runs start
 LOSSES = 30  # steps whose losses are compared
 KNOWN_STEPS = 5  # to warm up what an earlier start has timed
 MOST_IN_VAIN = 2  # starts in a row that ended before anything was timed
@@ -141,8 +142,9 @@ class SettingsSearch:
             # As long as the present value isn't known, one of those that are left is likely it.
             threads = any(one.setting == THREADS for one in left)
             comparisons = len(left) + (0 if threads and not self._known else 1)
-            left_s = max(0.0, self._ground.until_s - time.monotonic())
-            self._try(candidate, time.monotonic() + left_s / max(1, comparisons))
+            now_s, until_s = time.monotonic(), self._ground.until_s
+            share_s = max(LEAST_S, (until_s - now_s) / max(1, comparisons))
+            self._try(candidate, min(until_s, now_s + share_s))
             left = [one for one in left if (one.name, one.value) not in self._known]
         self._note(())
 

@@ -156,14 +156,15 @@ def plan_process_settings(
             candidates.extend(found)
 
     one = _one_core(machine)
+    # Workers come first: they are compared only where reading is known to take a part of a step.
+    counts = tuple(n for n in WORKER_COUNTS if n < cores)
+    workers = [Candidate(WORKERS, str(n), WORKERS_OPTION, str(n), "no workers") for n in counts]
+    consider(WORKERS, _decided_by_option(WORKERS_OPTION, settings) or one, *workers)
     counts = _thread_counts(cores, most)
     threads = [Candidate(THREADS, str(n), THREADS_VARIABLE, str(n)) for n in counts]
     consider(THREADS, _decided(THREADS_VARIABLE, own) or one, *threads)
     not_glibc = "" if glibc else "it isn't glibc's"
     consider(ALLOCATOR, _decided(ALLOCATOR_VARIABLE, own) or not_glibc, _KEEPING)
-    counts = tuple(n for n in WORKER_COUNTS if n < cores)
-    workers = [Candidate(WORKERS, str(n), WORKERS_OPTION, str(n), "no workers") for n in counts]
-    consider(WORKERS, _decided_by_option(WORKERS_OPTION, settings) or one, *workers)
     counts = tuple(n for n in RANK_COUNTS if n <= most)
     ranks = [Candidate(RANKS, str(n), RANKS_OPTION, str(n), "one process") for n in counts]
     why_one = "" if why or not ranks else _why_one_process(make, settings, machine, ranks[0])

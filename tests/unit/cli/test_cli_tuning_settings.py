@@ -292,6 +292,16 @@ def test_a_budget_that_is_spent(compare: Any) -> None:
     assert "budget" in report.settings[0].reason
 
 
+def test_no_comparison_has_too_little_time_to_start(compare: Any, monkeypatch: Any) -> None:
+    ticks = itertools.count()
+    monkeypatch.setattr(tuning_settings.time, "monotonic", lambda: next(ticks) * 0.5)
+    monkeypatch.setattr(tuning_settings.PairedClocks, "verdict", lambda _: "undecided")
+    found = compare(Script(), 4, 1, 16, 2, budget_s=40.0).report.settings
+    assert found[0].pairs > 0
+    assert [one.reason for one in found[2:]] == [tuning_settings._LATE] * len(found[2:])
+    assert len(found) > 2
+
+
 def test_time_for_the_losses_is_left_only_where_they_have_parted(
     compare: Any, monkeypatch: Any
 ) -> None:
