@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import random
+import resource
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +45,32 @@ class Endless(IterableDataset[Any]):
 
     def __iter__(self) -> Any:
         yield from range(ROWS)
+
+
+class Holding(Numbers):
+    """Holds something of the process that makes it."""
+
+    def __init__(self, held: Any) -> None:
+        self.held = held
+
+    def rows(self, rows: list[Any]) -> list[Any]:
+        return rows
+
+
+class Computed(DataLoader[Any]):
+    """Has no attribute for its number of workers."""
+
+    num_workers: Any = property(lambda _: 0, lambda _, __: None)
+
+
+class Harder:
+    """Chooses a row by how the one before was trained."""
+
+    def __iter__(self) -> Any:
+        yield from range(ROWS)
+
+    def __len__(self) -> int:
+        return ROWS
 
 
 class Rows(Dataset[Any]):
@@ -113,7 +142,14 @@ def test_workers_read_the_same_batches(rig: Any, kind: str) -> None:
     lambda: DataLoader(Numbers(), batch_size=None),
     lambda: DataLoader(TensorDataset(torch.empty(ROWS, device="meta")), 5),
     lambda: DataLoader(Numbers(), 5, multiprocessing_context="fork", num_workers=1),
-], ids=["own workers", "iterable", "not collated", "on a device", "own context"])  # fmt: skip
+    lambda: Computed(Numbers(), 5),
+    lambda: DataLoader(Numbers(), 5, sampler=Harder()),
+    lambda: DataLoader(Holding(random.Random(1)), 5),
+    lambda: DataLoader(Holding({"of": [torch.Generator()]}), 5),
+    lambda: DataLoader(Holding(iter(str, "x")), 5, collate_fn=Holding(ThreadPoolExecutor(1)).rows),
+    lambda: DataLoader(Holding(row for row in range(ROWS)), 5),
+], ids=["own workers", "iterable", "not collated", "on a device", "own context", "own settings",
+        "own sampler", "draws", "draws deep inside", "threads of its own", "reads on"])  # fmt: skip
 def test_what_has_to_be_read_as_it_is_is_left_alone_and_told(rig: Any, make: Any) -> None:
     with rig(loader_workers=3) as runtime:
         loader = make()
@@ -160,9 +196,85 @@ def test_a_row_that_fails_fails_in_the_script(rig: Any) -> None:
     with rig(loader_workers=2):
         batches = iter(DataLoader(Fails(), 4))
         assert next(batches)[0].tolist() == [0, 1, 2, 3]
-        with pytest.raises(KeyError, match="7"):
+        with pytest.raises(KeyError) as caught:
             next(batches)
-        batches._shutdown_workers()
+        assert caught.value.args == (7,), "it is the exception of the script itself"
+        assert next(batches)[0].tolist() == [8, 9, 10, 11]
+        del batches, caught  # ends the workers
+
+
+def ordered() -> Any:
+    """Yield what a script sees that draws while it has several iterators."""
+    torch.manual_seed(3)
+    own = torch.Generator().manual_seed(5)
+    first, second = (DataLoader(list(range(13)), 2, shuffle=True) for _ in range(2))
+    for batches in zip(first, second, strict=True):
+        yield [*torch.cat(batches).tolist(), torch.rand(1).item()]
+    begun = iter(first)
+    yield torch.rand(1).item()
+    yield next(begun).tolist()
+    drawing = DataLoader(list(range(13)), 2, shuffle=True, generator=own)
+    for _ in range(2):
+        for at, batch in enumerate(drawing):  # ends while workers have read on
+            yield batch.tolist()
+            if at == 3:
+                break
+    several = torch.utils.data.RandomSampler(range(3), num_samples=9, generator=own)
+    for batch in DataLoader(list(range(3)), 3, sampler=several):
+        yield [*batch.tolist(), torch.rand(1, generator=own).item()]
+
+
+def test_samplers_draw_when_they_would_without_workers(rig: Any) -> None:
+    plain = list(ordered())
+    with rig(loader_workers=1) as runtime:
+        assert list(ordered()) == plain
+        notes = runtime.outcomes()[NAME].notes
+    (note,) = notes
+    assert "the generator of that" in note, "a copy of the sampler couldn't know the last batches"
+
+
+def test_a_batch_that_a_worker_cannot_read_or_send_is_read_here(rig: Any) -> None:
+    weights = torch.ones(2, requires_grad=True)
+    here = os.getpid()
+
+    class OnlyHere(Numbers):
+        def __getitem__(self, index: int) -> Any:
+            if os.getpid() != here:
+                raise SystemExit(3)
+            return index
+
+    for loader in (
+        DataLoader(Numbers(), 5, collate_fn=lambda rows: [[lambda: 1] for _ in rows]),
+        DataLoader(Numbers(), 5, collate_fn=lambda rows: [weights * row[0] for row in rows]),
+        DataLoader(OnlyHere(), 5),
+    ):
+        with rig(loader_workers=1) as runtime:
+            assert len([len(batch) for batch in loader]) == 5
+            (note,) = runtime.outcomes()[NAME].notes
+        assert "a worker couldn't" in note
+
+
+def test_a_script_that_keeps_batches_does_not_run_out_of_descriptors(rig: Any) -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = os.open(os.devnull, os.O_RDONLY)
+    os.close(lowest)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(2 * lowest, 100), before[1]))
+    try:
+        with rig(loader_workers=1):
+            kept = list(DataLoader(TensorDataset(torch.arange(300.0)), 1))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert [batch.item() for (batch,) in kept] == list(range(300))
+
+
+def test_batches_come_in_order_also_where_the_script_would_not_mind(rig: Any) -> None:
+    class Slow(Numbers):
+        def __getitem__(self, index: int) -> Any:
+            time.sleep(0.2 if index < 2 else 0)
+            return index
+
+    with rig(loader_workers=2):
+        assert torch.cat(read(DataLoader(Slow(), 2, in_order=False))).tolist() == [*range(ROWS)]
 
 
 def test_random_numbers_of_the_dataset_are_those_of_a_worker(rig: Any) -> None:
