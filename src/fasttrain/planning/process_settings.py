@@ -213,7 +213,7 @@ def _decided_by_option(option: str, settings: Settings) -> str:
     """Return that a user has decided about an option; empty if not."""
     names = _OWN_OPTIONS[option]
     set_by = (getattr(settings, name) for name in names)
-    return next((f"it is decided by {it.source}" for it in set_by if it.source.explicit), "")
+    return next((f"you have set {it.source}" for it in set_by if it.source.explicit), "")
 
 
 def without_use(

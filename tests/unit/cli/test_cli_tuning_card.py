@@ -120,6 +120,14 @@ def test_wrong_results_are_shown_with_their_numbers(tuned: TuningPlan, capsys: A
     assert "0.01 of 0.0002" in out
 
 
+@pytest.mark.parametrize("one", [SLOWER, UNKNOWN], ids=["slower", "undecided"])
+def test_settings_of_which_none_is_kept_are_told_to_change_nothing(
+    tuned: TuningPlan, capsys: Any, one: Compared
+) -> None:
+    report = TuningReport("budget", 9, 60.0, settings=(replace(one, levers=("ranks",)),))
+    assert "later runs have the defaults" in printed(report, tuned, capsys)
+
+
 def test_what_decides_nothing_promises_nothing(tuned: TuningPlan, capsys: Any) -> None:
     unsure = replace(UNKNOWN, pairs=9, ratio=Ratio(0.9, 1.0, 1.1))
     out = printed(TuningReport("budget", 90, 60.0, None, (unsure,)), tuned, capsys)

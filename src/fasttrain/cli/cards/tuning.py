@@ -141,8 +141,8 @@ def _footer(report: TuningReport, tuned: TuningPlan, run_dir: str, exit_code: in
         used = f"don't use this, for it ended with exit code {exit_code}; by hand"
         used = used if exit_code else "of it use this; in full"
         yield f"later runs {used}: {_command(options, variables, tuned)}"
-    elif report.says_something:
-        yield "nothing was decided: later runs have the defaults"
+    elif report.says_something or report.settings:
+        yield "nothing faster was found: later runs have the defaults"
     yield f"kept in {near(run_dir)}"
 
 
