@@ -14,7 +14,7 @@ from pathlib import Path
 from fasttrain.cli import history
 from fasttrain.cli.console import envelope
 from fasttrain.cli.requests import RunRequest
-from fasttrain.cli.tuned import holds_for, plan_run
+from fasttrain.cli.tuned import holds_for, plan_run, results_path
 from fasttrain.cli.typed import choose_target, resolve_options
 from fasttrain.config.environ import read_environ
 from fasttrain.hardware.host import Host
@@ -87,7 +87,9 @@ def perform(request: RunRequest) -> int:
         raise _described_machine(request.machine)
     python = choose_python(target, wanted.settings, environ)
     check_target(target, str(cwd), parsed=same_syntax(python.other))
-    invocation = make_invocation(target, wanted.settings, environ, python)
+    # A result of tuning may make several processes of one.
+    several = _may_be_several(wanted.settings) or results_path(str(cwd)).exists()
+    invocation = make_invocation(target, wanted.settings, environ, python, several=several)
     # The machine is examined last: a mistake in the command line needs no probe.
     described = read_machine(Path(request.machine)) if request.machine else None
     machine = described or probe_machine(environ, python.other)
@@ -125,11 +127,23 @@ class Shown:
 
 
 def make_invocation(
-    target: Target, settings: Settings, environ: Mapping[str, str], python: ChosenPython
+    target: Target,
+    settings: Settings,
+    environ: Mapping[str, str],
+    python: ChosenPython,
+    *,
+    several: bool,
 ) -> Invocation:
-    """Return the circumstances of this call, with what the source says if it matters."""
+    """Return the circumstances of this call, with what the source says if it matters.
+
+    Args:
+        target: What is run.
+        settings: What the user wants.
+        environ: The user's environment.
+        python: The interpreter that runs it.
+        several: Whether there may be several processes; only then must the source be read.
+    """
     locate = Locate(python.other) if python.other else find_spec
-    several = _may_be_several(settings)
     cwd = str(working_directory())
     facts = read_script(target, cwd, environ, locate) if several else ScriptFacts()
     found = read_invocation(target, settings, environ, facts)
@@ -138,7 +152,7 @@ def make_invocation(
 
 
 def _may_be_several(settings: Settings) -> bool:
-    """Return True if there may be several processes; only then must the source be read."""
+    """Return True if the user may have asked for several processes."""
     asked = (settings.gpus.value, settings.nproc_per_node.value, settings.rdzv_endpoint.value)
     return settings.nodes.value != "1" or any(value is not None for value in asked)
 

@@ -68,9 +68,14 @@ def holds_for(plan: LaunchPlan, machine: Machine, invocation: Invocation) -> Tun
     return tuned_for(mask_plan(plan, invocation.environ), machine, source)
 
 
+def results_path(cwd: str) -> Path:
+    """Return where the results of a working directory are kept."""
+    return Path(cwd, RUNS_FOLDER, TUNED_FILE)
+
+
 def read(cwd: str) -> tuple[TunedResults, str]:
     """Return the results in a working directory, and why some can't be used; empty if all can."""
-    path = Path(cwd, RUNS_FOLDER, TUNED_FILE)
+    path = results_path(cwd)
     try:
         found = load(TunedResults, path)
     except FileNotFoundError:
@@ -102,7 +107,7 @@ def save(
     ratio = last.ratio if last is not None and last.ratio.high < UNBOUNDED else None
     now = Tuned(of, f"{datetime.now():%Y-%m-%d}", options, ratio, variables)
     others = [one for one in read(cwd)[0].results if one.of != of]
-    path = Path(cwd, RUNS_FOLDER, TUNED_FILE)
+    path = results_path(cwd)
     path.parent.mkdir(exist_ok=True)
     write_private(path, dumps(TunedResults((*others, now)[-MOST_RESULTS:])))
     return path

@@ -78,7 +78,7 @@ def perform(request: TuneRequest) -> int:
     target = choose_target(request, wanted)
     python = choose_python(target, wanted.settings, environ)
     check_target(target, str(cwd), parsed=same_syntax(python.other))
-    invocation = make_invocation(target, wanted.settings, environ, python)
+    invocation = make_invocation(target, wanted.settings, environ, python, several=True)
     machine = probe_machine(environ, python.other)
 
     def plan(run_dir: str, tuning: Tuning) -> TuningPlan:

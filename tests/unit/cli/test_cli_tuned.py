@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from fasttrain.cli import tuned
-from fasttrain.cli.tuned import holds_for, plan_run, read, save
+from fasttrain.cli import running, tuned, tuning
+from fasttrain.cli.tuned import holds_for, plan_run, read, results_path, save
 from fasttrain.config.resolve import resolve
 from fasttrain.hardware.machine_file import read_machine
 from fasttrain.model.codec import dumps
@@ -67,6 +67,44 @@ def test_a_later_run_uses_a_result(invocation: Invocation) -> None:
     assert planned(invocation) == {"compile": "default", "optimizer": "keep"}
     assert planned(invocation, optimizer="fused") == {"compile": "default", "optimizer": "fused"}
     assert planned(invocation, preset="exact") == {"compile": "off", "optimizer": "keep"}
+
+
+OWN_RANKS = "import torch.distributed as dist\ndist.init_process_group()\n"
+
+
+def test_tune_compares_no_ranks_for_a_script_that_makes_its_own(
+    fasttrain_main: Any, tmp_path: Path, monkeypatch: Any
+) -> None:
+    (tmp_path / "train.py").write_text(OWN_RANKS)
+    seen: list[Invocation] = []
+
+    def plan(_: Settings, __: Any, invocation: Invocation, **___: Any) -> Any:
+        seen.append(invocation)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tuning, "_process_settings", plan)
+    fasttrain_main("tune", "train.py")
+    (invocation,) = seen
+    assert invocation.facts.handles_ranks
+
+
+def test_a_run_that_may_be_tuned_knows_of_ranks_of_the_scripts_own(
+    fasttrain_main: Any, tmp_path: Path, monkeypatch: Any
+) -> None:
+    (tmp_path / "train.py").write_text(OWN_RANKS)
+    seen: list[bool] = []
+
+    def plan(_: Settings, __: Any, invocation: Invocation) -> Any:
+        seen.append(bool(invocation.facts.handles_ranks))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(running, "plan_run", plan)
+    for _ in range(2):
+        fasttrain_main("run", "train.py")
+        path = results_path(str(tmp_path))
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(dumps(TunedResults()))
+    assert seen == [False, True], "a source that decides nothing isn't read"
 
 
 def test_a_result_decides_for_auto(invocation: Invocation) -> None:
