@@ -246,7 +246,8 @@ def _amount(data: Any) -> Amount:
         return Amount()
     # Integers of shape (batch, sequence) are taken for token ids.
     whole = tensor.dtype in (torch.int64, torch.int32) and tensor.dim() == 2
-    return Amount(float(tensor.shape[0]), float(tensor.numel()) if whole else 0.0)
+    # A nested tensor of torch's first kind has a size, but no shape.
+    return Amount(float(tensor.size(0)), float(tensor.numel()) if whole else 0.0)
 
 
 def _first_tensor(data: Any, deepest: int) -> Tensor | None:

@@ -378,6 +378,8 @@ class _Trial(pickle.Pickler):
             return NotImplemented
         if value.requires_grad and not value.is_leaf:
             raise pickle.PicklingError("its autograd graph can't be sent")
+        if value.is_quantized or value.is_nested:  # torch 2.13 makes broken tensors of them
+            raise pickle.PicklingError("a quantized or nested tensor can't be sent")
         return bool, ()
 
 
