@@ -45,7 +45,7 @@ def _preset(name: str, description: str, **others: str) -> Preset:
 
 PRESETS: dict[str, Preset] = {
     "exact": _preset("exact", "results bit for bit as without fasttrain", on_nan="off"),
-    "fast": _preset("fast", "the defaults, and the model compiled"),
+    "fast": _preset("fast", "the defaults, and the model compiled from its first step on"),
     "max": _preset("max", "the fastest kernels, for a long compilation first"),
 }
 

@@ -34,7 +34,7 @@ class LeverOptions(DeviceOptions):
     """The options of `Settings` that choose levers, after those that choose devices."""
 
     amp: Setting[AmpChoice] = option("auto", "Mixed precision of the model's calls", panel=PANEL)
-    compile: Setting[CompileMode] = option("off", "torch.compile mode of the model", panel=PANEL)
+    compile: Setting[CompileMode] = option("auto", "torch.compile mode of the model", panel=PANEL)
     compile_scope: Setting[CompileScope] = option(
         "model", "Compile the whole model, or its repeated blocks once", panel=PANEL
     )
@@ -204,7 +204,7 @@ LEVERS: dict[str, LeverRow] = {
         mode=lambda compiled: compiled.asked,
         off="off",
         off_value=lambda _kind, options: Compile("off", "off", options.compile_scope.value),
-        idle=("off",),
+        idle=("auto", "off"),
         presets={"exact": "off", "fast": "default", "max": "max-autotune"},
         after=("strategy",),
         identity=lambda compiled: f"{compiled.mode} {compiled.scope}",

@@ -120,7 +120,10 @@ def _unused_rendezvous(draft: Draft) -> Iterator[str]:
 
 
 def _fresh_cache(draft: Draft) -> Iterator[str]:
-    if draft.invocation.cache_note and draft.levers.compile.value.mode != "off":
+    compiled = draft.levers.compile
+    # By default it isn't known whether any kernel will be compiled: the variable's reason says it.
+    asked = compiled.source.explicit or compiled.value.asked != "auto"
+    if draft.invocation.cache_note and compiled.value.mode != "off" and asked:
         yield f"Compiled kernels are kept for this run alone: {draft.invocation.cache_note}."
 
 

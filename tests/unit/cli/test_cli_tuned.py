@@ -58,11 +58,11 @@ def saved(invocation: Invocation, plan: LaunchPlan, report: TuningReport = REPOR
 
 def planned(invocation: Invocation, **flags: str) -> dict[str, str]:
     levers = plan_run(settings(**flags), MACHINE, invocation).levers
-    return {"compile": levers.compile.value.mode, "optimizer": levers.optimizer.value}
+    return {"compile": levers.compile.value.asked, "optimizer": levers.optimizer.value}
 
 
 def test_a_later_run_uses_a_result(invocation: Invocation) -> None:
-    assert planned(invocation) == {"compile": "off", "optimizer": "fused"}
+    assert planned(invocation) == {"compile": "auto", "optimizer": "fused"}
     assert kept(invocation) == Path(invocation.cwd, "fasttrain_runs", TUNED_FILE)
     assert planned(invocation) == {"compile": "default", "optimizer": "keep"}
     assert planned(invocation, optimizer="fused") == {"compile": "default", "optimizer": "fused"}
@@ -122,7 +122,7 @@ def test_other_arguments_are_told(invocation: Invocation) -> None:
     kept(invocation)
     other = replace(invocation, target=replace(invocation.target, args=("--lr", "2")))
     plan = plan_run(settings(), MACHINE, other)
-    assert plan.levers.compile.value.mode == "off"
+    assert plan.levers.compile.value.asked == "auto"
     assert any("--lr 1 then, --lr 2 now" in hint for hint in plan.hints)
 
 
@@ -133,7 +133,7 @@ def test_a_script_that_has_changed_is_told(invocation: Invocation) -> None:
     assert planned(invocation)["compile"] == "default"
     script.write_text("two")
     plan = plan_run(settings(), MACHINE, invocation)
-    assert plan.levers.compile.value.mode == "off"
+    assert plan.levers.compile.value.asked == "auto"
     assert any("file has changed" in hint for hint in plan.hints)
 
 
@@ -164,7 +164,7 @@ def test_another_number_of_processes_uses_no_result(
     saved(invocation, plan)
     assert planned(invocation, **tuned) == {"compile": "default", "optimizer": "keep"}
     other = plan_run(settings(**run), MACHINE, invocation)
-    assert other.levers.compile.value.mode == "off"
+    assert str(other.levers.compile.source) == "default"
     assert any(told in hint for hint in other.hints)
 
 
@@ -265,7 +265,7 @@ def test_a_file_that_is_none_is_passed_over(invocation: Invocation, text: str) -
     assert path is not None
     path.write_text(text)
     plan = plan_run(settings(), MACHINE, invocation)
-    assert plan.levers.compile.value.mode == "off"
+    assert plan.levers.compile.value.asked == "auto"
     assert any(str(path) in hint for hint in plan.hints), "and that is told"
 
 
@@ -282,7 +282,7 @@ def test_a_later_run_has_the_threads_that_were_kept(invocation: Invocation) -> N
     assert threads(invocation) is None
     assert kept(invocation, TuningReport("decided", 9, 1.0, settings=(THREADS,)))
     assert threads(invocation) == "1"
-    assert planned(invocation) == {"compile": "off", "optimizer": "fused"}, "no lever was decided"
+    assert planned(invocation) == {"compile": "auto", "optimizer": "fused"}, "no lever was decided"
     own = replace(invocation, environ={"OMP_NUM_THREADS": "7"})
     assert threads(own) is None, "it stays as it is"
     (hint,) = plan_run(settings(), MACHINE, own).hints

@@ -115,7 +115,7 @@ WILD = [
     ("lbfgs_closure", "amp", {"amp": "fp16"}, (FAILED, "9")),
     ("manual_sgd", "optimizer", {}, (ARMED, "")),
     ("sparse_embeddings", "optimizer", {}, (APPLIED, "")),  # Adam beside SparseAdam
-    ("convnet_batchnorm", "compile", {}, (SKIPPED, "")),  # off by default
+    ("convnet_batchnorm", "compile", {}, (ARMED, "")),
     ("convnet_batchnorm", "compile", {"compile": "off"}, (OFF, "")),
     ("convnet_batchnorm", "strategy", {"gpus": "0,1"}, (APPLIED, "")),
     ("convnet_batchnorm", "dataloader", {"gpus": "0,1"}, (ARMED, "")),

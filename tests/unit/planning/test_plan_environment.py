@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from fasttrain.model.machine import Cpu
 from fasttrain.model.plan import Evidence, ScriptFacts
 from fasttrain.planning.environment import EMPTY, OWN_VALUE_WON
+from fasttrain.planning.plan import make_plan
 
 
 def _names(plan):
@@ -12,7 +15,8 @@ def _names(plan):
 
 
 def test_a_plain_run_only_marks_its_processes(make):
-    assert _names(make.plan(make.machine())) == ["FASTTRAIN_RUN_ID"]
+    assert _names(make.plan(make.machine(), compile="off")) == ["FASTTRAIN_RUN_ID"]
+    assert _names(make.plan(make.machine())) == ["FASTTRAIN_RUN_ID", "TORCHINDUCTOR_CACHE_DIR"]
     nested = make.plan(make.machine(), {"FASTTRAIN_RUN_ID": "outer"})
     assert make.variable(nested, "FASTTRAIN_RUN_ID").value == "r1"
 
@@ -47,6 +51,14 @@ def test_the_inductor_cache_persists_when_compiling(make):
     plan = make.plan(make.machine(), compile="default")
     cache = make.variable(plan, "TORCHINDUCTOR_CACHE_DIR")
     assert cache.value == "/home/me/.cache/fasttrain/inductor"
+
+
+def test_a_cache_for_one_run_is_warned_of_where_compiling_was_asked_for(make):
+    invocation = replace(make.invocation(), cache_note="no home")
+    for flags in ({}, {"compile": "auto"}, {"compile": "default"}):
+        plan = make_plan(make.settings(**flags), make.machine(), invocation)
+        assert make.variable(plan, "TORCHINDUCTOR_CACHE_DIR").reason == "no home"
+        assert any("no home" in warning for warning in plan.warnings) == bool(flags)
 
 
 def test_debug_on_one_and_on_several(make):
@@ -119,6 +131,7 @@ def test_env_entries_come_last_and_win(make):
         make.machine(),
         {"OMP_NUM_THREADS": "2", "MINE": "before"},
         nproc_per_node=2,
+        compile="off",
         env=("MINE=a=b", "OMP_NUM_THREADS=7", "EMPTY=", "MINE=c=d"),
     )
     assert _names(plan) == [
@@ -150,7 +163,7 @@ def test_settings_pass_through(make):
 
 def test_the_environment_is_not_copied_into_the_plan(make):
     plan = make.plan(make.machine(), {"AWS_SECRET_ACCESS_KEY": "s3", "PATH": "/bin"})
-    assert _names(plan) == ["FASTTRAIN_RUN_ID"]
+    assert _names(plan) == ["FASTTRAIN_RUN_ID", "TORCHINDUCTOR_CACHE_DIR"]
 
 
 def test_hidden_variables_of_other_vendors_stay_alone(make):
@@ -163,7 +176,8 @@ def test_a_run_on_the_cpu_hides_the_gpus_from_the_script(make):
         plan = make.plan(make.gpus(2, like), {name: "1"}, device="cpu")
         assert make.variable(plan, name).value == "-1"
         assert str(make.variable(plan, name).source) == "--device"
-    assert _names(make.plan(make.machine(), device="cpu")) == ["FASTTRAIN_RUN_ID"]
+    alone = make.plan(make.machine(), device="cpu", compile="off")
+    assert _names(alone) == ["FASTTRAIN_RUN_ID"]
 
 
 def test_the_mark_of_the_run_cannot_be_set(make):

@@ -184,9 +184,9 @@ def test_fp16_asked_of_a_gpu_without_it(make):
 # --- compile
 
 
-def test_compile_is_off_by_default(make):
+def test_whether_compiling_pays_is_found_out_by_default(make):
     decision = make.plan(make.gpus(1)).levers.compile
-    assert decision.value == Compile("off", "off", "model")
+    assert decision.value == Compile("auto", "default", "model")
     assert not decision.source.explicit
 
 
@@ -221,7 +221,7 @@ def test_the_scope_is_kept_and_told_where_it_does_nothing(make):
     plan = make.plan(make.gpus(1), compile="default", compile_scope="blocks")
     assert plan.levers.compile.value.scope == "blocks"
     assert plan.warnings == ()
-    idle = make.plan(make.gpus(1), compile_scope="blocks")
+    idle = make.plan(make.gpus(1), compile="off", compile_scope="blocks")
     assert any("--compile-scope" in warning for warning in idle.warnings)
 
 

@@ -241,7 +241,7 @@ def _compiled(seen: Examination) -> Iterator[Finding]:
     if not _went_wrong(trial) or no_compiler:  # cxx-compiler reports that
         return
     python = ".".join(seen.machine.python.split(".")[:2])
-    otherwise = "see the whole message with TORCH_LOGS=+inductor, or leave --compile off"
+    otherwise = "see the whole message with TORCH_LOGS=+inductor, or use --compile off"
     yield _compiled.finding(
         "warning",
         _became("torch.compile", trial),
@@ -288,8 +288,8 @@ def _triton(seen: Examination) -> Iterator[Finding]:
                 "hint",
                 f"{vendor.compiles_by} is not installed",
                 why=f"torch.compile needs it for kernels of {vendor.noun}s, and without it"
-                " --compile is refused",
-                fix=f"pip install {vendor.compiles_by}, or leave --compile off",
+                " nothing is compiled",
+                fix=f"pip install {vendor.compiles_by}, or use --compile off",
             )
 
 
@@ -306,7 +306,7 @@ def _capability(seen: Examination) -> Iterator[Finding]:
             "hint",
             f"torch.compile can't compile for {named(old)} ({old[0].name})",
             why=f"triton needs compute capability 7.0; this has {old[0].capability}",
-            fix="leave --compile off on it",
+            fix="use --compile off on it",
         )
 
 
