@@ -6,7 +6,6 @@ nothing: only rank 0's is shown.
 
 from __future__ import annotations
 
-import builtins
 import functools
 import os
 import socket
@@ -28,13 +27,14 @@ from fasttrain.shim.data_parallel.answers.clocks import replace_in_users_modules
 from fasttrain.shim.data_parallel.answers.files import Files
 from fasttrain.shim.data_parallel.answers.own_copies import OwnCopies, path_of
 from fasttrain.shim.data_parallel.answers.places import asking, is_users, outside_of_torch
+from fasttrain.shim.data_parallel.answers.standard_input import StandardInput
 from fasttrain.shim.data_parallel.ranks import Ranks
 from fasttrain.shim.data_parallel.split.lazy_rows import gather_in
 from fasttrain.shim.hooks import patching
 from fasttrain.shim.hooks.outcome_recorder import OutcomeRecorder
 from fasttrain.shim.process.import_hook import after_import
 
-# Has rank 0 alone run the script's commands and read its input; the other ranks get the result.
+# Has rank 0 alone run the script's commands; the other ranks get the result.
 #
 # A command creates folders, copies checkpoints, appends to files: it must run once. A process
 # that runs concurrently with the script, as by `subprocess.Popen`, is started by each rank.
@@ -61,15 +61,6 @@ class Commands:
         for name in _RUNNING:
             self._files.replace(subprocess, name, functools.partial(self._run, name), undo)
         self._files.replace(os, "system", functools.partial(self._run, "system"), undo)
-        self._files.replace(builtins, "input", self._input, undo)
-
-    def _input(
-        self, frame: FrameType | None, original: Callable[..., str], prompt: object = ""
-    ) -> str:
-        place = self._files.place_of(frame, "read a line of input")
-        if not place:
-            return original(prompt)
-        return str(self._answers.do(place, lambda: original(prompt), itself))
 
     def _run(
         self,
@@ -322,6 +313,7 @@ class SideEffects:
         self._copies = OwnCopies(ranks.rank, scratch)
         self._files = Files(answers, self._copies, recorder)
         self._commands = Commands(answers, self._files)
+        self._input = StandardInput(answers, self._files)
         self._identity = ProcessIdentity(answers)
         self._names = OwnNames(answers, self._copies)
         self._elsewhere: Counter[tuple[str, str]] = Counter()  # saves by thread and path
@@ -338,6 +330,7 @@ class SideEffects:
         self._copies.install(undo)
         self._files.install(undo)
         self._commands.install(undo)
+        self._input.install(undo)
         self._identity.install(undo)
         self._names.install(undo)
         if self._ranks.rank == 0:
