@@ -152,6 +152,10 @@ class _Inside(threading.local):
     part: Callable[[Module, tuple[Any, ...], dict[str, Any]], Any] | None = None
 
 
+# torch's own, so that a traceback has its lines: it calls the slot of `Module.compile`, or forward.
+_CALL: Any = Module.__call__
+
+
 class RootCalls:
     """Routes the calls of roots, so that levers can act around them.
 
@@ -182,14 +186,11 @@ class RootCalls:
 
     def install(self, undo: ExitStack) -> None:
         """Route every module call through here until ``undo`` is closed."""
-        inside, outermost = self.inside, self._outermost
+        inside, outermost, call = self.inside, self._outermost, _CALL
 
         def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
             if inside.flag:
-                compiled = self._compiled_call_impl
-                if compiled is not None:
-                    return compiled(*args, **kwargs)
-                return self._call_impl(*args, **kwargs)
+                return call(self, *args, **kwargs)
             return outermost(self, args, kwargs)
 
         for function in (__call__, RootCalls._outermost):
@@ -252,13 +253,13 @@ class RootCalls:
 
     def _outermost(self, module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if _being_traced():  # first of all: what follows would be traced, too
-            return (module._compiled_call_impl or module._call_impl)(*args, **kwargs)
+            return _CALL(module, *args, **kwargs)
         if self.inside.part is not None:
             return self.inside.part(module, args, kwargs)
         root = self._table.get(id(module))
         if root is None or root.ref() is not module:
             root = self._root_of(module)
-        call: Call = module._compiled_call_impl or module._call_impl
+        call: Call = module._compiled_call_impl or functools.partial(_CALL, module)
         if root is None and isinstance(module, ParametrizationList):
             # The script reads a weight: its parts are no models either.
             return self._stay_out_of(call)(*args, **kwargs)

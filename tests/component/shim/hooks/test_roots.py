@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import traceback
 from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -282,3 +283,28 @@ def test_a_compiler_traces_the_modules_and_nothing_around_them(watch: Watch) -> 
     watch.roots.inside.part = part
     compiled(X)
     assert seen == ["OptimizedModule"]
+
+
+class Fails(nn.Module):
+    """Raises inside of a part."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(4, 4))
+
+    def forward(self, x: Any) -> Any:
+        return self.inner(x)
+
+
+@pytest.mark.parametrize("amp", ["off", "bfloat16"])
+def test_a_traceback_has_the_lines_that_it_has_without_levers(rig: Any, amp: str) -> None:
+    def names() -> list[str]:
+        with pytest.raises(RuntimeError) as caught:
+            Fails()(torch.ones(1, 3))
+        steps = traceback.extract_tb(caught.tb)
+        return [step.name for step in steps if "fasttrain" not in step.filename]
+
+    plain = names()
+    assert plain.count("_wrapped_call_impl") == 3
+    with rig(amp=amp, compile="auto"):
+        assert names() == plain
