@@ -217,6 +217,12 @@ def test_a_kept_setting_is_in_the_command_and_its_row(tuned: TuningPlan, capsys:
     assert row.split()[:4] == ["threads", "1", "against", "2"]
 
 
+def test_a_kept_option_is_in_the_command(tuned: TuningPlan, capsys: Any) -> None:
+    ranks = replace(THREADS, levers=("ranks",), asked="2", variable="--nproc-per-node=2")
+    out = printed(TuningReport("decided", 0, 1.0, settings=(ranks,)), tuned, capsys)
+    assert command(out) == ["train.py", "--nproc-per-node", "2"]
+
+
 def test_a_setting_alone_is_a_result(tuned: TuningPlan, capsys: Any) -> None:
     out = printed(TuningReport("decided", 0, 1.0, settings=(THREADS,)), tuned, capsys)
     assert command(out) == ["train.py", "--env", "OMP_NUM_THREADS=1"]

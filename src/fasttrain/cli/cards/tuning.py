@@ -166,7 +166,7 @@ def _command(options: Mapping[str, str], variables: Sequence[str], tuned: Tuning
     options = _typed(tuned) | dict(options)
     words = [word for name, value in options.items() for word in (f"--{name}", value)]
     for variable in variables:
-        words += [variable] if variable.startswith("--") else ["--env", variable]
+        words += variable.split("=", 1) if variable.startswith("--") else ["--env", variable]
     words = [*_ranks(tuned), *words]
     args = ["--", *target.args] if target.args else []
     return shlex.join(["fasttrain", "run", *script, *words, *args])

@@ -377,9 +377,9 @@ class _Trial(pickle.Pickler):
         if not isinstance(value, Tensor):
             return NotImplemented
         if value.requires_grad and not value.is_leaf:
-            raise pickle.PicklingError("its autograd graph can't be sent")
+            raise TypeError("its autograd graph can't be sent")
         if value.is_quantized or value.is_nested:  # torch 2.13 makes broken tensors of them
-            raise pickle.PicklingError("a quantized or nested tensor can't be sent")
+            raise TypeError("a quantized or nested tensor can't be sent")
         return bool, ()
 
 

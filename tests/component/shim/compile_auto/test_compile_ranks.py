@@ -104,7 +104,7 @@ class Loop:
     def _plan(self, folder: Path) -> Any:
         strategy = SimpleNamespace(value=Strategy("script"))
         return SimpleNamespace(
-            run_dir=str(folder), strict=False, earlier=None, max_steps=10**8,
+            run_dir=str(folder), shared_dir="", strict=False, earlier=None, max_steps=10**8,
             processes=SimpleNamespace(value=SimpleNamespace(backend="torchrun")),
             levers=SimpleNamespace(strategy=strategy),
         )  # fmt: skip

@@ -198,6 +198,8 @@ def test_nodes_that_differ_compile_beside_each_other(nodes: Any) -> None:
     (cache, first), (other, second), (_, third) = nodes(0), nodes(1), nodes(2)
     assert first._found(cache.look("a")) is None
     thread, results = in_thread(lambda: second._found(other.look("b")))
+    thread.join(0.3)
+    assert thread.is_alive(), "it waits"
     cache.graphs["a"] = "compiled"
     first.compiling("")
     thread.join(20)
