@@ -15,7 +15,9 @@ from fasttrain.model.outcome import State
 from support.thinned import thinned
 
 SCRIPTS = Path(__file__).parent / "frameworks"
-LEVERS_OFF = ("--amp", "off", "--optimizer", "keep", "--device", "cpu", "--quiet")
+LEVERS_OFF = (
+    *("--amp", "off", "--optimizer", "keep", "--compile", "off", "--device", "cpu", "--quiet"),
+)
 # Each script with its own arguments and what shows that it handles ranks.
 CASES = {
     "accelerate_loop": ((), "Accelerator"),

@@ -80,8 +80,9 @@ def test_a_fused_optimizer_is_found_by_several_starts_and_nothing_is_left(
 ) -> None:
     path = train(steps=150)  # fewer than a verdict takes
     before = left(tmp_path)
-    done = fasttrain("tune", path, "--compile", "off", "--budget", "60s", "--json", timeout_s=240,
-                     env={"GLIBC_TUNABLES": ""})  # fmt: skip # no allocator to compare
+    alone = ("--loader-workers", "0", "--nproc-per-node", "1")  # no other processes to compare
+    done = fasttrain("tune", path, "--compile", "off", *alone, "--budget", "60s", "--json",
+                     timeout_s=240, env={"GLIBC_TUNABLES": ""})  # fmt: skip # and no allocator
     assert done.returncode == 0, done.stderr
     report = result(done)
     assert report["end"] == "decided"

@@ -17,7 +17,7 @@ from support.rank_forks import run_ranks
 from support.zygote import Zygote
 
 TIMEOUT_S = 120.0
-LEVERS_OFF = ("--amp", "off", "--optimizer", "keep")
+LEVERS_OFF = ("--amp", "off", "--optimizer", "keep", "--compile", "off")
 _MARKED = re.compile(r"^\[rank (\d+)\] (.*)$")
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[-+]?\d+)?")
 

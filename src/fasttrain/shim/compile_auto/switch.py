@@ -95,6 +95,8 @@ class SwitchedProcess(ABC):
         self.lever.install(undo)
         undo.callback(self._later.close)
         self.recorder.settle(State.ARMED, UNUSED)
+        # What the last report of a run says that is killed before anything was decided.
+        self.recorder.excuse(State.SKIPPED, f"stayed eager: {self._found.reason}")
         self.recorder.on_reset.append(self._leave_to_parent)
         if self._shared.child:
             self._stay("a process that the script starts itself runs eagerly")
@@ -232,6 +234,7 @@ class SwitchedProcess(ABC):
 
     def _begin(self) -> bool:
         """Have the next calls be compiled; return False if none can be."""
+        self.recorder.excuse(State.ARMED, UNUSED)
         self.lever.begin(self._forms)
         if not self.lever.targets:
             self._stay(self.recorder.outcome().reason)
