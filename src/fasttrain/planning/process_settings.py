@@ -7,7 +7,7 @@ other. Each value is a variable of the environment, or an option of the run.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -167,7 +167,7 @@ def plan_process_settings(
     consider(ALLOCATOR, _decided(ALLOCATOR_VARIABLE, own) or not_glibc, _KEEPING)
     counts = tuple(n for n in RANK_COUNTS if n <= most)
     ranks = [Candidate(RANKS, str(n), RANKS_OPTION, str(n), "one process") for n in counts]
-    why_one = "" if why or not ranks else _why_one_process(make, settings, machine, ranks[0])
+    why_one = "" if why else _why_one_process(make, settings, machine, ranks)
     consider(RANKS, _decided_by_option(RANKS_OPTION, settings) or one or why_one, *ranks)
     return ProcessSettings(tuple(candidates), left)
 
@@ -186,13 +186,18 @@ def _why_none(plan: LaunchPlan, settings: Settings, *, apart: bool) -> str:
 
 
 def _why_one_process(
-    make: Callable[[Settings], LaunchPlan], settings: Settings, machine: Machine, first: Candidate
+    make: Callable[[Settings], LaunchPlan],
+    settings: Settings,
+    machine: Machine,
+    ranks: Sequence[Candidate],
 ) -> str:
-    """Return why ranks wouldn't train what one process does; empty if they would."""
+    """Return why ranks wouldn't train what one process does, or as fast; empty if they might."""
+    if not ranks:
+        return "there is one physical core"
     if machine.system != "Linux":
         return "several ranks fetch their turns as Linux alone allows"
     try:
-        _check_ranks(make(with_values(settings, [first.tried])[0]))
+        _check_ranks(make(with_values(settings, [ranks[0].tried])[0]))
     except FasttrainError as error:
         return error.why
     return ""

@@ -280,6 +280,7 @@ def test_workers_and_ranks_are_compared_where_there_are_cores_for_them(
     found = planned(make, cores, physical)
     assert of(found, "loader workers") == [("--loader-workers", n) for n in workers]
     assert of(found, "ranks") == [("--nproc-per-node", n) for n in ranks]
+    assert ("ranks" in found.left) is (not ranks), "what is not compared is told"
 
 
 @pytest.mark.parametrize(

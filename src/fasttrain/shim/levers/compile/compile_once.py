@@ -160,7 +160,7 @@ class _Lock:
         return True
 
     def free(self) -> None:
-        """Give it up, if this rank has it."""
+        """Release it, if this rank has it."""
         if self._descriptor is not None:
             with suppress(OSError):
                 fcntl.flock(self._descriptor, fcntl.LOCK_UN)  # forked children may have it, too
