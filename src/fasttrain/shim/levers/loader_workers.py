@@ -15,15 +15,16 @@ import functools
 import io
 import os
 import pickle
+import random
 import resource
 import stat
+import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
-from random import Random
 from types import FunctionType, GeneratorType, MethodType, ModuleType
 from typing import Any
 
@@ -186,7 +187,7 @@ def _tie(held: Any) -> str:
         return "its dataset is on a device, which a worker can't use" if away else ""
     kinds = type(held).__mro__
     names = [f"{kind.__module__}.{kind.__qualname__}" for kind in kinds]
-    draws = isinstance(held, (Generator, Random)) or "numpy.random" in names[0]
+    draws = isinstance(held, (Generator, random.Random)) or "numpy.random" in names[0]
     if draws:
         return "its dataset draws by a generator of its own, which workers would each copy"
     if isinstance(held, GeneratorType):
@@ -356,14 +357,24 @@ class Rows:
 
     def __getitems__(self, index: Any) -> Any:
         """Return a batch, or why there is none: the script's process raises what it raises."""
+        before = _global_states()
         try:
             batch = self._fetch(index)
+            if _global_states() != before:
+                return Unread("the dataset draws from a global random generator")
             _Trial(io.BytesIO(), 5, buffer_callback=lambda _: None).dump(batch)
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # noqa: BLE001 - SystemExit, too
             return Unread(f"{type(error).__name__}: {error}"[:LONGEST])
         return batch
+
+
+def _global_states() -> tuple[Any, ...]:
+    """Return the states of the generators that all of a process draws from."""
+    numpy: Any = sys.modules.get("numpy.random")
+    of_numpy = pickle.dumps(numpy.get_state(legacy=False)) if numpy is not None else b""
+    return torch.get_rng_state().tolist(), random.getstate(), of_numpy
 
 
 LONGEST = 200  # characters of an error

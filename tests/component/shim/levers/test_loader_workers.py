@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -288,15 +289,21 @@ def test_batches_come_in_order_also_where_the_script_would_not_mind(rig: Any) ->
         assert torch.cat(read(DataLoader(Slow(), 2, in_order=False))).tolist() == [*range(ROWS)]
 
 
-def test_random_numbers_of_the_dataset_are_those_of_a_worker(rig: Any) -> None:
-    """It is what `tune` compares losses for: the numbers aren't those of the script."""
-
+@pytest.mark.parametrize("draw", [
+    random.random, lambda: torch.rand(1).item(), lambda: np.random.rand(),
+], ids=["random", "torch", "numpy"])  # fmt: skip
+def test_a_dataset_that_draws_from_a_global_generator_is_read_here(rig: Any, draw: Any) -> None:
     class Draws(Numbers):
         def __getitem__(self, index: int) -> Any:
-            return random.random()
+            return draw()
 
-    random.seed(1)
-    plain = torch.cat(read(DataLoader(Draws(), 4)))
-    with rig(loader_workers=1):
+    def drawn() -> Any:
         random.seed(1)
-        assert not torch.equal(torch.cat(read(DataLoader(Draws(), 4))), plain)
+        np.random.seed(1)
+        return torch.cat(read(DataLoader(Draws(), 4)))
+
+    plain = drawn()
+    with rig(loader_workers=1) as runtime:
+        assert torch.equal(drawn(), plain)
+        (note,) = runtime.outcomes()[NAME].notes
+    assert "global random generator" in note
