@@ -3,7 +3,8 @@
 Exceptions are submitit's, which loads the job's behind the check in ``slurm/node_start.py``;
 snapshots: tensors and plain values by ``weights_only``, from a folder that is the user's alone; and
 batches of a DataLoader, in sealed memory files that a process of the same user sends through a
-socket, where the kernel says whose it is (``shim/shared_loading``), as torch's workers send theirs.
+socket, where the kernel says whose it is (``shim/shared_loading``), as torch's workers send theirs,
+or that a worker, which the same process has forked, sends through torch's own pipe.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ BY_PICKLE = {
 OF_MODULES = {"torch", "np", "numpy", "yaml", "pd"}
 BEHIND_A_CHECK = {
     "slurm/node_start.py", "shim/snapshots/files.py", "shim/data_parallel/loading/transport.py",
+    "shim/levers/loader_workers/batches.py",
 }  # fmt: skip
 # What a module may use of pickle that only writes.
 WRITING = {"Pickler", "PickleBuffer", "dump", "dumps", "HIGHEST_PROTOCOL"}

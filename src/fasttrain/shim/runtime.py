@@ -273,7 +273,7 @@ class Runtime:
         return lever
 
     def _lent_workers(self, decision: Decision[int]) -> Lever:
-        from fasttrain.shim.levers import loader_workers
+        from fasttrain.shim.levers.loader_workers import lever as loader_workers
 
         explicit = decision.source.explicit
         name, asked = loader_workers.NAME, str(decision.value)

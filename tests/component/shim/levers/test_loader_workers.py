@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import random
 import resource
+import signal
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,25 +23,43 @@ from torch.utils.data import (
     IterableDataset,
     TensorDataset,
     WeightedRandomSampler,
-    get_worker_info,
 )
 
 from fasttrain.model.outcome import State
-from fasttrain.shim.levers import loader_workers
+from fasttrain.shim.levers.loader_workers import lever as loader_workers
 
 NAME = loader_workers.NAME
 ROWS = 24
 
 
 class Numbers(Dataset[Any]):
-    """Says which worker has read each row; -1 for none."""
+    """Has rows that are their numbers, and notes in a file which process has read each."""
+
+    log: Path | None = None
 
     def __len__(self) -> int:
         return ROWS
 
-    def __getitem__(self, index: int) -> tuple[int, int]:
-        info = get_worker_info()
-        return index, -1 if info is None else info.id
+    def __getitem__(self, index: int) -> Any:
+        if self.log is not None:
+            with self.log.open("a") as file:
+                file.write(f"{os.getpid()}\n")
+        return index
+
+
+class Noting(Numbers):
+    """Notes it in a file of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.log = folder / "readers"
+        self.log.write_text("")
+
+    def readers(self) -> set[int]:
+        """Return the processes that have read, other than this one, since the last time."""
+        assert self.log is not None
+        found = set(map(int, self.log.read_text().split()))
+        self.log.write_text("")
+        return found - {os.getpid()}
 
 
 class Endless(IterableDataset[Any]):
@@ -106,34 +127,35 @@ def loaders() -> dict[str, Any]:
     drawn = WeightedRandomSampler([1.0] * ROWS, ROWS)
     own = torch.Generator().manual_seed(5)
     return {
-        "in order": lambda: DataLoader(Numbers(), 5),
-        "shuffled": lambda: DataLoader(Numbers(), 5, shuffle=True, drop_last=True),
-        "drawn": lambda: DataLoader(Numbers(), 4, sampler=drawn),
-        "of its generator": lambda: DataLoader(
-            Numbers(), 4, shuffle=True, generator=own.manual_seed(5)
+        "in order": lambda data: DataLoader(data, 5),
+        "shuffled": lambda data: DataLoader(data, 5, shuffle=True, drop_last=True),
+        "drawn": lambda data: DataLoader(data, 4, sampler=drawn),
+        "of its generator": lambda data: DataLoader(
+            data, 4, shuffle=True, generator=own.manual_seed(5)
         ),
-        "its own collate": lambda: DataLoader(
-            Numbers(), 4, collate_fn=lambda rows: [[at, worker] for at, worker in rows]
+        "its own collate": lambda data: DataLoader(
+            data, 4, collate_fn=lambda rows: [[at, str(at)] for at in rows]
         ),
-        "its own batches": lambda: DataLoader(Numbers(), batch_sampler=[[3, 1, 2], [5], [0, 23]]),
+        "its own batches": lambda data: DataLoader(
+            data, batch_sampler=[[3, 1, 2], [5], [0, 23], [2, 2], [7], [8, 9]]
+        ),
     }
 
 
 @pytest.mark.parametrize("kind", loaders())
-def test_workers_read_the_same_batches(rig: Any, kind: str) -> None:
+def test_workers_read_the_same_batches(rig: Any, tmp_path: Path, kind: str) -> None:
     make = loaders()[kind]
-    rows = [torch.as_tensor(batch if isinstance(batch[0], list) else torch.stack(batch, 1))
-            for batch in read(make())]  # fmt: skip
+    rows = [list(batch) for batch in read(make(Numbers()))]
     after = torch.rand(1)
+    data = Noting(tmp_path)
     with rig(loader_workers=2) as runtime:
-        loader = make()
-        lent = [torch.as_tensor(batch if isinstance(batch[0], list) else torch.stack(batch, 1))
-                for batch in read(loader)]  # fmt: skip
+        loader = make(data)
+        lent = [list(batch) for batch in read(loader)]
         assert torch.equal(torch.rand(1), after), "the script's random numbers go on as without"
         outcome = runtime.outcomes()[NAME]
-    assert [batch[:, 0].tolist() for batch in lent] == [batch[:, 0].tolist() for batch in rows]
-    assert {worker for batch in lent for worker in batch[:, 1].tolist()} == {0, 1}
-    assert outcome.state is State.APPLIED
+    assert lent == rows
+    assert len(data.readers()) == 2
+    assert (outcome.state, outcome.notes) == (State.APPLIED, ())
     assert (loader.num_workers, loader.prefetch_factor, loader.worker_init_fn) == (0, None, None)
 
 
@@ -154,28 +176,30 @@ def test_workers_read_the_same_batches(rig: Any, kind: str) -> None:
 def test_what_has_to_be_read_as_it_is_is_left_alone_and_told(rig: Any, make: Any) -> None:
     with rig(loader_workers=3) as runtime:
         loader = make()
-        iterator = iter(loader)
-        assert iterator._num_workers == loader.num_workers
+        assert read(loader)
+        assert not multiprocessing.active_children()
         outcome = runtime.outcomes()[NAME]
-        del iterator
     assert outcome.state is State.SKIPPED
     assert "test_loader_workers.py:" in outcome.reason
 
 
-def test_where_processes_are_not_forked_nothing_is_lent(rig: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr(torch.multiprocessing, "get_start_method", lambda: "spawn")
+def test_where_processes_are_not_forked_nothing_is_lent(
+    rig: Any, monkeypatch: Any, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(multiprocessing, "get_start_method", lambda allow_none: "spawn")
+    data = Noting(tmp_path)
     with rig(loader_workers=2) as runtime:
-        (batch, *_) = read(DataLoader(Numbers(), 6))
+        read(DataLoader(data, 6))
         assert "forked" in runtime.outcomes()[NAME].reason
-    assert batch[1].tolist() == [-1] * 6
+    assert not data.readers()
 
 
 def test_workers_have_files_of_their_own(rig: Any, tmp_path: Path) -> None:
     data = Rows(tmp_path / "rows")
     with data.file, rig(loader_workers=2):
-        data.file.seek(7)
         found: list[Tensor] = read(DataLoader(data, 4))
-        assert data.file.tell() == 7, "the script's own file is where it was"
+        last = 199 * ROWS + 7  # of the second batch, which this process has read
+        assert data.file.tell() == last + 1, "the script's own file is where it was"
     assert torch.cat(found).tolist() == list(range(ROWS))
 
 
@@ -190,18 +214,21 @@ def test_a_function_for_workers_is_not_called_where_the_script_has_none(rig: Any
 def test_a_row_that_fails_fails_in_the_script(rig: Any) -> None:
     class Fails(Numbers):
         def __getitem__(self, index: int) -> Any:
-            if index == 7:
+            if index in fails:
                 raise KeyError(index)
-            return super().__getitem__(index)
+            return index
 
-    with rig(loader_workers=2):
-        batches = iter(DataLoader(Fails(), 4))
-        assert next(batches)[0].tolist() == [0, 1, 2, 3]
-        with pytest.raises(KeyError) as caught:
-            next(batches)
-        assert caught.value.args == (7,), "it is the exception of the script itself"
-        assert next(batches)[0].tolist() == [8, 9, 10, 11]
-        del batches, caught  # ends the workers
+    for fails in ({1}, {5}, {13}, {2, 6, 7, 15}):
+        with rig(loader_workers=2):
+            batches = iter(DataLoader(Fails(), 4))
+            for at in range(0, ROWS, 4):
+                if failing := fails & {*range(at, at + 4)}:
+                    with pytest.raises(KeyError) as caught:
+                        next(batches)
+                    assert caught.value.args == (min(failing),), "it is the script's own"
+                else:
+                    assert next(batches).tolist() == [*range(at, at + 4)]
+            assert next(batches, None) is None
 
 
 def ordered() -> Any:
@@ -247,7 +274,7 @@ def test_a_batch_that_a_worker_cannot_read_or_send_is_read_here(rig: Any) -> Non
 
     for loader in (
         DataLoader(Numbers(), 5, collate_fn=lambda rows: [[lambda: 1] for _ in rows]),
-        DataLoader(Numbers(), 5, collate_fn=lambda rows: [weights * row[0] for row in rows]),
+        DataLoader(Numbers(), 5, collate_fn=lambda rows: [weights * row for row in rows]),
         DataLoader(
             Numbers(),
             5,
@@ -262,8 +289,8 @@ def test_a_batch_that_a_worker_cannot_read_or_send_is_read_here(rig: Any) -> Non
     ):
         with rig(loader_workers=1) as runtime:
             assert len([batch[0] for batch in loader]) == 5
-            (note,) = runtime.outcomes()[NAME].notes
-        assert "a worker couldn't" in note
+            note = runtime.outcomes()[NAME].reason
+        assert "a worker couldn't: SystemExit: 3" in note or "can't be sent" in note
 
 
 def test_a_script_that_keeps_batches_does_not_run_out_of_descriptors(rig: Any) -> None:
@@ -305,5 +332,186 @@ def test_a_dataset_that_draws_from_a_global_generator_is_read_here(rig: Any, dra
     plain = drawn()
     with rig(loader_workers=1) as runtime:
         assert torch.equal(drawn(), plain)
+        outcome = runtime.outcomes()[NAME]
+    assert outcome.state is State.SKIPPED
+    assert "global random generator" in outcome.reason
+
+
+STREAM = np.random.default_rng(1)
+COUNTS = {"reads": 0}
+
+
+def drawn_without_end() -> Any:
+    """Draw from what no dataset holds, and no search finds."""
+    return vars(sys.modules[__name__])["STREAM"].normal()
+
+
+def counted(index: int) -> int:
+    COUNTS["reads"] += 1
+    return index
+
+
+class Cached(Numbers):
+    """Keeps what it has read."""
+
+    def __init__(self) -> None:
+        self.rows: dict[int, int] = {}
+
+    def __getitem__(self, index: int) -> Any:
+        return self.rows.setdefault(index, index)
+
+
+class Calls(Numbers):
+    """Makes rows by a function."""
+
+    def __init__(self, make: Any) -> None:
+        self.make = make
+
+    def __getitem__(self, index: int) -> Any:
+        return self.make(index)
+
+
+@pytest.mark.parametrize(("make", "count", "why"), [
+    (lambda: DataLoader(Calls(lambda _: drawn_without_end()), 4), 2, "reads other rows"),
+    (lambda: DataLoader(Calls(counted), 4), 2, "changes what its dataset holds"),
+    (lambda: DataLoader(Cached(), 4), 1, "changes what its dataset holds"),
+    (lambda: DataLoader(Calls(lambda _: os.getpid()), 4), 2, "reads other rows"),
+    (lambda: DataLoader(TensorDataset(torch.zeros(ROWS, 3)), 1, collate_fn=lambda rows: rows[0]),
+     2, "parts of what its dataset holds"),
+    (lambda: DataLoader(Holding(multiprocessing.Value("i", 3)), 4), 2, "can't share"),
+], ids=["a hidden stream", "counts", "caches", "process", "views", "shared values"])  # fmt: skip
+def test_what_depends_on_what_was_read_before_is_read_here(
+    rig: Any, make: Any, count: int, why: str
+) -> None:
+    def epochs() -> Any:
+        STREAM.bit_generator.state = np.random.default_rng(1).bit_generator.state
+        COUNTS["reads"] = 0
+        loader = make()
+        return [torch.stack([torch.as_tensor(b[0]) for b in read(loader)]) for _ in range(count)]
+
+    plain = epochs()
+    reads = COUNTS["reads"]
+    with rig(loader_workers=2) as runtime:
+        assert torch.equal(torch.stack(epochs()), torch.stack(plain))
+        outcome = runtime.outcomes()[NAME]
+    assert COUNTS["reads"] == reads
+    assert outcome.state is State.SKIPPED
+    assert why in outcome.reason
+    assert not multiprocessing.active_children()
+
+
+def test_workers_that_failed_are_not_tried_in_the_next_epoch(rig: Any, tmp_path: Path) -> None:
+    class Draws(Noting):
+        def __getitem__(self, index: int) -> Any:
+            return super().__getitem__(index) + random.random()
+
+    data = Draws(tmp_path)
+    with rig(loader_workers=1) as runtime:
+        loader = DataLoader(data, 4)
+        read(loader)
+        assert data.readers()
+        read(loader)
+        assert not data.readers()
+        assert "in another epoch" in runtime.outcomes()[NAME].reason
+
+
+def test_a_loop_that_takes_one_batch_at_a_time_starts_no_worker(rig: Any, tmp_path: Path) -> None:
+    data = Noting(tmp_path)
+    with rig(loader_workers=1) as runtime:
+        loader = DataLoader(data, 4)
+        assert [next(iter(loader)).tolist() for _ in range(3)] == [[0, 1, 2, 3]] * 3
+        assert not data.readers()
+        assert runtime.outcomes()[NAME].state is State.SKIPPED
+
+
+def test_batches_have_the_strides_that_they_have_without_workers(rig: Any) -> None:
+    rows = [torch.zeros(2, 3, 4, 5).permute(0, 3, 1, 2) for _ in range(ROWS)]
+    plain = [batch.stride() for batch in DataLoader(rows, 4)]
+    wide = Calls(lambda index: torch.arange(100.0).view(50, 2)[:, 0][: index + 1])
+    one = [batch.stride() for (batch,) in DataLoader(wide, 1, collate_fn=lambda rows: rows)]
+    with rig(loader_workers=1) as runtime:
+        assert [batch.stride() for batch in DataLoader(rows, 4)] == plain
+        lent = DataLoader(wide, 1, collate_fn=lambda rows: rows)
+        assert [batch.stride() for (batch,) in lent] == one
+        assert runtime.outcomes()[NAME].notes == ()
+
+
+def test_the_start_method_is_left_for_the_script_to_set(rig: Any) -> None:
+    contexts: Any = multiprocessing.context
+    before = contexts._default_context._actual_context
+    contexts._default_context._actual_context = None
+    try:
+        with rig(loader_workers=1) as runtime:
+            read(DataLoader(Numbers(), 4))
+            assert runtime.outcomes()[NAME].state is State.APPLIED
+        assert contexts._default_context._actual_context is None
+    finally:
+        contexts._default_context._actual_context = before
+
+
+@pytest.mark.parametrize("end", ["killed", "waits for ever"])
+def test_a_worker_that_is_lost_is_done_without(rig: Any, monkeypatch: Any, end: str) -> None:
+    here = os.getpid()
+
+    def make(index: int) -> int:
+        if os.getpid() != here and index == 13:
+            if end == "killed":
+                os.kill(os.getpid(), signal.SIGKILL)
+            time.sleep(60)
+        return index
+
+    monkeypatch.setattr(loader_workers, "LONGEST_S", 1.0)
+    with rig(loader_workers=1) as runtime:
+        assert torch.cat(read(DataLoader(Calls(make), 2))).tolist() == [*range(ROWS)]
         (note,) = runtime.outcomes()[NAME].notes
-    assert "global random generator" in note
+    assert "reads it itself" in note
+    assert not multiprocessing.active_children()
+
+
+def test_signals_are_left_to_the_script(rig: Any, tmp_path: Path) -> None:
+    here, seen = os.getpid(), tmp_path / "seen"
+
+    def note(*_: Any) -> None:
+        with seen.open("a") as file:
+            file.write(f"{os.getpid()}\n")
+
+    def make(index: int) -> int:
+        if os.getpid() != here:
+            os.kill(os.getpid(), signal.SIGUSR1)
+        return index
+
+    before = signal.signal(signal.SIGUSR1, note)
+    try:
+        with rig(loader_workers=1) as runtime:
+            assert torch.cat(read(DataLoader(Calls(make), 4))).tolist() == [*range(ROWS)]
+            assert runtime.outcomes()[NAME].notes == ()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert not seen.exists()
+
+
+class Delegating:
+    """A batch that can be pickled, but not read again."""
+
+    def __init__(self, rows: list[int]) -> None:
+        self.data = {"x": torch.tensor(rows)}
+
+    def __getattr__(self, name: str) -> Any:
+        return self.data[name]
+
+
+def test_a_batch_that_cannot_be_made_again_is_read_here(rig: Any) -> None:
+    with rig(loader_workers=1) as runtime:
+        batches = [batch.x.tolist() for batch in DataLoader(Numbers(), 8, collate_fn=Delegating)]
+        assert "RecursionError" in runtime.outcomes()[NAME].reason
+    assert batches == [[*range(at, at + 8)] for at in (0, 8, 16)]
+
+
+def test_what_is_too_much_for_a_worker_is_read_here(rig: Any, monkeypatch: Any) -> None:
+    room = os.statvfs("/dev/shm")
+    small = os.statvfs_result((*room[:4], 3, *room[5:]))  # blocks that are free
+    monkeypatch.setattr(os, "statvfs", lambda _: small)
+    data = TensorDataset(torch.arange(30_000.0))
+    with rig(loader_workers=1) as runtime:
+        assert len(read(DataLoader(data, 5000))) == 6
+        assert "no room" in runtime.outcomes()[NAME].reason

@@ -9,22 +9,18 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import inspect
 import mmap
 import sys
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from importlib.machinery import PathFinder
 from threading import current_thread, main_thread
-from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.utils.data import (
-    DataLoader,
     IterDataPipe,
     MapDataPipe,
     Subset,
@@ -33,7 +29,6 @@ from torch.utils.data import (
     get_worker_info,
 )
 from torch.utils.data.dataloader import (
-    _BaseDataLoaderIter,
     _MultiProcessingDataLoaderIter,
     _SingleProcessDataLoaderIter,
 )
@@ -50,11 +45,12 @@ from fasttrain.shim.data_parallel.loading.transport import Node, can_be_had, met
 from fasttrain.shim.data_parallel.loading.transport import close as close_lines
 from fasttrain.shim.data_parallel.ranks import Ranks
 from fasttrain.shim.hooks import patching
-from fasttrain.shim.hooks.containers import CLOSED, children_of, module_name
+from fasttrain.shim.hooks.containers import module_name
 from fasttrain.shim.hooks.device_clock import module_of
+from fasttrain.shim.hooks.held import held_by
 from fasttrain.shim.hooks.loop import on_batch
 from fasttrain.shim.hooks.outcome_recorder import OutcomeRecorder
-from fasttrain.shim.process.callsite import call_site, own_prefixes
+from fasttrain.shim.process.callsite import call_site
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -66,33 +62,18 @@ if TYPE_CHECKING:
 # script other data than batches. Only the rank that starts the workers would get these data.
 
 
-MOST = 5_000  # objects per search
 _MODULES = tuple(
     f"multiprocessing.{name}"
     for name in ("queues", "sharedctypes", "managers", "connection", "shared_memory", "pool")
 )
 _EVENTS = ("Event", "Condition", "Semaphore", "BoundedSemaphore", "Barrier")
 _CTYPES = (ctypes.Array, ctypes._SimpleCData, ctypes.Structure)
-_SKIPPED = (*(kind for kind in CLOSED if kind is not Tensor), DataLoader, _BaseDataLoaderIter)
 
 
 def shared_memory_of(loader: Any) -> str:
     """Return the kind of the first object that a loader's workers share with the script, or ''."""
-    pending = deque([loader.dataset, loader.collate_fn, loader.worker_init_fn])
-    seen = {id(start) for start in pending}
-    while pending and len(seen) < MOST:
-        holder = pending.popleft()
-        if kind := _shared(holder):
-            return kind
-        try:
-            children = list(_children(holder))
-        except Exception:  # noqa: BLE001, S112 - objects of any kind
-            continue
-        for child in children:
-            if id(child) not in seen and not issubclass(type(child), _SKIPPED):
-                seen.add(id(child))
-                pending.append(child)
-    return ""
+    searched = held_by(loader.dataset, loader.collate_fn, loader.worker_init_fn)
+    return next(filter(None, (_shared(holder) for holder, _ in searched)), "")
 
 
 def _shared(holder: Any) -> str:
@@ -106,31 +87,6 @@ def _shared(holder: Any) -> str:
         return named
     writable = issubclass(kind, mmap.mmap) and not memoryview(holder).readonly
     return "mmap.mmap" if writable else ""
-
-
-def _children(holder: Any) -> Iterator[Any]:
-    kind = type(holder)
-    if kind is FunctionType:
-        yield from holder.__defaults__ or ()
-        yield from holder.__closure__ or ()
-        if not holder.__code__.co_filename.startswith(own_prefixes()):
-            names = set(_names(holder.__code__))
-            yield from (v for k, v in holder.__globals__.items() if k in names)
-    elif kind.__module__ == "numpy":
-        if kind.__name__ != "memmap":  # its base is a mapped file, which all ranks can read
-            yield getattr(holder, "base", None)
-    elif kind is memoryview:
-        yield holder.obj
-    elif kind is not Tensor:
-        yield from (child for child, _ in children_of(holder, kind))
-
-
-def _names(code: CodeType) -> Iterator[str]:
-    """Yield the global names that a function uses, and the functions inside of it."""
-    yield from code.co_names
-    for inner in code.co_consts:
-        if inspect.iscode(inner):
-            yield from _names(inner)
 
 
 # torch's own methods, to detect that a script has replaced one.

@@ -1,0 +1,1 @@
+"""Worker processes for DataLoaders that have none."""
