@@ -7,6 +7,9 @@ process of its own. The ratio is that to the better of always and never with the
 With ``--repeat`` they take turns as often, and medians are printed. Where always took more than
 `FAR` times as long as never it is run once: it can't be the better one.
 
+With ``--launches`` each run has one step: under ``default`` with a cold cache and with what that
+has left, and under ``off``, which no cache can shorten.
+
 With ``--stalls`` each model is compiled whether that pays or not, for what the switch costs: its
 history is made to say that the run is long and compiled steps take half of the time.
 """
@@ -106,6 +109,21 @@ def stall(model: str, seconds: float) -> None:
     print(f"{model:8} {steps:6,} {took.wall_s:8.1f} {took.stall_s:6.1f}  {took.reason}", flush=True)
 
 
+def launches(model: str, repeats: int) -> None:
+    """Compare the time to the first step of a second launch with that of the first one."""
+    took: dict[str, list[Took]] = {"off": [], "cold": [], "second": []}
+    words = ["--model", model, "--steps", "1"]
+    for _ in range(repeats):
+        with tempfile.TemporaryDirectory() as temporary:
+            folder, cache = Path(temporary) / "runs", Path(temporary) / "cache"
+            folder.mkdir()
+            for name, mode in (("cold", "default"), ("off", "off"), ("second", "default")):
+                took[name].append(run(folder, cache, mode, words))
+    shown = {name: median_s(runs) for name, runs in took.items()}
+    ratios = f"{shown['second'] / shown['cold']:6.2f} {shown['off'] / shown['cold']:10.2f}"
+    print(f"{model:8} " + " ".join(f"{s:8.1f}" for s in shown.values()) + f" {ratios}", flush=True)
+
+
 def far(took: dict[str, list[Took]]) -> bool:
     return median_s(took["default"]) > FAR * median_s(took["off"])
 
@@ -121,8 +139,14 @@ def main() -> None:
     parser.add_argument("--caches", default=",".join(CACHES))
     parser.add_argument("--history", choices=("both", "with", "without"), default="both")
     parser.add_argument("--repeat", type=int, default=1, help="runs of each")
+    parser.add_argument("--launches", action="store_true", help="runs of one step")
     parser.add_argument("--stalls", type=float, metavar="S", help="runs of so many seconds")
     options = parser.parse_args()
+    if options.launches:
+        print(f"{'model':8}    off s   cold s second s  ratio  off / cold")
+        for model in options.models.split(","):
+            launches(model, options.repeat)
+        return
     if options.stalls:
         print(f"{'model':8} {'steps':>6}   auto s  stall")
         for model in options.models.split(","):
