@@ -515,3 +515,35 @@ def test_what_is_too_much_for_a_worker_is_read_here(rig: Any, monkeypatch: Any) 
     with rig(loader_workers=1) as runtime:
         assert len(read(DataLoader(data, 5000))) == 6
         assert "no room" in runtime.outcomes()[NAME].reason
+
+
+@pytest.mark.parametrize("late", [4, 8])  # which the first choice of a worker has, or another
+def test_a_signal_that_interrupts_a_batch_loses_that_batch_alone(rig: Any, late: int) -> None:
+    class LateError(Exception):
+        pass
+
+    def is_late(*_: Any) -> None:
+        raise LateError
+
+    def make(index: int) -> int:
+        time.sleep(3 if index == late else 0)
+        return index
+
+    before = signal.signal(signal.SIGALRM, is_late)
+    found: list[Any] = []
+    try:
+        with rig(loader_workers=1):
+            batches = iter(DataLoader(Calls(make), 2))
+            signal.setitimer(signal.ITIMER_REAL, 0.8)
+            for _ in range(ROWS // 2):
+                try:
+                    found.append(next(batches).tolist())
+                except LateError:
+                    found.append("late")
+            assert next(batches, None) is None
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    plain: list[Any] = [[at, at + 1] for at in range(0, ROWS, 2)]
+    plain[late // 2] = "late"
+    assert found == plain

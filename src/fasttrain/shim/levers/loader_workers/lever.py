@@ -136,13 +136,16 @@ class LentIterator(_SingleProcessDataLoaderIter):
         return self._chosen
 
     def _next_data(self) -> Any:
-        return self._read()
+        try:
+            return self._read()
+        except BaseException:  # the end, or a signal's: which batch is next can't be known
+            self._end()
+            raise
 
     def _here(self) -> Any:
         return super()._next_data()  # type: ignore[no-untyped-call]
 
     def _first(self) -> Any:
-        self._read = self._here  # as long as this batch couldn't be read
         choices = _Choices(self._index_sampler)
         data = self._here()
         choices.past.append(self._chosen)
@@ -151,7 +154,6 @@ class LentIterator(_SingleProcessDataLoaderIter):
 
     def _second(self, choices: _Choices) -> Any:
         """Read a batch here that a worker will read again."""
-        self._read = self._here
         holdings = Holdings(self._loader)
         began_s = time.perf_counter()
         data = self._here()
@@ -160,30 +162,24 @@ class LentIterator(_SingleProcessDataLoaderIter):
         try:
             content = Content(data)
         except Exception as error:  # noqa: BLE001 - objects of any kind
-            self._left(f"its batches can't be sent: {Unread.of(error).why}", failed=True)
+            self._stop(f"its batches can't be sent: {Unread.of(error).why}", failed=True)
             return data
         if why := holdings.why_here() or holdings.why_changed(self._loader, content):
-            self._left(why, failed=False)
+            self._stop(why, failed=False)
             return data
         rows = Rows(self._dataset_fetcher.fetch, self._chosen, content)
         self._read = functools.partial(self._third, choices, rows, longest_s)
         return data
 
     def _third(self, choices: _Choices, rows: Rows, longest_s: float) -> Any:
-        self._read = self._here
         index = self._next_index()
+        self._read = self._by_workers
         self._reader = self._tried(lambda: self._begun(choices, rows, longest_s))
         self._loader = None
-        if self._reader is not None:
-            self._read = self._by_workers
         return self._batch(index)
 
     def _by_workers(self) -> Any:
-        try:
-            return self._batch(self._next_index())
-        except BaseException:  # the end, or a signal's: which batch is next can't be known
-            self._end()
-            raise
+        return self._batch(self._next_index())
 
     def _batch(self, index: Any) -> Any:
         """Return the batch of a choice, read by a worker if that can be."""
@@ -195,17 +191,19 @@ class LentIterator(_SingleProcessDataLoaderIter):
                 self._applied()
                 return batch[0]
             if isinstance(batch, Unread):
-                self._stop(f"a worker couldn't: {batch.why}")
+                self._stop_workers(f"a worker couldn't: {batch.why}")
         self._held.append(index)
         return self._here()
 
     def _is_next(self, index: Any) -> bool:
         if os.getpid() != self._pid:
-            self._stop("it is read in a forked process, too")
+            self._stop_workers("it is read in a forked process, too")
         elif self._ahead and _is_same(self._ahead.popleft(), index):
             return True
         else:
-            self._stop("its sampler, or the generator of that, was used or changed within an epoch")
+            self._stop_workers(
+                "its sampler, or the generator of that, was used or changed within an epoch"
+            )
         return False
 
     def _loaded(self, batch: bytes) -> tuple[Any]:
@@ -224,12 +222,15 @@ class LentIterator(_SingleProcessDataLoaderIter):
         except Exception as error:
             if not whatever and not _is_of_workers(error):
                 raise
-            self._stop(Unread.of(error).why)
+            self._stop_workers(Unread.of(error).why)
             return None
 
-    def _stop(self, why: str) -> None:
+    def _stop_workers(self, why: str) -> None:
+        self._stop(f"from here on the script's process reads it itself: {why}", failed=True)
+
+    def _stop(self, why: str, *, failed: bool) -> None:
         self._end()
-        self._left(f"from here on the script's process reads it itself: {why}", failed=True)
+        self._left(why, failed=failed)
 
     def _end(self) -> None:
         """End the workers at once, whatever they read."""
