@@ -8,7 +8,15 @@ import gc
 import sys
 import sysconfig
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import (
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    MappingView,
+    MutableMapping,
+    Sequence,
+)
 from dataclasses import is_dataclass
 from itertools import islice
 from operator import setitem
@@ -19,6 +27,7 @@ from types import (
     FrameType,
     FunctionType,
     GeneratorType,
+    MappingProxyType,
     MethodType,
     ModuleType,
     SimpleNamespace,
@@ -36,6 +45,9 @@ from fasttrain.shim.process.callsite import is_shim_code
 
 LONG = 1_000  # of a longer container only the end is searched
 _INSTALLED = tuple({sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib")})
+# Those of C's own hold what they go through: a list, a dictionary, other iterators.
+_WAYS_TO_ITEMS = (Iterator, MappingView, MappingProxyType)
+_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class that a class statement has made
 # Types whose objects are not searched
 CLOSED = (Tensor, ModuleType, CodeType, FrameType, BuiltinFunctionType, str, bytes, int, float)
 Put = Callable[[Any], None]
@@ -96,14 +108,27 @@ def _of_function(function: FunctionType) -> list[Child]:
     return [*found, (function.__globals__, None)] if scripts else found
 
 
+def more_children_of(holder: Any, kind: type) -> list[Child]:
+    """Return what `children_of` leaves out: what iterators go through, a container's attributes."""
+    if issubclass(kind, dict | list | deque | tuple | set | frozenset):
+        return _own(holder) if kind.__flags__ & _HEAP_TYPE else []
+    if not kind.__flags__ & _HEAP_TYPE and issubclass(kind, _WAYS_TO_ITEMS):
+        return [(value, None) for value in gc.get_referents(holder)]
+    return []
+
+
 def _inside(holder: Any) -> list[Child]:
     """Return the attributes of an object, and its class."""
+    return [*_own(holder), (type(holder), None)]
+
+
+def _own(holder: Any) -> list[Child]:
     try:
         found: list[Child] = [(object.__getattribute__(holder, "__dict__"), None)]
     except AttributeError:
         found = []
     slots = [name for kind in type(holder).__mro__ for name in _slots(kind)]
-    return [*found, *_attributes(holder, slots), (type(holder), None)]
+    return [*found, *_attributes(holder, slots)]
 
 
 def _slots(kind: type) -> list[str]:
@@ -246,6 +271,8 @@ def _map_mapping(value: Mapping[Any, Any], change: Change) -> Any:
     if not isinstance(value, MutableMapping):
         return value  # a read-only one: what its constructor takes is unknown
     result: Any = copy.copy(value)
+    if getattr(value, "__dict__", None) is value:  # its items are its attributes
+        result.__dict__ = result
     for key, item in items.items():
         result[key] = item
     return result

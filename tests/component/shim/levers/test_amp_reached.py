@@ -199,6 +199,98 @@ def test_a_repeated_call_leaves_its_features_once(amp: Any) -> None:
     assert model.memory[0].dtype is torch.float32
 
 
+class Items(dict[str, Any]):
+    """Has its items as attributes, too."""
+
+    def __init__(self, **items: Any) -> None:
+        super().__init__(**items)
+        self.__dict__ = self
+
+
+def record(**attributes: Any) -> Record:
+    made = Record()
+    vars(made).update(attributes)
+    return made
+
+
+def slotted(h: Tensor) -> Slotted:
+    made = Slotted()
+    made.h = h
+    return made
+
+
+# What a call returns, and how the script gets at the tensor in it.
+RETURNED: dict[str, tuple[Any, Any]] = {
+    "an object": (lambda h: record(h=h), lambda out: out.h),
+    "an object without a dictionary": (slotted, lambda out: out.h),
+    "an object in a list": (lambda h: [record(h=h)], lambda out: out[0].h),
+    "an object in an object": (lambda h: record(r=record(h=h)), lambda out: out.r.h),
+    "a tuple in an object": (lambda h: record(h=(1, (h, h))), lambda out: out.h[1][1]),
+    "a dictionary in an object": (lambda h: record(h=({"h": h},)), lambda out: out.h[0]["h"]),
+    "items that are attributes": (lambda h: Items(h=h), lambda out: out.h),
+    "a function": (lambda h: lambda: h, lambda out: out()),
+    "an iterator": (lambda h: iter([h]), next),
+    "a view": (lambda h: {"h": h}.values(), lambda out: next(iter(out))),
+}
+FIXED: dict[str, tuple[Any, Any]] = {
+    "a set": (lambda h: {h}, lambda out: out.pop()),
+    "an iterator of a tuple": (lambda h: iter((h,)), next),
+    "many objects": (lambda h: [record(h=h) for _ in range(1001)], lambda out: out[0].h),
+}
+
+
+class Returning(nn.Module):
+    def __init__(self, make: Any) -> None:
+        super().__init__()
+        self.layer, self.make = nn.Linear(2, 2), make
+
+    def forward(self, x: Tensor) -> Any:
+        return self.make(self.layer(x))
+
+
+@pytest.mark.parametrize("kind", RETURNED)
+def test_objects_that_are_returned_hold_fp32(amp: Any, kind: str) -> None:
+    make, get = RETURNED[kind]
+    model = Returning(make)
+    for call in range(2 * CALLS):
+        with torch.set_grad_enabled(call > 1):
+            h = get(model(X))
+        assert h.dtype is torch.float32
+        assert torch.equal(h, h.bfloat16())
+    assert (amp().counts, amp().missed) == ({"forwards": 2 * CALLS}, ())
+
+
+@pytest.mark.parametrize("kind", FIXED)
+def test_what_cannot_be_cast_is_computed_again(amp: Any, kind: str) -> None:
+    make, get = FIXED[kind]
+    model = Returning(make)
+    for _ in range(2):
+        h = get(model(X))
+        assert torch.equal(h, nn.functional.linear(X, model.layer.weight, model.layer.bias))
+    assert amp().state is State.SKIPPED
+    assert len(amp().missed) == 1
+
+
+def test_items_that_are_attributes_stay_so(amp: Any) -> None:
+    out = Returning(lambda h: Items(h=h))(X)
+    out.h = 3
+    assert out["h"] == 3
+
+
+def test_the_scripts_own_low_tensors_in_what_it_gets_back_stay_low(amp: Any) -> None:
+    class Filling(Returning):
+        def forward(self, given: Any) -> Any:
+            given.h = self.layer(given.x)
+            return given
+
+    own = X.bfloat16()
+    given = record(x=X, own=own, pair=(own,))
+    for _ in range(CALLS):
+        assert Filling(None)(given) is given
+        assert given.h.dtype is torch.float32
+        assert given.own is given.pair[0] is own
+
+
 class Hostile:
     """Says that it is something else, and fails when it is asked for anything."""
 

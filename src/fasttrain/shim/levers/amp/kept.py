@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, suppress
-from types import NoneType
+from types import FunctionType, NoneType
 from typing import Any
 
 import torch
@@ -15,7 +15,14 @@ from torch.nn import Module
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from fasttrain.shim.hooks import patching
-from fasttrain.shim.hooks.containers import CLOSED, Put, children_of, map_tensors
+from fasttrain.shim.hooks.containers import (
+    CLOSED,
+    LONG,
+    Put,
+    children_of,
+    map_tensors,
+    more_children_of,
+)
 from fasttrain.shim.hooks.dynamo import pass_over
 from fasttrain.shim.hooks.gradients import lift
 from fasttrain.shim.hooks.seams import Reading
@@ -29,12 +36,20 @@ from fasttrain.shim.levers.amp.repeat import CONTAINERS, Backup
 # hold. Tensors that the call has left there are cast to fp32, and the root runs in the script's
 # own precision from then on, because a search after each call would cost too much.
 #
+# Objects that a call returns are few. They are searched after each call, without classes, modules
+# and globals, and the root goes on in low precision. Only if a tensor can't be replaced there, such
+# as in a set, the call is repeated in fp32.
+#
 # Tensors that only the autograd graph holds, such as a checkpoint's, can't be found, and stay in
 # low precision.
 
 
 MOST_IN_A_SEARCH = 20_000  # objects; 0.5 us each
 MOST_IN_ALL = 400_000
+MOST_IN_AN_OUTPUT = 2_000
+MOST_DEEP = 8
+RETURNS_MUCH = "it returns more objects than are searched for tensors"
+RETURNS_FIXED = "it returns tensors where they can't be replaced"
 
 
 class Reach:
@@ -51,42 +66,155 @@ class Reach:
 
     def note(self, *starts: Any) -> None:
         """Note the low-precision tensors that are there before a call: they stay as they are."""
-        for tensor, _ in self._search(starts):
-            self._scripts[tensor] = True
+        self._note(self._search_all(starts))
 
     def lift(self, *starts: Any) -> str:
         """Cast the tensors that the call has left; return what holds the last one, or empty."""
-        where = ""
-        for tensor, put in self._search(starts):
-            if tensor not in self._scripts:
-                holder = getattr(put, "args", ("a tuple",))[0]
-                where = holder if isinstance(holder, str) else f"a {type(holder).__name__}"
-                if put is not None:
-                    _put(put, lift(tensor))
-        return where
+        search = self._search_all(starts)
+        places = [put for tensor, put in search.found if self._is_left(tensor)]
+        self._cast(search, lift)
+        return _holder_in(places[-1]) if places else ""
 
-    def _search(self, starts: Iterable[Any]) -> list[tuple[Tensor, Put | None]]:
-        found: list[tuple[Tensor, Put | None]] = []
+    def note_given(self, *given: Any) -> None:
+        """Note the low-precision tensors in what a call is handed, which it may return."""
+        if not _is_plain(given, self._dtype):
+            self._note(_Search(given, self._dtype, MOST_IN_AN_OUTPUT, within=True))
+
+    def lift_output(self, output: Any, lift: Callable[[Tensor], Tensor]) -> str:
+        """Cast the tensors in objects of any class that a call returns.
+
+        Returns:
+            Why there may be low-precision tensors in it that are not cast; empty if there are none.
+        """
+        if _is_plain(output, self._dtype):
+            return ""
+        search = self._search_output(output)
+        if not search.found:
+            return "" if search.whole else RETURNS_MUCH
+        self._cast(search, lift)
+        search = self._search_output(output)
+        places = [put for tensor, put in search.found if self._is_left(tensor)]
+        if places:
+            return f"{RETURNS_FIXED}, in {_holder_in(places[-1])}"
+        return "" if search.whole else RETURNS_MUCH
+
+    def _search_output(self, output: Any) -> _Search:
+        return _Search(((output,),), self._dtype, MOST_IN_AN_OUTPUT, within=True)
+
+    def _search_all(self, starts: Iterable[Any]) -> _Search:
+        search = _Search(starts, self._dtype, min(MOST_IN_A_SEARCH, self._left))
+        self._left -= search.looked
+        return search
+
+    def _note(self, search: _Search) -> None:
+        for tensor, _ in search.found:
+            self._scripts[tensor] = True
+
+    def _is_left(self, tensor: Tensor) -> bool:
+        return tensor.dtype is self._dtype and tensor not in self._scripts
+
+    def _cast(self, search: _Search, lift: Callable[[Tensor], Tensor]) -> None:
+        def change(tensor: Tensor) -> Tensor:
+            return lift(tensor) if self._is_left(tensor) else tensor
+
+        for tensor, put in search.found:
+            if put is not None and self._is_left(tensor):
+                _put(put, change(tensor))
+        if any(put is None for _, put in search.found):
+            for items, put in search.tuples:
+                if any(map(self._is_left, _tensors_of(items))):
+                    _put(put, map_tensors(items, change))
+
+
+class _Search:
+    """Looks through objects, those first that are the fewest steps away.
+
+    Args:
+        starts: Where it begins.
+        dtype: The precision that is looked for.
+        most: How many objects it comes upon before it ends.
+        within: Whether to leave out what objects share with others: classes, modules and globals.
+
+    Attributes:
+        found: The tensors of that precision, each with what replaces it in its holder, or None.
+        tuples: The tuples in which nothing can be replaced, but which can be themselves.
+        looked: How many objects it has looked into.
+        whole: Whether it came to an end.
+    """
+
+    def __init__(
+        self, starts: Iterable[Any], dtype: torch.dtype, most: int, *, within: bool = False
+    ) -> None:
+        self.found: list[tuple[Tensor, Put | None]] = []
+        self.tuples: list[tuple[tuple[Any, ...], Put]] = []
+        self.looked = 0
+        cut = False
         pending: deque[Any] = deque(starts)
         seen: set[int] = set()
         kept: list[Any] = []  # references, so that no id is used twice
-        while pending and len(seen) < MOST_IN_A_SEARCH and self._left > 0:
-            self._left -= 1
+        while pending and len(seen) < most:
+            self.looked += 1
             holder = pending.popleft()
             try:
                 children = children_of(holder, type(holder))
+                if within:
+                    children = [*children, *more_children_of(holder, type(holder))]
             except Exception:  # noqa: BLE001, S112 - other threads, and classes of any kind
                 continue
             for child, put in children:
                 kind = type(child)  # not its __class__, which a proxy may fake
                 if issubclass(kind, Tensor):
-                    if child.dtype is self._dtype:
-                        found.append((child, put))
+                    if child.dtype is dtype:
+                        self.found.append((child, put))
                 elif id(child) not in seen and not issubclass(kind, CLOSED):
                     seen.add(id(child))
                     kept.append(child)
+                    if within and _is_shared(child, kind, holder):
+                        continue
                     pending.append(child)
-        return found
+                    if put is not None and issubclass(kind, tuple):
+                        self.tuples.append((child, put))
+            cut = cut or (within and _is_cut(holder, dtype))
+        self.whole = not pending and not cut
+
+
+def _is_plain(value: Any, dtype: torch.dtype, deep: int = MOST_DEEP) -> bool:
+    """True if a value surely holds no tensor of ``dtype``; takes 0.5 us a tensor."""
+    kind = type(value)
+    if kind is Tensor:
+        return value.dtype is not dtype
+    if kind in (tuple, list, dict) and deep:
+        items = value.values() if kind is dict else value
+        return all(_is_plain(item, dtype, deep - 1) for item in items)
+    return kind in (NoneType, bool, int, float, str)
+
+
+def _holder_in(put: Put | None) -> str:
+    """Return the kind of object in which a search has found a tensor."""
+    holder = getattr(put, "args", ("a tuple or a set",))[0]
+    return holder if isinstance(holder, str) else f"a {type(holder).__name__}"
+
+
+def _is_cut(holder: Any, dtype: torch.dtype) -> bool:
+    """True if only the end of a container is searched, and more than that may hold tensors."""
+    kind = type(holder)
+    if not issubclass(kind, (tuple, list, dict, deque, set, frozenset)) or len(holder) <= LONG:
+        return False
+    items = list(dict.values(holder) if issubclass(kind, dict) else holder)
+    return not all(_is_plain(item, dtype) for item in items)
+
+
+def _is_shared(child: Any, kind: type, holder: Any) -> bool:
+    of_function = type(holder) is FunctionType and child is holder.__globals__
+    return of_function or issubclass(kind, type | Module)
+
+
+def _tensors_of(items: tuple[Any, ...]) -> Iterator[Tensor]:
+    for item in items:
+        if isinstance(item, Tensor):
+            yield item
+        elif isinstance(item, tuple):
+            yield from _tensors_of(item)
 
 
 def _put(put: Put, value: Any) -> None:

@@ -128,6 +128,7 @@ class AmpLever:
         searched = root.precision.backup.watched and torch.is_grad_enabled()
         if searched:
             self._reach.note(args, kwargs, root.ref())
+        self._reach.note_given(args, kwargs)
         try:
             output = self._lowered_or_repeated(root, device, call, args, kwargs)
             if searched and (where := self._reach.lift(args, kwargs, root.ref())):
@@ -151,34 +152,28 @@ class AmpLever:
     ) -> Any:
         side = root.precision
         try:
-            return self._lowered(root, device, call, args, kwargs)
+            output = self._lowered(device, call, args, kwargs)
+            why = self._reach.lift_output(output, self._bce.to_float32)
+            if not why or not side.backup.holds_all():
+                self._finish(root, why)
+                return output
+            del output
         except Exception as error:
             if not (may_explain(error, self._dtype) and side.backup.holds_all()):
                 raise
-            failure = one_line(error)
+            why = f"failed in {_name(self._dtype)} and not in fp32: {one_line(error)}"
+        finally:
+            self._bce.forget()
         # Not in the except block: an error of the repeat is the script's own and must not be
         # chained to this one, and the tensors of the failed call are freed by now.
         side.backup.put_back()
         root.lowered_on = None
         output = call(*args, **kwargs)
-        self._leave_for_good(root, f"failed in {_name(self._dtype)} and not in fp32: {failure}")
+        self._leave_for_good(root, why)
         return output
 
-    def _explain(self, error: BaseException) -> None:
-        """Add a note to the error that ends the script, if precision may have caused it."""
-        if self.recorder.live and self._functions.lowered_on and names_types(error, self._dtype):
-            error.add_note(f"fasttrain ran the model in {_name(self._dtype)}: try --amp off")
-
-    def _lowered(
-        self, root: Root, device: str, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        region = self._functions.region
-        with self._autocast(device):
-            region.device = self._functions.lowered_on = device
-            try:
-                output = call(*args, **kwargs)
-            finally:
-                region.device = ""
+    def _finish(self, root: Root, why: str) -> None:
+        """Cast what a call in low precision has left, and record it."""
         root.precision.kept.lift()
         cached: dict[Any, Any] = torch.nn.utils.parametrize._cache
         for key in [k for k, t in cached.items() if getattr(t, "dtype", None) is self._dtype]:
@@ -190,9 +185,25 @@ class AmpLever:
         else:
             # The script's own autocast was found during this call.
             self.recorder.note(f"this call of {root.name} had begun in {self._dtype}")
-        output = to_float32(output, self._dtype, self._bce.to_float32)
-        self._bce.forget()
-        return output
+        if why:
+            self._leave_for_good(root, why)
+
+    def _explain(self, error: BaseException) -> None:
+        """Add a note to the error that ends the script, if precision may have caused it."""
+        if self.recorder.live and self._functions.lowered_on and names_types(error, self._dtype):
+            error.add_note(f"fasttrain ran the model in {_name(self._dtype)}: try --amp off")
+
+    def _lowered(
+        self, device: str, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        region = self._functions.region
+        with self._autocast(device):
+            region.device = self._functions.lowered_on = device
+            try:
+                output = call(*args, **kwargs)
+            finally:
+                region.device = ""
+        return to_float32(output, self._dtype, self._bce.to_float32)
 
     @contextmanager
     def _autocast(self, device: str) -> Iterator[None]:
