@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
 
 from fasttrain.shim.levers.amp.script_hooks import CustomFunctions
 
@@ -150,6 +151,64 @@ def test_a_model_is_copied_and_saved_with_the_hooks_that_it_was_given(amp: Any) 
     assert KEPT == []
     (hook,) = pickle.loads(pickle.dumps(copied))[1]._forward_hooks.values()
     assert hook is keep
+
+
+class Halve(prune.BasePruningMethod):
+    """A pruning method of the script's."""
+
+    PRUNING_TYPE = "unstructured"
+
+    def compute_mask(self, t: Any, default_mask: Any) -> Any:
+        mask = default_mask.clone()
+        mask.view(-1)[::2] = 0
+        return mask
+
+
+def test_pruning_finds_its_own_methods(amp: Any) -> None:
+    model = network()
+    for _ in range(2):
+        Halve.apply(model[0], "weight")
+    assert prune.is_pruned(model)
+    model(X)
+    assert amp().counts == {"forwards": 1}
+    prune.remove(model[0], "weight")
+    assert not prune.is_pruned(model)
+    assert (model[0].weight == 0).sum() == 12
+
+
+def add_one(self: Any, inputs: tuple[torch.Tensor], output: torch.Tensor) -> torch.Tensor:
+    return output + 1
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+def test_torch_jit_script_reads_the_scripts_hooks(amp: Any) -> None:
+    model = nn.Sequential(nn.Linear(4, 4))
+    expected = model[0](X)
+    model[0].register_forward_hook(add_one)
+    before = list(model[0]._forward_hooks.values())
+    scripted = torch.jit.script(model)
+    assert close(scripted(X), expected + 1)
+    assert all(a is b for a, b in zip(before, model[0]._forward_hooks.values(), strict=True))
+
+
+class Counting:
+    calls = 0
+
+    def __call__(self, *_: Any) -> None:
+        self.calls += 1
+
+
+def test_a_script_finds_its_hooks_by_class_equality_and_attributes(amp: Any) -> None:
+    model, counting = network(), Counting()
+    model[0].register_forward_hook(counting)
+    model[0].register_forward_hook(keep)
+    model(X)
+    first, second = model[0]._forward_hooks.values()
+    assert isinstance(first, Counting)
+    assert (first.calls, second.__name__) == (1, "keep")
+    assert keep in model[0]._forward_hooks.values()
+    assert {first, second} == {counting, keep}
+    assert isinstance(copy.deepcopy(model)[0]._forward_hooks.popitem(last=False)[1], Counting)
 
 
 def test_an_output_that_a_hook_returns_is_the_modules(amp: Any) -> None:

@@ -15,6 +15,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
+from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -171,11 +172,14 @@ class Hooks:
         for name, place in PLACES.items():
             make = functools.partial(self._watched, place)
             patching.wrap(Module, name, make, undo, Hooking.AMP)
+        scripting: Any = torch.jit._recursive
+        if hasattr(scripting, "get_hook_stubs"):
+            patching.wrap(scripting, "get_hook_stubs", _of_the_script, undo)
 
     def _watched(self, place: str, original: Any) -> Any:
         @functools.wraps(original)
         def register(module: Module, hook: Hook, *args: Any, **kwargs: Any) -> Any:
-            if not getattr(hook, "__module__", "").startswith("torch."):
+            if not (getattr(hook, "__module__", None) or "").startswith("torch."):
                 hook = Lifting(hook, place, self._dtype, self._region)
             return original(module, hook, *args, **kwargs)
 
@@ -215,8 +219,37 @@ class Hooks:
         )
 
 
+def _of_the_script(original: Any) -> Any:
+    """Have torch.jit.script, which reads the source of a module's hooks, see the script's own."""
+
+    @functools.wraps(original)
+    def get_hook_stubs(module: Module) -> Any:
+        places = [(d, k, h) for d in _hooks_of(module) for k, h in d.items() if type(h) is Lifting]
+        for hooks, key, lifting in places:
+            hooks[key] = lifting._hook
+        try:
+            return original(module)
+        finally:
+            for hooks, key, lifting in places:
+                hooks[key] = lifting
+
+    return get_hook_stubs
+
+
+def _hooks_of(module: Module) -> tuple[dict[int, Any], dict[int, Any]]:
+    return module._forward_hooks, module._forward_pre_hooks
+
+
+# What dynamo would trace as what it seems to be, past the wrapper.
+_TRACED = (FunctionType, MethodType, BuiltinFunctionType, functools.partial, Module)
+
+
 class Lifting:
-    """Wraps a forward hook, which gets fp32 tensors; a pickle of it is the hook itself."""
+    """Wraps a forward hook, which gets fp32 tensors; a pickle of it is the hook itself.
+
+    Who looks through a module's hooks finds the script's by its class, attributes and equality:
+    pruning looks for its methods so.
+    """
 
     def __init__(self, hook: Hook, place: str, dtype: torch.dtype, region: Region) -> None:
         self._hook = hook
@@ -236,6 +269,22 @@ class Lifting:
             return result
         # A pre-hook that takes keyword arguments returns both.
         return lifted if len(shown) == 1 or at else shown
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        hook = vars(self).get("_hook")
+        return Lifting if hook is None or isinstance(hook, _TRACED) else type(hook)
+
+    def __getattr__(self, name: str) -> Any:
+        if "_hook" not in vars(self):  # a copy that is being made
+            raise AttributeError(name)
+        return getattr(self._hook, name)
+
+    def __eq__(self, other: object) -> bool:
+        return bool(self._hook == (other._hook if type(other) is Lifting else other))
+
+    def __hash__(self) -> int:
+        return hash(self._hook)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Lifting:
         return Lifting(copy.deepcopy(self._hook, memo), self._place, self._dtype, self._region)
