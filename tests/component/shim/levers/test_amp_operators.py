@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 
 from fasttrain.shim.levers.amp.operators import OPERATORS
 
@@ -78,3 +79,46 @@ def test_they_can_be_scripted(amp: Any) -> None:
             return torch.addr(x, torch.special.i1(x[0]), x[1])
 
     assert torch.equal(torch.jit.script(Scripted())(X[:4]), Scripted()(X[:4]))
+
+
+class Dual:
+    """Has a rule for each function that it knows, as torch's notes on extending have it."""
+
+    rules: dict[Any, Callable[..., Any]] = {}  # noqa: RUF012
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    @classmethod
+    def __torch_function__(cls, func: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return cls.rules[func](*args, **kwargs or {}) if func in cls.rules else NotImplemented
+
+
+@pytest.mark.parametrize(
+    "name", ["sigmoid", "Tensor.sigmoid", "addr", "special.i1", "sparse.mm", "nn.functional.pdist"]
+)
+def test_rules_for_functions_are_found_by_their_public_names(amp: Any, name: str) -> None:
+    function: Any = torch
+    for part in name.split("."):
+        function = getattr(function, part)
+    Dual.rules = {function: lambda *given: Dual(given)}
+    given = (X, Dual(X)) if name == "sparse.mm" else (Dual(X),)
+    assert function(*given).value == given
+
+
+def test_subclasses_and_modes_see_each_function_once(amp: Any) -> None:
+    class Told(torch.Tensor):
+        pass
+
+    seen = []
+
+    class Mode(TorchFunctionMode):
+        def __torch_function__(self, func: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(func)
+            return func(*args, **kwargs or {})
+
+    assert type(torch.sigmoid(X.as_subclass(Told))) is Told
+    with Mode():
+        found = torch.sigmoid(X)
+    assert seen == [torch.sigmoid]
+    assert torch.equal(found, X.sigmoid())

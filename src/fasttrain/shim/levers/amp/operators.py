@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.amp import autocast
 from torch.nn import functional
+from torch.overrides import handle_torch_function, has_torch_function
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from fasttrain.shim.hooks import patching
@@ -27,6 +28,9 @@ from fasttrain.shim.hooks.dynamo import pass_over
 from fasttrain.shim.hooks.gradients import lift
 from fasttrain.shim.levers.amp.script_hooks import Region
 
+# Each asks for ``__torch_function__`` first, so that handlers get the function that scripts know by
+# its public name, and not the one beneath.
+#
 # Module, name, and the name that torch.jit.script has for the operator.
 OPERATORS: tuple[tuple[Any, str, str], ...] = (
     (torch.sparse, "mm", "_sparse_mm"),
@@ -53,6 +57,8 @@ def run_in_float32(dtype: torch.dtype, region: Region, undo: ExitStack) -> None:
 def _in_float32(original: Any, dtype: torch.dtype, region: Region) -> Any:
     @functools.wraps(original)
     def operator(*args: Any, **kwargs: Any) -> Any:
+        if has_torch_function(given := (*args, *kwargs.values())):
+            return handle_torch_function(operator, given, *args, **kwargs)
         if not region.device:
             return original(*args, **kwargs)
         with autocast(region.device, enabled=False):
@@ -130,6 +136,8 @@ class BinaryCrossEntropy:
     def _watched(self, original: Any) -> Any:
         @functools.wraps(original)
         def sigmoid(input: Any, *args: Any, **kwargs: Any) -> Any:
+            if has_torch_function((input,)):
+                return handle_torch_function(sigmoid, (input,), input, *args, **kwargs)
             output = original(input, *args, **kwargs)
             # Compiled code does not round what leaves the root: see `RootCalls.finish`.
             if (
