@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -235,7 +235,8 @@ def _running(module: Any) -> tuple[tuple[Tensor | None, Tensor | None], float]:
 
 
 _broadcast: Any = torch.broadcast_shapes  # without annotations
-Count = Callable[..., Any]  # returns a mean's divisor: a number, or a tensor with one
+Given = Mapping[str, Any]  # the arguments of a loss by their names
+Count = Callable[[Given], Any]  # returns a mean's divisor: a number, or a tensor with one
 
 
 def install_losses(splits: SplitCalls, undo: ExitStack) -> None:
@@ -266,33 +267,37 @@ def _over_all_ranks(
         own = original(*args, **{**kwargs, "reduction": "sum"})
         if reduction == "sum":
             return total(own, of_loss=True)
-        by = own.new_zeros(()) + count(*args, **{**kwargs, "reduction": reduction})
+        by = own.new_zeros(()) + count(
+            {**dict(zip(("input", "target"), args, strict=False)), **kwargs}
+        )
         whole, by = total(torch.stack([own, by]), of_loss=True).unbind()
         return whole / by
 
     return loss
 
 
-def _elements(first: Tensor, second: Tensor, *_: Any, **__: Any) -> int:
-    return math.prod(_broadcast(first.shape, second.shape))
+def _elements(given: Given) -> int:
+    return math.prod(_broadcast(given["input"].shape, given["target"].shape))
 
 
-def _of_kl(first: Tensor, second: Tensor, *, reduction: str, **_: Any) -> int:
-    return first.size(0) if reduction == "batchmean" else _elements(first, second)
+def _weights(given: Given) -> Any:
+    """Return the sum of the weights: a mean of weighted errors is divided by it."""
+    weight = given.get("weight")
+    return _elements(given) if weight is None else weight.sum()
 
 
-def _of_classes(
-    scores: Tensor,
-    target: Tensor,
-    weight: Tensor | None = None,
-    *,
-    ignore_index: int = -100,
-    **_: Any,
-) -> Any:
+def _of_kl(given: Given) -> int:
+    by_batch = given.get("reduction") == "batchmean"
+    return int(given["input"].size(0)) if by_batch else _elements(given)
+
+
+def _of_classes(given: Given) -> Any:
     """Return the number of targets that aren't ignored, each weighted by its class."""
+    scores, target, weight = given["input"], given["target"], given.get("weight")
     if target.is_floating_point():  # class probabilities
         return scores.numel() / scores.size(1 if scores.dim() > 1 else 0)
-    counts = target != ignore_index
+    target = target.long()  # uint8, which is allowed, would select as a mask
+    counts = target != given.get("ignore_index", -100)
     if weight is None:
         return counts.sum()
     return weight[target.where(counts, 0)].where(counts, 0.0).sum()
@@ -302,10 +307,10 @@ _MEANS: dict[str, Count] = {
     "binary_cross_entropy": _elements,
     "binary_cross_entropy_with_logits": _elements,
     "cross_entropy": _of_classes,
-    "huber_loss": _elements,
+    "huber_loss": _elements,  # whatever its weights
     "kl_div": _of_kl,
-    "l1_loss": _elements,
-    "mse_loss": _elements,
+    "l1_loss": _weights,
+    "mse_loss": _weights,
     "nll_loss": _of_classes,
     "smooth_l1_loss": _elements,
 }
