@@ -13,7 +13,7 @@ import torch
 
 from fasttrain.shim.compile_auto import rule
 from fasttrain.shim.compile_auto.rule import Choice, Prospect
-from fasttrain.shim.hooks.loop import on_batch
+from fasttrain.shim.hooks.loop import known_epoch, on_batch
 from fasttrain.shim.hooks.outcome_recorder import Shared
 from fasttrain.shim.process import entry
 
@@ -131,10 +131,10 @@ class Outlook:
         batches = self._batches - self._first_batch
         if iterator is None or not batches:
             return 0
-        try:
-            left = len(iterator) - iterator._num_yielded
-        except Exception:  # noqa: BLE001 - a sampler of the script's may have no length
+        epoch = known_epoch(iterator)
+        if epoch is None:
             return 0
+        left = epoch.batches - iterator._num_yielded
         return max(0, int(left * min(1.0, (self._meter.steps - 1) / batches)))
 
     def _see_batch(self, iterator: Any, _: Any) -> None:

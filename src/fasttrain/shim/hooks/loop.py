@@ -6,6 +6,7 @@ import sys
 import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import dataclass
 from types import CodeType
 from typing import Any
 
@@ -13,6 +14,14 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 from torch.optim import LBFGS, Optimizer
+from torch.utils.data import (
+    BatchSampler,
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from fasttrain.shim.hooks import patching
@@ -67,6 +76,58 @@ class _Counter:
         data = sys._getframe(1).f_locals.get("data")
         for listen in self.listeners:
             listen(iterator, data)
+
+
+# Knows how long an epoch is, where that can be asked without running code of the script's that
+# torch wouldn't run: a sampler may draw random numbers to count what it yields.
+
+
+_SIZED = (SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler,
+          DistributedSampler, list, tuple, range)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """What a DataLoader reads in one epoch.
+
+    Attributes:
+        samples: How many the sampler yields.
+        batch_size: Samples of a batch, but for the last one; 0 if torch doesn't put them together.
+        batches: How many the loader returns.
+    """
+
+    samples: int
+    batch_size: int
+    batches: int
+
+
+_EPOCHS: weakref.WeakKeyDictionary[Any, Epoch | None] = weakref.WeakKeyDictionary()
+
+
+def known_epoch(iterator: Any) -> Epoch | None:
+    """Return what a DataLoader's iterator reads; None if it isn't known.
+
+    torch's own samplers alone are asked, and once for each iterator: they may ask the script's
+    dataset, as they do when the iterator begins.
+    """
+    if iterator not in _EPOCHS:
+        try:
+            _EPOCHS[iterator] = _epoch(iterator._index_sampler)
+        except Exception:  # noqa: BLE001 - a __len__ of the script's may raise anything
+            _EPOCHS[iterator] = None
+    return _EPOCHS[iterator]
+
+
+def _epoch(sampler: Any) -> Epoch | None:
+    size, batches = 0, type(sampler) is BatchSampler
+    if batches:
+        size, drop_last, sampler = sampler.batch_size, sampler.drop_last, sampler.sampler
+    if type(sampler) not in _SIZED:
+        return None
+    samples = len(sampler)
+    if not batches:
+        return Epoch(samples, 0, samples)
+    return Epoch(samples, size, samples // size if drop_last else -(-samples // size))
 
 
 # Notices when the script calls ``backward()`` on a tensor.

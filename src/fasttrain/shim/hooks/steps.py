@@ -21,13 +21,12 @@ from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
-from torch.utils.data import BatchSampler
 
 from fasttrain.model.outcome import StepStats
 from fasttrain.model.vendors import LIKE_CUDA
 from fasttrain.shim.hooks import patching
 from fasttrain.shim.hooks.device_clock import DeviceClock, Mark, Span, module_of, seconds_between
-from fasttrain.shim.hooks.loop import on_backward, on_batch
+from fasttrain.shim.hooks.loop import known_epoch, on_backward, on_batch
 from fasttrain.shim.hooks.roots import Root
 from fasttrain.shim.hooks.seams import then
 
@@ -227,17 +226,11 @@ def _samples(amount: Amount) -> float:
 
 def _of_loader(iterator: Any, data: Any) -> Amount:
     """Return a batch's size by its sampler if possible: what is collated may have any form."""
-    amount = _amount(data)
-    sampler = getattr(iterator, "_index_sampler", None)
-    size, indices = getattr(sampler, "batch_size", None), getattr(sampler, "sampler", None)
-    if type(sampler) is not BatchSampler or not isinstance(size, int) or indices is None:
-        return amount  # another sampler's batch_size may be in tokens, or an upper bound
-    try:
-        left = len(indices) - (iterator._num_yielded - 1) * size
-    except Exception:  # noqa: BLE001 - the script's own __len__ may raise, and the script may never call it
-        return amount
-    samples = float(min(size, left)) if left > 0 else amount.samples
-    return Amount(samples, amount.tokens)
+    amount, epoch = _amount(data), known_epoch(iterator)
+    if epoch is None or not epoch.batch_size:
+        return amount  # a sampler's own batch_size may be in tokens, or an upper bound
+    left = epoch.samples - (iterator._num_yielded - 1) * epoch.batch_size
+    return Amount(float(min(epoch.batch_size, left)) if left > 0 else amount.samples, amount.tokens)
 
 
 def _amount(data: Any) -> Amount:

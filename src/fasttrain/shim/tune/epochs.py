@@ -13,7 +13,7 @@ import torch
 from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
 from fasttrain.shim.hooks import patching
-from fasttrain.shim.hooks.loop import on_batch
+from fasttrain.shim.hooks.loop import known_epoch, on_batch
 
 MOST_KNOWN_STEPS = 200
 
@@ -34,7 +34,7 @@ class Epochs:
 
     @property
     def steps(self) -> float:
-        """Steps of an epoch; 0 if no loader that knows its length feeds the training."""
+        """Steps of an epoch; 0 if no loader whose length is known feeds the training."""
         return self._length * self._steps / self._batches if self._batches else 0.0
 
     def after_step(self) -> None:
@@ -47,10 +47,8 @@ class Epochs:
     def _see(self, iterator: Any, _: Any) -> None:
         if not torch.is_grad_enabled():
             return
-        try:
-            self._length = len(iterator)
-        except (TypeError, NotImplementedError):  # an IterableDataset may have none
-            self._length = 0
+        epoch = known_epoch(iterator)
+        self._length = epoch.batches if epoch is not None else 0
         self._waiting += 1
 
 
