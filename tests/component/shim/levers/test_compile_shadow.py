@@ -319,6 +319,77 @@ def test_a_script_that_handles_the_end_of_children_hears_of_no_copy(
         signal.signal(signal.SIGCHLD, before)
 
 
+@pytest.mark.parametrize("first", ["signalnum", "handler"])
+def test_a_handler_is_known_by_the_names_of_its_arguments(unseen: Any, first: str) -> None:
+    given = {"signalnum": signal.SIGUSR1, "handler": lambda *_: None}
+    given = {first: given[first], **given}
+    why: list[str] = []
+    unseen(why.append)
+    before = signal.getsignal(signal.SIGUSR1)
+    try:
+        assert signal.signal(**given) is before
+        assert signal.getsignal(signal.SIGUSR1) is given["handler"]
+        assert why == []
+        signal.signal(**given | {"signalnum": signal.SIGCHLD})
+        assert why == [HANDLES]
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+class Odd:
+    """Compares with nothing."""
+
+    __module__ = None  # type: ignore[assignment]
+    __hash__ = None  # type: ignore[assignment]
+
+    def __eq__(self, other: object) -> bool:
+        raise ValueError
+
+    def __call__(self, *_: Any) -> None: ...
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: signal.signal(),  # type: ignore[call-arg]
+        lambda: signal.signal(signal.SIGCHLD),  # type: ignore[call-arg]
+        lambda: signal.signal("no", signal.SIG_DFL),  # type: ignore[arg-type]
+        lambda: signal.signal(Odd(), signal.SIG_DFL),  # type: ignore[arg-type]
+        lambda: signal.signal(signal.SIGUSR2, 7),
+        lambda: signal.signal(signal.SIGCHLD, 7),
+        lambda: os.wait(1),  # type: ignore[call-arg]
+        lambda: os.waitpid(),  # type: ignore[call-arg]
+        lambda: os.waitpid(pid=-1, options=0),  # type: ignore[call-arg]
+        lambda: os.waitpid(Odd(), 0),  # type: ignore[arg-type]
+        lambda: os.wait3(no=0),  # type: ignore[call-arg]
+        lambda: os.wait4(options=0, pid=1),
+        lambda: os.waitid(idtype=os.P_ALL, id=0, options=0),  # type: ignore[call-arg]
+        lambda: os.register_at_fork(),
+        lambda: os.register_at_fork(print),  # type: ignore[call-arg]
+        lambda: os.register_at_fork(before=1),  # type: ignore[arg-type]
+        lambda: os.execv(path="/", argv=["no"]),  # type: ignore[call-arg]
+        lambda: os.execve("/", argv=["no"], env={}),
+    ],
+)
+def test_wrong_arguments_have_the_errors_that_python_has(
+    unseen: Any, call: Callable[[], Any]
+) -> None:
+    def error() -> tuple[type, str]:
+        with pytest.raises((TypeError, ValueError, OSError)) as raised:
+            call()
+        return raised.type, str(raised.value)
+
+    plain = error()
+    unseen(lambda _: None)
+    assert error() == plain
+
+
+def test_a_handler_may_be_any_object(unseen: Any) -> None:
+    watch = unseen(lambda _: None)
+    signal.signal(signal.SIGCHLD, Odd())
+    assert watch.why_not() == HANDLES
+
+
 @pytest.mark.parametrize("own", [False, True], ids=["", "and the script's own"])
 def test_the_handler_of_loaders_does_not_count_but_what_it_calls_does(
     begin: Any, unseen: Any, own: bool

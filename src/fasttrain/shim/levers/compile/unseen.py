@@ -12,7 +12,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 from fasttrain.shim.hooks import patching
@@ -26,12 +26,19 @@ ENDED = "the script has ended"
 # handler asks for the workers of DataLoaders alone, and calls the one that was there before.
 _OF_LOADERS = "torch.utils.data._utils.signal_handling"
 _OF_FASTTRAIN = "fasttrain."  # holds signals during a trial of a call, and puts each handler back
-_ANY: dict[str, Callable[..., bool]] = {  # what waits for any child, and with which arguments
-    "wait": lambda *_: True,
-    "wait3": lambda *_: True,
+
+
+def _always(*_: Any, **__: Any) -> bool:
+    return True
+
+
+# What waits for any child, and with which arguments, by the names that Python has for them.
+_ANY: dict[str, Callable[..., bool]] = {
+    "wait": _always,
+    "wait3": _always,
     "waitpid": lambda pid, *_: pid in (-1, 0),
-    "wait4": lambda pid, *_: pid in (-1, 0),
-    "waitid": lambda kind, *_: kind != os.P_PID,
+    "wait4": lambda pid, *_, **__: pid in (-1, 0),
+    "waitid": lambda idtype, *_: idtype != os.P_PID,
 }
 _FORKING = threading.local()
 
@@ -64,7 +71,7 @@ class Unseen:
             if hasattr(os, name):
                 patching.wrap(os, name, functools.partial(self._before, waits, WAITS), undo)
         for name in ("execv", "execve"):  # which the other functions call
-            replaced = functools.partial(self._before, lambda *_: True, REPLACED)
+            replaced = functools.partial(self._before, _always, REPLACED)
             patching.wrap(os, name, replaced, undo)
         patching.wrap(signal, "signal", functools.partial(self._before, _handles, HANDLES), undo)
         ends: list[list[Callable[..., None]]] = [refusal.at_clean_end, refusal.at_failure]
@@ -91,25 +98,29 @@ class Unseen:
     ) -> Callable[..., Any]:
         @functools.wraps(original)
         def call(*args: Any, **kwargs: Any) -> Any:
-            if concerns(*(args or (*kwargs.values(), None))):
+            concerned = False
+            with suppress(Exception):  # Python's function raises its own for such arguments
+                concerned = concerns(*args, **kwargs)
+            if concerned:
                 self._give_up(why)
             return original(*args, **kwargs)
 
         return call
 
 
-def _handles(number: Any, handler: Any = None) -> bool:
+def _handles(signalnum: Any, handler: Any) -> bool:
     """True if a handler of a signal, which isn't in place yet or is, hears of a copy's end."""
-    if number != signal.SIGCHLD:
+    if signalnum != signal.SIGCHLD:
         return False
     if _is_of_others(handler):
-        handler = signal.getsignal(number)
-    return handler not in (signal.SIG_DFL, signal.SIG_IGN) and not _is_of_others(handler)
+        handler = signal.getsignal(signalnum)
+    # None is one that isn't Python's.
+    return (handler is None or callable(handler)) and not _is_of_others(handler)
 
 
 def _is_of_others(handler: Any) -> bool:
     """True if a handler isn't the script's, and leaves the end of a copy alone."""
-    module = getattr(handler, "__module__", None) or ""
+    module = str(getattr(handler, "__module__", ""))
     return module == _OF_LOADERS or module.startswith(_OF_FASTTRAIN)
 
 
