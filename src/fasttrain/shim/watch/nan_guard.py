@@ -77,7 +77,7 @@ class FiniteRing:
             tensor: Of floating-point numbers.
 
         Returns:
-            False if the tensor has no numbers that can be read now, such as a FakeTensor.
+            False if it has no numbers that can be read now, as a FakeTensor, or one on meta.
         """
         if type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__:
             return False
@@ -148,8 +148,8 @@ def local(tensor: Tensor) -> Tensor:
 
 
 def _can_be_written(tensor: Tensor) -> bool:
-    """True if a kernel may run on the tensor's device now: no CUDA graph is being captured."""
-    return not (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
+    """True if a kernel can run on the tensor's device now: it has memory, and captures no graph."""
+    return not tensor.is_meta and not (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
 class LossWatch:
@@ -183,7 +183,7 @@ class LossWatch:
     def _see(self, loss: Tensor, code: CodeType, instruction: int) -> None:
         if loss.numel() != 1 or not loss.is_floating_point():
             return
-        if loss.layout is not torch.strided or loss.is_meta:
+        if loss.layout is not torch.strided:
             return
         # Per instruction, because one of several losses may be NaN while the others are not.
         seen = self._rings.get((code, instruction))

@@ -67,6 +67,16 @@ def test_warned_once(undo: ExitStack, capsys: pytest.CaptureFixture[str]) -> Non
     assert capsys.readouterr().err.count("fasttrain: warning: ") == 1
 
 
+def test_a_dry_run_has_no_numbers(undo: ExitStack) -> None:
+    with torch.device("meta"):
+        loop = Loop("stop", undo)
+        for _ in range(SLOTS + 1):
+            loop.model.second(loop.model.first(torch.ones(2, 3))).sum().backward()
+            loop.sgd.step()
+    loop.guard.read()
+    assert loop.guard.warnings == []
+
+
 def test_warned_in_the_middle_of_a_step(undo: ExitStack) -> None:
     loop = Loop("warn", undo)
     loop.step(*[NAN] * 2 * SLOTS)
