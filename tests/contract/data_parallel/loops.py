@@ -197,4 +197,22 @@ def identity():
     return model, average, optimizer.state_dict()
 
 
+def dry_run():
+    with torch.device("meta"):
+        model = mlp()
+        model(torch.ones(8, 6)).sum().backward()
+        sgd(model.parameters()).step()
+    model.to_empty(device="cpu")
+    for parameter in model.parameters():
+        nn.init.constant_(parameter, 0.1)
+    optimizer = sgd(model.parameters())
+    for x, y in loader:
+        optimizer.zero_grad()
+        loss = functional.mse_loss(model(x), y)
+        loss.backward()
+        optimizer.step()
+        print(f"loss {loss.item():.9g}")
+    return model.state_dict()
+
+
 torch.save(globals()[sys.argv[1]](), "model.pt")

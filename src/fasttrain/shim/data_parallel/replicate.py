@@ -17,8 +17,8 @@ from contextlib import ExitStack
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 from torch import distributed as dist
-from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -145,8 +145,10 @@ class Replicate:
         """Broadcast a root's parameters and buffers before its first call."""
         if not self.recorder.live:
             return
-        if self._must_run_whole() or any(map(is_lazy, parameters_of(module))):
+        if self._must_run_whole() or any(map(_has_no_numbers, parameters_of(module))):
             self._unmet.add(module)
+            if any(p.is_meta for p in parameters_of(module)):
+                self.recorder.pass_over(root.name, "it is on the meta device: a dry run")
             return
         self._ranks.join()
         self._same_line.check(f"call {root.name} for the first time")
@@ -170,8 +172,8 @@ class Replicate:
         if not self.recorder.live or self._must_run_whole():
             return call
         if self._unmet and module in self._unmet:
-            if any(map(is_lazy, parameters_of(module))):
-                return call  # this call creates its parameters, the same on all ranks
+            if any(map(_has_no_numbers, parameters_of(module))):
+                return call  # it creates its parameters, the same on all ranks, or is a dry run
             self._unmet.discard(module)
             self._meet(root, module)
         trains = torch.is_grad_enabled() and (
@@ -298,3 +300,8 @@ def _done_by(act: Callable[..., Any]) -> patching.Make:
 @functools.cache
 def _is_torchs(path: str) -> bool:
     return path.startswith((*own_prefixes(), "<frozen"))
+
+
+def _has_no_numbers(parameter: Tensor) -> bool:
+    """True if a parameter isn't made yet: a lazy module's before its first call, or one on meta."""
+    return bool(is_lazy(parameter)) or parameter.is_meta
