@@ -348,7 +348,7 @@ class StepMeter:
             return  # dynamo traces a compiled step once; its later runs don't come here
         self._by_passes = False
         if not self.device:
-            held = (p.device for group in optimizer.param_groups for p in group["params"])
+            held = (p for group in optimizer.param_groups for p in group["params"])
             self._follow(next(held, None))
         now = self._clock.mark()
         self.throughput.optimizer_step(now)
@@ -368,17 +368,18 @@ class StepMeter:
             or self._made.get(optimizer, 0) >= self.steps
         )
 
-    def _follow(self, device: torch.device | None) -> None:
-        if device is not None:
-            self.device = str(device)
-            self._clock.follow(device)
+    def _follow(self, tensor: Tensor | None) -> None:
+        if tensor is not None:
+            with torch._C.DisableTorchFunction():  # the script's would see it
+                self.device = str(tensor.device)
+                self._clock.follow(tensor.device)
 
     def _before_pass(self, loss: Tensor, *_: Any) -> None:
         if not self._by_passes:
             self.throughput.backward()
             return
         if not self.device:
-            self._follow(loss.device)
+            self._follow(loss)
         now = self._clock.mark()
         self.throughput.optimizer_step(now)
         if self.steps:
@@ -446,7 +447,8 @@ def peak_memory_bytes(device: str) -> int:
     Args:
         device: Such as ``cuda:1``, whichever is the current one; the current one if empty.
     """
-    of = torch.device(device) if device else None
+    with torch._C.DisableTorchFunction():  # a mode of the script's would see it
+        of = torch.device(device) if device else None
     modules: list[Any] = [getattr(torch, name, None) for name in LIKE_CUDA]
     for module in modules if of is None else [module_of(of)]:
         if hasattr(module, "max_memory_allocated") and _in_use(module):

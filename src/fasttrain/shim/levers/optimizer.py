@@ -143,11 +143,12 @@ class OptimizerLever:
 
     def _may_fuse(self, optimizer: Optimizer, known: _Known) -> bool:
         """True if a step can be fused, judged again whenever parameters are of another kind."""
-        strides = _all_strides(optimizer)
-        kinds = [(p.dtype, type(p)) for p in _parameters(optimizer)]
-        if strides != known.strides or kinds != known.kinds:
-            known.strides, known.kinds = strides, kinds
-            self._judge(optimizer, known)
+        with torch._C.DisableTorchFunction():  # the script's would see what is asked for
+            strides = _all_strides(optimizer)
+            kinds = [(p.dtype, type(p)) for p in _parameters(optimizer)]
+            if strides != known.strides or kinds != known.kinds:
+                known.strides, known.kinds = strides, kinds
+                self._judge(optimizer, known)
         return known.fuse
 
     def _fuse_after_closure(self, optimizer: Optimizer, known: _Known) -> None:
@@ -159,7 +160,8 @@ class OptimizerLever:
         """Switch the kernel on for this step, in the groups whose gradients it can take."""
         strides = iter(known.strides or ())
         for group in optimizer.param_groups:
-            reason = _unfusible_gradients(optimizer, group, strides)
+            with torch._C.DisableTorchFunction():
+                reason = _unfusible_gradients(optimizer, group, strides)
             if reason:
                 self._leave_step(optimizer, known, reason)
                 continue

@@ -77,10 +77,13 @@ class FiniteRing:
             tensor: Of floating-point numbers.
 
         Returns:
-            False if it has no numbers that can be read now, as a FakeTensor, or one on meta.
+            False if it has no numbers that can be read now, as a FakeTensor, one on meta, or in a
+            dispatch mode.
         """
         if type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__:
             return False
+        if torch._C._len_torch_dispatch_stack():
+            return False  # a mode of the script's would see the sum
         if tensor.is_cpu:
             self._values = None
             total = tensor if tensor.dim() == 0 else tensor.sum(dtype=torch.float32)
@@ -181,6 +184,10 @@ class LossWatch:
                 yield f"the loss at {where} is inf or NaN since step {ring.since}"
 
     def _see(self, loss: Tensor, code: CodeType, instruction: int) -> None:
+        with torch._C.DisableTorchFunction():  # the script's would see what is asked for
+            self._note(loss, code, instruction)
+
+    def _note(self, loss: Tensor, code: CodeType, instruction: int) -> None:
         if loss.numel() != 1 or not loss.is_floating_point():
             return
         if loss.layout is not torch.strided:
@@ -263,6 +270,10 @@ class NanGuard:
     def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
         if self.warnings or torch.compiler.is_compiling():
             return  # one finding is enough
+        with torch._C.DisableTorchFunction():  # the script's would see what is asked for
+            self._take(optimizer)
+
+    def _take(self, optimizer: Optimizer) -> None:
         self._losses.step()
         gradients = self._gradients.get(optimizer)
         if gradients is None:
