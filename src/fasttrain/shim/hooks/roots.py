@@ -1,6 +1,6 @@
 """Finds the roots: the outermost modules with parameters that the script calls.
 
-`torch.nn.Module.__call__` is replaced by a plain closure, which adds no frame. Inside a root it
+`torch.nn.Module.__call__` is replaced by a plain closure, which adds one frame. Inside a root it
 reads one thread-local flag (about 50 ns per module on a 2-core CPU, torch 2.13) and then does what
 torch's own does. Only the outermost call takes the slower path, where levers act.
 
@@ -14,12 +14,13 @@ Source: ``torch/nn/modules/module.py`` of torch 2.13, ``Module._wrapped_call_imp
 from __future__ import annotations
 
 import functools
+import operator
 import sys
 import threading
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from types import CodeType, FrameType
 from typing import Any
@@ -196,6 +197,7 @@ class RootCalls:
         for function in (__call__, RootCalls._outermost):
             pass_over(function)
         patching.put(Module, "__call__", __call__, undo)
+        allow_deeper_calls(undo)
         for name in ("trace", "trace_module", "_get_trace_graph"):  # the last one is torch.onnx's
             patching.wrap(torch.jit, name, self._stay_out_of, undo)
 
@@ -312,6 +314,45 @@ class RootCalls:
         root = self._table.pop(key, None)
         if root is not None:
             root.precision = None  # `last` may keep the root itself
+
+
+_OWN_FRAMES = 100  # around a root's call, and below the script
+_MOST = 2**31 - 1  # a C int
+
+
+def allow_deeper_calls(undo: ExitStack) -> None:
+    """Have Python's recursion limit be one of the script's own frames and torch's.
+
+    Each call of a module inside another has one frame more than torch's three. So modules that the
+    script nests as deep as its limit allows would exceed it. The script still reads and sets its
+    own limit.
+    """
+    limit = sys.getrecursionlimit()
+
+    def get(original: Any) -> Any:
+        @functools.wraps(original)
+        def getrecursionlimit() -> int:
+            return limit
+
+        return getrecursionlimit
+
+    def put(original: Any) -> Any:
+        @functools.wraps(original)
+        def setrecursionlimit(new: int, /) -> None:
+            nonlocal limit
+            with suppress(TypeError):
+                new = operator.index(new)
+            valid = isinstance(new, int) and 0 < new <= _MOST
+            original(min(new + new // 3 + _OWN_FRAMES, _MOST) if valid else new)
+            limit = new
+
+        return setrecursionlimit
+
+    patching.wrap(sys, "getrecursionlimit", get, undo)
+    put_back = sys.setrecursionlimit
+    patching.wrap(sys, "setrecursionlimit", put, undo)
+    sys.setrecursionlimit(limit)
+    undo.callback(lambda: put_back(limit))
 
 
 def parameters_of(module: Module) -> Iterator[Parameter]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import sys
 import threading
 import traceback
 from collections.abc import Iterator
@@ -308,3 +310,48 @@ def test_a_traceback_has_the_lines_that_it_has_without_levers(rig: Any, amp: str
     assert plain.count("_wrapped_call_impl") == 3
     with rig(amp=amp, compile="auto"):
         assert names() == plain
+
+
+class Deeper(nn.Module):
+    """Calls another module."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Any) -> Any:
+        return self.inner(x)
+
+
+def test_modules_are_called_as_deep_as_without_levers(rig: Any) -> None:
+    before, limit = sys.getrecursionlimit(), 600
+    sys.setrecursionlimit(limit)
+    try:
+        nested: list[nn.Module] = [nn.Linear(1, 1)]
+        for _ in range(limit):
+            nested.append(Deeper(nested[-1]))
+        with contextlib.suppress(RecursionError):
+            for depth in range(limit):
+                nested[depth](torch.ones(1))
+        with rig(amp="bfloat16", compile="auto"):
+            nested[depth - 1](torch.ones(1))
+            assert sys.getrecursionlimit() == limit
+            with pytest.raises(RecursionError):
+                nested[-1](torch.ones(1))
+        assert sys.getrecursionlimit() == limit
+    finally:
+        sys.setrecursionlimit(before)
+
+
+def test_the_script_sets_a_recursion_limit_of_its_own(rig: Any) -> None:
+    before = sys.getrecursionlimit()
+    with rig(compile="auto"):
+        for limit in (3000, 2**31 - 1):
+            sys.setrecursionlimit(limit)
+            assert sys.getrecursionlimit() == limit
+        for wrong in (0, -1, 2**31, "1", 1.5):
+            with pytest.raises((ValueError, OverflowError, TypeError)):
+                sys.setrecursionlimit(wrong)
+        sys.setrecursionlimit(before + 1)
+    assert sys.getrecursionlimit() == before + 1
+    sys.setrecursionlimit(before)
