@@ -6,20 +6,17 @@ import os
 import platform
 import shutil
 from collections.abc import Iterator, Mapping
-from pathlib import PurePosixPath
 
 from fasttrain.hardware.host import Host
 from fasttrain.model.machine import Cpu
+from fasttrain.processes.control_groups import group_folders
 
-# The limits of this process's control groups, in version 1, version 2, or both together.
-
-
-MOUNT = "sys/fs/cgroup"
+# The limits of this process's control groups.
 
 
 def quota_cores(host: Host) -> float | None:
     """Return the tightest CPU quota in cores, such as 1.5; None if there is none."""
-    quotas = [_quota(host, folder) for folder in _folders(host, "cpu")]
+    quotas = [_quota(host, folder) for folder in group_folders(host.read, "cpu")]
     return min((quota for quota in quotas if quota is not None), default=None)
 
 
@@ -27,7 +24,7 @@ def memory_limit_bytes(host: Host) -> int | None:
     """Return the tightest memory limit in bytes; None if there is none."""
     limits = [
         host.read(f"{folder}/{name}").strip()
-        for folder in _folders(host, "memory")
+        for folder in group_folders(host.read, "memory")
         for name in ("memory.max", "memory.limit_in_bytes")
     ]
     return min((int(limit) for limit in limits if limit.isdigit()), default=None)
@@ -45,7 +42,7 @@ def oom_kills(host: Host) -> int | None:
     # The first folder is the group's own; those above count the processes of other groups as well.
     counts = (
         host.counted(f"{folder}/{name}", "oom_kill")
-        for folder in _folders(host, "memory")
+        for folder in group_folders(host.read, "memory")
         for name in ("memory.events", "memory.oom_control")
     )
     return next((count for count in counts if count is not None), None)
@@ -60,30 +57,6 @@ def _quota(host: Host, folder: str) -> float | None:
     if len(words) != 2 or not all(word.isdigit() for word in words) or int(words[1]) == 0:
         return None
     return int(words[0]) / int(words[1])
-
-
-def _folders(host: Host, controller: str) -> Iterator[str]:
-    """Yield the folders whose limits apply to this process: its group's and all those above it."""
-    for line in host.read("proc/self/cgroup").splitlines():
-        _, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        if controllers == "":  # version 2; next to version 1 it is mounted one level down
-            mounts = (MOUNT, f"{MOUNT}/unified")
-        elif controller in controllers.split(","):
-            mounts = (f"{MOUNT}/{controllers}", f"{MOUNT}/{controller}")
-        else:
-            continue
-        for mount in mounts:
-            yield from _upwards(mount, path)
-
-
-def _upwards(mount: str, path: str) -> Iterator[str]:
-    # Inside a container the path may be the host's, of which only the mount itself is visible. So
-    # the mount is read in any case, and nothing else for a group outside of this namespace ("..").
-    group = PurePosixPath(path.strip("/"))
-    if ".." not in group.parts:
-        yield from (f"{mount}/{level}" for level in (group, *group.parents) if level.parts)
-    yield mount
 
 
 # The processor: its name, its instruction sets, and how many cores this process may use.

@@ -1,4 +1,4 @@
-"""Finds whether the host has the memory in which results are compared with fp64.
+"""Finds how much memory is left, and whether it suffices to compare results with fp64.
 
 On a device torch raises where there is too little. On the host the kernel would end the process.
 """
@@ -11,6 +11,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from fasttrain.processes.control_groups import group_folders
 from fasttrain.shim.process import entry
 
 # Bytes for each number of the parameters, of fp64 results of several repetitions and of what
@@ -19,12 +20,39 @@ from fasttrain.shim.process import entry
 FOR_CALL, FOR_STEP = 90, 200
 
 
+# Files of a control group: its limit, its use, and in memory.stat what of that can be dropped.
+# Source: Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst of Linux 6.12.
+_GROUP_FILES = (
+    ("memory.max", "memory.current", "inactive_file"),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
+_ROOT = Path("/")
+
+
 def free_bytes() -> int:
-    """Return the memory that the host has left; 0 if that isn't known."""
+    """Return the memory that the host and this process's control groups have left; 0 if unknown."""
+    free = [_number("proc/meminfo", "MemAvailable:") * 1024]
+    for folder in group_folders(_read, "memory"):
+        for limit, used, dropped in _GROUP_FILES:
+            most, now = _read(f"{folder}/{limit}").strip(), _read(f"{folder}/{used}").strip()
+            if most.isdigit() and now.isdigit():  # the limit may be "max"
+                left = int(most) - int(now) + _number(f"{folder}/memory.stat", dropped)
+                free.append(max(1, left))
+    return min(filter(None, free), default=0)
+
+
+def _read(path: str) -> str:
     with suppress(OSError):
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable"):
-                return int(line.split()[1]) * 1024
+        return (_ROOT / path).read_text(errors="replace")
+    return ""
+
+
+def _number(path: str, name: str) -> int:
+    """Return the number that a file has after a name; 0 if it has none."""
+    for line in _read(path).splitlines():
+        words = line.split()
+        if words[:1] == [name] and words[1].isdigit():
+            return int(words[1])
     return 0
 
 
