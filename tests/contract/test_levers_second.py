@@ -296,3 +296,19 @@ def test_what_the_source_never_mentions_is_an_error(monkeypatch: pytest.MonkeyPa
     refused = pytest.raises(RuntimeError, match="double backward")
     with backend("aot_eager"), rig(compile="default"), refused:
         penalized(Custom("cube"), 2)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_under_auto_it_is_right_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    lever = "fasttrain.shim.levers.compile.lever"
+    monkeypatch.setattr(f"{lever}.may_differentiate_twice", lambda: False)
+    expected = penalized(Custom("cube"), 2)
+    with backend("aot_eager"), rig(compile="auto") as runtime:
+        model = Custom("cube")
+        model(torch.ones(1, 4))
+        (compiled,) = (part.lever for part in runtime._levers if hasattr(part, "lever"))
+        compiled.begin([runtime._roots.last])
+        compiled.switch(on=True)
+        assert penalized(model, 2) == pytest.approx(expected, rel=1e-5)
+        compiled.refresh()
+        assert compiled.recorder.counts["graphs"] > 0

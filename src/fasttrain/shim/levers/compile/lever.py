@@ -242,7 +242,8 @@ class CompileLever:
         if not self._strict:
             refuse_long_loops(self._account_for_loop, self._later)
         differentiate_twice(self._begin_graph, self._later)
-        if may_differentiate_twice():
+        # Of auto nobody has asked for graphs, in whose place an error would come.
+        if self._plan.asked == "auto" or may_differentiate_twice():
             call_custom_functions(self._later)
         take_one_by_one(self.recorder.note, self._later)
         watch_hooks(self._slots.on_hook, self._later)
