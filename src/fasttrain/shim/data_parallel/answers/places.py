@@ -29,6 +29,7 @@ _PASSING = (
     "/random.py", "/secrets.py", "/uuid.py", "/functools.py", "/shelve.py", "/dbm/__init__.py",
     "/dbm/dumb.py", "/sqlite3/__init__.py", "/sqlite3/dbapi2.py",
 )  # fmt: skip
+_LOGGING = ("/logging/__init__.py", "/logging/handlers.py")
 # Functions of libraries that write a file named by their caller, such as np.save, to_csv, imwrite.
 _SAVING = re.compile(r"_*(save|to_|dump|write|imwrite|imsave|export|open_memmap)")
 _MAPPING = "/memmap.py"  # NumPy's: the caller changes the mapped file by assignments
@@ -88,6 +89,8 @@ def asking(frame: FrameType | None, *, for_libraries: bool = False) -> FrameType
         if path == tempfile.__file__:
             return None  # each rank has its own temporary files
         kind = _kind(path)
+        if kind is _Kind.PASSING and path.endswith(_LOGGING):
+            for_libraries = True  # as for Hydra's handlers: no library reads its log again
         if kind is _Kind.USERS:
             return frame if for_libraries or _is_for_caller(library) else None
         if kind is _Kind.NOT_ASKING:

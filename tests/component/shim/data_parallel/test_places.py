@@ -1,0 +1,47 @@
+"""Whose request it is that a library opens a file."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from fasttrain.shim.data_parallel.answers.places import asking
+
+
+def library(function: str) -> Any:
+    """Return a function that a library has, and that calls what it is given."""
+    code = f"def {function}(act, *given):\n    return act(*given)\n"
+    names: dict[str, Any] = {}
+    exec(compile(code, "/env/lib/site-packages/library/main.py", "exec"), names)
+    return names[function]
+
+
+@pytest.mark.parametrize(
+    ("function", "log", "users"),
+    [
+        ("configure", True, True),  # as Hydra does
+        ("configure", False, False),  # it may read the file again, as a cache
+        ("save_results", False, True),
+    ],
+)
+def test_a_log_is_the_scripts_although_a_library_opens_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: str, log: bool, users: bool
+) -> None:
+    found: list[FrameType | None] = []
+    plain = open
+
+    def opens(*args: Any, **kwargs: Any) -> Any:
+        found.append(asking(sys._getframe(1)))
+        return plain(*args, **kwargs)
+
+    path = tmp_path / "train.log"
+    with monkeypatch.context() as patched:
+        patched.setattr("builtins.open", opens)
+        library(function)(logging.FileHandler if log else opens, path, "w").close()
+    (frame,) = found
+    assert (frame is not None) is users
