@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +12,7 @@ from unittest import mock
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from fasttrain.model.outcome import State
@@ -243,13 +245,46 @@ def test_a_part_that_the_script_compiles(auto: Any, any_size: None) -> None:
         def forward(self, x: Any) -> Any:
             return tanh(super().forward(x))
 
-    @torch.compile(backend="eager")
+    graphs = []
+
+    def backend(graph: Any, _: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    @torch.compile(backend=backend)
     def tanh(x: Any) -> Any:
         return x.tanh()
 
     model = Outer(8)
     train(model, X, lambda _: 1)
     assert model.low == [False, True, True, True]
+    assert len(graphs) == 2  # one for each precision
+    torch._dynamo.reset()
+
+
+@pytest.mark.filterwarnings("ignore:.*:UserWarning")
+def test_a_model_that_compiles_its_own_forward_is_counted(auto: Any) -> None:
+    class Compiled(Layer):
+        @torch.compile(backend="aot_eager")
+        def forward(self, x: Any) -> Any:
+            return nn.functional.linear(x, self.weight).tanh()
+
+    before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    train(Compiled(8), X, lambda _: 1)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > before
+    assert " 8,192 operations " in auto().reason
+    torch._dynamo.reset()
+
+
+def test_an_older_torch_does_not_count_where_dynamo_is(
+    auto: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(TorchDispatchMode, "ignore_compile_internals")
+    monkeypatch.setitem(sys.modules, "torch._dynamo", torch.nn)
+    model = Layer(8)
+    with mock.patch.object(Products, "__init__", side_effect=AssertionError):
+        model(X)
+    assert len(model.seen) == 1
 
 
 def test_a_checkpoint_repeats_in_the_precision_of_its_forward_pass(

@@ -15,6 +15,7 @@ other devices it runs in low precision, because fp32 may not fit into their memo
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -97,7 +98,7 @@ class Rules:
             )
         first = history.steps == 0 and history.calls == 1
         transformed = torch._C._functorch.peek_interpreter_stack() is not None
-        if not first or transformed or _is_compiled(root):
+        if not first or transformed or _is_compiled(root) or not _leaves_compiling_alone():
             return call
 
         def counted(*args: Any, **kwargs: Any) -> Any:
@@ -145,6 +146,16 @@ def _is_compiled(root: Root) -> bool:
     return module._compiled_call_impl is not None or hasattr(module, "_orig_mod")
 
 
+def _leaves_compiling_alone() -> bool:
+    """True unless dynamo may meet the mode that counts, in a torch where it stops at any.
+
+    It would skip the functions that a root has compiled inside, in all later calls too.
+    """
+    return (
+        hasattr(TorchDispatchMode, "ignore_compile_internals") or "torch._dynamo" not in sys.modules
+    )
+
+
 class Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the operations of matrix products and convolutions."""
 
@@ -152,6 +163,11 @@ class Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self._flops: list[int] = []
         self._known = True
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Have dynamo compile without the mode, and run what it has compiled with it."""
+        return True
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
