@@ -299,3 +299,21 @@ def test_a_checkpoint_repeats_in_the_precision_of_its_forward_pass(
     generator(X)
     assert generator.low[-1]
     assert auto().state is State.APPLIED
+
+
+def test_a_checkpoint_repeats_calls_from_before_the_model_was_left(
+    auto: Any, any_size: None
+) -> None:
+    model = Layer(8)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    for calls in (4, 4, 12, 2):
+        model.seen.clear()
+        h = X.clone().requires_grad_()
+        with set_checkpoint_early_stop(enable=False):
+            for _ in range(calls):
+                h = checkpoint(model, h, use_reentrant=False).tanh()
+        h.square().mean().backward()
+        assert model.low[calls:] == model.low[:calls][::-1]
+        optimizer.step()
+    assert model.low == [False] * 4
+    assert any(" 9 times " in note for note in auto().notes)

@@ -16,6 +16,7 @@ from types import FrameType
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.amp import GradScaler, autocast
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
@@ -55,6 +56,8 @@ class Side:
         kept: The tensors that its modules keep from a call.
         history: How it was called so far, for the rules.
         left: Why it runs in the script's own precision from now on; empty while it doesn't.
+        modes: The device type on which each call since the last optimizer step was in low
+            precision, or None, by where its first tensor is. A checkpoint keeps that tensor.
     """
 
     def __init__(self, root: Root, dtype: torch.dtype) -> None:
@@ -63,6 +66,7 @@ class Side:
         self.backup = Backup(module)
         self.kept = KeptTensors(self.backup, dtype)
         self.left = ""
+        self.modes: dict[int, str | None] = {}
         self.history = CallHistory(low=True)
 
 
@@ -99,6 +103,7 @@ class AmpLever:
         refusal.at_failure.append(self._explain)
         undo.callback(refusal.at_failure.remove, self._explain)
         allow_numpy(lambda: self.recorder.live, undo)
+        undo.callback(register_optimizer_step_post_hook(self._forget_modes).remove)
         if self._rules is not None:
             undo.callback(register_optimizer_step_post_hook(self._rules.after_step).remove)
         self._roots.region, self._roots.low_dtype = self._region, self._dtype
@@ -114,10 +119,12 @@ class AmpLever:
 
     def _region(self, root: Root, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if in_backward():
-            device = root.lowered_on
+            # A checkpoint repeats a call, of which there may be others since, in another mode.
+            modes = {} if root.precision is None else root.precision.modes
+            device = modes.get(_address(args, kwargs), root.lowered_on)
         else:
             device, call = self._decided(root, call) if self._on else (None, call)
-            root.lowered_on = device
+            _note_mode(root, args, kwargs, device)
         if device is None:
             return call(*args, **kwargs)
         parameter = root.parameter()
@@ -167,7 +174,7 @@ class AmpLever:
         # Not in the except block: an error of the repeat is the script's own and must not be
         # chained to this one, and the tensors of the failed call are freed by now.
         side.backup.put_back()
-        root.lowered_on = None
+        _note_mode(root, args, kwargs, None)
         output = call(*args, **kwargs)
         self._leave_for_good(root, why)
         return output
@@ -213,6 +220,12 @@ class AmpLever:
             yield
         finally:
             self._exit(context, None, None, None)
+
+    def _forget_modes(self, *_: Any) -> None:
+        if not torch.compiler.is_compiling():
+            for ref in self._sides:
+                if (side := ref()) is not None:
+                    side.modes.clear()
 
     def _device_of(self, root: Root) -> str | None:
         """Return the device type to autocast on; None if this call stays in its own precision."""
@@ -290,6 +303,24 @@ class AmpLever:
     def _on_scaler(self, scaler: GradScaler) -> None:
         if scaler.is_enabled() and self.recorder.live:
             self._cede(type(scaler).__name__)
+
+
+def _note_mode(
+    root: Root, args: tuple[Any, ...], kwargs: dict[str, Any], device: str | None
+) -> None:
+    root.lowered_on = device
+    if root.precision is not None:
+        root.precision.modes[_address(args, kwargs)] = device
+
+
+def _address(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    """Return where the numbers of a call's first tensor are; 0 if there is none."""
+    given = next((v for v in (*args, *kwargs.values()) if isinstance(v, Tensor)), None)
+    try:
+        with torch._C.DisableTorchFunction():  # else a subclass of the script's would hear of it
+            return 0 if given is None else given.data_ptr()
+    except RuntimeError:  # a transform of torch.func's, or a tensor without a storage
+        return 0
 
 
 def _name(dtype: torch.dtype) -> str:
