@@ -166,6 +166,7 @@ class RootCalls:
             data-parallel lever; None calls the root.
         low_dtype: The precision of the region; None without one.
         lowered: Whether any call of a root has run in low precision.
+        on_lowering: Called with whether any root runs in low precision, when that changes.
         inside: Whether this thread is inside a root's call.
         on_discover: Called once for each new root, before its first call.
         on_call: Called before every call of a root with its positional and keyword arguments.
@@ -176,7 +177,8 @@ class RootCalls:
         self.region: Region | None = None
         self.around: Around | None = None
         self.low_dtype: torch.dtype | None = None
-        self.lowered = False
+        self.lowered = self._lowering = False
+        self.on_lowering: list[Callable[[bool], None]] = []
         self.on_discover: list[Callable[[Root, Module], None]] = []
         self.on_call: list[Callable[[Root, tuple[Any, ...], dict[str, Any]], None]] = []
         self.on_return: list[Callable[[Root, Any], None]] = []
@@ -220,6 +222,14 @@ class RootCalls:
     def leave_plain(self) -> None:
         """Run roots without a region from now on."""
         self.region = self.low_dtype = None
+        self.set_lowering(lowering=False)
+
+    def set_lowering(self, *, lowering: bool) -> None:
+        """Note whether any root runs in low precision."""
+        if lowering is not self._lowering:
+            self._lowering = lowering
+            for listen in self.on_lowering:
+                listen(lowering)
 
     def finish(self, output: Any) -> Any:
         """Return a compiled root's output in fp32, as the last operation of its graph.

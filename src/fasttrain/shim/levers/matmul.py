@@ -1,4 +1,8 @@
-"""Sets the precision of fp32 matrix products once, until the script sets its own."""
+"""Sets the precision of fp32 matrix products once, until the script sets its own.
+
+Where the machine decided, lower precision is for runs that accept it already: it is set while amp
+runs any root in low precision, and taken back when amp has left all of them.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +13,11 @@ from typing import Any
 
 import torch
 
-from fasttrain.model.decision import Decision
+from fasttrain.model.decision import Decision, SourceKind
 from fasttrain.model.outcome import State
 from fasttrain.shim.hooks import patching
 from fasttrain.shim.hooks.outcome_recorder import Lever, OutcomeRecorder, Shared
+from fasttrain.shim.hooks.roots import RootCalls
 from fasttrain.shim.process.callsite import call_site
 
 # Attributes by which a script chooses the precision itself; the other way is torch's function.
@@ -20,13 +25,19 @@ OWN_CHOICES = ("allow_tf32", "fp32_precision")
 # What that function sets as well, from torch 2.9 on; "none" there follows torch.backends.
 # Source: aten/src/ATen/Context.cpp of torch 2.13, setFloat32MatmulPrecision.
 PARTS = (("cuda", "matmul"), ("mkldnn", "matmul"))
+NOT_LOWERED = "amp runs no model in low precision, so full fp32 precision is kept"
 
 
 class MatmulLever:
     """Calls torch.set_float32_matmul_precision; the script's own later choice wins."""
 
-    def __init__(self, decision: Decision[Any], recorder: OutcomeRecorder) -> None:
+    def __init__(
+        self, decision: Decision[Any], recorder: OutcomeRecorder, roots: RootCalls
+    ) -> None:
         self.recorder = recorder
+        self._roots = roots
+        self._on = True
+        self._accepted = decision.source.kind is not SourceKind.MACHINE
         self._decision = decision
         self._before = ""
         self._parts_before: dict[tuple[str, str], str] = {}
@@ -44,15 +55,36 @@ class MatmulLever:
             self._watch_attributes("torch.backends", torch.backends, undo)
         if self._decision.value == "keep":
             return
-        self._set(self._decision.value)
         undo.callback(self._put_back)
         self.recorder.settle(State.ARMED)
+        self.recorder.excuse(State.SKIPPED, NOT_LOWERED)
+        if self._accepted:
+            self._apply()
+        else:
+            self._roots.on_lowering.append(self._follow)
+            undo.callback(self._roots.on_lowering.remove, self._follow)
+
+    def _apply(self) -> None:
+        if self._on:
+            self._set(self._decision.value)
         self.recorder.apply("fp32 matrix products", self._decision.value)
+
+    def _follow(self, lowering: bool) -> None:
+        self._accepted = lowering
+        if self.recorder.state is State.CEDED:
+            return
+        if lowering:
+            self.recorder.settle(State.ARMED)
+            self._apply()
+        else:
+            self._put_back()
+            self.recorder.settle(State.SKIPPED, NOT_LOWERED)
 
     def switch(self, *, on: bool) -> None:
         """Compute the next matrix products in this precision, or in the script's."""
+        self._on = on
         if self.recorder.live and self._decision.value != "keep":
-            if on:
+            if on and self._accepted:
                 self._set(self._decision.value)
             else:
                 self._put_back()
@@ -92,6 +124,6 @@ class MatmulLever:
         patching.put(kind, "__setattr__", __setattr__, undo)
 
 
-def build(_shared: Shared, decision: Decision[Any], recorder: OutcomeRecorder) -> list[Lever]:
+def build(shared: Shared, decision: Decision[Any], recorder: OutcomeRecorder) -> list[Lever]:
     """Build the lever."""
-    return [MatmulLever(decision, recorder)]
+    return [MatmulLever(decision, recorder, shared.roots)]

@@ -175,7 +175,7 @@ def parts(folder: Path) -> dict[str, Install]:
         "CUDA graphs": lambda undo: watch_gradients(bool, bool, undo),
         "npu": NpuOptimizerLever(recorder("optimizer")).install,
         "optimizer": OptimizerLever(recorder("optimizer")).install,
-        "matmul": MatmulLever(decide("keep"), recorder("matmul")).install,
+        "matmul": MatmulLever(decide("keep"), recorder("matmul"), roots).install,
         "snapshots": snapshots,
         "replay": replayed,
         "trial": trial,

@@ -74,3 +74,39 @@ def test_every_part_is_put_back(rig: Any) -> None:
     with rig(matmul="high"):
         assert torch.backends.cuda.matmul.fp32_precision == "tf32"
     assert torch.backends.cuda.matmul.fp32_precision == "none"
+
+
+def test_it_follows_amp_where_the_machine_decided(rig: Any, machine: Any) -> None:
+    with rig(machine, matmul="high", amp="bfloat16") as runtime:
+        assert torch.get_float32_matmul_precision() == BEFORE
+        model = torch.nn.Linear(4, 4).requires_grad_(False)  # which the rules lower at once
+        other = torch.nn.Linear(4, 4)
+        assert runtime.outcomes()["matmul"].state is State.SKIPPED
+        model(torch.ones(2, 4))
+        assert torch.get_float32_matmul_precision() == "high"
+        assert runtime.outcomes()["matmul"].state is State.APPLIED
+        optimizer = torch.optim.SGD(other.parameters())
+        other(torch.ones(2, 4)).sum().backward()
+        optimizer.step()  # after which the rules leave it
+        assert torch.get_float32_matmul_precision() == "high"  # for the other one
+        with torch.autocast("cpu", dtype=torch.bfloat16):  # the script's own
+            assert torch.get_float32_matmul_precision() == BEFORE
+        assert runtime.outcomes()["matmul"].state is State.SKIPPED
+
+
+def test_it_is_taken_back_when_amp_has_left_every_model(rig: Any, machine: Any) -> None:
+    class Failing(torch.nn.Linear):
+        broken = False
+
+        def forward(self, x: Any) -> Any:
+            y = super().forward(x)
+            return torch.zeros(2, 4).index_add_(0, torch.arange(2), y) if self.broken else y
+
+    with rig(machine, matmul="high", amp="bfloat16") as runtime:
+        model = Failing(4, 4).requires_grad_(False)
+        model(torch.ones(2, 4))
+        assert torch.get_float32_matmul_precision() == "high"
+        model.broken = True
+        model(torch.ones(2, 4))
+        assert torch.get_float32_matmul_precision() == BEFORE
+        assert runtime.outcomes()["matmul"].state is State.SKIPPED

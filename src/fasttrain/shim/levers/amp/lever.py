@@ -56,6 +56,7 @@ class Side:
         kept: The tensors that its modules keep from a call.
         history: How it was called so far, for the rules.
         left: Why it runs in the script's own precision from now on; empty while it doesn't.
+        lowered: Whether it has run in low precision.
         modes: The device type on which each call since the last optimizer step was in low
             precision, or None, by where its first tensor is. A checkpoint keeps that tensor.
     """
@@ -66,6 +67,7 @@ class Side:
         self.backup = Backup(module)
         self.kept = KeptTensors(self.backup, dtype)
         self.left = ""
+        self.lowered = False
         self.modes: dict[int, str | None] = {}
         self.history = CallHistory(low=True)
 
@@ -186,7 +188,8 @@ class AmpLever:
         for key in [k for k, t in cached.items() if getattr(t, "dtype", None) is self._dtype]:
             del cached[key]  # else the script would read a parametrized weight in low precision
         if self.recorder.live:
-            self._roots.lowered = True
+            root.precision.lowered = self._roots.lowered = True
+            self._roots.set_lowering(lowering=True)
             self.recorder.apply(root.name, root.where)
             self.recorder.counts["forwards"] += 1
         else:
@@ -277,6 +280,9 @@ class AmpLever:
     def _leave_for_good(self, root: Root, why: str) -> None:
         root.precision.left = why
         self._leave(root, why, missed=True)
+        sides = [side for ref in self._sides if (side := ref()) is not None]
+        lowering = any(side.lowered and not side.left for side in sides)
+        self._roots.set_lowering(lowering=lowering)
 
     def _leave(self, root: Root, why: str, *, missed: bool = False) -> None:
         self.recorder.pass_over(f"{root.name} ({root.where})", why, missed=missed)
