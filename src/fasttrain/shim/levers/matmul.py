@@ -59,12 +59,12 @@ class MatmulLever:
         self.recorder.settle(State.ARMED)
         self.recorder.excuse(State.SKIPPED, NOT_LOWERED)
         if self._accepted:
-            self._apply()
+            self._set_planned()
         else:
             self._roots.on_lowering.append(self._follow)
             undo.callback(self._roots.on_lowering.remove, self._follow)
 
-    def _apply(self) -> None:
+    def _set_planned(self) -> None:
         if self._on:
             self._set(self._decision.value)
         self.recorder.apply("fp32 matrix products", self._decision.value)
@@ -75,7 +75,7 @@ class MatmulLever:
             return
         if lowering:
             self.recorder.settle(State.ARMED)
-            self._apply()
+            self._set_planned()
         else:
             self._put_back()
             self.recorder.settle(State.SKIPPED, NOT_LOWERED)
