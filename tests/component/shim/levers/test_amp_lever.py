@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from fasttrain.model.outcome import State
+from fasttrain.shim.levers.amp import lever
 from support.rig import Probe
 
 X = torch.ones(4, 2)
@@ -203,3 +204,24 @@ def test_an_exception_leaves_autocast(amp: Any) -> None:
         nn.Linear(2, 2)(torch.ones(4, 3))
     assert not torch.is_autocast_enabled("cpu")
     assert Probe()(X).dtype is torch.float32
+
+
+@pytest.mark.parametrize("right", [False, True])
+def test_weights_are_cached_only_where_a_no_grad_before_does_no_harm(
+    rig: Any, monkeypatch: pytest.MonkeyPatch, right: bool
+) -> None:
+    class Twice(nn.Linear):
+        def forward(self, x: Any) -> Any:
+            caching.append(torch.is_autocast_cache_enabled())
+            with torch.no_grad():
+                condition = super().forward(x)
+            return super().forward(x + condition)
+
+    caching: list[bool] = []
+    monkeypatch.setattr(lever, "_cache_has_gradients", lambda: right)
+    with rig(amp="bfloat16"):
+        model = Twice(4, 4)
+        model(torch.ones(2, 4)).sum().backward()
+    assert caching == [right]
+    assert model.weight.grad is not None
+    assert torch.is_autocast_cache_enabled()

@@ -91,6 +91,7 @@ class AmpLever:
         self._on = True
         self._enter: Callable[..., Any] = autocast.__enter__
         self._exit: Callable[..., Any] = autocast.__exit__
+        self._caching = _cache_has_gradients()
 
     def install(self, undo: ExitStack) -> None:
         """Set the roots' region, watch for the script's own autocast, mend what fails under it."""
@@ -217,7 +218,7 @@ class AmpLever:
 
     @contextmanager
     def _autocast(self, device: str) -> Iterator[None]:
-        context = autocast(device, dtype=self._dtype)
+        context = autocast(device, dtype=self._dtype, cache_enabled=self._caching)
         self._enter(context)
         try:
             yield
@@ -309,6 +310,21 @@ class AmpLever:
     def _on_scaler(self, scaler: GradScaler) -> None:
         if scaler.is_enabled() and self.recorder.live:
             self._cede(type(scaler).__name__)
+
+
+@functools.cache
+def _cache_has_gradients() -> bool:
+    """True if autocast's cache of cast weights is right where ``no_grad`` comes first in a forward.
+
+    Up to torch 2.9 a weight that was cast under ``no_grad`` is used without a gradient after it.
+    Source: https://github.com/pytorch/pytorch/issues/65766, mended by pull request 165068.
+    """
+    with torch.inference_mode(mode=False), autocast("cpu", dtype=torch.bfloat16):
+        weight = torch.ones(1, 1, device="cpu", requires_grad=True)
+        with torch.no_grad():
+            torch.mm(weight, weight)
+        with torch.enable_grad():
+            return torch.mm(weight, weight).requires_grad
 
 
 def _note_mode(
