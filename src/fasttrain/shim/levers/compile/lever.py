@@ -24,13 +24,8 @@ from fasttrain.shim.levers.compile.account import Account, announce
 from fasttrain.shim.levers.compile.cache_misses import CacheMisses
 from fasttrain.shim.levers.compile.compile_once import CompileOnce, SharedGraphs
 from fasttrain.shim.levers.compile.graphs import ASKED_GRADIENTS, GraphGuard, watch_gradients
-from fasttrain.shim.levers.compile.repairs import (
-    Asked,
-    call_custom_functions,
-    differentiate_twice,
-    keep_whole,
-    repair,
-)
+from fasttrain.shim.levers.compile.repairs import keep_whole, repair
+from fasttrain.shim.levers.compile.repeated import Asked, call_custom_functions, repair_gradients
 from fasttrain.shim.levers.compile.slots import (
     FEW_CALLS,
     Filling,
@@ -241,7 +236,7 @@ class CompileLever:
         self._keep_cache(ours=True)
         if not self._strict:
             refuse_long_loops(self._account_for_loop, self._later)
-        differentiate_twice(self._begin_graph, self._later)
+        repair_gradients(self._begin_graph, self._later)
         # Of auto nobody has asked for graphs, in whose place an error would come.
         if self._plan.asked == "auto" or may_differentiate_twice():
             call_custom_functions(self._later)
@@ -259,10 +254,10 @@ class CompileLever:
     def _begin_graph(self) -> Asked:
         """Return a function that makes the root of the graph being compiled run eagerly."""
         root = self._roots.last
-        return functools.partial(self._end_compilation, root) if root else lambda: None
+        return functools.partial(self._end_compilation, root) if root else lambda _: None
 
-    def _end_compilation(self, root: Root) -> None:
-        """Run a root eagerly from now on: the script takes second derivatives of it."""
+    def _end_compilation(self, root: Root, why: str) -> None:
+        """Run a root eagerly from now on: the script takes gradients that can't be compiled."""
         module: Any = root.ref()
         parts = Module.modules(module) if module is not None else ()
         ours = [part for part in parts if part in self._slots]
@@ -270,8 +265,7 @@ class CompileLever:
             self._slots.release(part)
         if not ours:
             return
-        why = f"second derivatives (create_graph=True at {call_site()}) can't be compiled"
-        self.recorder.pass_over(f"{root.name} ({root.where})", why)
+        self.recorder.pass_over(f"{root.name} ({root.where})", why.format(call_site()))
         if not len(self._slots) and self.recorder.live:
             self.recorder.counts["targets"] = 0
             self.recorder.settle(State.ARMED, UNUSED)

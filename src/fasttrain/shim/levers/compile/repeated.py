@@ -1,0 +1,456 @@
+"""Computes gradients of compiled graphs that ``torch.compile`` gets wrong, or doesn't support.
+
+All outputs of a compiled graph come from one node of the autograd graph, and second derivatives of
+it there are none. So these differ from eager ones (torch 2.13):
+
+- A backward pass with ``create_graph=True`` runs, and the next one raises "torch.compile with
+  aot_autograd does not currently support double backward".
+- A pass that starts from some of the outputs alone gives zeros, not None, to what only the others
+  depend on. Optimizers then apply weight decay and momentum to it: pytorch#131794.
+- It also frees what a pass through the others needs, even if these have nothing in common with the
+  first.
+
+Here a compiled function keeps its inputs until its backward pass. Where it isn't enough to replace
+zeros by None, the forward pass is repeated eagerly, from dynamo's graph of torch operations, and
+that is differentiated. The root runs eagerly from then on, which is faster than to do both.
+
+Not covered, so that all is torch's own: graphs on tensor subclasses, and graphs that change an
+input in place which requires a gradient. On GPUs the repeated forward pass draws other dropout
+masks.
+
+Source: ``torch/_functorch/_aot_autograd/runtime_wrappers.py`` of torch 2.13: ``CompiledFunction``,
+and ``fn_prepped_for_autograd`` for what it returns.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+
+from fasttrain.shim.hooks import patching
+
+Asked = Callable[[str], None]
+INPUTS = "_fasttrain_inputs"
+REPEATED = "_fasttrain_repeated"
+# Why a root runs eagerly from then on; with the script's line.
+SECOND = "second derivatives (create_graph=True at {}) can't be compiled"
+APART = "a backward pass through some of its outputs alone (at {}) can't be compiled"
+ZEROS = (
+    "a backward pass through some of its outputs alone (at {}) can't be compiled; in this one, what"
+    " the others depend on had gradients of zeros, not None"
+)
+
+# Autograd nodes whose gradients are 0 where the gradient that they get is 0, whatever the numbers:
+# others may multiply it by an infinite derivative, which gives NaN, where eager autograd doesn't
+# run them at all.
+_FINITE = frozenset(
+    f"{name}Backward0"
+    for name in (
+        "Add", "Addmm", "Bmm", "Cat", "Clone", "Convolution", "Embedding", "Expand", "Gelu",
+        "Index", "LogSoftmax", "Mean", "Mm", "Mul", "NativeLayerNorm", "Permute", "Relu",
+        "Select", "Sigmoid", "Silu", "Slice", "Softmax", "Split", "Squeeze", "Sub", "Sum", "T",
+        "Tanh", "ToCopy", "Transpose", "UnsafeView", "Unsqueeze", "View",
+    )
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Origin:
+    """Where an output of a graph comes from.
+
+    Attributes:
+        inputs: Indices of the inputs that get a gradient from it.
+        nodes: The autograd nodes that a backward pass from it runs, but those of inputs.
+    """
+
+    inputs: frozenset[int]
+    nodes: frozenset[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Graph:
+    """A graph of torch operations that was compiled.
+
+    Attributes:
+        run: Runs it eagerly.
+        meta: torch's metadata of its inputs and outputs.
+        autocast: Device type, dtype, and whether autocast was on when it was traced.
+    """
+
+    run: Callable[..., Any]
+    meta: Any
+    autocast: tuple[str, torch.dtype, bool]
+    _untouched: dict[tuple[int, ...], frozenset[int] | None] = field(default_factory=dict)
+
+    @property
+    def repeatable(self) -> bool:
+        """True if its inputs can be kept, and it has no others."""
+        infos, graph = self.meta.input_info, getattr(self.run, "graph", None)
+        outright = not any(info.mutates_data and info.requires_grad for info in infos)
+        inputs = [node for node in getattr(graph, "nodes", ()) if node.op == "placeholder"]
+        return graph is not None and outright and len(inputs) == len(infos)
+
+    @property
+    def differentiable_twice(self) -> bool:
+        """True if second derivatives of its operations are right."""
+        return not any(map(_is_custom_function, _nodes(self.run)))
+
+    @property
+    def differentiable_outputs(self) -> list[int]:
+        """Indices of what `CompiledFunction` returns that may get a gradient."""
+        meta = self.meta
+        changed = [meta.input_info[index] for index in meta.mutated_inp_runtime_indices]
+        returned = [
+            *(info.mutates_data and info.requires_grad for info in changed),
+            *(
+                info.requires_grad and index not in meta.aliased_out_indices
+                for index, info in enumerate(meta.output_info)
+            ),
+        ]
+        bases = range(len(returned), meta.num_forward_returns)
+        return [*(index for index, wanted in enumerate(returned) if wanted), *bases]
+
+    def repeat(self, inputs: Sequence[Any]) -> list[Any]:
+        """Return the outputs of `CompiledFunction`, with a graph; the inputs stay unchanged."""
+        given = [
+            value.clone() if info.mutates_data or info.mutates_metadata else value
+            for value, info in zip(inputs, self.meta.input_info, strict=True)
+        ]
+        device, dtype, enabled = self.autocast
+        with torch.enable_grad(), torch.autocast(device, dtype, enabled):
+            outputs = list(self.run(*given))
+        changed = [given[index] for index in self.meta.mutated_inp_runtime_indices]
+        kinds = [info.output_type.name for info in self.meta.output_info]
+        as_base = "alias_of_intermediate_save_as_output"
+        bases = [o._base for o, kind in zip(outputs, kinds, strict=True) if kind == as_base]
+        return [*changed, *outputs, *bases]
+
+    def untouched(
+        self, inputs: Sequence[Any], given: Sequence[int], missing: Sequence[int]
+    ) -> frozenset[int] | None:
+        """Return the inputs that get no gradient in a pass through some outputs alone.
+
+        Args:
+            inputs: Those of a call, of which only shapes and types count.
+            given: The outputs that the pass starts from.
+            missing: The other ones.
+
+        Returns:
+            Indices of inputs. None if it isn't enough to have zeros for the missing outputs: a
+            later pass may go through them, or zeros could become NaN, or it can't be known.
+        """
+        key = tuple(missing)
+        if key not in self._untouched:
+            try:
+                self._untouched[key] = _untouched(self._origins(inputs), given, missing)
+            except Exception:  # noqa: BLE001 - the forward pass is repeated with its real inputs
+                self._untouched[key] = None
+        return self._untouched[key]
+
+    def _origins(self, inputs: Sequence[Any]) -> list[_Origin | None]:
+        """Return where each output comes from, by a forward pass without numbers or memory."""
+        subclasses: Any = importlib.import_module("torch._subclasses")
+        with subclasses.FakeTensorMode(allow_non_fake_inputs=True):
+            fakes = [
+                torch.empty_strided(
+                    value.shape,
+                    value.stride(),
+                    dtype=value.dtype,
+                    device=value.device,
+                    requires_grad=value.requires_grad,
+                )
+                if isinstance(value, Tensor)
+                else value
+                for value in inputs
+            ]
+            outputs = self.repeat(fakes)
+        at = {id(value): index for index, value in enumerate(fakes)}
+        return [_origin(output, at) if _wants_gradient(output) else None for output in outputs]
+
+
+def _origin(output: Tensor, at: dict[int, int]) -> _Origin:
+    if output.grad_fn is None:
+        return _Origin(frozenset([at[id(output)]]), frozenset())
+    inputs: set[int] = set()
+    nodes: set[Any] = set()
+    waiting: list[Any] = [output.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in nodes:
+            continue
+        if hasattr(node, "variable"):  # accumulates the gradient of an input
+            inputs.add(at[id(node.variable)])
+        else:
+            nodes.add(node)
+            waiting += (source for source, _ in node.next_functions)
+    return _Origin(frozenset(inputs), frozenset(nodes))
+
+
+def _untouched(
+    origins: Sequence[_Origin | None], given: Sequence[int], missing: Sequence[int]
+) -> frozenset[int] | None:
+    used = [origin for index in given if (origin := origins[index]) is not None]
+    run = frozenset[Any]().union(*(origin.nodes for origin in used))
+    reached = frozenset[int]().union(*(origin.inputs for origin in used))
+    others = [origin for index in missing if (origin := origins[index]) is not None]
+    for origin in others:
+        # Eagerly, too, a later pass through it must fail, because this one has freed a part of it.
+        if not any(map(_saves, origin.nodes & run)):
+            return None
+        if any(node.name() not in _FINITE for node in origin.nodes - run):
+            return None
+    return frozenset[int]().union(*(origin.inputs for origin in others)) - reached
+
+
+def _saves(node: Any) -> bool:
+    """True if a backward pass frees tensors of this node."""
+    if hasattr(node, "saved_tensors"):  # a `torch.autograd.Function`
+        return bool(node.saved_tensors)
+    names = (name for name in dir(node) if name.startswith("_saved_"))
+    return any(isinstance(getattr(node, name), Tensor) for name in names)
+
+
+def _nodes(run: Any) -> Iterator[Any]:
+    """Yield the nodes of a graph and of those inside it."""
+    for part in Module.modules(run) if isinstance(run, Module) else (run,):
+        yield from getattr(getattr(part, "graph", None), "nodes", ())
+
+
+def _is_custom_function(node: Any) -> bool:
+    """True if a node is an autograd function of the script's.
+
+    Dynamo's graph has its backward with saved tensors that are connected to nothing, and without
+    a sign of `once_differentiable`: a second derivative of it would be wrong, without an error.
+
+    Source: torch 2.13, ``torch/_functorch/autograd_function.py``, AutogradFunctionApply
+    """
+    return getattr(node.target, "__name__", "") == "autograd_function_apply"
+
+
+def call_custom_functions(undo: ExitStack) -> None:
+    """Break the graph where an autograd function of the script's is called.
+
+    It then runs as the script has it, and what is compiled around it can be differentiated again.
+    Not done everywhere, because models with such functions lose speed by it.
+    """
+    variables: Any = importlib.import_module("torch._dynamo.variables.higher_order_ops")
+    exc: Any = importlib.import_module("torch._dynamo.exc")
+    variable = getattr(variables, "AutogradFunctionApplyVariable", None)
+    if variable is None or not hasattr(exc, "unimplemented"):  # an older torch
+        return
+
+    def call_function(*_: Any) -> Any:
+        exc.unimplemented(
+            gb_type="torch.autograd.Function where second derivatives may be taken",
+            context="",
+            explanation="Only the function itself can be differentiated twice.",
+            hints=[],
+        )
+
+    patching.put(variable, "call_function", call_function, undo)
+
+
+class _Inputs:
+    """The inputs of one call, kept until its backward pass."""
+
+    __slots__ = ("_random_state", "_versions", "values")
+
+    def __init__(self, values: Sequence[Any]) -> None:
+        self.values = values
+        self._versions = _versions(values)
+        self._random_state = torch.get_rng_state()
+
+    def repeat(self, graph: _Graph) -> _Repeated:
+        """Return the call, made again without compilation.
+
+        Raises:
+            RuntimeError: torch's own error if an input was changed in place since the call.
+        """
+        mutated = [info.mutates_data for info in graph.meta.input_info]
+        for before, after, own in zip(self._versions, _versions(self.values), mutated, strict=True):
+            if before != after and not own:
+                raise RuntimeError(
+                    "one of the variables needed for gradient computation has been modified by"
+                    f" an inplace operation: is at version {after}; expected version {before}"
+                )
+        # Views, so that an input computed from another one counts as independent of it.
+        with torch.enable_grad():
+            apart = [v.view_as(v) if _wants_gradient(v) else v for v in self.values]
+        with torch.random.fork_rng(devices=[]):
+            torch.set_rng_state(self._random_state)
+            return _Repeated(apart, graph.repeat(apart))
+
+
+@dataclass(frozen=True, slots=True)
+class _Repeated:
+    """A call that was made again without compilation.
+
+    Attributes:
+        inputs: Its inputs.
+        outputs: Its outputs, those of `CompiledFunction`.
+    """
+
+    inputs: list[Any]
+    outputs: list[Any]
+
+    def differentiate(self, grads: Sequence[Any], *, twice: bool) -> tuple[Any, ...]:
+        """Return the gradients by the inputs, which can be differentiated again if ``twice``."""
+        pairs = [
+            (output, grad)
+            for output, grad in zip(self.outputs, grads, strict=False)
+            if _wants_gradient(output) and grad is not None
+        ]
+        wanted = [value for value in self.inputs if _wants_gradient(value)]
+        found = iter(
+            torch.autograd.grad(
+                [output for output, _ in pairs],
+                wanted,
+                [grad for _, grad in pairs],
+                retain_graph=True,  # for passes through other outputs
+                create_graph=twice,
+                allow_unused=True,
+            )
+        )
+        return tuple(next(found) if _wants_gradient(value) else None for value in self.inputs)
+
+
+def repair_gradients(begin: Callable[[], Asked], undo: ExitStack) -> None:
+    """Give graphs that are compiled from now on the gradients that they have eagerly.
+
+    Args:
+        begin: Called when a graph is compiled. Returns a function that is called with a reason
+            when the root has to run eagerly from then on.
+        undo: Takes the inverse.
+    """
+    common: Any = importlib.import_module("torch._dynamo.backends.common")
+    wrappers: Any = importlib.import_module("torch._functorch._aot_autograd.runtime_wrappers")
+    factory = getattr(wrappers, "_AOTDispatchAutogradFunctionFactory", None)
+    if factory is None or not hasattr(common, "aot_module_simplified"):  # an older torch
+        return
+    compile_graph, build = common.aot_module_simplified, factory.build
+    under_way: list[tuple[Any, tuple[str, torch.dtype, bool]]] = []
+
+    @functools.wraps(compile_graph)
+    def aot_module_simplified(graph: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        under_way.append((graph, _autocast_for(inputs)))
+        try:
+            return compile_graph(graph, inputs, *args, **kwargs)
+        finally:
+            under_way.pop()
+
+    @functools.wraps(build)
+    def build_function(self: Any) -> Any:
+        function = build(self)
+        if under_way and self.spec.maybe_subclass_meta is None:
+            run, autocast = under_way[-1]
+            graph = _Graph(run, self.spec.fw_metadata, autocast)
+            _extend(function, graph, begin())
+        return function
+
+    patching.put(common, "aot_module_simplified", aot_module_simplified, undo)
+    patching.put(factory, "build", build_function, undo)
+
+
+def _extend(function: Any, graph: _Graph, asked: Asked) -> None:
+    """Have a compiled autograd function keep its inputs, and repeat itself if necessary."""
+    plain_forward, compiled = function.forward, _Backward(graph, asked, function.backward)
+    several = len(compiled.outputs) > 1
+    if not (graph.repeatable or several):
+        return
+    keeps = graph.repeatable
+
+    def forward(ctx: Any, *inputs: Any) -> Any:
+        if keeps:
+            setattr(ctx, INPUTS, _Inputs(inputs))
+        returned = plain_forward(ctx, *inputs)
+        if several:
+            ctx.set_materialize_grads(False)
+        return returned
+
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return compiled.run(ctx, *grads)
+
+    function.forward, function.backward = staticmethod(forward), staticmethod(backward)
+
+
+class _Backward:
+    """The backward pass of a compiled autograd function.
+
+    Attributes:
+        outputs: Indices of the outputs that may get a gradient.
+    """
+
+    def __init__(self, graph: _Graph, asked: Asked, plain: Callable[..., Any]) -> None:
+        self._graph, self._asked, self._plain = graph, asked, plain
+        self._twice, self._repeatable = graph.differentiable_twice, graph.repeatable
+        self.outputs = graph.differentiable_outputs
+
+    def run(self, ctx: Any, *grads: Any) -> Any:
+        """Return the gradients by the inputs."""
+        given, twice = grads[0], torch.is_grad_enabled()  # one list: `boxed_grads_call`
+        inputs = getattr(ctx, INPUTS, None)
+        missing = [index for index in self.outputs if given[index] is None]
+        repeated = getattr(ctx, REPEATED, None)
+        if repeated is None and inputs is not None:
+            repeated = self._repeat(ctx, inputs, missing, twice=twice)
+        if repeated is not None:
+            return repeated.differentiate(given, twice=twice)
+        if not torch._C._autograd._get_current_graph_task_keep_graph():
+            setattr(ctx, INPUTS, None)
+        if not missing:
+            return self._plain(ctx, *grads)
+        return self._run_with_zeros(ctx, inputs, given, missing)
+
+    def _repeat(
+        self, ctx: Any, inputs: _Inputs, missing: list[int], *, twice: bool
+    ) -> _Repeated | None:
+        """Repeat the call if the compiled backward pass wouldn't do; return None if it does."""
+        if twice and self._twice:
+            self._asked(SECOND)
+            return inputs.repeat(self._graph)
+        if not missing or self._untouched(inputs, missing) is not None:
+            return None
+        self._asked(APART)
+        repeated = inputs.repeat(self._graph)
+        setattr(ctx, REPEATED, repeated)  # for passes through the other outputs
+        return repeated
+
+    def _untouched(self, inputs: _Inputs, missing: list[int]) -> frozenset[int] | None:
+        present = [index for index in self.outputs if index not in missing]
+        return self._graph.untouched(inputs.values, present, missing)
+
+    def _run_with_zeros(
+        self, ctx: Any, inputs: _Inputs | None, given: list[Any], missing: list[int]
+    ) -> Any:
+        untouched = self._untouched(inputs, missing) if inputs is not None else None
+        for index in missing:
+            like = ctx._input_metadata[index]
+            given[index] = torch.zeros(like.shape, dtype=like.dtype, device=like.device)
+        found = self._plain(ctx, given)
+        if not self._repeatable:
+            self._asked(ZEROS)
+        return tuple(None if at in (untouched or ()) else grad for at, grad in enumerate(found))
+
+
+def _autocast_for(inputs: Sequence[Any]) -> tuple[str, torch.dtype, bool]:
+    device = next((value.device.type for value in inputs if isinstance(value, Tensor)), "cpu")
+    return device, torch.get_autocast_dtype(device), torch.is_autocast_enabled(device)
+
+
+def _versions(values: Sequence[Any]) -> list[int]:
+    return [
+        value._version if isinstance(value, Tensor) and not value.is_inference() else 0
+        for value in values
+    ]
+
+
+def _wants_gradient(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.requires_grad

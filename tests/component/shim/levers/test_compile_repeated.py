@@ -1,0 +1,124 @@
+"""Backward passes through some outputs of a compiled model alone: as without compilation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from fasttrain.model.outcome import State
+from support.rig import X, backend, network, rig
+
+# dynamo warns while it compiles; here that would be an error inside the compiler
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning"),
+    pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),
+]
+
+
+class Apart(nn.Module):
+    """Two networks that have nothing in common."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.actor, self.critic = network(), network()
+
+    def forward(self, x: Any) -> Any:
+        return self.actor(x), self.critic(x)
+
+
+class Heads(nn.Module):
+    """Two heads of one body; the second one may have an infinite derivative."""
+
+    def __init__(self, *, root: bool = False) -> None:
+        super().__init__()
+        self.body, self.one, self.two = network(), nn.Linear(4, 2), nn.Linear(4, 1)
+        self.root = root
+
+    def forward(self, x: Any) -> Any:
+        h = self.body(x)
+        two = self.two(h)
+        return self.one(h), two.clamp(max=0).abs().sqrt() if self.root else two
+
+
+def in_turns(model: nn.Module) -> list[float | None]:
+    """Train by one output after the other; return the sizes of weights and gradients."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05, weight_decay=0.2)
+    found: list[float | None] = []
+    for step in range(5):
+        output = model(X)[step % 2 if step < 3 else 0]
+        optimizer.zero_grad()
+        output.square().mean().backward()
+        optimizer.step()
+        for weight in model.parameters():
+            gradient = None if weight.grad is None else weight.grad.sum().item()
+            found += [weight.sum().item(), gradient]
+    return found
+
+
+def one_by_one(model: Any, *, retain: bool) -> list[float | None]:
+    """Train each part by a backward pass and an optimizer of its own."""
+    parts = model.actor, model.critic
+    first, second = (torch.optim.SGD(part.parameters(), 0.1) for part in parts)
+    found: list[float | None] = []
+    for _ in range(3):
+        actions, value = model(X)
+        first.zero_grad()
+        actions.square().mean().backward(retain_graph=retain)
+        first.step()
+        second.zero_grad()
+        value.square().mean().backward()
+        second.step()
+        found += [weight.sum().item() for weight in model.parameters()]
+    return found
+
+
+def compiled(train: Any, model: Any, **options: Any) -> tuple[Any, Any]:
+    with backend("aot_eager"), rig(compile="default") as runtime:
+        found = train(model, **options)
+        outcome = runtime.outcomes()["compile"]
+    assert outcome.counts["graphs"] == 1
+    return found, outcome
+
+
+def seeded(kind: Any, **options: Any) -> Any:
+    torch.manual_seed(0)
+    return kind(**options)
+
+
+def close(found: list[float | None], expected: list[float | None]) -> None:
+    assert [value is None for value in found] == [value is None for value in expected]
+    assert [v or 0 for v in found] == pytest.approx([v or 0 for v in expected], rel=1e-4, abs=1e-6)
+
+
+def test_what_the_loss_does_not_use_has_no_gradients_and_the_model_stays_compiled() -> None:
+    found, outcome = compiled(in_turns, seeded(Heads))
+    close(found, in_turns(seeded(Heads)))
+    assert outcome.state is State.APPLIED
+
+
+@pytest.mark.parametrize("retain", [False, True])
+def test_outputs_that_share_nothing_have_backward_passes_of_their_own(retain: bool) -> None:
+    found, outcome = compiled(one_by_one, seeded(Apart), retain=retain)
+    close(found, one_by_one(seeded(Apart), retain=retain))
+    assert outcome.state is State.SKIPPED
+    assert "test_compile_repeated.py" in outcome.reason
+
+
+def test_zeros_do_not_become_nan_in_what_is_not_used() -> None:
+    found, outcome = compiled(in_turns, seeded(Heads, root=True))
+    close(found, in_turns(seeded(Heads, root=True)))
+    assert outcome.state is State.SKIPPED
+
+
+def test_a_second_pass_through_what_outputs_share_fails_as_without_compilation() -> None:
+    def twice(model: nn.Module) -> None:
+        one, two = model(X)
+        one.sum().backward()
+        with pytest.raises(RuntimeError, match="a second time"):
+            two.sum().backward()
+
+    twice(seeded(Heads))
+    compiled(twice, seeded(Heads))
