@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from fasttrain.model.outcome import State
 from fasttrain.shim.hooks.outcome_recorder import OutcomeRecorder
 from fasttrain.shim.levers.compile.slots import (
     FEW_CALLS,
@@ -19,6 +20,7 @@ from fasttrain.shim.levers.compile.slots import (
     Stalls,
     separate_function,
 )
+from support.rig import X, backend, network, rig
 
 
 def recorded(calls: list[str]) -> Any:
@@ -61,3 +63,27 @@ def test_a_checkpoint_compiles_nothing_that_its_forward_pass_has_put_off() -> No
         assert calls == []
         module(torch.ones(1, 2))
         assert calls == ["compiled"]
+
+
+def clone(module: nn.Module) -> nn.Module:
+    """Return a copy with weights of its own, as learn2learn makes it; all are 0."""
+    made: nn.Module = module.__new__(type(module))
+    made.__dict__ = module.__dict__.copy()
+    made._parameters = {name: p * 0 for name, p in module._parameters.items() if p is not None}  # type: ignore[assignment]
+    made._modules = {name: clone(part) for name, part in module._modules.items() if part}
+    return made
+
+
+# dynamo warns while it compiles; here that would be an error inside the compiler
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("scope", ["model", "blocks"])
+def test_a_copy_of_a_modules_dictionary_computes_with_its_own_weights(scope: str) -> None:
+    model = nn.Sequential(*(network() for _ in range(3)))
+    with backend("eager"), rig(compile="default", scope=scope) as runtime:
+        model(X)
+        assert clone(model)(X).abs().sum() == 0
+        assert clone(clone(model))(X).abs().sum() == 0
+        outcome = runtime.outcomes()["compile"]
+    assert outcome.state is State.APPLIED
+    assert outcome.counts["targets"] == 3 * (3 if scope == "blocks" else 1)

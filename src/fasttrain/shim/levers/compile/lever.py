@@ -30,6 +30,7 @@ from fasttrain.shim.levers.compile.slots import (
     FEW_CALLS,
     Filling,
     Slots,
+    empty_if_copied,
     separate_function,
     watch_hooks,
 )
@@ -128,6 +129,9 @@ class CompileLever:
         undo.callback(self._own.on_module.remove, self._give_up)
         self._own.on_return.append(self._keep_cache)
         undo.callback(self._own.on_return.remove, self._keep_cache)
+        # Also after `end`: the copy may be older, and called for the first time.
+        self._roots.on_discover.insert(0, _empty_if_copied)
+        undo.callback(self._roots.on_discover.remove, _empty_if_copied)
         if not self._begins_later:
             self._roots.on_discover.append(self._on_root)
             undo.callback(self._roots.on_discover.remove, self._on_root)
@@ -377,6 +381,10 @@ class ShortLived:
         if gone < MOST_OF_A_KIND:
             return ""
         return f"a new {root.name} {MADE_AGAIN}; each would need a compilation of its own"
+
+
+def _empty_if_copied(_: Root, module: Module) -> None:
+    empty_if_copied(module)
 
 
 def _own_forward(module: Module) -> bool:

@@ -146,11 +146,34 @@ class _Slot(functools.partial[Any]):
     """The value of a module's slot; in a copy or a pickle of the module it becomes None.
 
     A subclass of partial, whose call adds no frame.
+
+    Attributes:
+        of: A weak reference to the module.
     """
+
+    of: weakref.ref[Module]
 
     def __reduce__(self) -> Any:
         """Return the constructor of None, for copies and pickles."""
         return type(None), ()
+
+
+def _slot_of(ref: weakref.ref[Module], call: Call) -> _Slot:
+    slot = _Slot(call)
+    slot.of = ref
+    return slot
+
+
+def empty_if_copied(module: Module) -> None:
+    """Empty the slots that a module and its parts have got with another's dictionary.
+
+    ``clone.__dict__ = module.__dict__.copy()``, as in learn2learn's ``clone_module`` and in
+    DataParallel, copies the slot too, which would call the module that it was filled for.
+    """
+    for part in Module.modules(module):
+        slot = vars(part).get("_compiled_call_impl")
+        if isinstance(slot, _Slot) and slot.of() is not part:
+            del vars(part)["_compiled_call_impl"]
 
 
 class Slots:
@@ -246,12 +269,13 @@ class Slots:
                 return guard.call(compiled, module, args, kwargs)
             return compiled(module, *args, **kwargs)
 
-        return _Slot(call)
+        return _slot_of(ref, call)
 
     def on_hook(self, module: Module | None, hooks: Any) -> None:
         """Have the next call of each module that a change of hooks concerns compile it again."""
         for target in [t for t in self._filled if concerns(t, module, hooks)]:
-            renew: Any = _Slot(self._renew, weakref.ref(target))
+            ref = weakref.ref(target)
+            renew = _slot_of(ref, functools.partial(self._renew, ref))
             vars(target)["_compiled_call_impl"] = renew
 
     def _renew(self, ref: weakref.ref[Module], *args: Any, **kwargs: Any) -> Any:
