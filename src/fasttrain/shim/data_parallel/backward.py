@@ -134,6 +134,9 @@ class BackwardPasses:
         several = not isinstance(inputs, Tensor)
         of = tuple(inputs) if several else (inputs,)
         see(of)
+        for replica in self._living():
+            if isinstance(replica, Replica):
+                replica.average_before_hooks()
         found = original(outputs, of if several else inputs, *args, **kwargs)
         self._derived |= any(t is not None and t.requires_grad for t in found)
         trained = {id(parameter) for parameter in self._trained()}

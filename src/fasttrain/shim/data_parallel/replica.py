@@ -34,6 +34,7 @@ from torch import distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from fasttrain.shim.data_parallel.ranks import Ranks
+from fasttrain.shim.data_parallel.split.rows import mean_gradient
 from fasttrain.shim.hooks.roots import parameters_of
 
 # Averages gradients over the ranks without DistributedDataParallel, with the same result.
@@ -151,15 +152,20 @@ class Replica:
 
     def begin_pass(self) -> None:
         """Inspect gradients and hooks before a backward pass."""
-        self._fresh = not self.watching
-        own = len(self._hooks) > 0
+        hooked = self.average_before_hooks()
+        self._fresh = not self.watching and not hooked
+        if self._fresh:
+            self._fresh = all(parameter.grad is None for parameter in self.parameters)
+
+    def average_before_hooks(self) -> bool:
+        """Have gradients averaged before the script's hooks get them; return True if it has any."""
+        own, found = len(self._hooks) > 0, False
         for parameter in self.parameters:
-            if parameter.grad is not None:
-                self._fresh = False
             after: Any = parameter._post_accumulate_grad_hooks
             if parameter._backward_hooks or (after and len(after) > own):
-                self._fresh = False
+                found = True
                 self._average_before_hooks(parameter)
+        return found
 
     def _average_before_hooks(self, parameter: Any) -> None:
         """Average a parameter's gradient before the script's hooks on it get it."""
@@ -170,8 +176,8 @@ class Replica:
         def mean(gradient: Tensor) -> Tensor | None:
             if torch._C._current_graph_task_id() == -1:
                 return None
-            average = gradient.detach() / ranks.world_size
-            return ranks.sum(average.coalesce() if average.is_sparse else average)
+            # With its graph, for what the script computes from it under create_graph.
+            return mean_gradient(gradient.coalesce() if gradient.is_sparse else gradient, ranks)
 
         handle = parameter.register_hook(mean)
         # torch calls hooks in the order of the plain dict: OrderedDict.move_to_end() has no effect.

@@ -274,6 +274,31 @@ def test_a_hook_of_the_script_sees_the_mean() -> None:
     torch.testing.assert_close([first, second], 2 * [expected.clamp(-0.1, 0.1)])
 
 
+def test_what_a_hook_of_the_script_sees_can_be_differentiated_again() -> None:
+    modules = [Net(), Net(), Net()]
+    for module in modules:
+        module.load_state_dict(modules[2].state_dict())
+        module.first.weight.register_hook(lambda g: g.clamp(-0.1, 0.1))
+
+    def second(module: Net, x: Tensor) -> Tensor | None:
+        loss = module(x).square().sum() / len(x)
+        weight = module.first.weight
+        (gradient,) = torch.autograd.grad(loss, weight, create_graph=True)
+        (gradient.square().sum() + 0 * module(x).sum()).backward()
+        return module.second.weight.grad
+
+    def act(ranks: Any) -> Tensor | None:
+        module = modules[ranks.rank]
+        replica = Replica(module, ranks)
+        replica.begin_pass()
+        second(module, X[ranks.rank : ranks.rank + 1])
+        replica.after_backward()
+        return module.second.weight.grad
+
+    expected = second(modules[2], X)
+    torch.testing.assert_close(on_ranks(2, act), 2 * [expected])
+
+
 def test_a_part_that_is_frozen_is_left_out_from_the_next_call_on(alone: Any) -> None:
     replica, module = handed_over(alone)
     module.first.requires_grad_(requires_grad=False)
