@@ -119,7 +119,9 @@ class BackwardPasses:
             replicas = self._living()  # also of roots that were first called in this pass
             for replica in replicas:
                 replica.after_backward()
-            self._unowned.after_backward(replicas, self._added)
+            self._unowned.find(replicas, self._added)
+            if self._unowned.parameters:
+                average_gradients(self._unowned.parameters, self._ranks)
             if retain_graph or create_graph:
                 # Another backward pass may use the same graph without a forward call before it.
                 for replica in replicas:
@@ -139,6 +141,9 @@ class BackwardPasses:
                 replica.average_before_hooks()
         found = original(outputs, of if several else inputs, *args, **kwargs)
         self._derived |= any(t is not None and t.requires_grad for t in found)
+        if self._unowned.is_stale(self._added):
+            self._same_line.check("call torch.autograd.grad")
+            self._unowned.find(self._living(), self._added)
         trained = {id(parameter) for parameter in self._trained()}
         own = [at for at, tensor in enumerate(of) if id(tensor) in trained]
         if not own:
@@ -166,6 +171,10 @@ class BackwardPasses:
             if loss.numel() == 1 and not loss._is_view():
                 loss.data.copy_(self._ranks.sum(loss.detach() / self._ranks.world_size))
 
+    def unowned(self) -> set[int]:
+        """Return the ids of parameters that no root owns and whose gradients are averaged."""
+        return self._unowned.ids(self._living())
+
     def _trained(self) -> Iterator[Tensor]:
         groups = [replica.parameters for replica in self._living()]
         return itertools.chain(*groups, self._unowned.parameters)
@@ -189,33 +198,39 @@ class UnownedParameters:
         self._made = (-1, -1)  # optimizers and roots
         self._sizes: list[tuple[weakref.ref[Optimizer], int]] = []
 
-    def after_backward(self, roots: Sequence[Replica | ShardedReplica], made: int) -> None:
-        """Average the gradients that a backward pass has left.
+    def find(self, roots: Sequence[Replica | ShardedReplica], made: int) -> None:
+        """Search for the parameters again, if there may be others.
 
         Args:
             roots: The replicas of the roots.
             made: Number of roots so far.
         """
-        known = self._made
-        self._made = (self._training.made, made)
-        if self._made != known or self._has_grown():
+        if self.is_stale(made):
+            self._made = (self._training.made, made)
             self._search(roots)
-        if self.parameters:
-            average_gradients(self.parameters, self._ranks)
+
+    def is_stale(self, made: int) -> bool:
+        """True if optimizers or roots were made since the last search, or optimizers have grown."""
+        return self._made != (self._training.made, made) or self._has_grown()
+
+    def ids(self, roots: Sequence[Replica | ShardedReplica]) -> set[int]:
+        """Return the ids of those that a search would find now on this rank."""
+        of_roots = {id(p) for root in roots for p in root.parameters}
+        return self._training.trained() - of_roots
 
     def _has_grown(self) -> bool:
         """True if the script has changed the number of an optimizer's parameters."""
         return any((o := ref()) is not None and _size(o) != size for ref, size in self._sizes)
 
     def _search(self, roots: Sequence[Replica | ShardedReplica]) -> None:
-        of_roots = {id(p) for root in roots for p in root.parameters}
+        own = self.ids(roots)
         optimizers = self._training.numbered()
         self._sizes = [(weakref.ref(optimizer), _size(optimizer)) for _, optimizer in optimizers]
         found = {
             f"{number}.{at}": p
             for number, optimizer in optimizers
             for at, p in enumerate(p for group in optimizer.param_groups for p in group["params"])
-            if id(p) not in of_roots
+            if id(p) in own
         }
         of_ranks = [set(text.split()) for text in self._ranks.gather(" ".join(found))]
         shared = set.intersection(*of_ranks)

@@ -75,6 +75,7 @@ class Replicate:
         self.fed: Callable[[], bool] = lambda: True
         self.splits = SplitCalls(recorder, context)
         self.passes = BackwardPasses(context)
+        self.splits.unowned = self.passes.unowned
 
     def install(self, undo: ExitStack) -> None:
         """Wrap roots and backward passes; watch for a process group of the script's own."""

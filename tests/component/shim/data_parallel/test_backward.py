@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,13 +13,21 @@ from torch.autograd.graph import get_gradient_edge
 
 from fasttrain.shim.data_parallel.backward import BackwardPasses
 from fasttrain.shim.data_parallel.replica import Replica
+from fasttrain.shim.hooks.loop import TrainingState
+from fasttrain.shim.hooks.roots import RootCalls
+
+# One of two ranks, of which the other one has zeros.
+RANKS: Any = SimpleNamespace(
+    waits=nullcontext, sum=lambda tensor: tensor, broadcast=lambda _: None,
+    gather=lambda own: [own], world_size=2,
+)  # fmt: skip
 
 
-def passes_of(ranks: Any, batch: str = "split") -> Any:
+def passes_of(ranks: Any, batch: str = "split", training: TrainingState | None = None) -> Any:
     """Return passes of ranks that are at the same line."""
     context: Any = SimpleNamespace(
         ranks=ranks,
-        training=SimpleNamespace(made=0, numbered=list),
+        training=training or TrainingState(RootCalls()),
         strategy=SimpleNamespace(batch=batch),
     )
     passes: Any = BackwardPasses(context)
@@ -39,11 +47,22 @@ def test_a_pass_starts_from_an_edge_of_the_graph(batch: str) -> None:
 
 
 def test_hooks_of_the_script_get_means_before_any_backward_pass_was_run() -> None:
-    # Of two ranks the other one has zeros.
-    ranks: Any = SimpleNamespace(waits=nullcontext, sum=lambda tensor: tensor, world_size=2)
-    passes, module, seen = passes_of(ranks), nn.Linear(1, 1, bias=False), []
-    replica = Replica(module, ranks)
+    passes, module = passes_of(RANKS), nn.Linear(1, 1, bias=False)
+    seen: list[float] = []
+    replica = Replica(module, RANKS)
     passes.add(replica)
     module.weight.register_hook(lambda gradient: seen.append(gradient.item()))
     passes.gradients(torch.autograd.grad, module(torch.ones(1, 1)).sum(), module.weight)
     assert seen == [0.5]
+
+
+def test_a_gradient_of_a_parameter_that_no_root_owns_is_averaged_before_any_backward_pass() -> None:
+    with ExitStack() as undo:
+        training = TrainingState(RootCalls())
+        training.install(undo)
+        passes, bare = passes_of(RANKS, training=training), torch.ones(1, requires_grad=True)
+        optimizer = torch.optim.SGD([bare])
+        assert passes.unowned() == {id(bare)}
+        (gradient,) = passes.gradients(torch.autograd.grad, bare.sum(), bare)
+    assert gradient.item() == 0.5
+    del optimizer

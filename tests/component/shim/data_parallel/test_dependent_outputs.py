@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fasttrain.shim.data_parallel.split.graph import edge_of, graph_edges
+from fasttrain.shim.data_parallel.split.graph import edge_of, graph_edges, leaves_of
 
 Outputs = tuple[Tensor, Tensor]
 
@@ -38,3 +38,9 @@ def test_outputs_beside_one_another_depend_on_no_other(
     edges, older = graph_edges(outputs, 0)
     assert any(edge_of(output) in edges for output in outputs) == depend
     assert older == ""
+
+
+def test_leaves_are_those_that_outputs_were_computed_from() -> None:
+    used, weight = (torch.ones(2, requires_grad=True) for _ in range(2))
+    edges, _ = graph_edges([(used * weight).sum(), weight.exp()], 0)
+    assert {id(leaf) for leaf in leaves_of(edges)} == {id(used), id(weight)}

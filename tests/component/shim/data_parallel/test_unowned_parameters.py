@@ -57,7 +57,7 @@ def made(dropped_late: bool = False) -> tuple[nn.Parameter, torch.optim.SGD]:
 
 
 def found(unowned: UnownedParameters, *roots: Any) -> list[int]:
-    unowned.after_backward(roots, len(roots))
+    unowned.find(roots, len(roots))
     return [id(parameter) for parameter in unowned.parameters]
 
 

@@ -14,7 +14,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
@@ -71,12 +71,14 @@ class SplitCalls:
         reentrant: True if an activation checkpoint runs backward passes inside a backward pass,
             which DistributedDataParallel would take for several.
         whole_only: True while calls must not be split, because they will be recomputed.
+        unowned: Returns the ids of parameters that no root owns and whose gradients are averaged.
     """
 
     def __init__(self, recorder: OutcomeRecorder, context: ParallelContext) -> None:
         self._active, self._thread, self._pid = False, 0, os.getpid()
         self.whole_only = self.reentrant = False
         self._inside = context.roots.inside
+        self.unowned: Callable[[], set[int]] = set
         self._reduced = 0  # number of losses summed over all ranks
         self._trying = False
         self._verifying_s = 0.0
@@ -347,7 +349,8 @@ class SplitCalls:
         if self._recorder.state is State.ARMED:
             self._recorder.settle(State.ARMED, "no call could be split so far")
         self._recorder.counts["whole calls"] += 1
-        trial = SplitTrial(module, self._ranks, functools.partial(self._trial_split, module))
+        splitting = functools.partial(self._trial_split, module)
+        trial = SplitTrial(module, self._ranks, splitting, self.unowned)
         try:
             output = trial.make_whole_call(args, kwargs)
         except Exception as error:

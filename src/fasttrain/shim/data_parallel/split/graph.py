@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from torch import Tensor
 
 from fasttrain.shim.data_parallel.split.rows import CROSSINGS
+
+_LEAF = "torch::autograd::AccumulateGrad"
 
 
 def graph_edges(outputs: Sequence[Tensor], begun: int) -> tuple[set[tuple[Any, int]], str]:
@@ -29,12 +31,17 @@ def graph_edges(outputs: Sequence[Tensor], begun: int) -> tuple[set[tuple[Any, i
             if child in nodes:
                 continue
             nodes.add(child)
-            if child.name() == "torch::autograd::AccumulateGrad":
+            if child.name() == _LEAF:
                 continue
             if child._sequence_nr() < begun:
                 return edges, str(child.name())
             pending.append(child)
     return edges, ""
+
+
+def leaves_of(edges: Iterable[tuple[Any, int]]) -> list[Tensor]:
+    """Return the leaves that a result of `graph_edges` leads to."""
+    return [node.variable for node, _ in edges if node.name() == _LEAF]
 
 
 def edge_of(tensor: Tensor) -> tuple[Any, int]:

@@ -27,7 +27,7 @@ from fasttrain.shim.data_parallel.split.agreement import (
     row_dimensions,
     structure_of,
 )
-from fasttrain.shim.data_parallel.split.graph import edge_of, graph_edges
+from fasttrain.shim.data_parallel.split.graph import edge_of, graph_edges, leaves_of
 from fasttrain.shim.data_parallel.split.modules import (
     IN_DOUBLE,
     ModuleState,
@@ -79,6 +79,10 @@ _BY_VALUES = (
 )
 _FEW_ROWS = "no argument has a row for each rank"
 _OF_LISTS = "it takes a list, of which no entries are split but rows of its tensors"
+_UNHELD = (
+    "it uses a tensor that requires a gradient and is neither its parameter nor an argument, nor in"
+    " an optimizer"
+)
 _TOGETHER = 1  # tag of what ranks are doing when they meet
 Value = tuple[Any, dict[Place, Any]]  # a call's output, and what it changes in its modules
 
@@ -102,6 +106,7 @@ class SplitTrial:
         module: The root.
         ranks: All ranks, which run the same call.
         splitting: Returns a context that marks the inside of a split call.
+        unowned: Returns the ids of parameters that no root owns and whose gradients are averaged.
 
     Attributes:
         by_values: True if shapes in the whole call depend on values, so that some ranks may use a
@@ -113,10 +118,12 @@ class SplitTrial:
         module: Module,
         ranks: Ranks,
         splitting: Callable[[], AbstractContextManager[None]],
+        unowned: Callable[[], set[int]] = set,
     ) -> None:
         self._module = module
         self._ranks = ranks
         self._splitting = splitting
+        self._unowned = unowned
         self._plainly: Any = module._call_impl
         self._before: ModuleState
         self._around: CallSurroundings
@@ -425,9 +432,13 @@ class SplitTrial:
             raise DisagreementError("with a part of the batch it returns more than other sizes")
         part = tensors_in(inner)
         dims = row_dimensions(tensors_in(outer), part, rows)
-        _, name = graph_edges(part, begun)
+        edges, name = graph_edges(part, begun)
         if name:
             raise DisagreementError(f"it uses a tensor that was computed outside of it ({name})")
+        if not is_sharded(self._module):  # FSDP's whole parameters are in no module after the call
+            averaged = {id(p) for p in parameters_of(self._module)} | self._unowned()
+            if any(id(leaf) not in averaged for leaf in leaves_of(edges)):
+                raise DisagreementError(_UNHELD)
         # A script may first ask for a gradient w.r.t. hidden states at any later call, and one of
         # logits beside a loss hardly will: `backward.mark` could only end the run then.
         with_rows = [t for t, dim in zip(part, dims, strict=True) if dim is not None]
