@@ -102,6 +102,7 @@ class Replica:
 
     Attributes:
         parameters: Its parameters that require a gradient.
+        ids: Their ids.
         uneven: True if it was trained since all ranks had the same buffers.
         registered: Number of parameters, modules and hooks registered anywhere when its
             parameters were last listed.
@@ -128,6 +129,7 @@ class Replica:
         # Leaves only: functional_call puts other tensors in the places of parameters.
         self._all = list({id(p): p for p in parameters_of(module) if p.is_leaf}.values())
         self.parameters = [p for p in self._all if p.requires_grad]
+        self.ids = frozenset(map(id, self.parameters))
         self._forms: list[Any] = []  # of all, as DDP knows them
         self._calls = 0  # since the last backward pass that DDP averaged
         self._several = False  # more calls than passes, so that a pass may come without a call
@@ -231,7 +233,8 @@ class Replica:
             self.begin_again()  # it has put other tensors in
         if not self.parameters:
             return run(*args, **kwargs)
-        if self._ddp is None and not self._probes and self._failures < FAILURES:
+        takes_over = self._ddp is None and not self._probes and self._failures < FAILURES
+        if takes_over and self._has_its_own():
             if not self._failures:
                 self._watch_no_more()
             self._ddp = self._wrap(self._ref())
@@ -245,6 +248,11 @@ class Replica:
             return self._ddp.forward(*args, **kwargs)  # type: ignore[no-untyped-call]
         finally:
             del self._run  # it holds the module
+
+    def _has_its_own(self) -> bool:
+        """True if the module has its own parameters and not others, as in functional_call."""
+        module: Any = self._ref()
+        return {id(p) for p in parameters_of(module) if p.requires_grad} == self.ids
 
     def begin_again(self) -> None:
         """List the module's parameters again, and average the next passes without DDP."""

@@ -230,6 +230,29 @@ def test_tensors_in_the_places_of_parameters_are_not_its_own(alone: Any) -> None
     assert [id(p) for p in replicas[0].parameters] == [id(module.bias)]
 
 
+def test_torchs_object_is_not_made_for_parameters_of_one_call(alone: Any) -> None:
+    module = Net()
+    replica = Replica(module, alone)
+    for _ in range(PROBES):
+        module.zero_grad()
+        train(replica, module)
+    given = {name: nn.Parameter(p.detach() * 2) for name, p in module.named_parameters()}
+
+    class Caller(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = module
+
+        def forward(self, x: Tensor) -> Any:
+            return replica.call(module._call_impl, (x,), {})
+
+    torch.func.functional_call(Caller(), {f"inner.{k}": p for k, p in given.items()}, (X,))
+    assert replica.watching, "torch's object averages what the call had"
+    module.zero_grad()
+    train(replica, module)
+    assert not replica.watching
+
+
 def test_the_module_stays_the_scripts_own(alone: Any) -> None:
     replica, module = handed_over(alone)
     assert type(module) is Net

@@ -182,12 +182,13 @@ class SplitCalls:
         self._recorder.apply(type(module).__name__, root.where)
         self._recorder.counts["split calls"] += 1
         streams = self._streams.for_forward(_device_of(root))
-        return self._split(site, rows, module, call, streams, args, kwargs, inputs)
+        return self._split(site, rows, root, module, call, streams, args, kwargs, inputs)
 
     def _split(
         self,
         site: CallSite,
         rows: Rows,
+        root: Root,
         module: Module,
         call: Call,
         streams: AbstractContextManager[None],
@@ -201,7 +202,7 @@ class SplitCalls:
         own_args, own_kwargs = split.cut(args, kwargs, rows)
         before = self._reduced
         try:
-            with self.splitting(module, streams):
+            with self.splitting(module, streams, _owned(root)):
                 output = call(*own_args, **own_kwargs)
             if self._reduced != before and not meet_inside(self._ranks, _THROUGH):
                 raise Parted
@@ -316,11 +317,20 @@ class SplitCalls:
         return site
 
     @contextmanager
-    def splitting(self, module: Module, context: Any) -> Iterator[None]:
-        """Run the block as the inside of a split call."""
+    def splitting(
+        self, module: Module, context: Any, owned: frozenset[int] | None = None
+    ) -> Iterator[None]:
+        """Run the block as the inside of a split call.
+
+        Args:
+            module: The module that is called.
+            context: Entered as well.
+            owned: The ids of tensors whose gradients are averaged after a pass; default: of all
+                that are `Parameter`, as those of a trial are.
+        """
         self.active = True
         try:
-            with context, shared_parameters(module, self._ranks):
+            with context, shared_parameters(module, self._ranks, owned):
                 yield
         finally:
             self.active = False
@@ -400,18 +410,32 @@ class SplitCalls:
 
 
 @contextmanager
-def shared_parameters(module: Module, ranks: Ranks) -> Iterator[None]:
+def shared_parameters(
+    module: Module, ranks: Ranks, owned: frozenset[int] | None = None
+) -> Iterator[None]:
     """Average the gradients of tensors that replace parameters, as in functional_call.
 
     They are averaged inside the backward pass: the averaging after it only knows a module's own
     parameters.
+
+    Args:
+        module: The module that is called.
+        ranks: All ranks.
+        owned: The ids of its own parameters; default: those that are `Parameter`.
     """
+    if not torch.is_grad_enabled():
+        yield
+        return
+
+    def is_owned(tensor: Tensor) -> bool:
+        return isinstance(tensor, Parameter) if owned is None else id(tensor) in owned
+
     slots: list[dict[str, Any]] = [part._parameters for part in Module.modules(module)]
     replaced = [
         (slot, name, tensor)
         for slot in slots
         for name, tensor in slot.items()
-        if tensor is not None and tensor.requires_grad and not isinstance(tensor, Parameter)
+        if tensor is not None and tensor.requires_grad and not is_owned(tensor)
     ]
     if not replaced:
         yield
@@ -424,6 +448,11 @@ def shared_parameters(module: Module, ranks: Ranks) -> Iterator[None]:
     finally:
         for slot, name, tensor in replaced:
             slot[name] = tensor
+
+
+def _owned(root: Root) -> frozenset[int] | None:
+    """Return the ids of a root's own parameters; None if FSDP averages them."""
+    return None if root.replica is None or root.replica.gathers else root.replica.ids
 
 
 def _dispatch_mode() -> bool:
