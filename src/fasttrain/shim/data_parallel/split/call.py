@@ -56,7 +56,10 @@ _REDUCING, _THROUGH = 2, 3  # tags of what ranks are doing when they meet
 PART = 0.05  # share of a root's parameters that a submodule needs to be split by itself
 _NO_MEMORY = "OutOfMemoryError"  # torch's exception on any device
 GRADIENTS = 2  # number of verified calls whose gradients are compared, too
-ASKED = "the script asks for gradients w.r.t. an output that the model has computed other ones from"
+ASKED = (
+    "the script asks for gradients w.r.t. a tensor that the model returns or keeps, and has computed"
+    " other ones from"
+)
 _ELSEWHERE: Any = object()  # instead of an output, if other ranks are elsewhere in the call
 
 
@@ -221,7 +224,7 @@ class SplitCalls:
             meet = functools.partial(self._meet_at_use, f"an output of {site.name}")
             gather = functools.partial(gather_lazily, rows=rows, meet=meet)
         whole = split.put_together(module, output, rows, gather, inputs)
-        backward.mark(split.with_rows(whole), lambda: refuse(_asked_late(site.name)))
+        backward.mark(split.with_rows(module, whole), lambda: refuse(_asked_late(site.name)))
         return whole
 
     def _meet_at_use(self, name: str) -> None:
@@ -384,7 +387,7 @@ class SplitCalls:
             site.most_rows = max(site.most_rows, row_count(inputs, site.split.inputs))
             self._recorder.counts["verified"] += 1
             asked = functools.partial(self._refuse, site, ASKED, final=True)
-            backward.mark(site.split.with_rows(output), asked)
+            backward.mark(site.split.with_rows(module, output), asked)
         if trial.by_values and root.replica is not None:
             # DDP would hang if a submodule gets no row on one rank, and so no gradient there.
             root.replica.leave_ddp()
@@ -530,8 +533,8 @@ def _used_in_thread(name: str) -> FasttrainError:
 
 def _asked_late(name: str) -> FasttrainError:
     return FasttrainError(
-        f"the script asks for a gradient w.r.t. an output of {name}, for the first time after calls"
-        " were split",
+        f"the script asks for a gradient w.r.t. a tensor that {name} returns or keeps, for the first"
+        " time after calls were split",
         why="the model has computed other outputs from the same tensor, each rank from its own rows"
         " only",
         fix="ask for it in the first call, too, after which the model gets whole batches;"

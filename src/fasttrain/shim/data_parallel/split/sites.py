@@ -143,7 +143,7 @@ class Split:
         outputs: The batch dimension of each tensor among the outputs.
         kept: Attributes that the call sets in its modules: the module's number in the order of
             `Module.modules`, the name, and the batch dimensions of the tensors.
-        inner: True if the call returns tensors with rows along with a number computed from them.
+        inner: True if the call returns or keeps tensors along with a number computed from them.
         same: For each output tensor, the number of the argument that it is, or None.
     """
 
@@ -176,12 +176,16 @@ class Split:
             for tensor, dim in zip(tensors, self.outputs, strict=True)
         )
 
-    def with_rows(self, output: Any) -> list[Tensor]:
-        """Return the tensors with rows that a call returns along with results of them."""
+    def with_rows(self, module: Module, output: Any) -> list[Tensor]:
+        """Return the tensors with rows that a call returns or keeps along with results of them."""
         if not self.inner:
             return []
         own = self.same or (None,) * len(self.outputs)
-        found = zip(tensors_in(output), self.outputs, own, strict=True)
+        found = list(zip(tensors_in(output), self.outputs, own, strict=True))
+        parts = list(Module.modules(module)) if self.kept else []
+        for number, name, dims in self.kept:
+            tensors = tensors_in(vars(parts[number])[name])
+            found += zip(tensors, dims, [None] * len(dims), strict=True)
         return [tensor for tensor, dim, at in found if dim is not None and at is None]
 
     def put_together(

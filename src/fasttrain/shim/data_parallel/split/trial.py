@@ -396,7 +396,7 @@ class SplitTrial:
                     raise DisagreementError(f"the buffer {name} has rows of the batch")
                 kept.append((number, name, tuple(of_value)))
         ancestors, _ = graph_edges(tensors_in(inner), begun)
-        made = any(edge_of(t) in ancestors for t in tensors_in(inner[0]))
+        made = any(edge_of(t) in ancestors for t in tensors_in(inner))
         if self._draws and None in dims:
             self._check_draws(Split(guess).cut(args, kwargs, rows), dims)
         outputs = tuple(dims[: len(tensors_in(inner[0]))])
@@ -443,6 +443,8 @@ class SplitTrial:
         # logits beside a loss hardly will: `backward.mark` could only end the run then.
         with_rows = [t for t, dim in zip(part, dims, strict=True) if dim is not None]
         ancestors, _ = graph_edges(with_rows, begun)
+        if any(t.retains_grad for t in with_rows):
+            raise DisagreementError("it retains gradients of tensors that it returns or keeps")
         if any(edge_of(t) in ancestors for t in with_rows):
             raise DisagreementError("it returns tensors, and others that it has computed from them")
         return dims
