@@ -79,7 +79,7 @@ class Hang:
         quiet_s: Seconds without progress.
         limit_s: Seconds without progress that count as a hang.
         action: ``stop``: the run is stopped; ``report``: it goes on, as the user asked; ``spare``:
-            it goes on because its only process is still computing.
+            it goes on because nobody waits for its only process, or something still transfers.
         verdict: Who waits for whom, one sentence each.
         ranks: The ranks of this node that still run.
         ended: Ranks of this node that have ended.

@@ -219,24 +219,63 @@ def test_limits_that_follow_the_run(
     assert run.told[0].limit_s == limit_s
 
 
-def test_the_only_process_is_told_of_and_spared_while_it_computes(ranks: Any, scene: Any) -> None:
+def both(ranks: Any) -> None:
+    """Have two ranks that have made steps, so that one could wait for the other."""
+    for rank in (ranks(0), ranks(1)):
+        rank.show(Slot.STEPS, 5)
+
+
+@pytest.mark.parametrize("busy", [0.0, 1.0])
+def test_the_only_process_is_told_of_and_spared(
+    ranks: Any, scene: Any, of_command: Any, busy: float
+) -> None:
+    ranks(0).show(Slot.BEATS, 1)
+    of_pool = Path(of_command("true").run_dir, "heartbeat-0.json")
+    of_pool.rename(of_pool.with_suffix(".child-9.json"))
     rank, run = ranks(0), scene()
     rank.show(Slot.STEPS, 5)
-    assert run.wait(3 * BUSY_S, busy=1.0) == []
+    assert run.wait(3 * BUSY_S, busy) == []
     assert [hang.action for hang in run.told] == ["spare"], "once"
     (line,) = run.told[0].verdict
     assert line.startswith("rank 0 ")
     assert "t.py:2" in line
     assert not run.watch.stopped
-    assert run.wait(BUSY_S) == [True], "it computes no more"
-    assert run.told[1].action == "stop"
+
+
+OF_OWN = replace(STUCK[0], processes=(replace(STUCK[0].processes[0], pid=os.getpid()),))
+WAITS = Frame("torch/distributed/distributed_c10d.py", 1, "barrier")
+WAITING = StuckRank(1, 1, (StuckProcess(1, "rank", ((WAITS, *STUCK[0].processes[0].threads[0]),)),))
+LOADS = StuckProcess(2, "loader worker", STUCK[0].processes[0].threads)
+RECEIVES = (Frame("ssl.py", 1, "read"), *LOADS.threads[0])
+
+
+@pytest.mark.parametrize("beside", [(), (WAITING,)], ids=["", "that a rank waits for"])
+@pytest.mark.parametrize("moves", ["a thread", "a loader's worker", "a loader's socket", "a disk"])
+def test_what_still_transfers_is_not_stopped(
+    ranks: Any, scene: Any, monkeypatch: Any, moves: str, beside: tuple[StuckRank, ...]
+) -> None:
+    run = scene()
+    both(ranks)
+    pid = {"a thread": os.getpid(), "a loader's worker": LOADS.pid}.get(moves, 0)
+    loads = replace(LOADS, threads=(RECEIVES,)) if moves == "a loader's socket" else LOADS
+    run.stuck = (replace(OF_OWN, processes=(*OF_OWN.processes, loads)), *beside)
+    monkeypatch.setattr(procfs, "family", lambda pid: [pid, LOADS.pid])
+    monkeypatch.setattr(procfs, "all_bytes", lambda one: int(run.now) if one == pid else 0)
+    disk = moves == "a disk"
+    monkeypatch.setattr(procfs, "waits_for_disk", lambda _, **any_: disk and bool(any_))
+    assert run.wait(BUSY_S + IDLE_S + 2) == []
+    assert [hang.action for hang in run.told] == ["spare"] * len(beside), "once"
+    run.stuck = (OF_OWN, *beside)
+    monkeypatch.setattr(procfs, "all_bytes", lambda _: 0)
+    monkeypatch.setattr(procfs, "waits_for_disk", lambda _, **any_: False)
+    assert run.wait(BUSY_S + IDLE_S + 2) == [True], "it is stuck by now"
 
 
 def test_a_main_thread_that_gets_little_of_its_processor(
     ranks: Any, scene: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rank, run = ranks(0), scene()
-    rank.show(Slot.STEPS, 5)
+    run = scene()
+    both(ranks)
     monkeypatch.setattr(procfs, "runs", lambda _: run.now % 4 != 0)
     assert run.wait(BUSY_S, busy=0.1) == []
     monkeypatch.setattr(procfs, "runs", lambda _: run.now % 4 == 0)
@@ -264,11 +303,11 @@ def test_time_in_which_nobody_reads_the_output_does_not_count(ranks: Any, scene:
 def test_time_in_which_a_rank_waits_for_a_disk_does_not_count(
     ranks: Any, scene: Any, monkeypatch: Any, timeout_s: int | None, stops: list[bool]
 ) -> None:
-    rank, run = ranks(0), scene(timeout_s=timeout_s)
-    rank.show(Slot.STEPS, 5)
-    monkeypatch.setattr(procfs, "waits_for_disk", lambda _: True)
+    run = scene(timeout_s=timeout_s)
+    both(ranks)
+    monkeypatch.setattr(procfs, "waits_for_disk", lambda _, **any_: True)
     assert run.wait(100) == stops
-    monkeypatch.setattr(procfs, "waits_for_disk", lambda _: False)
+    monkeypatch.setattr(procfs, "waits_for_disk", lambda _, **any_: False)
     assert run.wait(62) == [True][len(stops) :]
 
 
@@ -288,10 +327,9 @@ def child(monkeypatch: pytest.MonkeyPatch, scene: Any) -> Callable[[Callable[[],
 
 
 def test_a_child_that_copies_a_file(ranks: Any, scene: Any, child: Any) -> None:
-    rank, run = ranks(0), scene()
-    rank.show(Slot.STEPS, 5)
-    own = replace(STUCK[0].processes[0], pid=os.getpid())
-    run.stuck = (replace(STUCK[0], processes=(own,)),)
+    run = scene()
+    both(ranks)
+    run.stuck = (OF_OWN,)
     child(lambda: int(min(run.now, 200.0)))
     assert run.wait(200) == []
     assert run.wait(3 * IDLE_S) == [True], "it is stuck by now, too"
@@ -322,8 +360,6 @@ def test_a_server_after_training(ranks: Any, scene: Any) -> None:
     run.stuck = serving()
     assert run.wait(2 * BUSY_S) == []
     assert run.told == []
-    run.stuck = STUCK
-    assert run.wait(IDLE_S + 1) == [True]
 
 
 def test_a_server_that_other_ranks_wait_for(ranks: Any, scene: Any) -> None:
@@ -332,7 +368,8 @@ def test_a_server_that_other_ranks_wait_for(ranks: Any, scene: Any) -> None:
         rank.show(Slot.STEPS, 5)
     run.stuck = serving(Frame("torch/distributed/distributed_c10d.py", 1, "all_reduce"))
     assert run.wait(BUSY_S) == []
-    assert run.wait(2) == [True]
+    assert run.wait(2) == []
+    assert [hang.action for hang in run.told] == ["spare"]
     assert re.fullmatch(r"rank 1 .*\ball_reduce\b.*\bt\.py:2\b.*", run.told[0].verdict[0])
 
 

@@ -130,7 +130,7 @@ _ROLES = {"rank": "process", "loader worker": "DataLoader worker", "child": "chi
 _ENDS = {
     "stop": "fasttrain stops the run (--on-hang report would let it go on)",
     "report": "the run goes on (--on-hang stop would end it)",
-    "spare": "it computes, so the run goes on (--hang-timeout SECONDS would end it)",
+    "spare": "it may still work, so the run goes on (--hang-timeout SECONDS would end it)",
 }
 
 

@@ -51,6 +51,13 @@ class Activity:
         """Return the processes that have computed, read or written anything, or are new."""
         return frozenset(pid for pid, done in self.done.items() if before.done.get(pid) != done)
 
+    def moved_since(self, before: Activity) -> frozenset[int]:
+        """Return the processes of which some thread has read or written anything, or are new."""
+        none = (0.0, -1)
+        return frozenset(
+            pid for pid, (_, moved) in self.done.items() if before.done.get(pid, none)[1] != moved
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Doing:
@@ -129,6 +136,8 @@ _SERVERS: Rows = (("gradio/blocks.py", frozenset({"block_thread"}), "serves"),)
 _NOT_NETWORK = ("subprocess.py", "multiprocessing/connection.py")
 _NOT_NETWORK_BELOW = ("torch/distributed/", "torch/utils/data/", "torch/autograd/")
 _REQUEST = "http/client.py"
+# Libraries that transfer by threads, event loops or C of their own while their caller waits.
+_CLIENTS = ("fsspec/", "huggingface_hub/", "s3transfer/", "grpc/")
 
 
 def excuse(ranks: Iterable[StuckRank], doing: Mapping[int, Doing], *, automatic: bool) -> str:
@@ -171,10 +180,42 @@ def on_network(rank: StuckRank, doing: Mapping[int, Doing], *, alone: bool) -> b
         return True
     if stack and _is_in(stack[0], _NETWORK):
         return True
-    if any(_named(frame, _SERVERS) for frame in stack):
+    if any(_named(frame, _SERVERS) or _is_of_client(frame) for frame in stack):
         return True
     # Libraries upload in threads of their own while the main thread waits for them.
     return any(_is_in(frame, (_REQUEST,)) for frame in chain.from_iterable(worker.threads[1:]))
+
+
+def transfers(rank: StuckRank, moved: frozenset[int]) -> bool:
+    """True if any thread of a rank, or of the processes that it works with, transfers anything.
+
+    Those are its DataLoader workers and others of multiprocessing, but no programs such as
+    TensorBoard and wandb's service, which write now and then whatever the training does.
+
+    Args:
+        rank: The rank with its stacks.
+        moved: Processes that have read or written something since there was no progress.
+    """
+    return any(
+        process.pid in moved or procfs.waits_for_disk(process.pid, any_thread=True)
+        for process in rank.processes
+    ) or any(
+        _receives(stack)
+        for process in rank.processes
+        if process.role == "loader worker"
+        for stack in process.threads
+    )
+
+
+def _receives(stack: tuple[Frame, ...]) -> bool:
+    """True if a thread of a DataLoader worker waits for the network, and not for its parent."""
+    if any(_is_in(frame, _NOT_NETWORK) for frame in stack):
+        return False
+    return bool(stack) and (_is_in(stack[0], _NETWORK) or any(map(_is_of_client, stack)))
+
+
+def _is_of_client(frame: Frame) -> bool:
+    return any(f"/{client}" in f"/{frame.file}" for client in _CLIENTS)
 
 
 def _main(process: StuckProcess) -> tuple[Frame, ...]:

@@ -13,13 +13,13 @@ from fasttrain.launch.hang.heartbeats import HeartbeatRecord, HeartbeatRecords
 from fasttrain.launch.hang.stacks import examine
 from fasttrain.launch.hang.verdict import (
     Activity,
-    Doing,
     are_stopped,
     doing,
     excuse,
     have_begun,
     on_network,
     signs,
+    transfers,
     verdict,
     waits_for_ranks,
 )
@@ -245,31 +245,32 @@ class HangWatch:
         if self._quiet_s < limit_s:
             return
         quiet_s, now = self._quiet_s, self._activity(heartbeats)
-        active = now.active_since(self._before) if self._before else frozenset()
+        before = self._before or now
+        active, moved = now.active_since(before), now.moved_since(before)
         # Before the stacks are asked for: writing them is activity, too.
         seen = {
             heartbeat.address.pid: doing(heartbeat.address.pid, active) for heartbeat in running
         }
         ranks = examine(running, Path(self._plan.run_dir))
         self._seen = signs(running)
-        alone = len(running) == 1 and self._plan.processes.value.max_nodes == 1
+        # Processes without a step of their own, such as a pool's, are no ranks that could wait.
+        stepping = sum(heartbeat.steps > 0 for heartbeat in running)
+        alone = stepping <= 1 and self._plan.processes.value.max_nodes == 1
         if excuse(ranks, seen, automatic=self._automatic):
             self._excuse()  # checked again after the same time
             return
-        if self._automatic and self._is_on_network(ranks, seen, alone=alone):
+        used = any(transfers(rank, moved) or on_network(rank, seen, alone=alone) for rank in ranks)
+        if self._automatic and used and self._may_wait(ranks):
             return
-        spared = alone and self._automatic and self._watch.action == "stop" and self._computes(now)
+        # Nobody waits for a lone process, and no one can tell a wait without end from a long one.
+        spared = self._automatic and self._watch.action == "stop" and (alone or used)
         action, run_id = "spare" if spared else self._watch.action, self._plan.run_id
         ended = tuple(sorted(self._ranks - {rank.rank for rank in ranks}))
         hang = Hang(run_id, quiet_s, limit_s, action, (), ranks, ended)
         self._found(without_secrets(Hang, hang, self._secrets))
 
-    def _is_on_network(
-        self, ranks: tuple[StuckRank, ...], seen: dict[int, Doing], *, alone: bool
-    ) -> bool:
-        """True if ranks use the network, and may do so for now."""
-        if not any(on_network(rank, seen, alone=alone) for rank in ranks):
-            return False
+    def _may_wait(self, ranks: tuple[StuckRank, ...]) -> bool:
+        """True if ranks of which one transfers something may do so for now."""
         several_nodes = self._plan.processes.value.max_nodes > 1
         if several_nodes or any(waits_for_ranks(rank.processes[0]) for rank in ranks):
             self._patient = self._quiet_s < BUSY_S

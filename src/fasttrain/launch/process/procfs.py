@@ -127,9 +127,15 @@ def is_stopped(pid: int) -> bool:
     return _fields(pid)[:1] in (["T"], ["t"])
 
 
-def waits_for_disk(pid: int) -> bool:
-    """True if the main thread is in uninterruptible sleep (state D), as for disks and NFS."""
-    return _fields(pid)[:1] == ["D"]
+def waits_for_disk(pid: int, *, any_thread: bool = False) -> bool:
+    """True if the main thread is in uninterruptible sleep (state D), as for disks and NFS.
+
+    Args:
+        pid: The process.
+        any_thread: Whether another thread of it counts, too.
+    """
+    stats = Path(f"/proc/{pid}/task").glob("*/stat") if any_thread else [_stat(pid)]
+    return any(_split(path)[:1] == ["D"] for path in stats)
 
 
 def runs(pid: int) -> bool:
@@ -185,7 +191,15 @@ def _in_mask(status: Path, name: str, signum: int) -> bool:
 
 def _fields(pid: int) -> list[str]:
     """Return the fields of ``stat`` after the name, which may hold spaces and parentheses."""
-    return _read(Path(f"/proc/{pid}/stat")).rpartition(") ")[2].split()
+    return _split(_stat(pid))
+
+
+def _stat(pid: int) -> Path:
+    return Path(f"/proc/{pid}/stat")
+
+
+def _split(stat: Path) -> list[str]:
+    return _read(stat).rpartition(") ")[2].split()
 
 
 def _read(path: Path) -> str:
