@@ -188,7 +188,9 @@ def _exit_code(error: BaseException) -> int:
     if not isinstance(error, SystemExit):
         return 1
     code = error.code
-    return code & 0xFF if isinstance(code, int) else int(code is not None)
+    if not isinstance(code, int):
+        return int(code is not None)
+    return code & 0xFF if -(1 << 63) <= code < 1 << 63 else 0xFF  # -1 where it is no C long
 
 
 def _message(error: BaseException) -> str:
@@ -240,10 +242,11 @@ def _as_the_script(
         run()
         ended_well()
     except SystemExit as end:
-        if end.code in (None, 0):
-            ended_well()
-        else:
+        # Not by ==, which is the script's own function where `main` returns an array, say.
+        if _exit_code(end):
             failed(end)
+        else:
+            ended_well()
         raise
     except BaseException as error:
         failed(error)

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from fasttrain.model.codec import loads
 from fasttrain.model.crash import Failure
-from fasttrain.shim.script import NOT_RECORDED, recorder
+from fasttrain.shim.script import NOT_RECORDED, _as_the_script, recorder
 
 
 def recorded(folder: Path, raise_it: Any) -> Failure:
@@ -48,10 +49,33 @@ def test_exception_with_what_led_to_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("code", "expected"),
-    [(3, 3), (-1, 255), (259, 3), (True, 1), ("a text", 1), (2**70, 0)],
+    [(3, 3), (-1, 255), (259, 3), (True, 1), ("a text", 1), (2**70, 255)],
 )
 def test_exit_codes_are_those_of_python(tmp_path: Path, code: Any, expected: int) -> None:
     assert recorded(tmp_path, lambda: sys.exit(code)).exit_code == expected
+
+
+@pytest.mark.parametrize(
+    ("code", "ended"),
+    [
+        (None, "well"),
+        (0, "well"),
+        (False, "well"),
+        (256, "well"),
+        (2**70, "badly"),
+        (0.0, "badly"),
+        (torch.tensor([0.5, 0.4]), "badly"),
+        (torch.tensor(0), "badly"),
+    ],
+    ids=repr,
+)
+def test_what_a_main_returns_as_the_exit_code(code: Any, ended: str) -> None:
+    told: list[str] = []
+    with pytest.raises(SystemExit) as end:
+        _as_the_script(
+            lambda: sys.exit(code), lambda: told.append("well"), lambda _: told.append("badly")
+        )
+    assert (told, end.value.code is code) == ([ended], True)
 
 
 def test_an_interrupt_ends_python_by_its_signal(tmp_path: Path) -> None:
