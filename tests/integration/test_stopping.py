@@ -43,7 +43,8 @@ while time.monotonic() < end:
 LEAVES = """
 import os, subprocess, sys
 sleeper = subprocess.Popen([sys.executable, "-Sc", "import time; time.sleep(60)"],
-                           start_new_session=True, env={})
+                           start_new_session=True, env={}, stdout=subprocess.DEVNULL,
+                           stderr=subprocess.DEVNULL)
 open("left", "w").write(str(sleeper.pid))
 os._exit(int(sys.argv[1]))
 """

@@ -44,6 +44,7 @@ class Silent(QuietDisplay):
         last: The end of it.
     """
 
+    shows = False
     last = b""
 
     def write(self, descriptor: int, data: bytes) -> None:  # noqa: ARG002 - the display's

@@ -25,6 +25,7 @@ AGENT_PROGRAM = "fasttrain/agent/agent.py"
 LAUNCHER_PROGRAM = "fasttrain/__main__.py"
 TASK_MODULE = "fasttrain.slurm.node_start"
 GUARDIAN_PROGRAM = "fasttrain/processes/guardian.py"
+REMAINING_OUTPUT_PROGRAM = "fasttrain/processes/remaining_output.py"
 BENCH_PROGRAM = "fasttrain/probes/bench.py"
 TRIAL_PROGRAM = "fasttrain/probes/trial.py"
 SPAWN_MODULE = "fasttrain.shim.multiprocessing_hooks"  # in the command line of a spawned child

@@ -3,15 +3,18 @@ from __future__ import annotations
 import gc
 import os
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from fasttrain.config.environ import read_environ
 from fasttrain.launch.node_run import NodeRun, Observers
+from fasttrain.launch.output import relay
 from fasttrain.launch.output.display import PlainDisplay, write_all
 from fasttrain.launch.run_node import attend, compose
 from fasttrain.launch.start import active_elsewhere, read_invocation, start
@@ -54,6 +57,36 @@ def test_a_command_from_start_to_receipt(of_command: Callable[..., LaunchPlan]) 
     assert (receipt.exit_code, receipt.ranks) == (7, ())
     log = Path(plan.run_dir, "rank-0.log").read_bytes()
     assert sorted(log.splitlines()) == [b"said", b"told"]
+
+
+LATER = "(echo begun; while [ -e going ]; do {}; done; echo later; : > flag) & echo now"
+
+
+@pytest.mark.parametrize("does", ["sleep 0.05", "echo again; sleep 0.02"], ids=["waits", "prints"])
+def test_what_is_left_running_goes_on_to_print(
+    of_command: Callable[..., LaunchPlan],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    does: str,
+) -> None:
+    before = psutil.Process().children()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(relay, "MOST_DRAIN_S", 0.5)
+    going = tmp_path / "going"
+    going.touch()
+    plan = of_command("sh", "sh", "-c", LATER.format(does))
+    began_s = time.monotonic()
+    receipt = start(plan, plan, {"PATH": os.defpath}, Observers(Recorder()))
+    assert (receipt.exit_code, going.exists()) == (0, True)
+    assert time.monotonic() - began_s < 10, "it ends, whatever is printed"
+    going.unlink()
+    for child in psutil.Process().children():
+        if child not in before:
+            child.wait()
+    assert (tmp_path / "flag").exists()
+    assert capfd.readouterr().out.endswith("later\n")
+    assert Path(plan.run_dir, "rank-0.log").read_bytes().endswith(b"later\n")
 
 
 def test_a_file_that_is_no_program(

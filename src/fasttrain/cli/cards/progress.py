@@ -44,6 +44,8 @@ class ProgressDisplay:
     disturbed. If the terminal goes away, only the progress line ends.
     """
 
+    shows = True
+
     def __init__(self) -> None:
         from fasttrain.cli.console import stderr_console
 

@@ -14,7 +14,13 @@ LONG_S = 5.0  # of compiling, after which a line reports it
 
 
 class Display(Protocol):
-    """Shows the script's output, and its progress between the lines."""
+    """Shows the script's output, and its progress between the lines.
+
+    Attributes:
+        shows: Whether the output reaches stdout and stderr.
+    """
+
+    shows: bool
 
     def write(self, descriptor: int, data: bytes) -> None:
         """Write the script's own bytes to stdout (1) or stderr (2).
@@ -39,6 +45,7 @@ class Display(Protocol):
 class PlainDisplay:
     """Passes the script's bytes on; of progress it shows only a compilation that takes long."""
 
+    shows = True
     _compiling, _since_s = "", 0.0
     _told: frozenset[str] = frozenset()
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import math
 import os
 import select
 import selectors
+import signal
 import struct
 import sys
 import termios
@@ -24,10 +26,12 @@ from typing import Any
 from fasttrain.files import open_regular
 from fasttrain.launch.output.display import Display, write_all
 from fasttrain.model.attempts import DIVIDER
+from fasttrain.model.places import REMAINING_OUTPUT_PROGRAM, RUN_MARK, program
 
 CHUNK_BYTES = 65536
 SETTLE_S = 0.005  # between two looks for output that is still to be carried
-DRAIN_S = 0.3  # for what is left in the pipes when the script has ended
+DRAIN_S = 0.3  # without output after the script's end: what is left running prints later
+MOST_DRAIN_S = 2.0  # however much that prints: the receipt must not wait for it
 
 
 class Relay:
@@ -125,7 +129,10 @@ class Relay:
             time.sleep(SETTLE_S)
 
     def finish(self) -> None:
-        """Carry what is left and stop, even if a grandchild keeps a stream open."""
+        """Carry what is left and stop.
+
+        What the script left running keeps its streams: another process carries them from now on.
+        """
         if self._thread.ident is None:  # nothing could be started
             self._close_child_ends()
         else:
@@ -133,22 +140,51 @@ class Relay:
                 self._close_child_ends()
             os.write(self._wake_write, b"x")
             self._thread.join()
+            self._hand_over()
         for key in list(self._selector.get_map().values()):
             self._close(key.fd)
         for descriptor in (self._log, self._wake_write):
             os.close(descriptor)
         self._selector.close()
 
+    def _hand_over(self) -> None:
+        """Start a process that carries the streams that others still hold."""
+        shows = self._display.shows
+        streams = {
+            key.fd: key.data if shows else -1
+            for key in self._selector.get_map().values()
+            if key.fd in self._ours
+        }
+        if not streams:
+            return
+        for descriptor in (self._log, *streams):
+            os.set_inheritable(descriptor, True)  # noqa: FBT003 - has no keyword
+        words = [program(REMAINING_OUTPUT_PROGRAM), str(self._log)]
+        words += [f"{read}:{shown}" for read, shown in streams.items()]
+        # Without the run's mark: it is no part of the run, and ends by itself.
+        environ = {name: value for name, value in os.environ.items() if name != RUN_MARK}
+        try:
+            os.posix_spawn(
+                sys.executable,
+                (sys.executable, "-IS", *words),
+                environ,
+                file_actions=[(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)],
+                setsigmask=signal.valid_signals(),
+            )
+        except OSError as error:
+            self.log_error = error.strerror or str(error)
+
     def _run(self) -> None:
-        ending = False
+        until_s = math.inf
         while len(self._selector.get_map()) > 1:
+            ending = until_s < math.inf
             ready = self._selector.select(DRAIN_S if ending else None)
-            if ending and not ready:
-                return
+            if ending and (not ready or time.monotonic() >= until_s):
+                return  # what comes later is carried by another process
             for key, _ in ready:
                 if key.fd == self._wake_read:
                     os.read(self._wake_read, 1)
-                    ending = True
+                    until_s = time.monotonic() + MOST_DRAIN_S
                 else:
                     self.held = True
                     self._carry(key.fd, key.data)
