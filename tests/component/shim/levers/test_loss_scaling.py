@@ -437,3 +437,26 @@ def test_everything_is_put_back(rig):
     with rig(amp="float16"):
         assert torch.autograd.backward is not before[0]
     assert (torch.autograd.backward, torch.autograd.grad, torch.optim.Optimizer.__init__) == before
+
+
+@pytest.mark.parametrize("between", ["metric", "optimizer", "root dies", "another pass"])
+def test_an_overflow_is_known_whatever_the_script_does_before_the_step(rig, between):
+    """New models and optimizers begin with the next backward pass."""
+    x = torch.ones(4, 16)
+    model, metric, other = make_model(), make_model(1), make_model(2)
+    weights = bits(model)
+    with rig(amp="float16") as runtime:
+        sgd = torch.optim.SGD(model.parameters(), lr=1e-6)
+        other(x)
+        (model(x).sum() * 1e38).backward()
+        if between == "metric":
+            metric(x)
+        elif between == "optimizer":
+            sgd = torch.optim.SGD(model.parameters(), lr=1e-6)
+        elif between == "root dies":
+            del other
+        else:
+            metric(x).sum().backward()
+        sgd.step()
+        assert same(bits(model), weights)
+        assert runtime.outcomes()["loss_scaling"].counts["skipped steps"] == 1

@@ -212,7 +212,11 @@ class _Group:
 
 
 class Gradients:
-    """All gradients that a backward pass may leave: of optimizers, of roots, and all others."""
+    """All gradients that a backward pass may leave: of optimizers, of roots, and all others.
+
+    Groups are formed as a pass begins, and hold until the next one begins. What a script adds
+    between them has no part in what the last pass has found.
+    """
 
     def __init__(self) -> None:
         self._optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
@@ -249,7 +253,8 @@ class Gradients:
             scale: The scale of the pass.
         """
         seen: set[int] = set()  # two parameters may share a gradient
-        for group in self._current():
+        self._form_if_changed()
+        for group in self._groups:
             by_device: dict[torch.device, list[Tensor]] = {}
             for parameter, gradient in group.pairs():
                 if id(parameter.grad) in seen:
@@ -282,7 +287,7 @@ class Gradients:
         """Divide all gradients by the scale, and note which optimizers have an inf or NaN."""
         inverse = scale.double().reciprocal().float()
         seen: set[int] = set()
-        for group in sorted(self._current(), key=lambda g: not g.owners):
+        for group in sorted(self._groups, key=lambda g: not g.owners):
             found = torch.zeros((), dtype=torch.float32, device=scale.device)
             like_optimizer: Any = _Group(group.owners)
             again: Any = _Group(group.owners)
@@ -315,9 +320,18 @@ class Gradients:
             others.drop_overflow()
 
     def found(self, optimizer: Optimizer) -> list[Tensor]:
-        """Return scalars on the devices of an optimizer's gradients: 1 for inf or NaN, else 0."""
+        """Return scalars on the devices of an optimizer's gradients: 1 for inf or NaN, else 0.
+
+        The optimizer may have been made, or given a parameter, after the pass that was checked.
+        """
         key = id(optimizer)
-        return [f for g in self._current() if key in g.owners for f in g.found.values()]
+        trained = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        return [
+            found
+            for group in self._groups
+            if key in group.owners or any(id(p) in trained for p in group.parameters)
+            for found in group.found.values()
+        ]
 
     def update(self, scaler: GradScaler, stepped: set[int]) -> None:
         """Let the scale grow or back off by what was found since the last update.
@@ -358,13 +372,12 @@ class Gradients:
             if optimizer is None or id(optimizer) in group.owners:
                 group.zeroed = True
 
-    def _current(self) -> list[_Group]:
-        """Return the groups; formed again after an optimizer, a root or a parameter was added."""
+    def _form_if_changed(self) -> None:
+        """Form the groups again after an optimizer, a root or a parameter was added."""
         trained = sum(len(g["params"]) for o in self._optimizers for g in o.param_groups)
         if (trained, len(self._roots)) != self._known:
             self._known = (trained, len(self._roots))
             self._groups = self._form()
-        return self._groups
 
     def _form(self) -> list[_Group]:
         owners: dict[int, set[int]] = {}
