@@ -460,3 +460,37 @@ def test_an_overflow_is_known_whatever_the_script_does_before_the_step(rig, betw
         sgd.step()
         assert same(bits(model), weights)
         assert runtime.outcomes()["loss_scaling"].counts["skipped steps"] == 1
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_parameter_that_takes_the_place_of_another(rig, fused):
+    """Its overflow skips the step, and lowers the scale."""
+    x = torch.ones(4, 16)
+    with rig(amp="float16") as runtime:
+        model = nn.Linear(16, 4, bias=False)
+        adam = torch.optim.AdamW(model.parameters(), lr=0.1, fused=fused)
+        model(x).mean().backward()
+        adam.step()
+        adam.zero_grad()
+        model.weight = nn.Parameter(model.weight.detach().clone())
+        adam.param_groups[0]["params"][0] = model.weight
+        [weight] = bits(model)
+        (model(x).sum() * 1e38).backward()
+        adam.step()
+        assert torch.equal(model.weight, weight)
+        adam.zero_grad()
+        model(x).mean().backward()
+        counts = runtime.outcomes()["loss_scaling"].counts
+    assert (counts["steps"], counts["skipped steps"], counts["scale"]) == (1, 1, 2**15)
+
+
+def test_parameters_that_a_script_replaces_in_each_step_lower_the_scale(rig):
+    """Without an optimizer nothing has a list of them."""
+    x = torch.ones(4, 16)
+    with rig(amp="float16") as runtime:
+        model = nn.Linear(16, 4, bias=False)
+        for _ in range(3):
+            (model(x).sum() * 1e38).backward()
+            model.weight = nn.Parameter(model.weight.detach().clone())
+        counts = runtime.outcomes()["loss_scaling"].counts
+    assert counts["scale"] == 2**14

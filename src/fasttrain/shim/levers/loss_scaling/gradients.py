@@ -224,7 +224,7 @@ class Gradients:
         self._others = OtherTensors()
         self._groups: list[_Group] = []
         self._grouped: frozenset[int] = frozenset()  # the ids of their parameters
-        self._known = (-1, -1)
+        self._known: object = None  # whose parameters the groups have
 
     @property
     def optimized(self) -> bool:
@@ -234,12 +234,12 @@ class Gradients:
     def add_optimizer(self, optimizer: Optimizer) -> None:
         """Add an optimizer's parameters."""
         self._optimizers.add(optimizer)
-        self._known = (-1, -1)
+        self._known = None
 
     def add_root(self, _: Root, module: Module) -> None:
         """Add a module's parameters, which may be in no optimizer."""
         self._roots.add(module)
-        self._known = (-1, -1)
+        self._known = None
 
     def install(self, undo: ExitStack) -> None:
         """Watch for calls of ``retain_grad()``."""
@@ -373,10 +373,18 @@ class Gradients:
                 group.zeroed = True
 
     def _form_if_changed(self) -> None:
-        """Form the groups again after an optimizer, a root or a parameter was added."""
-        trained = sum(len(g["params"]) for o in self._optimizers for g in o.param_groups)
-        if (trained, len(self._roots)) != self._known:
-            self._known = (trained, len(self._roots))
+        """Form the groups again if an optimizer, a root or an optimizer's parameter is another.
+
+        The groups hold their parameters, so that no other one gets an id of theirs.
+        """
+        trained = [
+            [id(p) for group in optimizer.param_groups for p in group["params"]]
+            for optimizer in self._optimizers
+        ]
+        known = (trained, len(self._roots))
+        # A script without an optimizer may replace parameters of modules in each step.
+        if known != self._known or not trained:
+            self._known = known
             self._groups = self._form()
 
     def _form(self) -> list[_Group]:
