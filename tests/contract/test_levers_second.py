@@ -114,11 +114,15 @@ def test_gradients_for_several_vectors_at_once() -> None:
         vectors = torch.eye(out.shape[1])[:, None].expand(-1, len(x), -1)
         asked = (out, (x, *model.parameters()), vectors)
         first = torch.autograd.grad(*asked, is_grads_batched=True, retain_graph=True)
+        parts = torch.autograd.grad(
+            iter([out]), dict(model.named_parameters()), vectors, True, is_grads_batched=True
+        )
+        whole = torch.autograd.grad(out, model.parameters(), vectors, True, is_grads_batched=True)
         nothing = torch.autograd.grad(
             out, (x, X.clone().requires_grad_()), (vectors,), None, False, True, True, True
         )
         assert nothing[1] is None
-        return [*first, nothing[0]]
+        return [*first, nothing[0], *parts.values(), *whole]
 
     with backend("aot_eager"), rig(compile="default") as runtime:
         found = jacobian(network())

@@ -59,6 +59,25 @@ def the_same_graph_twice():
     return model.state_dict()
 
 
+def gradients_by_inputs():
+    model = mlp()
+    optimizer = sgd(model.parameters())
+    for step, (x, y) in enumerate(loader):
+        loss = functional.mse_loss(model(x), y)
+        optimizer.zero_grad()
+        slopes = torch.autograd.grad(loss, dict(model.named_parameters()), retain_graph=True)
+        norms = {name: slope.norm().item() for name, slope in slopes.items()}
+        if step % 3 == 0:
+            loss.backward(inputs=model.parameters())
+        elif step % 3 == 1:
+            loss.backward(inputs=list(model.parameters()))
+        else:
+            loss.backward(inputs=model[0].weight)
+        optimizer.step()
+        print(f"loss {loss.item():.9g}", *(f"{name} {norm:.7g}" for name, norm in norms.items()))
+    return model.state_dict()
+
+
 def list_of_losses():
     trunk, heads = mlp(8), nn.ModuleList([nn.Linear(8, 1), nn.Linear(8, 1)])
     optimizer = sgd([*trunk.parameters(), *heads.parameters()])

@@ -20,7 +20,7 @@ from fasttrain.shim.data_parallel.replica import Replica, average_gradients
 from fasttrain.shim.data_parallel.shards.replica import ShardedReplica
 from fasttrain.shim.data_parallel.split.rows import mean_gradient
 from fasttrain.shim.hooks import patching
-from fasttrain.shim.hooks.gradients import ends_of
+from fasttrain.shim.hooks.gradients import ends_of, inputs_of, named_as
 from fasttrain.shim.hooks.loop import TrainingState
 from fasttrain.shim.hooks.seams import Hooking
 
@@ -96,12 +96,13 @@ class BackwardPasses:
         grad_tensors: Any = None,
         retain_graph: bool | None = None,
         create_graph: bool = False,
-        *args: Any,
-        **kwargs: Any,
+        grad_variables: Any = None,
+        inputs: Any = None,
     ) -> None:
         """Run a backward pass by ``original``, `torch.autograd.backward`, with its arguments."""
-        asked = kwargs.get("inputs") or ()
-        see((asked,) if isinstance(asked, Tensor) else asked)
+        if inputs is not None:
+            inputs = inputs_of(inputs)
+            see(inputs)
         ends = ends_of(tensors)
         losses = [end for end in ends if isinstance(end, Tensor)]
         replicas = self._living()
@@ -115,7 +116,7 @@ class BackwardPasses:
                 replica.begin_pass()
                 if self._derived and isinstance(replica, ShardedReplica):
                     replica.gather_first(losses)
-            original(ends, grad_tensors, retain_graph, create_graph, *args, **kwargs)
+            original(ends, grad_tensors, retain_graph, create_graph, grad_variables, inputs)
             replicas = self._living()  # also of roots that were first called in this pass
             for replica in replicas:
                 replica.after_backward()
@@ -133,13 +134,12 @@ class BackwardPasses:
         self, original: Callable[..., Any], outputs: Any, inputs: Any, *args: Any, **kwargs: Any
     ) -> Any:
         """Return `torch.autograd.grad`'s result, averaged over the ranks for parameters."""
-        several = not isinstance(inputs, Tensor)
-        of = tuple(inputs) if several else (inputs,)
+        of = inputs_of(inputs)
         see(of)
         for replica in self._living():
             if isinstance(replica, Replica):
                 replica.average_before_hooks()
-        found = original(outputs, of if several else inputs, *args, **kwargs)
+        found = original(outputs, of, *args, **kwargs)
         self._derived |= any(t is not None and t.requires_grad for t in found)
         if self._unowned.is_stale(self._added):
             self._same_line.check("call torch.autograd.grad")
@@ -147,7 +147,7 @@ class BackwardPasses:
         trained = {id(parameter) for parameter in self._trained()}
         own = [at for at, tensor in enumerate(of) if id(tensor) in trained]
         if not own:
-            return found
+            return named_as(inputs, found)
         means = list(found)
         self._same_line.check("call torch.autograd.grad")
         with self._ranks.waits():
@@ -157,7 +157,7 @@ class BackwardPasses:
                 if count:
                     gradient = torch.zeros_like(of[at]) if found[at] is None else found[at]
                     means[at] = mean_gradient(gradient, self._ranks)
-        return tuple(means)
+        return named_as(inputs, tuple(means))
 
     def _living(self) -> list[Replica | ShardedReplica]:
         found = [replica for ref in self._replicas if (replica := ref()) is not None]

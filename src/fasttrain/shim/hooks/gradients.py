@@ -31,6 +31,21 @@ def ends_of(tensors: Any) -> tuple[Any, ...]:
     return (tensors,) if isinstance(tensors, _ENDS) else tuple(tensors)
 
 
+def inputs_of(inputs: Any) -> tuple[Any, ...]:
+    """Return what gradients are asked for: tensors and edges, which may be a dict's values.
+
+    Hand on what this returns: the script's ``parameters()`` can be read once only.
+
+    Source: ``torch/autograd/__init__.py`` of torch 2.13, ``grad`` and ``backward``.
+    """
+    return ends_of(inputs.values() if type(inputs) is dict else inputs)
+
+
+def named_as(inputs: Any, gradients: tuple[Any, ...]) -> Any:
+    """Return gradients as ``torch.autograd.grad`` does: those of a dict have its keys."""
+    return dict(zip(inputs, gradients, strict=True)) if type(inputs) is dict else gradients
+
+
 # Wraps the script's gradient hooks, for levers that pass them changed gradients.
 
 
@@ -97,12 +112,15 @@ def _one_by_one(tell: Callable[[str], None], original: Any) -> Any:
             return original(*args, **kwargs)
         given = _GRAD.bind(*args, **kwargs)
         given.apply_defaults()
-        vectors = given.arguments["grad_outputs"]
+        inputs, vectors = given.arguments["inputs"], given.arguments["grad_outputs"]
         vectors = [vectors] if isinstance(vectors, Tensor) else list(vectors or ())
         rows = next((len(v) for v in vectors if v is not None), 0)
         if not given.arguments["is_grads_batched"] or not rows:
-            return original(*args, **kwargs)
+            given.arguments["grad_outputs"] = vectors or None
+            return original(*given.args, **given.kwargs)
         tell(ONE_BY_ONE)
+        outputs = given.arguments["outputs"]
+        given.arguments.update(outputs=ends_of(outputs), inputs=inputs_of(inputs))
         retain = given.arguments["retain_graph"]
         found = []
         for row in range(rows):
@@ -113,10 +131,11 @@ def _one_by_one(tell: Callable[[str], None], original: Any) -> Any:
                 is_grads_batched=False,
             )
             found.append(original(*given.args, **given.kwargs))
-        return tuple(
+        stacked = (
             None if any(one is None for one in of_one_input) else torch.stack(of_one_input)
             for of_one_input in zip(*found, strict=True)
         )
+        return named_as(inputs, tuple(stacked))
 
     pass_over(one_by_one)
     return one_by_one

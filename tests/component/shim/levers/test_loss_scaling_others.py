@@ -13,6 +13,7 @@ from torch.nn import functional as F  # noqa: N812
 from torch.utils.checkpoint import checkpoint
 
 from fasttrain.model.outcome import State
+from fasttrain.shim.hooks.containers import map_tensors
 
 AGAIN = True  # not as a literal keyword, by which compilation is left off for a whole process
 Model = Callable[[Tensor], Tensor]
@@ -156,6 +157,72 @@ def test_autograd_grad_that_is_tried_again(rig: Any) -> None:
         h.grad = None
         torch.autograd.grad(F.cross_entropy(h, y), points)
         torch.testing.assert_close(found, h.grad * 1e37, rtol=0.02, atol=0.0)  # type: ignore[operator]
+
+
+WAYS: dict[str, Callable[[nn.Module], Any]] = {
+    "generator": lambda model: model.parameters(),
+    "dict": lambda model: dict(model.named_parameters()),
+    "tensor": lambda model: next(model.parameters()),
+}
+
+
+def gradients_by(way: str, model: nn.Module) -> tuple[Any, list[Tensor]]:
+    """Return the gradients that ``grad`` and ``backward`` have for inputs given in some way.
+
+    Those of ``grad`` overflow in its first try.
+    """
+    x, y = batch()
+    loss = F.cross_entropy(model(x), y)
+    found = torch.autograd.grad(loss * 1e3, WAYS[way](model), retain_graph=True)
+    loss.backward(inputs=WAYS[way](model))
+    left = [p.grad for p in model.parameters() if p.grad is not None]
+    return map_tensors(found, lambda gradient: gradient / 1e3), left
+
+
+@pytest.mark.parametrize("lowered", [True, False])
+@pytest.mark.parametrize("way", WAYS)
+def test_what_gradients_are_asked_for_in_all_ways(rig: Any, way: str, lowered: bool) -> None:
+    expected = gradients_by(way, make_model())
+    with rig(amp="float16") as runtime:
+        model = make_model() if lowered else Unseen(make_model())
+        found = gradients_by(way, model)
+        state = runtime.outcomes()["loss_scaling"].state
+    assert (state is State.APPLIED) == lowered
+    torch.testing.assert_close(found, expected, rtol=0.02, atol=1e-3)
+
+
+class Unseen:
+    """A model that is called by a name of its own, and so in fp32."""
+
+    def __init__(self, model: nn.Sequential) -> None:
+        self.parameters, self.named_parameters = model.parameters, model.named_parameters
+        self._model = model
+
+    def __call__(self, x: Tensor) -> Tensor:
+        for linear in self._model:
+            x = F.linear(x, linear.weight, linear.bias)  # type: ignore[arg-type]
+        return x
+
+
+def test_losses_that_come_by_an_iterator_are_scaled(rig: Any) -> None:
+    """Unscaled, these gradients are 0 in fp16."""
+    x, y = batch()
+    with rig(amp="float16"):
+        model = make_model()
+        loss = F.cross_entropy(model(x), y) * 1e-7
+        (found,) = torch.autograd.grad(iter([loss]), model[0].bias, iter([None]))
+    assert found.abs().max() > 0
+
+
+def test_gradients_from_an_edge_of_the_graph_are_left_unscaled(rig: Any) -> None:
+    if not hasattr(torch.autograd.graph, "get_gradient_edge"):
+        pytest.skip("needs torch 2.1's edges of the graph")
+    with rig(amp="float16") as runtime:
+        model, (x, y) = make_model(), batch()
+        loss = F.cross_entropy(model(x), y)
+        torch.autograd.backward([torch.autograd.graph.get_gradient_edge(loss)])
+        notes = runtime.outcomes()["loss_scaling"].notes
+    assert [note for note in notes if "edges of the graph" in note]
 
 
 def test_nothing_is_kept_alive(rig: Any) -> None:

@@ -34,7 +34,14 @@ from fasttrain.model.outcome import State
 from fasttrain.model.vendors import VENDORS
 from fasttrain.shim.hooks import patching
 from fasttrain.shim.hooks.containers import map_tensors
-from fasttrain.shim.hooks.gradients import Hook, wrap_module_hooks, wrap_tensor_hooks
+from fasttrain.shim.hooks.gradients import (
+    Hook,
+    ends_of,
+    inputs_of,
+    named_as,
+    wrap_module_hooks,
+    wrap_tensor_hooks,
+)
 from fasttrain.shim.hooks.loop import Arguments, begins_with_closure, closure_of, followed
 from fasttrain.shim.hooks.outcome_recorder import Lever, OutcomeRecorder, Shared
 from fasttrain.shim.hooks.roots import Root, RootCalls
@@ -245,28 +252,31 @@ class LossScaling:
         original: Callable[..., Any],
         tensors: Any,
         grad_tensors: Any = None,
-        *args: Any,
-        **kwargs: Any,
+        retain_graph: bool | None = None,
+        create_graph: bool = False,
+        grad_variables: Any = None,
+        inputs: Any = None,
     ) -> None:
-        outputs = _sequence(tensors)
+        outputs = ends_of(tensors)
+        inputs = None if inputs is None else inputs_of(inputs)
+        options = (retain_graph, create_graph, grad_variables, inputs)
         if not self._scales(outputs):
             if self._hooks.scale is not None:
                 self._gradients.begin_inside(outputs)
-            original(tensors, grad_tensors, *args, **kwargs)
+            original(outputs, grad_tensors, *options)
             return
-        # Source: torch/autograd/__init__.py, torch 2.13: the sixth argument of backward
-        if _any_inner(kwargs.get("inputs") or args[3:4]):
+        if any(isinstance(tensor, Tensor) and not tensor.is_leaf for tensor in inputs or ()):
             refuse(inputs_refused())
         scale = self._begin(outputs[0])
-        if kwargs.get("create_graph", args[1] if len(args) > 1 else False):
+        if create_graph:
             # The script may differentiate these gradients again. Dividing them in place would be
             # missing in their graph, so this backward pass isn't scaled.
             scale = torch.ones_like(scale)
-        seeds = _scaled(outputs, _sequence(grad_tensors), scale)
+        seeds = _scaled(outputs, grad_tensors, scale)
         self._gradients.begin(outputs, scale)
         self._hooks.scale = scale
         try:
-            original(outputs, seeds, *args, **kwargs)
+            original(outputs, seeds, *options)
         finally:
             self._hooks.scale = None
             self._gradients.unscale(self._scaler, scale)
@@ -283,25 +293,28 @@ class LossScaling:
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        ends = _sequence(outputs)
+        ends, of = ends_of(outputs), inputs_of(inputs)
         if not self._scales(ends):
-            return original(outputs, inputs, grad_outputs, retain_graph, *args, **kwargs)
+            found = original(ends, of, grad_outputs, retain_graph, *args, **kwargs)
+            return named_as(inputs, found)
         self.recorder.apply("autograd.grad", self._where())
+        vectors = None if grad_outputs is None else ends_of(grad_outputs)
         while True:
             # Not torch.tensor(): a copy from the host, for which it would wait.
             scale = torch.full((), self._grad_scale, device=ends[0].device)
-            seeds = _scaled(ends, _sequence(grad_outputs), scale)
+            seeds = _scaled(ends, vectors, scale)
             retained = True  # for another try; the graph is freed with the outputs
             self._gradients.begin_grad(ends)
             self._hooks.scale, done = scale, False
             try:
-                gradients = original(ends, inputs, seeds, retained, *args, **kwargs)
+                gradients = original(ends, of, seeds, retained, *args, **kwargs)
                 done = self._grad_scale <= 1.0 or _finite(gradients)
             finally:
                 self._hooks.scale = None
                 self._gradients.finish_grad(self._scaler, scale, drop=not done)
             if done:
-                return tuple(None if g is None else g / self._grad_scale for g in gradients)
+                unscaled = (None if g is None else g / self._grad_scale for g in gradients)
+                return named_as(inputs, tuple(unscaled))
             self._grad_scale = max(1.0, self._grad_scale * GRAD_BACKOFF)
 
     def _scales(self, outputs: Sequence[Any]) -> bool:
@@ -316,7 +329,10 @@ class LossScaling:
         if _batched():
             self.recorder.note(f"gradients inside torch.func.vmap aren't scaled ({self._where()})")
             return False  # whether a gradient is finite can't be read inside vmap
-        return bool(outputs) and all(isinstance(output, Tensor) for output in outputs)
+        if not all(isinstance(output, Tensor) for output in outputs):
+            self.recorder.note(f"gradients from edges of the graph aren't scaled ({self._where()})")
+            return False
+        return bool(outputs)
 
     def _begin(self, output: Tensor) -> Tensor:
         """Return the scale, updated by the steps since the last backward pass."""
@@ -392,20 +408,11 @@ class LossScaling:
             parameter.grad = gradient
 
 
-def _sequence(value: Any) -> tuple[Any, ...]:
-    if value is None:
-        return ()
-    return tuple(value) if isinstance(value, Sequence) else (value,)
-
-
-def _any_inner(tensors: Any) -> bool:
-    """True if one of a backward pass's ``inputs`` is not a leaf."""
-    return any(isinstance(t, Tensor) and not t.is_leaf for t in _sequence(tensors))
-
-
-def _scaled(outputs: tuple[Any, ...], seeds: tuple[Any, ...], scale: Tensor) -> list[Any]:
+def _scaled(outputs: tuple[Any, ...], given: Any, scale: Tensor) -> list[Any]:
     """Return the gradients to start from, times the scale."""
-    seeds = seeds or (None,) * len(outputs)
+    seeds = (None,) * len(outputs) if given is None else ends_of(given)
+    if len(seeds) != len(outputs):
+        return list(seeds)  # torch raises its own error
     return [_scaled_seed(o, seed, scale) for o, seed in zip(outputs, seeds, strict=True)]
 
 
