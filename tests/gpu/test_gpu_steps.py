@@ -41,6 +41,21 @@ def test_the_receipt_has_the_step_times_of_cuda_events(
         assert report.stats.samples_per_s == pytest.approx(expected, rel=0.1)
 
 
+@pytest.mark.parametrize("levers", ["--amp off --compile off --optimizer keep", ""])
+def test_a_step_that_is_captured_in_a_cuda_graph(
+    fasttrain: Any, tmp_path: Path, cuda: str, levers: str
+) -> None:
+    """Nothing asks the device about earlier steps meanwhile, which would end the capture."""
+    captured = PROGRAM.with_name("captured_step.py")
+    options = ("--device", cuda, *levers.split(), "--run-dir", tmp_path / "run")
+    done = fasttrain("run", captured, *options, timeout_s=300)
+    assert done.returncode == 0, done.stderr.decode()
+    plain = subprocess.run([sys.executable, captured], capture_output=True, timeout=300, check=True)
+    assert float(done.stdout) == pytest.approx(
+        float(plain.stdout), rel=2e-2 if not levers else 1e-6
+    )
+
+
 def lowest(ratios: list[float]) -> float:
     """Return the lower end of the 95 % interval of the median: noise must not fail a test."""
     rank = max(0, math.floor(len(ratios) / 2 - 0.98 * math.sqrt(len(ratios))))

@@ -25,6 +25,7 @@ class RunAhead:
         current: Index of the current device.
         peaks: The peak memory of each device, in bytes.
         capturing: Whether a CUDA graph is being captured.
+        spoilt: Whether something was done that ends a capture with an error.
     """
 
     def __init__(self, kind: str) -> None:
@@ -33,12 +34,19 @@ class RunAhead:
         self.waits = 0
         self.current = 0
         self.capturing = False
+        self.spoilt = False
         self.peaks = {0: 1000, 1: 2000}
         self._free_s: dict[int, float] = {}  # when each device has done all that is queued
 
     def work(self, seconds: float, index: int = 0) -> None:
         """Queue work that takes a device so long."""
         self._free_s[index] = self.ends_s(index) + seconds
+
+    def ask(self) -> None:
+        """Raise as CUDA does if it is asked for an event during a capture, which is lost then."""
+        if self.capturing:
+            self.spoilt = True
+            raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
 
     def ends_s(self, index: int = 0) -> float:
         """Return when a device has done all that is queued by now."""
@@ -71,6 +79,7 @@ class _Event:
         self.at_s = self._host.ends_s(self.device)
 
     def query(self) -> bool:
+        self._host.ask()
         return self._host.now_s >= self.at_s
 
     def synchronize(self) -> None:

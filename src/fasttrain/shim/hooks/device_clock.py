@@ -3,6 +3,9 @@
 A host runs ahead of an accelerator: it queues the work of several steps while the device computes
 the first of them, so that host times say how long queueing took. An event in the device's queue has
 the device's own time. It is read once the device has passed it, so that nothing waits.
+
+While a CUDA graph is captured, nothing is asked of events: CUDA takes a query for an error of the
+capture, which ends there.
 """
 
 from __future__ import annotations
@@ -20,7 +23,28 @@ def module_of(device: torch.device) -> Any:
     return getattr(torch, device.type, None) if device.type in LIKE_CUDA else None
 
 
-def record_event(device: torch.device, *, timed: bool = False) -> Any:
+def is_capturing(device: torch.device) -> bool:
+    """True while a CUDA graph is captured: what is queued now becomes a part of it."""
+    capturing = getattr(module_of(device), "is_current_stream_capturing", None)
+    return capturing is not None and bool(capturing())
+
+
+class DeviceEvent(NamedTuple):
+    """A point in the queue of a device."""
+
+    device: torch.device
+    event: Any
+
+    def has_passed(self) -> bool:
+        """True if the device has come here; False as long as that can't be asked."""
+        return not is_capturing(self.device) and bool(self.event.query())
+
+    def seconds_to(self, later: DeviceEvent) -> float:
+        """Return the time to a later event; both have passed, and both are timed."""
+        return float(self.event.elapsed_time(later.event)) / 1e3
+
+
+def record_event(device: torch.device, *, timed: bool = False) -> DeviceEvent:
     """Return an event behind the work that is queued on a device, whichever is the current one.
 
     Args:
@@ -31,7 +55,7 @@ def record_event(device: torch.device, *, timed: bool = False) -> Any:
     event = module.Event(enable_timing=timed)
     # Without a stream it would be recorded on the current device.
     event.record(module.current_stream(device))
-    return event
+    return DeviceEvent(device, event)
 
 
 class Mark(NamedTuple):
@@ -43,7 +67,7 @@ class Mark(NamedTuple):
     """
 
     at_s: float
-    event: Any = None
+    event: DeviceEvent | None = None
 
 
 Span = tuple[Mark, Mark]
@@ -58,24 +82,20 @@ class DeviceClock:
     def leave(self) -> None:
         """Have marks from now on be of the host's time."""
         self._device: torch.device | None = None
-        self._capturing: Any = None
 
     def follow(self, device: torch.device) -> None:
         """Have marks from now on be of a device's time."""
         module = module_of(device)
         self._device = device if hasattr(module, "Event") else None
-        self._capturing = getattr(module, "is_current_stream_capturing", None)
 
     def mark(self) -> Mark:
         """Return a mark of the present: of the end of all work that is queued by now."""
         now = time.perf_counter()
         return Mark(now) if self._device is None else Mark(now, self._event(self._device))
 
-    def _event(self, device: torch.device) -> Any:
+    def _event(self, device: torch.device) -> DeviceEvent | None:
         try:
-            # Inside of a CUDA graph's capture an event would be a part of the graph.
-            captured = self._capturing is not None and self._capturing()
-            return None if captured else record_event(device, timed=True)
+            return None if is_capturing(device) else record_event(device, timed=True)
         except RuntimeError:  # the device has failed, of which the script's own next call tells
             return None
 
@@ -86,7 +106,7 @@ def seconds_between(span: Span) -> float | None:
     if first.event is None or second.event is None:
         return second.at_s - first.at_s
     try:
-        passed = second.event.query() and first.event.query()
-        return first.event.elapsed_time(second.event) / 1e3 if passed else None
+        passed = second.event.has_passed() and first.event.has_passed()
+        return first.event.seconds_to(second.event) if passed else None
     except RuntimeError:  # the device has failed
         return None

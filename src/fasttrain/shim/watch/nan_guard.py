@@ -26,7 +26,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from fasttrain.model.errors import ExitCode, FasttrainError
 from fasttrain.model.settings import NanChoice
-from fasttrain.shim.hooks.device_clock import module_of, record_event
+from fasttrain.shim.hooks.device_clock import DeviceEvent, is_capturing, module_of, record_event
 from fasttrain.shim.hooks.loop import on_backward
 from fasttrain.shim.process.callsite import call_site
 from fasttrain.shim.process.refusal import refuse
@@ -64,7 +64,7 @@ class FiniteRing:
         self._values: Tensor | None = None  # numbers on another device
         self._slots: list[Tensor] = []
         self._host: Tensor | None = None  # the copy of the last reading
-        self._copying: tuple[Any, int] | None = None  # the event behind it, and its count
+        self._copying: tuple[DeviceEvent, int] | None = None  # the event behind it, and its count
 
     def take(self, tensor: Tensor) -> bool:
         """Note and keep the sum of a tensor; return whether the ring is full."""
@@ -106,10 +106,12 @@ class FiniteRing:
             return self._judge(self._numbers, self._count)
         if module_of(self._values.device) is None:
             return self._judge(_Torchs.tolist(self._values), self._count)
+        if is_capturing(self._values.device):
+            return False  # a copy would be a part of the graph
         result = False
         if self._copying is not None:
             arrived, count = self._copying
-            if not arrived.query():
+            if not arrived.has_passed():
                 return False
             result = self._judge(_Torchs.tolist(self._host), count)
         self._begin_copy(self._values)
@@ -152,7 +154,7 @@ def local(tensor: Tensor) -> Tensor:
 
 def _can_be_written(tensor: Tensor) -> bool:
     """True if a kernel can run on the tensor's device now: it has memory, and captures no graph."""
-    return not tensor.is_meta and not (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
+    return not tensor.is_meta and not is_capturing(tensor.device)
 
 
 class LossWatch:

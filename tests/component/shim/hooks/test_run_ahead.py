@@ -150,6 +150,20 @@ def test_a_captured_step_has_no_event(loop: Loop, monkeypatch: pytest.MonkeyPatc
     assert loop.meter.stats(0.0).median_step_s == pytest.approx(QUEUEING_S)
 
 
+def test_nothing_is_asked_about_earlier_steps_while_one_is_captured(loop: Loop) -> None:
+    """The device hasn't ended them when the capture begins."""
+    for _ in range(3):
+        loop.step(0.01)
+    loop.host.now_s += 1.0
+    loop.host.capturing = True
+    loop.step(0.0)
+    assert loop.meter.stats(0.0).median_step_s == 0.0
+    assert not loop.host.spoilt
+    loop.host.capturing = False
+    stats = loop.meter.stats(0.0)
+    assert (stats.steps, len(loop.meter._intervals_s)) == (4, 3)
+
+
 def test_a_forked_child_begins_with_the_clock_of_the_host(
     loop: Loop, monkeypatch: pytest.MonkeyPatch
 ) -> None:

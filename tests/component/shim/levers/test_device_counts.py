@@ -43,7 +43,6 @@ def copies(monkeypatch: pytest.MonkeyPatch) -> Copies:
     found = Copies()
     monkeypatch.setattr(device_steps, "_Copy", found)
     monkeypatch.setattr(device_steps, "is_behind", lambda _: True)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     return found
 
 
@@ -116,12 +115,22 @@ def test_a_device_that_has_failed_ends_no_report(
     assert Tally(64.0).read(SCALE, wait=True) == Counted(64.0, 0, 0)
 
 
-def test_nothing_is_copied_while_a_cuda_graph_is_captured(
-    copies: Copies, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    Tally(64.0).read(SCALE, wait=False)
-    assert copies.begun == 0
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_capture_is_left_alone(begun: bool) -> None:
+    """A question about the copy's event would end it, and a copy would be in the graph."""
+    with running_ahead() as host, OnCpu():
+        one: Any = torch.ones((), device="cuda:0")
+        tally = Tally(64.0)
+        tally.add(one)
+        if begun:
+            tally.read(8 * one, wait=False)
+        host.capturing = True
+        for _ in range(2):
+            assert tally.read(8 * one, wait=False) == Counted(64.0, 0, 0)
+        assert not host.spoilt
+        host.capturing = False
+        tally.read(8 * one, wait=False)
+        assert tally.read(8 * one, wait=False) == Counted(8.0, made=0, skipped=1)
 
 
 def test_a_forked_child_counts_from_zero() -> None:

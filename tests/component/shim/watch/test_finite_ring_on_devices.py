@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -59,6 +60,23 @@ def test_a_reading_is_judged_by_what_was_noted_before_it(host: RunAhead) -> None
     assert not ring.read()
     assert ring.read()
     assert ring.since == 2
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_capture_is_left_alone(host: RunAhead, begun: bool) -> None:
+    """A question about the copy's event would end it, and a copy would be in the graph."""
+    ring = FiniteRing()
+    fill(ring, host, 0, *[math.nan] * IN_A_ROW)
+    if begun:
+        ring.read()
+    host.capturing = True
+    fill(ring, host, 0, 1.0)
+    with mock.patch.object(ring, "_begin_copy", side_effect=AssertionError):
+        assert not ring.read()
+    assert not host.spoilt
+    host.capturing = False
+    assert ring.read() or ring.read()
+    assert ring.since == 1
 
 
 def test_the_default_type_of_the_script_is_not_that_of_the_ring(host: RunAhead) -> None:

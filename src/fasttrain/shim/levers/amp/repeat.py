@@ -25,7 +25,7 @@ from torch import distributed as dist
 from torch.nn import Module
 from torch.nn.parameter import is_lazy
 
-from fasttrain.shim.hooks.device_clock import module_of
+from fasttrain.shim.hooks.device_clock import is_capturing, module_of
 from fasttrain.shim.process.callsite import location, own_prefixes
 
 WATCHED_CALLS = 3  # in training mode, and as many in evaluation mode
@@ -179,16 +179,10 @@ def _torch_states(device: torch.device | None) -> list[tuple[Any, Any]]:
     generators = [torch.default_generator]
     module = None if device is None else module_of(device)
     of_devices = getattr(module, "default_generators", ())
-    if device is not None and of_devices and not _is_capturing(module):
-        # That of the root's device, whichever is the current one.
+    if device is not None and of_devices and not is_capturing(device):
+        # That of the root's device, whichever is the current one. It can't be read in a capture.
         generators.append(of_devices[device.index or 0])
     return [(generator.set_state, generator.get_state()) for generator in generators]
-
-
-def _is_capturing(module: Any) -> bool:
-    """True while a CUDA graph is captured: the state of its generator can't be read then."""
-    capturing = getattr(module, "is_current_stream_capturing", None)
-    return capturing is not None and capturing()
 
 
 def _other_states() -> list[tuple[Any, Any]]:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 
-from fasttrain.shim.hooks.device_clock import record_event
+from fasttrain.shim.hooks.device_clock import is_capturing, record_event
 
 # Fused kernels that return at once if found_inf is 1, and whose step counters go back then.
 # Source: torch/optim/*.py; FusedAdam.cpp, FusedSGD.cpp, FusedAdagrad.cpp, and those below cuda/ in
@@ -127,7 +127,7 @@ class Tally:
             self._take()
             if wait:
                 self._copy = None  # it began before the last steps
-            if self._copy is None and not torch.cuda.is_current_stream_capturing():
+            if self._copy is None and not is_capturing(scale.device):
                 self._copy = _Copy(self._numbers(scale), self._counted())
             if wait:
                 self._wait()
@@ -180,7 +180,7 @@ class _Copy:
         self._arrived = record_event(numbers.device)
 
     def has_arrived(self) -> bool:
-        return bool(self._arrived.query())
+        return self._arrived.has_passed()
 
     def counted(self) -> Counted:
         return self._counts.given(_Torchs.tolist(self._host))
