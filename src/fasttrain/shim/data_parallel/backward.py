@@ -120,15 +120,18 @@ class BackwardPasses:
             replicas = self._living()  # also of roots that were first called in this pass
             for replica in replicas:
                 replica.after_backward()
-            self._unowned.find(replicas, self._added)
-            if self._unowned.parameters:
-                average_gradients(self._unowned.parameters, self._ranks)
+            self._average_unowned(replicas)
             if retain_graph or create_graph:
                 # Another backward pass may use the same graph without a forward call before it.
                 for replica in replicas:
                     replica.watch()
             elif self._display:
                 self._average_values(losses)
+
+    def _average_unowned(self, replicas: Sequence[Replica | ShardedReplica]) -> None:
+        self._unowned.find(replicas, self._added)
+        if self._unowned.parameters:
+            average_gradients(self._unowned.parameters, self._ranks)
 
     def gradients(
         self, original: Callable[..., Any], outputs: Any, inputs: Any, *args: Any, **kwargs: Any

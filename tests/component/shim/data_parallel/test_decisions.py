@@ -111,3 +111,12 @@ def test_a_much_larger_batch_is_verified() -> None:
     assert due == [True, True, False, True, False, True, True, True, False, False, True, True]
     site.most_rows = 16
     assert not site.is_due(("shape", 16), 0, 16)
+
+
+def test_a_batch_of_which_a_rank_gets_one_row_is_verified() -> None:
+    site = CallSite("Net", split=Split((0,)), most_rows=8, hooks=0)
+    fewest = [4, 4, 4, 4, 4, 1]
+    due = [site.is_due("shape", 0, 2 * of, of) for of in fewest]
+    assert due == [True, True, False, True, False, True]
+    site.single = True
+    assert not site.is_due("shape", 0, 2, 1)

@@ -14,6 +14,7 @@ import os
 import threading
 import time
 import weakref
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
@@ -32,7 +33,7 @@ from fasttrain.shim.data_parallel.rank_consistency import SameLine, meet_inside
 from fasttrain.shim.data_parallel.ranks import Ranks
 from fasttrain.shim.data_parallel.split.agreement import call_signature
 from fasttrain.shim.data_parallel.split.lazy_rows import LazyRows, Moves, gather_lazily, linked
-from fasttrain.shim.data_parallel.split.modules import HookCount
+from fasttrain.shim.data_parallel.split.modules import Changes, HookCount
 from fasttrain.shim.data_parallel.split.rows import Gather, Rows, reduced_by, share
 from fasttrain.shim.data_parallel.split.sites import (
     RETRIES,
@@ -57,10 +58,9 @@ PART = 0.05  # share of a root's parameters that a submodule needs to be split b
 _NO_MEMORY = "OutOfMemoryError"  # torch's exception on any device
 GRADIENTS = 2  # number of verified calls whose gradients are compared, too
 ASKED = (
-    "the script asks for gradients w.r.t. a tensor that the model returns or keeps, and has computed"
-    " other ones from"
+    "the script asks for gradients w.r.t. a tensor that the model returns or keeps, and has"
+    " computed other ones from"
 )
-_ELSEWHERE: Any = object()  # instead of an output, if other ranks are elsewhere in the call
 
 
 class Parted(BaseException):
@@ -82,7 +82,6 @@ class SplitCalls:
         self.whole_only = self.reentrant = False
         self._inside = context.roots.inside
         self.unowned: Callable[[], set[int]] = set
-        self._reduced = 0  # number of losses summed over all ranks
         self._trying = False
         self._verifying_s = 0.0
         self._recorder = recorder
@@ -170,8 +169,9 @@ class SplitCalls:
             site.decisions = Decisions(module)
         seen = (tuple(t.shape for t in inputs), site.decisions.values())
         count = 0 if site.split is None else row_count(inputs, site.split.inputs)
-        due = site.is_due(seen, self._hooks.registered, count)
-        rows = None if due or count < self._ranks.world_size else Rows(self._ranks, count)
+        fewest = count // self._ranks.world_size
+        due = site.is_due(seen, self._hooks.registered, count, fewest)
+        rows = None if due or not fewest else Rows(self._ranks, count)
         if rows is None and any(isinstance(tensor, LazyRows) for tensor in inputs):
             args, kwargs = map_tensors(args, linked), map_tensors(kwargs, linked)
             inputs = tensors_in((args, kwargs))
@@ -203,18 +203,23 @@ class SplitCalls:
         split = site.split
         assert split is not None
         own_args, own_kwargs = split.cut(args, kwargs, rows)
-        before = self._reduced
+        if site.changes is None:
+            site.changes = Changes(module, split.changed)
+        restore = site.changes.hold()
+        form = None
         try:
             with self.splitting(module, streams, _owned(root)):
                 output = call(*own_args, **own_kwargs)
-            if self._reduced != before and not meet_inside(self._ranks, _THROUGH):
+            form = split.form(module, output, rows)
+            if not meet_inside(self._ranks, _tag_of(form)):
                 raise Parted
         except Parted:
             # Other ranks may still be in their sums: answer each of these until all are through.
             while not meet_inside(self._ranks, _THROUGH):
                 pass
-            output = _ELSEWHERE
-        if output is _ELSEWHERE or not split.fits(output, rows):
+            form = None
+        if form is None:
+            restore()
             self._refuse(site, "it computes something else on other ranks, or with other arguments",
                          final=True)  # fmt: skip
             return call(*map_tensors(args, linked), **map_tensors(kwargs, linked))
@@ -283,7 +288,6 @@ class SplitCalls:
         Raises:
             Parted: If other ranks are elsewhere in the call.
         """
-        self._reduced += of_loss
         if (of_loss or self._trying) and not meet_inside(self._ranks, _REDUCING):
             raise Parted
         return self._ranks.sum(part.clone())
@@ -382,9 +386,11 @@ class SplitCalls:
         else:
             if site.why_not:
                 self._recorder.take_up(site.name)
-            site.why_not = ""
+            site.why_not, site.changes = "", None
             site.verified += 1
-            site.most_rows = max(site.most_rows, row_count(inputs, site.split.inputs))
+            count = row_count(inputs, site.split.inputs)
+            site.most_rows = max(site.most_rows, count)
+            site.single |= count // self._ranks.world_size == 1
             self._recorder.counts["verified"] += 1
             asked = functools.partial(self._refuse, site, ASKED, final=True)
             backward.mark(site.split.with_rows(module, output), asked)
@@ -456,6 +462,11 @@ def shared_parameters(
 def _owned(root: Root) -> frozenset[int] | None:
     """Return the ids of a root's own parameters; None if FSDP averages them."""
     return None if root.replica is None or root.replica.gathers else root.replica.ids
+
+
+def _tag_of(form: str | None) -> int:
+    """Return the tag of a rank that is through a split call, with what it has made."""
+    return _THROUGH if form is None else 16 + zlib.crc32(form.encode()) % (2**20 - 16)
 
 
 def _dispatch_mode() -> bool:
@@ -533,8 +544,8 @@ def _used_in_thread(name: str) -> FasttrainError:
 
 def _asked_late(name: str) -> FasttrainError:
     return FasttrainError(
-        f"the script asks for a gradient w.r.t. a tensor that {name} returns or keeps, for the first"
-        " time after calls were split",
+        f"the script asks for a gradient w.r.t. a tensor that {name} returns or keeps, for the"
+        " first time after calls were split",
         why="the model has computed other outputs from the same tensor, each rank from its own rows"
         " only",
         fix="ask for it in the first call, too, after which the model gets whole batches;"

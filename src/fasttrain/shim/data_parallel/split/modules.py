@@ -6,7 +6,7 @@ import functools
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from operator import is_not
 from pathlib import Path
@@ -226,6 +226,46 @@ class ModuleState:
         for part, attributes, slot in zip(self.parts, self._attributes, self._slots, strict=True):
             _set(vars(part), attributes)
             _set(part._buffers, slot)
+
+
+class Changes:
+    """What a split call changes in its modules, to be restored if the ranks don't agree in it.
+
+    Args:
+        module: The root.
+        changed: The attributes and buffers that such calls change.
+    """
+
+    def __init__(self, module: Module, changed: Sequence[Place]) -> None:
+        parts = list(Module.modules(module)) if changed else []
+        self._places = [(weakref.ref(parts[number]), name) for number, name in changed]
+
+    def hold(self) -> Callable[[], None]:
+        """Return a function that restores the present attributes and buffers."""
+        found: list[tuple[dict[str, Any], str, Any]] = []
+        alike: dict[Any, list[Tensor]] = {}
+        for ref, name in self._places:
+            if (part := ref()) is not None:
+                buffers: dict[str, Any] = part._buffers
+                slot = buffers if name in buffers else vars(part)
+                found.append((slot, name, value := slot.get(name, _SLOTS)))
+                if slot is buffers and value is not None:
+                    alike.setdefault((value.device, value.dtype), []).append(value)
+        with torch.no_grad():  # on a device by one kernel for all of a dtype
+            values = {key: torch._foreach_mul(same, 1) for key, same in alike.items()}
+
+        def restore() -> None:
+            for slot, name, value in found:
+                if value is not _SLOTS:
+                    slot[name] = value
+                else:
+                    slot.pop(name, None)
+            for key, same in alike.items():
+                for buffer, value in zip(same, values[key], strict=True):
+                    # No new version of it: autograd graphs of other calls may hold it.
+                    buffer.data.copy_(value)
+
+        return restore
 
 
 def parameter_sums(module: Module) -> list[float]:

@@ -6,7 +6,7 @@ import sys
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from functools import partial
 from types import CodeType, FunctionType
 from typing import Any
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
+from fasttrain.shim.data_parallel.split.modules import Changes
 from fasttrain.shim.data_parallel.split.rows import Gather, Rows
 from fasttrain.shim.hooks.containers import (
     attributes_of,
@@ -145,6 +146,8 @@ class Split:
             `Module.modules`, the name, and the batch dimensions of the tensors.
         inner: True if the call returns or keeps tensors along with a number computed from them.
         same: For each output tensor, the number of the argument that it is, or None.
+        ndims: The number of dimensions of each tensor among the outputs.
+        changed: All attributes and buffers that the call replaces or changes in its modules.
     """
 
     inputs: Dimensions
@@ -152,6 +155,8 @@ class Split:
     kept: tuple[tuple[int, str, Dimensions], ...] = ()
     inner: bool = False
     same: Dimensions = ()
+    ndims: tuple[int, ...] = ()
+    changed: tuple[tuple[int, str], ...] = ()
 
     def cut(self, args: Any, kwargs: Any, rows: Rows) -> Any:
         """Return the arguments with this rank's rows."""
@@ -168,13 +173,35 @@ class Split:
 
         return map_tensors(args, take), map_tensors(kwargs, take)
 
-    def fits(self, output: Any, rows: Rows) -> bool:
-        """True if a call's outputs have the form of earlier calls of its kind."""
-        tensors = tensors_in(output)
-        return len(tensors) == len(self.outputs) and all(
-            dim is None or (tensor.dim() > dim and tensor.size(dim) % rows.own == 0)
-            for tensor, dim in zip(tensors, self.outputs, strict=True)
-        )
+    def form(self, module: Module, output: Any, rows: Rows) -> str | None:
+        """Return the kinds and sizes, but for the number of rows, of what a split call has made.
+
+        Args:
+            module: The module that was called.
+            output: The output for this rank's rows.
+            rows: The batch's rows.
+
+        Returns:
+            None if it hasn't the form of earlier calls of its kind.
+        """
+        made = [(tensors_in(output), self.outputs)]
+        parts = list(Module.modules(module)) if self.kept else []
+        made += [(tensors_in(vars(parts[n]).get(name)), dims) for n, name, dims in self.kept]
+        if any(len(tensors) != len(dims) for tensors, dims in made):
+            return None
+        pairs = [pair for of in made for pair in zip(*of, strict=True)]
+        ndims = self.ndims or [tensor.dim() for tensor, _ in pairs]
+        if any(tensor.dim() != ndim for (tensor, _), ndim in zip(pairs, ndims, strict=False)):
+            return None  # such as by squeeze(), which drops the rows where there is one
+        text = ""
+        for tensor, dim in pairs:
+            sizes = [] if tensor.is_nested else list(tensor.shape)
+            if dim is not None:
+                if tensor.dim() <= dim or tensor.size(dim) % rows.own:
+                    return None
+                sizes[dim : dim + 1] = [tensor.size(dim) // rows.own]
+            text += f"{tensor.dtype}{sizes}"
+        return text
 
     def with_rows(self, module: Module, output: Any) -> list[Tensor]:
         """Return the tensors with rows that a call returns or keeps along with results of them."""
@@ -388,8 +415,10 @@ class CallSite:
         verified: How often the split call agreed with the whole one.
         shapes: Shapes of arguments so far, each with the values that the call may branch on.
         most_rows: Number of rows of the largest verified batch.
+        single: True if it was verified with a rank that had one row.
         decisions: Reads those values.
         hooks: Number of hooks registered anywhere when it was last verified.
+        changes: Restores what the split call changes in its modules; None before the first one.
     """
 
     name: str
@@ -401,15 +430,24 @@ class CallSite:
     verified: int = 0
     shapes: set[Any] = field(default_factory=set)
     most_rows: int = 0
+    single: bool = False
     hooks: int = -1
     decisions: Decisions | None = None
+    changes: Changes | None = None
 
     def try_again(self) -> None:
         """Have the next call verified as the first one is."""
         self.calls, self.final, self.few = 0, False, False
 
-    def is_due(self, shapes: Any, hooks: int, rows: int = 0) -> bool:
-        """Count a call with so many rows; return True if it has to be verified."""
+    def is_due(self, shapes: Any, hooks: int, rows: int = 0, fewest: int = 0) -> bool:
+        """Count a call; return True if it has to be verified.
+
+        Args:
+            shapes: The shapes of its arguments, and the values that it may branch on.
+            hooks: Number of hooks registered anywhere so far.
+            rows: Number of rows of its batch.
+            fewest: Smallest number of rows of any rank.
+        """
         self.calls += 1
         new = shapes not in self.shapes and len(self.shapes) < MOST_SHAPES
         if new:
@@ -422,8 +460,10 @@ class CallSite:
         )
         if self.split is None and self.why_not:
             return again and self.calls <= RETRIES
-        # A part of a much larger batch may be what a whole one was so far: within a limit.
-        return again or hooks != self.hooks or rows >= 2 * self.most_rows > 0
+        # A part of a much larger batch may be what a whole one was so far: within a limit. With one
+        # row, squeeze() drops the rows and a deviation is NaN.
+        other = rows >= 2 * self.most_rows > 0 or (fewest == 1 and not self.single)
+        return again or hooks != self.hooks or other
 
 
 def saved(site: CallSite) -> dict[str, Any]:
@@ -431,12 +471,13 @@ def saved(site: CallSite) -> dict[str, Any]:
     split = site.split
     return {
         "calls": site.calls,
-        "split": split and [split.inputs, split.outputs, split.kept, split.inner, split.same],
+        "split": split and astuple(split),
         "why_not": site.why_not,
         "final": site.final,
         "few": site.few,
         "verified": site.verified,
         "most_rows": site.most_rows,
+        "single": site.single,
         "shapes": [(tuple(map(tuple, shapes)), values) for shapes, values in site.shapes],
     }
 
@@ -447,5 +488,5 @@ def fill(site: CallSite, state: dict[str, Any]) -> None:
     site.shapes = {
         (tuple(map(torch.Size, shapes)), tuple(values)) for shapes, values in state["shapes"]
     }
-    for name in ("calls", "why_not", "final", "few", "verified", "most_rows"):
+    for name in ("calls", "why_not", "final", "few", "verified", "most_rows", "single"):
         setattr(site, name, state[name])

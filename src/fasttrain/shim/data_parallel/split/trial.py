@@ -400,7 +400,8 @@ class SplitTrial:
         if self._draws and None in dims:
             self._check_draws(Split(guess).cut(args, kwargs, rows), dims)
         outputs = tuple(dims[: len(tensors_in(inner[0]))])
-        return Split(guess, outputs, tuple(kept), made, self._same)
+        ndims = tuple(tensor.dim() for tensor in tensors_in(outer[0]))
+        return Split(guess, outputs, tuple(kept), made, self._same, ndims, tuple(inner[1]))
 
     def _check_draws(self, arguments: Any, dims: Sequence[int | None]) -> None:
         """Check that outputs without rows don't depend on numbers that each rank draws.

@@ -1,0 +1,77 @@
+"""What each rank's part of an output must have in common with the others'."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fasttrain.shim.data_parallel.split.modules import Changes
+from fasttrain.shim.data_parallel.split.rows import Rows
+from fasttrain.shim.data_parallel.split.sites import Split
+
+
+class Rank:
+    def __init__(self, rank: int) -> None:
+        self.rank, self.world_size = rank, 2
+
+
+def form(split: Split, rank: int, output: Any) -> str | None:
+    """Return the form of what a rank has made of a batch of 5, of which rank 0 gets 3."""
+    ranks: Any = Rank(rank)
+    return split.form(nn.Identity(), output, Rows(ranks, 5))
+
+
+PAIR = Split((0,), (0, None), ndims=(2, 0))
+
+
+def test_parts_of_one_batch_have_one_form() -> None:
+    first = form(PAIR, 0, (torch.ones(3, 4), torch.ones(())))
+    assert first is not None
+    assert form(PAIR, 1, (torch.ones(2, 4), torch.ones(()))) == first
+
+
+@pytest.mark.parametrize(
+    "output",
+    [
+        (torch.ones(2, 5), torch.ones(())),
+        (torch.ones(4, 4), torch.ones(())),
+        (torch.ones(2, 4).double(), torch.ones(())),
+        (torch.ones(4), torch.ones(())),
+        (torch.ones(2, 4), torch.ones(2)),
+        (torch.ones(2, 4),),
+    ],
+)
+def test_parts_of_another_form_are_noticed(output: tuple[Tensor, ...]) -> None:
+    assert form(PAIR, 1, output) != form(PAIR, 0, (torch.ones(3, 4), torch.ones(())))
+
+
+def test_what_a_module_keeps_is_noticed() -> None:
+    split = Split((0,), (), kept=((0, "hidden", (0,)),))
+    module: Any = nn.Identity()
+    ranks: Any = Rank(0)
+    forms = []
+    for module.hidden in (torch.ones(3, 2), torch.ones(6, 2), None):
+        forms.append(split.form(module, (), Rows(ranks, 5)))
+    assert None not in forms[:2]
+    assert forms[2] is None
+    assert len(set(forms)) == 3
+
+
+def test_what_a_call_has_changed_is_restored() -> None:
+    norm: Any = nn.BatchNorm1d(2)
+    norm.calls = 1
+    buffers = dict(norm.named_buffers())
+    before = {name: buffer.clone() for name, buffer in buffers.items()}
+    restore = Changes(norm, [(0, "calls"), (0, "new"), *((0, name) for name in buffers)]).hold()
+    norm(torch.randn(4, 2))
+    norm.calls, norm.new = 2, 3
+    norm.running_var = torch.zeros(2)
+    restore()
+    assert norm.calls == 1
+    assert not hasattr(norm, "new")
+    for name, buffer in norm.named_buffers():
+        assert buffer is buffers[name]
+        assert buffer.equal(before[name])
