@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
 
 from fasttrain.model.outcome import State
 from fasttrain.shim.hooks.outcome_recorder import OutcomeRecorder
@@ -87,3 +88,16 @@ def test_a_copy_of_a_modules_dictionary_computes_with_its_own_weights(scope: str
         outcome = runtime.outcomes()["compile"]
     assert outcome.state is State.APPLIED
     assert outcome.counts["targets"] == 3 * (3 if scope == "blocks" else 1)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_call_under_a_dispatch_mode_does_not_end_compilation(rows: int) -> None:
+    model = network()
+    with backend("aot_eager"), rig(compile="default"):
+        model(X)
+        with FlopCounterMode(display=False) as counter, torch.no_grad():
+            model(X[:rows])
+        assert type(model(X).grad_fn).__name__ == "CompiledFunctionBackward"
+    assert counter.get_total_flops() == 2 * rows * 2 * 4 * 8

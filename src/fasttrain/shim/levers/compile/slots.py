@@ -80,6 +80,7 @@ def concerns(root: Module, module: Module | None, hooks: Any) -> bool:
 HOOKS_CHANGE = "its hooks change again and again"
 
 OWN_KIND = "called with tensors of a class of the script's, which torch.compile can't run"
+UNDER_MODE = "called under a dispatch mode such as FlopCounterMode, which sees no compiled operation"
 UNDER_FUNC = "called under torch.func's transforms, where torch.compile can't run"
 # A script that changes its hooks more often would compile all the time.
 MOST_RENEWALS = 3
@@ -128,7 +129,7 @@ class Filling:
         guard: Decides which of its calls are replayed as CUDA graphs; None if none is.
         renewals: How often it was compiled again because its hooks had changed.
         calls: How often it was called.
-        on: Whether its last forward pass ran compiled.
+        on: Whether its last forward pass could run compiled.
         stalls: Its calls in which something was compiled.
         resting: Whether its last forward pass could only use graphs that were there.
     """
@@ -251,9 +252,13 @@ class Slots:
 
         def call(*args: Any, **kwargs: Any) -> Any:
             module: Any = ref()
+            # Under a mode of the script's dynamo would never run the function compiled again.
+            under_mode = torch._C._len_torch_dispatch_stack() > 0
             if not in_backward():
-                filling.on = self.on
-            if not filling.on:
+                filling.on = self.on and not under_mode
+            if under_mode:
+                self.passed_by = UNDER_MODE
+            if under_mode or not filling.on:
                 return module._call_impl(*args, **kwargs)
             filling.calls += 1
             # Dynamo refuses to run under torch.jit.trace and inside torch.func's transforms.
