@@ -422,11 +422,14 @@ def test_records_of_processes_that_are_gone(ranks: Any, of_command: Any) -> None
     gone = HeartbeatAddress(1, os.getpid(), 987_654, 0, 0)
     (run_dir / "heartbeat-1.json").write_text(dumps(gone))
     (run_dir / "heartbeat-2.json").write_text("{")
+    (run_dir / "heartbeat-0.child-9.json").write_text(dumps(gone))
     heartbeats = HeartbeatRecords(run_dir)
     heartbeats.find()
     assert [(heartbeat.address.rank, heartbeat.steps) for heartbeat in heartbeats.read()] == [
         (0, 7)
     ]
+    left = {path.name for path in run_dir.glob("heartbeat-*.json")}
+    assert left == {f"heartbeat-{rank}.json" for rank in range(3)}, "a child's is removed"
     (run_dir / "heartbeat-0.json").unlink()
     heartbeats.find()
     assert heartbeats.read() == ()

@@ -24,6 +24,8 @@ from fasttrain.model.hang import (
 )
 from fasttrain.model.outcome import RankReport
 
+CHILD = ".child-"  # in the name of an address that a process of the script's has left
+
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatRecord:
@@ -96,7 +98,13 @@ class HeartbeatRecords:
 
     def find(self) -> None:
         """Find new processes, and forget those that have ended."""
-        alive = {address for address in self._addresses() if _is_alive(address)}
+        alive = set()
+        for path, address in self._addresses():
+            if _is_alive(address):
+                alive.add(address)
+            elif CHILD in path.name:  # a killed one: a script may start any number of them
+                with contextlib.suppress(OSError):
+                    path.unlink()
         for address in self._memories.keys() - alive:
             self._memories.pop(address).close()
         for address in alive - self._memories.keys():
@@ -113,13 +121,13 @@ class HeartbeatRecords:
             memory.close()
         self._memories = {}
 
-    def _addresses(self) -> Iterator[HeartbeatAddress]:
+    def _addresses(self) -> Iterator[tuple[Path, HeartbeatAddress]]:
         for path in self._run_dir.glob("heartbeat-*.json"):
             # Renamed into place, so never partial; a file of an older worker is replaced.
             with contextlib.suppress(OSError, CodecError):
                 address = load(HeartbeatAddress, path)
                 if 0 <= address.record < MOST_RANKS:
-                    yield address
+                    yield path, address
 
 
 def _link(address: HeartbeatAddress) -> str:

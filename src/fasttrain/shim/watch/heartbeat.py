@@ -13,7 +13,7 @@ import mmap
 import os
 import signal
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -85,9 +85,16 @@ class Heartbeat:
         self._words[Slot.P95_NS] = int(p95_s * 1e9)
 
     def end(self) -> None:
-        """Record that the script has ended; does nothing in its forked children."""
-        if os.getpid() == self._pid:
-            self._words[Slot.ENDED] = 1
+        """Record that the script has ended; does nothing in its forked children.
+
+        A script may start any number of children, so none leaves its address.
+        """
+        if os.getpid() != self._pid:
+            return
+        self._words[Slot.ENDED] = 1
+        if self._child:
+            with suppress(OSError):
+                self._address_path.unlink(missing_ok=True)
 
     def _share(self, undo: ExitStack) -> None:
         record = 0 if self._child else _number(entry.get("LOCAL_RANK"))

@@ -144,6 +144,18 @@ def test_a_forked_child_shows_the_same_record(heartbeat: Heartbeat, tmp_path: Pa
     assert (found.steps, found.beats, found.ended) == (1, 1, False)
 
 
+def test_a_child_takes_its_address_away_at_its_end(tmp_path: Path, undo: ExitStack) -> None:
+    heartbeat = Heartbeat(tmp_path, 3, child=True)
+    heartbeat.install(undo)
+    heartbeat._pid += 1  # as in a fork of it
+    heartbeat.end()
+    assert len([*_addresses(tmp_path)]) == 1
+    heartbeat._pid -= 1
+    heartbeat.end()
+    heartbeat.end()
+    assert not [*tmp_path.glob("heartbeat-*")]
+
+
 def test_it_leaves_nothing(tmp_path: Path) -> None:
     gc.collect()  # what other tests left is not to end in between
     descriptors = len(list(Path("/proc/self/fd").iterdir()))
