@@ -23,6 +23,7 @@ is in the first passes, without DDP: a stand-in tells it that there will be one.
 from __future__ import annotations
 
 import inspect
+import itertools
 import operator
 import weakref
 from collections.abc import Callable, Sequence
@@ -128,7 +129,8 @@ class Replica:
     def _begin(self, module: Any) -> None:
         # Leaves only: functional_call puts other tensors in the places of parameters.
         self._all = list({id(p): p for p in parameters_of(module) if p.is_leaf}.values())
-        self.parameters = [p for p in self._all if p.requires_grad]
+        self._wanted = list(map(_WANTS_GRADIENT, self._all))
+        self.parameters = list(itertools.compress(self._all, self._wanted))
         self.ids = frozenset(map(id, self.parameters))
         self._forms: list[Any] = []  # of all, as DDP knows them
         self._calls = 0  # since the last backward pass that DDP averaged
@@ -227,7 +229,7 @@ class Replica:
             args: Its positional arguments.
             kwargs: Its keyword arguments.
         """
-        if sum(map(_WANTS_GRADIENT, self._all)) != len(self.parameters):
+        if list(map(_WANTS_GRADIENT, self._all)) != self._wanted:
             self.begin_again()  # the script froze a part or unfroze it
         elif self._ddp is not None and list(map(_FORM, self._all)) != self._forms:
             self.begin_again()  # it has put other tensors in

@@ -331,6 +331,24 @@ def test_a_part_that_is_frozen_is_left_out_from_the_next_call_on(alone: Any) -> 
     assert replica.watching, "it begins anew, by hand"
 
 
+def test_as_many_that_are_frozen_and_thawed_at_once_are_noticed() -> None:
+    def act(ranks: Any) -> list[Any]:
+        torch.manual_seed(0)
+        module = Net()
+        replica = Replica(module, ranks)
+        module.first.requires_grad_(requires_grad=False)
+        train(replica, module, X[ranks.rank :][:1])
+        module.first.requires_grad_(requires_grad=True)
+        module.second.requires_grad_(requires_grad=False)
+        module.zero_grad()
+        train(replica, module, X[ranks.rank :][:1])
+        assert module.first.weight.grad is not None
+        return module.first.weight.grad.tolist()
+
+    one, other = on_ranks(2, act)
+    assert one == other
+
+
 def test_a_root_that_is_first_called_in_a_backward_pass_is_averaged_after_it() -> None:
     def act(ranks: Any) -> Tensor | None:
         module = nn.Linear(4, 1)
