@@ -14,6 +14,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from torch import distributed as dist
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils import data as torchs_data
 
 from fasttrain.model.errors import FasttrainError
 from fasttrain.model.outcome import State
@@ -115,10 +117,11 @@ class Replicate:
         def is_initialized(original: Any) -> Any:
             caller = sys._getframe(1).f_code.co_filename
             ours = self._splits_batches and self._ranks.joined and self.recorder.live
-            ours = ours and not _is_torchs(caller)
+            ours = ours and not _works_with_the_group(caller)
             return False if ours else original()
 
-        # A script and its libraries would add up over ranks what each has of the whole batch.
+        # A script and its libraries would add up over ranks what each has of the whole batch, and
+        # torch's DataLoader would give each rank a part of a data pipe's rows.
         patching.wrap(dist, "is_initialized", _done_by(is_initialized), undo)
         for module in (dist, dist.distributed_c10d):
             patching.wrap(module, "init_process_group", _done_by(init_process_group), undo)
@@ -299,8 +302,10 @@ def _done_by(act: Callable[..., Any]) -> patching.Make:
 
 
 @functools.cache
-def _is_torchs(path: str) -> bool:
-    return path.startswith((*own_prefixes(), "<frozen"))
+def _works_with_the_group(path: str) -> bool:
+    """True for code of torch's, other than that which reads data, and for fasttrain's."""
+    reads = path.startswith(f"{Path(torchs_data.__file__).parent}{os.sep}")
+    return path.startswith((*own_prefixes(), "<frozen")) and not reads
 
 
 def _has_no_numbers(parameter: Tensor) -> bool:

@@ -324,7 +324,7 @@ def _why_not(loader: Any) -> str:
     if not can_be_had():
         return "this system has no memory files"
     if isinstance(loader.dataset, IterDataPipe | MapDataPipe):
-        return "data pipes count the ranks themselves"
+        return "its dataset is a data pipe"
     if loader.timeout and loader.pin_memory and torch.accelerator.is_available():
         return "it has a timeout and pins memory"
     method = (loader.multiprocessing_context or torch.multiprocessing).get_start_method()
