@@ -8,6 +8,7 @@ is through is started again, and goes on where it was (`Continued`).
 
 from __future__ import annotations
 
+import os
 import random
 import statistics
 import time
@@ -95,6 +96,7 @@ class Tuner:
         ranks: Agreement,
     ) -> None:
         self.done = False
+        self._pid = os.getpid()
         self._levers, self._rounds = levers, rounds
         self._continued = Continued(asked.earlier, run_dir, share(len(levers)))
         self._meter = meter
@@ -125,8 +127,12 @@ class Tuner:
         self._reading.install(undo)
 
     def after_step(self) -> None:
-        """Go on to the next step, under the levers that are compared now."""
-        if self.done:
+        """Go on to the next step, under the levers that are compared now.
+
+        The steps of a process that the script forks from this one, whose files and ranks are its
+        parent's, are compared with none.
+        """
+        if self.done or os.getpid() != self._pid:
             return
         self._epochs.after_step()
         self._reading.after_step()
@@ -138,7 +144,12 @@ class Tuner:
             self._write(replace(self._report, end=end, comparing=()))
 
     def finish(self) -> None:
-        """Note that the script has ended, unless everything was decided before."""
+        """Note that the script has ended, unless everything was decided before.
+
+        Does nothing in forked processes.
+        """
+        if os.getpid() != self._pid:
+            return
         if not self.done:
             self.done = True
             self._end_with_script()

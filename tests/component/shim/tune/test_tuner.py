@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -125,6 +126,21 @@ def loop(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Loop]
 
 def verdicts(report: TuningReport) -> dict[str, str]:
     return {one.levers[0]: one.verdict for one in report.compared}
+
+
+def test_a_fork_writes_nothing_of_its_parents(loop: Any, monkeypatch: Any) -> None:
+    made = loop(lambda a: STEP_S * (0.9 if a else 1), "a")
+    for _ in made.steps(20):
+        pass
+    before = (made.folder / TUNING_FILE).read_bytes()
+    with monkeypatch.context() as fork:
+        fork.setattr(os, "getpid", lambda: -1)
+        on = made.on
+        for _ in made.steps(1000):
+            pass
+        made.tuner.finish()
+    assert (made.on, (made.folder / TUNING_FILE).read_bytes()) == (on, before)
+    assert made.run().end == "decided"
 
 
 def test_the_faster_is_kept_and_the_slower_is_not(loop: Any) -> None:
