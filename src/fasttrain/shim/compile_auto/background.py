@@ -13,13 +13,14 @@ from typing import Any
 
 from torch.nn import Module
 
-from fasttrain.shim.compile_auto.calls import WATCHED_STEPS, Form, HeardCalls
+from fasttrain.shim.compile_auto.calls import WATCHED_STEPS, HeardCalls
 from fasttrain.shim.compile_auto.outlook import StepClock, has_idle_core
 from fasttrain.shim.compile_auto.peers import Others, Steps
-from fasttrain.shim.hooks.roots import Root
+from fasttrain.shim.hooks.roots import Root, in_backward
 from fasttrain.shim.levers.compile import shadow
 from fasttrain.shim.levers.compile.confined import why_unconfined
 from fasttrain.shim.levers.compile.lever import CompileLever
+from fasttrain.shim.levers.compile.repetitions import Form
 from fasttrain.shim.levers.compile.unseen import Unseen
 from fasttrain.shim.process.held_signals import held_signals
 from fasttrain.shim.tune.room import free_bytes
@@ -112,7 +113,7 @@ class Background:
         failed: list[str] = []
 
         def fork(called: Root, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            module: Any = root.ref() if called is root else None
+            module: Any = root.ref() if called is root and not in_backward() else None
             if module is not None and self._calls.form(module, args, kwargs) == wanted:
                 self._calls.on_call = [f for f in self._calls.on_call if f is not fork]
                 with held_signals():

@@ -8,40 +8,16 @@ from contextlib import ExitStack
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
 from torch.nn import Module
 
-from fasttrain.shim.hooks.roots import ROWS, Root, RootCalls
+from fasttrain.shim.hooks.roots import ROWS, Root, RootCalls, in_backward
+from fasttrain.shim.levers.compile.repetitions import Form, form_of
 from fasttrain.shim.tune.inner_calls import InnerCalls
 
 WATCHED_STEPS = 20  # of which the calls are looked at
 MOST_ROOTS = 4  # each is compiled in a copy of the process of its own
 USUAL = 0.5  # a form of call is compiled that this part of the calls has
-_DEEPEST = 4  # levels of containers
-Form = tuple[Any, ...]
 Listener = Callable[[Root, tuple[Any, ...], dict[str, Any]], None]
-
-
-def form_of(module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Form:
-    """Return what a compiled graph depends on: shapes, types, and whether the module trains.
-
-    Numbers count by their type: dynamo makes a graph for any after the second one.
-    """
-    try:
-        forms = _form(args, _DEEPEST), _form(kwargs, _DEEPEST)
-    except Exception:  # noqa: BLE001 - an object of the script's that only looks like a container
-        forms = None, None
-    return module.training, torch.is_grad_enabled(), *forms
-
-
-def _form(value: Any, deepest: int) -> Any:
-    if isinstance(value, Tensor):
-        return value.shape, value.dtype, value.requires_grad
-    if deepest and isinstance(value, list | tuple):
-        return tuple([_form(item, deepest - 1) for item in value])
-    if deepest and isinstance(value, dict):
-        return tuple([(key, _form(item, deepest - 1)) for key, item in value.items()])
-    return value if value is None or isinstance(value, bool | str) else type(value)
 
 
 class HeardCalls(Protocol):
@@ -130,8 +106,8 @@ class Calls:
         self._seen: dict[Root, Counter[Form]] = {}
 
     def see(self, root: Root, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Count a call."""
-        module = root.ref()
+        """Count a call, unless it repeats one in a backward pass."""
+        module = None if in_backward() else root.ref()
         if module is not None and root.trainable and torch.is_grad_enabled():
             self._seen.setdefault(root, Counter())[self._form(module, args, kwargs)] += 1
 

@@ -25,7 +25,6 @@ from fasttrain.shim.compile_auto.calls import (
     Calls,
     CallsOfOne,
     CallsOfRank,
-    Form,
 )
 from fasttrain.shim.compile_auto.outlook import StepClock
 from fasttrain.shim.compile_auto.peers import Peers, Ready, Steps
@@ -33,6 +32,7 @@ from fasttrain.shim.hooks.outcome_recorder import OutcomeRecorder, Shared
 from fasttrain.shim.hooks.roots import Root
 from fasttrain.shim.levers.compile import shadow
 from fasttrain.shim.levers.compile.lever import UNUSED, CompileLever, compile_once
+from fasttrain.shim.levers.compile.repetitions import Form
 from fasttrain.shim.levers.compile.targets import is_lazy, second_derivatives, uncompilable
 from fasttrain.shim.process.held_signals import held_signals
 from fasttrain.shim.tune.inner_calls import communicates

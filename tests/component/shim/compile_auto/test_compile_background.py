@@ -18,11 +18,12 @@ from fasttrain.model.compile_auto import Earlier
 from fasttrain.shim.compile_auto import background
 from fasttrain.shim.compile_auto import outlook as outlook_module
 from fasttrain.shim.compile_auto.background import MOST_TIMES, Background, no_room_to_fork
-from fasttrain.shim.compile_auto.calls import WATCHED_STEPS, CallsOfOne, form_of
+from fasttrain.shim.compile_auto.calls import WATCHED_STEPS, CallsOfOne
 from fasttrain.shim.compile_auto.outlook import Outlook, StepClock
 from fasttrain.shim.compile_auto.peers import NoOthers
 from fasttrain.shim.hooks.roots import RootCalls
 from fasttrain.shim.levers.compile import confined, shadow
+from fasttrain.shim.levers.compile.repetitions import form_of
 from fasttrain.shim.levers.compile.shadow import Result
 
 PLAIN_S = 0.01

@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
-from fasttrain.shim.compile_auto.calls import MOST_ROOTS, Calls, CallsOfRank, form_of
+from fasttrain.shim.compile_auto.calls import MOST_ROOTS, Calls, CallsOfRank
 from fasttrain.shim.hooks.roots import Root, RootCalls
+from fasttrain.shim.levers.compile.repetitions import form_of
 
 
 def root_of(module: nn.Module) -> Root:
@@ -53,6 +55,18 @@ def test_a_container_that_can_not_be_read_has_a_form_too() -> None:
             raise RuntimeError("not now")
 
     assert form_of(nn.Linear(2, 2), (Fragile(),), {}) == (True, True, None, None)
+
+
+def test_what_a_checkpoint_repeats_is_no_call() -> None:
+    calls, net = Calls(), nn.Linear(2, 2)
+    root, x = root_of(net), torch.randn(3, 2)
+
+    def forward(x: torch.Tensor) -> Any:
+        calls.see(root, (x,), {})
+        return net(x)
+
+    checkpoint(forward, x, use_reentrant=False).sum().backward()
+    assert [forms.total() for forms in calls._seen.values()] == [1]
 
 
 def test_the_usual_form_is_found_beside_a_last_batch() -> None:

@@ -23,6 +23,8 @@ from fasttrain.shim.levers.compile.slots import (
 )
 from support.rig import X, backend, network, rig
 
+CAN_BE_ASKED = hasattr(torch._C._autograd, "_top_saved_tensors_default_hooks")
+
 
 def recorded(calls: list[str]) -> Any:
     """Return what stands in for torch.compile, and records the calls that run compiled."""
@@ -101,3 +103,66 @@ def test_a_call_under_a_dispatch_mode_does_not_end_compilation(rows: int) -> Non
             model(X[:rows])
         assert type(model(X).grad_fn).__name__ == "CompiledFunctionBackward"
     assert counter.get_total_flops() == 2 * rows * 2 * 4 * 8
+
+
+class Checkpointed:
+    """A module whose calls a checkpoint repeats, and the number of those that ran compiled."""
+
+    def __init__(self, undo: ExitStack, **stalls: int) -> None:
+        self.calls: list[str] = []
+        recorder = OutcomeRecorder("compile", "default", explicit=True)
+        self.slots = Slots(recorded(self.calls), "default", recorder)
+        self.module = nn.Linear(2, 1)
+        filling = Filling(stalls=Stalls(**stalls))
+        self.slots.fill(self.module, separate_function("Linear"), filling, undo)
+
+    def __call__(self, rows: int, on: bool = True) -> torch.Tensor:
+        self.slots.on = on
+        out: torch.Tensor = checkpoint(self.module, torch.ones(rows, 2), use_reentrant=False)
+        return out.sum()
+
+    def compiled(self) -> int:
+        """Return how many calls ran compiled since the last time."""
+        count = len(self.calls)
+        self.calls.clear()
+        return count
+
+
+@pytest.mark.skipif(not CAN_BE_ASKED, reason="needs a torch that can be asked for a checkpoint")
+@pytest.mark.parametrize("first", [True, False])
+def test_calls_of_one_step_are_each_repeated_as_they_ran(first: bool) -> None:
+    """As a batch in chunks, of which the last one is smaller and runs eagerly."""
+    with ExitStack() as undo:
+        call = Checkpointed(undo)
+        for one, other in ((first, not first), (not first, first)):
+            loss = call(32, one) + call(32, one) + call(16, other)
+            ran = call.compiled()
+            assert ran == (2 if one else 1)
+            loss.backward()
+            assert call.compiled() == ran
+
+
+@pytest.mark.skipif(not CAN_BE_ASKED, reason="needs a torch that can be asked for a checkpoint")
+@pytest.mark.parametrize("first", [True, False])
+def test_calls_of_one_form_run_in_one_way_until_they_are_repeated(first: bool) -> None:
+    """In the backward pass nothing else tells them apart."""
+    with ExitStack() as undo:
+        call = Checkpointed(undo)
+        loss = call(32, first) + call(32, not first)
+        assert call.compiled() == (2 if first else 0)
+        loss.backward()
+        assert call.compiled() == (2 if first else 0)
+        call(32, not first)
+        assert call.compiled() == (0 if first else 1)
+
+
+@pytest.mark.skipif(not CAN_BE_ASKED, reason="needs a torch that can be asked for a checkpoint")
+def test_a_call_that_rests_is_repeated_so_after_one_that_may_compile() -> None:
+    with ExitStack() as undo:
+        call = Checkpointed(undo, calls=FEW_CALLS - 1, stalled=FREE_STALLS)
+        loss = call(32) + call(16)
+        assert call.compiled() == 1, "the last one"
+        loss.backward()
+        assert call.compiled() == 1
+        call(32)
+        assert call.compiled() == 1

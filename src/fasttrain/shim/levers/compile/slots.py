@@ -26,6 +26,7 @@ from fasttrain.shim.hooks.outcome_recorder import OutcomeRecorder
 from fasttrain.shim.hooks.roots import ROWS, in_backward
 from fasttrain.shim.hooks.seams import Hooking, then
 from fasttrain.shim.levers.compile.graphs import GraphGuard
+from fasttrain.shim.levers.compile.repetitions import Mode
 from fasttrain.shim.levers.compile.targets import uncompilable
 
 Call = Callable[..., Any]
@@ -80,7 +81,9 @@ def concerns(root: Module, module: Module | None, hooks: Any) -> bool:
 HOOKS_CHANGE = "its hooks change again and again"
 
 OWN_KIND = "called with tensors of a class of the script's, which torch.compile can't run"
-UNDER_MODE = "called under a dispatch mode such as FlopCounterMode, which sees no compiled operation"
+UNDER_MODE = (
+    "called under a dispatch mode such as FlopCounterMode, which sees no compiled operation"
+)
 UNDER_FUNC = "called under torch.func's transforms, where torch.compile can't run"
 # A script that changes its hooks more often would compile all the time.
 MOST_RENEWALS = 3
@@ -129,18 +132,18 @@ class Filling:
         guard: Decides which of its calls are replayed as CUDA graphs; None if none is.
         renewals: How often it was compiled again because its hooks had changed.
         calls: How often it was called.
-        on: Whether its last forward pass could run compiled.
         stalls: Its calls in which something was compiled.
-        resting: Whether its last forward pass could only use graphs that were there.
+        on: Whether its calls run compiled.
+        may_compile: Whether they may compile what fits no graph.
     """
 
     finish: Callable[[Any], Any] | None = None
     guard: GraphGuard | None = None
     renewals: int = 0
     calls: int = 0
-    on: bool = True
     stalls: Stalls = field(default_factory=Stalls)
-    resting: bool = False
+    on: Mode = field(default_factory=Mode)
+    may_compile: Mode = field(default_factory=Mode)
 
 
 class _Slot(functools.partial[Any]):
@@ -224,20 +227,18 @@ class Slots:
     def _putting_off(self, compiled: Call, forward: Call, filling: Filling, name: str) -> Call:
         """Return a function that runs compiled, and compiles where `Stalls` allows it."""
         only_run: Call = torch._dynamo.run(forward)  # runs eagerly what fits no graph
-        stalls = filling.stalls
+        stalls, may_compile = filling.stalls, filling.may_compile
 
-        def run(*args: Any, **kwargs: Any) -> Any:
-            if not in_backward():
-                stalls.calls += 1
-                filling.resting = stalls.calls <= stalls.until
-            if filling.resting:
+        def run(module: Module, *args: Any, **kwargs: Any) -> Any:
+            stalls.calls += not in_backward()
+            if not may_compile.choose(stalls.calls > stalls.until, module, args, kwargs):
                 before = EAGER.count
-                output = only_run(*args, **kwargs)
+                output = only_run(module, *args, **kwargs)
                 if EAGER.count > before:
                     self._recorder.counts[EAGER_CALLS] += 1
                 return output
             before = self.compilations
-            output = compiled(*args, **kwargs)
+            output = compiled(module, *args, **kwargs)
             if self.compilations > before:
                 stalls.stalled += 1
                 if stalls.stalled == FREE_STALLS:
@@ -254,11 +255,10 @@ class Slots:
             module: Any = ref()
             # Under a mode of the script's dynamo would never run the function compiled again.
             under_mode = torch._C._len_torch_dispatch_stack() > 0
-            if not in_backward():
-                filling.on = self.on and not under_mode
             if under_mode:
                 self.passed_by = UNDER_MODE
-            if under_mode or not filling.on:
+            chosen = filling.on.choose(self.on and not under_mode, module, args, kwargs)
+            if under_mode or not chosen:
                 return module._call_impl(*args, **kwargs)
             filling.calls += 1
             # Dynamo refuses to run under torch.jit.trace and inside torch.func's transforms.
