@@ -27,7 +27,7 @@ ALL_SHOWN = (*LEVERS_OFF, "--show-ranks", "all")
 LOOPS = [
     "retain_graph", "the_same_graph_twice", "list_of_losses", "accumulate_and_clip",
     "gradients_by_inputs", "bare_parameter", "changing_branches", "unfreeze", "lbfgs",
-    "two_models", "identity", "dry_run",
+    "arguments_of_any_name", "two_models", "identity", "dry_run",
 ]  # fmt: skip
 GENERATORS = ("torch", "random", "numpy")
 pytestmark = pytest.mark.slow

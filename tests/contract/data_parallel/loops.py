@@ -13,6 +13,7 @@ import sys
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 torch.manual_seed(7)
@@ -75,6 +76,35 @@ def gradients_by_inputs():
             loss.backward(inputs=model[0].weight)
         optimizer.step()
         print(f"loss {loss.item():.9g}", *(f"{name} {norm:.7g}" for name, norm in norms.items()))
+    return model.state_dict()
+
+
+class Named(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = mlp()
+
+    def forward(self, x, **factors):
+        for factor in factors.values():
+            x = x * factor
+        return self.net(x)
+
+
+def arguments_of_any_name():
+    model = Named()
+    optimizer = sgd(model.parameters())
+    of_call = {"root": 2.0, "module": 0.5, "call": 1.0, "run": 1.0}
+    of_checkpoint = {"splits": 1.0, "name": 1.0}
+    for step, (x, y) in enumerate(loader):
+        if step % 3:
+            out = model(x, **of_call)
+        else:
+            out = checkpoint(model, x, use_reentrant=False, **of_checkpoint)
+        loss = functional.mse_loss(out, y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        print(f"loss {loss.item():.9g}")
     return model.state_dict()
 
 

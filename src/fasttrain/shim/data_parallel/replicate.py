@@ -208,14 +208,14 @@ class Replicate:
             run = functools.partial(root.replica.evaluate, run)
         return out_of_inference_mode(run)
 
-    def _trained(self, root: Root, run: Call, *args: Any, **kwargs: Any) -> Any:
+    def _trained(self, root: Root, run: Call, /, *args: Any, **kwargs: Any) -> Any:
         if self.splits.reentrant:
             root.replica.leave_ddp()
         if root.replica.calls_together:
             self._same_line.check(f"call {root.name}")
         return root.replica.call(run, args, kwargs)
 
-    def _run(self, root: Root, module: nn.Module, call: Call, *args: Any, **kwargs: Any) -> Any:
+    def _run(self, root: Root, module: nn.Module, call: Call, /, *args: Any, **kwargs: Any) -> Any:
         if self._splits_batches:
             return self.splits.run(root, module, call, args, kwargs)
         self.recorder.apply(root.name, root.where)

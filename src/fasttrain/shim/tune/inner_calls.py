@@ -76,7 +76,7 @@ class InnerCalls:
         told = _Told(part, functools.partial(self._tell, inner, part))
         return functools.partial(_with_inside, module, told, outer)
 
-    def _tell(self, root: Root, call: Call, *args: Any, **kwargs: Any) -> Any:
+    def _tell(self, root: Root, call: Call, /, *args: Any, **kwargs: Any) -> Any:
         for listen in self.on_call:
             listen(root, args, kwargs)
         output = call(*args, **kwargs)
@@ -98,7 +98,7 @@ class _Told:
         return getattr(self._module, name)
 
 
-def _with_inside(wrapper: Module, part: _Told, call: Call, *args: Any, **kwargs: Any) -> Any:
+def _with_inside(wrapper: Module, part: _Told, call: Call, /, *args: Any, **kwargs: Any) -> Any:
     """Make a call in which a wrapper has something in the place of its module."""
     # Found before what Module.__getattr__ looks up, and there only while the wrapper runs.
     vars(wrapper)[_INSIDE] = part

@@ -105,6 +105,22 @@ def test_a_call_under_a_dispatch_mode_does_not_end_compilation(rows: int) -> Non
     assert counter.get_total_flops() == 2 * rows * 2 * 4 * 8
 
 
+class Named(nn.Module):
+    def forward(self, x: torch.Tensor, **others: int) -> torch.Tensor:
+        return x * sum(others.values())
+
+
+def test_arguments_may_have_any_name() -> None:
+    module, recorder = Named(), OutcomeRecorder("compile", "default", explicit=True)
+
+    with ExitStack() as undo:
+        slots = Slots(lambda call, **_: call, "default", recorder)
+        slots.fill(module, separate_function("Named"), Filling(), undo)
+        assert module(torch.ones(()), module=1, args=2, ref=3) == 6
+        slots.on_hook(module, None)
+        assert module(torch.ones(()), module=1, args=2, ref=3) == 6
+
+
 class Checkpointed:
     """A module whose calls a checkpoint repeats, and the number of those that ran compiled."""
 

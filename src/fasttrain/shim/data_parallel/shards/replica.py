@@ -163,7 +163,7 @@ class ShardedReplica:
         with self._put_away_if_it_fails():
             return self._low.call(run, args, kwargs)
 
-    def evaluate(self, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def evaluate(self, run: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Make a call of the module that doesn't train."""
         self._check_shards()
         with self._low.in_their_type(), self._put_away_if_it_fails():

@@ -336,7 +336,7 @@ def install_checkpoints(splits: SplitCalls, undo: ExitStack) -> None:
     patching.put(torchs, "checkpoint", checkpoint, undo)
 
 
-def _repeatable(splits: SplitCalls, name: str, function: Any, *args: Any, **kwargs: Any) -> Any:
+def _repeatable(splits: SplitCalls, name: str, function: Any, /, *args: Any, **kwargs: Any) -> Any:
     before = getattr(splits, name)
     setattr(splits, name, True)
     try:

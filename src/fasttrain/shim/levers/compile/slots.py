@@ -229,7 +229,7 @@ class Slots:
         only_run: Call = torch._dynamo.run(forward)  # runs eagerly what fits no graph
         stalls, may_compile = filling.stalls, filling.may_compile
 
-        def run(module: Module, *args: Any, **kwargs: Any) -> Any:
+        def run(module: Module, /, *args: Any, **kwargs: Any) -> Any:
             stalls.calls += not in_backward()
             if not may_compile.choose(stalls.calls > stalls.until, module, args, kwargs):
                 before = EAGER.count
@@ -283,7 +283,7 @@ class Slots:
             renew = _slot_of(ref, functools.partial(self._renew, ref))
             vars(target)["_compiled_call_impl"] = renew
 
-    def _renew(self, ref: weakref.ref[Module], *args: Any, **kwargs: Any) -> Any:
+    def _renew(self, ref: weakref.ref[Module], /, *args: Any, **kwargs: Any) -> Any:
         target: Any = ref()
         name = type(target).__name__
         filling = self._filled[target]
@@ -341,14 +341,14 @@ def separate_function(name: str, finish: Callable[[Any], Any] | None = None) -> 
         finish: Applied to the output inside the graph.
     """
 
-    def block(module: Any, *args: Any, **kwargs: Any) -> Any:
+    def block(module: Any, /, *args: Any, **kwargs: Any) -> Any:
         if not torch.compiler.is_compiling():
             EAGER.count += 1
         if ROWS.only:  # read for dynamo's guard alone
             return module._call_impl(*args, **kwargs)
         return module._call_impl(*args, **kwargs)
 
-    def root(module: Any, *args: Any, **kwargs: Any) -> Any:
+    def root(module: Any, /, *args: Any, **kwargs: Any) -> Any:
         assert finish is not None
         if not torch.compiler.is_compiling():
             EAGER.count += 1
