@@ -35,17 +35,23 @@ from fasttrain.shim.process.refusal import refuse
 # hang or compute wrong numbers.
 
 
-_CLOSE = 1e-9  # relative, of squares: different kinds of machines may round differently
+CLOSE = 1e-9  # relative, of squares: different kinds of machines may round differently
 INSIDE = "go on in "  # prefix of what ranks do inside a call of a model
 
 
-def meet_inside(ranks: Ranks, tag: int) -> bool:
+def meet_inside(ranks: Ranks, tag: int, numbers: Sequence[float] = ()) -> bool:
     """Wait for all ranks inside a call; return True if all are doing the same there.
+
+    Args:
+        ranks: All ranks.
+        tag: Number of what this rank is doing.
+        numbers: Finite numbers, as many as other ranks with this tag have; `Ranks.spread` is then
+            how far they differ.
 
     Raises:
         SystemExit: ``ranks-parted`` if some are outside of it.
     """
-    if ranks.meet(tag, lambda: f"{INSIDE}the call of a model at {call_site()}"):
+    if ranks.meet(tag, lambda: f"{INSIDE}the call of a model at {call_site()}", numbers):
         return True
     if not all(text.startswith(INSIDE) for text in ranks.reports):
         refuse(_of_reports(ranks.reports))
@@ -78,7 +84,7 @@ class SameLine:
         values = [value for number in numbers if math.isfinite(value := float(number))]
         if not self._ranks.meet(self._tag(doing), lambda: f"{doing} at {call_site()}", values):
             refuse(_of_reports(self._ranks.reports))
-        if self._ranks.spread > _CLOSE:
+        if self._ranks.spread > CLOSE:
             refuse(_other_numbers(doing, call_site()))
 
     def _tag(self, doing: str) -> int:

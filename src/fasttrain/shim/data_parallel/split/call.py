@@ -29,7 +29,7 @@ from fasttrain.model.errors import ExitCode, FasttrainError
 from fasttrain.model.outcome import State
 from fasttrain.shim.data_parallel import backward
 from fasttrain.shim.data_parallel.context import ParallelContext
-from fasttrain.shim.data_parallel.rank_consistency import SameLine, meet_inside
+from fasttrain.shim.data_parallel.rank_consistency import CLOSE, SameLine, meet_inside
 from fasttrain.shim.data_parallel.ranks import Ranks
 from fasttrain.shim.data_parallel.split.agreement import call_signature
 from fasttrain.shim.data_parallel.split.lazy_rows import LazyRows, Moves, gather_lazily, linked
@@ -55,6 +55,8 @@ from fasttrain.shim.process.refusal import refuse
 
 _REDUCING, _THROUGH = 2, 3  # tags of what ranks are doing when they meet
 PART = 0.05  # share of a root's parameters that a submodule needs to be split by itself
+_OTHERS = "it computes something else on other ranks, or with other arguments"
+READ_EVERY = 64  # calls after which numbers on a device are compared, for which the host waits
 _NO_MEMORY = "OutOfMemoryError"  # torch's exception on any device
 GRADIENTS = 2  # number of verified calls whose gradients are compared, too
 ASKED = (
@@ -206,22 +208,26 @@ class SplitCalls:
         if site.changes is None:
             site.changes = Changes(module, split.changed)
         restore = site.changes.hold()
-        form = None
+        why_not = ""
         try:
             with self.splitting(module, streams, _owned(root)):
                 output = call(*own_args, **own_kwargs)
-            form = split.form(module, output, rows)
-            if not meet_inside(self._ranks, _tag_of(form)):
+            read = not site.calls % READ_EVERY
+            form, numbers = split.form(module, output, rows, read=read) or (None, [])
+            if not meet_inside(self._ranks, _tag_of(form), numbers):
                 raise Parted
+            if form is None:
+                why_not = _OTHERS
+            elif numbers and self._ranks.spread > CLOSE:
+                why_not = "what it returns without rows differs between the ranks"
         except Parted:
             # Other ranks may still be in their sums: answer each of these until all are through.
             while not meet_inside(self._ranks, _THROUGH):
                 pass
-            form = None
-        if form is None:
+            why_not = _OTHERS
+        if why_not:
             restore()
-            self._refuse(site, "it computes something else on other ranks, or with other arguments",
-                         final=True)  # fmt: skip
+            self._refuse(site, why_not, final=True)
             return call(*map_tensors(args, linked), **map_tensors(kwargs, linked))
         # Code that the script compiles can't take LazyRows: its outputs are gathered at once.
         gather: Gather = rows.gather

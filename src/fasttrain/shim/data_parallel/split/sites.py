@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import weakref
 from collections import deque
@@ -30,6 +31,7 @@ from fasttrain.shim.hooks.containers import (
 
 # The batch dimension of each tensor of a call; None for a tensor that isn't split.
 Dimensions = tuple[int | None, ...]
+MOST_NUMBERS = 4096  # compared between ranks, of a tensor without rows
 MOST_GUESSES = 6  # guesses tried per call
 
 
@@ -142,9 +144,10 @@ class Split:
     Attributes:
         inputs: The batch dimension of each tensor among the arguments.
         outputs: The batch dimension of each tensor among the outputs.
-        kept: Attributes that the call sets in its modules: the module's number in the order of
-            `Module.modules`, the name, and the batch dimensions of the tensors.
-        inner: True if the call returns or keeps tensors along with a number computed from them.
+        kept: Attributes with tensors that the call sets in its modules: the module's number in the
+            order of `Module.modules`, the name, and the batch dimensions of the tensors.
+        inner: True if the call returns or keeps tensors with rows along with a number that is
+            computed from them.
         same: For each output tensor, the number of the argument that it is, or None.
         ndims: The number of dimensions of each tensor among the outputs.
         changed: All attributes and buffers that the call replaces or changes in its modules.
@@ -173,16 +176,20 @@ class Split:
 
         return map_tensors(args, take), map_tensors(kwargs, take)
 
-    def form(self, module: Module, output: Any, rows: Rows) -> str | None:
-        """Return the kinds and sizes, but for the number of rows, of what a split call has made.
+    def form(
+        self, module: Module, output: Any, rows: Rows, *, read: bool = False
+    ) -> tuple[str, list[float]] | None:
+        """Return what all ranks must have alike in what a split call has made.
 
         Args:
             module: The module that was called.
             output: The output for this rank's rows.
             rows: The batch's rows.
+            read: Read from devices, too.
 
         Returns:
-            None if it hasn't the form of earlier calls of its kind.
+            The kinds and sizes of all tensors, but for the number of rows, and numbers that stand
+            for the values of those without rows; None if the form isn't that of earlier calls.
         """
         made = [(tensors_in(output), self.outputs)]
         parts = list(Module.modules(module)) if self.kept else []
@@ -193,15 +200,20 @@ class Split:
         ndims = self.ndims or [tensor.dim() for tensor, _ in pairs]
         if any(tensor.dim() != ndim for (tensor, _), ndim in zip(pairs, ndims, strict=False)):
             return None  # such as by squeeze(), which drops the rows where there is one
-        text = ""
+        text, numbers = "", []
         for tensor, dim in pairs:
             sizes = [] if tensor.is_nested else list(tensor.shape)
             if dim is not None:
                 if tensor.dim() <= dim or tensor.size(dim) % rows.own:
                     return None
                 sizes[dim : dim + 1] = [tensor.size(dim) // rows.own]
+            elif (tensor.is_cpu or read) and _is_comparable(tensor):
+                number = _number_of(tensor)
+                finite = math.isfinite(number)
+                numbers.append(number if finite else 0.0)
+                text += "" if finite else str(number)
             text += f"{tensor.dtype}{sizes}"
-        return text
+        return text, numbers
 
     def with_rows(self, module: Module, output: Any) -> list[Tensor]:
         """Return the tensors with rows that a call returns or keeps along with results of them."""
@@ -229,12 +241,27 @@ class Split:
         """
         parts = list(Module.modules(module)) if self.kept else []
         for number, name, dims in self.kept:
-            vars(parts[number])[name] = with_all_rows(vars(parts[number])[name], dims, rows)
+            if any(dim is not None for dim in dims):
+                vars(parts[number])[name] = with_all_rows(vars(parts[number])[name], dims, rows)
         if any(at is not None for at in self.same):
             own = zip(tensors_in(output), self.same, strict=True)
             known = {id(tensor): inputs[at] for tensor, at in own if at is not None}
             return with_all_rows(output, self.outputs, rows, gather, known)
         return with_all_rows(output, self.outputs, rows, gather)
+
+
+def _is_comparable(tensor: Tensor) -> bool:
+    plain = tensor.layout is torch.strided and not (tensor.is_nested or tensor.is_quantized)
+    return plain and not tensor.is_complex() and tensor.numel() <= MOST_NUMBERS
+
+
+def _number_of(tensor: Tensor) -> float:
+    """Return a tensor's number, or one for its numbers, which cancels none of them."""
+    values = tensor.detach()
+    if values.numel() == 1:
+        return float(values)
+    places = torch.arange(1, values.numel() + 1, device=values.device)
+    return float(torch.linalg.vector_norm(values.reshape(-1).float() * places))
 
 
 def with_all_rows(

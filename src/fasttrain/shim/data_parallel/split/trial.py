@@ -391,9 +391,10 @@ class SplitTrial:
         for (number, name), value in inner[1].items():
             count = len(tensors_in(value))
             of_value, at = dims[at : at + count], at + count
-            if any(dim is not None for dim in of_value):
-                if isinstance(value, Tensor) and name in parts[number]._buffers:
+            if isinstance(value, Tensor) and name in parts[number]._buffers:
+                if of_value != [None]:
                     raise DisagreementError(f"the buffer {name} has rows of the batch")
+            elif of_value:
                 kept.append((number, name, tuple(of_value)))
         ancestors, _ = graph_edges(tensors_in(inner), begun)
         made = any(edge_of(t) in ancestors for t in tensors_in(inner))
