@@ -15,7 +15,7 @@ from torch.utils.hooks import BackwardHook
 
 from fasttrain.shim.hooks import patching
 from fasttrain.shim.hooks.dynamo import pass_over
-from fasttrain.shim.hooks.seams import Differentiating, Hooking
+from fasttrain.shim.hooks.seams import Differentiating, Hooking, Passing
 
 # Reads the arguments of a backward pass as torch does. torch 2.0 has no edges.
 _ENDS = (Tensor, getattr(torch.autograd.graph, "GradientEdge", Tensor))
@@ -185,7 +185,7 @@ def is_lifted(tensor: Any) -> bool:
 def install(undo: ExitStack) -> None:
     """Replace what takes gradients by tensors."""
     if hasattr(torch.autograd, "_engine_run_backward"):
-        patching.wrap(torch.autograd, "_engine_run_backward", _watched_passes, undo)
+        patching.wrap(torch.autograd, "_engine_run_backward", _watched_passes, undo, Passing.LIFTED)
     for name, act in (("register_hook", _hook), ("retain_grad", _retain)):
         patching.wrap(Tensor, name, functools.partial(_instead, act), undo, Hooking.LIFTED)
 

@@ -35,12 +35,20 @@ class Hooking(IntEnum):
     """
 
     SPLIT = 0  # sees for which tensors and modules the script asks
-    LIFTED = 1  # leads from a tensor in fp32 to the one that was cast
-    AMP = 2  # shows hooks fp32 where they fail on low precision,
-    LOSS_SCALING = 3  # and gradients that are divided by the scale
-    SNAPSHOTS = 4  # looks whether it is the script that calls
-    COMPILE = 5  # hears of a change when all have registered it
-    TRIAL = 6  # of one call
+    REPEATED = 1  # leads from what a compiled call returned to the same of an eager one
+    LIFTED = 2  # leads from a tensor in fp32 to the one that was cast
+    AMP = 3  # shows hooks fp32 where they fail on low precision,
+    LOSS_SCALING = 4  # and gradients that are divided by the scale
+    SNAPSHOTS = 5  # looks whether it is the script that calls
+    COMPILE = 6  # hears of a change when all have registered it
+    TRIAL = 7  # of one call
+
+
+class Passing(IntEnum):
+    """``torch.autograd._engine_run_backward``, which all backward passes go through."""
+
+    REPEATED = 0  # takes gradients by what a compiled call returned from an eager one
+    LIFTED = 1  # takes gradients by tensors that were cast
 
 
 class Reading(IntEnum):

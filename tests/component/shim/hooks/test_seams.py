@@ -64,6 +64,7 @@ from fasttrain.shim.hooks.outcome_recorder import OutcomeRecorder
 from fasttrain.shim.hooks.roots import RootCalls
 from fasttrain.shim.hooks.steps import StepMeter
 from fasttrain.shim.levers.amp.lever import AmpLever
+from fasttrain.shim.levers.compile.by_outputs import take_by_outputs
 from fasttrain.shim.levers.compile.graphs import watch_gradients
 from fasttrain.shim.levers.compile.slots import watch_hooks
 from fasttrain.shim.levers.loss_scaling.lever import LossScaling
@@ -172,6 +173,7 @@ def parts(folder: Path) -> dict[str, Install]:
         "amp": AmpLever(amp, recorder("amp"), roots).install,
         "loss scaling": LossScaling(amp, recorder("loss_scaling"), roots).install,
         "compile": lambda undo: watch_hooks(lambda *_: None, undo),
+        "by outputs": take_by_outputs,
         "CUDA graphs": lambda undo: watch_gradients(bool, bool, undo),
         "npu": NpuOptimizerLever(recorder("optimizer")).install,
         "optimizer": OptimizerLever(recorder("optimizer")).install,

@@ -122,3 +122,68 @@ def test_a_second_pass_through_what_outputs_share_fails_as_without_compilation()
 
     twice(seeded(Heads))
     compiled(twice, seeded(Heads))
+
+
+class Features(nn.Module):
+    """Returns features, and what is computed from them."""
+
+    def __init__(self, *, flat: bool = False) -> None:
+        super().__init__()
+        self.body, self.head = network(), nn.Linear(4, 2)
+        self.flat = flat
+
+    def forward(self, x: Any) -> Any:
+        h = self.body(x).tanh()
+        h = h.flatten() if self.flat else h
+        return self.head(h.view(-1, 4)), h
+
+
+def asked(model: Any, *, by: str) -> list[float | None]:
+    """Train with gradients by the features; return these, weights and gradients."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    found: list[float | None] = []
+    seen: list[torch.Tensor] = []
+
+    def hook(gradient: torch.Tensor) -> torch.Tensor:
+        seen.append(gradient)
+        return 2 * gradient
+
+    for _ in range(3):
+        scores, h = model(X)
+        if by == "hook":
+            h.register_hook(hook)
+        elif by == "retain":
+            h.retain_grad()
+        loss = scores.square().mean() + h.mean()
+        if by == "grad":
+            seen += torch.autograd.grad(loss, [h, model.head.weight], retain_graph=True)
+        optimizer.zero_grad()
+        if by == "inputs":
+            loss.backward(inputs=[h, *model.parameters()])
+        else:
+            loss.backward()
+        optimizer.step()
+        if by in ("retain", "inputs"):
+            seen.append(h.grad)
+        found += [weight.sum().item() for weight in model.parameters()]
+        found += [grad.square().sum().item() for grad in seen]
+    return found
+
+
+@pytest.mark.parametrize("by", ["grad", "hook", "inputs", "retain"])
+def test_gradients_by_an_output_come_through_others_too(by: str) -> None:
+    found, outcome = compiled(asked, seeded(Features), by=by)
+    close(found, asked(seeded(Features), by=by))
+    assert outcome.state is State.SKIPPED
+    assert "test_compile_repeated.py" in outcome.reason
+
+
+def test_outputs_that_nobody_asks_by_stay_compiled() -> None:
+    found, outcome = compiled(asked, seeded(Features), by="nothing")
+    close(found, asked(seeded(Features), by="nothing"))
+    assert outcome.state is State.APPLIED
+
+
+def test_gradients_by_a_view_that_lack_something_are_reported() -> None:
+    _, outcome = compiled(asked, seeded(Features, flat=True), by="retain")
+    assert outcome.state is State.SKIPPED

@@ -21,6 +21,7 @@ from fasttrain.shim.hooks.gradients import take_one_by_one
 from fasttrain.shim.hooks.outcome_recorder import Lever, OutcomeRecorder, Shared
 from fasttrain.shim.hooks.roots import Root, RootCalls, repeated_blocks
 from fasttrain.shim.levers.compile.account import Account, announce
+from fasttrain.shim.levers.compile.by_outputs import take_by_outputs
 from fasttrain.shim.levers.compile.cache_misses import CacheMisses
 from fasttrain.shim.levers.compile.compile_once import CompileOnce, SharedGraphs
 from fasttrain.shim.levers.compile.graphs import ASKED_GRADIENTS, GraphGuard, watch_gradients
@@ -241,6 +242,7 @@ class CompileLever:
         if not self._strict:
             refuse_long_loops(self._account_for_loop, self._later)
         repair_gradients(self._begin_graph, self._later)
+        take_by_outputs(self._later)
         # Of auto nobody has asked for graphs, in whose place an error would come.
         if self._plan.asked == "auto" or may_differentiate_twice():
             call_custom_functions(self._later)

@@ -9,6 +9,8 @@ it there are none. So these differ from eager ones (torch 2.13):
   depend on. Optimizers then apply weight decay and momentum to it: pytorch#131794.
 - It also frees what a pass through the others needs, even if these have nothing in common with the
   first.
+- A gradient by an output (``torch.autograd.grad``, ``retain_grad``, ``register_hook``) lacks what
+  comes through other outputs that were computed from it: pytorch#132929.
 
 Here a compiled function keeps its inputs until its backward pass. Where it isn't enough to replace
 zeros by None, the forward pass is repeated eagerly, from dynamo's graph of torch operations, and
@@ -26,6 +28,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -43,6 +46,11 @@ REPEATED = "_fasttrain_repeated"
 # Why a root runs eagerly from then on; with the script's line.
 SECOND = "second derivatives (create_graph=True at {}) can't be compiled"
 APART = "a backward pass through some of its outputs alone (at {}) can't be compiled"
+INNER = "gradients by one of its outputs (at {}) can't be compiled"
+LACKING = (
+    "gradients by one of its outputs (at {}) can't be compiled; in this call they lack what comes"
+    " through its other outputs"
+)
 ZEROS = (
     "a backward pass through some of its outputs alone (at {}) can't be compiled; in this one, what"
     " the others depend on had gradients of zeros, not None"
@@ -69,10 +77,12 @@ class _Origin:
     Attributes:
         inputs: Indices of the inputs that get a gradient from it.
         nodes: The autograd nodes that a backward pass from it runs, but those of inputs.
+        last: The last one of these.
     """
 
     inputs: frozenset[int]
     nodes: frozenset[Any]
+    last: Any = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +99,7 @@ class _Graph:
     meta: Any
     autocast: tuple[str, torch.dtype, bool]
     _untouched: dict[tuple[int, ...], frozenset[int] | None] = field(default_factory=dict)
+    _inner: dict[int, str] = field(default_factory=dict)
 
     @property
     def repeatable(self) -> bool:
@@ -155,6 +166,18 @@ class _Graph:
                 self._untouched[key] = None
         return self._untouched[key]
 
+    def inner(self, inputs: Sequence[Any], index: int) -> str:
+        """Return whether other outputs are computed from one: INNER if so, else empty.
+
+        LACKING if it is a cast of what they are computed from.
+        """
+        if index not in self._inner:
+            try:
+                self._inner[index] = _inner(self._origins(inputs), index)
+            except Exception:  # noqa: BLE001 - as if it were so
+                self._inner[index] = INNER
+        return self._inner[index]
+
     def _origins(self, inputs: Sequence[Any]) -> list[_Origin | None]:
         """Return where each output comes from, by a forward pass without numbers or memory."""
         subclasses: Any = importlib.import_module("torch._subclasses")
@@ -191,7 +214,7 @@ def _origin(output: Tensor, at: dict[int, int]) -> _Origin:
         else:
             nodes.add(node)
             waiting += (source for source, _ in node.next_functions)
-    return _Origin(frozenset(inputs), frozenset(nodes))
+    return _Origin(frozenset(inputs), frozenset(nodes), output.grad_fn)
 
 
 def _untouched(
@@ -208,6 +231,16 @@ def _untouched(
         if any(node.name() not in _FINITE for node in origin.nodes - run):
             return None
     return frozenset[int]().union(*(origin.inputs for origin in others)) - reached
+
+
+def _inner(origins: Sequence[_Origin | None], index: int) -> str:
+    asked, others = origins[index], [o for at, o in enumerate(origins) if o and at != index]
+    if asked is None or asked.last is None:
+        return ""
+    if any(asked.last in other.nodes for other in others):
+        return INNER
+    cast_of = asked.last.next_functions[0][0] if asked.last.name() == "ToCopyBackward0" else None
+    return LACKING if any(cast_of in other.nodes for other in others) else ""
 
 
 def _saves(node: Any) -> bool:
@@ -261,14 +294,14 @@ def call_custom_functions(undo: ExitStack) -> None:
 class _Inputs:
     """The inputs of one call, kept until its backward pass."""
 
-    __slots__ = ("_random_state", "_versions", "values")
+    __slots__ = ("_random_state", "_versions", "compiled", "values")
 
-    def __init__(self, values: Sequence[Any]) -> None:
-        self.values = values
+    def __init__(self, values: Sequence[Any], compiled: _Backward) -> None:
+        self.values, self.compiled = values, compiled
         self._versions = _versions(values)
         self._random_state = torch.get_rng_state()
 
-    def repeat(self, graph: _Graph) -> _Repeated:
+    def repeat(self, graph: _Graph) -> Repeated:
         """Return the call, made again without compilation.
 
         Raises:
@@ -286,20 +319,22 @@ class _Inputs:
             apart = [v.view_as(v) if _wants_gradient(v) else v for v in self.values]
         with torch.random.fork_rng(devices=[]):
             torch.set_rng_state(self._random_state)
-            return _Repeated(apart, graph.repeat(apart))
+            return Repeated(apart, graph.repeat(apart))
 
 
 @dataclass(frozen=True, slots=True)
-class _Repeated:
+class Repeated:
     """A call that was made again without compilation.
 
     Attributes:
         inputs: Its inputs.
         outputs: Its outputs, those of `CompiledFunction`.
+        retained: Indices of outputs that retain their gradients, each with the script's tensor.
     """
 
     inputs: list[Any]
     outputs: list[Any]
+    retained: list[tuple[int, weakref.ref[Tensor]]] = field(default_factory=list)
 
     def differentiate(self, grads: Sequence[Any], *, twice: bool) -> tuple[Any, ...]:
         """Return the gradients by the inputs, which can be differentiated again if ``twice``."""
@@ -319,6 +354,9 @@ class _Repeated:
                 allow_unused=True,
             )
         )
+        for index, ref in self.retained:
+            if (tensor := ref()) is not None:
+                tensor.grad = self.outputs[index].grad
         return tuple(next(found) if _wants_gradient(value) else None for value in self.inputs)
 
 
@@ -369,7 +407,7 @@ def _extend(function: Any, graph: _Graph, asked: Asked) -> None:
 
     def forward(ctx: Any, *inputs: Any) -> Any:
         if keeps:
-            setattr(ctx, INPUTS, _Inputs(inputs))
+            setattr(ctx, INPUTS, _Inputs(inputs, compiled))
         returned = plain_forward(ctx, *inputs)
         if several:
             ctx.set_materialize_grads(False)
@@ -409,9 +447,25 @@ class _Backward:
             return self._plain(ctx, *grads)
         return self._run_with_zeros(ctx, inputs, given, missing)
 
+    def repeated_for(self, ctx: Any, inputs: _Inputs, index: int) -> Repeated | None:
+        """Return the call made again, for gradients by an output; None if they are right anyway."""
+        repeated: Repeated | None = getattr(ctx, REPEATED, None)
+        why = "" if repeated is not None else self._graph.inner(inputs.values, index)
+        if why:
+            self._asked(why)
+        if why == INNER:
+            repeated = inputs.repeat(self._graph)
+            setattr(ctx, REPEATED, repeated)
+        return repeated
+
+    def tell_of_view(self) -> None:
+        """Have the root run eagerly if a view that the script asks by may be one of its outputs."""
+        if self._graph.meta.aliased_out_indices:
+            self._asked(LACKING)
+
     def _repeat(
         self, ctx: Any, inputs: _Inputs, missing: list[int], *, twice: bool
-    ) -> _Repeated | None:
+    ) -> Repeated | None:
         """Repeat the call if the compiled backward pass wouldn't do; return None if it does."""
         if twice and self._twice:
             self._asked(SECOND)

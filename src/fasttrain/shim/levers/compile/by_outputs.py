@@ -1,0 +1,135 @@
+"""Takes gradients by outputs of compiled calls from calls that are made again without compilation.
+
+A compiled graph knows no way from one of its outputs to another that was computed from it, as from
+features to scores. So what the script asks for by such an output is asked of the same output of a
+repeated call (`repeated.py`): before its backward pass, so that nothing is lost.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fasttrain.shim.hooks import patching
+from fasttrain.shim.hooks.dynamo import pass_over
+from fasttrain.shim.hooks.gradients import INPUTS as WANTED
+from fasttrain.shim.hooks.seams import Hooking, Passing
+from fasttrain.shim.levers.compile.repeated import INPUTS, Repeated
+
+
+def take_by_outputs(undo: ExitStack) -> None:
+    """Replace what takes gradients by tensors."""
+    patching.wrap(Tensor, "register_hook", _hook_repeated, undo, Hooking.REPEATED)
+    patching.wrap(Tensor, "retain_grad", _retain_repeated, undo, Hooking.REPEATED)
+    if hasattr(torch.autograd, "_engine_run_backward"):
+        patching.wrap(
+            torch.autograd, "_engine_run_backward", _take_repeated, undo, Passing.REPEATED
+        )
+
+
+def _repeated_for(tensor: Any) -> Repeated | None:
+    """Return the repeated call that has the gradients by a tensor; None if it needs none."""
+    node: Any = tensor.grad_fn if isinstance(tensor, Tensor) else None
+    if node is None or torch.compiler.is_compiling():
+        return None
+    inputs = getattr(node, INPUTS, None)
+    if inputs is not None:
+        repeated: Repeated | None = inputs.compiled.repeated_for(node, inputs, tensor.output_nr)
+        return repeated
+    base = node.next_functions[0][0] if tensor._is_view() and node.next_functions else None
+    if (inputs := getattr(base, INPUTS, None)) is not None:
+        inputs.compiled.tell_of_view()
+    return None
+
+
+def _hook_repeated(original: Any) -> Any:
+    @functools.wraps(original)
+    def register_hook(tensor: Tensor, hook: Any) -> Any:
+        repeated = _repeated_for(tensor)
+        return original(repeated.outputs[tensor.output_nr] if repeated else tensor, hook)
+
+    pass_over(register_hook)
+    return register_hook
+
+
+def _retain_repeated(original: Any) -> Any:
+    @functools.wraps(original)
+    def retain_grad(tensor: Tensor) -> None:
+        repeated = None if tensor.retains_grad else _repeated_for(tensor)
+        original(tensor)
+        if repeated is not None:
+            original(repeated.outputs[tensor.output_nr])
+            repeated.retained.append((tensor.output_nr, weakref.ref(tensor)))
+
+    pass_over(retain_grad)
+    return retain_grad
+
+
+def _take_repeated(original: Any) -> Any:
+    @functools.wraps(original)
+    def run(outputs: Any, *args: Any, **kwargs: Any) -> Any:
+        wanted = args[WANTED] if len(args) > WANTED else ()
+        repeated = [_repeated_for(tensor) for tensor in wanted]
+        if not any(repeated):
+            return original(outputs, *args, **kwargs)
+        if not kwargs.get("accumulate_grad"):
+            return _gradients(original, repeated, outputs, *args)
+        seeds, _, create = args[:WANTED]
+        some = [(t, one) for t, one in zip(wanted, repeated, strict=True) if one]
+        tensors, calls = zip(*some, strict=True)
+        found = _gradients(original, calls, outputs, seeds, True, create, tensors, True)  # noqa: FBT003
+        if others := tuple(t for t, one in zip(wanted, repeated, strict=True) if not one):
+            original(outputs, *args[:WANTED], others, *args[WANTED + 1 :], **kwargs)
+        for tensor, gradient in zip(tensors, found, strict=True):
+            if gradient is not None:
+                tensor.retain_grad()  # as torch does
+                tensor.grad = gradient if tensor.grad is None else tensor.grad + gradient
+        return ()
+
+    pass_over(run)
+    return run
+
+
+def _gradients(
+    original: Any, repeated: Sequence[Repeated | None], outputs: Any, *args: Any
+) -> tuple[Tensor | None, ...]:
+    """Return gradients as ``torch.autograd.grad`` does, some by outputs of repeated calls.
+
+    Autograd reads these where the compiled function runs. So it is asked for a gradient by
+    something before that function, and a hook keeps the one by the output.
+    """
+    seeds, retain, create, wanted, allow_unused = args
+    kept: dict[int, Tensor] = {}
+    asked, handles = [], []
+    for at, (tensor, call) in enumerate(zip(wanted, repeated, strict=True)):
+        if call is None:
+            asked.append(tensor)
+            continue
+        sources = (source for source in tensor.grad_fn.next_functions if source[0] is not None)
+        asked.append(torch.autograd.graph.GradientEdge(*next(sources)))
+        output = call.outputs[tensor.output_nr]
+        keep = functools.partial(_keep, kept, at, output.output_nr)
+        handles.append(output.grad_fn.register_prehook(keep))
+    try:
+        found = original(outputs, seeds, retain, create, tuple(asked), True)  # noqa: FBT003
+    finally:
+        for handle in handles:
+            handle.remove()
+    result = tuple(kept.get(at) if one else found[at] for at, one in enumerate(repeated))
+    if not allow_unused and any(gradient is None for gradient in result):
+        raise RuntimeError(
+            "One of the differentiated Tensors appears to not have been used in the graph."
+            " Set allow_unused=True if this is the desired behavior."
+        )
+    return result
+
+
+def _keep(kept: dict[int, Tensor], at: int, index: int, grads: Sequence[Any]) -> None:
+    if grads[index] is not None:
+        kept[at] = grads[index]
