@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fasttrain.shim.data_parallel.split import modules
-from fasttrain.shim.data_parallel.split.modules import Neutral, NotNeutralError
+from fasttrain.shim.data_parallel.split.modules import Neutral, NotNeutralError, along_which
 
 LSTM = nn.LSTM(4, 4, num_layers=2, dropout=0.5, batch_first=True)
 ATTENTION = nn.MultiheadAttention(4, 2, dropout=0.5, batch_first=True)
@@ -57,13 +57,13 @@ def test_rows_come_out_so_in_inference_mode(name: str) -> None:
     with torch.inference_mode(), Neutral() as neutral:
         whole, parts = act(x), torch.cat([act(x[:2]), act(x[2:])])
     torch.testing.assert_close(whole, parts)
-    assert neutral.draws > 0
+    assert neutral.drawn
 
 
 def test_a_dropout_in_evaluation_draws_nothing() -> None:
     with torch.inference_mode(), Neutral() as neutral:
         assert torch.equal(nn.Dropout(0.5).eval()(torch.ones(4)), torch.ones(4))
-    assert neutral.draws == 0
+    assert not neutral.drawn
 
 
 @pytest.mark.parametrize("name", ["dropout", "lstm", "attention", "noise"])
@@ -142,3 +142,50 @@ def test_invalid_arguments_of_a_distribution_are() -> None:
     with pytest.raises(ValueError, match="Expected parameter scale"), neutral:
         torch.distributions.Normal(torch.zeros(4), -torch.ones(4), validate_args=True)
     assert neutral.reads
+
+
+@pytest.mark.parametrize("place", [0.01, 0.99])
+@pytest.mark.parametrize("name", CHANCES)
+def test_rows_come_out_as_in_the_whole_batch_with_unlikely_numbers(name: str, place: float) -> None:
+    x = torch.linspace(-1, 1, 72).view(6, 3, 4)
+    act = CHANCES[name]
+    with Neutral() as of_whole:
+        act(x)
+    with Neutral() as of_part:
+        act(x[:2])
+    along = along_which(of_whole.drawn, of_part.drawn)
+    found = []
+    for part in (x, x[:1], x[1:]):
+        with Neutral(place=place, along=along):
+            found.append(act(part))
+    torch.testing.assert_close(found[0], torch.cat(found[1:]), equal_nan=True)
+
+
+BRANCHES: dict[str, Callable[[], Tensor]] = {
+    "rand": lambda: torch.rand(4, 1) < 0.1,
+    "rand above": lambda: torch.rand(4, 1) > 0.9,
+    "uniform": lambda: torch.empty(4, 1).uniform_(-1, 1) < -0.9,
+    "bernoulli": lambda: torch.bernoulli(torch.full((4, 1), 0.1)) > 0,
+    "not kept": lambda: torch.empty(4, 1).bernoulli_(0.9) == 0,
+    "normal": lambda: torch.randn(4, 1) < -1,
+    "integers": lambda: torch.randint(0, 10, (4, 1)) == 9,
+    "exponential": lambda: torch.empty(4, 1).exponential_() > 3,
+}
+
+
+@pytest.mark.parametrize("name", BRANCHES)
+def test_a_place_in_the_range_takes_an_unlikely_branch(name: str) -> None:
+    taken = []
+    for place in (None, 0.01, 0.99):
+        with Neutral(place=place):
+            taken.append(bool(BRANCHES[name]().all()))
+    assert not taken[0]
+    assert any(taken[1:])
+
+
+def test_what_isnt_of_rows_gets_both_kinds_of_numbers() -> None:
+    along = along_which([("rand", (6, 4))], [("rand", (3, 4))])
+    with Neutral(place=0.01, along=along):
+        drawn = torch.rand(6, 4)
+    assert drawn[0].tolist() == pytest.approx([0.01, 0.5, 0.01, 0.5])
+    assert (drawn == drawn[0]).all()

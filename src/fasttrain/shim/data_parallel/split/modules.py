@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import sys
 import threading
 import weakref
@@ -143,6 +144,7 @@ def _is_foreign(hook: Any) -> bool:
 
 # A module's own containers; their contents are compared separately.
 _SLOTS = frozenset({"_parameters", "_buffers", "_modules"})
+Draw = tuple[str, tuple[int, ...]]  # an operator that draws, and the shape of what it draws
 Place = tuple[int, str]  # the number of a module in the order of `Module.modules`, and a name
 IN_DOUBLE = dict.fromkeys((torch.float16, torch.bfloat16, torch.float32), torch.float64)
 
@@ -329,19 +331,30 @@ class Neutral(_MODE):  # type: ignore[misc]
     Args:
         known: Tensors that Python may read, since they don't depend on the rows.
         otherwise: Use other constants, to see which results depend on them.
+        place: Use constants from this place of the range of a draw, from 0 to 1, in every other
+            element along a dimension, so that a branch is taken which is unlikely.
+        along: The dimension for each draw; None for all elements.
 
     Attributes:
         reads: True if Python has read a number of any other tensor, such as to branch on it.
         by_values: True if a shape depended on values: a submodule may get no row at all.
-        draws: Number of operators that drew random numbers.
+        drawn: The operators that drew random numbers, each with the shape of these.
     """
 
-    def __init__(self, known: Iterable[Tensor] = (), *, otherwise: bool = False) -> None:
+    def __init__(
+        self,
+        known: Iterable[Tensor] = (),
+        *,
+        otherwise: bool = False,
+        place: float | None = None,
+        along: Sequence[int | None] = (),
+    ) -> None:
         super().__init__()
         self.reads = self.by_values = False
-        self.draws = 0
+        self.drawn: list[Draw] = []
         self._known = {id(tensor) for tensor in known}
         self._otherwise = otherwise
+        self._place, self._along = place, along
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -363,16 +376,25 @@ class Neutral(_MODE):  # type: ignore[misc]
                 found = func.decompose(*args, **kwargs)
             if found is not NotImplemented:
                 return found
-        self.draws += 1
-        if self.draws > MOST_DRAWS:
+        return self._drawn_by(func, name, _named(func, args, kwargs), with_p=with_p)
+
+    def _drawn_by(self, func: Any, name: str, named: dict[str, Any], *, with_p: bool) -> Any:
+        """Return constants instead of what an operator draws."""
+        number = len(self.drawn)
+        self.drawn.append((name, ()))
+        if number == MOST_DRAWS:
             raise NotNeutralError(f"{name} was called more than {MOST_DRAWS:,} times")
         if with_p:
-            return func(**_named(func, args, kwargs) | {"dropout_p": 0.0})
+            return func(**named | {"dropout_p": 0.0})
         constant = _CONSTANTS.get(name)
         if constant is None:
             raise NotNeutralError(f"{name} draws random numbers")
-        named = _named(func, args, kwargs)
         given = constant(func, named)
+        if isinstance(given, Tensor):
+            self.drawn[number] = name, tuple(given.shape)
+        if self._place is not None and name in _PLACES:
+            dim = self._along[number] if number < len(self._along) else None
+            _put_at(given, _PLACES[name](given, named, self._place), dim)
         return _other(name, given, named) if self._otherwise else given
 
 
@@ -411,6 +433,39 @@ def _other(name: str, given: Any, named: dict[str, Any]) -> Any:
         return given.logical_not_()
     every_other = torch.arange(given.numel(), device=given.device).view(given.shape) % 2
     return given.mul_(0.5 + 0.25 * every_other)  # not all equal: a softmax would cancel that
+
+
+def along_which(whole: Sequence[Draw], part: Sequence[Draw]) -> list[int | None]:
+    """Return for each draw of a call the last dimension that isn't of rows; None without any.
+
+    Args:
+        whole: What the whole call has drawn.
+        part: What the call with a part of the batch has drawn.
+    """
+    return [_along_which(*pair) for pair in zip(whole, part, strict=False)]
+
+
+def _along_which(whole: Draw, part: Draw) -> int | None:
+    (name, sizes), (other, own) = whole, part
+    if name != other or len(sizes) != len(own):
+        return None
+    same = [dim for dim, size in enumerate(sizes) if size == own[dim] and size > 1]
+    return same[-1] if same else None
+
+
+def has_place(drawn: Iterable[Draw], place: float) -> bool:
+    """True if a place in the range makes a difference for a draw."""
+    names = {name for name, _ in drawn} & _PLACES.keys()
+    return bool(names if place > 0.5 else names - _LOW)
+
+
+def _put_at(given: Tensor, there: Any, dim: int | None) -> None:
+    """Replace a draw's constants; with a dimension, those of every other element along it."""
+    there = torch.as_tensor(there, device=given.device).expand(given.shape)
+    if dim is not None:
+        odd = torch.arange(given.size(dim), device=given.device) % 2 == 1
+        there = torch.where(odd.view(-1, *(1,) * (given.dim() - dim - 1)), given, there)
+    given.copy_(there)
 
 
 def _filled(value: float) -> Callable[[Any, dict[str, Any]], Any]:
@@ -491,4 +546,52 @@ _CONSTANTS: dict[str, Callable[[Any, dict[str, Any]], Any]] = {
     "randperm": _permutation,
     "uniform_": _between,
     "_cudnn_rnn": _in_cudnn,
+}
+
+
+def _at_place(_: Tensor, named: dict[str, Any], place: float) -> Any:
+    low, high = named.get("from", 0.0), named.get("to", 1.0)
+    return low + (high - low) * place
+
+
+def _chosen(_: Tensor, named: dict[str, Any], place: float) -> Any:
+    chance = named.get("p", named["self"])
+    return chance > place
+
+
+def _kept(_: Tensor, named: dict[str, Any], place: float) -> Any:
+    chance: Any = named.get("p", 0.5)
+    return chance > place
+
+
+def _deviating(given: Tensor, named: dict[str, Any], place: float) -> Any:
+    return given + (-2.0 if place < 0.5 else 1.0) * named.get("std", 1.0)
+
+
+def _waited(_: Tensor, __: dict[str, Any], place: float) -> Any:
+    return -math.log1p(-place)
+
+
+def _integer(given: Tensor, named: dict[str, Any], place: float) -> Any:
+    high = named.get("high") or named.get("to")
+    return given if place < 0.5 or high is None else high - 1
+
+
+# Those whose usual constants are those of a low place.
+_LOW = {"bernoulli_", "randint", "randint_like", "random_"}
+# Other constants for a place in the range, of those draws on which a branch may depend.
+_PLACES: dict[str, Callable[[Tensor, dict[str, Any], float], Any]] = {
+    "bernoulli": _chosen,
+    "bernoulli_": _kept,
+    "exponential_": _waited,
+    "normal": _deviating,
+    "normal_": _deviating,
+    "rand": _at_place,
+    "rand_like": _at_place,
+    "randint": _integer,
+    "randint_like": _integer,
+    "randn": _deviating,
+    "randn_like": _deviating,
+    "random_": _integer,
+    "uniform_": _at_place,
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import threading
@@ -30,10 +31,13 @@ from fasttrain.shim.data_parallel.split.agreement import (
 from fasttrain.shim.data_parallel.split.graph import edge_of, graph_edges, leaves_of
 from fasttrain.shim.data_parallel.split.modules import (
     IN_DOUBLE,
+    Draw,
     ModuleState,
     Neutral,
     Place,
+    along_which,
     foreign_hook,
+    has_place,
     parameter_sums,
 )
 from fasttrain.shim.data_parallel.split.rows import Rows
@@ -77,6 +81,7 @@ _BY_VALUES = (
     "which of its parts it calls may depend on the batch's values, and all ranks together put the"
     " parameters of a sharded part together"
 )
+PLACES = (0.01, 0.99)  # of a draw's range, for branches that are taken with a small probability
 _FEW_ROWS = "no argument has a row for each rank"
 _OF_LISTS = "it takes a list, of which no entries are split but rows of its tensors"
 _UNHELD = (
@@ -129,7 +134,8 @@ class SplitTrial:
         self._around: CallSurroundings
         self._sums: list[float] = []
         self._same: tuple[int | None, ...] = ()
-        self._draws = 0
+        self._drawn: list[Draw] = []  # in the last call
+        self._drawn_by_whole: list[Draw] = []
         self._why_not = ""
         self._near: list[Dimensions] = []  # guesses that may differ by rounding only
         self.by_values = False
@@ -288,6 +294,7 @@ class SplitTrial:
         gradients: bool,
     ) -> Split:
         outer = self._call(args, kwargs, splitting=False)
+        self._drawn_by_whole = self._drawn
         parts = self.by_values and has_sharded_parts(self._module)
         self._check(_BY_VALUES if parts else "", final=True)
         reasons = []
@@ -323,16 +330,14 @@ class SplitTrial:
             for put, state in states:
                 put(state)
 
-    def _call(
-        self, args: Any, kwargs: Any, *, splitting: bool, otherwise: bool = False
-    ) -> Value | str:
+    def _call(self, args: Any, kwargs: Any, *, splitting: bool, **constants: Any) -> Value | str:
         """Run one call without randomness from the state before; return its result or its error.
 
         Args:
             args: Positional arguments.
             kwargs: Keyword arguments.
             splitting: Run it as the inside of a split call.
-            otherwise: Replace random numbers by other constants.
+            constants: Arguments for `Neutral`: which constants replace random numbers.
         """
         self._before.begin()
         with ExitStack() as stack:
@@ -340,7 +345,7 @@ class SplitTrial:
             if splitting:
                 stack.enter_context(self._splitting())
             known = [b for part in self._before.parts for b in part._buffers.values()]
-            neutral = Neutral((b for b in known if b is not None), otherwise=otherwise)
+            neutral = Neutral((b for b in known if b is not None), **constants)
             try:
                 with neutral:
                     output = self._plainly(*args, **kwargs)
@@ -352,7 +357,7 @@ class SplitTrial:
                     raise
                 put_away(self._module)
                 return "an error: its number of losses differs from other ranks"
-        self._draws = neutral.draws
+        self._drawn = neutral.drawn
         self.by_values |= neutral.by_values and not splitting
         if neutral.reads:
             return READS
@@ -372,6 +377,7 @@ class SplitTrial:
         # Autograd nodes with a smaller number are older than the call.
         begun = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
         inner = self._call(*Split(guess).cut(args, kwargs, rows), splitting=True)
+        drawn = self._drawn
         dims = self._together(lambda: self._dimensions(outer, inner, rows, begun))
         assert not isinstance(outer, str)
         assert not isinstance(inner, str)
@@ -398,8 +404,12 @@ class SplitTrial:
                 kept.append((number, name, tuple(of_value)))
         ancestors, _ = graph_edges(tensors_in(inner), begun)
         made = any(edge_of(t) in ancestors for t in tensors_in(inner))
-        if self._draws and None in dims:
+        if drawn and None in dims:
             self._check_draws(Split(guess).cut(args, kwargs, rows), dims)
+        of_whole = list(self._drawn_by_whole)
+        for place in filter(functools.partial(has_place, of_whole), PLACES):
+            along = along_which(of_whole, drawn)
+            self._check_branches(guess, args, kwargs, dims, place=place, along=along)
         outputs = tuple(dims[: len(tensors_in(inner[0]))])
         ndims = tuple(tensor.dim() for tensor in tensors_in(outer[0]))
         return Split(guess, outputs, tuple(kept), made, self._same, ndims, tuple(inner[1]))
@@ -420,6 +430,34 @@ class SplitTrial:
         if any(len(first) != len(other) or not all(map(_close, first, other)) for other in others):
             raise DisagreementError("it draws random numbers for all rows together, and returns or"
                                     " stores what depends on them")  # fmt: skip
+
+    def _check_branches(
+        self,
+        guess: Dimensions,
+        args: Any,
+        kwargs: Any,
+        dims: Sequence[int | None],
+        **constants: Any,
+    ) -> None:
+        """Check that the split call agrees with other constants in place of random numbers, too.
+
+        A call that mixes its rows with a probability under a half doesn't where each draw is in the
+        middle of its range.
+
+        Raises:
+            DisagreementError: If it doesn't.
+        """
+        outer = self._call(args, kwargs, splitting=False, **constants)
+        if isinstance(outer, str) and outer != READS:
+            return  # on all ranks alike: such numbers may never be drawn
+        rows = Rows(self._ranks, row_count(tensors_in((args, kwargs)), guess))
+        begun = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
+        inner = self._call(*Split(guess).cut(args, kwargs, rows), splitting=True, **constants)
+        found = self._together(lambda: self._dimensions(outer, inner, rows, begun))
+        if found != dims:
+            raise DisagreementError("which of its tensors have rows depends on random numbers")
+        whole, given = tensors_in(outer), tensors_in(with_all_rows(inner, found, rows))
+        self._together(lambda: check_equal(whole, given, "values for other random numbers"))
 
     def _dimensions(
         self, outer: Value | str, inner: Value | str, rows: Rows, begun: int
