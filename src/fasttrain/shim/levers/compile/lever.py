@@ -45,6 +45,7 @@ from fasttrain.shim.levers.compile.targets import (
 )
 from fasttrain.shim.process import entry
 from fasttrain.shim.process.callsite import call_site
+from fasttrain.shim.process.held_signals import held_signals
 
 # Settings that torch makes for speed, and that break scripts not written for torch.compile.
 SAFE_SETTINGS = (
@@ -211,6 +212,10 @@ class CompileLever:
         return f"{graphs} graphs were compiled before it" if graphs >= MOST_GRAPHS else ""
 
     def _compile_root(self, root: Root, module: Module) -> None:
+        with held_signals(termination=True):  # an error of a handler of the script's is not ours
+            self._try_to_compile(root, module)
+
+    def _try_to_compile(self, root: Root, module: Module) -> None:
         try:
             if self._account is None and not self._prepare(root):
                 return
@@ -253,7 +258,7 @@ class CompileLever:
         if self._once is not None:
             self._once.install(self._later)
             self.on_compiling.append(self._once.compiling)
-        announce(self._begins, functools.partial(self._announce, ""), self._later)
+        announce(self._begins, self._ends, self._later)
         self._account = Account(self._later)
         return True
 
@@ -277,11 +282,16 @@ class CompileLever:
             self.recorder.settle(State.ARMED, UNUSED)
 
     def _begins(self) -> None:
+        self._slots.handler_errors.begin()
         self._slots.compilations += 1
         root = self._roots.last
         self._announce(root.name if root else "")
         if self._guard is not None:
             self._guard.on_compiling()
+
+    def _ends(self) -> None:
+        self._announce("")
+        self._slots.handler_errors.end()
 
     def _on_grad(self) -> None:
         if self._guard is not None:

@@ -28,6 +28,7 @@ from fasttrain.shim.hooks.seams import Hooking, then
 from fasttrain.shim.levers.compile.graphs import GraphGuard
 from fasttrain.shim.levers.compile.repetitions import Mode
 from fasttrain.shim.levers.compile.targets import uncompilable
+from fasttrain.shim.process.held_signals import HandlerErrors
 
 Call = Callable[..., Any]
 
@@ -187,6 +188,7 @@ class Slots:
         passed_by: Why some call of a compiled module ran eagerly; empty if none did.
         on: Whether compiled modules run compiled.
         compilations: Number of compilations that have begun; counted by the lever.
+        handler_errors: Those of the script's signal handlers; dynamo would take them for its own.
 
     Args:
         compile: torch.compile.
@@ -200,6 +202,7 @@ class Slots:
         self.passed_by = ""
         self.on = True
         self.compilations = 0
+        self.handler_errors = HandlerErrors()
         self._filled: weakref.WeakKeyDictionary[Module, Filling] = weakref.WeakKeyDictionary()
 
     def __contains__(self, module: Module) -> bool:
@@ -270,9 +273,10 @@ class Slots:
                 self.passed_by = OWN_KIND
                 self._recorder.note(f"{type(module).__name__} runs eagerly where it is {OWN_KIND}")
                 return module._call_impl(*args, **kwargs)
+            through = self.handler_errors.through
             if guard is not None:
-                return guard.call(compiled, module, args, kwargs)
-            return compiled(module, *args, **kwargs)
+                return through(guard.call, compiled, module, args, kwargs)
+            return through(compiled, module, *args, **kwargs)
 
         return _slot_of(ref, call)
 
