@@ -4,13 +4,26 @@ from __future__ import annotations
 
 import gc
 import weakref
+from argparse import Namespace
+from typing import Any
 
 import pytest
+import torch
 from torch import Tensor, nn
 
-from fasttrain.shim.data_parallel.split.sites import CallSite, Decisions, Split, may_print
+from fasttrain.shim.data_parallel.split.sites import (
+    CallSite,
+    Decisions,
+    Split,
+    argument_values,
+    fill,
+    may_print,
+    saved,
+)
 
 EPOCH = 0
+ARGS = Namespace(stage=1, name="x")
+CFG = {"stage": 1, "name": "x"}
 RATE = 0.5
 
 
@@ -27,6 +40,22 @@ class Net(nn.Module):
         if EPOCH > 3 or self.centre or self.stage > 1:
             x = x - x.mean(0)
         return self.linear(x) * RATE  # type: ignore[no-any-return]
+
+
+class Settings:
+    stage = 1
+
+
+class Configured(Net):
+    settings = Settings
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.config = Settings()
+
+    def forward(self, x: Tensor) -> Tensor:
+        stage = ARGS.stage + int(CFG["stage"]) + self.config.stage + self.settings.stage
+        return self.linear(x) * stage  # type: ignore[no-any-return]
 
 
 class Fitted(Net):
@@ -116,7 +145,54 @@ def test_a_much_larger_batch_is_verified() -> None:
 def test_a_batch_of_which_a_rank_gets_one_row_is_verified() -> None:
     site = CallSite("Net", split=Split((0,)), most_rows=8, hooks=0)
     fewest = [4, 4, 4, 4, 4, 1]
-    due = [site.is_due("shape", 0, 2 * of, of) for of in fewest]
+    due = [site.is_due(("shape",), 0, 2 * of, of) for of in fewest]
     assert due == [True, True, False, True, False, True]
     site.single = True
-    assert not site.is_due("shape", 0, 2, 1)
+    assert not site.is_due(("shape",), 0, 2, 1)
+
+
+def test_settings_in_objects_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    net = Configured()
+    decisions = Decisions(net)
+    seen = [decisions.values()]
+    monkeypatch.setattr(ARGS, "stage", 2)
+    seen.append(decisions.values())
+    monkeypatch.setitem(CFG, "stage", 2)
+    seen.append(decisions.values())
+    net.config.stage = 2
+    seen.append(decisions.values())
+    monkeypatch.setattr(Settings, "stage", 3)
+    seen.append(decisions.values())
+    net.config = Settings()
+    seen.append(decisions.values())
+    assert len(set(seen)) == 6
+    monkeypatch.setattr(ARGS, "name", "y")
+    monkeypatch.setitem(CFG, "name", "y")
+    assert decisions.values() == seen[-1]
+
+
+def test_numbers_in_arguments_are_looked_at() -> None:
+    x = torch.ones(2)
+    assert argument_values((x, 0.0, [1, 2]), {"on": x}) == (None, 0.0, (1, 2), None)
+    calls: list[Any] = [(x, 0.5), (x, 0.25), (x, 1.0), (x, (x, 1, {"a": "b"})), (x, None)]
+    first, *others = [argument_values(call, {}) for call in calls]
+    assert first == others[0], "a float that goes on"
+    assert others[1:] == [(None, 1.0), (None, (1, ("b",))), (None, None)]
+
+
+def test_a_counter_hides_no_flag() -> None:
+    site = CallSite("Net", split=Split((0,)), most_rows=8, hooks=0)
+    values = [("shape", call, call // 100, call >= 700) for call in range(1, 1000)]
+    due = [call for call, of in enumerate(values, 1) if site.is_due(of, 0, 8)]
+    epochs = [100, 200, 300, 700]  # the 2nd, 3rd and 4th, and the 8th with the flag
+    assert due == sorted([1, 2, 3, 4, 8, 16, 32, 64, 128, 256, 512, *epochs])
+    other = CallSite("Net", hooks=0)
+    fill(other, saved(site))
+    assert other.seen.of_places == site.seen.of_places
+    assert not other.is_due(values[-1], 0, 8)
+
+
+def test_shapes_are_verified_as_often_whatever_else_changes() -> None:
+    site = CallSite("Net", split=Split((0,)), most_rows=8, hooks=0)
+    due = [at for at in range(1, 600) if site.is_due(((at // 10,),), 0, 8)]
+    assert [at for at in due if at & (at - 1)] == [10, 20, 30, 70, 150, 310]

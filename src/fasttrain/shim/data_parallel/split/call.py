@@ -39,6 +39,7 @@ from fasttrain.shim.data_parallel.split.sites import (
     RETRIES,
     CallSite,
     Decisions,
+    argument_values,
     fill,
     has_few_rows,
     row_count,
@@ -169,10 +170,11 @@ class SplitCalls:
             site.try_again()
         if site.decisions is None or site.hooks != self._hooks.registered:
             site.decisions = Decisions(module)
-        seen = (tuple(t.shape for t in inputs), site.decisions.values())
+        shapes = tuple([t.shape for t in inputs])
+        values = (shapes, *argument_values(args, kwargs), *site.decisions.values())
         count = 0 if site.split is None else row_count(inputs, site.split.inputs)
         fewest = count // self._ranks.world_size
-        due = site.is_due(seen, self._hooks.registered, count, fewest)
+        due = site.is_due(values, self._hooks.registered, count, fewest)
         rows = None if due or not fewest else Rows(self._ranks, count)
         if rows is None and any(isinstance(tensor, LazyRows) for tensor in inputs):
             args, kwargs = map_tensors(args, linked), map_tensors(kwargs, linked)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import sys
 import weakref
+from argparse import Namespace
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 from functools import partial
-from types import CodeType, FunctionType
+from types import CodeType, FunctionType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from fasttrain.shim.hooks.containers import (
     holds_by_attributes,
     is_scripts,
     map_tensors,
+    module_name,
     tensors_in,
 )
 
@@ -300,6 +302,8 @@ def with_all_rows(
 
 _SIMPLE = (bool, int, float, str, type(None))
 _FACTOR = "\0a factor"  # stands for any float but 0 and 1
+_OBJECT = "\0an object"  # stands for what is no number and no text
+_NAMESPACES = (Namespace, SimpleNamespace)
 MOST_VALUES = 64  # values compared before each call
 # What returns a dictionary, a name in it, and a class that may have it. Not a module's dictionary
 # itself, which leads back to the module where a part refers to it, such as by a bound method.
@@ -323,17 +327,39 @@ class Decisions:
             self._places.append(place)
 
     def values(self) -> tuple[Any, ...]:
-        """Return the present values."""
-        values = [
-            slot[name] if name in (slot := find()) else getattr(kind, name, None)
+        """Return the present values, each at the same place in each call."""
+        return tuple([
+            _category(slot[name] if name in (slot := find()) else getattr(kind, name, None))
             for find, name, kind in self._places
-        ]
-        return tuple(map(_category, (value for value in values if isinstance(value, _SIMPLE))))
+        ])  # fmt: skip
 
 
 def _category(value: Any) -> Any:
     """Return what a forward may branch on: of a float, only whether it is 0, 1 or another one."""
-    return value if type(value) is not float or value in (0.0, 1.0) else _FACTOR
+    if type(value) is float:
+        return value if value in (0.0, 1.0) else _FACTOR
+    return value if isinstance(value, _SIMPLE) else _OBJECT
+
+
+def argument_values(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    """Return the numbers and texts in each argument of a call, on which a forward may branch."""
+    return tuple(map(_simple_in, (*args, *kwargs.values())))
+
+
+def _simple_in(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return None
+    if isinstance(value, _SIMPLE):
+        return _category(value)
+    items: Any = ()
+    if isinstance(value, tuple | list | deque):
+        items = value
+    elif isinstance(value, Mapping):
+        items = value.values()
+    elif holds_by_attributes(value):
+        items = attributes_of(value).values()
+    found = [simple for item in items if (simple := _simple_in(item)) is not None]
+    return tuple(found[:MOST_VALUES]) or None
 
 
 def may_print(module: Module) -> str:
@@ -363,25 +389,65 @@ def may_print(module: Module) -> str:
     return ""
 
 
-def _names_in(code: CodeType) -> set[str]:
-    """Return the names that code uses, with that of functions in it."""
-    inner = [_names_in(each) for each in code.co_consts if isinstance(each, CodeType)]
-    return set(code.co_names).union(*inner)
+def _names_in(code: CodeType, *, texts: bool = False) -> set[str]:
+    """Return the names that code uses, with that of functions in it; and its texts, if wanted."""
+    inner = [_names_in(each, texts=texts) for each in code.co_consts if isinstance(each, CodeType)]
+    own = {text for text in code.co_consts if texts and isinstance(text, str)}
+    return own.union(code.co_names, *inner)
 
 
 def _places(module: Module) -> Iterator[Place]:
     parts = list(Module.modules(module))
-    for part in parts:
+    for part in parts[: MOST_VALUES // 2]:
         yield (partial(_attributes, weakref.ref(part)), "training", None)
     for function in _functions(module):
-        values = function.__globals__
-        for name in function.__code__.co_names:
-            if isinstance(values.get(name, values), _SIMPLE):
-                yield (partial(_itself, values), name, None)
+        names = [name for name in function.__code__.co_names if name in function.__globals__]
+        used = _names_in(function.__code__, texts=True)
+        yield from _of_slot(partial(_itself, function.__globals__), names, None, used)
     for part in parts:
-        for name in _names(type(part)):
-            if isinstance(vars(part).get(name, getattr(type(part), name, _names)), _SIMPLE):
-                yield (partial(_attributes, weakref.ref(part)), name, type(part))
+        used = set(_names(type(part), texts=True))
+        find = partial(_attributes, weakref.ref(part))
+        yield from _of_slot(find, _names(type(part)), type(part), used)
+
+
+def _of_slot(
+    find: Callable[[], dict[str, Any]], names: Iterable[str], kind: Any, used: set[str]
+) -> Iterator[Place]:
+    """Yield the places of simple values in a dictionary, and in objects in it that hold settings.
+
+    Args:
+        find: Returns the dictionary.
+        names: Names in it.
+        kind: A class that may have them; or None.
+        used: What the code has names or texts for.
+    """
+    slot = find()
+    for name in names:
+        value = slot.get(name, getattr(kind, name, _names))
+        if isinstance(value, _SIMPLE):
+            yield (find, name, kind)
+            continue
+        if (held := _settings_in(value)) is None:
+            continue
+        of = value if isinstance(value, type) else type(value)
+        for inner in sorted(used):
+            if isinstance(held.get(inner, getattr(of, inner, _names)), _SIMPLE):
+                yield (partial(_settings, find, name, kind), inner, of)
+
+
+def _settings(find: Callable[[], dict[str, Any]], name: str, kind: Any) -> dict[str, Any]:
+    return _settings_in(find().get(name, getattr(kind, name, None))) or {}
+
+
+def _settings_in(value: Any) -> dict[str, Any] | None:
+    """Return what a dictionary, a namespace, or an object or a class of the script's holds."""
+    if type(value) is dict:
+        return value
+    of: Any = value if isinstance(value, type) else type(value)
+    if issubclass(of, Module | Tensor) or not (of in _NAMESPACES or _is_scripts(of)):
+        return None
+    held: dict[str, Any] | None = getattr(value, "__dict__", None)
+    return held
 
 
 def _itself(values: dict[str, Any]) -> dict[str, Any]:
@@ -393,10 +459,13 @@ def _attributes(ref: weakref.ref[Module]) -> dict[str, Any]:
     return vars(part) if part is not None else {}
 
 
-def _names(kind: type) -> list[str]:
-    """Return the names that the code of one of the script's classes uses."""
+def _names(kind: type, *, texts: bool = False) -> list[str]:
+    """Return the names that the code of one of the script's classes uses; and its texts."""
     functions = [f for base in kind.__mro__ if _is_scripts(base) for f in _methods(base)]
-    return sorted({name for function in functions for name in function.__code__.co_names})
+    codes = [function.__code__ for function in functions]
+    if texts:
+        return sorted(set().union(*(_names_in(code, texts=True) for code in codes)))
+    return sorted({name for code in codes for name in code.co_names})
 
 
 def _methods(kind: type) -> list[FunctionType]:
@@ -418,13 +487,54 @@ def _script_kinds(module: Module) -> list[Any]:
 
 
 def _is_scripts(kind: type) -> bool:
-    module = sys.modules.get(kind.__module__)
-    path = getattr(module, "__file__", None) or ("" if kind.__module__ == "__main__" else "<")
+    name = module_name(kind)
+    path = getattr(sys.modules.get(name), "__file__", None) or ("" if name == "__main__" else "<")
     return is_scripts(path)
 
 
-SHAPES = 4  # the first new shapes of a kind of call are verified; after them the 8th, 16th, ...
-MOST_SHAPES = 4096  # remembered per kind of call
+FIRST = 4  # values of a place that are verified first; after them the 8th, 16th, ...
+MOST_SEEN = 4096  # remembered per place
+
+
+@dataclass(slots=True)
+class Seen:
+    """What earlier calls of a kind had: shapes, and values that a call may branch on.
+
+    Each place has a count of its own: a counter, which has another value in each call, must not
+    hide a flag that is set once.
+
+    Attributes:
+        of_places: The values at each place.
+        together: Values that were there in one call, but for places that had many.
+        last: Those of the last call.
+    """
+
+    of_places: list[set[Any]] = field(default_factory=list)
+    together: set[Any] = field(default_factory=set)
+    last: tuple[Any, ...] = ()
+
+    def note(self, values: tuple[Any, ...]) -> bool:
+        """Note a call's values; return True if the call has to be verified for one of them."""
+        if values == self.last:
+            return False
+        self.last = values
+        self.of_places += [set() for _ in values[len(self.of_places) :]]
+        new = [_noted(seen, value) for seen, value in zip(self.of_places, values, strict=False)]
+        seldom = [
+            value if len(seen) <= FIRST else None
+            for seen, value in zip(self.of_places, values, strict=False)
+        ]
+        return _noted(self.together, tuple(seldom)) or any(new)
+
+
+def _noted(seen: set[Any], value: Any) -> bool:
+    if value in seen or len(seen) >= MOST_SEEN:
+        return False
+    seen.add(value)
+    often = len(seen)
+    return often <= FIRST or not often & (often - 1)
+
+
 RETRIES = 4  # calls after which a refusal becomes final, even if numbers weren't wrong
 
 
@@ -440,7 +550,7 @@ class CallSite:
         few: True if the last call that was refused had few rows, which says nothing of others.
         name: The module, and the line at which its root was first called.
         verified: How often the split call agreed with the whole one.
-        shapes: Shapes of arguments so far, each with the values that the call may branch on.
+        seen: What its calls had so far.
         most_rows: Number of rows of the largest verified batch.
         single: True if it was verified with a rank that had one row.
         decisions: Reads those values.
@@ -455,7 +565,7 @@ class CallSite:
     final: bool = False
     few: bool = False
     verified: int = 0
-    shapes: set[Any] = field(default_factory=set)
+    seen: Seen = field(default_factory=Seen)
     most_rows: int = 0
     single: bool = False
     hooks: int = -1
@@ -466,25 +576,20 @@ class CallSite:
         """Have the next call verified as the first one is."""
         self.calls, self.final, self.few = 0, False, False
 
-    def is_due(self, shapes: Any, hooks: int, rows: int = 0, fewest: int = 0) -> bool:
+    def is_due(self, values: tuple[Any, ...], hooks: int, rows: int = 0, fewest: int = 0) -> bool:
         """Count a call; return True if it has to be verified.
 
         Args:
-            shapes: The shapes of its arguments, and the values that it may branch on.
+            values: The shapes of its arguments, and what else it may branch on, each at its place.
             hooks: Number of hooks registered anywhere so far.
             rows: Number of rows of its batch.
             fewest: Smallest number of rows of any rank.
         """
         self.calls += 1
-        new = shapes not in self.shapes and len(self.shapes) < MOST_SHAPES
-        if new:
-            self.shapes.add(shapes)
+        new = self.seen.note(values)
         if self.final:
             return False
-        often = len(self.shapes)
-        again = not self.calls & (self.calls - 1) or (
-            new and (often <= SHAPES or not often & (often - 1))
-        )
+        again = new or not self.calls & (self.calls - 1)
         if self.split is None and self.why_not:
             return again and self.calls <= RETRIES
         # A part of a much larger batch may be what a whole one was so far: within a limit. With one
@@ -505,15 +610,20 @@ def saved(site: CallSite) -> dict[str, Any]:
         "verified": site.verified,
         "most_rows": site.most_rows,
         "single": site.single,
-        "shapes": [(tuple(map(tuple, shapes)), values) for shapes, values in site.shapes],
+        "seen": [list(map(_plain, seen)) for seen in site.seen.of_places],
+        "together": list(map(_plain, site.seen.together)),
     }
+
+
+def _plain(value: Any) -> Any:
+    """Return a value with tuples instead of shapes, and of what a snapshot makes of tuples."""
+    return tuple(map(_plain, value)) if isinstance(value, tuple | list) else value
 
 
 def fill(site: CallSite, state: dict[str, Any]) -> None:
     """Restore a result of `saved`."""
     site.split = Split(*state["split"]) if state["split"] else None
-    site.shapes = {
-        (tuple(map(torch.Size, shapes)), tuple(values)) for shapes, values in state["shapes"]
-    }
+    site.seen = Seen([set(map(_plain, seen)) for seen in state["seen"]],
+                     set(map(_plain, state["together"])))  # fmt: skip
     for name in ("calls", "why_not", "final", "few", "verified", "most_rows", "single"):
         setattr(site, name, state[name])
