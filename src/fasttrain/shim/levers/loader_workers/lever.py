@@ -191,17 +191,17 @@ class LentIterator(_SingleProcessDataLoaderIter):
                 self._applied()
                 return batch[0]
             if isinstance(batch, Unread):
-                self._stop_workers(f"a worker couldn't: {batch.why}")
+                self._read_on_here(f"a worker couldn't: {batch.why}")
         self._held.append(index)
         return self._here()
 
     def _is_next(self, index: Any) -> bool:
         if os.getpid() != self._pid:
-            self._stop_workers("it is read in a forked process, too")
+            self._read_on_here("it is read in a forked process, too")
         elif self._ahead and _is_same(self._ahead.popleft(), index):
             return True
         else:
-            self._stop_workers(
+            self._read_on_here(
                 "its sampler, or the generator of that, was used or changed within an epoch"
             )
         return False
@@ -222,10 +222,10 @@ class LentIterator(_SingleProcessDataLoaderIter):
         except Exception as error:
             if not whatever and not _is_of_workers(error):
                 raise
-            self._stop_workers(Unread.of(error).why)
+            self._read_on_here(Unread.of(error).why)
             return None
 
-    def _stop_workers(self, why: str) -> None:
+    def _read_on_here(self, why: str) -> None:
         self._stop(f"from here on the script's process reads it itself: {why}", failed=True)
 
     def _stop(self, why: str, *, failed: bool) -> None:
