@@ -187,3 +187,30 @@ def test_outputs_that_nobody_asks_by_stay_compiled() -> None:
 def test_gradients_by_a_view_that_lack_something_are_reported() -> None:
     _, outcome = compiled(asked, seeded(Features, flat=True), by="retain")
     assert outcome.state is State.SKIPPED
+
+
+class Doubling(nn.Module):
+    """Changes a buffer in place, and computes with it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(2, 2), nn.Linear(2, 2)
+        self.norm = nn.BatchNorm1d(2)
+        self.register_buffer("factor", torch.ones(()))
+
+    def forward(self, x: Any) -> Any:
+        self.factor.mul_(2)
+        return self.one(x) * self.factor, self.norm(self.two(x)) * self.factor
+
+
+def passes(model: Any) -> list[float | None]:
+    x = torch.arange(12.0).view(6, 2) / 10
+    for output in model(x):
+        output.square().sum().backward()
+    return [weight.grad.sum().item() for weight in model.parameters()]
+
+
+def test_a_call_that_is_made_again_begins_with_the_buffers_that_it_began_with() -> None:
+    found, outcome = compiled(passes, seeded(Doubling))
+    close(found, passes(seeded(Doubling)))
+    assert outcome.state is State.SKIPPED

@@ -110,6 +110,21 @@ class _Graph:
         return graph is not None and outright and len(inputs) == len(infos)
 
     @property
+    def changed_and_read(self) -> frozenset[int]:
+        """Indices of inputs that the graph changes in place, and whose values it uses.
+
+        Not of BatchNorm's statistics and its count in training, which are only updated.
+        """
+        graph = getattr(self.run, "graph", None)
+        inputs = [node for node in getattr(graph, "nodes", ()) if node.op == "placeholder"]
+        changed = zip(inputs, self.meta.input_info, strict=False)
+        return frozenset(
+            index
+            for index, (node, info) in enumerate(changed)
+            if info.mutates_data and not all(_only_updates(user, node) for user in node.users)
+        )
+
+    @property
     def differentiable_twice(self) -> bool:
         """True if second derivatives of its operations are right."""
         return not any(map(_is_custom_function, _nodes(self.run)))
@@ -257,6 +272,21 @@ def _nodes(run: Any) -> Iterator[Any]:
         yield from getattr(getattr(part, "graph", None), "nodes", ())
 
 
+def _only_updates(user: Any, changed: Any) -> bool:
+    """True if an operation of dynamo's graph changes an input, and nothing depends on its value."""
+    if user.target == "add_" and user.args[0] is changed:
+        return not user.users and changed not in user.args[1:]
+    if user.target is not torch.nn.functional.batch_norm:
+        return False
+    given = dict(zip(_BATCH_NORM, user.args, strict=False)) | user.kwargs
+    others = [value for name, value in given.items() if not name.startswith("running")]
+    return given.get("training") is True and all(value is not changed for value in others)
+
+
+# The arguments of `torch.nn.functional.batch_norm`.
+_BATCH_NORM = ("input", "running_mean", "running_var", "weight", "bias", "training")
+
+
 def _is_custom_function(node: Any) -> bool:
     """True if a node is an autograd function of the script's.
 
@@ -297,8 +327,11 @@ class _Inputs:
     __slots__ = ("_random_state", "_versions", "compiled", "values")
 
     def __init__(self, values: Sequence[Any], compiled: _Backward) -> None:
-        self.values, self.compiled = values, compiled
-        self._versions = _versions(values)
+        self.values: Sequence[Any] = values
+        if compiled.apart:
+            self.values = [v.clone() if i in compiled.apart else v for i, v in enumerate(values)]
+        self.compiled = compiled
+        self._versions = _versions(self.values)
         self._random_state = torch.get_rng_state()
 
     def repeat(self, graph: _Graph) -> Repeated:
@@ -424,12 +457,13 @@ class _Backward:
 
     Attributes:
         outputs: Indices of the outputs that may get a gradient.
+        apart: Indices of the inputs of which a call is repeated with copies, since it changes them.
     """
 
     def __init__(self, graph: _Graph, asked: Asked, plain: Callable[..., Any]) -> None:
         self._graph, self._asked, self._plain = graph, asked, plain
         self._twice, self._repeatable = graph.differentiable_twice, graph.repeatable
-        self.outputs = graph.differentiable_outputs
+        self.outputs, self.apart = graph.differentiable_outputs, graph.changed_and_read
 
     def run(self, ctx: Any, *grads: Any) -> Any:
         """Return the gradients by the inputs."""
