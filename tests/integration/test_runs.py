@@ -31,7 +31,9 @@ time.sleep(60)
 """
 LEAVES = """
 import subprocess, sys
-subprocess.Popen([sys.executable, "-Sc", "import time; time.sleep(60)"], start_new_session=True)
+none = subprocess.DEVNULL  # with the script's output it would keep that of the test open
+sleeps = [sys.executable, "-Sc", "import time; time.sleep(60)"]
+subprocess.Popen(sleeps, start_new_session=True, stdout=none, stderr=none)
 """
 
 

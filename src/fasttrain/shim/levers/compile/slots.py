@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn import Module
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch.utils.hooks import RemovableHandle
 
 from fasttrain.shim.hooks import patching
@@ -257,7 +258,7 @@ class Slots:
         def call(*args: Any, **kwargs: Any) -> Any:
             module: Any = ref()
             # Under a mode of the script's dynamo would never run the function compiled again.
-            under_mode = torch._C._len_torch_dispatch_stack() > 0
+            under_mode = torch._C._len_torch_dispatch_stack() > 0 and _stops_dynamo()
             if under_mode:
                 self.passed_by = UNDER_MODE
             chosen = filling.on.choose(self.on and not under_mode, module, args, kwargs)
@@ -303,6 +304,20 @@ class Slots:
             filling.guard.refuse("its hooks change")
         self._put(target, separate_function(name, filling.finish), filling)
         return target._compiled_call_impl(*args, **kwargs)
+
+
+def _stops_dynamo() -> bool:
+    """True under a dispatch mode for which dynamo skips a function, and never runs it again.
+
+    Source: torch 2.13, ``torch/utils/_python_dispatch.py``, any_torch_dispatch_mode_on_stack
+    """
+    modes = _get_current_dispatch_mode_stack()
+    return not all(
+        any(getattr(mode, name, lambda: False)() for name in _SEEN_THROUGH) for mode in modes
+    )
+
+
+_SEEN_THROUGH = "is_infra_mode", "ignore_compile_internals"
 
 
 class _Eager:
