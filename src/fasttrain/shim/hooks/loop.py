@@ -35,6 +35,7 @@ from fasttrain.shim.hooks.seams import Training, then
 # a frame of fasttrain's into the traceback of a batch that can't be read.
 
 
+LENT = "_fasttrain_lent"  # an attribute of a DataLoader while workers are lent to it
 _COUNTER = "_num_yielded"  # of DataLoader iterators from torch 1.4 on
 Listen = Callable[[Any, Any], None]
 

@@ -48,7 +48,7 @@ from fasttrain.shim.hooks import patching
 from fasttrain.shim.hooks.containers import module_name
 from fasttrain.shim.hooks.device_clock import module_of
 from fasttrain.shim.hooks.held import held_by
-from fasttrain.shim.hooks.loop import on_batch
+from fasttrain.shim.hooks.loop import LENT, on_batch
 from fasttrain.shim.hooks.outcome_recorder import OutcomeRecorder
 from fasttrain.shim.process.callsite import call_site
 
@@ -228,9 +228,12 @@ class SharedLoaders:
     # --- which loaders are shared
 
     def _is_common(self, loader: Any) -> bool:
-        """True if all ranks create this iterator, as far as can be known."""
+        """True if all ranks create this iterator, as far as can be known.
+
+        Each rank finds out by itself whether workers can be lent to it, and has its own ones.
+        """
         common = self.recorder.live and self._answers.answers() and get_worker_info() is None
-        return common and _CONTEXT in vars(loader)
+        return common and _CONTEXT in vars(loader) and LENT not in vars(loader)
 
     def _reason(self, loader: Any) -> str:
         """Return why each rank has to read a loader itself; empty if it needn't."""

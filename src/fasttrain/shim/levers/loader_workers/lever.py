@@ -39,6 +39,7 @@ from torch.utils.data.dataloader import (
 from fasttrain.model.decision import Decision
 from fasttrain.model.outcome import State
 from fasttrain.shim.hooks import patching
+from fasttrain.shim.hooks.loop import LENT
 from fasttrain.shim.hooks.outcome_recorder import OutcomeRecorder
 from fasttrain.shim.levers.loader_workers.batches import Content, Unread, unpacked
 from fasttrain.shim.levers.loader_workers.fitness import Holdings, why_not
@@ -261,6 +262,7 @@ class LentIterator(_SingleProcessDataLoaderIter):
             "in_order": True,  # whatever the script has set, as without workers
             # torch's own would set the process's default, which a script may set once
             "_DataLoader__multiprocessing_context": multiprocessing.get_context("fork"),
+            LENT: True,
         }
         with _lent(self._loader, lent):
             reader = _MultiProcessingDataLoaderIter(self._loader)
