@@ -547,3 +547,27 @@ def test_a_signal_that_interrupts_a_batch_loses_that_batch_alone(rig: Any, late:
     plain: list[Any] = [[at, at + 1] for at in range(0, ROWS, 2)]
     plain[late // 2] = "late"
     assert found == plain
+
+
+class Late(Numbers):
+    """Changes with its later rows, and has others then."""
+
+    def __init__(self) -> None:
+        self.seen: set[int] = set()
+
+    def __getitem__(self, index: int) -> Any:
+        new = index >= 13 and index not in self.seen
+        if new:
+            self.seen.add(index)
+        return index + 100 * new
+
+
+def test_a_dataset_that_changes_with_a_later_batch_is_read_here_from_it_on(rig: Any) -> None:
+    data = Late()
+    plain = [torch.cat(read(DataLoader(data, 4))).tolist() for _ in range(2)]
+    data = Late()
+    with rig(loader_workers=1) as runtime:
+        loader = DataLoader(data, 4)
+        assert [torch.cat(read(loader)).tolist() for _ in range(2)] == plain
+        assert any("changes what its dataset" in note for note in runtime.outcomes()[NAME].notes)
+    assert len(data.seen) == ROWS - 13

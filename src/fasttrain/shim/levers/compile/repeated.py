@@ -394,7 +394,7 @@ class Repeated:
 
 
 def repair_gradients(begin: Callable[[], Asked], undo: ExitStack) -> None:
-    """Give graphs that are compiled from now on the gradients that they have eagerly.
+    """Have graphs that are compiled from now on return the gradients that they have eagerly.
 
     Args:
         begin: Called when a graph is compiled. Returns a function that is called with a reason

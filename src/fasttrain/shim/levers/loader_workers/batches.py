@@ -28,7 +28,7 @@ class Unread:
 
     @classmethod
     def of(cls, error: BaseException) -> Self:
-        """Say it of an error."""
+        """Return one with an error as the reason."""
         return cls(f"{type(error).__name__}: {error}"[:LONGEST])
 
 

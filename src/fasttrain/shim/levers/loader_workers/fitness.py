@@ -69,11 +69,14 @@ def _can_be_copied(batches: Any) -> bool:
 _ATOMS = (str, bytes, int, float, complex, type(None))
 
 
+CHANGES = "reading changes what its dataset holds, such as a count or a cache"
+
+
 class Holdings:
     """What a DataLoader's dataset and collate function hold at a time.
 
     Args:
-        loader: The DataLoader.
+        loader: The DataLoader, or torch's fetcher of its iterator.
     """
 
     def __init__(self, loader: Any) -> None:
@@ -90,6 +93,10 @@ class Holdings:
         """Return why only this process can read them; empty if others can."""
         return self._why
 
+    def differ_from(self, holder: Any) -> bool:
+        """True if what the dataset and collate function of a loader or fetcher hold has changed."""
+        return Holdings(holder)._state != self._state
+
     def why_changed(self, loader: Any, content: Content) -> str:
         """Return what reading a batch does to what the dataset holds; empty if nothing.
 
@@ -97,8 +104,8 @@ class Holdings:
             loader: The same DataLoader, from which a batch was read since.
             content: That batch.
         """
-        if Holdings(loader)._state != self._state:
-            return "reading changes what its dataset holds, such as a count or a cache"
+        if self.differ_from(loader):
+            return CHANGES
         begins = [begin for one in content.tensors if (begin := _begin(one)) is not None]
         if any(begin in memory for memory in self._memory for begin in begins):
             return "its batches are parts of what its dataset holds, and the script may change them"

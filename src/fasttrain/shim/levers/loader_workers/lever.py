@@ -168,7 +168,7 @@ class LentIterator(_SingleProcessDataLoaderIter):
         if why := holdings.why_here() or holdings.why_changed(self._loader, content):
             self._stop(why, failed=False)
             return data
-        rows = Rows(self._dataset_fetcher.fetch, self._chosen, content)
+        rows = Rows(self._dataset_fetcher, self._chosen, content)
         self._read = functools.partial(self._third, choices, rows, longest_s)
         return data
 

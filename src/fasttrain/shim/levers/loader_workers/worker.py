@@ -8,7 +8,6 @@ import random
 import signal
 import stat
 import sys
-from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from torch.utils.data._utils import worker as torch_worker
 
 from fasttrain.shim.hooks import patching
 from fasttrain.shim.levers.loader_workers.batches import Content, Unread, packed
+from fasttrain.shim.levers.loader_workers.fitness import CHANGES, Holdings
 
 DRAWS = "the dataset draws from a global random generator"
 DIFFERS = "it reads other rows than this process: they depend on what was read before, or on chance"
@@ -29,13 +29,13 @@ class Rows:
     """Reads whole batches as the script's process does; in the place of the dataset.
 
     Args:
-        fetch: Returns a batch, by what the sampler has chosen.
+        fetcher: torch's, which returns a batch by what the sampler has chosen.
         index: A choice whose batch the script's process has read.
         content: What that was.
     """
 
-    def __init__(self, fetch: Callable[[Any], Any], index: Any, content: Content) -> None:
-        self._fetch = fetch
+    def __init__(self, fetcher: Any, index: Any, content: Content) -> None:
+        self._fetcher = fetcher
         self._known = index, content
         self._is_unchecked = False
 
@@ -46,6 +46,7 @@ class Rows:
         # Datasets may ask for it, and torch's collate function stacks in another way in a worker.
         patching.put(torch_worker, "_worker_info", None, ExitStack())
         self._is_unchecked = worker == 0  # whose first batch comes before those of others
+        self._holdings = Holdings(self._fetcher)
 
     def __getitems__(self, index: Any) -> Any:
         """Return a batch in bytes, or why there is none: the script's process reads it then."""
@@ -54,14 +55,18 @@ class Rows:
                 self._is_unchecked = False
                 self._check()
             return packed(self._read(index))
+        except _OtherwiseError as error:
+            return Unread(str(error))
         except BaseException as error:  # noqa: BLE001 - SystemExit, too
             return Unread.of(error)
 
     def _read(self, index: Any) -> Any:
         before = _global_states()
-        batch = self._fetch(index)
+        batch = self._fetcher.fetch(index)
         if _global_states() != before:
             raise _OtherwiseError(DRAWS)
+        if self._holdings.differ_from(self._fetcher):
+            raise _OtherwiseError(CHANGES)
         return batch
 
     def _check(self) -> None:
