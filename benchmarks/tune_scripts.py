@@ -6,9 +6,10 @@ ${CORPUS} stands for the folder. Each script is lengthened by its arguments, so 
 before it is decided. For each the report is appended to a file, and the table is printed of all
 that are in it.
 
-With --exhaustive every combination of the levers that tune compared is timed against plain by
-`fasttrain run --prove`, whose two runs take turns, for each of the scripts named. Printed is the
-ratio of what tune kept to the fastest: 1.00 if it is the same, and at most 1 / 0.97.
+With --exhaustive every combination of the levers, loader workers and ranks that tune compared is
+timed against plain by `fasttrain run --prove`, whose two runs take turns, for each of the scripts
+named. Printed is the ratio of what tune kept to the fastest: 1.00 if it is the same, and at most
+1 / 0.97. The allocator is left out: `--prove` gives a variable to both runs.
 
     python benchmarks/tune_scripts.py CORPUS --budget 4m --results tuned.jsonl
     python benchmarks/tune_scripts.py CORPUS --results tuned.jsonl --exhaustive nanogpt,makemore
@@ -58,6 +59,7 @@ LONGER = {
     "mmpretrain_lenet": {"max_epochs=1": "max_epochs=300"},
 }
 SWITCHES = {"compile": ("off", "default"), "optimizer": ("keep", "auto"), "amp": ("off", "bf16")}
+WITHOUT = {"--loader-workers": "0", "--nproc-per-node": "1"}  # as plain python
 SLOWEST = 1 / 0.98  # of plain
 FARTHEST = 1 / 0.97  # of the fastest
 UNKNOWN = 69  # exit code of --prove where the losses can't be told to be the same
@@ -133,8 +135,9 @@ def tune(script: Script, budget: str) -> dict[str, Any]:
     return {"name": script.name, "code": done.returncode, "took_s": took_s, **report}
 
 
-def kept(report: dict[str, Any]) -> list[str]:
-    return [lever for one in report.get("compared", ()) if one["kept"] for lever in one["levers"]]
+def kept(report: dict[str, Any], part: str = "compared") -> list[str]:
+    """Return the levers that were kept, or the "settings"."""
+    return [lever for one in report.get(part, ()) if one["kept"] for lever in one["levers"]]
 
 
 def ratio_of(report: dict[str, Any]) -> dict[str, float] | None:
@@ -176,25 +179,37 @@ def print_reports(reports: list[dict[str, Any]]) -> None:
     print(f"\ngeometric mean {mean:.3f} of {len(middles)}; slower than 1 / 0.98 of plain: {slow}\n")
 
 
+def options_compared(report: dict[str, Any]) -> dict[str, tuple[str, str]]:
+    """Return the options that were compared, by lever or setting: without it, and with it."""
+    found = {}
+    for one in report["compared"]:
+        lever = one["levers"][0]
+        if lever in SWITCHES and one["verdict"] != "no effect":
+            off, on = SWITCHES[lever]
+            found[lever] = (f"--{lever}={off}", f"--{lever}={on}")
+    for setting in report.get("settings", ()):
+        option = setting["variable"].partition("=")[0]
+        if option in WITHOUT:
+            found[setting["levers"][0]] = (f"{option}={WITHOUT[option]}", setting["variable"])
+    return found
+
+
 def search_all(script: Script, report: dict[str, Any], steps: int, rounds: int) -> None:
-    """Time every combination of the compared levers, and print what the choice lost."""
-    levers = [
-        one["levers"][0]
-        for one in report["compared"]
-        if one["levers"][0] in SWITCHES and one["verdict"] != "no effect"
-    ]
-    choices = list(itertools.product((False, True), repeat=len(levers)))
+    """Time every combination of the compared options, and print what the choice lost."""
+    options = options_compared(report)
+    choices = list(itertools.product((False, True), repeat=len(options)))
     ratios: dict[tuple[bool, ...], list[float]] = {choices[0]: [1.0]}  # plain
     for _ in range(rounds):
         for choice in choices[1:]:
-            found = ratio_to_plain(script, dict(zip(levers, choice, strict=True)), steps)
-            ratios.setdefault(choice, []).append(found)
+            wanted = [values[on] for values, on in zip(options.values(), choice, strict=True)]
+            ratios.setdefault(choice, []).append(ratio_to_plain(script, wanted, steps))
     medians = {choice: statistics.median(found) for choice, found in ratios.items()}
-    chosen = tuple(lever in kept(report) for lever in levers)
+    all_kept = [*kept(report), *kept(report, "settings")]
+    chosen = tuple(name in all_kept for name in options)
     fastest = min(medians, key=lambda choice: medians[choice])
 
     def words(choice: tuple[bool, ...]) -> str:
-        on = (lever for lever, is_on in zip(levers, choice, strict=True) if is_on)
+        on = (name for name, is_on in zip(options, choice, strict=True) if is_on)
         return "+".join(on) or "plain"
 
     listed = ", ".join(f"{words(c)} {medians[c]:.3f}" for c in choices)
@@ -207,17 +222,18 @@ def search_all(script: Script, report: dict[str, Any], steps: int, rounds: int) 
     )
 
 
-def ratio_to_plain(script: Script, levers: dict[str, bool], steps: int) -> float:
-    """Return the time of a step with just these levers over that of plain python.
+def ratio_to_plain(script: Script, options: list[str], steps: int) -> float:
+    """Return the time of a step with these options over that of plain python.
 
-    Infinite if the losses are others with them. Where rounding leads so far that it can't be told,
-    as in a long training of a GAN, it is the time all the same.
+    Levers that aren't among them are off. Infinite if the losses are others with them. Where
+    rounding leads so far that it can't be told, as in a long training of a GAN, it is the time all
+    the same.
     """
-    options = [f"--{lever}={SWITCHES[lever][on]}" for lever, on in levers.items()]
-    options += [f"--{lever}={off}" for lever, (off, _) in SWITCHES.items() if lever not in levers]
+    named = {option.partition("=")[0] for option in options}
+    off = [f"--{lever}={off}" for lever, (off, _) in SWITCHES.items() if f"--{lever}" not in named]
     with tempfile.TemporaryDirectory() as temporary:
         command = script.command(
-            "run", "--prove", "--json", *options, "--max-steps", str(steps),
+            "run", "--prove", "--json", *options, *off, "--max-steps", str(steps),
             "--run-dir", f"{temporary}/r",
         )  # fmt: skip
         done = subprocess.run(
