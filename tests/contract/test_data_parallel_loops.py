@@ -137,6 +137,7 @@ def test_batch_per_rank_divides_the_epoch_and_not_the_batch(alone: Any, two_rank
     assert len(ranks[1]) == len(ranks[0]) == 10
     assert told(one, "length") == [["9"], ["9"]]
     assert [told(run.lines(rank), "length") for rank in (0, 1)] == [[["5"], ["5"]]] * 2
+    assert told(run.lines(), "stream") == told(one, "stream") == [["3"]]
 
 
 def test_batch_per_rank_is_one_process_with_larger_batches(alone: Any, two_ranks: Any) -> None:

@@ -129,6 +129,8 @@ class DataLoaderLever:
     def _length(self, original: Any, loader: Any) -> int:
         """Return one rank's number of batches; an unread loader that shuffles is taken to train."""
         length: int = original(loader)
+        if isinstance(loader.dataset, IterableDataset):
+            return length  # all ranks read all of it
         shuffles = not isinstance(loader.sampler, SequentialSampler)
         trains = self._feeds.get(loader, shuffles)
         return -(-length // self._ranks.world_size) if trains else length
