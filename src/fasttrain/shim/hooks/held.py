@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dis
+import functools
 import inspect
 from collections import deque
 from collections.abc import Iterator
@@ -16,6 +18,7 @@ from fasttrain.shim.hooks.containers import CLOSED, children_of
 from fasttrain.shim.process.callsite import own_prefixes
 
 MOST = 5_000  # objects per search
+_READS_GLOBAL = ("LOAD_GLOBAL", "LOAD_NAME")  # co_names has the names of attributes, too
 _SKIPPED = (*(kind for kind in CLOSED if kind is not Tensor), DataLoader, _BaseDataLoaderIter)
 
 
@@ -42,7 +45,7 @@ def _children(holder: Any) -> Iterator[Any]:
         yield from holder.__defaults__ or ()
         yield from holder.__closure__ or ()
         if not holder.__code__.co_filename.startswith(own_prefixes()):
-            names = set(_names(holder.__code__))
+            names = _names(holder.__code__)
             yield from (v for k, v in holder.__globals__.items() if k in names)
     elif kind.__module__ == "numpy":
         if kind.__name__ != "memmap":  # its base is a mapped file, which all ranks can read
@@ -53,9 +56,9 @@ def _children(holder: Any) -> Iterator[Any]:
         yield from (child for child, _ in children_of(holder, kind))
 
 
-def _names(code: CodeType) -> Iterator[str]:
-    """Yield the global names that a function uses, and the functions inside of it."""
-    yield from code.co_names
-    for inner in code.co_consts:
-        if inspect.iscode(inner):
-            yield from _names(inner)
+@functools.lru_cache(maxsize=1024)
+def _names(code: CodeType) -> frozenset[str]:
+    """Return the names of globals that a function uses, and the functions inside of it."""
+    found = {one.argval for one in dis.get_instructions(code) if one.opname in _READS_GLOBAL}
+    inner = (_names(const) for const in code.co_consts if inspect.iscode(const))
+    return frozenset(found.union(*inner))

@@ -52,6 +52,20 @@ class Squares(Dataset[Any]):
         return torch.randn(3), index * index
 
 
+images = torch.zeros(3).share_memory_()  # as the last batch of a loop that a script has at its top
+
+
+class Named(Squares):
+    """Has an attribute with a global's name."""
+
+    def __getitem__(self, index: int) -> Any:
+        return self.images[index]
+
+    @property
+    def images(self) -> list[int]:
+        return [1] * 12
+
+
 def installed(ranks: Ranks) -> SharedLoaders:
     answers = Answers(ranks)
     answers.install(ExitStack())
@@ -225,6 +239,7 @@ def test_what_workers_share_with_the_script_is_found() -> None:
     assert shared_memory_of(loader(1, queue)) == "queues.Queue"
     assert "tensor" in shared_memory_of(loader(1, [{"a": torch.zeros(3).share_memory_()}]))
     assert shared_memory_of(loader(1, multiprocessing.Lock())) == ""
+    assert shared_memory_of(DataLoader(Named(), num_workers=2)) == ""
     assert shared_memory_of(loader(1, multiprocessing.Event())) == "synchronize.Event"
     np = pytest.importorskip("numpy")
     array = np.frombuffer(multiprocessing.RawArray("i", 4), dtype=np.int32)
