@@ -8,10 +8,11 @@ import statistics
 import sys
 import time
 import weakref
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections import UserDict, deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
@@ -43,6 +44,7 @@ from fasttrain.shim.hooks.seams import then
 
 _MOST_PENDING = 10_000  # batches without a backward pass, as in a script that only predicts
 _DEEPEST = 3  # levels of containers, down to a batch's first tensor
+_MOST_VALUES = 8  # of a container that are looked at for it
 
 
 @dataclass(slots=True)  # not frozen, which takes a microsecond longer to make
@@ -203,14 +205,15 @@ class Throughput:
             self._leave_out(self._training_from)
             return
         # An iterator that is gone was read to its end: by an evaluation that keeps gradients on.
-        live = [batch for batch in self._pending if batch.source() is not None]
-        live = live or list(self._pending)
-        if self._pending[0] is not live[0]:
+        pending = list(self._pending)  # a thread of the script's may read on
+        live = [batch for batch in pending if batch.source() is not None] or pending
+        if pending[0] is not live[0]:
             self._aside = True
         self._leave_out(live[0].at)
         for batch in live:
             self._read += batch.amount.times(self.part)
-        self._pending.clear()
+        for _ in pending:
+            self._pending.popleft()
 
     def _leave_out(self, until: Mark | None) -> None:
         """Subtract the time of an evaluation that came after a step and ended at ``until``."""
@@ -234,25 +237,37 @@ def _of_loader(iterator: Any, data: Any) -> Amount:
 
 
 def _amount(data: Any) -> Amount:
-    tensor = _first_tensor(data, _DEEPEST)
-    if tensor is None:
-        return Amount()
-    # Integers of shape (batch, sequence) are taken for token ids.
-    whole = tensor.dtype in (torch.int64, torch.int32) and tensor.dim() == 2
-    # A nested tensor of torch's first kind has a size, but no shape.
-    return Amount(float(tensor.size(0)), float(tensor.numel()) if whole else 0.0)
+    with torch._C.DisableTorchFunction():  # the script's would see it
+        tensor = _first_tensor(data, _DEEPEST)
+        if tensor is None:
+            return Amount()
+        # Integers of shape (batch, sequence) are taken for token ids.
+        whole = tensor.dtype in (torch.int64, torch.int32) and tensor.dim() == 2
+        # A nested tensor of torch's first kind has a size, but no shape.
+        return Amount(float(tensor.size(0)), float(tensor.numel()) if whole else 0.0)
 
 
 def _first_tensor(data: Any, deepest: int) -> Tensor | None:
-    if isinstance(data, Tensor):
+    """Return the tensor that comes first among a container's first values, if there is one.
+
+    Only what holds its values is looked into: others may read a file for each.
+    """
+    kind = type(data)
+    if issubclass(kind, Tensor):
         return data if data.dim() else None
     if deepest == 0:
         return None
-    if isinstance(data, Mapping):
-        data = data.values()
-    elif not isinstance(data, list | tuple):
+    if issubclass(kind, UserDict):
+        data = vars(data).get("data")
+        kind = type(data)
+    values: Iterator[Any]
+    if issubclass(kind, dict):
+        values = iter(dict.values(data))
+    elif issubclass(kind, list | tuple):
+        values = list.__iter__(data) if issubclass(kind, list) else tuple.__iter__(data)
+    else:
         return None
-    found = (_first_tensor(value, deepest - 1) for value in data)
+    found = (_first_tensor(value, deepest - 1) for value in islice(values, _MOST_VALUES))
     return next((tensor for tensor in found if tensor is not None), None)
 
 

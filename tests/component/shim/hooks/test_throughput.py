@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections import UserDict
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -231,3 +234,78 @@ def test_validation_with_a_training_batch_in_hand(calls: Stopwatch) -> None:
         calls.validate(50.0, DataLoader(TEN, batch_size=2), grad=False)
         calls.step(x)
     assert calls.samples_per_s == pytest.approx(5 / 1.0)
+
+
+class Lazy(Mapping[str, Any]):
+    """Reads its values from somewhere when they are asked for, as an archive of NumPy's does."""
+
+    def __getitem__(self, key: str) -> Any:
+        raise OSError("nothing but the script may read it")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter("ab")
+
+    def __len__(self) -> int:
+        return 2
+
+
+def test_a_batch_that_reads_files_for_its_values_is_left_alone(watch: Stopwatch) -> None:
+    for _ in DataLoader(TEN, batch_size=5, collate_fn=lambda rows: [Lazy()]):
+        watch.step(torch.ones(5, 3))
+    assert watch.samples_per_s == 5.0
+
+
+def test_a_tensor_in_a_dict_of_another_class_is_found(calls: Stopwatch) -> None:
+    features = UserDict(ids=torch.ones(4, 7, dtype=torch.int64))
+    for _ in range(2):
+        calls.meter.throughput.handed_out(calls, features)
+        calls.step(torch.ones(4, 3))
+    assert calls.meter.stats(0.0).tokens_per_s == 28.0
+
+
+class Seen(Tensor):
+    """A tensor that hears which functions of torch it is given to."""
+
+    heard: ClassVar[list[Any]] = []
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        cls.heard.append(func)
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+def test_the_functions_of_the_script_s_tensors_hear_nothing(watch: Stopwatch) -> None:
+    rows = torch.ones(4, 3).as_subclass(Seen)
+    Seen.heard.clear()
+    watch.meter.throughput.handed_out(watch, [rows])
+    assert Seen.heard == []
+
+
+def test_a_thread_reads_on_during_a_backward_pass(calls: Stopwatch) -> None:
+    """The way of a generator that a thread of the script's fills."""
+    throughput = calls.meter.throughput
+    row, began, ended = torch.ones(1), threading.Event(), threading.Event()
+
+    def read() -> None:
+        while began.wait() and not ended.is_set():
+            throughput.handed_out(calls, row)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    interval = sys.getswitchinterval()
+    try:
+        for _ in range(4):
+            for _ in range(5_000):  # as many as have to be looked through for a while
+                throughput.handed_out(calls, row)
+            sys.setswitchinterval(1e-6)
+            began.set()
+            throughput.backward()
+            began.clear()
+            sys.setswitchinterval(interval)
+    finally:
+        sys.setswitchinterval(interval)
+        ended.set()
+        began.set()
+        reader.join()
+    throughput.backward()
+    assert calls.meter.stats(0.0).steps == 0
