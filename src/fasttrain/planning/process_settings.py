@@ -42,7 +42,7 @@ _OWN = {
 }
 # So has one who has set one of these options.
 _OWN_OPTIONS = {
-    WORKERS_OPTION: ("loader_workers",),
+    WORKERS_OPTION: ("loader_workers", "batch"),
     RANKS_OPTION: ("nproc_per_node", "gpus", "nodes", "strategy", "batch"),
 }
 _COUNT = re.compile(r"[1-9][0-9]{0,4}")

@@ -222,11 +222,19 @@ def decide_loader_workers(settings: Settings) -> Decision[int] | None:
     """Return the worker processes of a DataLoader that has none; None to leave it so.
 
     Raises:
-        FasttrainError: ``workers-snapshot`` with snapshots.
+        FasttrainError: ``workers-snapshot`` with snapshots; ``workers-per-rank`` where ranks deal
+            out the batches.
     """
     setting = settings.loader_workers
     if not setting.value:
         return None
+    if settings.batch.value == "per-rank":
+        raise FasttrainError(
+            f"{setting.source} can't be together with --batch per-rank",
+            why="a copy of the sampler chooses what workers read ahead, and the ranks deal it out",
+            fix="leave one of the two out, or set num_workers in the script",
+            slug="workers-per-rank",
+        )
     if settings.preempt.value == "snapshot":
         raise FasttrainError(
             f"{setting.source} can't be together with --preempt snapshot",

@@ -479,3 +479,13 @@ def test_a_lever_that_a_person_named_cannot_act_on_a_command(make, option):
 def test_a_wandb_mode_that_holds_on_rank_0_alone_is_told(make, gpus, environ, warned):
     plan = make.plan(make.gpus(2), environ=environ, gpus=gpus)
     assert any("WANDB_MODE=offline" in w for w in plan.warnings) is warned
+
+
+@pytest.mark.parametrize(
+    ("option", "slug"),
+    [({"preempt": "snapshot"}, "workers-snapshot"), ({"batch": "per-rank"}, "workers-per-rank")],
+)
+def test_workers_that_read_ahead_are_refused_where_that_cannot_be_known(make, option, slug):
+    make.plan(make.gpus(1), loader_workers=2)
+    error = make.refused(make.gpus(1), loader_workers=2, **option)
+    assert error.slug == slug

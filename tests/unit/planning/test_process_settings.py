@@ -293,7 +293,7 @@ def test_workers_and_ranks_are_compared_where_there_are_cores_for_them(
         ({"loader_workers": 3}, {"loader workers"}),
         ({"nproc_per_node": 1}, {"ranks"}),
         ({"strategy": "none"}, {"ranks"}),
-        ({"batch": "per-rank"}, {"ranks"}),
+        ({"batch": "per-rank"}, {"loader workers", "ranks"}),
     ],
 )
 def test_where_they_are_not_compared_the_reason_is_told(
@@ -345,20 +345,22 @@ def test_a_later_run_has_the_ranks_and_workers(make: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("own", "ranks", "workers"),
+    ("own", "ranks", "workers", "count"),
     [
-        ({"nproc_per_node": 1}, 1, 1),
-        ({"strategy": "none"}, 1, 1),
-        ({"batch": "per-rank"}, 1, 1),
-        ({"loader_workers": 0}, 2, None),
-        ({"loader_workers": 3}, 2, 3),
+        ({"nproc_per_node": 1}, 1, 1, 1),
+        ({"strategy": "none"}, 1, 1, 1),
+        ({"batch": "per-rank"}, 1, None, 2),
+        ({"loader_workers": 0}, 2, None, 1),
+        ({"loader_workers": 3}, 2, 3, 1),
     ],
 )
-def test_what_a_user_has_set_wins(make: Any, own: Any, ranks: int, workers: int | None) -> None:
+def test_what_a_user_has_set_wins(
+    make: Any, own: Any, ranks: int, workers: int | None, count: int
+) -> None:
     plan, unused = later(make, OPTIONS, make.settings(**own))
     assert plan.processes.value.nproc_per_node == ranks
     assert (plan.loader_workers.value if plan.loader_workers else None) == workers
-    assert len(unused) == 1
+    assert len(unused) == count
 
 
 def test_ranks_of_the_scripts_own_are_never_made_by_a_result(make: Any) -> None:

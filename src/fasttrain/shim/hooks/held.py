@@ -28,15 +28,20 @@ def held_by(*holders: Any) -> Iterator[tuple[Any, list[Any]]]:
     seen = {id(start) for start in pending}
     while pending and len(seen) < MOST:
         holder = pending.popleft()
-        try:
-            children = list(_children(holder))
-        except Exception:  # noqa: BLE001 - objects of any kind
-            children = []
+        children = held_directly(holder)
         yield holder, children
         for child in children:
             if id(child) not in seen and not issubclass(type(child), _SKIPPED):
                 seen.add(id(child))
                 pending.append(child)
+
+
+def held_directly(holder: Any) -> list[Any]:
+    """Return what an object holds directly; nothing if that can't be found."""
+    try:
+        return list(_children(holder))
+    except Exception:  # noqa: BLE001 - objects of any kind
+        return []
 
 
 def _children(holder: Any) -> Iterator[Any]:

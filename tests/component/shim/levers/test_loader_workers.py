@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
+import multiprocessing.synchronize
 import os
 import random
 import resource
 import signal
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -351,6 +354,10 @@ def counted(index: int) -> int:
     return index
 
 
+def first(rows: Any) -> Any:
+    return rows[0]
+
+
 class Cached(Numbers):
     """Keeps what it has read."""
 
@@ -368,7 +375,7 @@ class Calls(Numbers):
         self.make = make
 
     def __getitem__(self, index: int) -> Any:
-        return self.make(index)
+        return self.make[index] if isinstance(self.make, list) else self.make(index)
 
 
 @pytest.mark.parametrize(("make", "count", "why"), [
@@ -378,8 +385,12 @@ class Calls(Numbers):
     (lambda: DataLoader(Calls(lambda _: os.getpid()), 4), 2, "reads other rows"),
     (lambda: DataLoader(TensorDataset(torch.zeros(ROWS, 3)), 1, collate_fn=lambda rows: rows[0]),
      2, "parts of what its dataset holds"),
+    (lambda: DataLoader(Calls(np.zeros((9 * ROWS, 3)).__getitem__), 1, collate_fn=first), 2,
+     "parts of"),
+    (lambda: DataLoader(Calls([{0: [0.0, 0.0]}] * ROWS), 1, collate_fn=first), 2, "parts of"),
     (lambda: DataLoader(Holding(multiprocessing.Value("i", 3)), 4), 2, "can't share"),
-], ids=["a hidden stream", "counts", "caches", "process", "views", "shared values"])  # fmt: skip
+], ids=["a hidden stream", "counts", "caches", "process", "views", "arrays", "records",
+        "shared values"])  # fmt: skip
 def test_what_depends_on_what_was_read_before_is_read_here(
     rig: Any, make: Any, count: int, why: str
 ) -> None:
@@ -571,3 +582,89 @@ def test_a_dataset_that_changes_with_a_later_batch_is_read_here_from_it_on(rig: 
         assert [torch.cat(read(loader)).tolist() for _ in range(2)] == plain
         assert any("changes what its dataset" in note for note in runtime.outcomes()[NAME].notes)
     assert len(data.seen) == ROWS - 13
+
+
+class Odd(type):
+    """The way of Cython's classes: their module is a descriptor."""
+
+
+Odd.__module__ = property(lambda _: None)  # type: ignore[assignment, method-assign]
+
+
+def test_a_dataset_may_hold_functions_that_are_compiled_by_cython(rig: Any) -> None:
+    compiled = Odd("compiled", (), {"__slots__": ()})()
+    with rig(loader_workers=1) as runtime:
+        assert len(read(DataLoader(Holding([compiled]), 4))) == ROWS // 4
+        assert runtime.outcomes()[NAME].state is State.APPLIED
+
+
+def test_workers_that_end_while_they_ask_for_the_end_hold_up_nothing(
+    rig: Any, monkeypatch: Any
+) -> None:
+    """torch's worker asks an event before each batch, and has its lock meanwhile."""
+
+    def is_set(event: Any) -> bool:
+        with event._cond:
+            time.sleep(0.02)  # the time in which the lock is held, and a worker may end
+            return False
+
+    monkeypatch.setattr(multiprocessing.synchronize.Event, "is_set", is_set)
+    with rig(loader_workers=2):
+        stuck = threading.Thread(target=broken_off, daemon=True)
+        stuck.start()
+        stuck.join(20)
+        assert not stuck.is_alive()
+
+
+def broken_off() -> None:
+    for _ in range(5):
+        for index, _ in enumerate(DataLoader(Numbers(), 1)):
+            if index == 5:
+                break
+
+
+def test_workers_end_with_a_loop_that_is_broken_off(rig: Any) -> None:
+    gc.disable()
+    try:
+        with rig(loader_workers=1) as runtime:
+            broken_off()
+            assert runtime.outcomes()[NAME].state is State.APPLIED
+            assert not multiprocessing.active_children()
+    finally:
+        gc.enable()
+
+
+def test_the_reason_of_a_dataset_that_is_gone_is_not_of_the_next_one(
+    rig: Any, tmp_path: Path
+) -> None:
+    with rig(loader_workers=1):
+        data: Any = Calls(lambda _: os.getpid())
+        place = id(data)
+        read(DataLoader(data, 4))
+        del data
+        news = [Noting(tmp_path) for _ in range(1_000)]
+        another = next(new for new in news if id(new) == place)
+        read(DataLoader(another, 4))
+        assert another.readers()
+
+
+def test_conjugates_are_read_here(rig: Any) -> None:
+    data = [torch.full((2,), 1j * index) for index in range(ROWS)]
+
+    def epoch() -> Tensor:
+        return torch.stack(read(DataLoader(data, 4, collate_fn=lambda r: torch.stack(r).conj())))
+
+    plain = epoch().resolve_conj()
+    with rig(loader_workers=1):
+        assert torch.equal(epoch().resolve_conj(), plain)
+
+
+def test_workers_that_compare_for_longer_than_they_read_are_given_up(rig: Any) -> None:
+    class Many(Numbers):
+        def __init__(self) -> None:
+            self.rows = [{"x": index} for index in range(4_000)]
+
+    with rig(loader_workers=1) as runtime:
+        assert len(read(DataLoader(Many(), 1))) == ROWS
+        (note,) = runtime.outcomes()[NAME].notes
+    assert "longer than reading" in note

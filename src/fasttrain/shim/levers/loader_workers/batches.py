@@ -5,14 +5,21 @@ from __future__ import annotations
 import io
 import os
 import pickle
+from collections import deque
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from enum import Enum
 from multiprocessing.reduction import ForkingPickler
+from types import FunctionType, ModuleType
 from typing import Any, Self
 
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import reduce_tensor
 from torch.nn import Parameter
+
+from fasttrain.shim.hooks.containers import module_name
 
 LONGEST = 200  # characters of an error
 SHARED_MEMORY = "/dev/shm"  # noqa: S108 - where torch puts tensors that it sends
@@ -38,19 +45,18 @@ class Content:
     Args:
         batch: Any object.
 
-    Attributes:
-        tensors: Its tensors.
-
     Raises:
         Exception: It can't be pickled.
     """
 
     def __init__(self, batch: Any) -> None:
-        self.tensors: list[Tensor] = []
         written = io.BytesIO()
-        _Writer(written, self.tensors).dump(batch)
+        writer = _Writer(written)
+        writer.dump(batch)
         self._rest = written.getvalue()
-        self._copies = [tensor.detach().clone() for tensor in self.tensors]
+        # What it consists of stays, so that nothing else gets its place in memory.
+        self._places = {place: value for value in writer.changeable for place in _places(value)}
+        self._copies = [tensor.detach().clone() for tensor in writer.tensors]
 
     def differs(self, other: Content) -> bool:
         """True if another batch isn't the same to the bit."""
@@ -58,23 +64,60 @@ class Content:
             return True
         return not all(map(_has_same_bits, self._copies, other._copies))
 
+    def shares_with(self, other: Content) -> bool:
+        """True if a batch that was read before has an object, or memory, that this one has."""
+        return not self._places.keys().isdisjoint(other._places)
+
     def read_again(self) -> None:
         """Make the batch again, which raises if its classes don't allow that."""
         _Reader(io.BytesIO(self._rest), self._copies).load()
 
 
 class _Writer(pickle.Pickler):
-    def __init__(self, file: io.BytesIO, tensors: list[Tensor]) -> None:
+    """Writes a batch without its tensors.
+
+    Attributes:
+        tensors: These.
+        changeable: All of its objects that the script might write into.
+    """
+
+    def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file, _PROTOCOL)
-        self._tensors = tensors
+        self.tensors: list[Tensor] = []
+        self.changeable: list[Any] = []
 
     def persistent_id(self, value: Any) -> Any:
         """Leave tensors out, and note them."""
+        if _is_changeable(value):
+            self.changeable.append(value)
         if type(value) not in {Tensor, Parameter}:
             return None
         _check(value)
-        self._tensors.append(value)
-        return len(self._tensors) - 1
+        self.tensors.append(value)
+        return len(self.tensors) - 1
+
+
+def _is_changeable(value: Any) -> bool:
+    kind = type(value)
+    if issubclass(kind, (list, dict, set, bytearray, deque, Tensor)) or _is_array(value):
+        return True
+    fixed = issubclass(kind, (type, Enum, FunctionType, ModuleType))
+    return not fixed and kind.__dictoffset__ != 0
+
+
+def _is_array(value: Any) -> bool:
+    return module_name(type(value)) == "numpy" and type(value).__name__ == "ndarray"
+
+
+def _places(value: Any) -> Iterator[tuple[str, int]]:
+    """Yield what identifies an object, and the memory of its numbers, as long as it exists."""
+    yield "object", id(value)
+    if isinstance(value, Tensor):
+        with suppress(Exception):  # it has no storage
+            if value.data_ptr():
+                yield "memory", value.data_ptr()
+    elif _is_array(value) and value.size:
+        yield "memory", value.__array_interface__["data"][0]
 
 
 class _Reader(pickle.Unpickler):
@@ -92,6 +135,8 @@ def _check(tensor: Tensor) -> None:
         raise TypeError("its autograd graph can't be sent")
     if tensor.is_quantized or tensor.is_nested:  # torch 2.13 makes broken tensors of them
         raise TypeError("a quantized or nested tensor can't be sent")
+    if tensor.is_conj() or tensor.is_neg():  # of which torch sends the numbers alone
+        raise TypeError("a tensor that is the conjugate or negative of another can't be sent")
 
 
 def _has_same_bits(one: Tensor, other: Tensor) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import random
-from contextlib import suppress
 from types import GeneratorType
 from typing import Any
 
@@ -20,8 +19,8 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from fasttrain.shim.hooks.held import held_by
-from fasttrain.shim.levers.loader_workers.batches import Content
+from fasttrain.shim.hooks.containers import module_name
+from fasttrain.shim.hooks.held import held_by, held_directly
 
 _NEEDED = {
     *("num_workers", "prefetch_factor", "worker_init_fn", "generator", "batch_sampler"),
@@ -80,63 +79,30 @@ class Holdings:
     """
 
     def __init__(self, loader: Any) -> None:
-        self._state: list[Any] = []
-        self._memory: list[range] = []  # of tensors and arrays
-        self._why = ""
-        for held, children in held_by(loader.dataset, loader.collate_fn):
-            self._why = self._why or _tie(held)
-            self._state.append(_state(held, children))
-            if (memory := _memory(held)) is not None:
-                self._memory.append(memory)
+        self._states = [
+            (held, _state(held, children))
+            for held, children in held_by(loader.dataset, loader.collate_fn)
+            if not _is_fixed(held, children)
+        ]
 
-    def why_here(self) -> str:
-        """Return why only this process can read them; empty if others can."""
-        return self._why
+    def have_changed(self) -> bool:
+        """True if anything of it holds something else by now."""
+        return any(_state(held, held_directly(held)) != state for held, state in self._states)
 
-    def differ_from(self, holder: Any) -> bool:
-        """True if what the dataset and collate function of a loader or fetcher hold has changed."""
-        return Holdings(holder)._state != self._state
 
-    def why_changed(self, loader: Any, content: Content) -> str:
-        """Return what reading a batch does to what the dataset holds; empty if nothing.
-
-        Args:
-            loader: The same DataLoader, from which a batch was read since.
-            content: That batch.
-        """
-        if self.differ_from(loader):
-            return CHANGES
-        begins = [begin for one in content.tensors if (begin := _begin(one)) is not None]
-        if any(begin in memory for memory in self._memory for begin in begins):
-            return "its batches are parts of what its dataset holds, and the script may change them"
-        return ""
+def _is_fixed(held: Any, children: list[Any]) -> bool:
+    """True if what it holds can't change: a tuple, as ImageFolder has for each of its files."""
+    return type(held) is tuple and all(isinstance(child, _ATOMS) for child in children)
 
 
 def _state(held: Any, children: list[Any]) -> Any:
     if isinstance(held, Tensor):
-        return id(held), 0 if held.is_inference() else held._version
+        return 0 if held.is_inference() else held._version
     try:
         count = len(held) if isinstance(held, (dict, list, tuple, set, frozenset)) else 0
     except Exception:  # noqa: BLE001 - a subclass may do anything
         count = 0
-    return id(held), count, [one if isinstance(one, _ATOMS) else id(one) for one in children]
-
-
-def _memory(held: Any) -> range | None:
-    if isinstance(held, Tensor):
-        with suppress(Exception):  # it has no storage
-            storage = held.untyped_storage()
-            return range(storage.data_ptr(), storage.data_ptr() + storage.nbytes())
-    elif type(held).__module__ == "numpy" and hasattr(held, "__array_interface__"):
-        begin = held.__array_interface__["data"][0]
-        return range(begin, begin + held.nbytes)
-    return None
-
-
-def _begin(tensor: Tensor) -> int | None:
-    with suppress(Exception):  # it has no storage
-        return tensor.data_ptr() or None
-    return None
+    return count, [one if isinstance(one, _ATOMS) else id(one) for one in children]
 
 
 _NOT_SHARED = {  # classes, or the modules of all of them, of which a fork has no use
@@ -147,20 +113,26 @@ _NOT_SHARED = {  # classes, or the modules of all of them, of which a fork has n
 }
 
 
+def why_here(loader: Any) -> str:
+    """Return why only this process can read what a DataLoader reads; empty if others can."""
+    ties = (_tie(held) for held, _ in held_by(loader.dataset, loader.collate_fn))
+    return next(filter(None, ties), "")
+
+
 def _tie(held: Any) -> str:
     """Return why something that a dataset holds keeps it in this process; empty if it doesn't."""
     if isinstance(held, Tensor):
         away = held.device.type != "cpu"
         return "its dataset is on a device, which a worker can't use" if away else ""
     kinds = type(held).__mro__
-    names = [f"{kind.__module__}.{kind.__qualname__}" for kind in kinds]
+    names = [f"{module_name(kind)}.{kind.__qualname__}" for kind in kinds]
     draws = isinstance(held, (Generator, random.Random)) or "numpy.random" in names[0]
     if draws:
         return "its dataset draws by a generator of its own, which workers would each copy"
     if isinstance(held, GeneratorType):
         return "its dataset holds a generator, which workers would each copy"
     for kind, name in zip(kinds, names, strict=True):
-        module = kind.__module__.removeprefix("_")  # some are written in C
+        module = module_name(kind).removeprefix("_")  # some are written in C
         packages = {module, module.rpartition(".")[0], name}
         if packages & _NOT_SHARED:
             return f"its dataset holds a {name}, which a forked process can't share"

@@ -20,7 +20,9 @@ import multiprocessing
 import os
 import resource
 import sys
+import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -42,7 +44,7 @@ from fasttrain.shim.hooks import patching
 from fasttrain.shim.hooks.loop import LENT
 from fasttrain.shim.hooks.outcome_recorder import OutcomeRecorder
 from fasttrain.shim.levers.loader_workers.batches import Content, Unread, unpacked
-from fasttrain.shim.levers.loader_workers.fitness import Holdings, why_not
+from fasttrain.shim.levers.loader_workers.fitness import CHANGES, Holdings, why_here, why_not
 from fasttrain.shim.levers.loader_workers.worker import Rows, same
 from fasttrain.shim.process.callsite import call_site
 
@@ -89,12 +91,19 @@ class LoaderWorkers:
             def left(why: str, *, failed: bool) -> None:
                 self.recorder.pass_over(what, why)
                 if failed:
-                    self._failed[id(loader.dataset)] = f"in another epoch, {why}"
+                    self._note_failed(loader.dataset, why)
 
             applied = functools.partial(self.recorder.apply, "DataLoader", where)
             return LentIterator(loader, self._count, applied, left)
 
         return _get_iterator
+
+    def _note_failed(self, dataset: Any, why: str) -> None:
+        """Note why workers couldn't read a dataset, as long as it is there."""
+        identity = id(dataset)
+        with suppress(TypeError):  # such as a list: it can't be known when it goes
+            weakref.finalize(dataset, self._failed.pop, identity, None).atexit = False
+        self._failed[identity] = f"in another epoch, {why}"
 
 
 def build(decision: Decision[int], recorder: OutcomeRecorder) -> LoaderWorkers:
@@ -125,7 +134,9 @@ class LentIterator(_SingleProcessDataLoaderIter):
         self._ahead: deque[Any] = deque()  # the choices of batches that workers have been sent
         self._held: list[Any] = []  # the choice of a batch that is read here after all
         self._chosen: Any = None  # the last choice
-        self._read = self._first
+        # What reads the next batch, and with what: bound to this object it would keep it alive, and
+        # with it the workers of an epoch that the script has broken off.
+        self._next: tuple[Any, ...] = (LentIterator._first,)
 
     def __del__(self) -> None:
         self._end()
@@ -138,7 +149,8 @@ class LentIterator(_SingleProcessDataLoaderIter):
 
     def _next_data(self) -> Any:
         try:
-            return self._read()
+            act, *args = self._next
+            return act(self, *args)
         except BaseException:  # the end, or a signal's: which batch is next can't be known
             self._end()
             raise
@@ -150,12 +162,18 @@ class LentIterator(_SingleProcessDataLoaderIter):
         choices = _Choices(self._index_sampler)
         data = self._here()
         choices.past.append(self._chosen)
-        self._read = functools.partial(self._second, choices)
+        self._next = LentIterator._second, choices
         return data
 
     def _second(self, choices: _Choices) -> Any:
         """Read a batch here that a worker will read again."""
-        holdings = Holdings(self._loader)
+        try:
+            why, holdings = why_here(self._loader), Holdings(self._loader)
+        except Exception as error:  # noqa: BLE001 - objects of any kind
+            why = f"what its dataset holds can't be looked at: {Unread.of(error).why}"
+        if why:
+            self._stop(why, failed=False)
+            return self._here()
         began_s = time.perf_counter()
         data = self._here()
         longest_s = max(LONGEST_S, SLOWEST * (time.perf_counter() - began_s))
@@ -165,16 +183,16 @@ class LentIterator(_SingleProcessDataLoaderIter):
         except Exception as error:  # noqa: BLE001 - objects of any kind
             self._stop(f"its batches can't be sent: {Unread.of(error).why}", failed=True)
             return data
-        if why := holdings.why_here() or holdings.why_changed(self._loader, content):
-            self._stop(why, failed=False)
+        if holdings.have_changed():
+            self._stop(CHANGES, failed=False)
             return data
         rows = Rows(self._dataset_fetcher, self._chosen, content)
-        self._read = functools.partial(self._third, choices, rows, longest_s)
+        self._next = LentIterator._third, choices, rows, longest_s
         return data
 
     def _third(self, choices: _Choices, rows: Rows, longest_s: float) -> Any:
         index = self._next_index()
-        self._read = self._by_workers
+        self._next = (LentIterator._by_workers,)
         self._reader = self._tried(lambda: self._begun(choices, rows, longest_s))
         self._loader = None
         return self._batch(index)
@@ -235,7 +253,7 @@ class LentIterator(_SingleProcessDataLoaderIter):
 
     def _end(self) -> None:
         """End the workers at once, whatever they read."""
-        self._read = self._here
+        self._next = (LentIterator._here,)
         reader, self._reader = self._reader, None
         if reader is None:
             return
@@ -244,6 +262,8 @@ class LentIterator(_SingleProcessDataLoaderIter):
             return
         for worker in reader._workers:
             worker.terminate()
+        # A worker that ended while it asked for this event keeps the lock of it for ever.
+        reader._workers_done_event = threading.Event()
         reader._shutdown_workers()
 
     def _begun(self, choices: _Choices, rows: Rows, longest_s: float) -> Any:

@@ -8,6 +8,7 @@ import random
 import signal
 import stat
 import sys
+import time
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,11 @@ from fasttrain.shim.levers.loader_workers.batches import Content, Unread, packed
 from fasttrain.shim.levers.loader_workers.fitness import CHANGES, Holdings
 
 DRAWS = "the dataset draws from a global random generator"
+PARTS = "its batches are parts of what its dataset holds, and the script may change them"
+SLOW = "finding out whether reading changes the dataset takes longer than reading"
 DIFFERS = "it reads other rows than this process: they depend on what was read before, or on chance"
+JUDGED = 5  # batches of a worker, after which its times are
+NOTHING_S = 1e-3  # such a time doesn't matter
 # Timers aren't inherited; torch has set its own handler of SIGTERM, which ends a worker.
 _KEPT = {signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF, signal.SIGTERM}
 
@@ -38,6 +43,7 @@ class Rows:
         self._fetcher = fetcher
         self._known = index, content
         self._is_unchecked = False
+        self._times: list[tuple[float, float]] = []  # of reading, and of comparing
 
     def begin(self, worker: int) -> None:
         """Make a worker as like the script's process as can be; torch calls it at the start."""
@@ -62,16 +68,25 @@ class Rows:
 
     def _read(self, index: Any) -> Any:
         before = _global_states()
+        began_s = time.perf_counter()
         batch = self._fetcher.fetch(index)
+        ended_s = time.perf_counter()
         if _global_states() != before:
             raise _OtherwiseError(DRAWS)
-        if self._holdings.differ_from(self._fetcher):
+        if self._holdings.have_changed():
             raise _OtherwiseError(CHANGES)
+        self._times.append((ended_s - began_s, time.perf_counter() - ended_s))
+        if len(self._times) == JUDGED:
+            reading_s, comparing_s = map(min, zip(*self._times, strict=True))
+            if comparing_s > max(reading_s, NOTHING_S):
+                raise _OtherwiseError(SLOW)
         return batch
 
     def _check(self) -> None:
         index, content = self._known
         found = Content(self._read(index))
+        if found.shares_with(content):
+            raise _OtherwiseError(PARTS)
         if found.differs(content):
             raise _OtherwiseError(DIFFERS)
         found.read_again()
