@@ -436,9 +436,11 @@ class Ranks:
         """Copy rank 0's values to every rank, in place."""
         with torch.no_grad(), self.waits():
             for tensor in tensors:
-                for part in strided_parts(tensor.detach()):
+                for expanded in strided_parts(tensor.detach()):
+                    part = _unexpanded(expanded)
                     whole = part.contiguous()
-                    dist.broadcast(whole, 0)
+                    as_bytes = whole.dtype in _AS_BYTES
+                    dist.broadcast(whole.view(-1).view(torch.uint8) if as_bytes else whole, 0)
                     if whole.data_ptr() != part.data_ptr():
                         part.copy_(whole)
 
@@ -449,6 +451,14 @@ class Ranks:
         self.store.set(f"{key}/{self.rank}", text)
         with self.waits():
             return [self.store.get(f"{key}/{rank}").decode() for rank in range(self.world_size)]
+
+
+def _unexpanded(tensor: Tensor) -> Tensor:
+    """Return the part of a tensor that isn't shown again by `expand`, and may be written to."""
+    for dim, step in enumerate(tensor.stride()):
+        if not step and tensor.size(dim) > 1:
+            tensor = tensor.narrow(dim, 0, 1)
+    return tensor
 
 
 def _fits(tensor: Tensor, width: int) -> bool:

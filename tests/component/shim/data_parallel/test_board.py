@@ -14,8 +14,9 @@ import pytest
 import torch
 
 from fasttrain.shim.data_parallel import ranks
-from fasttrain.shim.data_parallel.ranks import Board
+from fasttrain.shim.data_parallel.ranks import Board, Ranks
 from fasttrain.shim.process import entry
+from support.forked_ranks import on_ranks
 
 WIDTH = 4
 
@@ -133,3 +134,19 @@ def test_ranks_of_several_nodes_have_none(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     assert boards(3) == [None, None, None]
     assert entry.get("LOCAL_WORLD_SIZE") == "2"
+
+
+def test_a_broadcast_reaches_expanded_tensors_and_integers_of_16_bits(tmp_path: Path) -> None:
+    def act(ranks: Ranks) -> Any:
+        ranks.join()
+        row = torch.arange(3.0) + ranks.rank
+        several = [
+            row.expand(2, 3),
+            torch.full((2, 2), 7 + ranks.rank, dtype=torch.int16).t(),
+            torch.tensor(9 + ranks.rank, dtype=torch.uint16),
+        ]
+        ranks.broadcast(several)
+        return [tensor.tolist() for tensor in several]
+
+    for end in on_ranks(tmp_path, act):
+        assert end.good == [[[0.0, 1.0, 2.0]] * 2, [[7, 7]] * 2, 9]
