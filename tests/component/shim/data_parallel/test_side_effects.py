@@ -489,6 +489,28 @@ def test_threads_save_once_and_go_on_when_it_is_saved(tmp_path: Path) -> None:
     assert on_both(tmp_path, act) == [0, 0]
 
 
+def test_which_thread_of_a_pool_saves_is_chance(tmp_path: Path) -> None:
+    def act(rank: int) -> Any:
+        def save(path: str) -> str:
+            torch.save({"rank": rank}, path)
+            return path
+
+        paths = ["a.pt", "b.pt"]
+        # Rank 1 takes up its jobs in another order, as a pool may.
+        threads = [
+            threading.Thread(target=save, args=(path,), name=f"pool-{number}")
+            for number, path in enumerate(paths[:: 1 - 2 * rank])
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(20)
+        return [thread.is_alive() for thread in threads]
+
+    assert on_both(tmp_path, act) == [False, False]
+    assert sorted(path.name for path in (tmp_path / "here").iterdir()) == ["a.pt", "b.pt"]
+
+
 def test_ranks_that_write_at_other_lines_leave_nothing(tmp_path: Path) -> None:
     def act(ranks: Ranks) -> Any:
         install(ranks, tmp_path)

@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -292,6 +293,7 @@ def _asked_by_user() -> bool:
 
 
 LEFT = "left to rank 0"
+_LOOK_S = 0.01  # between looks whether rank 0 has saved
 
 
 class SideEffects:
@@ -316,7 +318,8 @@ class SideEffects:
         self._input = StandardInput(answers, self._files)
         self._identity = ProcessIdentity(answers)
         self._names = OwnNames(answers, self._copies)
-        self._elsewhere: Counter[tuple[str, str]] = Counter()  # saves by thread and path
+        self._elsewhere: Counter[str] = Counter()  # saves in threads, by path
+        self._counting = threading.Lock()
 
     def install(self, undo: ExitStack) -> None:
         """Replace what writes files, and what asks for them."""
@@ -381,9 +384,9 @@ class SideEffects:
 
     def _save_elsewhere(self, path: str, save: Callable[[], Any]) -> None:
         """Save in one of the script's threads: the other ranks' threads wait for rank 0's."""
-        thread = threading.current_thread().name
-        self._elsewhere[thread, path] += 1
-        key = f"saved/{thread}/{path}/{self._elsewhere[thread, path]}"
+        with self._counting:  # of a pool's threads it is chance which one saves
+            self._elsewhere[path] += 1
+            key = f"saved/{path}/{self._elsewhere[path]}"
         store = self._ranks.store
         if self._ranks.rank == 0:
             try:
@@ -391,7 +394,8 @@ class SideEffects:
             finally:
                 store.set(key, "")
         elif threading.current_thread() is not threading.main_thread():
-            store.wait([key])
+            while not store.check([key]):  # `wait` would have the store's lock meanwhile
+                time.sleep(_LOOK_S)
             self._copies.forget(path)
 
     # --- trackers
