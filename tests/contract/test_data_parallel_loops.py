@@ -126,6 +126,15 @@ def test_a_model_that_is_tried_with_one_row_is_split_later(alone: Any, two_ranks
     assert (strategy["notes"], strategy["missed"]) == ([], [])
 
 
+def test_typed_batches_with_names_of_files_are_split(alone: Any, two_ranks: Any) -> None:
+    run, one = two_ranks("typed_batches"), alone("typed_batches")
+    assert_same_prints(run.good.lines(), one.good.stdout.splitlines(), lambda _: {"rel": 1e-4})
+    strategy = run.outcome("strategy")
+    # Of 16 calls each the first ones are verified: two kinds of batches, and the checkpoint's.
+    assert strategy["counts"]["split calls"] >= 16
+    assert (strategy["notes"], strategy["missed"]) == ([], [])
+
+
 def test_batch_per_rank_divides_the_epoch_and_not_the_batch(alone: Any, two_ranks: Any) -> None:
     one = alone("whole_batches", "8").good.stdout.splitlines()
     run = two_ranks("whole_batches", "8", options=(*ALL_SHOWN, "--batch", "per-rank"))

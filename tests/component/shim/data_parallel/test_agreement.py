@@ -57,16 +57,31 @@ def test_an_unknown_object_is_the_same_only_as_itself() -> None:
     assert structure_of((one,)) != structure_of((object(),))
 
 
+def signature(*args: Any, texts: bool = True, **kwargs: Any) -> Any:
+    return call_signature(args, kwargs, texts=texts)
+
+
 def test_kinds_of_calls() -> None:
     x = torch.ones(3, 4)
-    assert call_signature((x, 1)) == call_signature((torch.ones(5, 6), 2)), (
-        "sizes and numbers change"
-    )
-    assert call_signature((x,)) != call_signature((x.double(),))
-    assert call_signature((x, True)) != call_signature((x, False))
-    assert call_signature((x, "a")) != call_signature((x, "b"))
-    assert call_signature({"x": x}) != call_signature({"y": x})
-    hash(call_signature(([x, {"a": object()}],)))
+    assert signature(x, 1) == signature(torch.ones(5, 6), 2), "sizes and numbers change"
+    assert signature(x) != signature(x.double())
+    assert signature(x, True) != signature(x, False)
+    assert signature(x, "a") != signature(x, "b")
+    assert signature(x, "a", texts=False) == signature(x, "b", texts=False)
+    assert signature(x=x) != signature(y=x)
+    hash(signature([x, {"a": object()}]))
+
+
+def test_what_each_row_has_makes_no_kind_of_call() -> None:
+    x = torch.ones(3, 4)
+    assert signature({"x": x, "paths": ["a", "b"]}) == signature({"x": x, "paths": ["c", "d"]})
+    assert signature(x, [True, False]) == signature(x, [False, False])
+
+
+def test_optional_tensors_of_a_dataclass_make_kinds_of_calls() -> None:
+    x = torch.ones(3, 4)
+    assert signature(SimpleNamespace(x=x, mask=x)) == signature(SimpleNamespace(x=x, mask=x))
+    assert signature(SimpleNamespace(x=x, mask=x)) != signature(SimpleNamespace(x=x, mask=None))
 
 
 @pytest.mark.parametrize(

@@ -56,17 +56,34 @@ def structure_of(value: Any) -> Any:
     return _Same(value)
 
 
-def call_signature(value: Any) -> Any:
-    """Return a hashable key for a kind of call: arguments without numbers and tensors' values."""
+def call_signature(args: tuple[Any, ...], kwargs: dict[str, Any], *, texts: bool = True) -> Any:
+    """Return a hashable key for a kind of call: arguments without numbers and tensors' values.
+
+    Args:
+        args: Arguments.
+        kwargs: Keyword arguments.
+        texts: Whether an argument that is a text, such as a mode, counts by its value.
+    """
+    by_value = bool | str if texts else bool
+    named = [(str(key), _argument(value, by_value)) for key, value in kwargs.items()]
+    return tuple([_argument(value, by_value) for value in args]), tuple(named)
+
+
+def _argument(value: Any, by_value: Any) -> Any:
+    return value if isinstance(value, by_value) else _kind_of(value)
+
+
+def _kind_of(value: Any) -> Any:
+    """Return the same of one value; inside of arguments are file names, or a flag for each row."""
     kind = type(value)
     if isinstance(value, Tensor):
         return value.dim(), value.dtype, value.requires_grad
-    if isinstance(value, bool | str | None):
-        return value
     if isinstance(value, tuple | list | deque):
-        return kind, *map(call_signature, value)
+        return kind, *map(_kind_of, value)
     if isinstance(value, Mapping):
-        return kind, *((str(key), call_signature(item)) for key, item in value.items())
+        return kind, *((str(key), _kind_of(item)) for key, item in value.items())
+    if holds_by_attributes(value):
+        return kind, *((name, _kind_of(item)) for name, item in attributes_of(value).items())
     return kind
 
 

@@ -57,6 +57,7 @@ from fasttrain.shim.process.refusal import refuse
 _REDUCING, _THROUGH = 2, 3  # tags of what ranks are doing when they meet
 PART = 0.05  # share of a root's parameters that a submodule needs to be split by itself
 _OTHERS = "it computes something else on other ranks, or with other arguments"
+MOST_SITES = 32  # kinds of calls of a module, from which on texts make no other ones
 READ_EVERY = 64  # calls after which numbers on a device are compared, for which the host waits
 _NO_MEMORY = "OutOfMemoryError"  # torch's exception on any device
 GRADIENTS = 2  # number of verified calls whose gradients are compared, too
@@ -162,7 +163,10 @@ class SplitCalls:
         self, root: Root, module: Module, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Run one call of a root: split, whole, or verified."""
-        inputs = tensors_in((args, kwargs))
+        try:
+            inputs = tensors_in((args, kwargs))
+        except RecursionError:  # such as nodes of a tree that know their parent
+            return call(*args, **kwargs)
         if not self._may_split(inputs):
             return call(*map_tensors(args, linked), **map_tensors(kwargs, linked))
         site = self._site(root, module, args, kwargs)
@@ -324,7 +328,10 @@ class SplitCalls:
         sites = self._sites.get(module)
         if sites is None:
             sites = self._sites[module] = {}
-        key = (module.training, torch.is_grad_enabled(), call_signature((args, kwargs)))
+        mode = module.training, torch.is_grad_enabled()
+        key = *mode, call_signature(args, kwargs)
+        if key not in sites and len(sites) >= MOST_SITES:  # such as captions
+            key = *mode, call_signature(args, kwargs, texts=False)
         site = sites.get(key)
         if site is None:
             site = sites[key] = CallSite(_name(root, module))

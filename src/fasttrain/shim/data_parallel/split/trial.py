@@ -511,8 +511,13 @@ class SplitTrial:
         self, whole: list[Tensor], given: list[Tensor], by: list[Tensor]
     ) -> None:
         of = [tensor for tensor in by if tensor.requires_grad]
+
+        def both_ways() -> _Both:
+            with Neutral():  # a checkpoint calls its block again
+                return _Both(_pulled_back(whole, of), _pulled_back(given, of))
+
         with _without_hooks(of):
-            both = self._together(lambda: _Both(_pulled_back(whole, of), _pulled_back(given, of)))
+            both = self._together(both_ways)
         expected = both.whole
         found = [self._averaged(*pair) for pair in zip(of, both.given, strict=True)]
         size = max(map(largest, expected), default=0.0)
