@@ -34,7 +34,12 @@ DRAWS = (
     "the model draws random numbers where ranks split its batch, such as for dropout, and each rank"
     " draws its own: compare without them, such as with a dropout of 0"
 )
-MEMORY = ("device-memory", "host-memory", "shared-memory")  # causes of a crash
+# What a run lacks because another one runs beside it, by the cause of its crash.
+_NO_MEMORY = "there is no memory for it beside the other run"
+_BESIDE = {
+    "device-memory": _NO_MEMORY, "host-memory": _NO_MEMORY, "shared-memory": _NO_MEMORY,
+    "port-in-use": "it wants a port that the other run has, and the two run at once",
+}  # fmt: skip
 
 
 class Silent(QuietDisplay):
@@ -161,6 +166,12 @@ def receipt_of(plan: LaunchPlan) -> Receipt | None:
         return load(Receipt, Path(plan.run_dir, RECEIPT_FILE))
     except (OSError, CodecError):
         return None
+
+
+def lacking(receipt: Receipt | None) -> str:
+    """Return why a run fails beside another one, which may succeed alone; empty if it isn't so."""
+    crash = receipt.crash if receipt is not None else None
+    return _BESIDE.get(crash.cause, "") if crash is not None else ""
 
 
 def why_failed(code: int | None, receipt: Receipt | None) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from fasttrain.cli.beside import MEMORY, judged, proof_of, receipt_of, run_side, why_failed
+from fasttrain.cli.beside import judged, lacking, proof_of, receipt_of, run_side, why_failed
 from fasttrain.cli.console import envelope
 from fasttrain.cli.requests import RunRequest
 from fasttrain.cli.tuned import plan_run
@@ -165,14 +165,15 @@ def _compare(
         wall_s=time.monotonic() - began_s,
         curves=_interrupted(found)
         if sides.signum
-        else _with_failures(found, turns, failed, chosen),
+        else _with_failures(found, turns, failed, receipts),
         speed=turns.speed(),
         levers=levers,
         losses={side: tuple(run.losses) for side, run in turns.runs.items()},
         failed=failed,
         notes=() if applied or not turns.steps else ("no lever took effect",),
     )
-    return report, _exit_code(report, sides.signum, codes["plain"] or 0)
+    script = ExitCode.UNAVAILABLE if lacking(receipts["plain"]) else codes["plain"] or 0
+    return report, _exit_code(report, sides.signum, script)
 
 
 def _variable(plan: LaunchPlan, name: str) -> str | None:
@@ -191,19 +192,19 @@ def _with_failures(
     found: Curves,
     turns: Alternation,
     failed: Mapping[str, str],
-    chosen: Receipt | None,
+    receipts: Mapping[Side, Receipt | None],
 ) -> Curves:
     """Return what the curves say, or what failures say in their place."""
-    crash = chosen.crash if chosen is not None else None
+    chosen = receipts["chosen"]
     parted = {side: turns.runs[side].parted for side in COMPARED}
     if parted["plain"]:
         return replace(found, finding="can't tell", reason=f"the ranks part: {parted['plain']}")
+    for side in COMPARED:
+        if side in failed and (why := lacking(receipts[side])):
+            return replace(found, finding="can't tell", reason=why)
     if "plain" in failed:
         return replace(found, finding="can't tell", reason="the script fails without levers, too")
     if "chosen" in failed:
-        if crash is not None and crash.cause in MEMORY:
-            why = "there is no memory for it beside the plain run"
-            return replace(found, finding="can't tell", reason=why)
         return replace(found, finding="differs", reason="the script fails with the levers only")
     if parted["chosen"]:
         why = f"the ranks part with the levers only: {parted['chosen']}"

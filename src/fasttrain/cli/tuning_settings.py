@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 
-from fasttrain.cli.beside import MEMORY, judged, proof_of, receipt_of, run_side, why_failed
+from fasttrain.cli.beside import judged, lacking, proof_of, receipt_of, run_side, why_failed
 from fasttrain.files import write_private
 from fasttrain.launch.alternation import COMPARED, Alternation
 from fasttrain.launch.sides import Sides
@@ -102,11 +102,9 @@ class _Pair:
         receipt = receipt_of(self.plans[side])
         return sum(rank.stats.peak_memory_bytes for rank in receipt.ranks) if receipt else 0
 
-    def no_memory(self) -> bool:
-        """True if the candidate's run had too little memory beside the other."""
-        receipt = receipt_of(self.plans["chosen"])
-        crash = receipt.crash if receipt is not None else None
-        return crash is not None and crash.cause in MEMORY
+    def lacking(self, side: Side) -> str:
+        """Return what a side lacked because the other one ran beside it; empty if nothing."""
+        return lacking(receipt_of(self.plans[side]))
 
 
 class SettingsSearch:
@@ -264,12 +262,12 @@ class SettingsSearch:
         """Return what was found if no other start follows; else None."""
         if self.signum:
             return replace(found, reason="it was interrupted")
+        for side in COMPARED:
+            if pair.failure(side) and (why := pair.lacking(side)):
+                return replace(found, verdict="undecided", reason=why)
         if why := pair.failure("plain"):
             return replace(found, reason=f"the script fails: {why}")
         if why := pair.failure("chosen"):
-            if pair.no_memory():
-                reason = "there is no memory for it beside the other run"
-                return replace(found, verdict="undecided", reason=reason)
             return replace(found, verdict="wrong", reason=f"the script fails with it only: {why}")
         if not late and (why := _other_length(turns)):
             return replace(found, verdict="wrong", reason=why)
