@@ -263,8 +263,9 @@ def _map_list(value: list[Any] | deque[Any], change: Change) -> Any:
 
 def _map_mapping(value: Mapping[Any, Any], change: Change) -> Any:
     """Change a mapping's values, by assignment: so HF's ModelOutput updates its attributes too."""
-    items = {key: map_tensors(item, change) for key, item in value.items()}
-    if _same(value.values(), items.values()):
+    old = items_of(value)
+    items = {key: map_tensors(item, change) for key, item in old.items()}
+    if _same(old.values(), items.values()):
         return value
     if type(value) is dict:
         return items
@@ -276,6 +277,18 @@ def _map_mapping(value: Mapping[Any, Any], change: Change) -> Any:
     for key, item in items.items():
         result[key] = item
     return result
+
+
+def items_of(value: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Return a mapping's items; none if one of them can't be read.
+
+    A mapping may compute its values when they are read, and fail at one that the script never
+    reads, such as a setting that is still missing.
+    """
+    try:
+        return dict(value.items())
+    except Exception:  # noqa: BLE001 - code of the script's or of any package
+        return {}
 
 
 def _map_attributes(value: Any, change: Change) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, defaultdict, namedtuple
+from collections import OrderedDict, UserDict, defaultdict, namedtuple
 from dataclasses import dataclass, fields
 from types import MappingProxyType, SimpleNamespace
 from typing import Any, NamedTuple
@@ -172,6 +172,26 @@ def test_the_rest_of_a_container_stays() -> None:
 def test_a_read_only_mapping_is_left_alone() -> None:
     value = MappingProxyType({"a": low()})
     assert cast(value) is value
+
+
+class Settings(UserDict):
+    """As in OmegaConf: values are computed when they are read, and some can't be."""
+
+    def __getitem__(self, key: str) -> Any:
+        if (value := super().__getitem__(key)) == "???":
+            raise MissingError(key)
+        return f"{value}!" if isinstance(value, str) else value
+
+
+class MissingError(Exception):
+    pass
+
+
+@pytest.mark.parametrize("values", [{"a": "???", "b": 2}, {"a": "1", "b": "x y"}])
+def test_a_mapping_that_computes_its_values_is_the_same_object(values: Any) -> None:
+    value = Settings(values)
+    assert cast(value) is value
+    assert cast((value, low()))[0] is value
 
 
 def test_a_sample_of_a_distribution_goes_to_numpy() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import UserDict, deque
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from fasttrain.model.outcome import State
 from fasttrain.shim.levers.amp.kept import Reach
 from fasttrain.shim.levers.amp.lever import KEEPS_ELSEWHERE
+from support.rig import Probe
 
 X = torch.tensor([[1.0, -2.0], [3.0, 1.0]])
 CALLS = 5  # more than are watched
@@ -324,6 +325,19 @@ def test_objects_of_any_kind_are_looked_through_or_left() -> None:
     everything = [Hostile(), OwnDict(h=low), loop, iter(()), (i for i in [1]), Exception, object()]
     assert Reach(torch.bfloat16).lift(everything) == "a OwnDict"
     assert everything[1]["h"].dtype is torch.float32  # type: ignore[index]
+
+
+class Unreadable(UserDict[str, Any]):
+    def __getitem__(self, key: str) -> Any:
+        raise KeyError(key)
+
+
+def test_a_module_keeps_settings_that_cannot_be_read(amp: Any) -> None:
+    model = Probe()
+    model.settings = Unreadable(missing=None)
+    assert model(X).dtype is torch.float32
+    assert model.seen == [torch.bfloat16]
+    assert amp().reason == ""
 
 
 def test_the_end_of_a_long_list_and_of_a_long_dictionary() -> None:

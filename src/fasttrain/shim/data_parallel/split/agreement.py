@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fasttrain.shim.data_parallel.split.rows import Rows
-from fasttrain.shim.hooks.containers import attributes_of, holds_by_attributes
+from fasttrain.shim.hooks.containers import attributes_of, holds_by_attributes, items_of
 
 # Relative difference that two sums of the same numbers in another order may have: some thousand
 # roundings, as in a deep model. A tensor of a single number was reduced, and may have a tenth.
@@ -50,7 +50,7 @@ def structure_of(value: Any) -> Any:
     if isinstance(value, tuple | list | deque):
         return kind, [structure_of(item) for item in value]
     if isinstance(value, Mapping):
-        return kind, [(key, structure_of(item)) for key, item in value.items()]
+        return kind, [(key, structure_of(item)) for key, item in items_of(value).items()]
     if holds_by_attributes(value):
         return kind, [(name, structure_of(item)) for name, item in attributes_of(value).items()]
     return _Same(value)
@@ -81,7 +81,7 @@ def _kind_of(value: Any) -> Any:
     if isinstance(value, tuple | list | deque):
         return kind, *map(_kind_of, value)
     if isinstance(value, Mapping):
-        return kind, *((str(key), _kind_of(item)) for key, item in value.items())
+        return kind, *((str(key), _kind_of(item)) for key, item in items_of(value).items())
     if holds_by_attributes(value):
         return kind, *((name, _kind_of(item)) for name, item in attributes_of(value).items())
     return kind

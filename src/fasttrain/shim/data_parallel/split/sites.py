@@ -23,6 +23,7 @@ from fasttrain.shim.hooks.containers import (
     attributes_of,
     holds_by_attributes,
     is_scripts,
+    items_of,
     map_tensors,
     module_name,
     tensors_in,
@@ -87,7 +88,7 @@ def _entries(value: Any, path: str) -> Iterator[str]:
     elif isinstance(value, tuple):
         items = enumerate(value)
     elif isinstance(value, Mapping):
-        items = value.items()
+        items = items_of(value).items()
     elif holds_by_attributes(value):
         items = attributes_of(value).items()
     for key, item in items:
@@ -355,7 +356,7 @@ def _simple_in(value: Any) -> Any:
     if isinstance(value, tuple | list | deque):
         items = value
     elif isinstance(value, Mapping):
-        items = value.values()
+        items = items_of(value).values()
     elif holds_by_attributes(value):
         items = attributes_of(value).values()
     found = [simple for item in items if (simple := _simple_in(item)) is not None]
