@@ -52,7 +52,7 @@ def plan(run_dir: Path, source: Source = FLAG, **choices: Any) -> LaunchPlan:
         environment=(), levers=levers, shutdown_timeout_s=30,
         guards=Guards(decide(HangWatch(chosen["hang"])), decide(chosen["nan"])), argv=("python",),
         restarts=decide(Restarts()), max_steps=chosen["max_steps"], strict=chosen["strict"],
-        loader_workers=decide(workers) if workers else None,
+        loader_workers=decide(workers) if workers else None, proof=chosen.get("proof"),
     )  # fmt: skip
 
 

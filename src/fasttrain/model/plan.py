@@ -224,6 +224,11 @@ class LaunchPlan:
     schema: int = PLAN_SCHEMA
 
     @property
+    def compares(self) -> bool:
+        """True if results with levers are compared with those without."""
+        return self.tuning is not None or self.proof is not None
+
+    @property
     def judged(self) -> bool:
         """True if an agent waits for its launcher's verdict on a failed attempt."""
         return self.restarts.value.most > 0 or self.processes.value.max_nodes > 1

@@ -66,7 +66,8 @@ class SwitchedProcess(ABC):
         recorder.explicit = False  # to stay eager is what was asked for, too
         self.lever = CompileLever(
             decision, recorder, shared.roots, shared.user_compile,
-            strict=shared.plan.strict, later=True, once=compile_once(shared, recorder),
+            strict=shared.plan.strict, same_draws=shared.plan.compares, later=True,
+            once=compile_once(shared, recorder),
         )  # fmt: skip
         self._peers = peers
         self._later = ExitStack()  # undoes what is put in place after `install`

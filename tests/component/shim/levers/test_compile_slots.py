@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from fasttrain.model.outcome import State
+from fasttrain.model.proof import Proof
 from fasttrain.shim.hooks.outcome_recorder import OutcomeRecorder
 from fasttrain.shim.levers.compile.slots import (
     FEW_CALLS,
@@ -21,6 +22,7 @@ from fasttrain.shim.levers.compile.slots import (
     Stalls,
     separate_function,
 )
+from fasttrain.shim.runtime import Runtime
 from support.rig import X, backend, network, rig
 
 CAN_BE_ASKED = hasattr(torch._C._autograd, "_top_saved_tensors_default_hooks")
@@ -182,3 +184,13 @@ def test_a_call_that_rests_is_repeated_so_after_one_that_may_compile() -> None:
         assert call.compiled() == 1
         call(32)
         assert call.compiled() == 1
+
+
+@pytest.mark.parametrize("proof", [None, Proof("chosen", -1)])
+def test_random_numbers_are_those_of_a_plain_run_where_losses_are_compared(
+    monkeypatch: pytest.MonkeyPatch, proof: Proof | None
+) -> None:
+    monkeypatch.setattr(Runtime, "_prove", lambda *_: None)
+    with backend("eager"), rig(compile="default", proof=proof), torch.device("meta"):
+        nn.Linear(2, 2)(torch.ones(1, 2))  # on no CPU
+        assert torch._inductor.config.fallback_random is (proof is not None)

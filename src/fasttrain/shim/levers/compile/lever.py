@@ -414,7 +414,7 @@ def build(shared: Shared, decision: Decision[Compile], recorder: OutcomeRecorder
         shared.roots,
         shared.user_compile,
         strict=shared.plan.strict,
-        same_draws=shared.plan.tuning is not None,
+        same_draws=shared.plan.compares,
         once=compile_once(shared, recorder),
         misses=CacheMisses(f"{shared.plan.cwd} {shared.plan.target.name}", recorder.note),
     )
