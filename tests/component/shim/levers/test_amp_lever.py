@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import threading
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
+from torch.nn.parallel import parallel_apply
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from fasttrain.model.outcome import State
 from fasttrain.shim.levers.amp import lever
+from fasttrain.shim.levers.amp.lever import IN_THREADS
 from support.rig import Probe
 
 X = torch.ones(4, 2)
@@ -197,6 +200,37 @@ def test_threads_do_not_share_autocast(amp: Any) -> None:
     done.set()
     thread.join()
     assert model.seen == [torch.bfloat16]
+
+
+@pytest.fixture
+def threads_of_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have torch run replicas on the CPU."""
+    accelerator, on = torch.accelerator, torch.is_autocast_enabled
+    if not hasattr(accelerator, "device_index"):
+        pytest.skip("needs torch 2.9, whose parallel_apply asks torch.accelerator")
+    monkeypatch.setattr(accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(accelerator, "current_accelerator", lambda: torch.device("cpu"))
+    monkeypatch.setattr(accelerator, "current_stream", lambda _: nullcontext())
+    monkeypatch.setattr(accelerator, "device_index", nullcontext)
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda device="cpu": on(device))
+
+
+def test_replicas_in_threads_do_not_run_in_another_precision(
+    rig: Any, threads_of_replicas: None
+) -> None:
+    class Replicated(Probe):
+        def forward(self, x: Any) -> Any:
+            outputs = parallel_apply([super().forward] * 2, [x, x], devices=[0, 0])
+            self.seen.append(self.linear(x).dtype)
+            return outputs[0]
+
+    with rig(amp="float16") as runtime:
+        model = Replicated()
+        model(X)
+        model(X)
+        assert model.seen == [torch.float32] * 2 + [torch.float16] + [torch.float32] * 3
+        outcome = runtime.outcomes()["amp"]
+    assert any(IN_THREADS in note for note in outcome.notes)
 
 
 def test_an_exception_leaves_autocast(amp: Any) -> None:

@@ -45,6 +45,9 @@ BY_HAND = (
     "its forward() is called directly: its layers run in low precision, what is between them"
     " doesn't"
 )
+IN_THREADS = (
+    "torch runs its replicas in threads, as for nn.DataParallel, whose precision is another one"
+)
 KEEPS_ELSEWHERE = "its forward keeps tensors outside of its modules"
 
 
@@ -89,6 +92,7 @@ class AmpLever:
         self._rules = None if self._explicit else Rules(self._leave_for_good)
         self._sides: list[weakref.ref[Side]] = []
         self._on = True
+        self._in_threads = False  # whether replicas ran since a call was begun
         self._enter: Callable[..., Any] = autocast.__enter__
         self._exit: Callable[..., Any] = autocast.__exit__
         self._caching = _cache_has_gradients()
@@ -145,6 +149,9 @@ class AmpLever:
                 self._leave_for_good(root, f"{KEEPS_ELSEWHERE}, in {where}")
         finally:
             root.precision.backup.release()
+            if self._in_threads:
+                self._in_threads = False
+                self._leave_for_good(root, IN_THREADS)
         return output
 
     def _decided(self, root: Root, call: Call) -> tuple[str | None, Call]:
@@ -303,6 +310,11 @@ class AmpLever:
                     self._cede("autocast")
                 elif where := _traced_at():
                     self._cede("autocast", where)
+                elif context.fast_dtype is not self._dtype:
+                    # Torch takes over to the threads of replicas that autocast is on, and not in
+                    # which precision: on a GPU that would be fp16, whose loss nobody scales.
+                    # Source: torch/nn/parallel/parallel_apply.py of torch 2.13.
+                    context._enabled, self._in_threads = False, True
             return original(context)
 
         return __enter__
