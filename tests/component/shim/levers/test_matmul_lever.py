@@ -94,16 +94,32 @@ def test_it_follows_amp_where_the_machine_decided(rig: Any, machine: Any) -> Non
         assert runtime.outcomes()["matmul"].state is State.SKIPPED
 
 
+class Failing(torch.nn.Linear):
+    """Fails in bf16 where it is broken."""
+
+    def __init__(self, *, broken: bool, see: Any = lambda _: None) -> None:
+        super().__init__(4, 4)
+        self.requires_grad_(False)  # the rules lower it at once
+        self.broken, self.see = broken, see
+
+    def forward(self, x: Any) -> Any:
+        self.see(torch.get_float32_matmul_precision())
+        y = super().forward(x)
+        return torch.zeros(2, 4).index_add_(0, torch.arange(2), y) if self.broken else y
+
+
+def test_it_is_set_before_the_first_call_in_low_precision(rig: Any, machine: Any) -> None:
+    """What is compiled in that call would else be compiled for both precisions."""
+    with rig(machine, matmul="high", amp="bfloat16"):
+        seen: list[str] = []
+        for broken in (True, False):
+            Failing(broken=broken, see=seen.append)(torch.ones(2, 4))
+        assert seen == ["high", BEFORE, "high"]
+
+
 def test_it_is_taken_back_when_amp_has_left_every_model(rig: Any, machine: Any) -> None:
-    class Failing(torch.nn.Linear):
-        broken = False
-
-        def forward(self, x: Any) -> Any:
-            y = super().forward(x)
-            return torch.zeros(2, 4).index_add_(0, torch.arange(2), y) if self.broken else y
-
     with rig(machine, matmul="high", amp="bfloat16") as runtime:
-        model = Failing(4, 4).requires_grad_(False)
+        model = Failing(broken=False)
         model(torch.ones(2, 4))
         assert torch.get_float32_matmul_precision() == "high"
         model.broken = True

@@ -168,6 +168,10 @@ class AmpLever:
         self, root: Root, device: str, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         side = root.precision
+        if self.recorder.live and not side.left:  # a checkpoint may repeat a call from before that
+            # Before the first call: what is compiled in it would be compiled again for another
+            # precision of fp32 products.
+            self._roots.set_lowering(lowering=True)
         try:
             output = self._lowered(device, call, args, kwargs)
             why = self._reach.lift_output(output, self._bce.to_float32)
@@ -181,6 +185,8 @@ class AmpLever:
             why = f"failed in {_name(self._dtype)} and not in fp32: {one_line(error)}"
         finally:
             self._bce.forget()
+            if not side.lowered:  # the first call failed
+                self._update_lowering()
         # Not in the except block: an error of the repeat is the script's own and must not be
         # chained to this one, and the tensors of the failed call are freed by now.
         side.backup.put_back()
@@ -197,7 +203,6 @@ class AmpLever:
             del cached[key]  # else the script would read a parametrized weight in low precision
         if self.recorder.live:
             root.precision.lowered = self._roots.lowered = True
-            self._roots.set_lowering(lowering=True)
             self.recorder.apply(root.name, root.where)
             self.recorder.counts["forwards"] += 1
         else:
@@ -288,9 +293,12 @@ class AmpLever:
     def _leave_for_good(self, root: Root, why: str) -> None:
         root.precision.left = why
         self._leave(root, why, missed=True)
+        self._update_lowering()
+
+    def _update_lowering(self) -> None:
         sides = [side for ref in self._sides if (side := ref()) is not None]
         lowering = any(side.lowered and not side.left for side in sides)
-        self._roots.set_lowering(lowering=lowering)
+        self._roots.set_lowering(lowering=lowering and self.recorder.live)
 
     def _leave(self, root: Root, why: str, *, missed: bool = False) -> None:
         self.recorder.pass_over(f"{root.name} ({root.where})", why, missed=missed)
