@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 from fasttrain.model.outcome import State
 from fasttrain.shim.hooks.roots import Root
 from fasttrain.shim.levers.amp.lever import JUDGING
-from fasttrain.shim.levers.amp.rules import LEAST_FLOPS, Products
+from fasttrain.shim.levers.amp.rules import LEAST_FLOPS, Products, Rules
 
 X = torch.linspace(-1, 1, 64 * 8).reshape(64, 8)
 LARGE = torch.linspace(-1, 1, 64 * 256).reshape(64, 256)
@@ -153,7 +153,26 @@ def test_few_calls_or_always_as_many(auto: Any, any_size: None, calls: Any) -> N
     assert auto().state is State.APPLIED
 
 
-def test_a_line_search(auto: Any, any_size: None) -> None:
+@pytest.fixture
+def not_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Begin in bf16, as on a GPU, where fp32 may not fit."""
+    history = Rules.history
+    monkeypatch.setattr(Rules, "history", lambda self, root, _: history(self, root, "cuda"))
+
+
+def test_what_is_small_is_left_after_its_first_call(auto: Any, not_on_a_cpu: None) -> None:
+    """A loop that makes its updates by hand has no step."""
+    model = Layer(8)
+    for _ in range(3):
+        model(X)
+    assert model.low == [True, False, False]
+    assert " 8,192 operations " in "".join(auto().notes)
+
+
+@pytest.mark.parametrize("low", [False, True])
+def test_a_line_search(auto: Any, any_size: None, low: bool, request: Any) -> None:
+    if low:
+        request.getfixturevalue("not_on_a_cpu")
     model = Layer(8)
     optimizer = torch.optim.LBFGS(model.parameters(), max_iter=4)
 
@@ -165,7 +184,7 @@ def test_a_line_search(auto: Any, any_size: None) -> None:
 
     for _ in range(3):
         optimizer.step(closure)
-    assert not any(model.low)
+        assert not any(model.low)
     assert "LBFGS" in auto().reason
 
 

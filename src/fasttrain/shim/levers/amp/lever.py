@@ -18,7 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.amp import GradScaler, autocast
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from fasttrain.model.decision import Decision
 from fasttrain.model.levers import Amp
@@ -112,6 +115,7 @@ class AmpLever:
         allow_numpy(lambda: self.recorder.live, undo)
         undo.callback(register_optimizer_step_post_hook(self._forget_modes).remove)
         if self._rules is not None:
+            undo.callback(register_optimizer_step_pre_hook(self._rules.before_step).remove)
             undo.callback(register_optimizer_step_post_hook(self._rules.after_step).remove)
         self._roots.region, self._roots.low_dtype = self._region, self._dtype
         undo.callback(self._roots.leave_plain)

@@ -34,6 +34,7 @@ LEAST_FLOPS = {"cpu": 1 << 22}  # mean operations of a product
 LEAST_FLOPS_ELSEWHERE = 1 << 26
 MANY_CALLS = 8  # in a step
 ALIKE_STEPS = 3  # after which a root that is called often may be lowered
+LINE_SEARCH = "LBFGS calls it, and takes differences of gradients, in which rounding dominates"
 
 
 @dataclass(slots=True, eq=False)
@@ -46,7 +47,6 @@ class CallHistory:
         most: The largest number of calls in one step.
         steps: Steps in which it was called.
         alike: How many steps in a row had no more calls than earlier ones.
-        flops: Mean operations of a matrix product in its first call; None before, or if unknown.
     """
 
     low: bool
@@ -54,7 +54,6 @@ class CallHistory:
     most: int = 0
     steps: int = 0
     alike: int = 0
-    flops: float | None = None
 
 
 class Rules:
@@ -66,8 +65,9 @@ class Rules:
 
     def __init__(self, leave: Callable[[Root, str], None]) -> None:
         self._leave = leave
-        self._called: dict[weakref.ref[Root], str] = {}  # since the last step, with the device
+        self._called: set[weakref.ref[Root]] = set()  # since the last step
         self._emulates: dict[torch.device, bool] = {}
+        self._searches = False  # whether the last step that began is one of a line search
 
     def history(self, root: Root, device: str) -> CallHistory:
         """Return the history of a root that was not called before."""
@@ -88,8 +88,11 @@ class Rules:
         """Count a call, and return the function to call in its place."""
         if not torch.is_grad_enabled() or not root.trainable:
             return call
+        if self._searches:
+            self._leave(root, LINE_SEARCH)
+            return call
         history.calls += 1
-        self._called[weakref.ref(root)] = device
+        self._called.add(weakref.ref(root))
         if history.steps and history.calls > max(MANY_CALLS, history.most):
             self._leave(
                 root,
@@ -104,40 +107,41 @@ class Rules:
         def counted(*args: Any, **kwargs: Any) -> Any:
             with Products() as products:
                 output = call(*args, **kwargs)
-            history.flops = products.mean()
+            self._judge_size(root, device, products.mean())
             return output
 
         return counted
 
-    def after_step(self, optimizer: Optimizer, *_: Any) -> None:
-        """Judge the roots that were called in a step."""
-        if torch.compiler.is_compiling():
-            return
-        called, self._called = self._called, {}
-        for ref, device in called.items():
-            root = ref()
-            if root is not None and root.precision is not None:
-                self._judge(root, root.precision.history, device, isinstance(optimizer, LBFGS))
-
-    def _judge(self, root: Root, history: CallHistory, device: str, line_search: bool) -> None:
+    def _judge_size(self, root: Root, device: str, flops: float | None) -> None:
         least = LEAST_FLOPS.get(device, LEAST_FLOPS_ELSEWHERE)
-        if line_search and history.calls > 1:
+        if flops is not None and flops < least:
             self._leave(
                 root,
-                f"LBFGS calls it {history.calls} times in a step, and takes differences of"
-                " gradients, in which rounding dominates",
-            )
-        elif history.flops is not None and history.flops < least:
-            self._leave(
-                root,
-                f"its matrix products have {history.flops:,.0f} operations on average: below"
+                f"its matrix products have {flops:,.0f} operations on average: below"
                 f" {least:,} casts cost more than bf16 saves",
             )
+
+    def before_step(self, optimizer: Optimizer, *_: Any) -> None:
+        """Note whether the closure of a step is called by a line search."""
+        self._searches = isinstance(optimizer, LBFGS)
+
+    def after_step(self, *_: Any) -> None:
+        """Judge the roots that were called in a step."""
+        self._searches = False
+        if torch.compiler.is_compiling():
+            return
+        called, self._called = self._called, set()
+        for ref in called:
+            root = ref()
+            if root is not None and root.precision is not None:
+                self._judge_calls(root.precision.history)
+
+    def _judge_calls(self, history: CallHistory) -> None:
         history.alike = history.alike + 1 if history.calls <= history.most else 1
         history.most = max(history.most, history.calls)
         history.low = history.low or history.most <= MANY_CALLS or history.alike >= ALIKE_STEPS
         history.steps += 1
-        history.calls, history.flops = 0, None
+        history.calls = 0
 
 
 def _is_compiled(root: Root) -> bool:
