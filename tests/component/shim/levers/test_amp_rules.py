@@ -17,8 +17,7 @@ from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from fasttrain.model.outcome import State
 from fasttrain.shim.hooks.roots import Root
-from fasttrain.shim.levers.amp.lever import JUDGING
-from fasttrain.shim.levers.amp.rules import LEAST_FLOPS, Products, Rules
+from fasttrain.shim.levers.amp.rules import JUDGING, LEAST_FLOPS, Products, Rules
 
 X = torch.linspace(-1, 1, 64 * 8).reshape(64, 8)
 LARGE = torch.linspace(-1, 1, 64 * 256).reshape(64, 256)
@@ -88,8 +87,9 @@ def two_gpus(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
 
 
 def test_a_gpu_that_the_plan_did_not_look_at_may_lack_bf16(
-    rig: Any, machine: Any, two_gpus: Callable[[str], None]
+    rig: Any, machine: Any, two_gpus: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setitem(LEAST_FLOPS, "cuda", 0)
     two_gpus("cuda:1")
     with rig(machine, amp="bfloat16", device="cuda") as runtime:
         model = Layer(8).requires_grad_(False)  # no step of its is awaited
@@ -98,6 +98,7 @@ def test_a_gpu_that_the_plan_did_not_look_at_may_lack_bf16(
         assert outcome.state is State.SKIPPED
         assert "cuda:1" in outcome.reason
         two_gpus("cuda:0")
+        model(X)  # which is judged
         # torch says that autocast is entered for a GPU, and that there is none.
         with pytest.warns(UserWarning, match="CUDA is not available"):
             model(X)
@@ -196,10 +197,40 @@ def test_without_a_step_nothing_shows_how_it_is_called(auto: Any) -> None:
     assert JUDGING in auto().reason
 
 
-def test_a_frozen_model_is_not_judged(auto: Any) -> None:
-    model = Layer(8).requires_grad_(False)
-    model(X)
-    assert model.low == [True]
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize(("width", "low"), [(8, [False] * 3), (256, [False, True, True])])
+def test_a_target_network_is_judged_by_its_first_call(
+    auto: Any, not_on_a_cpu: None, frozen: bool, width: int, low: list[bool]
+) -> None:
+    target = Layer(width).requires_grad_(not frozen)
+    for _ in range(3):
+        with torch.no_grad():
+            target(X if width == 8 else LARGE)
+    assert target.low == low
+    left = JUDGING not in auto().reason and "operations" in auto().reason
+    assert left is (width == 8)
+
+
+def test_a_trial_without_gradients_does_not_judge_a_model(auto: Any, not_on_a_cpu: None) -> None:
+    model = Layer(256)
+    with torch.no_grad():
+        model(LARGE[:1])
+        model(LARGE[:1])
+    train(model, LARGE, lambda _: 1)
+    assert model.low == [False, False, True, True, True, True]
+    assert auto().notes == ()
+
+
+def test_many_calls_in_the_first_step_are_not_all_low(
+    auto: Any, any_size: None, not_on_a_cpu: None
+) -> None:
+    model = Layer(8)
+    train(model, X, lambda _: 20, steps=1)
+    assert model.low == [True] * 8 + [False] * 12
+    assert JUDGING in "".join(auto().notes)
+    train(model, X, lambda _: 20, steps=3)
+    assert all(model.low[-20:])
+    assert auto().notes == ()
 
 
 def test_what_is_learnt_goes_into_a_snapshot(rig: Any, machine: Any, any_size: None) -> None:

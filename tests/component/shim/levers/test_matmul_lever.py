@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from fasttrain.model.outcome import State
+from fasttrain.shim.levers.amp.rules import Rules
 
 # What torch starts with; reading it is not left to torch, which mixes two generations of names.
 BEFORE = torch.get_float32_matmul_precision()
@@ -79,10 +80,12 @@ def test_every_part_is_put_back(rig: Any) -> None:
 def test_it_follows_amp_where_the_machine_decided(rig: Any, machine: Any) -> None:
     with rig(machine, matmul="high", amp="bfloat16") as runtime:
         assert torch.get_float32_matmul_precision() == BEFORE
-        model = torch.nn.Linear(4, 4).requires_grad_(False)  # which the rules lower at once
+        model = torch.nn.Linear(256, 256).requires_grad_(False)
         other = torch.nn.Linear(4, 4)
         assert runtime.outcomes()["matmul"].state is State.SKIPPED
-        model(torch.ones(2, 4))
+        model(torch.ones(64, 256))  # which is judged
+        assert torch.get_float32_matmul_precision() == BEFORE
+        model(torch.ones(64, 256))
         assert torch.get_float32_matmul_precision() == "high"
         assert runtime.outcomes()["matmul"].state is State.APPLIED
         optimizer = torch.optim.SGD(other.parameters())
@@ -99,7 +102,6 @@ class Failing(torch.nn.Linear):
 
     def __init__(self, *, broken: bool, see: Any = lambda _: None) -> None:
         super().__init__(4, 4)
-        self.requires_grad_(False)  # the rules lower it at once
         self.broken, self.see = broken, see
 
     def forward(self, x: Any) -> Any:
@@ -108,7 +110,15 @@ class Failing(torch.nn.Linear):
         return torch.zeros(2, 4).index_add_(0, torch.arange(2), y) if self.broken else y
 
 
-def test_it_is_set_before_the_first_call_in_low_precision(rig: Any, machine: Any) -> None:
+@pytest.fixture
+def lowered_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have no rule keep a model from low precision."""
+    monkeypatch.setattr(Rules, "count", lambda *given: ("", given[-1]))
+
+
+def test_it_is_set_before_the_first_call_in_low_precision(
+    rig: Any, machine: Any, lowered_at_once: None
+) -> None:
     """What is compiled in that call would else be compiled for both precisions."""
     with rig(machine, matmul="high", amp="bfloat16"):
         seen: list[str] = []
@@ -117,7 +127,9 @@ def test_it_is_set_before_the_first_call_in_low_precision(rig: Any, machine: Any
         assert seen == ["high", BEFORE, "high"]
 
 
-def test_it_is_taken_back_when_amp_has_left_every_model(rig: Any, machine: Any) -> None:
+def test_it_is_taken_back_when_amp_has_left_every_model(
+    rig: Any, machine: Any, lowered_at_once: None
+) -> None:
     with rig(machine, matmul="high", amp="bfloat16") as runtime:
         model = Failing(broken=False)
         model(torch.ones(2, 4))

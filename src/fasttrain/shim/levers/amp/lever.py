@@ -40,10 +40,6 @@ from fasttrain.shim.levers.amp.script_hooks import CustomFunctions, Hooks
 from fasttrain.shim.process import refusal
 from fasttrain.shim.process.callsite import call_site, called_by_user, location, own_prefixes
 
-JUDGING = (
-    "the model runs in fp32 until the first optimizer step, which shows how it is called, and was"
-    " not called after one"
-)
 BY_HAND = (
     "its forward() is called directly: its layers run in low precision, what is between them"
     " doesn't"
@@ -65,6 +61,7 @@ class Side:
         lowered: Whether it has run in low precision.
         modes: The device type on which each call since the last optimizer step was in low
             precision, or None, by where its first tensor is. A checkpoint keeps that tensor.
+        waits: Why its last call ran in fp32, if later ones may not.
     """
 
     def __init__(self, root: Root, dtype: torch.dtype) -> None:
@@ -75,6 +72,7 @@ class Side:
         self.left = ""
         self.lowered = False
         self.modes: dict[int, str | None] = {}
+        self.waits = ""
         self.history = CallHistory(low=True)
 
 
@@ -162,10 +160,12 @@ class AmpLever:
         """Return the device type to autocast a forward pass on, or None, and what makes it."""
         device = self._device_of(root)
         if device is not None and self._rules is not None:
-            call = self._rules.count(root, root.precision.history, device, call)
-            if root.precision.left or not root.precision.history.low:
+            side = root.precision
+            why, call = self._rules.count(root, side.history, device, call)
+            if why or side.left:
                 device = None
-                self.recorder.excuse(State.SKIPPED, JUDGING)
+            if why != side.waits and not side.left:
+                self._wait(root, why)
         return device, call
 
     def _lowered_or_repeated(
@@ -294,7 +294,16 @@ class AmpLever:
         """True if a precision that the user asked for is used on another device than planned."""
         return self._explicit and torch.amp.is_autocast_available(device)
 
+    def _wait(self, root: Root, why: str) -> None:
+        """Note why a root runs in fp32 for now, or that it no longer does."""
+        if root.precision.waits:
+            self.recorder.take_up(_named(root))
+        root.precision.waits = why
+        if why:
+            self._leave(root, why)
+
     def _leave_for_good(self, root: Root, why: str) -> None:
+        self._wait(root, "")
         root.precision.left = why
         self._leave(root, why, missed=True)
         self._update_lowering()
@@ -305,7 +314,7 @@ class AmpLever:
         self._roots.set_lowering(lowering=lowering and self.recorder.live)
 
     def _leave(self, root: Root, why: str, *, missed: bool = False) -> None:
-        self.recorder.pass_over(f"{root.name} ({root.where})", why, missed=missed)
+        self.recorder.pass_over(_named(root), why, missed=missed)
 
     def _cede(self, what: str, where: str = "") -> None:
         self.recorder.cede("the script manages precision itself", what, where or call_site())
@@ -367,6 +376,10 @@ def _address(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
             return 0 if given is None else given.data_ptr()
     except RuntimeError:  # a transform of torch.func's, or a tensor without a storage
         return 0
+
+
+def _named(root: Root) -> str:
+    return f"{root.name} ({root.where})"
 
 
 def _name(dtype: torch.dtype) -> str:

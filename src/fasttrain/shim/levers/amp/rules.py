@@ -10,11 +10,13 @@ at a clock, so that a repeated run decides alike:
   first, and the script may use another one.
 
 On a CPU a root's first step runs in fp32, so that a small script computes what it does alone. On
-other devices it runs in low precision, because fp32 may not fit into their memory.
+other devices it runs in low precision, because fp32 may not fit into their memory, but for calls
+after the eighth. The first call of a root that is called without gradients runs in fp32 on all.
 """
 
 from __future__ import annotations
 
+import functools
 import sys
 import weakref
 from collections.abc import Callable
@@ -34,6 +36,10 @@ LEAST_FLOPS = {"cpu": 1 << 22}  # mean operations of a product
 LEAST_FLOPS_ELSEWHERE = 1 << 26
 MANY_CALLS = 8  # in a step
 ALIKE_STEPS = 3  # after which a root that is called often may be lowered
+JUDGING = (
+    "it runs in fp32 until an optimizer step, or without gradients its first call, has shown how it"
+    " is called"
+)
 LINE_SEARCH = "LBFGS calls it, and takes differences of gradients, in which rounding dominates"
 
 
@@ -47,6 +53,8 @@ class CallHistory:
         most: The largest number of calls in one step.
         steps: Steps in which it was called.
         alike: How many steps in a row had no more calls than earlier ones.
+        idle: Why calls without gradients run in fp32 while there were none with gradients; empty
+            if they don't, None before the first one.
     """
 
     low: bool
@@ -54,6 +62,7 @@ class CallHistory:
     most: int = 0
     steps: int = 0
     alike: int = 0
+    idle: str | None = None
 
 
 class Rules:
@@ -84,13 +93,17 @@ class Rules:
             self._emulates[device] = torch.cuda.get_device_capability(device) < (8, 0)
         return self._emulates[device]
 
-    def count(self, root: Root, history: CallHistory, device: str, call: Call) -> Call:
-        """Count a call, and return the function to call in its place."""
+    def count(self, root: Root, history: CallHistory, device: str, call: Call) -> tuple[str, Call]:
+        """Count a call.
+
+        Returns:
+            Why it runs in fp32, empty if it doesn't, and the function to call in its place.
+        """
         if not torch.is_grad_enabled() or not root.trainable:
-            return call
+            return self._without_gradients(root, history, device, call)
         if self._searches:
             self._leave(root, LINE_SEARCH)
-            return call
+            return LINE_SEARCH, call
         history.calls += 1
         self._called.add(weakref.ref(root))
         if history.steps and history.calls > max(MANY_CALLS, history.most):
@@ -99,27 +112,31 @@ class Rules:
                 f"called {history.calls} times in a step after at most {history.most}, as by an"
                 " adaptive solver or a line search, whose error control fails on rounding",
             )
-        first = history.steps == 0 and history.calls == 1
-        transformed = torch._C._functorch.peek_interpreter_stack() is not None
-        if not first or transformed or _is_compiled(root) or not _leaves_compiling_alone():
-            return call
+        elif not history.steps and history.calls > MANY_CALLS and not _is_compiled(root):
+            history.low = False  # the next steps show whether it is called as often again
+        if history.steps == 0 and history.calls == 1 and _can_count(root):
+            leave = functools.partial(self._leave, root)
+            call = _counted(call, lambda flops: (why := _small(flops, device)) and leave(why))
+        return "" if history.low else JUDGING, call
 
-        def counted(*args: Any, **kwargs: Any) -> Any:
-            with Products() as products:
-                output = call(*args, **kwargs)
-            self._judge_size(root, device, products.mean())
-            return output
+    def _without_gradients(
+        self, root: Root, history: CallHistory, device: str, call: Call
+    ) -> tuple[str, Call]:
+        """Judge a call without gradients, as those of a target network, by the size of the first.
 
-        return counted
+        Calls with gradients count more: a first one without may be a trial with a single row.
+        """
+        if history.steps or history.calls or not history.low:
+            return "" if history.low else JUDGING, call
+        if history.idle is None and not _can_count(root):
+            history.idle = ""
+        if history.idle is not None:
+            return history.idle, call
 
-    def _judge_size(self, root: Root, device: str, flops: float | None) -> None:
-        least = LEAST_FLOPS.get(device, LEAST_FLOPS_ELSEWHERE)
-        if flops is not None and flops < least:
-            self._leave(
-                root,
-                f"its matrix products have {flops:,.0f} operations on average: below"
-                f" {least:,} casts cost more than bf16 saves",
-            )
+        def judge(flops: float | None) -> None:
+            history.idle = _small(flops, device)
+
+        return JUDGING, _counted(call, judge)
 
     def before_step(self, optimizer: Optimizer, *_: Any) -> None:
         """Note whether the closure of a step is called by a line search."""
@@ -142,6 +159,35 @@ class Rules:
         history.low = history.low or history.most <= MANY_CALLS or history.alike >= ALIKE_STEPS
         history.steps += 1
         history.calls = 0
+
+
+def _counted(call: Call, judge: Callable[[float | None], object]) -> Call:
+    """Return a function that calls another one, and is judged by its mean product."""
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        with Products() as products:
+            output = call(*args, **kwargs)
+        judge(products.mean())
+        return output
+
+    return counted
+
+
+def _small(flops: float | None, device: str) -> str:
+    """Return why products of a mean size aren't worth bf16; empty if they are, or aren't known."""
+    least = LEAST_FLOPS.get(device, LEAST_FLOPS_ELSEWHERE)
+    if flops is None or flops >= least:
+        return ""
+    return (
+        f"its matrix products have {flops:,.0f} operations on average: below {least:,} casts cost"
+        " more than bf16 saves"
+    )
+
+
+def _can_count(root: Root) -> bool:
+    """True if the products of a root's call can be counted."""
+    transformed = torch._C._functorch.peek_interpreter_stack() is not None
+    return not transformed and not _is_compiled(root) and _leaves_compiling_alone()
 
 
 def _is_compiled(root: Root) -> bool:
