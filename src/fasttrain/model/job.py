@@ -17,7 +17,7 @@ SUBMITTED_FILE = "submitted.json"  # a `SubmittedJob`
 SUBMITIT_FOLDER = "slurm"  # submitit's own files, and SLURM's logs
 TASKS_FOLDER = "tasks"  # `TaskStart` and `TaskEnd` of each task, by attempt
 YEAR_9999_S = 253_370_764_800  # since the epoch; Python has no later dates
-SECRETS_VARIABLE = "FASTTRAIN_JOB_SECRETS"
+SECRETS_VARIABLE = "FASTTRAIN_JOB_SECRETS"  # a list of the secret words of all cells
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +34,8 @@ class JobRequest:
         facts: Facts from the source of the script.
         version: Version of fasttrain that sent it.
         cell: For a cell of a sweep, the script's options of this cell.
+        hidden_args: Numbers of the masked arguments in `SECRETS_VARIABLE`, by index.
+        hidden_env: The same of the masked entries of ``env``.
     """
 
     run_id: str
@@ -45,6 +47,8 @@ class JobRequest:
     facts: ScriptFacts
     version: str
     cell: dict[str, str] = field(default_factory=dict)
+    hidden_args: dict[str, int] = field(default_factory=dict)
+    hidden_env: dict[str, int] = field(default_factory=dict)
     schema: int = JOB_SCHEMA
 
 

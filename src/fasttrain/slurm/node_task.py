@@ -10,8 +10,8 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -49,8 +49,7 @@ from fasttrain.model.job import (
 )
 from fasttrain.model.machine import Machine
 from fasttrain.model.plan import PLAN_FILE, LaunchPlan
-from fasttrain.model.secrets import MASK, is_secret_name, mask_args, mask_value
-from fasttrain.model.settings import Settings
+from fasttrain.model.secrets import mask_args, mask_value
 from fasttrain.planning.explain import mask_plan
 from fasttrain.planning.plan import make_plan
 from fasttrain.planning.slurm_job import node_settings
@@ -61,49 +60,21 @@ from fasttrain.slurm.meeting import Meeting, choose_port, first_to_fail, run_cod
 # Keep a run's secrets out of its directory: the job's environment carries them to the nodes.
 
 
-@dataclass(frozen=True, slots=True)
-class Secrets:
-    """The secrets of a request.
+def masked(
+    requests: Iterable[JobRequest], values: tuple[str, ...] = ()
+) -> tuple[tuple[JobRequest, ...], dict[str, str]]:
+    """Return the requests without their secrets, and the variable that carries them, if any.
 
-    Attributes:
-        env: Values of ``--env``, by name.
-        args: Arguments of the script, by index.
-    """
-
-    env: dict[str, str] = field(default_factory=dict)
-    args: dict[str, str] = field(default_factory=dict)
-
-
-def masked(request: JobRequest, values: tuple[str, ...] = ()) -> tuple[JobRequest, dict[str, str]]:
-    """Return the request without its secrets, and the variable that carries them, if any.
+    All tasks of a job array get the same environment, so one variable carries the secrets of all
+    cells: each word once. A request holds the numbers of its own.
 
     Args:
-        request: The request.
+        requests: The request of each cell.
         values: Known secrets, besides those that are recognised by name.
     """
-    args = mask_args(request.target.args, values)
-    shown = {name: mask_value(name, value, values) for name, value in _env(request.settings)}
-    hidden = Secrets(
-        {name: value for name, value in _env(request.settings) if shown[name] != value},
-        {
-            str(index): word
-            for index, (word, shown) in enumerate(zip(request.target.args, args, strict=True))
-            if word != shown
-        },
-    )
-    if not hidden.env and not hidden.args:
-        return request, {}
-    entries = tuple(
-        f"{name}={shown[name] if name in hidden.env else value}"
-        for name, value in _env(request.settings)
-    )
-    shown_request = replace(
-        request,
-        target=replace(request.target, args=args),
-        settings=_with_env(request.settings, entries),
-    )
-    carried = {"env": hidden.env, "args": hidden.args}
-    return shown_request, {SECRETS_VARIABLE: json.dumps(carried)}
+    words: dict[str, int] = {}
+    shown = tuple(_masked(request, values, words) for request in requests)
+    return shown, {SECRETS_VARIABLE: json.dumps(list(words))} if words else {}
 
 
 def unmasked(request: JobRequest, environ: Mapping[str, str]) -> JobRequest:
@@ -112,30 +83,49 @@ def unmasked(request: JobRequest, environ: Mapping[str, str]) -> JobRequest:
     Raises:
         ValueError: If something was masked, and the variable is missing or malformed.
     """
-    carried = json.loads(environ.get(SECRETS_VARIABLE) or '{"env": {}, "args": {}}')
-    env, args = carried["env"], carried["args"]
-    entries = tuple(f"{name}={env.get(name, value)}" for name, value in _env(request.settings))
-    words = tuple(args.get(str(i), word) for i, word in enumerate(request.target.args))
-    if any(_is_masked(*pair) and pair[0] not in env for pair in _env(request.settings)):
-        raise ValueError(f"{SECRETS_VARIABLE} is not in the job's environment")
+    try:
+        words = [str(word) for word in json.loads(environ.get(SECRETS_VARIABLE) or "[]")]
+        args = _filled(request.target.args, request.hidden_args, words)
+        entries = _filled(request.settings.env.value, request.hidden_env, words)
+    except (IndexError, TypeError, ValueError) as error:
+        raise ValueError(f"{SECRETS_VARIABLE} isn't whole in the job's environment") from error
+    return replace(_with(request, args, entries), hidden_args={}, hidden_env={})
+
+
+def _masked(request: JobRequest, values: tuple[str, ...], words: dict[str, int]) -> JobRequest:
+    args = mask_args(request.target.args, values)
+    entries = tuple(_mask_entry(entry, values) for entry in request.settings.env.value)
     return replace(
-        request,
-        target=replace(request.target, args=words),
-        settings=_with_env(request.settings, entries),
+        _with(request, args, entries),
+        hidden_args=_hidden(request.target.args, args, words),
+        hidden_env=_hidden(request.settings.env.value, entries, words),
     )
 
 
-def _is_masked(name: str, value: str) -> bool:
-    return is_secret_name(name) or (MASK in value and "://" in value)
+def _mask_entry(entry: str, values: tuple[str, ...]) -> str:
+    name, _, value = entry.partition("=")
+    return f"{name}={mask_value(name, value, values)}"
 
 
-def _env(settings: Settings) -> list[tuple[str, str]]:
-    pairs = (entry.partition("=") for entry in settings.env.value)
-    return [(name, value) for name, _, value in pairs]
+def _hidden(own: Sequence[str], shown: Sequence[str], words: dict[str, int]) -> dict[str, int]:
+    """Return the numbers of the words that were masked, by index; new ones are added to `words`."""
+    return {
+        str(index): words.setdefault(word, len(words))
+        for index, (word, mask) in enumerate(zip(own, shown, strict=True))
+        if word != mask
+    }
 
 
-def _with_env(settings: Settings, entries: tuple[str, ...]) -> Settings:
-    return replace(settings, env=Setting(entries, settings.env.source))
+def _filled(shown: Sequence[str], hidden: Mapping[str, int], words: list[str]) -> tuple[str, ...]:
+    return tuple(
+        words[hidden[str(index)]] if str(index) in hidden else word
+        for index, word in enumerate(shown)
+    )
+
+
+def _with(request: JobRequest, args: tuple[str, ...], entries: tuple[str, ...]) -> JobRequest:
+    settings = replace(request.settings, env=Setting(entries, request.settings.env.source))
+    return replace(request, target=replace(request.target, args=args), settings=settings)
 
 
 # Plan a task's part of a job, on its node.

@@ -251,15 +251,12 @@ def send(job: Draft) -> SubmittedJob:
             ``slurm-refused`` and other errors of `refused` if sbatch refuses.
     """
     executor = _executor(job)
-    written = {str(job.run_dir), *(request.run_dir for request in job.requests)}
-    secret: dict[str, str] = {}
+    shown, secret = masked(job.requests, job.secrets)
     # The first one is for the directory around the cells of a sweep. A single run has no such
     # directory: both requests name the same one, which is written once.
-    for request in (replace(job.requests[0], run_dir=str(job.run_dir)), *job.requests):
-        shown, secret = masked(request, job.secrets)
-        if request.run_dir in written:
-            make_run_dir(request.run_dir, JOB_FILE, dumps(shown))
-            written.discard(request.run_dir)
+    files = {str(job.run_dir): replace(shown[0], run_dir=str(job.run_dir))}
+    for run_dir, request in (files | {request.run_dir: request for request in shown}).items():
+        make_run_dir(run_dir, JOB_FILE, dumps(request))
     tasks = [NodeTask(request.run_dir) for request in job.requests]
     try:
         jobs = submit(executor, tasks, secret, job.left_out)
