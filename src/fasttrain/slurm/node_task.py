@@ -49,7 +49,7 @@ from fasttrain.model.job import (
 )
 from fasttrain.model.machine import Machine
 from fasttrain.model.plan import PLAN_FILE, LaunchPlan
-from fasttrain.model.secrets import mask_args, mask_value
+from fasttrain.model.secrets import hide, mask_args, mask_value
 from fasttrain.planning.explain import mask_plan
 from fasttrain.planning.plan import make_plan
 from fasttrain.planning.slurm_job import node_settings
@@ -95,8 +95,13 @@ def unmasked(request: JobRequest, environ: Mapping[str, str]) -> JobRequest:
 def _masked(request: JobRequest, values: tuple[str, ...], words: dict[str, int]) -> JobRequest:
     args = mask_args(request.target.args, values)
     entries = tuple(_mask_entry(entry, values) for entry in request.settings.env.value)
+    sweep = request.slurm.sweep
+    texts = tuple(hide(text, values) for text in sweep.value)
     return replace(
         _with(request, args, entries),
+        # The nodes read neither of these two.
+        slurm=replace(request.slurm, sweep=Setting(texts, sweep.source)),
+        cell={name: hide(value, values) for name, value in request.cell.items()},
         hidden_args=_hidden(request.target.args, args, words),
         hidden_env=_hidden(request.settings.env.value, entries, words),
     )

@@ -227,15 +227,26 @@ def draft(
         f"{name} is left out of the job: {what} decides."
         for name, what in contradicting(parameters, environ).items()
     )
+    requests = cells(whole)
     return Draft(
-        requests=cells(whole),
+        requests=requests,
         run_dir=Path(run_dir),
         target=target,
         parameters=parameters,
         warnings=(*parameters.warnings, *overruled),
         left_out=tuple(left_out(parameters, environ)),
-        secrets=secret_values(environ, target.args),
+        secrets=_secrets(whole, requests, environ),
     )
+
+
+def _secrets(
+    whole: JobRequest, requests: Iterable[JobRequest], environ: Mapping[str, str]
+) -> tuple[str, ...]:
+    """Return the secrets of the environment, of ``--env``, and of the arguments of all cells."""
+    pairs = (entry.partition("=") for entry in whole.settings.env.value)
+    named = {name: value for name, _, value in pairs}
+    swept = {f"{name}={value}" for request in requests for name, value in request.cell.items()}
+    return secret_values({**environ, **named}, (*swept, *whole.target.args))
 
 
 def batch_script(job: Draft) -> str:

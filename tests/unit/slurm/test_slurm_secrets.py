@@ -112,6 +112,17 @@ def test_each_cell_of_a_sweep_gets_its_own_values(
     assert len(json.loads(sent["environ"][SECRETS_VARIABLE])) == 3
 
 
+def test_what_a_cell_is_told_to_be_holds_no_secret(make_draft: Any) -> None:
+    url = "postgres://me:hunter-url@db"
+    job = make_draft(
+        run={"env": ("HF_TOKEN=hunter-env",)},
+        sweep=("api_key=hunter-1,hunter-2", f"db={url}", "note=of hunter-env", "max_token=64"),
+    )
+    shown, _ = masked(job.requests, job.secrets)
+    assert "hunter" not in "".join(map(dumps, shown))
+    assert {each.cell["max_token"] for each in shown} == {"64"}, "a table shows it"
+
+
 def test_secrets_of_another_job_change_nothing() -> None:
     plain = replace(REQUEST, target=Target("script", "x.py", ("--a", "***")), settings=Settings())
     _, variable = masked([REQUEST])
