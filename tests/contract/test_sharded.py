@@ -110,6 +110,51 @@ def closure():
 for _ in range(4):
     print(float(optimizer.step(closure)))
 """
+# Optimizers that are made once the parameters are shards, with states of several kinds.
+LATER = """
+import torch
+from torch import nn
+torch.manual_seed(0)
+x = torch.randn(16, 4)
+model = nn.Sequential(nn.Linear(4, 7), nn.Tanh(), nn.Linear(7, 2))
+class Own(torch.optim.Optimizer):
+    def __init__(self, params, lr):
+        super().__init__(params, {"lr": lr})
+        self.state["steps"] = 0
+    @torch.no_grad()
+    def step(self):
+        self.state["steps"] += 1
+        for group in self.param_groups:
+            for p in group["params"]:
+                last = self.state[p].setdefault("last", [])
+                last.append(p.grad.clone())
+                p.add_(sum(last[-3:]), alpha=-group["lr"])
+def train(optimizer, steps):
+    for _ in range(steps):
+        loss = (model(x) - 1).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return loss.item()
+adam = torch.optim.Adam(model.parameters(), lr=0.01)
+print(train(adam, 4))
+later = torch.optim.Adam(model.parameters(), lr=0.01)
+later.load_state_dict(adam.state_dict())
+for _ in range(3):
+    # torch's state_dict() refers to the states: both optimizers have the same ones.
+    print(train(later, 3), later.state_dict()["state"][0]["exp_avg"].norm().item())
+    print(train(adam, 1))
+kept = later.state_dict()
+for _ in range(3):
+    print(train(later, 3))
+    later.load_state_dict(kept)
+own = Own(model.parameters(), lr=0.01)
+print(train(own, 3), own.state["steps"])
+torch.save(own.state_dict(), "model.pt")
+again = Own(model.parameters(), lr=0.01)
+again.load_state_dict(torch.load("model.pt"))
+print(train(again, 3), again.state["steps"])
+"""
 TIED = """
 import torch
 from torch import nn
@@ -498,6 +543,12 @@ def test_parameters_in_a_tuple_are_refused(pair: Any) -> None:
 def test_a_model_that_is_first_called_in_a_closure(pair: Any) -> None:
     """Its optimizer's step has begun, with the fused kernel for whole parameters."""
     assert_trains_the_same(*pair(CLOSURE, ("--amp", "off", "--strategy", "fsdp")))
+
+
+def test_optimizers_that_are_made_for_shards_save_and_load_whole_states(pair: Any) -> None:
+    one, ranks = pair(LATER, ("--amp", "off", "--strategy", "fsdp"))
+    assert_trains_the_same(one, ranks)
+    assert differences(ranks.saved(), one.saved()) == []
 
 
 def test_a_parameter_that_two_blocks_share_stays_one(pair: Any) -> None:

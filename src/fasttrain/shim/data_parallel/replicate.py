@@ -33,6 +33,7 @@ from fasttrain.shim.data_parallel.held_models import HeldModels
 from fasttrain.shim.data_parallel.rank_consistency import RankConsistency, SameLine
 from fasttrain.shim.data_parallel.replica import Replica
 from fasttrain.shim.data_parallel.shards import checks, reads
+from fasttrain.shim.data_parallel.shards.checkpoints import keep_states_whole
 from fasttrain.shim.data_parallel.shards.replica import ShardedReplica, out_of_inference_mode
 from fasttrain.shim.data_parallel.shards.whole_copies import COPIES
 from fasttrain.shim.data_parallel.split import whole_batch
@@ -98,6 +99,10 @@ class Replicate:
         if self._sharded:
             reads.install(undo)
             self._held.install(undo)
+            # Each: one that is made or gets the parameters once they are shards has them, too.
+            keep = functools.partial(keep_states_whole, self.recorder.note)
+            self._training.on_made.append(keep)
+            undo.callback(self._training.on_made.remove, keep)
         undo.callback(register_optimizer_step_post_hook(self._after_step).remove)
         self._consistency.install(undo)
         self.recorder.settle(State.ARMED, "no module was called")

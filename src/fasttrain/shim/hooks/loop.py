@@ -226,6 +226,7 @@ class TrainingState:
 
     Attributes:
         made: Number of optimizers constructed so far.
+        on_made: Called with each optimizer once it is constructed.
         on_zero_grad: Called after gradients were cleared.
     """
 
@@ -234,6 +235,7 @@ class TrainingState:
         self.made = 0
         # Their numbers. Read at every step, for which a WeakSet is slow
         self._optimizers: dict[weakref.ref[Optimizer], int] = {}
+        self.on_made: list[Callable[[Optimizer], None]] = []
         self.on_zero_grad: list[Callable[[], None]] = []
         self._modules: weakref.WeakSet[Module] = weakref.WeakSet()
 
@@ -263,6 +265,8 @@ class TrainingState:
     def _add_optimizer(self, optimizer: Optimizer) -> None:
         self._optimizers[weakref.ref(optimizer, self._optimizers.pop)] = self.made
         self.made += 1
+        for listen in self.on_made:
+            listen(optimizer)
 
     def _zeroed(self, _: Any) -> None:
         for listen in self.on_zero_grad:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -10,21 +11,22 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from fasttrain.shim.data_parallel.shards.whole_copies import COPIES, current
+from fasttrain.shim.data_parallel.shards.whole_copies import COPIES, LentTensor, current
+from fasttrain.shim.hooks.containers import map_tensors
 from fasttrain.shim.hooks.device_clock import module_of
 
+_LAYOUT = ("shape", "device", "device_mesh", "placements")
 _KEPT_FREE = 0.1  # share of a device's memory that whole tensors of a checkpoint leave free
 
 
-def keep_states_whole(optimizer: Optimizer, tell: Callable[[str], None]) -> None:
-    """Have an optimizer save and load the whole states, as in one process."""
+def keep_states_whole(tell: Callable[[str], None], optimizer: Optimizer) -> None:
+    """Have an optimizer save and load the whole states of shards, as in one process."""
     ref = weakref.ref(optimizer)
 
     def gather(_: Optimizer, checkpoint: dict[str, Any]) -> dict[str, Any]:
-        states = {
-            key: {name: _for_checkpoint(value, tell) for name, value in state.items()}
-            for key, state in checkpoint["state"].items()
-        }
+        # By a key that is no parameter there may be anything, such as a count of steps.
+        whole = functools.partial(_for_checkpoint, tell=tell)
+        states = {key: map_tensors(state, whole) for key, state in checkpoint["state"].items()}
         return {**checkpoint, "state": states}
 
     def cut(_: Optimizer, checkpoint: dict[str, Any]) -> dict[str, Any]:
@@ -33,7 +35,7 @@ def keep_states_whole(optimizer: Optimizer, tell: Callable[[str], None]) -> None
         theirs = [p for group in checkpoint["param_groups"] for p in group["params"]]
         shards = dict(zip(theirs, ours, strict=False))
         states = {
-            key: {name: cut_like(value, shards[key]) for name, value in state.items()}
+            key: map_tensors(state, functools.partial(_taken_by, shards[key]))
             if key in shards
             else state
             for key, state in checkpoint["state"].items()
@@ -42,6 +44,21 @@ def keep_states_whole(optimizer: Optimizer, tell: Callable[[str], None]) -> None
 
     optimizer.register_state_dict_post_hook(gather)
     optimizer.register_load_state_dict_pre_hook(cut)
+
+
+def _taken_by(parameter: Any, value: Tensor) -> Any:
+    """Return a tensor of a checkpoint as the optimizer of a parameter takes it.
+
+    What `state_dict()` has lent is taken itself and not copied, as in one process: the checkpoint
+    and both optimizers, if there are two, go on sharing its memory.
+    """
+    if not isinstance(value, LentTensor):
+        return cut_like(value, parameter)
+    shard = value.of.shard
+    if any(getattr(parameter, name, None) != getattr(shard, name) for name in _LAYOUT):
+        return cut_like(value, parameter)
+    COPIES.settle([shard])
+    return shard
 
 
 def gather_parameters(

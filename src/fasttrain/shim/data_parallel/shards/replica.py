@@ -26,7 +26,6 @@ from fasttrain.shim.data_parallel.shards.checkpoints import (
     cut_like,
     cut_parameters,
     gather_parameters,
-    keep_states_whole,
 )
 from fasttrain.shim.data_parallel.shards.low_gathers import LowGathers
 from fasttrain.shim.data_parallel.shards.references import (
@@ -100,7 +99,6 @@ class ShardedReplica:
                 shards[name].grad = cut_like(parameter.grad, shards[name])
         for optimizer in optimizers:
             exchange_states(optimizer, places)
-            keep_states_whole(optimizer, tell)
         exchange_references([p for p in whole.values() if id(p) in places], places, tell)
         COPIES.agree()
         gather = functools.partial(gather_parameters, tell)
