@@ -209,6 +209,16 @@ def was_preempted(run_dir: Path) -> bool:
     return any(outcome.counts.get(PREEMPTED) for r in reports for outcome in r.outcomes)
 
 
+def took_the_signal(run_dir: Path) -> bool:
+    """True if the ranks that report in a directory didn't leave the signal to the script.
+
+    False if none reports, such as those of a script without torch: nothing is known of it then.
+    """
+    reports, _ = _read_reports((run_dir,))
+    outcomes = [o for r in reports for o in r.outcomes if o.lever == "preempt"]
+    return bool(outcomes) and all(outcome.state is not State.CEDED for outcome in outcomes)
+
+
 def _ways_on(plan: LaunchPlan, exit_code: int) -> tuple[str, ...]:
     if exit_code != ExitCode.PREEMPTED:
         return ()

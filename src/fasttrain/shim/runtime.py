@@ -142,6 +142,7 @@ class Runtime:
         self._started_s = started_s
         self._tuner: Any = None
         self._prover: Any = None
+        self._snapshots: Any = None
         self._comparing = threading.RLock()  # several threads of the script may make steps
         self._run_dir = Path(plan.run_dir)
         self._reporter = Reporter(self._run_dir, rank, pid, child=child)
@@ -213,7 +214,8 @@ class Runtime:
             for module in row.workers.get(mode, ()):
                 build += import_module(module).build(self._shared, decision, recorder)
         if self._plan.preempt.value.mode == "snapshot" and not self._reporter.child:
-            build.append(self._snapshots())
+            self._snapshots = self._snapshot_lever()
+            build.append(self._snapshots)
         if self._plan.loader_workers is not None and not self._reporter.child:
             build.append(self._lent_workers(self._plan.loader_workers))
         return build
@@ -261,7 +263,7 @@ class Runtime:
         prover.install(self._undo)
         return prover
 
-    def _snapshots(self) -> Lever:
+    def _snapshot_lever(self) -> Lever:
         from fasttrain.shim.snapshots.lever import SnapshotLever
 
         preempt = self._plan.preempt
@@ -370,6 +372,8 @@ class Runtime:
             self._tuner.finish()
         if self._prover is not None:
             self._prover.finish()
+        if self._snapshots is not None:
+            self._snapshots.finish()
         self._heartbeat.end()
         if self._meter.steps:
             self._note_event()

@@ -29,7 +29,7 @@ from fasttrain.launch.crash.causes import retry_of
 from fasttrain.launch.node_run import Ended, NodeRun, Observers
 from fasttrain.launch.output.display import PlainDisplay
 from fasttrain.launch.preflight import find_program
-from fasttrain.launch.receipts import gather
+from fasttrain.launch.receipts import gather, took_the_signal
 from fasttrain.launch.run_dir.lock import renew
 from fasttrain.launch.run_dir.paths import secure_cache
 from fasttrain.launch.run_node import attend, compose
@@ -320,7 +320,10 @@ class NodeTask:
             sys.stderr.write(f"{error}\n")
             ended = Ended(int(error.exit_code), 0.0, (error.what,))
         code = self._conclude(place, meeting, part, ended)
-        if watch.warned:
+        if watch.warned and _is_over(request, code, Path(self.run_dir)):
+            if request.slurm.requeue.value and not place.task:
+                _say("not requeued: the run ended by itself, and has nothing to resume")
+        elif watch.warned:
             _requeue(request, place, ended.crash)
             # Reached only without a requeue, or on other tasks than the first. Those exit with 0,
             # or --kill-on-bad-exit would end the first one before it has requeued the job.
@@ -372,6 +375,16 @@ def _crash(top: Path, task: int, plan: LaunchPlan) -> Crash | None:
         return None
     log = str((folder / crash.log_file).relative_to(top)) if crash.log_file else ""
     return replace(crash, ranks=plan.processes.value.world_size, log_file=log)
+
+
+def _is_over(request: JobRequest, code: int, run_dir: Path) -> bool:
+    """Return True if a run ended well although it was warned, and not to be resumed.
+
+    With snapshots the signal ends a run with PREEMPTED, unless it comes too late for that. A script
+    that handles the signal itself may have saved, and ends with 0 as well.
+    """
+    with_snapshots = request.settings.preempt.value == "snapshot"
+    return code == 0 and with_snapshots and took_the_signal(run_dir)
 
 
 def _requeue(request: JobRequest, place: Allocation, crash: Crash | None) -> None:

@@ -288,6 +288,17 @@ class SnapshotLever:
     def refresh(self) -> None:
         """Do nothing: snapshots are counted as they are taken."""
 
+    def finish(self) -> None:
+        """Report whether the script has taken the signal since the second step."""
+        if self.recorder.live and not self.recorder.counts[PREEMPTED]:
+            self._leave_to_the_script()
+
+    def _leave_to_the_script(self) -> bool:
+        """Leave the signal to a script that handles it itself; return True if it does."""
+        if not PREEMPT_SIGNAL.heard:
+            self.recorder.cede("the script handles the signal itself")
+        return not PREEMPT_SIGNAL.heard
+
     # --- steps
 
     def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: Any) -> None:
@@ -330,9 +341,7 @@ class SnapshotLever:
             refuse(_unplain(error))
         except OSError as error:
             self._log(f"snapshots may fail to be written: {error}")
-        if not PREEMPT_SIGNAL.heard:
-            self.recorder.cede("the script handles the signal itself")
-        else:
+        if not self._leave_to_the_script():
             root = self._roots.last
             self.recorder.apply("training loop", root.where if root else "")
 

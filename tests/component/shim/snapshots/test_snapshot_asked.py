@@ -5,8 +5,18 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+from fasttrain.model.outcome import PREEMPTED, State
+from fasttrain.shim.data_parallel.context import LeverState
+from fasttrain.shim.hooks.outcome_recorder import OutcomeRecorder
+from fasttrain.shim.hooks.roots import RootCalls
+from fasttrain.shim.hooks.steps import StepMeter
+from fasttrain.shim.snapshots.lever import SnapshotLever
+from fasttrain.shim.snapshots.preempt_signal import PreemptSignal
+from support.rig import plan
 
 # Says what a forked child dies of; its parent takes the signals.
 FORKS = """
@@ -50,3 +60,20 @@ def test_what_the_script_forks_can_be_ended(
     names: str, signum: signal.Signals, how: tuple[str, ...], end: str
 ) -> None:
     assert end_of_child(names, signum, *how) == f"{end} False True"
+
+
+@pytest.mark.parametrize(
+    ("heard", "preempted", "state"),
+    [(True, 0, State.APPLIED), (False, 0, State.CEDED), (False, 1, State.APPLIED)],
+)
+def test_a_script_that_takes_the_signal_late_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, heard: bool, preempted: int, state: State
+) -> None:
+    recorder = OutcomeRecorder("preempt", "snapshot", explicit=True)
+    lever = SnapshotLever(recorder, plan(tmp_path), 0, RootCalls(), StepMeter(0.0), LeverState())
+    recorder.settle(State.ARMED, "")
+    recorder.apply("training loop", "")
+    recorder.counts[PREEMPTED] = preempted
+    monkeypatch.setattr(PreemptSignal, "heard", heard)
+    lever.finish()
+    assert recorder.outcome().state is state
