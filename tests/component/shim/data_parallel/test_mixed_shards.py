@@ -33,6 +33,22 @@ def mixed_list(w: Tensor) -> None:
     torch._foreach_add_([w, torch.zeros(7, 5)], [OTHER, w])
 
 
+def fused(w: Tensor) -> None:
+    """Step with whole states, first a parameter alone, then beside one that is whole."""
+    first, second = OTHER.clone(), OTHER.square()
+    whole = [torch.ones(7, 5) for _ in range(3)]
+    how: dict[str, Any] = {
+        "lr": 0.1, "beta1": 0.9, "beta2": 0.99, "weight_decay": 0.0, "eps": 1e-8, "amsgrad": False,
+        "maximize": False,
+    }  # fmt: skip
+    for count in (1.0, 2.0):
+        steps = [torch.full((), count) for _ in range(2)]
+        torch._fused_adamw_([w], [OTHER], [first], [second], [], steps[:1], **how)
+        lists = ([whole[0], w], [OTHER, w], [whole[1], first], [whole[2], second])
+        torch._fused_adamw_(*lists, [], steps, **how)
+    w.add_(first).add_(second).add_(sum(whole))
+
+
 # Each changes what it gets, whose first dimension is sharded and doesn't divide.
 CHANGES: dict[str, Callable[[Any], Any]] = {
     "row": lambda w: w[0].zero_(),
@@ -60,6 +76,7 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
     "picked": lambda w: w.add_(w[FLIPPED]).add_(w[w > 0].sum()),
     "stacked": lambda w: w.copy_(torch.stack([OTHER, w]).sum(0)),
     "mixed list": mixed_list,
+    "fused": fused,
     "quantile": lambda w: w.div_(w.quantile(0.9)),
 }
 

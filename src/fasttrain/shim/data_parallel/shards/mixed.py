@@ -8,6 +8,7 @@ line, so that the ranks can put the shard together, or cut the whole tensor as t
 from __future__ import annotations
 
 import copy
+import functools
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -116,7 +117,16 @@ def _run_mixed(func: Any, name: str, args: Any, kwargs: Any) -> Any:
         several = _changes(name) and isinstance(args[0], list | tuple)
         if several and len(set(map(_is_shard, args[0]))) > 1:
             return _each(func, name, args, kwargs)
+        given = args
         args, kwargs = _alike(name, args, kwargs)
+        found = _run_alike(func, name, args, kwargs)
+        if several:
+            _give_back(name, given, args)
+        return found
+    return _run_alike(func, name, args, kwargs)
+
+
+def _run_alike(func: Any, name: str, args: Any, kwargs: Any) -> Any:
     if not (COPIES and _changes(name)):
         return _or_whole(func, args, kwargs)
     of_lists = isinstance(args[0], list | tuple)  # such as of parameters and of their averages
@@ -156,10 +166,41 @@ def _is_by_number(name: str) -> bool:
     return name in _IN_PLACE or name in _BY_NUMBER or name.startswith("_")
 
 
+def _give_back(name: str, given: Any, used: Any) -> None:
+    """Copy into lists of tensors what a function has changed in those that took their places.
+
+    A fused optimizer changes its states besides the parameters, and may get them whole.
+    """
+    for at in _changed_lists(name):
+        for tensor, stand_in in zip(given[at], used[at], strict=False):
+            if stand_in is tensor:
+                continue
+            if _is_shard(tensor):
+                _write(Tensor.copy_, tensor, stand_in)
+            else:
+                tensor.copy_(stand_in.full_tensor())
+
+
+@functools.cache
+def _changed_lists(name: str) -> list[int]:
+    """Return the places of the lists that a function of torch changes, but for the first."""
+    operator: Any = getattr(torch.ops.aten, name, None)
+    overloads = [getattr(operator, each) for each in operator.overloads()] if operator else []
+    arguments = [each._schema.arguments for each in overloads]
+    found = {at for of in arguments for at, one in enumerate(of) if _is_changed_list(one)}
+    return sorted(found - {0})
+
+
+def _is_changed_list(argument: Any) -> bool:
+    changed = argument.alias_info is not None and argument.alias_info.is_write
+    return changed and "List" in str(argument.type)
+
+
 def _each(func: Any, name: str, args: Any, kwargs: Any) -> None:
     """Change a list of shards and whole tensors one by one."""
     for at in range(len(args[0])):
-        one = [[value[at]] if isinstance(value, list | tuple) else value for value in args]
+        # A list may be empty, such as of the states of an optimizer's variant.
+        one = [value[at : at + 1] if isinstance(value, list | tuple) else value for value in args]
         _run_mixed(func, name, one, kwargs)
 
 
