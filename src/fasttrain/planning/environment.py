@@ -227,15 +227,18 @@ def _shutdown(draft: Draft) -> Iterator[_Wish]:
 
 
 def _hashing(draft: Draft) -> Iterator[_Wish]:
-    if not draft.levers.strategy.value.injected:
+    if draft.levers.strategy.value.injected:
+        reason = "sets of strings must have one order on all ranks, such as those of a vocabulary"
+    elif draft.settings.preempt.value == "snapshot":
+        reason = "sets of strings must keep their order in a resumed run, such as a vocabulary's"
+    else:
         return
-    reason = "sets of strings must have one order on all ranks, such as those of a vocabulary"
-    # Python treats an empty value as "random", which would give each rank another order.
+    # Python treats an empty value as "random", which would give each process another order.
     # Source: Python/preconfig.c of CPython, _Py_GetEnv
     before = draft.invocation.environ.get("PYTHONHASHSEED")
     random = before in ("", "random")
     if random:
-        reason += f"; your own value, {before or EMPTY}, would give each one of its own"
+        reason += f"; your own value, {before or EMPTY}, would give each process one of its own"
     yield _Wish("PYTHONHASHSEED", "0", reason, BUILT_IN, forced=random)
 
 

@@ -106,6 +106,17 @@ def test_other_runs_hash_as_python_does(make):
         assert not plan.levers.strategy.value.injected
 
 
+@pytest.mark.parametrize("own", [None, "", "random"])
+def test_a_run_hashes_as_the_run_that_it_resumes(make, own):
+    environ = {} if own is None else {"PYTHONHASHSEED": own}
+    variable = make.variable(
+        make.plan(make.machine(), environ, preempt="snapshot"), "PYTHONHASHSEED"
+    )
+    assert (variable.value, variable.kept) == ("0", False)
+    kept = make.plan(make.machine(), {"PYTHONHASHSEED": "7"}, preempt="snapshot")
+    assert make.variable(kept, "PYTHONHASHSEED").value == "7"
+
+
 def test_the_users_own_hash_seed_wins(make):
     plan = make.plan(make.machine(), {"PYTHONHASHSEED": "7"}, nproc_per_node=2)
     variable = make.variable(plan, "PYTHONHASHSEED")

@@ -76,7 +76,14 @@ def identity_of(plan: LaunchPlan) -> dict[str, str]:
         },
         "torch": torch.__version__,
         "fasttrain": plan.fasttrain_version,
+        "PYTHONHASHSEED": _hash_seed(),
     }
+
+
+def _hash_seed() -> str:
+    """Return what decides the order of sets of strings."""
+    seed = os.environ.get("PYTHONHASHSEED") or "random"
+    return f"random, with hashes such as {hash(seed)}" if seed == "random" else seed
 
 
 def _text(target: Target, cwd: str) -> bytes:

@@ -60,3 +60,17 @@ def test_a_module_in_an_archive(
         monkeypatch.setattr(sys, "path", [str(archive)])
         texts.append(script_of("module", "train_zipped"))
     assert texts[0] != texts[1]
+
+
+def test_other_hashes_of_strings_are_another_run(
+    plan: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A set of strings, such as a vocabulary, would have another order."""
+    (tmp_path / "train.py").write_text("")
+    run = replace(plan(tmp_path), target=Target("script", "train.py"))
+    seeds = []
+    for seed in ("0", "7", "random", ""):
+        monkeypatch.setenv("PYTHONHASHSEED", seed)
+        seeds.append(identity_of(run)["PYTHONHASHSEED"])
+    assert seeds[:2] == ["0", "7"]
+    assert seeds[2] == seeds[3] == f"random, with hashes such as {hash('random')}"
