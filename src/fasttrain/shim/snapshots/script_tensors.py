@@ -13,7 +13,9 @@ import sys
 from argparse import Namespace
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from itertools import zip_longest
+from operator import setitem
 from types import FrameType, GeneratorType, MemberDescriptorType, ModuleType, SimpleNamespace
 from typing import Any
 
@@ -139,29 +141,54 @@ class ScriptTensors:
         return known is not None and known[0] is tensor and is_stamped(tensor, known[1])
 
     def restore(self, saved: dict[str, Tensor]) -> None:
-        """Copy the saved values into the present tensors.
+        """Restore the saved values, in the present tensors where they have the same shape.
 
         Raises:
-            SystemExit: ``snapshot-diverged`` if one is missing or has another shape.
+            SystemExit: ``snapshot-diverged`` if one is missing.
         """
-        there = dict(self._found())
-        for where, value in saved.items():
-            tensor = there.get(where)
-            if tensor is None and where.startswith(DATA):
-                continue  # a cache of samples that were read: reading fills it again
-            if tensor is None or not are_alike(tensor, value):
-                refuse_diverged(f"the tensor {where} is missing or has another shape or dtype")
-            fill(tensor, value)
+        missing = dict.fromkeys(saved)
 
-    def _found(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the tensors that the script can reach, each once."""
-        seen: set[int] = set()
+        def restored(where: str, tensor: Tensor) -> Tensor:
+            missing.pop(where, None)
+            return _restored(tensor, saved[where]) if where in saved else tensor
+
+        self._visit(restored)
+        # What a data set lacks is a cache of samples that were read: reading fills it again.
+        for where in missing:
+            if not where.startswith(DATA):
+                refuse_diverged(f"the tensor {where} is missing")
+
+    def _found(self) -> list[tuple[str, Tensor]]:
+        """Return the tensors that the script can reach, each once."""
+        found: list[tuple[str, Tensor]] = []
+
+        def note(where: str, tensor: Tensor) -> Tensor:
+            found.append((where, tensor))
+            return tensor
+
+        self._visit(note)
+        return found
+
+    def _visit(self, visit: Callable[[str, Tensor], Tensor]) -> None:
+        """Call a function on each such tensor, which may return another one to put in its place."""
+        walk = _Walk(visit)
         for name, value in [*_variables(), *self._holders()]:
-            yield from _below(value, name, _DEEPEST, seen)
+            walk.below(value, name, _DEEPEST)
 
 
-def _variables() -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the local variables of the script's running functions, the outermost first."""
+def _restored(tensor: Tensor, value: Tensor) -> Tensor:
+    """Return the tensor filled with a value, or one like it if the value has another shape.
+
+    Shapes such as that of ``x[keep]`` depend on contents, which a replay doesn't compute.
+    """
+    if are_alike(tensor, value):
+        fill(tensor, value)
+        return tensor
+    return value.to(tensor.device).requires_grad_(tensor.requires_grad and tensor.is_leaf)
+
+
+def _variables() -> Iterator[tuple[str, FrameType]]:
+    """Yield the frames of the script's running functions, the outermost first."""
     own = own_prefixes()
     frame: FrameType | None = sys._getframe(1)
     frames: list[FrameType] = []
@@ -170,40 +197,95 @@ def _variables() -> Iterator[tuple[str, dict[str, Any]]]:
             frames.append(frame)
         frame = frame.f_back
     for depth, one in enumerate(reversed(frames)):
-        yield f"{one.f_code.co_name}:{depth}", one.f_locals
+        yield f"{one.f_code.co_name}:{depth}", one
 
 
-def _below(value: Any, where: str, depth: int, seen: set[int]) -> Iterator[tuple[str, Tensor]]:
-    if id(value) in seen or isinstance(value, _ELSEWHERE):
-        return
-    seen.add(id(value))
-    if isinstance(value, Tensor):
-        if not isinstance(value, Parameter):  # a module's, and saved with it
-            yield where, whole(value)
-    elif depth:
+class _Walk:
+    """Looks for tensors in values, and puts others in their place.
+
+    Args:
+        visit: Called with each tensor and where it is; returns what is to be there.
+    """
+
+    def __init__(self, visit: Callable[[str, Tensor], Tensor]) -> None:
+        self._visit = visit
+        self._seen: dict[int, tuple[Any, Any]] = {}  # each value, and what is to be in its place
+
+    def below(self, value: Any, where: str, depth: int) -> Any:
+        """Return what is to be in a value's place: itself, unless a tensor was replaced."""
+        if isinstance(value, _ELSEWHERE):
+            return value
+        if id(value) not in self._seen:
+            self._seen[id(value)] = value, value
+            self._seen[id(value)] = value, self._looked_into(value, where, depth)
+        return self._seen[id(value)][1]
+
+    def _looked_into(self, value: Any, where: str, depth: int) -> Any:
+        if isinstance(value, Tensor):
+            if isinstance(value, Parameter):  # a module's, and saved with it
+                return value
+            tensor = whole(value)
+            visited = self._visit(where, tensor)
+            return value if visited is tensor else visited
+        if not depth:
+            return value
         where = f"{DATA} ({where})" if isinstance(value, Dataset) else where
-        for name, item in _items(value):
-            yield from _below(item, f"{where}.{name}", depth - 1, seen)
+        if isinstance(value, tuple):
+            return self._in_tuple(value, where, depth)
+        for name, item, put in _items(value):
+            instead = self.below(item, f"{where}.{name}", depth - 1)
+            if instead is not item:
+                put(instead)
+        return value
+
+    def _in_tuple(self, value: tuple[Any, ...], where: str, depth: int) -> Any:
+        if _is_too_long(value):
+            return value
+        items = [self.below(item, f"{where}.{n}", depth - 1) for n, item in enumerate(value)]
+        if all(one is other for one, other in zip(items, value, strict=True)):
+            return value
+        kind: Any = type(value)
+        return kind(*items) if hasattr(kind, "_fields") else kind(items)
 
 
-def _items(value: Any) -> Iterator[tuple[Any, Any]]:
-    if isinstance(value, dict):
-        if len(value) <= _LONGEST:
-            yield from value.items()
-    elif isinstance(value, list | tuple | deque):
-        # A long list that ends in a tensor is a history of losses, which grows in the loop.
-        if len(value) <= _LONGEST or isinstance(value[-1], Tensor):
-            yield from enumerate(value)
+_Put = Callable[[Any], None]
+
+
+def _items(value: Any) -> Iterator[tuple[Any, Any, _Put]]:
+    """Yield names and items of a value, each with a function that puts another one in its place."""
+    if isinstance(value, FrameType):
+        for name, item in list(value.f_locals.items()):
+            yield name, item, partial(_set_variable, value, name)
     elif isinstance(value, GeneratorType):  # suspended at a yield
-        yield from value.gi_frame.f_locals.items() if value.gi_frame else ()
+        yield from _items(value.gi_frame) if value.gi_frame else ()
+    elif isinstance(value, dict | list | deque):
+        if not _is_too_long(value):
+            pairs = value.items() if isinstance(value, dict) else enumerate(value)
+            for key, item in list(pairs):
+                yield key, item, partial(setitem, value, key)
     elif isinstance(value, _HOLDERS) or module_name(type(value)).partition(".")[0] not in _KNOWN:
-        yield from list(getattr(value, "__dict__", {}).items())
-        yield from _slots(value)
+        yield from _items(getattr(value, "__dict__", {}))
+        for name in list(_slots(value)):
+            yield name, getattr(value, name), partial(object.__setattr__, value, name)
 
 
-def _slots(value: Any) -> Iterator[tuple[str, Any]]:
+def _is_too_long(value: Any) -> bool:
+    """True if it isn't looked into, except for a history of losses, which grows in the loop."""
+    if len(value) <= _LONGEST:
+        return False
+    return isinstance(value, dict) or not isinstance(value[-1], Tensor)
+
+
+def _set_variable(frame: FrameType, name: str, value: Any) -> None:
+    variables = frame.f_locals
+    variables[name] = value
+    # Up to Python 3.12 those of a function are a copy.
+    ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(frame), ctypes.c_int(0))
+
+
+def _slots(value: Any) -> Iterator[str]:
     for kind in type(value).__mro__:
         slots = vars(kind).get("__slots__", ())
         for name in (slots,) if isinstance(slots, str) else slots:
             if isinstance(vars(kind).get(name), MemberDescriptorType) and hasattr(value, name):
-                yield name, getattr(value, name)
+                yield name

@@ -170,6 +170,46 @@ def judged(tick: Tick) -> Any:
     return model.state_dict(), total
 
 
+class Chosen:
+    """Holds what a content decides the length of, in each way that an object can."""
+
+    __slots__ = ("__dict__", "slot")
+
+    def __init__(self) -> None:
+        self.slot = self.attribute = torch.zeros(1)
+
+
+def generated() -> Any:
+    kept, total = torch.zeros(1), torch.zeros(())
+    while True:
+        given = yield total
+        kept, total = given, kept.sum()
+
+
+def chosen(tick: Tick) -> Any:
+    """What a batch's content decides the shape of, and what the next step reads of it."""
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    before = within = torch.zeros(1)
+    held, items, pair, generator = Chosen(), [within], ("pair", within), generated()
+    total, sums = next(generator), []
+
+    def read() -> torch.Tensor:
+        return within.sum()
+
+    for x, y in DataLoader(data(), 7, shuffle=True):
+        loss = model(x)[y == 1].square().mean()  # the mean of nothing is NaN, in both runs
+        train(optimizer, loss + 0 * (before.sum() + pair[1].sum() + total))
+        sums.append([before.sum() + read(), held.slot.sum(), held.attribute.sum(), *items, pair[1]])
+        before = x[y == 1]
+        within = before * 2
+        held.slot, held.attribute, items[0], pair = before[:-1], before[1:], before + 1, (0, before)
+        total = generator.send(before)
+        tick()
+    counts = before.shape, within.shape, held.slot.shape, held.attribute.shape, pair[1].shape
+    return model.state_dict(), [*map(torch.Size.numel, counts)], sums[-1], total
+
+
 @dataclass(slots=True)
 class Kept:
     average: torch.Tensor
@@ -205,6 +245,8 @@ def in_containers(tick: Tick) -> Any:
         (half_a_step, 20),
         (judged, 3),
         (in_containers, 5),
+        (chosen, 5),
+        (chosen, 8),
     ],
 )
 def test_it_ends_as_if_it_was_not_preempted(preempted: Any, loop: Any, stop_at: int) -> None:

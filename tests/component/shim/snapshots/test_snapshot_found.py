@@ -138,8 +138,8 @@ def test_values_are_put_back(holds: Any) -> None:
     assert there.tolist() == [3.0, 3.0]
 
 
-@pytest.mark.parametrize("there", [{}, {"a": torch.ones(3)}, {"b": T}])
-def test_one_that_is_missing_or_another_is_refused(holds: Any, there: Any, capfd: Any) -> None:
+@pytest.mark.parametrize("there", [{}, {"b": T}])
+def test_one_that_is_missing_is_refused(holds: Any, there: Any, capfd: Any) -> None:
     saved = holds({"a": torch.ones(2)}).state()
     with pytest.raises(SystemExit):
         holds(there).restore(saved)
