@@ -1,9 +1,9 @@
 """Records the numbers that the script reads from tensors, and returns them again in a replay.
 
 A replayed loop computes nothing, but its decisions, counters and output depend on numbers such as
-``loss.item()``. Only reads by the script itself are recorded, and those by GradScaler, which
-decide whether it steps. Reads inside a model's call, a DataLoader, a backward pass or an
-optimizer's step are not: a replay skips all of these. If the script has hooks on gradients, a
+``loss.item()``. Only reads by the script itself are recorded, and those that parts of torch make of
+what the script hands them (`READERS`). Reads inside a model's call, a DataLoader, a backward pass
+or an optimizer's step are not: a replay skips all of these. If the script has hooks on gradients, a
 replay runs its backward passes, and then reads inside them are recorded, too.
 """
 
@@ -93,11 +93,21 @@ class GradientHooks:
 # Records the numbers that the script reads from tensors, and returns them again in a replay.
 
 
-READS = ("item", "tolist", "__bool__", "__float__", "__int__", "__index__", "__format__")
+READS = (
+    *("item", "tolist", "__bool__", "__float__", "__int__", "__index__", "__format__"),
+    *("__contains__", "equal", "allclose", "is_nonzero"),
+)
+FUNCTIONS = ("equal", "allclose", "is_nonzero")  # of torch
 ARRAYS = ("numpy", "__array__")
 _KINDS = (*READS, *ARRAYS)
 KEPT_BYTES = 4096  # of an array, such as a mean or a batch's hits: one page of memory
-_SCALER = os.path.join("torch", "amp", "grad_scaler.py")  # noqa: PTH118
+# Parts of torch that read on behalf of their callers: whether a step is made, a plateau's metric,
+# a point of a curve.
+READERS = (
+    os.path.join("torch", "amp", "grad_scaler.py"),  # noqa: PTH118
+    os.path.join("torch", "optim", "lr_scheduler.py"),  # noqa: PTH118
+    os.path.join("torch", "utils", "tensorboard", ""),  # noqa: PTH118
+)
 
 
 class ScalarReads:
@@ -123,6 +133,8 @@ class ScalarReads:
         for kind, name in enumerate(READS):
             make = functools.partial(self._following, kind)
             patching.wrap(Tensor, name, make, undo, Reading.SNAPSHOTS)
+            if name in FUNCTIONS:
+                patching.wrap(torch, name, make, undo)
         for kind, name in enumerate(ARRAYS, len(READS)):
             make = functools.partial(self._following_arrays, kind)
             patching.wrap(Tensor, name, make, undo, Reading.SNAPSHOTS)
@@ -133,17 +145,17 @@ class ScalarReads:
         hooks = self._hooks
 
         @functools.wraps(original)
-        def read(tensor: Any, *args: Any) -> Any:
+        def read(*args: Any, **kwargs: Any) -> Any:
             frame = sys._getframe(1)
             known = counts.get(frame.f_code)
             if known is None:
                 known = self._is_the_scripts(frame)
             if not known or apart() or (task() != -1 and not hooks.there):
-                return original(tensor, *args)
+                return original(*args, **kwargs)
             if threading.get_ident() != thread:
-                return original(tensor, *args)
+                return original(*args, **kwargs)
             again = self._replayed is not None
-            value = self._again(kind) if again else original(tensor, *args)
+            value = self._again(kind) if again else original(*args, **kwargs)
             self.kinds.append(kind)
             # A list is copied, since the script may change it later.
             self.values.append(copy.deepcopy(value) if type(value) is list else value)
@@ -188,7 +200,7 @@ class ScalarReads:
             array[...] = sys.modules["numpy"].frombuffer(content, then[0]).reshape(then[1])
 
     def _is_the_scripts(self, frame: FrameType) -> bool:
-        if frame.f_code.co_filename.endswith(_SCALER):  # it reads on behalf of its caller
+        if any(reader in frame.f_code.co_filename for reader in READERS):
             return frame.f_back is not None and self._is_the_scripts(frame.f_back)
         own = frame.f_code.co_filename.startswith(self._own)
         self._counts[frame.f_code] = not own

@@ -44,6 +44,26 @@ def sums_with_a_graph(tick: Tick) -> Any:
     return model.state_dict(), rates
 
 
+def plateaus(tick: Tick) -> Any:
+    """A tensor steers the learning rate, which ends the loop."""
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.1, patience=1)
+    rates = []
+    for _ in range(7):
+        total = torch.zeros(())
+        for x, y in DataLoader(data(), 30, shuffle=True):
+            loss = loss_of(model, x, y)
+            train(optimizer, loss)
+            total += loss.detach()
+            tick()
+        schedule.step(total)
+        rates.append(optimizer.param_groups[0]["lr"])
+        if rates[-1] < 0.05:
+            break
+    return model.state_dict(), rates
+
+
 class Averaged:
     """Changes its tensors where torch does not count it."""
 
@@ -236,6 +256,7 @@ def in_containers(tick: Tick) -> Any:
     [
         (sums_with_a_graph, 20),
         (sums_with_a_graph, 24),  # behind the last batch of an epoch
+        (plateaus, 11),
         (uncounted, 4),
         (inference, 4),
         (inference, 12),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +14,13 @@ import torch
 from torch import Tensor
 
 from fasttrain.shim.snapshots.files import packed, unpacked
-from fasttrain.shim.snapshots.scalar_reads import ARRAYS, READS, GradientHooks, ScalarReads
+from fasttrain.shim.snapshots.scalar_reads import (
+    ARRAYS,
+    FUNCTIONS,
+    READS,
+    GradientHooks,
+    ScalarReads,
+)
 
 
 @pytest.fixture
@@ -26,13 +34,15 @@ def reads() -> Iterator[Any]:
 def ask(tensor: Tensor) -> list[Any]:
     return [
         tensor.item(), float(tensor), int(tensor), bool(tensor), f"{tensor:.2f}", tensor.tolist(),
-        [0, 1, 2, 3][tensor.long()],
+        [0, 1, 2, 3][tensor.long()], tensor.is_nonzero(), torch.is_nonzero(tensor),
+        2.5 in tensor, tensor.equal(torch.tensor(2.5)), torch.equal(tensor, torch.tensor(2.5)),
+        tensor.allclose(torch.tensor(2.0), atol=0.5), torch.allclose(tensor, other=tensor + 1),
     ]  # fmt: skip
 
 
 def test_every_way_is_recorded_and_given_again(reads: Any) -> None:
     told = ask(torch.tensor(2.5))
-    assert told == [2.5, 2.5, 2, True, "2.50", 2.5, 2]
+    assert told == [2.5, 2.5, 2, True, "2.50", 2.5, 2, *[True] * 6, False]
     assert reads.values == told
     reads.replay({"kinds": bytes(reads.kinds), "values": list(told)})
     reads.kinds.clear()
@@ -115,6 +125,22 @@ def test_gradscaler_reads_for_the_script(reads: Any) -> None:
     assert reads.values == [0.0]  # no inf was found
 
 
+def test_a_scheduler_reads_for_the_script(reads: Any) -> None:
+    optimizer = torch.optim.SGD([torch.ones(1, requires_grad=True)], lr=0.1)
+    schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+    schedule.step(torch.tensor(2.5))
+    assert reads.values == [2.5]
+
+
+def test_tensorboard_reads_for_the_script(reads: Any) -> None:
+    path = Path(torch.__file__).parent / "utils/tensorboard/_convert_np.py"
+    spec: Any = importlib.util.spec_from_file_location("convert_np", path)
+    convert = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(convert)
+    convert.make_np(torch.tensor(2.5))
+    assert len(reads.values) == 1
+
+
 @pytest.mark.parametrize("values", [[], [1.0, 2.0, 3.0]])
 def test_another_number_of_reads_is_refused(reads: Any, capfd: Any, values: list[float]) -> None:
     def replayed() -> None:
@@ -130,7 +156,9 @@ def test_another_number_of_reads_is_refused(reads: Any, capfd: Any, values: list
 
 def test_nothing_is_left_behind() -> None:
     before = {name: Tensor.__dict__.get(name) for name in (*READS, *ARRAYS)}
+    functions = [getattr(torch, name) for name in FUNCTIONS]
     with ExitStack() as undo:
         ScalarReads(lambda: False, GradientHooks()).install(undo)
         assert Tensor.item is not torch._C.TensorBase.item
     assert {name: Tensor.__dict__.get(name) for name in (*READS, *ARRAYS)} == before
+    assert [getattr(torch, name) for name in FUNCTIONS] == functions
