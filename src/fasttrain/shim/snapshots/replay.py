@@ -1,11 +1,12 @@
 """Replays a loop without computing, up to the batch before which its snapshot was taken.
 
-All of the script's own code runs, so that its variables, counters and schedules get the values
-that they had. What takes time is skipped: a root returns the output of an earlier call like this
-one, a backward pass leaves zero gradients, an optimizer step sees no gradients, and existing files
-stay. Models and backward passes are real in two cases: if the script has hooks on gradients, which
-must be called; and if its first step left gradients on tensors of no model or optimizer, such as
-perturbations of inputs.
+All of the script's own code runs, so that its variables, counters and schedules get the values that
+they had. What takes time is skipped: a root returns the output of an earlier call like this one, a
+backward pass leaves zero gradients, steps of torch's optimizers see no gradients, and existing
+files stay. Optimizers and hooks of the script's own see the zeros, since they may rely on
+gradients; whatever their steps change is restored at the place of the snapshot. Models and backward
+passes are real in two cases: if the script has hooks on gradients, which must be called; and if its
+first step left gradients on tensors of no model or optimizer, such as perturbations of inputs.
 """
 
 from __future__ import annotations
@@ -137,7 +138,7 @@ class Replay:
         return known[1]
 
     def _before_step(self, optimizer: Optimizer, *_: Any) -> None:
-        if not self._going:
+        if not self._going or _is_the_scripts(optimizer):
             return
         for group in optimizer.param_groups:
             for parameter in group["params"]:
@@ -145,10 +146,19 @@ class Replay:
                     self._withheld.append((parameter, parameter.grad))
                     parameter.grad = None
 
-    def _after_step(self, *_: Any) -> None:
+    def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
+        if self._going and _is_the_scripts(optimizer):
+            for known in self._zeros.values():
+                known[1].zero_()  # the step may have changed it
         for parameter, gradient in self._withheld:
             parameter.grad = gradient
         self._withheld.clear()
+
+
+def _is_the_scripts(optimizer: Optimizer) -> bool:
+    """True if code of the script's, or of a library's, sees the gradients in its step."""
+    hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
+    return bool(hooks) or not type(optimizer).__module__.startswith("torch.optim.")
 
 
 def _has_hooks(module: nn.Module) -> bool:

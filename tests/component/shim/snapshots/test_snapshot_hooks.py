@@ -157,6 +157,59 @@ def test_gradients_of_tensors_beside_parameters(preempted: Any, loop: Any) -> No
     assert preempted.differ(loop, 5) == []
 
 
+class Signs(torch.optim.Optimizer):
+    """Relies on the gradients of all parameters, and changes them."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        for parameter in self.param_groups[0]["params"]:
+            gradient = parameter.grad.add_(parameter, alpha=0.1)
+            average = self.state[parameter].setdefault("average", torch.zeros_like(gradient))
+            parameter.sub_(average.lerp_(gradient, 0.5).sign(), alpha=0.01)
+
+
+class SignsOfSgd(torch.optim.SGD):
+    """Changes the gradients of a step of torch's."""
+
+    def step(self, closure: Any = None) -> Any:
+        for parameter in self.param_groups[0]["params"]:
+            parameter.grad.sign_()
+        return super().step(closure)
+
+
+def clipped(parameters: Any) -> torch.optim.Optimizer:
+    made = torch.optim.SGD(parameters, 0.1, momentum=0.9)
+
+    def clip(optimizer: Any, *_: Any) -> None:
+        for parameter in optimizer.param_groups[0]["params"]:
+            parameter.grad.clamp_(-0.1, 0.1)
+
+    made.register_step_pre_hook(clip)
+    made.register_step_post_hook(clip)
+    return made
+
+
+@pytest.mark.parametrize("make", [Signs, lambda p: SignsOfSgd(p, 0.1), clipped])
+def test_steps_that_rely_on_gradients(preempted: Any, make: Any) -> None:
+    def loop(tick: Tick) -> Any:
+        model, losses = network(), []
+        optimizer = make(model.parameters())
+        for _ in range(2):
+            for x, y in DataLoader(data(), 8, shuffle=True):
+                optimizer.zero_grad()
+                loss = loss_of(model, x, y)
+                loss.backward()
+                optimizer.step()
+                losses.append(loss.item())
+                tick()
+        return model.state_dict(), optimizer.state_dict(), losses
+
+    assert preempted.differ(loop, 11) == []
+
+
 def stepping_inside(tick: Tick) -> None:
     model = network()
     for parameter in model.parameters():
