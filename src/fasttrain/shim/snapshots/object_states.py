@@ -226,6 +226,16 @@ def other_objects(registry: Registry) -> Iterator[tuple[str, Any]]:
             yield f"{_kind(owner)} {number}.{name}", value
 
 
+def release(registry: Registry) -> None:
+    """Free what `restore` replaces, so that memory needn't hold both: a GPU may be nearly full."""
+    for module in registry.outermost():
+        _set_gradients(_parameters(module), {})
+    for optimizer in registry.of("optimizers"):
+        optimizer.state.clear()
+        for parameter in _of_groups(optimizer):
+            parameter.grad = None
+
+
 def restore(registry: Registry, shared: dict[str, Any], own: list[dict[str, Any]]) -> None:
     """Restore both states.
 

@@ -72,6 +72,7 @@ class Replay:
     def _end(self) -> None:
         self._going = False
         self._outputs.clear()
+        self._zeros.clear()
 
     def _instead(self, name: str, act: Call, original: Any) -> Any:
         """Have ``act`` run in place of a function while a replay is under way."""

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import inspect
 import sys
+import weakref
 from argparse import Namespace
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -126,11 +128,13 @@ class ScriptTensors:
 
     def __init__(self, holders: Callable[[], Iterable[tuple[str, Any]]]) -> None:
         self._holders = holders
-        self._constant: dict[int, tuple[Tensor, tuple[int, bytes]]] = {}
+        # Weak: most are a step's batch and results. One that torch keeps alive without a Python
+        # object loses its reference, and is then saved without need.
+        self._constant: dict[int, tuple[weakref.ref[Tensor], tuple[int, bytes]]] = {}
 
     def begin(self) -> None:
         """Note after the first step which tensors there are: some of them will never change."""
-        self._constant = {id(t): (t, stamp(t)) for _, t in self._found()}
+        self._constant = {id(t): (weakref.ref(t), stamp(t)) for _, t in self._found()}
 
     def state(self) -> dict[str, Tensor]:
         """Return the tensors that have changed since the first step, by where they are."""
@@ -138,7 +142,7 @@ class ScriptTensors:
 
     def _is_constant(self, tensor: Tensor) -> bool:
         known = self._constant.get(id(tensor))
-        return known is not None and known[0] is tensor and is_stamped(tensor, known[1])
+        return known is not None and known[0]() is tensor and is_stamped(tensor, known[1])
 
     def restore(self, saved: dict[str, Tensor]) -> None:
         """Restore the saved values, in the present tensors where they have the same shape.
@@ -256,6 +260,7 @@ def _items(value: Any) -> Iterator[tuple[Any, Any, _Put]]:
     if isinstance(value, FrameType):
         for name, item in list(value.f_locals.items()):
             yield name, item, partial(_set_variable, value, name)
+        _drop_copy(value)
     elif isinstance(value, GeneratorType):  # suspended at a yield
         yield from _items(value.gi_frame) if value.gi_frame else ()
     elif isinstance(value, dict | list | deque):
@@ -281,6 +286,17 @@ def _set_variable(frame: FrameType, name: str, value: Any) -> None:
     variables[name] = value
     # Up to Python 3.12 those of a function are a copy.
     ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(frame), ctypes.c_int(0))
+
+
+def _drop_copy(frame: FrameType) -> None:
+    """Empty the copy of a function's variables that up to Python 3.12 lives as long as its frame.
+
+    It stays if somebody else holds it, such as a script that has called ``locals()``.
+    """
+    variables = frame.f_locals
+    of_function = frame.f_code.co_flags & inspect.CO_OPTIMIZED and isinstance(variables, dict)
+    if of_function and sys.getrefcount(variables) <= 3:  # the frame, this variable, the argument
+        variables.clear()
 
 
 def _slots(value: Any) -> Iterator[str]:

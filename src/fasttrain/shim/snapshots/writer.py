@@ -124,6 +124,7 @@ class LoopState:
         Raises:
             SystemExit: ``snapshot-mismatch`` or ``snapshot-diverged`` if it does not fit.
         """
+        object_states.release(self.registry)
         object_states.restore(self.registry, found.read(SHARED), own["modules"])
         self.tensors.restore(own["carried"])
         self._buffers.restore(own["buffers"])

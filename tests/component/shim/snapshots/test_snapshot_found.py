@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from argparse import Namespace
 from collections import deque
 from collections.abc import Iterator
@@ -129,6 +130,32 @@ def test_what_has_not_changed_is_left_out(holds: Any) -> None:
     there["a"].add_(1)
     there["b"] = torch.ones(2)
     assert list(kept.state()) == ["x.a", "x.b"]
+
+
+def test_what_there_was_is_not_kept_alive(holds: Any) -> None:
+    there = {"a": torch.ones(2)}
+    kept, ref = holds(there), weakref.ref(there["a"])
+    kept.begin()
+    there.clear()
+    assert ref() is None
+
+
+def test_variables_are_not_kept_alive() -> None:
+    def dropped() -> bool:
+        tensor = torch.ones(2)
+        ScriptTensors(list).begin()
+        ref = weakref.ref(tensor)
+        del tensor
+        return ref() is None
+
+    def asked() -> Any:
+        tensor = T
+        variables = locals()
+        ScriptTensors(list).begin()
+        return variables["tensor"] is tensor
+
+    assert dropped()
+    assert asked()
 
 
 def test_values_are_put_back(holds: Any) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +13,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
+from fasttrain.shim.snapshots.files import FoundSnapshot
 from support.preempted import data, loss_of, network
 
 Tick = Callable[[], None]
@@ -148,3 +151,47 @@ def cached(tick: Tick) -> Any:
 )
 def test_it_ends_as_if_it_was_not_preempted(preempted: Any, loop: Any, stop_at: int) -> None:
     assert preempted.differ(loop, stop_at) == []
+
+
+def test_a_resumed_run_frees_what_the_script_drops(preempted: Any) -> None:
+    def loop(tick: Tick) -> Any:
+        model, refs = network(), []
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for x, y in DataLoader(data(), 8, shuffle=True):
+            loss = loss_of(model, x, y)
+            refs += [weakref.ref(x), weakref.ref(loss)]
+            train(optimizer, loss)
+            tick()
+        refs += [weakref.ref(it) for p in model.parameters() for it in (p, p.grad)]
+        del model, optimizer, x, y, loss
+        gc.collect()
+        return sum(ref() is not None for ref in refs)
+
+    assert preempted.attempt(loop, 0) == 0
+    assert preempted.attempt(loop, 4) is None
+    assert preempted.attempt(loop, 0, resume="required") == 0
+
+
+def test_old_states_are_freed_before_the_saved_ones_are_read(
+    preempted: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held: dict[str, Any] = {}
+    whole = FoundSnapshot.read
+
+    def read(found: FoundSnapshot, name: str) -> Any:
+        gradients = [p for p in held["parameters"] if p.grad is not None] if held else []
+        held[name] = held and (len(held["optimizer"].state), len(gradients))
+        return whole(found, name)
+
+    def loop(tick: Tick) -> Any:
+        model = network()
+        held["parameters"] = list(model.parameters())
+        held["optimizer"] = optimizer = torch.optim.Adam(model.parameters(), 0.1)
+        for x, y in DataLoader(data(), 8, shuffle=True):
+            train(optimizer, loss_of(model, x, y))
+            tick()
+        return model.state_dict(), optimizer.state_dict()
+
+    monkeypatch.setattr(FoundSnapshot, "read", read)
+    assert preempted.differ(loop, 4) == []
+    assert held["shared.pt"] == (0, 0)
