@@ -15,6 +15,7 @@ import functools
 import os
 import sys
 from collections import OrderedDict
+from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Any
 
@@ -172,7 +173,10 @@ def _detached_copy(tensor: Tensor) -> Tensor:
     return kept.requires_grad_() if tensor.requires_grad else kept
 
 
-def _zero_gradients(outputs: Any, inputs: Any, *__: Any, **___: Any) -> tuple[Tensor, ...]:  # noqa: ARG001
+def _zero_gradients(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+    if isinstance(inputs, Mapping):  # torch 2.13
+        gradients = _zero_gradients(outputs, list(inputs.values()), *args, **kwargs)
+        return dict(zip(inputs, gradients, strict=True))
     wanted = (inputs,) if isinstance(inputs, Tensor) else inputs
     return tuple(torch.zeros_like(one, requires_grad=True) for one in wanted)
 

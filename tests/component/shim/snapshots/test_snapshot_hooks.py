@@ -210,6 +210,24 @@ def test_steps_that_rely_on_gradients(preempted: Any, make: Any) -> None:
     assert preempted.differ(loop, 11) == []
 
 
+def test_gradients_that_are_asked_for_by_name(preempted: Any) -> None:
+    """torch 2.13 takes a dictionary of inputs, and returns one."""
+
+    def loop(tick: Tick) -> Any:
+        model = network()
+        named = dict(model.named_parameters())
+        optimizer = torch.optim.SGD(named.values(), 0.1)
+        for x, y in DataLoader(data(), 8, shuffle=True):
+            found: Any = torch.autograd.grad(loss_of(model, x, y), named)  # type: ignore[call-overload]
+            for name, parameter in named.items():
+                parameter.grad = found[name]
+            optimizer.step()
+            tick()
+        return model.state_dict()
+
+    assert preempted.differ(loop, 4) == []
+
+
 def stepping_inside(tick: Tick) -> None:
     model = network()
     for parameter in model.parameters():
