@@ -175,13 +175,13 @@ class LossWatch:
 
     def step(self) -> None:
         """Keep the losses of the backward passes since the last step."""
-        for ring in self._noted:
+        noted, self._noted = self._noted, set()  # another thread may be in a backward pass
+        for ring in list(noted):
             ring.keep()
-        self._noted.clear()
 
     def read(self) -> Iterator[str]:
         """Yield a sentence for each place whose losses are inf or NaN, with the step it began."""
-        for where, ring in self._rings.values():
+        for where, ring in list(self._rings.values()):
             if ring.read():
                 yield f"the loss at {where} is inf or NaN since step {ring.since}"
 

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from fasttrain.shim.watch.nan_guard import IN_A_ROW, LossWatch, NanGuard
+from fasttrain.shim.watch.nan_guard import IN_A_ROW, FiniteRing, LossWatch, NanGuard
 
 NAN, INF = math.nan, math.inf
 HERE = Path(__file__)
@@ -103,6 +104,25 @@ def test_several_passes_for_each_step(watch: LossWatch) -> None:
         watch.step()
     (told,) = watch.read()
     assert re.search(r" step 1\b", told)
+
+
+@pytest.mark.parametrize("during", ["keep", "read"])
+def test_a_pass_of_another_thread_meanwhile(
+    watch: LossWatch, monkeypatch: pytest.MonkeyPatch, during: str
+) -> None:
+    original = getattr(FiniteRing, during)
+
+    def interrupted(ring: FiniteRing) -> bool:
+        thread = Thread(target=a_loss(2.0).backward)
+        thread.start()
+        thread.join()
+        kept: bool = original(ring)
+        return kept
+
+    a_loss(1.0).backward()
+    monkeypatch.setattr(FiniteRing, during, interrupted)
+    watch.step()
+    assert list(watch.read()) == []
 
 
 def test_only_scalars_are_losses(watch: LossWatch) -> None:
