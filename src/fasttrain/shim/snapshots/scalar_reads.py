@@ -179,25 +179,12 @@ class ScalarReads:
             if threading.get_ident() != self._thread:
                 return array
             if self._replayed is not None:
-                self._fill(array, self._again(kind))
+                array = _as_it_was(array, self._again(kind))
             self.kinds.append(kind)
             self.values.append(_described(array))
             return array
 
         return read
-
-    def _fill(self, array: Any, then: Any) -> None:
-        """Write the recorded content into an array, which shares the tensor's memory."""
-        if then is None:  # too large to be recorded
-            return
-        now = _described(array)
-        if now is None or now[:2] != then[:2]:
-            refuse_diverged(
-                f"it reads an array of shape {array.shape}, and read one of {then[1]} then"
-            )
-        if now != then:  # a read-only array holds nothing computed: it is equal
-            content = bytearray(then[2].encode("latin-1"))
-            array[...] = sys.modules["numpy"].frombuffer(content, then[0]).reshape(then[1])
 
     def _is_the_scripts(self, frame: FrameType) -> bool:
         if any(reader in frame.f_code.co_filename for reader in READERS):
@@ -234,3 +221,19 @@ def _described(array: Any) -> tuple[str, tuple[int, ...], str] | None:
     if array.nbytes > KEPT_BYTES:
         return None
     return array.dtype.str, array.shape, array.tobytes().decode("latin-1")
+
+
+def _as_it_was(array: Any, then: tuple[str, tuple[int, ...], str] | None) -> Any:
+    """Return an array with the recorded content: the same one, which shares the tensor's memory.
+
+    Another one if its shape follows from contents, such as that of ``x[keep].numpy()``.
+    """
+    now = _described(array)
+    if then is None or now == then:  # too large to be recorded, or read-only: nothing was computed
+        return array
+    content = bytearray(then[2].encode("latin-1"))
+    recorded = sys.modules["numpy"].frombuffer(content, then[0]).reshape(then[1])
+    if now is None or now[:2] != then[:2]:
+        return recorded
+    array[...] = recorded
+    return array
