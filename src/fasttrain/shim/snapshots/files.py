@@ -275,7 +275,7 @@ class Snapshots:
         Raises:
             OSError: If a file is missing here, or the manifest can't be written.
         """
-        draft, final = self._draft(manifest.step), self._folder / f"step-{manifest.step:09d}"
+        draft, final = self._draft(manifest.step), self.place(manifest.step)
         for name in manifest.files:  # a rank on another node may have another disk
             (draft / name).stat()
         descriptor = os.open(draft / _MANIFEST, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -316,6 +316,10 @@ class Snapshots:
         self._check()
         path = self._folder / name
         return FoundSnapshot(path, load(Manifest, path / _MANIFEST))
+
+    def place(self, step: int) -> Path:
+        """Return the folder of the snapshot of a step."""
+        return self._folder / f"step-{step:09d}"
 
     @property
     def any(self) -> bool:

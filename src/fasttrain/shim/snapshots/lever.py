@@ -231,7 +231,7 @@ class SnapshotLever:
         self._loop = LoopState(rank, roots, lever_state)
         every_min = plan.preempt.value.every_min
         self._writer = SnapshotWriter(self._snapshots, self._loop, rank, lever_state, every_min)
-        self._replay = Replay(roots, self._loop.registry, self._loop.hooks)
+        self._replay = Replay(roots, self._loop.registry, self._loop.hooks, self._loop.files_left)
         self._silence = SilencedStdout()
         self._replaying = ExitStack()
         # Batches after which any optimizer made a step. An optimizer's own count won't do: where
@@ -326,6 +326,7 @@ class SnapshotLever:
     def _on_step(self, step: int) -> None:
         if step == 1:
             self._loop.checkpoints.begin()
+            self._loop.files_left.begin_training()
             self._loop.tensors.begin()
             if self._loop.epochs.earlier is not None:
                 self._loop.epochs.earlier.replaying = True
@@ -411,8 +412,8 @@ class SnapshotLever:
         files = self._replay.files
         if files.left:
             self.recorder.note(f"the replay left files unchanged {files.left} times")
-        if emptied := files.end():
-            self._log(f"emptied, since a replay saved untrained weights: {', '.join(emptied)}")
+        if renamed := files.end():
+            self._log(f"put back under the names that they have now: {', '.join(renamed)}")
         self._log(f"{GOING_ON} {step}")
 
     def _never_arrived(self) -> None:

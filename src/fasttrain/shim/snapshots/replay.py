@@ -45,12 +45,14 @@ class Replay:
         files: Keeps existing files unchanged.
     """
 
-    def __init__(self, roots: RootCalls, registry: Registry, hooks: GradientHooks) -> None:
+    def __init__(
+        self, roots: RootCalls, registry: Registry, hooks: GradientHooks, files: LeftFiles
+    ) -> None:
         self._roots, self._registry, self._hooks = roots, registry, hooks
         self._outputs: OrderedDict[Any, Any] = OrderedDict()
         self._zeros: dict[int, tuple[Tensor, Tensor]] = {}
         self._withheld: list[tuple[Tensor, Tensor]] = []
-        self.files = LeftFiles()
+        self.files = files
         self._going = self._real = False
 
     def install(self, undo: ExitStack) -> None:

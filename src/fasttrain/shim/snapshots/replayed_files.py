@@ -1,8 +1,8 @@
 """Keeps files that an earlier run has written unchanged in a replay, and restores buffers.
 
 A replayed loop would write weights that were never trained. So existing files are not written,
-removed or renamed. If a file is gone, it is written all the same, since the script may read it
-back; it is emptied after the replay, so that nobody takes it for the file that it replaces.
+removed or renamed. If a file is not there, it is written all the same, since the script may read it
+back; after the replay it is given the content of the file that it stands for (see `saved_files`).
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ import io
 import os
 import shutil
 import sys
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -25,115 +27,203 @@ import torch
 from fasttrain.model.errors import FasttrainError
 from fasttrain.shim.hooks import patching
 from fasttrain.shim.hooks.seams import Filing
+from fasttrain.shim.process.callsite import is_own_file
+from fasttrain.shim.process.import_hook import after_import
 from fasttrain.shim.process.refusal import refuse
 from fasttrain.shim.snapshots.files import refuse_diverged
+from fasttrain.shim.snapshots.saved_files import SavedFiles, beneath
 
 Call = Callable[..., Any]
 _SAFETENSORS = ("safetensors.torch", "safetensors.numpy")  # save_file calls serialize_file
+_PATHLIB = ("pathlib.py", "pathlib/__init__.py", "pathlib/_local.py")
 
 
 class LeftFiles:
     """Replaces the functions that write, remove and rename files.
 
+    Args:
+        saved: Told of all of them, in a replay and otherwise.
+
     Attributes:
         left: How many times a file was left unchanged.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, saved: SavedFiles) -> None:
         self.left = 0
+        self._saved = saved
+        self._replaying = self._trained = False
         self._since_s = time.time()
-        self._new: set[str] = set()  # paths at which the replay has created files
-        self._saved: set[str] = set()  # paths to which it has saved weights
-        self._nowhere: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+        self._new: set[str] = set()  # paths at which this process has created files
+        self._made: set[str] = set()  # paths to which the replay has saved
+        self._folders: set[str] = set()  # those that the replay has made, or would have
+        self._opened: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+        self._within = threading.local()  # one of these functions may call another
 
-    def begin(self, undo: ExitStack) -> None:
-        """Leave files unchanged until ``undo`` is closed."""
+    def install(self, undo: ExitStack) -> None:
+        """Replace the functions."""
         scripted: Any = torch.jit
-        saving = [(sys.modules[name], "serialize_file") for name in _SAFETENSORS if _there(name)]
         acts: list[tuple[Any, str, Call]] = [
-            *((owner, name, self._save) for owner, name in saving),
             (torch, "save", self._save),
             (torch.jit, "save", self._save),
             (scripted.RecursiveScriptModule, "save", self._save),
             *((owner, "open", self._open) for owner in (builtins, io)),
             *((os, name, self._rename) for name in ("replace", "rename")),
             *((os, name, self._remove) for name in ("remove", "unlink")),
-            (shutil, "rmtree", self._remove_tree),
+            *((os, name, self._link) for name in ("link", "symlink")),
+            (os, "mkdir", self._make_folder),
+            (shutil, "rmtree", self._remove),
         ]
         for owner, name, act in acts:
-            patching.wrap(owner, name, functools.partial(_instead, act), undo, Filing.REPLAY)
+            self._wrap(owner, name, act, undo)
+        for name in _SAFETENSORS:
+            undo.callback(after_import(name, functools.partial(self._wrap_safetensors, undo)))
+
+    def _wrap(self, owner: Any, name: str, act: Call, undo: ExitStack) -> None:
+        make = functools.partial(self._outermost, act)
+        patching.wrap(owner, name, make, undo, Filing.REPLAY)
+
+    def _wrap_safetensors(self, undo: ExitStack, module: Any) -> None:
+        if hasattr(module, "serialize_file"):
+            self._wrap(module, "serialize_file", self._save, undo)
+
+    def _outermost(self, act: Call, original: Call) -> Call:
+        within = self._within
+
+        @functools.wraps(original)
+        def stand_in(*args: Any, **kwargs: Any) -> Any:
+            if getattr(within, "flag", False) or _is_ours(sys._getframe(1)):
+                return original(*args, **kwargs)
+            within.flag = True
+            try:
+                return act(original, *args, **kwargs)
+            finally:
+                within.flag = False
+
+        return stand_in
+
+    def begin(self, undo: ExitStack) -> None:
+        """Leave files unchanged until ``undo`` is closed."""
+        self._replaying = True
+        undo.callback(self._end_replay)
+
+    def _end_replay(self) -> None:
+        self._replaying = False
+
+    def begin_training(self) -> None:
+        """From now on the script overwrites what an earlier step has saved, as it wants to."""
+        self._trained = True
 
     def end(self) -> list[str]:
-        """Empty the files into which the replay has saved weights; return their paths.
+        """Put back what the replay has saved; return those files that have another name now.
 
         Raises:
-            SystemExit: ``snapshot-open-file`` if a file is still open whose writes were dropped.
+            SystemExit: ``snapshot-open-file`` if a file is still open whose writes were dropped,
+                ``snapshot-files`` if what a file should hold is gone or can't be known.
         """
-        for file, path in self._nowhere.items():
+        for file, path in self._opened.items():
             if not file.closed:
                 refuse(_open_file(path))
-        saved = sorted(path for path in self._saved if Path(path).is_file())
-        for path in saved:
-            os.truncate(path, 0)
-        return saved
+        return self._saved.put_back(self._made)
 
     # --- what the script calls
 
     def _save(self, original: Call, *args: Any, **kwargs: Any) -> Any:
         target = _target(args, kwargs)
-        if isinstance(target, str | os.PathLike):
-            if self._is_kept(path := _absolute(target)):
-                return None
-            self._saved.add(path)
+        if isinstance(target, str | os.PathLike) and self._is_kept(_absolute(target)):
+            return None
         return original(*args, **kwargs)
 
     def _open(self, original: Call, file: Any, mode: Any = "r", *args: Any, **kwargs: Any) -> Any:
-        """Open a file; bytes written to an existing one go to /dev/null.
+        """Open a file; in a replay, bytes written to an existing one go to /dev/null.
 
         Text is written as ever: it holds numbers, which are right in a replay, too.
         """
         writes = isinstance(mode, str) and "b" in mode and set(mode) & set("wxa")
         if not writes or isinstance(file, int) or _is_special(path := _absolute(file)):
             return original(file, mode, *args, **kwargs)
-        if self._is_kept(path):
+        if self._is_kept(path, appends="a" in mode):
             opened = original(os.devnull, mode.replace("x", "w"), *args, **kwargs)
-            self._nowhere[opened] = path
-            return opened
-        return original(file, mode, *args, **kwargs)
+        else:
+            opened = original(file, mode, *args, **kwargs)
+        if self._replaying:
+            self._opened[opened] = path
+        return opened
 
     def _rename(self, original: Call, src: Any, dst: Any, **kwargs: Any) -> None:
+        if kwargs:  # relative to open folders
+            original(src, dst, **kwargs)
+            return
         before, after = _absolute(src), _absolute(dst)
-        if self._is_of_before(before):
+        if self._replaying and self._is_of_before(before):
             self.left += 1
         # Written to a temporary name and renamed, as is usual: the earlier file stays.
-        elif self._made(before) and Path(after).exists() and not self._made(after):
+        elif self._replaying and Path(after).exists() and not any(beneath(after, self._new)):
             self.left += 1
             shutil.rmtree(before) if Path(before).is_dir() else Path(before).unlink()
         else:
-            original(src, dst, **kwargs)
-            for names in (self._new, self._saved):
-                names |= {after + name.removeprefix(before) for name in _beneath(before, names)}
+            self._saved.keep(before)
+            if not self._trained:
+                self._saved.keep(after)
+            original(src, dst)
+            self._new |= {after + name.removeprefix(before) for name in beneath(before, self._new)}
+            self._new.add(after)
+            if self._replaying:  # also what was written unseen, as by tempfile
+                self._made |= {
+                    after + name.removeprefix(before)
+                    for name in beneath(before, self._made) or [before]
+                }
+        self._saved.rename(before, after)
 
-    def _remove(self, original: Call, path: Any, **kwargs: Any) -> None:
-        if not kwargs and self._is_of_before(_absolute(path)):
-            self.left += 1
-        else:
-            original(path, **kwargs)
-
-    def _remove_tree(self, original: Call, path: Any, *args: Any, **kwargs: Any) -> None:
-        if self._is_of_before(_absolute(path)):
-            self.left += 1
-        else:
+    def _remove(self, original: Call, path: Any, *args: Any, **kwargs: Any) -> None:
+        by_name = isinstance(path, str | bytes | os.PathLike) and "dir_fd" not in kwargs
+        if not by_name:
             original(path, *args, **kwargs)
+            return
+        at = _absolute(path)
+        if self._replaying and self._is_of_before(at):
+            self.left += 1
+        else:
+            self._saved.keep(at)
+            original(path, *args, **kwargs)
+        self._saved.remove(at)
+
+    def _link(self, original: Call, src: Any, dst: Any, *args: Any, **kwargs: Any) -> None:
+        path = _absolute(dst)
+        if self._replaying and path not in self._new and os.path.lexists(path):
+            self.left += 1
+        else:
+            original(src, dst, *args, **kwargs)
+            self._new.add(path)
+            if self._replaying and not Path(path).is_symlink():
+                self._made.add(path)
+        if not Path(path).is_symlink():
+            self._saved.save(path)
+
+    def _make_folder(self, original: Call, path: Any, *args: Any, **kwargs: Any) -> None:
+        at = _absolute(path)
+        try:
+            original(path, *args, **kwargs)
+        except FileExistsError:
+            if not self._replaying or at in self._folders:
+                raise
+            self.left += 1  # it was made by this very call then
+        if self._replaying:
+            self._folders.add(at)
 
     # --- existing files
 
-    def _is_kept(self, path: str) -> bool:
-        """True if a file exists that this replay hasn't made; otherwise note it as the replay's."""
-        if path not in self._new and Path(path).exists():
+    def _is_kept(self, path: str, *, appends: bool = False) -> bool:
+        """True if a file is not to be written; note it as the script's in any case."""
+        self._saved.save(path)
+        own = self._made if appends else self._new
+        if self._replaying and path not in own and Path(path).exists():
             self.left += 1
             return True
+        if not self._trained and not appends:
+            self._saved.keep(path, overwritten=not self._replaying)
         self._new.add(path)
+        if self._replaying:
+            self._made.add(path)
         return False
 
     def _is_of_before(self, path: str) -> bool:
@@ -141,14 +231,10 @@ class LeftFiles:
         try:
             files = _files_in(path) if os.path.isdir(path) else [path]  # noqa: PTH112
             return any(
-                file not in self._new and os.stat(file).st_mtime < self._since_s  # noqa: PTH116
-                for file in files
+                file not in self._new and os.lstat(file).st_mtime < self._since_s for file in files
             )
         except OSError:
             return False
-
-    def _made(self, path: str) -> bool:
-        return any(_beneath(path, self._new))
 
 
 class Buffers:
@@ -213,13 +299,16 @@ def _instead(act: Call, original: Call) -> Call:
     return stand_in
 
 
+def _is_ours(frame: FrameType | None) -> bool:
+    """True if fasttrain itself asks, as to write its reports."""
+    while frame is not None and frame.f_code.co_filename.endswith(_PATHLIB):
+        frame = frame.f_back
+    return frame is not None and is_own_file(frame.f_code.co_filename)
+
+
 def _target(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Return the target argument of `torch.save`, `torch.jit.save` or safetensors."""
     return kwargs.get("f", kwargs.get("filename", args[1] if len(args) > 1 else None))
-
-
-def _there(module: str) -> bool:
-    return hasattr(sys.modules.get(module), "serialize_file")
 
 
 def _absolute(path: Any) -> str:
@@ -232,10 +321,6 @@ def _files_in(folder: str) -> list[str]:
 
 def _is_special(path: str) -> bool:
     return Path(path).exists() and not Path(path).is_file()
-
-
-def _beneath(path: str, names: set[str]) -> list[str]:
-    return [name for name in names if name == path or name.startswith(path + os.sep)]
 
 
 class OwnCheckpoints:

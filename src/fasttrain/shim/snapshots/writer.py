@@ -16,7 +16,8 @@ from fasttrain.shim.snapshots.files import FoundSnapshot, Manifest, Snapshots
 from fasttrain.shim.snapshots.loader_epochs import LoaderEpochs, StoredError
 from fasttrain.shim.snapshots.object_states import RandomStates, Registry
 from fasttrain.shim.snapshots.preempt_signal import PREEMPT_SIGNAL
-from fasttrain.shim.snapshots.replayed_files import Buffers, OwnCheckpoints
+from fasttrain.shim.snapshots.replayed_files import Buffers, LeftFiles, OwnCheckpoints
+from fasttrain.shim.snapshots.saved_files import SavedFiles
 from fasttrain.shim.snapshots.scalar_reads import GradientHooks, ScalarReads
 from fasttrain.shim.snapshots.script_tensors import ScriptTensors
 
@@ -34,6 +35,8 @@ class LoopState:
         epochs: Its epochs over DataLoaders.
         tensors: Tensors of the script itself, outside of modules and optimizers.
         checkpoints: The checkpoints that it loads itself.
+        saved: The files that it has saved.
+        files_left: Leaves files unchanged in a replay.
         hooks: Knows whether it has hooks on gradients.
         stepping: True while an optimizer's step runs.
     """
@@ -42,6 +45,8 @@ class LoopState:
         self.registry = Registry()
         self.tensors = ScriptTensors(self._holders)
         self.checkpoints = OwnCheckpoints()
+        self.saved = SavedFiles(acts=rank == 0)
+        self.files_left = LeftFiles(self.saved)
         self.hooks = GradientHooks()
         self.stepping = False
         self._rank, self._roots, self._lever_state = rank, roots, lever_state
@@ -58,6 +63,7 @@ class LoopState:
         self.epochs.install(undo)
         self._reads.install(undo)
         self._buffers.install(undo)
+        self.files_left.install(undo)
 
     def _apart(self) -> bool:
         """True if a replay skips the code that runs now."""
@@ -92,6 +98,7 @@ class LoopState:
             "passes": self.epochs.state(),
             "reads": self._reads.state(),
             "buffers": self._buffers.state(),
+            "files": self.saved.state(),
             "generators": self._states.capture(),
         }
 
@@ -105,6 +112,7 @@ class LoopState:
         self._begun = own["begun"]
         self._states.restore(self._begun)
         self.checkpoints.look_out(own["first step"], undo)
+        self.saved.need(own["files"], found.path)
         self.epochs.replay(own["passes"])
         self._reads.replay(own["reads"])
         return own
@@ -266,6 +274,8 @@ class SnapshotWriter:
         self.begin_interval(step)
         if problem:
             PREEMPT_SIGNAL.flag = self.ends = False
+        else:
+            self._loop.saved.need(self._loop.saved.state(), self._snapshots.place(step))
         return problem
 
     def _write(self, step: int) -> dict[str, str]:

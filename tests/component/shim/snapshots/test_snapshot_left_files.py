@@ -1,6 +1,6 @@
 """What a replay leaves alone: files of the run before, and memory that was saved into."""
 
-# ruff: noqa: PTH104, PTH105, PTH107, PTH123 - as scripts call them
+# ruff: noqa: PTH102, PTH103, PTH115, PTH211, PTH104, PTH105, PTH107, PTH123 - as scripts call them
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import os
 import pickle
 import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -20,7 +21,9 @@ import pytest
 import torch
 from torch import nn
 
+from fasttrain.shim.hooks import patching
 from fasttrain.shim.snapshots.replayed_files import Buffers, LeftFiles
+from fasttrain.shim.snapshots.saved_files import SavedFiles
 
 GOOD = b"of the run before"
 
@@ -49,7 +52,8 @@ def serialize_file(monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.fixture
 def files(there: Path, serialize_file: Any) -> Iterator[LeftFiles]:
     with ExitStack() as undo:
-        files = LeftFiles()
+        files = LeftFiles(SavedFiles(acts=True))
+        files.install(undo)
         files.begin(undo)
         yield files
 
@@ -103,18 +107,34 @@ def test_a_draft_of_what_is_there_is_dropped(files: LeftFiles) -> None:
     assert not Path("best.pt.new").exists()
 
 
-def test_names_that_are_free_can_be_used_and_hold_nothing_in_the_end(files: LeftFiles) -> None:
-    """The best model so far, saved by its epoch, and removed when there is a better one."""
-    for epoch in range(3):
-        torch.save({"epoch": epoch}, f"best-{epoch}.pt")
-        if epoch:
-            os.remove(f"best-{epoch - 1}.pt")
-    assert torch.load("best-2.pt") == {"epoch": 2}
-    os.replace("best-2.pt", "moved.pt")
-    Path("log.txt").write_text("epoch 2\n")
-    assert files.end() == [str(Path("moved.pt").absolute())]
-    assert Path("moved.pt").read_bytes() == b""
-    assert Path("log.txt").read_text() == "epoch 2\n"
+def test_a_draft_that_was_written_unseen_is_dropped_as_well(files: LeftFiles) -> None:
+    with tempfile.NamedTemporaryFile(dir=".", delete=False) as draft:
+        torch.save({}, draft)
+    os.replace(draft.name, "best.pt")
+    assert Path("best.pt").read_bytes() == GOOD
+    assert not Path(draft.name).exists()
+    assert files.left == 1
+
+
+def test_a_folder_and_a_link_that_are_there_can_be_made_once(files: LeftFiles) -> None:
+    os.symlink("best.pt", "latest.pt")
+    os.utime("latest.pt", (time.time() - 60,) * 2, follow_symlinks=False)
+    files._new.clear()  # it is of the run before
+    os.makedirs("checkpoint-6")
+    with pytest.raises(FileExistsError):
+        os.mkdir("checkpoint-6")
+    os.remove("latest.pt")
+    os.symlink("last.pt", "latest.pt")
+    assert os.readlink("latest.pt") == "best.pt"
+    assert files.left == 3
+
+
+def test_files_of_fasttrain_itself_are_written(files: LeftFiles, there: Path) -> None:
+    (there / "report.json").write_text("{}")
+    own = compile("os.replace('report.json', 'last.pt')", patching.__file__, "exec")
+    exec(own, {"os": os})
+    assert Path("last.pt").read_text() == "{}"
+    assert files.left == 0
 
 
 def test_a_file_that_is_open_still_is_refused(files: LeftFiles, capfd: Any) -> None:
@@ -127,7 +147,10 @@ def test_a_file_that_is_open_still_is_refused(files: LeftFiles, capfd: Any) -> N
 
 def test_behind_the_replay_files_are_files(there: Path) -> None:
     with ExitStack() as undo:
-        LeftFiles().begin(undo)
+        left = LeftFiles(SavedFiles(acts=True))
+        left.install(undo)
+        with ExitStack() as replaying:
+            left.begin(replaying)
     pickled("best.pt")
     assert Path("best.pt").read_bytes() != GOOD
     os.remove("last.pt")
