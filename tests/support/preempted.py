@@ -25,6 +25,7 @@ from fasttrain.shim.data_parallel.context import LeverState
 from fasttrain.shim.hooks.outcome_recorder import OutcomeRecorder
 from fasttrain.shim.hooks.roots import RootCalls
 from fasttrain.shim.hooks.steps import StepMeter
+from fasttrain.shim.multiprocessing_hooks import follow_forked
 from fasttrain.shim.process import refusal
 from fasttrain.shim.process.callsite import own_prefixes
 from fasttrain.shim.snapshots import lever as snapshot_lever
@@ -103,6 +104,7 @@ def _lever(plan: Any) -> Iterator[None]:
         lever.prepare(undo)
         try:
             lever.install(undo)
+            follow_forked(lever.leave_out_child)
             yield
         finally:
             undo.close()

@@ -10,7 +10,7 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from importlib import import_module
@@ -140,6 +140,7 @@ class Runtime:
         )
         self._reported_s = self._event_s = 0.0
         self._started_s = started_s
+        self._in_child: list[Callable[[], None]] = []  # called in each forked child
         self._tuner: Any = None
         self._prover: Any = None
         self._snapshots: Any = None
@@ -272,6 +273,7 @@ class Runtime:
             recorder, self._plan, self._rank, self._roots, self._meter, self._lever_state
         )
         lever.prepare(self._undo)
+        self._in_child.append(lever.leave_out_child)
         return lever
 
     def _lent_workers(self, decision: Decision[int]) -> Lever:
@@ -324,6 +326,8 @@ class Runtime:
         self._meter.reset()
         self._nan.reset()
         self._roots.last = None
+        for act in self._in_child:
+            act()
         for recorder in self._recorders:
             recorder.reset()
         multiprocessing_hooks.at_exit(self.finish)

@@ -53,7 +53,7 @@ from fasttrain.shim.snapshots.loader_epochs import stored
 from fasttrain.shim.snapshots.object_states import shared_state
 from fasttrain.shim.snapshots.preempt_signal import PREEMPT_SIGNAL
 from fasttrain.shim.snapshots.replay import Replay, SilencedStdout
-from fasttrain.shim.snapshots.writer import LoopState, SnapshotWriter
+from fasttrain.shim.snapshots.writer import TRAINED_APART, LoopState, SnapshotWriter
 
 # Finds the snapshot that a run resumes from, the same one on all ranks.
 
@@ -233,7 +233,7 @@ class SnapshotLever:
         self._writer = SnapshotWriter(self._snapshots, self._loop, rank, lever_state, every_min)
         self._replay = Replay(roots, self._loop.registry, self._loop.hooks, self._loop.files_left)
         self._silence = SilencedStdout()
-        self._replaying = ExitStack()
+        self._replaying, self._installed = ExitStack(), ExitStack()
         # Batches after which any optimizer made a step. An optimizer's own count won't do: where
         # two loops follow each other, the second one's optimizer counts from zero.
         self._steps = self._turn = 0
@@ -257,8 +257,9 @@ class SnapshotLever:
                 unusable.
         """
         LEAVING.insist(undo)
+        undo.callback(self._installed.close)
         with refusing_what_fails("it can't start"):
-            self._follow(undo)
+            self._follow(self._installed)
 
     def _follow(self, undo: ExitStack) -> None:
         self._loop.install(undo)
@@ -293,7 +294,17 @@ class SnapshotLever:
         undo.callback(self._silence.end)
 
     def refresh(self) -> None:
-        """Do nothing: snapshots are counted as they are taken."""
+        """Say so if no snapshot can be taken, since the script trains in other processes."""
+        if self._loop.trained_apart:
+            self.recorder.excuse(State.SKIPPED, TRAINED_APART)
+
+    def leave_out_child(self) -> None:
+        """Take out all of this in a forked child: the snapshots are its parent's alone."""
+        self._silence.keep()
+        self._installed.close()
+        self._found = None
+        self._lever_state.replayed = 0
+        register_optimizer_step_post_hook(self._loop.note_apart)
 
     def finish(self) -> None:
         """Report whether the script has taken the signal since the second step."""

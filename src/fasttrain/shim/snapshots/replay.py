@@ -208,6 +208,10 @@ class SilencedStdout:
         os.dup2(nowhere, 1)
         os.close(nowhere)
 
+    def keep(self) -> None:
+        """Leave it as it is for good, as in a forked child."""
+        self._kept = -1
+
     def end(self) -> None:
         """Restore stdout; do nothing if it is not redirected."""
         if self._kept >= 0:

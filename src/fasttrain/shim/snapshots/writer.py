@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import mmap
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
@@ -25,6 +26,11 @@ from fasttrain.shim.snapshots.script_tensors import ScriptTensors
 
 
 SHARED = "shared.pt"
+TRAINED_APART = "the script trains in processes that it forks, whose state is in no snapshot"
+
+
+class TrainedApartError(Exception):
+    """Raised if a process that the script has forked makes optimizer steps."""
 
 
 class LoopState:
@@ -49,6 +55,7 @@ class LoopState:
         self.files_left = LeftFiles(self.saved)
         self.hooks = GradientHooks()
         self.stepping = False
+        self._apart_flag = mmap.mmap(-1, 1)  # shared with all children
         self._rank, self._roots, self._lever_state = rank, roots, lever_state
         self._states = RandomStates(lever_state.streams)
         self.epochs = LoaderEpochs(self._states)
@@ -65,6 +72,15 @@ class LoopState:
         self._buffers.install(undo)
         self.files_left.install(undo)
 
+    @property
+    def trained_apart(self) -> bool:
+        """True if a child that the script has forked made an optimizer step."""
+        return self._apart_flag[0] != 0
+
+    def note_apart(self, *_: Any) -> None:
+        """Note in such a child that it made one."""
+        self._apart_flag[0] = 1
+
     def _apart(self) -> bool:
         """True if a replay skips the code that runs now."""
         return self.stepping or self.epochs.inside or self._roots.inside.flag
@@ -79,7 +95,10 @@ class LoopState:
 
         Raises:
             StoredError: If itertools holds batches that the loop will train on: no snapshot can.
+            TrainedApartError: If a forked child has trained.
         """
+        if self.trained_apart:
+            raise TrainedApartError(TRAINED_APART)
         if by := self.epochs.stored_by():
             raise StoredError(f"{by} keeps batches of a DataLoader")
         files: dict[str, Any] = {_of_rank(self._rank): self._own()}
