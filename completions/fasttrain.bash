@@ -11,7 +11,7 @@ _fasttrain() {
         --compile) words='off auto default reduce-overhead max-autotune max-autotune-no-cudagraphs' ;;
         --compile-scope) words='model blocks' ;;
         --device) words='auto cuda npu rocm xpu musa mps cpu' ;;
-        --matmul) words='auto highest high medium' ;;
+        --matmul) words='auto keep highest high medium' ;;
         --on-hang) words='stop report' ;;
         --on-nan) words='off warn stop' ;;
         --optimizer) words='auto keep fused npu' ;;

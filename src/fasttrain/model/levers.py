@@ -20,7 +20,7 @@ CompileMode = Literal[
 ]
 CompileScope = Literal["model", "blocks"]
 OptimizerChoice = Literal["auto", "keep", "fused", "npu"]
-MatmulChoice = Literal["auto", "highest", "high", "medium"]
+MatmulChoice = Literal["auto", "keep", "highest", "high", "medium"]
 StrategyChoice = Literal["auto", "none", "ddp", "fsdp"]
 BatchChoice = Literal["split", "per-rank"]
 
@@ -107,7 +107,7 @@ class Levers:
     amp: Decision[Amp]
     compile: Decision[Compile]
     optimizer: Decision[OptimizerMode]
-    matmul: Decision[MatmulChoice | Literal["keep"]]
+    matmul: Decision[MatmulChoice]
     strategy: Decision[Strategy]
 
 
@@ -232,13 +232,13 @@ LEVERS: dict[str, LeverRow] = {
         mode=str,
         off="keep",
         off_value=lambda _kind, _options: "keep",
-        idle=("auto",),
-        presets={"exact": "highest"},
+        idle=("auto", "keep"),
+        presets={"exact": "keep"},  # torch's own default isn't "highest" everywhere
         after=("amp",),
         identity=None,
         at_roots=False,
         switched={"high": 2**-11, "medium": 2**-8},  # TF32 and bf16
         # Kept as it is, too, the script's own choice is watched for.
-        workers=dict.fromkeys(("keep", *get_args(MatmulChoice)[1:]), (f"{_SHIM}.matmul",)),
+        workers=dict.fromkeys(get_args(MatmulChoice)[1:], (f"{_SHIM}.matmul",)),
     ),
 }

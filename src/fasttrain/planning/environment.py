@@ -15,7 +15,7 @@ from fasttrain.model.places import COMPILED_FOLDER, COMPILED_VARIABLE, RUN_MARK
 from fasttrain.model.plan import EnvVar, Invocation, Processes
 from fasttrain.model.settings import Settings
 from fasttrain.model.vendors import VENDORS, DeviceKind, Vendor
-from fasttrain.planning.describe import BUILT_IN, CPU_CORES
+from fasttrain.planning.describe import BUILT_IN, CPU_CORES, is_exact
 from fasttrain.planning.gpus import ChosenDevices
 from fasttrain.planning.visible import repeated_mask
 
@@ -195,8 +195,8 @@ def _precision(draft: Draft) -> Iterator[_Wish]:
 
 def _threads(draft: Draft) -> Iterator[_Wish]:
     cpu, local = draft.machine.cpu, draft.processes.value.nproc_per_node
-    if local == 1 and not _IGNORED_BY_TORCH.search(cpu.cores_reason):
-        return
+    if local == 1 and (is_exact(draft.settings) or not _IGNORED_BY_TORCH.search(cpu.cores_reason)):
+        return  # the number of threads changes the last bits of sums
     reason = f"{cpu.cores} cores granted ({cpu.cores_reason})"
     if local > 1:
         reason += f", over {local} processes on this node"

@@ -24,7 +24,7 @@ def test_the_presets_are_those_of_the_specification():
                 "amp": "off",
                 "compile": "off",
                 "optimizer": "keep",
-                "matmul": "highest",
+                "matmul": "keep",
                 "on_nan": "off",
             },
         ),

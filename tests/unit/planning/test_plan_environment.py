@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from fasttrain.model.decision import Setting, Source, SourceKind
 from fasttrain.model.machine import Cpu
 from fasttrain.model.plan import Evidence, ScriptFacts
 from fasttrain.planning.environment import EMPTY, OWN_VALUE_WON
@@ -45,6 +46,12 @@ def test_one_process_is_told_of_limits_that_torch_does_not_see(make, reason, thr
     plan = make.plan(make.machine(cpu=Cpu("c", 3, reason)))
     variable = make.variable(plan, "OMP_NUM_THREADS")
     assert (variable.value if variable else None) == threads
+
+
+def test_exact_results_have_the_threads_of_plain_python(make):
+    exact = replace(make.settings(), amp=Setting("off", Source(SourceKind.PRESET, "preset exact")))
+    machine = make.machine(cpu=Cpu("c", 3, "SLURM_CPUS_PER_TASK=3"))
+    assert make.variable(make_plan(exact, machine, make.invocation()), "OMP_NUM_THREADS") is None
 
 
 def test_the_inductor_cache_persists_when_compiling(make):

@@ -365,13 +365,13 @@ def test_tf32_goes_with_bf16(make):
     assert make.plan(make.machine(cpu=AMX)).levers.matmul.value == "keep"
 
 
-@pytest.mark.parametrize("value", ["highest", "high", "medium"])
+@pytest.mark.parametrize("value", ["keep", "highest", "high", "medium"])
 def test_matmul_asked_for_is_taken(make, value):
     decision = make.plan(make.gpus(1), amp="off", matmul=value).levers.matmul
     assert (decision.value, str(decision.source)) == (value, "--matmul")
     on_cpu = make.plan(make.machine(), matmul=value).levers.matmul
     assert on_cpu.value == value
-    assert (CPU_NOTE in on_cpu.reason) == (value != "highest")
+    assert (CPU_NOTE in on_cpu.reason) == (value in ("high", "medium"))
 
 
 # --- strategy

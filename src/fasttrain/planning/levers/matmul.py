@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from fasttrain.model.decision import Decision
 from fasttrain.model.levers import Amp, MatmulChoice
 from fasttrain.planning.describe import DEVICES, asked, device_names
@@ -13,7 +11,7 @@ from fasttrain.planning.levers.all import Situation
 CPU_NOTE = "; torch decides whether this CPU uses it"
 
 
-def decide(situation: Situation) -> Decision[MatmulChoice | Literal["keep"]]:
+def decide(situation: Situation) -> Decision[MatmulChoice]:
     """Return ``high`` (TF32) only where the run accepts lower precision already, else no change."""
     setting, chosen = situation.settings.matmul, situation.chosen
     amp: Amp = situation.decided["amp"].value
@@ -33,6 +31,6 @@ def decide(situation: Situation) -> Decision[MatmulChoice | Literal["keep"]]:
 
 
 def _cpu_note(value: MatmulChoice, chosen: ChosenDevices) -> str:
-    if chosen.kind != "cpu" or value == "highest":
+    if chosen.kind != "cpu" or value in ("keep", "highest"):
         return ""
     return CPU_NOTE
