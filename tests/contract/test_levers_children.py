@@ -95,6 +95,42 @@ def test_a_parent_that_trains_too_is_counted_once(fasttrain: Any, script: Any) -
     assert not {in_children(count) for count in (1, 2, 3)} & set(outcomes["amp"]["notes"])
 
 
+# The parent never imports torch: its children are the first to do so.
+TORCHLESS = """
+import multiprocessing, sys
+
+def train():
+    import torch
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.ones(8, 4)).sum().backward()
+        optimizer.step()
+
+if __name__ == "__main__":
+    process = multiprocessing.get_context(sys.argv[1]).Process(target=train)
+    process.start()
+    process.join()
+    assert "torch" not in sys.modules
+"""
+
+
+@pytest.mark.parametrize(
+    "how",
+    ["forkserver", *(pytest.param(it, marks=pytest.mark.matrix) for it in ("spawn", "fork"))],
+)
+def test_children_of_a_parent_without_torch(fasttrain: Any, script: Any, how: str) -> None:
+    run_dir: Path = fasttrain.cwd / "run"
+    done = fasttrain("run", script(TORCHLESS), *LEVERS, "--run-dir", run_dir, "--", how)
+    assert done.returncode == 0, done.stderr
+    (rank,) = json.loads((run_dir / "receipt.json").read_bytes())["ranks"]
+    outcomes = {outcome["lever"]: outcome for outcome in rank["outcomes"]}
+    assert outcomes["amp"]["state"] == outcomes["optimizer"]["state"] == "applied"
+    assert in_children(1) in outcomes["optimizer"]["notes"]
+    assert rank["stats"]["steps"] == 3
+
+
 @pytest.mark.matrix
 def test_with_every_lever_off_children_are_pythons_own(fasttrain: Any, script: Any) -> None:
     told, outcomes, _ = run(fasttrain, script, "spawn", levers=("--preset", "exact"))

@@ -43,7 +43,7 @@ from fasttrain.shim.reporter import Reporter
 from fasttrain.model.outcome import RankReport, StepStats
 
 run_dir = Path(sys.argv[1])
-reporter = Reporter(run_dir, 0, os.getpid())
+reporter = Reporter(run_dir, 0)
 number = 0
 while True:
     for _ in range(20):

@@ -245,7 +245,7 @@ def _fork(rank: int, port: int, folder: Path, levers: dict[str, Any], loop: type
         os.environ |= {name: str(value) for name, value in (both | of_all).items()}
         torch.npu.set_device(0)  # type: ignore[attr-defined]
         with ExitStack() as undo:
-            runtime = Runtime(_plan(folder, levers), rank, time.perf_counter(), os.getpid())
+            runtime = Runtime(_plan(folder, levers), rank, time.perf_counter())
             undo.callback(runtime.close)
             runtime.install()
             found = run(runtime, loop, STEPS_OF_RANKS)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -60,9 +59,7 @@ def plan(run_dir: Path, source: Source = FLAG, **choices: Any) -> LaunchPlan:
 def rig(source: Source = FLAG, **choices: Any) -> Iterator[Runtime]:
     """Install the levers, and put torch back behind the block."""
     with tempfile.TemporaryDirectory() as run_dir:
-        runtime = Runtime(
-            plan(Path(run_dir), source, **choices), 0, time.perf_counter(), os.getpid()
-        )
+        runtime = Runtime(plan(Path(run_dir), source, **choices), 0, time.perf_counter())
         runtime.install()
         try:
             yield runtime

@@ -30,7 +30,6 @@ from fasttrain.planning.proof import (
     SIDES,
     STEPS,
     check,
-    levers_on,
     of_one_attempt,
     one_process,
     plain_settings,
@@ -109,7 +108,7 @@ def _check_system(plan: LaunchPlan) -> None:
 
 
 def _announced(plan: LaunchPlan, steps: int, *, apart: bool) -> str:
-    on = ", ".join(f"{name} {word}" for name, word in levers_on(plan).items())
+    on = ", ".join(f"{name} {word}" for name, word in plan.levers.on().items())
     writes = "thrown away" if apart else "kept"
     ranks = plan.processes.value.world_size
     of = f" of {ranks} ranks" if ranks > 1 else ""

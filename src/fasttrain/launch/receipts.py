@@ -23,6 +23,7 @@ from fasttrain.model.outcome import (
     Receipt,
     Site,
     State,
+    StepStats,
 )
 from fasttrain.model.places import RUNS_FOLDER, SNAPSHOTS_FOLDER
 from fasttrain.model.plan import LaunchPlan
@@ -191,8 +192,16 @@ def _read_reports(run_dirs: Iterable[Path]) -> tuple[tuple[RankReport, ...], lis
             problems.append(f"{path.name} can't be read: {error}")
             continue
         (children[report.rank] if ".child-" in path.name else workers).append(report)
+    known = {worker.rank for worker in workers}
+    workers += [_torchless(of[0]) for rank, of in children.items() if rank not in known]
     reports = [merged(worker, children[worker.rank]) for worker in workers]
     return tuple(sorted(reports, key=lambda report: report.rank)), problems
+
+
+def _torchless(child: RankReport) -> RankReport:
+    """Return the report of a worker that left torch to its children, such as this one."""
+    outcomes = tuple(Outcome(o.lever, o.asked, State.OFF) for o in child.outcomes)
+    return RankReport(child.rank, "", child.torch_version, outcomes, StepStats(), finished=True)
 
 
 def _with_steps(report: RankReport, steps: int) -> RankReport:

@@ -110,6 +110,12 @@ class Levers:
     matmul: Decision[MatmulChoice]
     strategy: Decision[Strategy]
 
+    def on(self) -> dict[str, str]:
+        """Return the levers that are on, each with the word of its value."""
+        words = {name: row.mode(getattr(self, name).value) for name, row in LEVERS.items()}
+        left = {name: (row.off, *row.ceded) for name, row in LEVERS.items()}
+        return {name: word for name, word in words.items() if word not in left[name]}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeverRow:

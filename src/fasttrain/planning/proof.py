@@ -51,7 +51,7 @@ def check(plan: LaunchPlan) -> None:
         FasttrainError: Those of `check_comparable`, and ``prove-nothing`` without any lever.
     """
     check_comparable(plan, "prove", _apart(plan))
-    if not levers_on(plan):
+    if not plan.levers.on():
         reasons = (f"{name}: {getattr(plan.levers, name).reason}" for name in LEVERS)
         raise FasttrainError(
             "there is nothing to prove",
@@ -77,16 +77,9 @@ def _apart(plan: LaunchPlan) -> str:
     return ""
 
 
-def levers_on(plan: LaunchPlan) -> dict[str, str]:
-    """Return the levers that a plan has on, each with the word of its value."""
-    words = {name: row.mode(getattr(plan.levers, name).value) for name, row in LEVERS.items()}
-    left = {name: (row.off, *row.ceded) for name, row in LEVERS.items()}
-    return {name: word for name, word in words.items() if word not in left[name]}
-
-
 def rounding(plan: LaunchPlan) -> float:
     """Return what the levers of a plan round results by, relatively."""
-    known = [LEVERS[name].switched.get(word, 0.0) for name, word in levers_on(plan).items()]
+    known = [LEVERS[name].switched.get(word, 0.0) for name, word in plan.levers.on().items()]
     half = plan.levers.amp.value.precision == "float16"
     return max(REORDERED, *known, _HALF if half else 0.0)
 

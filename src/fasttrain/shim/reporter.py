@@ -25,18 +25,16 @@ class Reporter:
     Args:
         run_dir: The run directory.
         rank: Global rank of the worker.
-        pid: Process that writes. A forked child may import torch before the worker does; the levers
-            work there too, but only the worker writes its files.
         child: Whether the script started the process. It then has a report of its own, which the
             launcher adds to that of its worker, and no events.
     """
 
-    def __init__(self, run_dir: Path, rank: int, pid: int, *, child: bool = False) -> None:
+    def __init__(self, run_dir: Path, rank: int, *, child: bool = False) -> None:
         self.child = child
-        self._pid = pid
+        self._pid = os.getpid()
         self._warned = False
         self._secrets = secret_values(os.environ, sys.argv[1:])
-        name = f"rank-{rank}.child-{pid}.json" if child else f"rank-{rank}.json"
+        name = f"rank-{rank}.child-{self._pid}.json" if child else f"rank-{rank}.json"
         self._report_path = run_dir / name
         self._events = Lines(run_dir / f"events-{rank}.jsonl")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import math
-import os
 import sys
 import threading
 import time
@@ -23,7 +22,7 @@ import torch
 from fasttrain.model.decision import Decision
 from fasttrain.model.levers import LEVERS
 from fasttrain.model.outcome import Outcome, RankReport, State, StepStats
-from fasttrain.model.plan import PLAN_FILE, LaunchPlan
+from fasttrain.model.plan import LaunchPlan
 from fasttrain.model.proof import ALIKE, Proof
 from fasttrain.model.tuning import Tuning
 from fasttrain.shim import multiprocessing_hooks
@@ -115,12 +114,11 @@ class Runtime:
         plan: The plan.
         rank: Global rank of the worker.
         started_s: When the worker started, by `time.perf_counter`.
-        pid: The process that writes the files: a forked child may import torch before the worker.
         child: Whether the script started this process, and not the launcher.
     """
 
     def __init__(
-        self, plan: LaunchPlan, rank: int, started_s: float, pid: int, *, child: bool = False
+        self, plan: LaunchPlan, rank: int, started_s: float, *, child: bool = False
     ) -> None:
         self._plan = plan
         self._rank = rank
@@ -146,7 +144,7 @@ class Runtime:
         self._snapshots: Any = None
         self._comparing = threading.RLock()  # several threads of the script may make steps
         self._run_dir = Path(plan.run_dir)
-        self._reporter = Reporter(self._run_dir, rank, pid, child=child)
+        self._reporter = Reporter(self._run_dir, rank, child=child)
         self._heartbeat = Heartbeat(self._run_dir, rank, child=child)
         self._clock = Clock()
         self._saves = SaveGuard()
@@ -185,13 +183,14 @@ class Runtime:
         self._meter.on_step.append(self._on_step)
         self._meter.before_next.append(self._end_at)
         self._meter.on_pass.append(self._on_step)
-        if not self._reporter.child:
+        if self._reporter.child:
+            multiprocessing_hooks.at_exit(self.finish)
+        else:
             self._begin_comparing()
         hide_own_frames(self._undo)
         if any(lever.recorder.live for lever in self._levers):
             self._own_compile.install(self._undo)
             name_users_lines(self._undo)
-            multiprocessing_hooks.follow_spawned(self._run_dir / PLAN_FILE, self._rank, self._undo)
             multiprocessing_hooks.follow_forked(self._reset_in_child)
         # Registered before any handler of the script's, so that it runs after all of them.
         atexit.register(self.finish)
@@ -322,7 +321,7 @@ class Runtime:
     def _reset_in_child(self) -> None:
         """Start the record of a forked child from zero: what its parent did is in its own."""
         self._tuner = self._prover = None
-        self._reporter = Reporter(self._run_dir, self._rank, os.getpid(), child=True)
+        self._reporter = Reporter(self._run_dir, self._rank, child=True)
         self._meter.reset()
         self._nan.reset()
         self._roots.last = None

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import ExitStack
+from pathlib import Path
 
 from fasttrain.model.attempts import RESTART_COUNT
 from fasttrain.model.errors import FasttrainError
-from fasttrain.model.plan import LaunchPlan
+from fasttrain.model.plan import PLAN_FILE, LaunchPlan
+from fasttrain.shim.multiprocessing_hooks import follow_started, install_in_child
 from fasttrain.shim.process import log_stream, refusal, turns
 from fasttrain.shim.process.entry import Entry, die_with_launcher, read_entry
 from fasttrain.shim.process.entry import hide as hide_rank_variables
@@ -43,6 +46,8 @@ def main(argv: list[str]) -> None:
     _be_alone(entry)
     if plan.proof is not None:
         turns.begin(plan.proof, rank)
+    if plan.levers.on():
+        follow_started(Path(plan.run_dir, PLAN_FILE), rank, ExitStack())
     after_torch(lambda: _install(plan, rank, started_s, pid))
     run_target(entry.kind, entry.name, list(entry.args), refusal.ended_well, refusal.failed)
 
@@ -62,4 +67,7 @@ def _install(plan: LaunchPlan, rank: int, started_s: float, pid: int) -> None:
     """Install the levers once torch is imported: nothing of the shim may import it earlier."""
     from fasttrain.shim.runtime import Runtime
 
-    Runtime(plan, rank, started_s, pid).install()
+    if os.getpid() == pid:
+        Runtime(plan, rank, started_s).install()
+    else:  # a child that was forked before the worker has imported torch
+        install_in_child(plan, rank)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import multiprocessing
-import os
 import stat
 import threading
 import time
@@ -31,7 +30,7 @@ def install(plan: Any, tmp_path: Path) -> Iterator[Any]:
     made: list[Runtime] = []
 
     def install(**choices: Any) -> Runtime:
-        made.append(Runtime(plan(tmp_path, **choices), 3, time.perf_counter(), os.getpid()))
+        made.append(Runtime(plan(tmp_path, **choices), 3, time.perf_counter()))
         made[-1].install()
         return made[-1]
 

@@ -7,7 +7,14 @@ from typing import Any
 import pytest
 
 from fasttrain.launch.node_run import Ended
-from fasttrain.launch.receipts import gather, read_hang, read_receipt, unmet, was_preempted
+from fasttrain.launch.receipts import (
+    gather,
+    in_children,
+    read_hang,
+    read_receipt,
+    unmet,
+    was_preempted,
+)
 from fasttrain.model.codec import dumps
 from fasttrain.model.errors import ExitCode
 from fasttrain.model.hang import Hang
@@ -21,6 +28,16 @@ def test_reports_of_all_ranks_in_order(plan: LaunchPlan, report: Any) -> None:
     assert receipt.ranks == tuple(reversed(reports))
     assert (receipt.exit_code, receipt.wall_s, receipt.run_id) == (3, 1.5, "r1")
     assert read_receipt(Path(plan.run_dir)) == receipt
+
+
+def test_children_of_a_worker_that_has_not_imported_torch(plan: LaunchPlan, report: Any) -> None:
+    child = report(0, State.APPLIED)
+    run_dir = Path(plan.run_dir)
+    (run_dir / "rank-0.json").rename(run_dir / "rank-0.child-7.json")
+    (rank,) = gather(plan, Ended(0, 1.5)).ranks
+    assert (rank.rank, rank.stats.steps) == (0, child.stats.steps)
+    assert rank.outcomes[0].state is State.APPLIED
+    assert rank.outcomes[0].notes[-1] == in_children(1)
 
 
 def test_a_rank_that_was_ended_has_the_steps_that_were_seen(plan: LaunchPlan, report: Any) -> None:

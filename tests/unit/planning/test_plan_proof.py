@@ -15,7 +15,6 @@ from fasttrain.planning.plan import make_plan
 from fasttrain.planning.proof import (
     REORDERED,
     check,
-    levers_on,
     one_process,
     plain_settings,
     plan_side,
@@ -38,7 +37,7 @@ def side_of(make: Any, machine: Any, side: Any, environ: Any = (), **options: An
 def test_plain_python_has_no_lever_whatever_was_asked_for(make: Any, side: Any) -> None:
     options = {"amp": "bf16", "compile": "max-autotune", "matmul": "high", "optimizer": "fused"}
     plan = side_of(make, make.gpus(1), side, **options)
-    assert levers_on(plan) == {}
+    assert plan.levers.on() == {}
     assert plan.levers.matmul.value == "keep", "the script may have set it"
     assert make.variable(plan, "PYTHONHASHSEED").value == "0"
     assert make.variable(plan, "WANDB_MODE").value == "offline"
@@ -46,7 +45,7 @@ def test_plain_python_has_no_lever_whatever_was_asked_for(make: Any, side: Any) 
 
 def test_the_chosen_run_has_the_levers_of_any_run(make: Any) -> None:
     plan = side_of(make, make.gpus(1), "chosen", compile="default", max_steps=50)
-    assert levers_on(plan) == {
+    assert plan.levers.on() == {
         "amp": "bfloat16",
         "compile": "default",
         "optimizer": "fused",
@@ -70,11 +69,11 @@ def test_ranks_of_the_scripts_own_stay_without_levers(make: Any) -> None:
     plan = make_plan(
         make.settings(nproc_per_node=2), make.gpus(2), replace(make.invocation(), facts=facts)
     )
-    assert "strategy" not in levers_on(plan), "it is no lever that is compared"
+    assert "strategy" not in plan.levers.on(), "it is no lever that is compared"
     off = {name: row.off_value("cuda", make.settings()) for name, row in LEVERS.items()}
     plain = without_levers(plan, off)
     assert plain.levers.strategy.value.mode == "script"
-    assert levers_on(plain) == {}
+    assert plain.levers.on() == {}
 
 
 def test_a_seed_of_hashes_that_the_user_has_set_stays(make: Any) -> None:

@@ -71,7 +71,7 @@ from fasttrain.shim.levers.loss_scaling.lever import LossScaling
 from fasttrain.shim.levers.matmul import MatmulLever
 from fasttrain.shim.levers.npu_optimizer.lever import NpuOptimizerLever
 from fasttrain.shim.levers.optimizer import OptimizerLever
-from fasttrain.shim.multiprocessing_hooks import follow_spawned
+from fasttrain.shim.multiprocessing_hooks import follow_started
 from fasttrain.shim.runtime import Runtime, hide_own_frames, name_users_lines
 from fasttrain.shim.snapshots.replay import Replay
 from fasttrain.shim.snapshots.writer import LoopState
@@ -187,7 +187,7 @@ def parts(folder: Path) -> dict[str, Install]:
         "warnings": name_users_lines,
         "stacks": hide_own_frames,
         "saves": SaveGuard().install,
-        "spawned": lambda undo: follow_spawned(folder / "plan.json", 0, undo),
+        "spawned": lambda undo: follow_started(folder / "plan.json", 0, undo),
     }
 
 
@@ -275,7 +275,7 @@ def test_no_two_modules_replace_one_attribute(
         os.environ["WORLD_SIZE"] = str(ranks.world_size)
         Ranks.at_store = lambda *_, **__: ranks  # type: ignore[method-assign]
         ranks.join = lambda: None  # type: ignore[method-assign]
-        runtime = Runtime(wanted, ranks.rank, time.perf_counter(), os.getpid())
+        runtime = Runtime(wanted, ranks.rank, time.perf_counter())
         runtime.install()
         watch_hooks(lambda *_: None, runtime._undo)  # as compile does at the first root
         with SideEffectWatch():
