@@ -15,6 +15,7 @@ from fasttrain.launch.node_run import Ended
 from fasttrain.model.codec import CodecError, dumps
 from fasttrain.model.errors import ExitCode, FasttrainError
 from fasttrain.model.hang import HANG_FILE, Hang
+from fasttrain.model.levers import LEVERS
 from fasttrain.model.outcome import (
     PREEMPTED,
     RECEIPT_FILE,
@@ -95,6 +96,11 @@ def in_children(count: int) -> str:
 
 T = TypeVar("T", Receipt, Hang)
 
+NO_TORCH = (
+    "no process that fasttrain follows imported torch, so no lever acted: another program that the"
+    " script starts, or puts in its own place (os.execv), has none; start that by fasttrain run"
+)
+
 
 def gather(plan: LaunchPlan, ended: Ended, run_dirs: Iterable[Path] = ()) -> Receipt:
     """Read every rank's report and write receipt.json.
@@ -109,6 +115,9 @@ def gather(plan: LaunchPlan, ended: Ended, run_dirs: Iterable[Path] = ()) -> Rec
     reports = tuple(_with_steps(report, ended.steps.get(report.rank, 0)) for report in reports)
     # A script that failed may not have reached its model; only its own error is worth reporting.
     missed = tuple(unmet(reports, strict=plan.strict)) if ended.exit_code == 0 else ()
+    hints = _ways_on(plan, ended.exit_code)
+    if ended.exit_code == 0 and not (reports or problems) and plan.target.kind != "command":
+        missed, hints = tuple(_unmet_without_torch(plan)), _why_without_torch(plan)
     receipt = Receipt(
         run_id=plan.run_id,
         run_dir=str(run_dirs[0]),
@@ -118,7 +127,7 @@ def gather(plan: LaunchPlan, ended: Ended, run_dirs: Iterable[Path] = ()) -> Rec
         ranks=reports,
         unmet=missed,
         warnings=(*plan.warnings, *ended.warnings, *_warnings_of_ranks(reports), *problems),
-        hints=(*plan.hints, *_ways_on(plan, ended.exit_code)),
+        hints=(*plan.hints, *hints),
         crash=ended.crash,
         attempts=ended.attempts,
     )
@@ -236,6 +245,21 @@ def _ways_on(plan: LaunchPlan, exit_code: int) -> tuple[str, ...]:
     if alone and not any(Path(plan.run_dir, SNAPSHOTS_FOLDER).glob("step-*")):
         return ("no snapshot was taken yet: the same command starts over, in a new --run-dir",)
     return (f"the same command with --resume {directory} goes on from the snapshot",)
+
+
+def _why_without_torch(plan: LaunchPlan) -> tuple[str, ...]:
+    """Return why no lever acted in a run without reports; empty if none is on."""
+    return (NO_TORCH,) if plan.levers.on() else ()
+
+
+def _unmet_without_torch(plan: LaunchPlan) -> list[str]:
+    """Return one sentence for each lever that the user named, or that is on where it is strict."""
+    return [
+        f"{name} {word} was not applied: torch was not imported"
+        for name, word in plan.levers.on().items()
+        if getattr(plan.levers, name).source.explicit
+        or (plan.strict and word not in LEVERS[name].undecided)
+    ]
 
 
 def unmet(reports: tuple[RankReport, ...], *, strict: bool = False) -> list[str]:

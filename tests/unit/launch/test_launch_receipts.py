@@ -8,6 +8,7 @@ import pytest
 
 from fasttrain.launch.node_run import Ended
 from fasttrain.launch.receipts import (
+    NO_TORCH,
     gather,
     in_children,
     read_hang,
@@ -16,6 +17,7 @@ from fasttrain.launch.receipts import (
     was_preempted,
 )
 from fasttrain.model.codec import dumps
+from fasttrain.model.decision import Decision, Source, SourceKind
 from fasttrain.model.errors import ExitCode
 from fasttrain.model.hang import Hang
 from fasttrain.model.outcome import PREEMPTED, State, StepStats
@@ -38,6 +40,24 @@ def test_children_of_a_worker_that_has_not_imported_torch(plan: LaunchPlan, repo
     assert (rank.rank, rank.stats.steps) == (0, child.stats.steps)
     assert rank.outcomes[0].state is State.APPLIED
     assert rank.outcomes[0].notes[-1] == in_children(1)
+
+
+def test_a_run_that_has_not_imported_torch(plan: LaunchPlan, of_command: Any) -> None:
+    def named(kind: SourceKind, **changes: Any) -> Any:
+        fused = Decision("fused", "", Source(kind, "--optimizer"))
+        levers = replace(plan.levers, optimizer=fused)
+        return gather(replace(plan, levers=levers, **changes), Ended(0, 1.0))
+
+    Path(plan.run_dir).mkdir(parents=True)
+    by_flag = named(SourceKind.FLAG)
+    assert [line.split()[:2] for line in by_flag.unmet] == [["optimizer", "fused"]]
+    assert NO_TORCH in by_flag.hints
+    by_default = named(SourceKind.MACHINE)
+    assert (by_default.unmet, NO_TORCH in by_default.hints) == ((), True)
+    assert len(named(SourceKind.MACHINE, strict=True).unmet) == 1, "as an error"
+    command = gather(of_command("./train"), Ended(0, 1.0))
+    assert (command.unmet, NO_TORCH in command.hints) == ((), False)
+    assert NO_TORCH not in gather(plan, Ended(1, 1.0)).hints, "it failed before"
 
 
 def test_a_rank_that_was_ended_has_the_steps_that_were_seen(plan: LaunchPlan, report: Any) -> None:
