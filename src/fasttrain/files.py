@@ -276,7 +276,8 @@ def refused_way(path: Path, beside: Path | None = None) -> Danger | None:
 
     Args:
         path: The path to check.
-        beside: A folder that is trusted anyway: parents that both share are left to `doubts`.
+        beside: A folder that is trusted anyway: parents that both share are left to `doubts`, and
+            what is below it where it `is_open`.
 
     Raises:
         OSError: As `steps`.
@@ -285,8 +286,10 @@ def refused_way(path: Path, beside: Path | None = None) -> Danger | None:
     if path.exists():
         del way[-1]  # the folder itself, which is judged when it is open
     beside_it = {step for step, _ in steps(beside)} if beside else set()
+    below = beside if beside and is_open(beside) else None
     for step, found in way:
-        everybody = step not in beside_it and _is_everybodys(found)
+        trusted = step in beside_it or (below and step.is_relative_to(below))
+        everybody = not trusted and _is_everybodys(found)
         if stat.S_ISLNK(found.st_mode):
             if found.st_uid not in (0, os.geteuid()):
                 return Danger(owned(f"the link {step}", found.st_uid))
@@ -305,6 +308,15 @@ def refused_folder(path: Path, found: os.stat_result) -> Danger | None:
     if _is_shared(found):
         return Danger(shared("it", found.st_gid), f"chmod g-w {quote(str(path))}")
     return None
+
+
+def is_open(folder: Path) -> bool:
+    """Return True if everybody could replace what is in a folder, whatever the modes of that are.
+
+    Raises:
+        OSError: If it can't be examined.
+    """
+    return _is_everybodys(folder.stat())
 
 
 def refused(path: Path) -> Danger | None:
@@ -327,6 +339,7 @@ def doubts(path: Path, cwd: Path) -> list[str]:
     """Return a warning for each owner or group that could replace a folder and isn't refused.
 
     Those who could replace the working directory are left out: they could change the script anyway.
+    Of the folders that everybody may write to, the outermost one is named.
 
     Raises:
         OSError: As `steps`.
@@ -337,7 +350,12 @@ def doubts(path: Path, cwd: Path) -> list[str]:
         for step, seen in steps(path.parent)
         if step not in trusted or _is_everybodys(seen)
     }
-    return [why for step, seen in found.items() if (why := _doubt(step, seen))]
+    outermost = next((step for step, seen in found.items() if _is_everybodys(seen)), None)
+    return [
+        why
+        for step, seen in found.items()
+        if (why := _doubt(step, seen)) and (step == outermost or not _is_everybodys(seen))
+    ]
 
 
 def _doubt(step: Path, found: os.stat_result) -> str:

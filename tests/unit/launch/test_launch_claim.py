@@ -142,6 +142,32 @@ def test_in_a_folder_of_everybodys_it_is_told_and_no_more(
     assert slug(take, other / "run")[0] == "run-dir-unsafe"
 
 
+def test_beside_the_script_on_a_file_system_without_modes(
+    slug: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As Windows' disks under WSL: each folder shows 0777, whatever it is made with.
+    mkdir = os.mkdir
+
+    def modeless(path: Any, *_: Any, **how: Any) -> None:
+        mkdir(path, **how)
+        os.chmod(path, 0o777)  # noqa: PTH101
+
+    monkeypatch.setattr(os, "mkdir", modeless)
+    monkeypatch.setattr(os, "fchmod", lambda *_: None)
+    here, elsewhere = tmp_path / "project", tmp_path / "mine"
+    here.mkdir()
+    elsewhere.mkdir()
+    monkeypatch.chdir(here)
+    for name in ("one", "two"):  # the second in a folder that exists
+        with claim(str(here / "fasttrain_runs" / name)) as claimed:
+            (told,) = claimed.warnings
+            assert told.startswith(f"{everybodys(here)},")
+    assert slug(take, elsewhere / "run")[0] == "run-dir-unsafe", "not beside the script"
+    (here / "existing").mkdir()
+    assert slug(take, here / "existing")[0] == "run-dir-unsafe", "somebody else may have filled it"
+    assert slug(make_run_dir, str(here / "job"), PLAN_FILE, "")[0] == "run-dir-unsafe"
+
+
 def test_a_link_of_ones_own_may_lead_there(tmp_path: Path) -> None:
     (tmp_path / "scratch").mkdir(mode=0o755)
     (tmp_path / "run").symlink_to("scratch")

@@ -17,6 +17,7 @@ from fasttrain.files import (
     Danger,
     doubts,
     give_back,
+    is_open,
     load,
     refused,
     refused_folder,
@@ -199,14 +200,20 @@ def open_private(path: Path, *, beside: Path | None = None) -> int:
     for parent in reversed(path.parents):
         if not parent.is_dir():
             parent.mkdir(PARENTS_MODE, exist_ok=True)
+    made = False
     with suppress(FileExistsError):
         path.mkdir(0o700)
+        made = True
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     folder = os.open(os.path.realpath(path), flags)
     try:
-        if danger := refused_folder(path, os.fstat(folder)):
+        danger = refused_folder(path, os.fstat(folder))
+        # A file system without modes (FAT, NTFS, Windows' disks under WSL) shows what it was told
+        # to: where it lies beside the script, whoever can write there could change that anyway.
+        if danger and not (made and beside and is_open(beside)):
             raise _unsafe(path, danger)
-        os.fchmod(folder, 0o700)  # an existing one may be readable for others
+        if not danger:
+            os.fchmod(folder, 0o700)  # an existing one may be readable for others
     except BaseException:
         os.close(folder)
         raise
