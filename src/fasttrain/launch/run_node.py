@@ -226,8 +226,11 @@ class _Follower:
 
 def _seen(hang: HangWatch, relay: Relay, run_dir: Path) -> Iterator[str]:
     """Yield what the launcher saw go wrong, one sentence each."""
-    for found in hang.hangs:
-        yield f"{NO_PROGRESS} for {found.quiet_s:.0f} s: see {HANG_FILE}"
+    if hang.hangs:
+        times = len(hang.hangs)
+        longest = f"{max(found.quiet_s for found in hang.hangs):.0f} s"
+        told = f"for {longest}" if times == 1 else f"{times} times, for up to {longest}"
+        yield f"{NO_PROGRESS} {told}: see {HANG_FILE}"
     yield from hang.problems
     if relay.log_error:
         yield f"the log in {run_dir} is not whole: {relay.log_error}"

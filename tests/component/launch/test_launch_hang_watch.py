@@ -9,6 +9,7 @@ import struct
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from fasttrain.launch.hang import watch
 from fasttrain.launch.hang.heartbeats import HeartbeatRecords
 from fasttrain.launch.hang.watch import BUSY_S, IDLE_S, HangWatch, Nodes, OneNode, together
 from fasttrain.launch.process import procfs
+from fasttrain.launch.run_node import _seen
 from fasttrain.model.attempts import Guards
 from fasttrain.model.attempts import HangWatch as Watched
 from fasttrain.model.codec import dumps, loads
@@ -240,6 +242,22 @@ def test_the_only_process_is_told_of_and_spared(
     assert line.startswith("rank 0 ")
     assert "t.py:2" in line
     assert not run.watch.stopped
+
+
+def test_a_script_that_waits_again_and_again(ranks: Any, scene: Any) -> None:
+    rank, run = ranks(0), scene()
+    for step, wait_s in enumerate([75, 75, 100, 75, 200, 75], start=1):
+        rank.show(Slot.STEPS, step)
+        assert run.wait(wait_s) == []
+    assert [round(hang.quiet_s / IDLE_S) for hang in run.told] == [1, 2], "the much longer one"
+    logged: Any = SimpleNamespace(log_error="")
+    warning, *others = _seen(run.watch, logged, Path("run"))
+    assert not others
+    assert "2 times" in warning
+    run.watch.begin_again()
+    rank.show(Slot.STEPS, 9)
+    assert run.wait(75) == []
+    assert len(run.told) == 3, "another attempt"
 
 
 OF_OWN = replace(STUCK[0], processes=(replace(STUCK[0].processes[0], pid=os.getpid()),))

@@ -90,6 +90,7 @@ IDLE_S = 60.0
 # Half of NCCL's own limit, after which its watchdog ends the process and the stacks are lost.
 # Source: https://docs.pytorch.org/docs/2.9/distributed.html, init_process_group, timeout
 BUSY_S = 300.0
+TOLD_AGAIN = 2.0  # times as long as the longest wait that was reported
 BUSY_SHARE = 0.5  # of one core: more than a thread uses that waits, less than one that computes
 
 
@@ -131,6 +132,7 @@ class HangWatch:
         self._quiet_s = self._running_s = 0.0
         self._before: Activity | None = None
         self._spared = self._patient = False
+        self._spared_s = self._longest_s = 0.0
         self._ticked_s = clock()
         self._looked_s = -LOOK_FOR_PROCESSES_S
 
@@ -170,7 +172,7 @@ class HangWatch:
     def begin_again(self) -> None:
         """Watch another attempt."""
         self._heartbeats.close()
-        self._ranks, self.stopped = set(), False
+        self._ranks, self.stopped, self._longest_s = set(), False, 0.0
         self._start_over(None)
 
     def close(self) -> None:
@@ -198,7 +200,7 @@ class HangWatch:
         return True
 
     def _start_over(self, seen: object) -> None:
-        self._seen, self._told, self._spared = seen, False, False
+        self._seen, self._told, self._spared, self._spared_s = seen, False, False, 0.0
         self._excuse()
         if self._said:
             self._said = False
@@ -284,9 +286,15 @@ class HangWatch:
             self._said = True
             return
         self._excuse()  # it is stopped if it hangs again later
-        if not self._spared and (told := together([hang])):
+        self._spared_s += hang.quiet_s
+        # A script may wait again and again, as for the next games of self-play: only a wait that is
+        # much longer than those before says more.
+        told = together([hang])
+        if not self._spared and told and self._spared_s >= TOLD_AGAIN * self._longest_s:
             self._spared = True
-            self._tell_of(told)
+            self._tell_of(replace(told, quiet_s=self._spared_s))
+        if self._spared:
+            self._longest_s = self._spared_s
 
     def _judge(self) -> bool:
         """True if the run is to be stopped, once all nodes have found no progress."""
