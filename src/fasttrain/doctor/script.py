@@ -237,30 +237,6 @@ def _sync_bn_compiled(habits: Habits, plan: LaunchPlan, _machine: Machine) -> It
         )
 
 
-def _sharded(habits: Habits, plan: LaunchPlan, _machine: Machine) -> Iterator[Finding]:
-    if plan.levers.strategy.value.mode != "fsdp":
-        return
-    if found := habits.sure(Habit.WHOLE_MODEL):
-        yield Finding(
-            "script-sharded",
-            "warning",
-            f"torch.save({found.what}) pickles the model, which --strategy fsdp shards in place",
-            "only the result of state_dict() is gathered from all ranks",
-            f"save {found.what}.state_dict()",
-            found.where,
-        )
-    # Source: torch/distributed/fsdp/_fully_shard/_fully_shard.py of torch 2.13.
-    if found := habits.sure(Habit.DEEPCOPY):
-        yield Finding(
-            "script-sharded",
-            "warning",
-            f"copy.deepcopy({found.what}) fails once --strategy fsdp has sharded the model",
-            "torch raises: FSDP does not support deepcopy",
-            "use --strategy ddp",
-            found.where,
-        )
-
-
 def _anomaly(habits: Habits, _plan: LaunchPlan, _machine: Machine) -> Iterator[Finding]:
     # Source: torch/autograd/anomaly_mode.py of torch 2.13.
     if found := habits.sure(Habit.ANOMALY):
@@ -361,7 +337,6 @@ _JUDGES: tuple[Judge, ...] = (
         _data_parallel,
         _sync_bn,
         _sync_bn_compiled,
-        _sharded,
         _anomaly,
         _cudnn,
     ),

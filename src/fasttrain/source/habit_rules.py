@@ -174,16 +174,12 @@ def _is_optimizer(name: str) -> bool:
 
 
 def models(here: Context, call: ast.Call) -> Iterator[Sign]:
-    """Yield what is done with a whole model: compile, save, copy, change of dtype."""
+    """Yield what is done with a whole model: compile, change of dtype."""
     names, what = here.of(call.func), subject(call)
     if what is not None:
         is_model, shown = here.is_model(what), ast.unparse(what)
         if "torch.compile" in names:
             yield Habit.COMPILE, shown, is_model
-        elif "torch.save" in names and is_model:
-            yield Habit.WHOLE_MODEL, shown, True
-        elif "copy.deepcopy" in names and is_model:
-            yield Habit.DEEPCOPY, shown, True
         elif "torch.set_default_dtype" in names and _dtype(here, what) == "float64":
             yield Habit.DTYPE, "float64", True
     if isinstance(call.func, ast.Attribute) and here.changes_model(call):

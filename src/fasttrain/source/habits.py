@@ -38,8 +38,6 @@ class Habit(StrEnum):
     NO_PINNING = "data loaders without pinned memory"
     PERSISTENT = "persistent workers"
     SYNC = "waits in each step"
-    WHOLE_MODEL = "saved whole models"
-    DEEPCOPY = "copied models"
     DEVICE = "hard-coded devices"
     VISIBLE = "own CUDA_VISIBLE_DEVICES"
     FRAMEWORK = "training frameworks"

@@ -275,10 +275,6 @@ FIRE = [
     ("device", "x.to('cuda:1')", {"gpus": "0,1"}, "warning"),  # each rank sees its own alone
     ("device", "x.to('cuda:1')", {"gpus": "0,1", "strategy": "none"}, "warning"),
     ("visible", "import os\nos.environ['CUDA_VISIBLE_DEVICES'] = '3'", {"gpus": "0"}, "warning"),
-    ("sharded", "import torch\nm.parameters()\ntorch.save(m, 'm.pt')",
-     {"gpus": "0,1", "strategy": "fsdp"}, "warning"),
-    ("sharded", "import copy\nm.parameters()\ncopy.deepcopy(m)",
-     {"gpus": "0,1", "strategy": "fsdp"}, "warning"),
 ]  # fmt: skip
 
 
@@ -298,6 +294,7 @@ FIRE += [
 ]
 
 # The same checks where they have nothing to say.
+FSDP = {"gpus": "0,1", "strategy": "fsdp"}
 QUIET = [
     ("sync", STEP, "cpu-laptop", {}),
     ("workers", LOADER + "DataLoader(D())", "cpu-laptop", {}),
@@ -316,7 +313,9 @@ QUIET = [
     ("device", "import torch\nif torch.cuda.is_available(): x.cuda()", "cpu-laptop", {}),
     ("visible", "import os\nos.environ['CUDA_VISIBLE_DEVICES'] = '3'", "8xh100", {}),
     ("visible", "import os\nos.environ['CUDA_VISIBLE_DEVICES'] = '3'", "cpu-laptop", {}),
-    ("sharded", "import torch\nm.parameters()\ntorch.save(m, 'm.pt')", "8xh100", {"gpus": "0,1"}),
+    # a whole model, also where it is sharded
+    ("sharded", "import torch\nm.parameters()\ntorch.save(m, 'm.pt')", "8xh100", FSDP),
+    ("sharded", "import copy\nm.parameters()\ncopy.deepcopy(m)", "8xh100", FSDP),
     ("sync-bn", SYNC_BN, "cpu-laptop", {}),
     ("sync-bn", RANKED_BN, "8xh100", TWO),
     ("sync-bn", RANKED_BN, "8xh100", {"compile": "default"}),  # one process has nothing to tell

@@ -51,7 +51,7 @@ WILD = {
     "char_lstm.py": {(Habit.RECURRENT, "LSTM", 17), (Habit.OPTIMIZER, "Adagrad", 28)},
     # the step is a function of its own, and reads the loss only every so many steps
     "convnet_batchnorm.py": {(Habit.OPTIMIZER, "SGD", 72)},
-    "distillation_ema.py": {(Habit.DEEPCOPY, "model", 19), (Habit.OPTIMIZER, "SGD", 42)},
+    "distillation_ema.py": {(Habit.OPTIMIZER, "SGD", 42)},
     "gpt_cosine.py": {(Habit.OPTIMIZER, "AdamW", 81)},
     # its loop reads the loss, but backward() is called elsewhere
     "lbfgs_closure.py": {(Habit.OPTIMIZER, "LBFGS", 9)},
@@ -100,7 +100,6 @@ WILD = {
         (Habit.OPTIMIZER, "SGD", 33),
         *((Habit.LOADER, "DataLoader", line) for line in (36, 45)),
         (Habit.SYNC, "float(loss)", 38),
-        (Habit.WHOLE_MODEL, "model", 51),
     },
     # the second loader reads images in the training process
     "loaders/workers_drop_last.py": {
