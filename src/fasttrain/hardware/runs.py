@@ -14,6 +14,7 @@ import psutil
 
 from fasttrain.model.job import LocalRun, RunState
 from fasttrain.model.machine import DeviceProcess
+from fasttrain.model.outcome import RECEIPT_FILE
 from fasttrain.model.places import (
     AGENT_PROGRAM,
     LAUNCHER_PROGRAM,
@@ -38,10 +39,13 @@ class RunProcess:
     Attributes:
         run: The run directory; the run's name if the directory isn't known.
         orphan: True if no ancestor is a launcher of fasttrain.
+        left: True for one that is no worker, of a run that has ended: its script has left it
+            running on purpose, such as TensorBoard.
     """
 
     run: str
     orphan: bool
+    left: bool = False
 
 
 def find_run_processes(run_root: Path) -> dict[int, RunProcess]:
@@ -60,8 +64,17 @@ def find_run_processes(run_root: Path) -> dict[int, RunProcess]:
         with suppress(psutil.Error):  # it has ended, or can't be read
             run = run_of(process.cmdline(), {RUN_MARK: mark_of(process.pid)}, run_root)
             if run and process.pid not in spared:
-                found[process.pid] = RunProcess(run, not _has_launcher(process))
+                orphan = not _has_launcher(process)
+                left = orphan and _was_left(process, run, run_root)
+                found[process.pid] = RunProcess(run, orphan, left)
     return found
+
+
+def _was_left(process: psutil.Process, run: str, run_root: Path) -> bool:
+    if run_of(process.cmdline(), {}, run_root):  # a worker
+        return False
+    folder = _directory(PurePath(run).name, [run], [process.pid], run_root)
+    return bool(folder) and Path(folder, RECEIPT_FILE).is_file()
 
 
 def run_of(argv: Sequence[str], environ: Mapping[str, str], run_root: Path) -> str:
@@ -102,12 +115,15 @@ def as_device_process(
     except psutil.NoSuchProcess:
         return DeviceProcess(0, memory_bytes, command)
     run = runs.get(pid, RunProcess("", orphan=False))
-    return DeviceProcess(pid, memory_bytes, command, run.run, run.orphan)
+    dead = run.orphan and not run.left
+    return DeviceProcess(pid, memory_bytes, command, run.run, dead)
 
 
 def orphans(runs: Mapping[int, RunProcess]) -> tuple[DeviceProcess, ...]:
-    """Return the live processes of runs whose launcher is dead."""
-    found = (as_device_process(pid, 0, runs) for pid, run in runs.items() if run.orphan)
+    """Return the live processes of runs whose launcher is dead, but for those left on purpose."""
+    found = (
+        as_device_process(pid, 0, runs) for pid, run in runs.items() if run.orphan and not run.left
+    )
     return tuple(process for process in found if process.pid)
 
 

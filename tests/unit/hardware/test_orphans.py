@@ -159,6 +159,19 @@ def test_a_command_is_found_by_its_environment(folder: Path) -> None:
     assert pid not in find_run_processes(folder)
 
 
+def test_what_a_script_left_running_when_it_had_ended_is_no_orphan(folder: Path) -> None:
+    program, run = folder / "tensorboard.py", folder / "runs" / "r1"
+    program.write_text("import time\nprint(flush=True)\ntime.sleep(30)\n")
+    run.mkdir(parents=True)
+    mark = {"FASTTRAIN_RUN_ID": "r1"}
+    with running(str(program), **mark) as left, running(*worker(folder), **mark) as killed:
+        before = {process.pid for process in orphans(find_run_processes(folder / "runs"))}
+        (run / "receipt.json").touch()
+        after = {process.pid for process in orphans(find_run_processes(folder / "runs"))}
+    assert {left, killed} <= before
+    assert after & {left, killed} == {killed}, "a worker isn't left on purpose"
+
+
 def test_who_asks_from_within_a_run_is_no_leftover_of_it(tmp_path: Path) -> None:
     code = (
         "import os; from pathlib import Path\n"
