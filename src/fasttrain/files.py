@@ -199,6 +199,25 @@ def open_log(path: Path | str) -> int:
     return os.open(path, _FLAGS | os.O_APPEND, 0o600)
 
 
+HIGH_DESCRIPTOR = 200  # below the 256 that macOS allows by default; a script's begin at 3
+
+
+def out_of_the_way(descriptor: int) -> int:
+    """Move a descriptor to a high number, and return that: the script's own files keep the low ones.
+
+    A script that closes all descriptors, as daemons do, opens its own files under the low numbers:
+    what a worker wrote there would be written into them.
+    """
+    import fcntl
+
+    try:
+        high = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, HIGH_DESCRIPTOR)
+    except OSError:  # the limit of open files is lower; the low number works as well
+        return descriptor
+    os.close(descriptor)
+    return high
+
+
 # Less free space than this is reported. One checkpoint of 100 million parameters with AdamW's state
 # in fp32 is 1.2 GB.
 FEW_BYTES = 1 << 30

@@ -22,7 +22,7 @@ from itertools import islice
 from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
 
-from fasttrain.files import give_back, open_log, reserve, write_private
+from fasttrain.files import give_back, open_log, out_of_the_way, reserve, write_private
 from fasttrain.model.codec import dumps
 from fasttrain.model.crash import (
     MESSAGE_LENGTH,
@@ -43,7 +43,6 @@ NOT_RECORDED = "fasttrain: how the script failed is not recorded"
 
 OUTER_FRAMES, INNER_FRAMES = 10, 40  # a RecursionError has a thousand
 MOST_RAISED = 50  # a group may hold any number of exceptions
-HIGH_DESCRIPTOR = 200  # below the 256 that macOS allows by default; the script's begin at 3
 
 
 def recorder(run_dir: str, rank: int) -> Callable[[BaseException], None]:
@@ -94,19 +93,7 @@ def watch_faults(run_dir: str, rank: int) -> None:
     except OSError as error:  # a full disk must not stop a script that writes nothing
         print(f"fasttrain: no stack is recorded at a fatal signal: {error}", file=sys.stderr)  # noqa: T201
         return
-    faulthandler.enable(_out_of_the_way(opened))
-
-
-def _out_of_the_way(descriptor: int) -> int:
-    """Return a duplicate with a high number: the script's own files keep the low ones."""
-    import fcntl
-
-    try:
-        high = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, HIGH_DESCRIPTOR)
-    except OSError:  # the limit of open files is lower; the low number works as well
-        return descriptor
-    os.close(descriptor)
-    return high
+    faulthandler.enable(out_of_the_way(opened))
 
 
 def _chain(error: BaseException) -> Iterator[Raised]:

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from fasttrain.files import open_log, write_private
+from fasttrain.files import open_log, out_of_the_way, write_private
 from fasttrain.model.codec import dumps
 from fasttrain.model.hang import (
     HEARTBEATS_VARIABLE,
@@ -102,6 +102,7 @@ class Heartbeat:
         if descriptor < 0 or record >= MOST_RANKS:
             descriptor, record = os.memfd_create(MEMORY_NAME), 0
             os.ftruncate(descriptor, MEMORY_BYTES)
+        descriptor = out_of_the_way(descriptor)
         undo.callback(os.close, descriptor)
         memory = memoryview(mmap.mmap(descriptor, MEMORY_BYTES)).cast("Q")
         first = record * RECORD_BYTES // memory.itemsize
@@ -110,7 +111,7 @@ class Heartbeat:
         signum = _free_signal()
         if signum:
             path = self._run_dir / stacks_file(self._rank)
-            stacks = open_log(path)
+            stacks = out_of_the_way(open_log(path))
             undo.callback(os.close, stacks)
             faulthandler.register(signum, stacks, all_threads=True, chain=False)
             undo.callback(faulthandler.unregister, signum)

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from fasttrain.files import HIGH_DESCRIPTOR
 from fasttrain.launch.hang.heartbeats import HeartbeatRecord as Seen
 from fasttrain.launch.hang.heartbeats import HeartbeatRecords, RankMemory
 from fasttrain.launch.hang.stacks import by_signal
@@ -68,6 +69,16 @@ def test_it_answers_with_its_stacks(heartbeat: Heartbeat, tmp_path: Path) -> Non
     answer = by_signal(os.getpid(), signum, tmp_path / "stacks-3.txt")
     assert "by_signal" in [frame.function for frame in answer[0]]
     assert (tmp_path / "stacks-3.txt").stat().st_mode & 0o777 == 0o600
+
+
+def test_the_scripts_files_keep_the_low_numbers(heartbeat: Heartbeat, tmp_path: Path) -> None:
+    # One that closes all descriptors opens its own files there, and stacks would go into them.
+    assert heartbeat
+    assert seen(tmp_path).address.descriptor >= HIGH_DESCRIPTOR
+    stacks = tmp_path / "stacks-3.txt"
+    links = {int(link.name): link for link in Path("/proc/self/fd").iterdir()}
+    (number,) = (number for number, link in links.items() if os.path.realpath(link) == str(stacks))
+    assert number >= HIGH_DESCRIPTOR
 
 
 def test_a_signal_of_the_scripts_is_left_alone(tmp_path: Path, undo: ExitStack) -> None:
