@@ -203,7 +203,7 @@ HIGH_DESCRIPTOR = 200  # below the 256 that macOS allows by default; a script's 
 
 
 def out_of_the_way(descriptor: int) -> int:
-    """Move a descriptor to a high number, and return that: the script's own files keep the low ones.
+    """Move a descriptor to a high number, and return that; the script's files keep the low ones.
 
     A script that closes all descriptors, as daemons do, opens its own files under the low numbers:
     what a worker wrote there would be written into them.

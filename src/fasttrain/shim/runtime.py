@@ -11,6 +11,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from copy import copy
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -49,22 +50,20 @@ from fasttrain.shim.watch.save_guard import SaveGuard
 
 def name_users_lines(undo: ExitStack) -> None:
     """Format such warnings with the place in the user's code; no-op where the script formats."""
-    patching.wrap(warnings, "formatwarning", _naming_users, undo)
+    # Not `formatwarning`: if that is replaced, Python leaves out where an unclosed file was opened.
+    patching.wrap(warnings, "_formatwarnmsg_impl", _naming_users, undo)
 
 
 def _naming_users(original: Any) -> Any:
-    def formatwarning(
-        message: Warning | str,
-        category: type[Warning],
-        filename: str,
-        lineno: int,
-        line: str | None = None,
-    ) -> str:
-        if is_shim_file(filename) and (frame := _user_of(filename, lineno)) is not None:
-            filename, lineno, line = frame.f_code.co_filename, frame.f_lineno, None
-        return str(original(message, category, filename, lineno, line))
+    def format_warning(warning: Any) -> str:
+        place = warning.filename, warning.lineno
+        if is_shim_file(warning.filename) and (frame := _user_of(*place)) is not None:
+            warning = copy(warning)
+            warning.filename, warning.lineno = frame.f_code.co_filename, frame.f_lineno
+            warning.line = None
+        return str(original(warning))
 
-    return formatwarning
+    return format_warning
 
 
 def hide_own_frames(undo: ExitStack) -> None:

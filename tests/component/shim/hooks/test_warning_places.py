@@ -68,10 +68,20 @@ def test_formatting_of_the_scripts_own_stays(
     assert warnings.formatwarning is own
 
 
-def test_with_the_levers_off_nothing_is_changed(rig: Any) -> None:
-    before = warnings.formatwarning
-    with rig():
-        assert warnings.formatwarning is before
+def test_where_an_unclosed_file_was_opened(rig: Any) -> None:
+    told = warnings.WarningMessage("unclosed", ResourceWarning, HERE, 1, source=object())
     with rig(amp="bfloat16"):
-        assert warnings.formatwarning is not before
-    assert warnings.formatwarning is before
+        text = warnings._formatwarnmsg(told)  # type: ignore[attr-defined]
+    assert "Enable tracemalloc" in text, "as plain python says"
+
+
+def test_with_the_levers_off_nothing_is_changed(rig: Any) -> None:
+    def formats() -> Any:
+        return warnings._formatwarnmsg_impl  # type: ignore[attr-defined]
+
+    before = formats()
+    with rig():
+        assert formats() is before
+    with rig(amp="bfloat16"):
+        assert formats() is not before
+    assert formats() is before
