@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import os
 import time
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 from fasttrain.model.attempts import RESTART_COUNT
 from fasttrain.model.errors import FasttrainError
 from fasttrain.model.plan import PLAN_FILE, LaunchPlan
+from fasttrain.shim.hooks import patching
 from fasttrain.shim.multiprocessing_hooks import follow_started, install_in_child
 from fasttrain.shim.process import log_stream, refusal, turns
+from fasttrain.shim.process.callsite import is_shim_code
 from fasttrain.shim.process.entry import Entry, die_with_launcher, read_entry
 from fasttrain.shim.process.entry import hide as hide_rank_variables
 from fasttrain.shim.process.import_hook import after_torch
@@ -49,7 +54,19 @@ def main(argv: list[str]) -> None:
     if plan.levers.on():
         follow_started(Path(plan.run_dir, PLAN_FILE), rank, ExitStack())
     after_torch(lambda: _install(plan, rank, started_s, pid))
+    patching.wrap(inspect, "getouterframes", _without_own_frames, ExitStack())
     run_target(entry.kind, entry.name, list(entry.args), refusal.ended_well, refusal.failed)
+
+
+def _without_own_frames(original: Any) -> Any:
+    """Have `inspect.stack` begin with the script, whose file the last entry names under Python."""
+
+    @functools.wraps(original)
+    def getouterframes(frame: Any, context: int = 1) -> list[inspect.FrameInfo]:
+        frames = original(frame, context)
+        return [one for one in frames if not is_shim_code(one.frame.f_code)]
+
+    return getouterframes
 
 
 def _be_alone(entry: Entry) -> None:

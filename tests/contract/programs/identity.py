@@ -1,6 +1,7 @@
-# ruff: noqa: T201, PTH109, PTH110
+# ruff: noqa: T201, PTH109, PTH110, PTH119
 """Prints all that a program can see of how it was started."""
 
+import inspect
 import os
 import signal
 import sys
@@ -19,6 +20,7 @@ print("path", sys.path)
 print("executable", sys.executable, sys.flags, sys.dont_write_bytecode)
 print("cwd", os.getcwd(), "umask", os.umask(0))
 print("main", __main__ is sys.modules["__main__"], __name__ == "__main__")
+print("stack", [os.path.basename(one.filename) for one in inspect.stack()])
 print("torch imported", "torch" in sys.modules)
 print("hooks", sys.excepthook is sys.__excepthook__, threading.excepthook, sys.displayhook)
 print("limits", sys.getrecursionlimit(), sys.getswitchinterval())
