@@ -6,7 +6,8 @@ import os
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from fasttrain.cli.requests import (
@@ -156,6 +157,8 @@ def split(words: Sequence[str], command: str) -> Typed:
 def choose_target(line: CommandLine, wanted: Resolved) -> Target:
     """Return what to start, from the command line or else from the configuration.
 
+    A file's arguments for it come before those of the command line.
+
     Raises:
         FasttrainError: ``script-missing`` if neither names a script; ``target-contradiction``.
     """
@@ -163,12 +166,12 @@ def choose_target(line: CommandLine, wanted: Resolved) -> Target:
     if line.module:
         if line.no_python:
             raise _contradiction()
-        return Target("module", line.module, (*words, *line.passed_on))
+        return _with_args(Target("module", line.module, (*words, *line.passed_on)), wanted)
     kind: TargetKind = "command" if line.no_python else "script"
     if words:
-        return Target(kind, words[0], (*words[1:], *line.passed_on))
+        return _with_args(Target(kind, words[0], (*words[1:], *line.passed_on)), wanted)
     if line.no_python and line.passed_on:
-        return Target(kind, line.passed_on[0], line.passed_on[1:])
+        return _with_args(Target(kind, line.passed_on[0], line.passed_on[1:]), wanted)
     if wanted.script is None:
         raise FasttrainError(
             "there is no script to run",
@@ -178,7 +181,34 @@ def choose_target(line: CommandLine, wanted: Resolved) -> Target:
             slug="script-missing",
             exit_code=ExitCode.USAGE,
         )
-    return Target(kind, wanted.script, (*wanted.args, *line.passed_on))
+    return _with_args(Target(kind, wanted.script, line.passed_on), wanted)
+
+
+def _with_args(target: Target, wanted: Resolved) -> Target:
+    """Return a target with the arguments that a file has for it; report those for another one."""
+    files = wanted.with_args
+    for file in files:
+        if file.script is None or _is_same(target, file.script, file.path.parent):
+            return replace(target, args=(*file.args, *target.args))
+    if files and not wanted.settings.quiet.value:
+        sys.stderr.write(
+            f"fasttrain: warning: args of {files[0].name}:{files[0].args_line} are for"
+            f" {files[0].script}, and are not passed to {target.name}\n"
+        )
+    return target
+
+
+def _is_same(target: Target, script: str, folder: Path) -> bool:
+    """Return True if a target is a script, named from the working directory or from a folder."""
+    if target.kind == "module":
+        return False
+    if target.name == script:
+        return True
+    for there in (Path(script), folder / script):
+        with suppress(OSError, ValueError):  # one of the two doesn't exist, or can't
+            if there.samefile(target.name):
+                return True
+    return False
 
 
 def _contradiction() -> FasttrainError:

@@ -91,14 +91,14 @@ class Resolved:
     Attributes:
         settings: Every option with its source.
         script: Script that the file names; None if it names none.
-        args: Arguments of the script, from the file.
+        with_args: The files that have arguments for a script, the strongest first.
         config_path: The file that was read; None without one.
         slurm: Options of SLURM; the defaults unless the command is for SLURM.
     """
 
     settings: Settings
     script: str | None = None
-    args: tuple[str, ...] = ()
+    with_args: tuple[YamlFile, ...] = ()
     config_path: Path | None = None
     slurm: SlurmSettings = field(default_factory=SlurmSettings)
 
@@ -142,7 +142,8 @@ def resolve(
     if not files:
         return Resolved(settings, slurm=on_slurm)
     file = next((file for file in files if file.script), files[0])
-    return Resolved(settings, file.script, file.args, file.path, on_slurm)
+    with_args = tuple(file for file in files if file.args)
+    return Resolved(settings, file.script, with_args, file.path, on_slurm)
 
 
 def _slurm_layers(files: Sequence[YamlFile], stronger: Sequence[Layer]) -> list[Layer]:

@@ -182,7 +182,8 @@ class YamlFile:
         entries: Option name to value and line. Scalars are the text as written (None if empty), so
             that ``off``, ``1:4`` and ``0123`` mean what they look like.
         script: Script to run, if the file names one.
-        args: Arguments of the script.
+        args: Arguments of the script, or of any script if the file names none.
+        args_line: Their line; 0 without any.
         preset: Name of a preset, unchecked.
         preset_line: Its line; 0 without one.
         slurm: Options in the section ``slurm``, as in ``entries``.
@@ -194,6 +195,7 @@ class YamlFile:
     entries: Entries = field(default_factory=dict)
     script: str | None = None
     args: tuple[str, ...] = ()
+    args_line: int = 0
     preset: str | None = None
     preset_line: int = 0
     slurm: Entries = field(default_factory=dict)
@@ -294,6 +296,7 @@ def _fill(path: Path, name: str, items: dict[str, tuple[yaml.Node, int]]) -> Yam
         _entries(items, name),
         _word("script", items, name),
         _args(items, name),
+        items["args"][1] if "args" in items else 0,
         _word("preset", items, name),
         items["preset"][1] if "preset" in items else 0,
         _entries(slurm, name),

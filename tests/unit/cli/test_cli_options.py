@@ -78,6 +78,34 @@ def test_script_and_its_arguments_from_the_file(planned: Any, tmp_path: Path) ->
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("words", "args"),
+    [
+        (("train.py",), ["--lr", "0.1"]),
+        (("./train.py", "x"), ["--lr", "0.1", "x"]),
+        (("other.py",), []),
+        (("-m", "train"), []),
+        (("sub/train.py",), ["--sub"]),
+        (("sub/other.py",), []),
+        (("any/train.py",), ["--any"]),
+        (("--quiet", "other.py"), []),
+    ],
+)
+def test_arguments_of_the_file_are_for_the_script_that_it_names(
+    fasttrain_main: Any, tmp_path: Path, words: tuple[str, ...], args: list[str]
+) -> None:
+    for folder, script in (("", "script: train.py"), ("sub", "script: train.py"), ("any", "")):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        word = "--" + folder if folder else "--lr, '0.1'"
+        (tmp_path / folder / "fasttrain.yaml").write_text(f"{script}\nargs: [{word}]\n")
+        for name in ("train.py", "other.py"):
+            (tmp_path / folder / name).write_text("")
+    said = fasttrain_main("run", "--dry-run", "--json", *words)
+    assert json.loads(said.out)["data"]["target"]["args"] == args
+    reported = "fasttrain.yaml:2 are for train.py" in said.err
+    assert reported == (not args and "--quiet" not in words)
+
+
 def test_modules_and_commands(planned: Any) -> None:
     assert planned("-m", "pkg.train", "x")["target"] == {
         "kind": "module", "name": "pkg.train", "args": ["x"],

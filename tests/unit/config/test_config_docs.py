@@ -19,7 +19,7 @@ def test_the_example_file_says_what_the_text_says(text, tmp_path):
     (tmp_path / "fasttrain.yaml").write_text(example)
     resolved = resolve({}, environ={}, cwd=tmp_path)
     assert resolved.script == "tools/train.py"
-    assert resolved.args == ("configs/a.yaml", "--lr", "1e-3")
+    assert resolved.with_args[0].args == ("configs/a.yaml", "--lr", "1e-3")
     assert resolved.settings.gpus.value == "0,3"
     assert resolved.settings.compile.value == "default"
     assert resolved.settings.env.value == ("OMP_NUM_THREADS=8", "DATA_ROOT=/data/imagenet")

@@ -14,7 +14,7 @@ def told(setting) -> tuple[object, str]:
 def test_nothing_said_gives_the_defaults(tmp_path):
     resolved = resolve({}, environ={"HOME": "/"}, cwd=tmp_path)
     assert resolved.settings == Settings()
-    assert (resolved.script, resolved.args, resolved.config_path) == (None, (), None)
+    assert (resolved.script, resolved.with_args, resolved.config_path) == (None, (), None)
 
 
 LAYERS = ["flag", "env", "file", "preset"]
@@ -74,7 +74,8 @@ def test_env_lists_merge_by_name(tmp_path):
 def test_the_file_of_the_directory_is_found(tmp_path, name):
     (tmp_path / name).write_text("script: train.py\nargs: [--lr, 0.10]\namp: bf16\n")
     resolved = resolve({}, environ={}, cwd=tmp_path)
-    assert (resolved.script, resolved.args) == ("train.py", ("--lr", "0.10"))
+    (file,) = resolved.with_args
+    assert (resolved.script, file.args, file.args_line) == ("train.py", ("--lr", "0.10"), 2)
     assert resolved.config_path == tmp_path / name
     assert told(resolved.settings.amp) == ("bf16", f"{name}:3")
 

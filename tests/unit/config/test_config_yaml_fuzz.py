@@ -42,7 +42,8 @@ def check(path: Path, data: bytes) -> None:
         assert result.exit_code is ExitCode.CONTRADICTION
         assert "fasttrain.yaml:" in result.what
     else:
-        for text in [*result.args, *result.settings.env.value, result.script or ""]:
+        args = [text for file in result.with_args for text in file.args]
+        for text in [*args, *result.settings.env.value, result.script or ""]:
             assert b"\0" not in text.encode()
 
 
