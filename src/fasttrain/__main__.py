@@ -2,16 +2,39 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
+from contextlib import suppress
+from typing import NoReturn
 
 
 def main() -> None:
     """Run the command line of this process and leave with its exit code."""
     try:
         from fasttrain.cli.app import main as run
+        from fasttrain.model.errors import ExitCode
     except KeyboardInterrupt:  # ctrl-C while half a second of imports runs: nothing has begun
-        sys.exit(130)
-    sys.exit(run(sys.argv[1:]))
+        _die_of_sigint()
+    code = run(sys.argv[1:])
+    if code is ExitCode.INTERRUPTED:
+        _die_of_sigint()
+    sys.exit(code)
+
+
+def _die_of_sigint() -> NoReturn:
+    """End as Python does after a KeyboardInterrupt.
+
+    A shell goes on with a loop or a script whose command has ended by itself, whatever its exit
+    code: it takes ctrl-C to be handled. The exit code that a shell shows is 130 in both cases.
+    Source: bash(1), SIGNALS; CPython 3.11, Modules/main.c, exit_sigint.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    os.kill(os.getpid(), signal.SIGINT)
+    sys.exit(128 + signal.SIGINT)  # SIGINT is blocked, or this is the first process of a container
 
 
 if __name__ == "__main__":

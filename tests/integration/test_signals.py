@@ -117,9 +117,20 @@ def test_ctrl_c_ends_a_script_that_does_not_handle_it(
     screen = terminal(fasttrain.argv("run", path))
     screen.read_until(b"ready")
     screen.type(b"\x03")
-    assert screen.end() == 130
+    assert screen.end() == -signal.SIGINT, "as python, so that a shell ends its loop"
     assert screen.screen.count(b"KeyboardInterrupt") == 1
     assert b" exit code 130 " in screen.screen
+
+
+def test_ctrl_c_ends_a_loop_of_a_shell(fasttrain: Any, script: Any, terminal: Any) -> None:
+    path = script("import time\nprint('ready', flush=True)\ntime.sleep(60)")
+    loop = 'for lr in 1 2 3; do "$@" -- $lr; done; echo after'
+    screen = terminal(["bash", "-c", loop, "bash", *fasttrain.argv("run", "--quiet", path)])
+    screen.read_until(b"ready")
+    screen.type(b"\x03")
+    assert screen.end() == -signal.SIGINT
+    assert screen.screen.count(b"ready") == 1
+    assert b"after" not in screen.screen
 
 
 def test_a_caller_that_ignores_sigchld(fasttrain: Any, script: Any) -> None:

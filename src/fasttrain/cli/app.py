@@ -55,7 +55,11 @@ def build() -> typer.Typer:
 
 
 def main(argv: list[str]) -> int:
-    """Run one command line and return its exit code; every error is printed here, once."""
+    """Run one command line and return its exit code; every error is printed here, once.
+
+    The code is `ExitCode.INTERRUPTED` itself where ctrl-C ended the command, and the number 130
+    where a script has ended with that.
+    """
     prepare_streams()
     try:
         code = build()(args=argv or ["--help"], prog_name="fasttrain", standalone_mode=False)

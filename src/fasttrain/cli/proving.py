@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import time
 from collections.abc import Mapping
@@ -247,6 +248,8 @@ def _unknown(why: str) -> Curves:
 
 
 def _exit_code(report: ProofReport, signum: int, script: int) -> int:
+    if signum == signal.SIGINT:
+        return ExitCode.INTERRUPTED
     if signum:
         return 128 + signum
     if "plain" in report.failed:

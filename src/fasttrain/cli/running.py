@@ -246,4 +246,4 @@ def _start(
             fix="leave that lever out, or run without --strict",
             slug="strict",
         )
-    return receipt.exit_code
+    return ExitCode.INTERRUPTED if receipt.interrupted else receipt.exit_code

@@ -255,7 +255,8 @@ def _tune(
         try:
             later = _start(plan(run_dir, next_tuning), invocation, quiet=quiet)
         except KeyboardInterrupt:  # between two starts
-            interrupted = replace(ended.receipt, exit_code=int(ExitCode.INTERRUPTED))
+            code = int(ExitCode.INTERRUPTED)
+            interrupted = replace(ended.receipt, exit_code=code, interrupted=True)
             ended = replace(ended, receipt=interrupted)
             break
         ended = replace(later, report=_latest(ended.report, later.report))
@@ -334,7 +335,8 @@ def _compare_settings(ended: _Ended, ground: Ground, process: ProcessSettings) -
         search.signum = int(signal.SIGINT)
     receipt = ended.receipt
     if search.signum:
-        receipt = replace(receipt, exit_code=128 + search.signum)
+        interrupted = search.signum == signal.SIGINT
+        receipt = replace(receipt, exit_code=128 + search.signum, interrupted=interrupted)
     by_budget = ended.by_budget and not search.signum
     return replace(ended, report=search.report, receipt=receipt, by_budget=by_budget)
 
@@ -383,7 +385,7 @@ def _tell(ended: _Ended, tuned: TuningPlan, *, quiet: bool, json: bool) -> int:
     else:
         print_tuning(report, tuned, tuned.plan.run_dir, failed)
     if failed:
-        return failed
+        return ExitCode.INTERRUPTED if receipt.interrupted else failed
     return 0 if report.says_something else int(ExitCode.UNAVAILABLE)
 
 

@@ -78,6 +78,7 @@ class Ended:
         crash: Why it failed; None where nothing did.
         attempts: The attempts before the last, which failed.
         steps: The optimizer steps of the last one, by rank, as far as this node has seen them.
+        interrupted: Whether SIGINT ended it, rather than the script itself after one.
     """
 
     exit_code: int
@@ -86,3 +87,4 @@ class Ended:
     crash: Crash | None = None
     attempts: tuple[Attempt, ...] = ()
     steps: Mapping[int, int] = field(default_factory=dict)
+    interrupted: bool = False

@@ -130,6 +130,7 @@ def gather(plan: LaunchPlan, ended: Ended, run_dirs: Iterable[Path] = ()) -> Rec
         hints=(*plan.hints, *hints),
         crash=ended.crash,
         attempts=ended.attempts,
+        interrupted=ended.interrupted,
     )
     return _kept(receipt, run_dirs[0] / RECEIPT_FILE)
 

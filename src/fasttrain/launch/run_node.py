@@ -162,7 +162,9 @@ def _attend(
         (run_dir / CRASH_FILE).unlink(missing_ok=True)
     warnings = (*end.warnings, *seen, *dict.fromkeys(attempts.problems))  # attempts may share them
     # torchrun compares times of failures in whole seconds; the judgement has the ranks' own clocks.
-    return Ended(code, wall_s, warnings, crash, tuple(attempts.done), attempts.steps())
+    interrupted = end.interrupted and code == end.exit_code
+    done = tuple(attempts.done)
+    return Ended(code, wall_s, warnings, crash, done, attempts.steps(), interrupted)
 
 
 def _save(plan: LaunchPlan) -> int:

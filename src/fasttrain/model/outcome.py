@@ -149,6 +149,7 @@ class Receipt:
         hints: What the user might try next.
         crash: Why it failed; None if it succeeded, or was stopped from outside.
         attempts: The failed attempts before the last one.
+        interrupted: Whether SIGINT ended it, rather than the script itself after one.
     """
 
     run_id: str
@@ -162,4 +163,5 @@ class Receipt:
     hints: tuple[str, ...] = ()
     crash: Crash | None = None
     attempts: tuple[Attempt, ...] = ()
+    interrupted: bool = False
     schema: int = RECEIPT_SCHEMA

@@ -59,6 +59,15 @@ def test_a_command_from_start_to_receipt(of_command: Callable[..., LaunchPlan]) 
     assert sorted(log.splitlines()) == [b"said", b"told"]
 
 
+@pytest.mark.parametrize(("ends", "interrupted"), [("kill -INT $$", True), ("exit 130", False)])
+def test_a_command_that_sigint_ends_is_told_from_one_that_handles_it(
+    of_command: Callable[..., LaunchPlan], ends: str, interrupted: bool
+) -> None:
+    plan = of_command("sh", "sh", "-c", ends)
+    receipt = start(plan, plan, {"PATH": os.defpath}, Observers(Recorder()))
+    assert (receipt.exit_code, receipt.interrupted) == (130, interrupted)
+
+
 LATER = "(echo begun; while [ -e going ]; do {}; done; echo later; : > flag) & echo now"
 
 

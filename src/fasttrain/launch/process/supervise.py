@@ -133,10 +133,12 @@ class End:
     Attributes:
         exit_code: Exit code of the child, or 128 + signal; of a run that was made to end, 128 +
             the signal that asked for it.
+        interrupted: Whether SIGINT ended it; a script that handles one may end with 130, too.
         warnings: What went wrong, one sentence each.
     """
 
     exit_code: int
+    interrupted: bool = False
     warnings: tuple[str, ...] = ()
 
 
@@ -259,10 +261,10 @@ class _Watch:
             if delay_s is None or not again.clear():
                 break
             if not self._back_off(delay_s):
-                code = self._stop.exit_code
+                code, self._status = self._stop.exit_code, None  # that of the attempt before
                 break
             self._child, self._status = start(), None
-        return End(code, (*self._unguarded(), *self._told))
+        return End(code, self._was_interrupted(code), (*self._unguarded(), *self._told))
 
     def _wait(self, again: Again) -> int:
         """Return the child's exit code once it ends; clear the way when it restarts its workers."""
@@ -275,6 +277,12 @@ class _Watch:
                 if not cleared:
                     os.kill(self._child, signal.SIGTERM)  # it would wait for the answer for ever
         return 128 + self._stop.signum if self._status is None else _exit_code(self._status)
+
+    def _was_interrupted(self, code: int) -> bool:
+        """True if SIGINT ended the run; an agent, and one that was killed, have no such status."""
+        if self._status is None or self._is_agent:
+            return code == 128 + signal.SIGINT and self._stop.signum == signal.SIGINT
+        return os.WIFSIGNALED(self._status) and os.WTERMSIG(self._status) == signal.SIGINT
 
     def _end_rest(self, *spared: int) -> None:
         """End what is left of an attempt; kill the child as well if it still runs."""
