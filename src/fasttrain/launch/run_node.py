@@ -135,7 +135,9 @@ def _attend(
     hang = HangWatch(part.masked, observers.on_hang, observers.nodes, secrets)
     follower = _Follower(part, observers, hang)
     save = _save(plan)
-    stop = Stop(plan.shutdown_timeout_s, observers.display.tell, follower.heard, save)
+    tell, heard = observers.display.tell, follower.heard
+    may_go_on = not (handed or plan.tuning or plan.proof)
+    stop = Stop(plan.shutdown_timeout_s, tell, heard, save, may_go_on=may_go_on)
     relay = Relay(run_dir / log_name(plan), observers.display, again=restartable(plan))
     attempts = Attempts(part, observers, stop, relay, follower.begin_again, pipe)
     started_s = time.monotonic()

@@ -68,7 +68,7 @@ class Settings(LeverOptions):
     )
 
     shutdown_timeout: Setting[int] = option(
-        30, "Seconds from ctrl-C, SIGTERM or SIGHUP to SIGKILL, for saving", panel=RUN,
+        30, "Seconds from SIGTERM, SIGHUP, or ctrl-C of several ranks to SIGKILL", panel=RUN,
         metavar="S", minimum=0,
     )  # fmt: skip
     debug: Setting[bool] = option(False, "Blocking launches and torch's debug switches", panel=RUN)

@@ -86,6 +86,46 @@ def test_a_second_ctrl_c_is_impatience(
     assert (stop.due(), stop.now, stop.signum) == (now, now, first)
 
 
+@pytest.fixture
+def patient(clock: Clock, told: list[str]) -> Stop:
+    return Stop(5, told.append, may_go_on=True)
+
+
+def test_a_script_may_handle_ctrl_c_and_go_on(patient: Stop, clock: Clock, told: list[str]) -> None:
+    for _ in range(2):  # the next ctrl-C is the first again
+        patient.hear(INT)
+        clock.now_s += 29
+        assert not patient.due()
+        assert patient.signum == INT
+        clock.now_s += 1
+        assert not patient.due()
+        assert patient.signum == 0
+    first, second = told
+    assert first == second
+    assert " 5 s " not in first
+
+
+def test_a_second_ctrl_c_ends_what_might_go_on(patient: Stop, clock: Clock) -> None:
+    patient.hear(INT)
+    clock.now_s += 29
+    patient.hear(INT)
+    clock.now_s += 2
+    assert (patient.due(), patient.now, patient.signum) == (True, True, INT)
+
+
+@pytest.mark.parametrize("number", [TERM, HUP])
+def test_other_signals_have_their_clock_also_after_ctrl_c(
+    patient: Stop, clock: Clock, number: signal.Signals
+) -> None:
+    patient.hear(INT)
+    clock.now_s += 27
+    patient.hear(number)
+    clock.now_s += 4
+    assert not patient.due()
+    clock.now_s += 1
+    assert (patient.due(), patient.signum) == (True, INT)
+
+
 def test_a_signal_that_is_ignored_here_is_none(stop: Stop, clock: Clock) -> None:
     before = signal.signal(HUP, signal.SIG_IGN)
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import time
@@ -108,13 +109,15 @@ INTERRUPTED = "Interrupted"
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 AGAIN_S = 0.5  # `timeout` and others send one signal to a process and to its group
 REMIND_S = 1.0  # most scripts have ended by then, and no message is needed
+GOES_ON_S = 30.0  # after a ctrl-C that it has handled: the next one is its own again
 
 
 class Stop:
     """The end of a run as asked for by signals.
 
     Attributes:
-        signum: The first signal that asked for it; 0 while none did.
+        signum: The first signal that asked for it; 0 while none did, and once a script goes on that
+            has handled ctrl-C.
         now: Whether a second ctrl-C asked for it at once.
         preempted: Whether the run was asked to end after a snapshot.
 
@@ -123,6 +126,8 @@ class Stop:
         tell: Prints a message to the user.
         heard: Called with each signal to this process.
         save: Signal at which the run saves a snapshot and ends, sent instead of SIGTERM; 0 without.
+        may_go_on: Whether ctrl-C sets no limit, because a script may stop training at it, and
+            evaluate what it has trained; torchrun's agent ends its ranks at any of these signals.
     """
 
     def __init__(
@@ -131,6 +136,8 @@ class Stop:
         tell: Callable[[str], None],
         heard: Callable[[int], None] = lambda _signum: None,
         save: int = 0,
+        *,
+        may_go_on: bool = False,
     ) -> None:
         self.signum = 0
         self.now = self.preempted = False
@@ -138,7 +145,9 @@ class Stop:
         self._tell = tell
         self._heard = heard
         self._save = save
+        self._may_go_on = may_go_on
         self._since_s = 0.0
+        self._kill_s = math.inf
         self._reminded = False
 
     def hear(self, signum: int) -> None:
@@ -148,8 +157,11 @@ class Stop:
         # A signal that the caller ignores, as under nohup, is ignored by the script as well.
         if signum not in STOPPING or signal.getsignal(signum) == signal.SIG_IGN:
             return
+        now_s = time.monotonic()
+        if not (signum == signal.SIGINT and self._may_go_on):
+            self._kill_s = min(self._kill_s, now_s + self.grace_s)
         if not self.signum:
-            self.signum, self._since_s = signum, time.monotonic()
+            self.signum, self._since_s = signum, now_s
         elif signum == signal.SIGINT and self._age_s() >= AGAIN_S:
             self.now = True
 
@@ -178,13 +190,20 @@ class Stop:
         age_s = self._age_s()
         if age_s >= REMIND_S and not self._reminded:
             self._reminded = True
-            name = signal.Signals(self.signum).name
-            ended = INTERRUPTED if self.signum == signal.SIGINT else name
-            self._tell(
-                f"{ended}. Waiting up to {self.grace_s:g} s for the script to save;"
-                " ctrl-C again ends it now."
-            )
-        return self.now or age_s >= self.grace_s
+            self._tell(self._reminder())
+        if self._kill_s == math.inf and age_s >= GOES_ON_S and not self.now:
+            self.signum, self._reminded = 0, False
+        return self.now or time.monotonic() >= self._kill_s
+
+    def _reminder(self) -> str:
+        name = signal.Signals(self.signum).name
+        ended = INTERRUPTED if self.signum == signal.SIGINT else name
+        if self._kill_s == math.inf:
+            return f"{ended}. The script goes on; ctrl-C again within {GOES_ON_S:g} s ends it now."
+        return (
+            f"{ended}. Waiting up to {self.grace_s:g} s for the script to save;"
+            " ctrl-C again ends it now."
+        )
 
     def _age_s(self) -> float:
         return time.monotonic() - self._since_s
