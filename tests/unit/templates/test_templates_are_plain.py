@@ -85,7 +85,7 @@ def test_every_key_of_the_example_works_when_uncommented(tmp_path: Path) -> None
     file = read_yaml(tmp_path / "fasttrain.yaml")
     resolved = resolve({}, environ={}, cwd=tmp_path)
     assert file.entries.keys() == set(OPTION_NAMES)
-    assert (resolved.script, resolved.args, file.preset) == (
+    assert (resolved.script, file.args, file.preset) == (
         "train.py", ("--out", "model.pt"), "fast",
     )  # fmt: skip
     assert resolved.settings.nodes.value == "1:4"
