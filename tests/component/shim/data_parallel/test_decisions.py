@@ -58,6 +58,18 @@ class Configured(Net):
         return self.linear(x) * stage  # type: ignore[no-any-return]
 
 
+class Periodic(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.step, self.every = 0, 50
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.step += 1
+        if (self.step > 120 and (self.step + 1) % self.every == 0) or self.step in (300, 400):
+            x = x - x.mean(0)
+        return self.linear(x)  # type: ignore[no-any-return]
+
+
 class Fitted(Net):
     def fit(self, x: Tensor) -> None:
         self(x)
@@ -190,6 +202,19 @@ def test_a_counter_hides_no_flag() -> None:
     fill(other, saved(site))
     assert other.seen.of_places == site.seen.of_places
     assert not other.is_due(values[-1], 0, 8)
+
+
+def test_what_only_some_calls_do_by_a_counter_is_verified() -> None:
+    site, decisions = CallSite("Net", split=Split((0,)), hooks=0), Decisions(net := Periodic())
+    due = []
+    for net.step in range(1, 10_000):
+        if site.is_due(decisions.values(), 0, limits=decisions.limits):
+            due.append(net.step)
+    assert {49, 120, 121, 149, 300, 301, 400, 401} <= set(due)
+    assert len(due) < 60
+    other = CallSite("Net", hooks=0)
+    fill(other, saved(site))
+    assert other.seen.classes == site.seen.classes
 
 
 def test_shapes_are_verified_as_often_whatever_else_changes() -> None:

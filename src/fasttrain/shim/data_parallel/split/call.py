@@ -178,7 +178,8 @@ class SplitCalls:
         values = (shapes, *argument_values(args, kwargs), *site.decisions.values())
         count = 0 if site.split is None else row_count(inputs, site.split.inputs)
         fewest = count // self._ranks.world_size
-        due = site.is_due(values, self._hooks.registered, count, fewest)
+        limits = site.decisions.limits
+        due = site.is_due(values, self._hooks.registered, count, fewest, limits)
         rows = None if due or not fewest else Rows(self._ranks, count)
         if rows is None and any(isinstance(tensor, LazyRows) for tensor in inputs):
             args, kwargs = map_tensors(args, linked), map_tensors(kwargs, linked)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dis
 import math
 import sys
 import weakref
 from argparse import Namespace
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from types import CodeType, FunctionType, SimpleNamespace
 from typing import Any
 
@@ -318,6 +320,9 @@ class Decisions:
 
     Args:
         module: The root.
+
+    Attributes:
+        limits: The numbers that a counter among the values may be compared with or divided by.
     """
 
     def __init__(self, module: Module) -> None:
@@ -326,6 +331,7 @@ class Decisions:
             if len(self._places) == MOST_VALUES:
                 break
             self._places.append(place)
+        self.limits = Limits.of(module, self.values())
 
     def values(self) -> tuple[Any, ...]:
         """Return the present values, each at the same place in each call."""
@@ -333,6 +339,78 @@ class Decisions:
             _category(slot[name] if name in (slot := find()) else getattr(kind, name, None))
             for find, name, kind in self._places
         ])  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The numbers in the code of a root that may decide what a counter's value means.
+
+    What happens in every 50th call, or from the 1000th on, is in none of the calls 1, 2, 4, 8 ...
+
+    Attributes:
+        thresholds: What the code may compare a counter with, and the numbers before those.
+        divisors: What it may divide one by.
+    """
+
+    thresholds: tuple[int, ...] = ()
+    divisors: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, module: Module, values: Iterable[Any]) -> Limits:
+        """Return those in the script's code for a root's modules, and settings that it reads."""
+        settings = {value for value in values if _is_limit(value)}
+        compared, divided = set(), set()
+        for function in _functions(module):
+            given = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
+            for code in _codes_in(function.__code__):
+                signs, numbers = _signs_and_numbers(code)
+                numbers = settings.union(numbers, filter(_is_limit, given))
+                if signs & _COMPARING:
+                    compared |= numbers
+                if signs & _DIVIDING:
+                    divided |= numbers
+        thresholds = {at for number in compared for at in (int(number) - 1, int(number))}
+        return cls(tuple(sorted(thresholds)), tuple(sorted(map(int, divided))))
+
+    def classes(self, value: int) -> list[Any]:
+        """Return what a branch may see in a counter's value: its side of each limit, a remainder.
+
+        A condition on a remainder may hold on one side of a limit only.
+        """
+        side = bisect_left(self.thresholds, value), bisect_right(self.thresholds, value)
+        rest = [(by, value % by) for by in self.divisors]
+        return [side, *((side, by, at) for by, at in rest if at in (0, 1, by - 1))]
+
+
+_COMPARING = frozenset(("<", "<=", "==", "!=", ">", ">=", "in"))
+_DIVIDING = frozenset(("%", "%=", "//", "//="))
+
+
+def _is_limit(value: Any) -> bool:
+    return type(value) in (int, float) and value >= 2 and value == value // 1 < math.inf
+
+
+@lru_cache(4096)
+def _signs_and_numbers(code: CodeType) -> tuple[set[str], set[int]]:
+    """Return the operators in code, and the numbers that may be limits."""
+    signs, numbers = set(), set()
+    for each in dis.get_instructions(code):
+        if each.opname in ("BINARY_OP", "COMPARE_OP"):
+            signs.add(each.argrepr.removeprefix("bool(").removesuffix(")"))  # so from 3.13 on
+        elif each.opname == "CONTAINS_OP":
+            signs.add("in")
+        elif each.opname.startswith("LOAD_"):
+            of = each.argval if isinstance(each.argval, tuple | frozenset) else (each.argval,)
+            numbers |= {number for number in of if _is_limit(number)}
+    return signs, numbers
+
+
+def _codes_in(code: CodeType) -> Iterator[CodeType]:
+    """Yield code, and that of functions in it."""
+    yield code
+    for each in code.co_consts:
+        if isinstance(each, CodeType):
+            yield from _codes_in(each)
 
 
 def _category(value: Any) -> Any:
@@ -506,15 +584,17 @@ class Seen:
 
     Attributes:
         of_places: The values at each place.
+        classes: The `Limits.classes` of those of counters, each with its place.
         together: Values that were there in one call, but for places that had many.
         last: Those of the last call.
     """
 
     of_places: list[set[Any]] = field(default_factory=list)
+    classes: set[Any] = field(default_factory=set)
     together: set[Any] = field(default_factory=set)
     last: tuple[Any, ...] = ()
 
-    def note(self, values: tuple[Any, ...]) -> bool:
+    def note(self, values: tuple[Any, ...], limits: Limits) -> bool:
         """Note a call's values; return True if the call has to be verified for one of them."""
         if values == self.last:
             return False
@@ -525,7 +605,13 @@ class Seen:
             value if len(seen) <= FIRST else None
             for seen, value in zip(self.of_places, values, strict=False)
         ]
-        return _noted(self.together, tuple(seldom)) or any(new)
+        others = set()
+        for at, (seen, value) in enumerate(zip(self.of_places, values, strict=False)):
+            if type(value) is int and len(seen) > 1:
+                others |= {(at, each) for each in limits.classes(value)}
+        others -= self.classes
+        self.classes |= others
+        return _noted(self.together, tuple(seldom)) or any(new) or bool(others)
 
 
 def _noted(seen: set[Any], value: Any) -> bool:
@@ -577,7 +663,14 @@ class CallSite:
         """Have the next call verified as the first one is."""
         self.calls, self.final, self.few = 0, False, False
 
-    def is_due(self, values: tuple[Any, ...], hooks: int, rows: int = 0, fewest: int = 0) -> bool:
+    def is_due(
+        self,
+        values: tuple[Any, ...],
+        hooks: int,
+        rows: int = 0,
+        fewest: int = 0,
+        limits: Limits = Limits(),
+    ) -> bool:
         """Count a call; return True if it has to be verified.
 
         Args:
@@ -585,9 +678,10 @@ class CallSite:
             hooks: Number of hooks registered anywhere so far.
             rows: Number of rows of its batch.
             fewest: Smallest number of rows of any rank.
+            limits: What counters among the values may be compared with.
         """
         self.calls += 1
-        new = self.seen.note(values)
+        new = self.seen.note(values, limits)
         if self.final:
             return False
         again = new or not self.calls & (self.calls - 1)
@@ -612,6 +706,7 @@ def saved(site: CallSite) -> dict[str, Any]:
         "most_rows": site.most_rows,
         "single": site.single,
         "seen": [list(map(_plain, seen)) for seen in site.seen.of_places],
+        "classes": list(map(_plain, site.seen.classes)),
         "together": list(map(_plain, site.seen.together)),
     }
 
@@ -624,7 +719,10 @@ def _plain(value: Any) -> Any:
 def fill(site: CallSite, state: dict[str, Any]) -> None:
     """Restore a result of `saved`."""
     site.split = Split(*state["split"]) if state["split"] else None
-    site.seen = Seen([set(map(_plain, seen)) for seen in state["seen"]],
-                     set(map(_plain, state["together"])))  # fmt: skip
+    site.seen = Seen(
+        [set(map(_plain, seen)) for seen in state["seen"]],
+        set(map(_plain, state["classes"])),
+        set(map(_plain, state["together"])),
+    )
     for name in ("calls", "why_not", "final", "few", "verified", "most_rows", "single"):
         setattr(site, name, state[name])
