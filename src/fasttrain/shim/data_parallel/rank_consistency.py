@@ -39,7 +39,7 @@ CLOSE = 1e-9  # relative, of squares: different kinds of machines may round diff
 INSIDE = "go on in "  # prefix of what ranks do inside a call of a model
 
 
-def meet_inside(ranks: Ranks, tag: int, numbers: Sequence[float] = ()) -> bool:
+def meet_inside(ranks: Ranks, tag: int, numbers: Sequence[float] = (), *, also: str = "") -> bool:
     """Wait for all ranks inside a call; return True if all are doing the same there.
 
     Args:
@@ -47,11 +47,13 @@ def meet_inside(ranks: Ranks, tag: int, numbers: Sequence[float] = ()) -> bool:
         tag: Number of what this rank is doing.
         numbers: Finite numbers, as many as other ranks with this tag have; `Ranks.spread` is then
             how far they differ.
+        also: What all ranks shall know of this one if not all are doing the same.
 
     Raises:
         SystemExit: ``ranks-parted`` if some are outside of it.
     """
-    if ranks.meet(tag, lambda: f"{INSIDE}the call of a model at {call_site()}", numbers):
+    doing = f"the call of a model ({also})" if also else "the call of a model"
+    if ranks.meet(tag, lambda: f"{INSIDE}{doing} at {call_site()}", numbers):
         return True
     if not all(text.startswith(INSIDE) for text in ranks.reports):
         refuse(_of_reports(ranks.reports))

@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch import distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from fasttrain.shim.data_parallel.rank_consistency import RankConsistency
 from fasttrain.shim.data_parallel.split.agreement import check_equal
+from fasttrain.shim.data_parallel.split.modules import Changes
 from fasttrain.shim.data_parallel.tensor_sums import sums_of
 
 NUMBERS = 1000  # of each tensor
@@ -80,3 +81,27 @@ def test_outputs_are_compared_in_fp32(dtype: torch.dtype) -> None:
     with Seen() as seen:
         check_equal([whole], [whole.clone()], "outputs")
     assert (seen.most, seen.wide) == (NUMBERS, 0)
+
+
+class Net(nn.Module):
+    """A model of the script's own, whose parts are torch's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+        self.layers = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)).eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return self.layers(x)  # type: ignore[no-any-return]
+
+
+def test_what_a_split_call_changes_is_looked_at_without_operators() -> None:
+    net = Net()
+    changes = Changes(net, [(0, "calls")])
+    with Seen() as seen:
+        held = changes.hold()
+    net(torch.ones(2, 4))
+    with seen:
+        assert (held.is_foreseen(), held.has_lost(), held.buffers()) == (True, False, [])
+    assert seen.count == 0

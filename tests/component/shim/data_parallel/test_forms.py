@@ -85,16 +85,38 @@ def test_what_a_module_keeps_is_noticed() -> None:
     assert forms[0] != forms[1]
 
 
+def test_buffers_that_a_call_writes_to_are_compared() -> None:
+    ranks: Any = Rank(0)
+    made = Split((0,)).form(nn.Identity(), (), Rows(ranks, 5), [torch.tensor(4), torch.ones(())])
+    assert made is not None
+    assert made[1] == [4.0, 1.0]
+    large = Split((0,)).form(nn.Identity(), (), Rows(ranks, 5), [torch.full((10_000,), 2.0)])
+    assert large is not None
+    assert large[1] == [200.0]
+
+
+def test_what_an_earlier_verified_call_has_changed_stays_foreseen() -> None:
+    first = Split(
+        (0,), kept=((0, "h", (0,)), (0, "mask", (None,))), changed=((0, "h"), (0, "mask"))
+    )
+    other = Split((0,), kept=((0, "new", (0,)),), changed=((0, "new"), (0, "step")))
+    both = other.with_earlier(first)
+    assert both.kept == ((0, "new", (0,)), (0, "mask", (None,)))
+    assert set(both.changed) == {(0, "new"), (0, "step"), (0, "mask")}
+    replaced = Split((0,), changed=((0, "mask"),)).with_earlier(first)
+    assert replaced.kept == ()
+
+
 def test_what_a_call_has_changed_is_restored() -> None:
     norm: Any = nn.BatchNorm1d(2)
     norm.calls = 1
     buffers = dict(norm.named_buffers())
     before = {name: buffer.clone() for name, buffer in buffers.items()}
-    restore = Changes(norm, [(0, "calls"), (0, "new"), *((0, name) for name in buffers)]).hold()
+    held = Changes(norm, [(0, "calls"), (0, "new"), *((0, name) for name in buffers)]).hold()
     norm(torch.randn(4, 2))
     norm.calls, norm.new = 2, 3
     norm.running_var = torch.zeros(2)
-    restore()
+    held.restore()
     assert norm.calls == 1
     assert not hasattr(norm, "new")
     for name, buffer in norm.named_buffers():

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fasttrain.shim.data_parallel.split.modules import ModuleState, parameter_sums
+from fasttrain.shim.data_parallel.split.modules import Changes, ModuleState, parameter_sums
 
 
 class Keeping(nn.Module):
@@ -33,6 +33,61 @@ def test_what_a_call_leaves() -> None:
     assert {name for _, name in before.left()} == {
         "calls", "aux", "queue", "running_mean", "running_var", "num_batches_tracked",
     }  # fmt: skip
+
+
+class Rare(nn.Module):
+    """Does at other calls what the name says that it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(2, 2)
+        self.register_buffer("hot", torch.zeros((), dtype=torch.long))
+        self.register_buffer("large", torch.zeros(100_000), persistent=False)
+        self.mask: Tensor | None = None
+
+    def forward(self, x: Tensor, does: str = "") -> Tensor:
+        self.hot += (x > 50).any(1).sum()
+        self.last = x
+        if does == "replaces":
+            self.mask = x
+        elif does == "adds":
+            self.calls = 1
+        elif does == "keeps less":
+            del self.last
+        elif does == "writes":
+            self.large[0] += 1
+        elif does == "trains":
+            with torch.no_grad():
+                self.linear.weight += 1
+        return self.linear(x)  # type: ignore[no-any-return]
+
+
+def test_a_buffer_that_is_written_to_is_left_even_if_its_values_are_as_before() -> None:
+    module = Rare()
+    before = ModuleState(module)
+    before.begin()
+    module(torch.zeros(4, 2))
+    assert before.left().keys() == {(0, "hot"), (0, "last")}
+
+
+@pytest.mark.parametrize(
+    ("does", "foreseen", "lost"),
+    [("", True, False), ("replaces", False, False), ("adds", False, False),
+     ("keeps less", False, False), ("writes", False, True), ("trains", True, True)],
+)  # fmt: skip
+def test_what_no_verified_call_has_changed_is_noticed(
+    does: str, foreseen: bool, lost: bool
+) -> None:
+    module, x = Rare(), torch.full((4, 2), 60.0)
+    changes = Changes(module, [(0, "hot"), (0, "last")], {(0, "last"): True})
+    held = changes.hold()
+    module(x, does)
+    assert (held.is_foreseen(), held.has_lost()) == (foreseen, lost)
+    assert [int(buffer) for buffer in held.buffers()] == [4]
+    held.restore()
+    assert int(module.hot) == 0
+    assert not vars(module).keys() & {"last", "calls"}
+    assert module.mask is None
 
 
 def test_a_call_can_be_made_from_the_state_before() -> None:

@@ -33,7 +33,7 @@ from fasttrain.shim.data_parallel.rank_consistency import CLOSE, SameLine, meet_
 from fasttrain.shim.data_parallel.ranks import Ranks
 from fasttrain.shim.data_parallel.split.agreement import call_signature
 from fasttrain.shim.data_parallel.split.lazy_rows import LazyRows, Moves, gather_lazily, linked
-from fasttrain.shim.data_parallel.split.modules import Changes, HookCount
+from fasttrain.shim.data_parallel.split.modules import Changes, Held, HookCount
 from fasttrain.shim.data_parallel.split.rows import Gather, Rows, reduced_by, share
 from fasttrain.shim.data_parallel.split.sites import (
     RETRIES,
@@ -51,12 +51,14 @@ from fasttrain.shim.hooks import patching
 from fasttrain.shim.hooks.containers import map_tensors, tensors_in
 from fasttrain.shim.hooks.outcome_recorder import OutcomeRecorder
 from fasttrain.shim.hooks.roots import ROWS, Call, Root, parameters_of
+from fasttrain.shim.process.callsite import call_site
 from fasttrain.shim.process.held_signals import held_signals
 from fasttrain.shim.process.refusal import refuse
 
-_REDUCING, _THROUGH = 2, 3  # tags of what ranks are doing when they meet
+_REDUCING, _THROUGH, _CHANGING = 2, 3, 4  # tags of what ranks are doing when they meet
 PART = 0.05  # share of a root's parameters that a submodule needs to be split by itself
 _OTHERS = "it computes something else on other ranks, or with other arguments"
+_MORE = "what it changes in its modules differs from call to call"
 MOST_SITES = 32  # kinds of calls of a module, from which on texts make no other ones
 READ_EVERY = 64  # calls after which numbers on a device are compared, for which the host waits
 _NO_MEMORY = "OutOfMemoryError"  # torch's exception on any device
@@ -213,29 +215,22 @@ class SplitCalls:
         assert split is not None
         own_args, own_kwargs = split.cut(args, kwargs, rows)
         if site.changes is None:
-            site.changes = Changes(module, split.changed)
-        restore = site.changes.hold()
-        why_not = ""
+            site.changes = Changes(module, split.changed, split.places)
+        held, why_not = site.changes.hold(), ""
         try:
             with self.splitting(module, streams, _owned(root)):
                 output = call(*own_args, **own_kwargs)
-            read = not site.calls % READ_EVERY
-            form, numbers = split.form(module, output, rows, read=read) or (None, [])
-            if not meet_inside(self._ranks, _tag_of(form), numbers):
-                raise Parted
-            if form is None:
-                why_not = _OTHERS
-            elif numbers and self._ranks.spread > CLOSE:
-                why_not = "what it returns without rows differs between the ranks"
+            why_not = self._difference(site, held, module, output, rows)
         except Parted:
+            why_not = _MORE if any(_MORE in text for text in self._ranks.reports) else _OTHERS
             # Other ranks may still be in their sums: answer each of these until all are through.
             while not meet_inside(self._ranks, _THROUGH):
                 pass
-            why_not = _OTHERS
         if why_not:
-            restore()
-            self._refuse(site, why_not, final=True)
-            return call(*map_tensors(args, linked), **map_tensors(kwargs, linked))
+            if any(self._ranks.gather("lost" if held.has_lost() else "")):
+                refuse(_written_late(type(module).__name__, call_site()))
+            held.restore()
+            return self._again(site, root, module, call, args, kwargs, why_not)
         # Code that the script compiles can't take LazyRows: its outputs are gathered at once.
         gather: Gather = rows.gather
         if not self._compiled.functions:
@@ -244,6 +239,48 @@ class SplitCalls:
         whole = split.put_together(module, output, rows, gather, inputs)
         backward.mark(split.with_rows(module, whole), lambda: refuse(_asked_late(site.name)))
         return whole
+
+    def _difference(
+        self, site: CallSite, held: Held, module: Module, output: Any, rows: Rows
+    ) -> str:
+        """Return what is wrong on all ranks with what a split call has made; empty if nothing is.
+
+        Raises:
+            Parted: If they haven't made the same.
+        """
+        assert site.split is not None
+        if held.has_lost() or not held.is_foreseen():
+            if not meet_inside(self._ranks, _CHANGING, also=_MORE):
+                raise Parted
+            return _MORE
+        read, written = not site.calls % READ_EVERY, held.buffers()
+        form, numbers = site.split.form(module, output, rows, written, read=read) or (None, [])
+        if not meet_inside(self._ranks, _tag_of(form), numbers):
+            raise Parted
+        if form is None:
+            return _OTHERS
+        if numbers and self._ranks.spread > CLOSE:
+            return "what it returns or keeps without rows differs between the ranks"
+        return ""
+
+    def _again(
+        self,
+        site: CallSite,
+        root: Root,
+        module: Module,
+        call: Call,
+        args: Any,
+        kwargs: Any,
+        why_not: str,
+    ) -> Any:
+        """Make a call again on the whole batch, whose split call can't be accepted."""
+        args, kwargs = map_tensors(args, linked), map_tensors(kwargs, linked)
+        site.redone += why_not == _MORE
+        if why_not != _MORE or site.redone > RETRIES:
+            self._refuse(site, why_not, final=True)
+            return call(*args, **kwargs)
+        with held_signals():
+            return self._verified(site, root, module, args, kwargs, tensors_in((args, kwargs)))
 
     def _meet_at_use(self, name: str) -> None:
         """Check that all ranks use a large output at the same line: each has its rows only."""
@@ -394,8 +431,10 @@ class SplitCalls:
             raise
         begun_s = time.perf_counter()
         try:
-            gradients = site.verified < GRADIENTS
-            site.split = trial.find(args, kwargs, inputs, site.split, gradients=gradients)
+            gradients, earlier = site.verified < GRADIENTS, site.split
+            site.split = trial.find(args, kwargs, inputs, earlier, gradients=gradients)
+            if earlier is not None:
+                site.split = site.split.with_earlier(earlier)
         except RefusalError as refusal:
             self._refuse(site, str(refusal), final=refusal.final or bool(site.verified))
             site.few = has_few_rows(inputs, self._ranks.world_size)
@@ -554,6 +593,18 @@ def _used_in_thread(name: str) -> FasttrainError:
         " is used",
         fix="use it in the main thread first, such as by .clone(), or use one process",
         slug="split-thread",
+        exit_code=ExitCode.CONTRADICTION,
+    )
+
+
+def _written_late(name: str, where: str) -> FasttrainError:
+    return FasttrainError(
+        f"{name} writes to a parameter or a large buffer at {where}, which it had not done before",
+        why="each rank has called it with a part of the batch, and what that has written can't be"
+        " restored to what one process would have",
+        fix="write to it in the first call, too, after which the model gets whole batches;"
+        " or use one process",
+        slug="split-written",
         exit_code=ExitCode.CONTRADICTION,
     )
 

@@ -7,24 +7,26 @@ import math
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from operator import is_not
+from operator import is_, is_not
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
 from torch.distributions import distribution
 from torch.nn import Module, Parameter
 from torch.nn.modules import module as torchs
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fasttrain.shim.data_parallel.tensor_sums import strided_parts, sums_of
 from fasttrain.shim.hooks import patching
-from fasttrain.shim.hooks.roots import RootCalls, parameters_of
+from fasttrain.shim.hooks.containers import tensors_in
+from fasttrain.shim.hooks.roots import RootCalls, is_sharded, parameters_of
 from fasttrain.shim.hooks.seams import Hooking
 
 # The script's own hooks on modules: they have to see whole batches.
@@ -163,18 +165,21 @@ class ModuleState:
         self._slots = [dict(part._buffers) for part in self.parts]
         with torch.no_grad():
             self._values = [{k: _clone(b) for k, b in slot.items()} for slot in self._slots]
+        self._begun = [_versions_of(slot) for slot in self._slots]
 
     def left(self) -> dict[Place, Any]:
-        """Return the attributes and buffers that were replaced or, for buffers, changed."""
+        """Return the attributes and buffers that were replaced or, for buffers, written to."""
         found: dict[Place, Any] = {}
         for number, part in enumerate(self.parts):
             before = self._attributes[number]
             for name, value in vars(part).items():
                 if name not in _SLOTS and before.get(name, _SLOTS) is not value:
                     found[number, name] = value
-            values = self._values[number]
+            values, begun = self._values[number], self._begun[number]
             for name, buffer in part._buffers.items():
-                if not _alike(buffer, values.get(name)):
+                # Also one that has the same values after it, such as a count of rare rows.
+                written = _version_of(buffer) != begun.get(name)
+                if written or not _alike(buffer, values.get(name)):
                     found[number, name] = buffer
         return found
 
@@ -197,6 +202,7 @@ class ModuleState:
             _set(vars(part), attributes)
             with torch.no_grad():
                 _set(part._buffers, {name: _clone(value) for name, value in values.items()})
+        self._begun = [_versions_of(part._buffers) for part in self.parts]
 
     @contextmanager
     def in_double(self, module: Module) -> Iterator[None]:
@@ -231,43 +237,131 @@ class ModuleState:
 
 
 class Changes:
-    """What a split call changes in its modules, to be restored if the ranks don't agree in it.
+    """What a split call changes in its modules, and whether verified calls have changed that.
+
+    Looked at are buffers, parameters, and attributes of modules but those of torch's own classes.
 
     Args:
         module: The root.
         changed: The attributes and buffers that such calls change.
+        kept: The attributes among them in which they leave tensors; True if these have rows.
     """
 
-    def __init__(self, module: Module, changed: Sequence[Place]) -> None:
-        parts = list(Module.modules(module)) if changed else []
-        self._places = [(weakref.ref(parts[number]), name) for number, name in changed]
+    def __init__(
+        self, module: Module, changed: Sequence[Place], kept: Mapping[Place, bool] | None = None
+    ) -> None:
+        self._changed, self._kept = frozenset(changed), kept or {}
+        self._rows = {place for place, rows in self._kept.items() if rows}
+        parts, numbers = list(Module.modules(module)), {number for number, _ in changed}
+        self._parts: list[tuple[int, weakref.ref[Module]]] = []
+        self._fixed: list[weakref.ref[Tensor]] = []
+        for number, part in enumerate(parts):
+            if number in numbers or not type(part).__module__.startswith("torch."):
+                self._parts.append((number, weakref.ref(part)))
+            else:
+                self._fixed += [weakref.ref(b) for b in part._buffers.values() if _is_counted(b)]
+        if not is_sharded(module):
+            self._fixed += [weakref.ref(p) for p in parameters_of(module) if _is_counted(p)]
 
-    def hold(self) -> Callable[[], None]:
-        """Return a function that restores the present attributes and buffers."""
-        found: list[tuple[dict[str, Any], str, Any]] = []
-        alike: dict[Any, list[Tensor]] = {}
-        for ref, name in self._places:
+    def hold(self) -> Held:
+        """Return the present state, of which restorable buffers are copied."""
+        held = Held(self._changed, self._kept, self._rows)
+        for number, ref in self._parts:
             if (part := ref()) is not None:
-                buffers: dict[str, Any] = part._buffers
-                slot = buffers if name in buffers else vars(part)
-                found.append((slot, name, value := slot.get(name, _SLOTS)))
-                if slot is buffers and value is not None:
-                    alike.setdefault((value.device, value.dtype), []).append(value)
+                held.add(number, part)
+        held.fixed += [t for ref in self._fixed if (t := ref()) is not None]
+        held.copy()
+        return held
+
+
+MOST_COPIED = 1 << 16  # numbers in a buffer that is copied though no verified call writes to it
+
+
+class Held:
+    """The state of a root's modules before a split call.
+
+    Attributes:
+        fixed: Tensors that can't be restored.
+    """
+
+    def __init__(
+        self, changed: frozenset[Place], kept: Mapping[Place, bool], rows: set[Place]
+    ) -> None:
+        self.fixed: list[Tensor] = []
+        self._changed, self._kept, self._rows = changed, kept, rows
+        self._parts: list[tuple[int, Module, dict[str, Any], dict[str, Any]]] = []
+        self._copied: list[Tensor] = []
+        self._copies: list[Tensor] = []
+        self._versions: list[int] = []
+        self._begun: list[dict[str, tuple[int, int]]] = []
+
+    def add(self, number: int, part: Module) -> None:
+        """Hold the attributes and buffers of a module, which has that number in its root."""
+        buffers = part._buffers
+        self._parts.append((number, part, vars(part).copy(), buffers.copy()))
+        self._begun.append(_versions_of(buffers) if buffers else {})
+        for name, buffer in buffers.items():
+            if buffer is None or is_lazy(buffer):
+                continue
+            if (number, name) in self._changed or buffer.numel() <= MOST_COPIED:
+                self._copied.append(buffer)
+            elif _is_counted(buffer):
+                self.fixed.append(buffer)
+
+    def copy(self) -> None:
+        """Copy the buffers."""
+        alike: dict[Any, list[Tensor]] = {}
+        for buffer in self._copied:
+            alike.setdefault((buffer.device, buffer.dtype), []).append(buffer)
+        self._copied = [buffer for same in alike.values() for buffer in same]
         with torch.no_grad():  # on a device by one kernel for all of a dtype
-            values = {key: torch._foreach_mul(same, 1) for key, same in alike.items()}
+            self._copies = [c for same in alike.values() for c in torch._foreach_mul(same, 1)]
+        self._versions = [tensor._version for tensor in self.fixed]
 
-        def restore() -> None:
-            for slot, name, value in found:
-                if value is not _SLOTS:
-                    slot[name] = value
-                else:
-                    slot.pop(name, None)
-            for key, same in alike.items():
-                for buffer, value in zip(same, values[key], strict=True):
-                    # No new version of it: autograd graphs of other calls may hold it.
-                    buffer.data.copy_(value)
+    def has_lost(self) -> bool:
+        """True if the call has written to a tensor that can't be restored."""
+        return self._versions != [tensor._version for tensor in self.fixed]
 
-        return restore
+    def is_foreseen(self) -> bool:
+        """True if verified calls have changed all that the call has changed."""
+        found: set[Place] = set()
+        for (number, part, before, _), begun in zip(self._parts, self._begun, strict=True):
+            now = vars(part)
+            if len(now) != len(before) or not all(map(is_, now.values(), before.values())):
+                for name, value in now.items():
+                    if name in _SLOTS or before.get(name, _SLOTS) is value:
+                        continue
+                    found.add((number, name))
+                    if (number, name) not in self._kept and tensors_in(value):
+                        return False
+            if begun and begun != (versions := _versions_of(part._buffers)):
+                found |= {(number, n) for n, at in versions.items() if begun.get(n) != at}
+        return found <= self._changed and self._rows <= found
+
+    def buffers(self) -> list[Tensor]:
+        """Return the buffers that such calls write to, but BatchNorm's, which sums over ranks."""
+        return [
+            buffer
+            for number, part, *_ in self._parts
+            for name, buffer in part._buffers.items()
+            if (number, name) in self._changed
+            and buffer is not None
+            and not isinstance(part, _BatchNorm)
+        ]
+
+    def restore(self) -> None:
+        """Restore attributes and buffers."""
+        for _, part, attributes, buffers in self._parts:
+            _set(vars(part), attributes)
+            _set(part._buffers, buffers)
+        for buffer, copy in zip(self._copied, self._copies, strict=True):
+            # No new version of it: autograd graphs of other calls may hold it.
+            buffer.data.copy_(copy)
+
+
+def _is_counted(tensor: Tensor | None) -> TypeGuard[Tensor]:
+    """True if a tensor counts what is written to it."""
+    return tensor is not None and not is_lazy(tensor) and not tensor.is_inference()
 
 
 def parameter_sums(module: Module) -> list[float]:
@@ -276,6 +370,16 @@ def parameter_sums(module: Module) -> list[float]:
     A copy to compare with would double the parameters' memory.
     """
     return sums_of([p for p in parameters_of(module) if not is_lazy(p)])
+
+
+def parameter_versions(module: Module) -> list[int]:
+    """Return how often each parameter was written to; nothing for those of which FSDP has shards.
+
+    The sums of one that was written to may be the same, as if no row of an embedding was too large.
+    """
+    if is_sharded(module):
+        return []
+    return [p._version for p in parameters_of(module) if _is_counted(p)]
 
 
 def _set(slot: dict[str, Any], values: dict[str, Any]) -> None:
@@ -288,6 +392,15 @@ def _in_double(buffer: Tensor | None) -> Tensor | None:
     if buffer is None or is_lazy(buffer):
         return buffer
     return buffer.to(IN_DOUBLE.get(buffer.dtype, buffer.dtype))
+
+
+def _versions_of(slot: dict[str, Tensor | None]) -> dict[str, tuple[int, int]]:
+    return {name: _version_of(tensor) for name, tensor in slot.items()}
+
+
+def _version_of(tensor: Tensor | None) -> tuple[int, int]:
+    """Return what is another one once a tensor has been replaced or written to."""
+    return id(tensor), tensor._version if _is_counted(tensor) else 0
 
 
 def _clone(buffer: Tensor | None) -> Tensor | None:

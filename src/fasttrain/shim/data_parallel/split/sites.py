@@ -10,7 +10,7 @@ from argparse import Namespace
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple, dataclass, field, replace
 from functools import lru_cache, partial
 from types import CodeType, FunctionType, SimpleNamespace
 from typing import Any
@@ -36,7 +36,7 @@ from fasttrain.shim.hooks.containers import (
 
 # The batch dimension of each tensor of a call; None for a tensor that isn't split.
 Dimensions = tuple[int | None, ...]
-MOST_NUMBERS = 4096  # compared between ranks, of a tensor without rows
+MOST_NUMBERS = 4096  # compared between ranks, of an output without rows
 MOST_GUESSES = 6  # guesses tried per call
 
 
@@ -155,7 +155,7 @@ class Split:
             computed from them.
         same: For each output tensor, the number of the argument that it is, or None.
         ndims: The number of dimensions of each tensor among the outputs.
-        changed: All attributes and buffers that the call replaces or changes in its modules.
+        changed: All attributes and buffers that such calls replace or write to in their modules.
     """
 
     inputs: Dimensions
@@ -181,8 +181,29 @@ class Split:
 
         return map_tensors(args, take), map_tensors(kwargs, take)
 
+    @property
+    def places(self) -> dict[tuple[int, str], bool]:
+        """The attributes in which it leaves tensors; True if these have rows."""
+        return {(n, name): any(dim is not None for dim in dims) for n, name, dims in self.kept}
+
+    def with_earlier(self, other: Split) -> Split:
+        """Return this split with what an earlier one has changed, and this one hasn't.
+
+        What has rows is left out, as it is put together after each call that is split this way.
+        """
+        rows = {place for place, has_rows in other.places.items() if has_rows}
+        changed = dict.fromkeys([*self.changed, *(p for p in other.changed if p not in rows)])
+        kept = [each for each in other.kept if each[:2] not in {*self.changed, *rows}]
+        return replace(self, kept=(*self.kept, *kept), changed=tuple(changed))
+
     def form(
-        self, module: Module, output: Any, rows: Rows, *, read: bool = False
+        self,
+        module: Module,
+        output: Any,
+        rows: Rows,
+        written: Sequence[Tensor] = (),
+        *,
+        read: bool = False,
     ) -> tuple[str, list[float]] | None:
         """Return what all ranks must have alike in what a split call has made.
 
@@ -190,6 +211,7 @@ class Split:
             module: The module that was called.
             output: The output for this rank's rows.
             rows: The batch's rows.
+            written: Buffers that the call may have written to.
             read: Read from devices, too.
 
         Returns:
@@ -212,12 +234,14 @@ class Split:
                 if tensor.dim() <= dim or tensor.size(dim) % rows.own:
                     return None
                 sizes[dim : dim + 1] = [tensor.size(dim) // rows.own]
-            elif (tensor.is_cpu or read) and _is_comparable(tensor):
+            text += f"{tensor.dtype}{sizes}"
+        alone = [t for t, dim in pairs if dim is None and t.numel() <= MOST_NUMBERS]
+        for tensor in (*alone, *written):
+            if (tensor.is_cpu or read) and _is_comparable(tensor):
                 number = _number_of(tensor)
                 finite = math.isfinite(number)
                 numbers.append(number if finite else 0.0)
                 text += "" if finite else str(number)
-            text += f"{tensor.dtype}{sizes}"
         return text, numbers
 
     def with_rows(self, module: Module, output: Any) -> list[Tensor]:
@@ -257,7 +281,7 @@ class Split:
 
 def _is_comparable(tensor: Tensor) -> bool:
     plain = tensor.layout is torch.strided and not (tensor.is_nested or tensor.is_quantized)
-    return plain and not tensor.is_complex() and tensor.numel() <= MOST_NUMBERS
+    return plain and not tensor.is_complex()
 
 
 def _number_of(tensor: Tensor) -> float:
@@ -265,8 +289,10 @@ def _number_of(tensor: Tensor) -> float:
     values = tensor.detach()
     if values.numel() == 1:
         return float(values)
-    places = torch.arange(1, values.numel() + 1, device=values.device)
-    return float(torch.linalg.vector_norm(values.reshape(-1).float() * places))
+    values = values.reshape(-1).float()
+    if values.numel() <= MOST_NUMBERS:
+        values = values * torch.arange(1, values.numel() + 1, device=values.device)
+    return float(torch.linalg.vector_norm(values))
 
 
 def with_all_rows(
@@ -642,7 +668,8 @@ class CallSite:
         single: True if it was verified with a rank that had one row.
         decisions: Reads those values.
         hooks: Number of hooks registered anywhere when it was last verified.
-        changes: Restores what the split call changes in its modules; None before the first one.
+        changes: What the split call changes in its modules; None before the first one.
+        redone: How often a split call was made again, as it had changed more than verified ones.
     """
 
     name: str
@@ -658,6 +685,7 @@ class CallSite:
     hooks: int = -1
     decisions: Decisions | None = None
     changes: Changes | None = None
+    redone: int = 0
 
     def try_again(self) -> None:
         """Have the next call verified as the first one is."""
