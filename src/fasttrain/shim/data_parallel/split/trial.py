@@ -150,7 +150,7 @@ class SplitTrial:
             self._why_not = "it is a TorchScript module, whose state Python can't restore"
             return self._plainly(*args, **kwargs)
         inputs = tensors_in((args, kwargs))
-        versions = [t._version for t in inputs if not t.is_inference()]
+        arguments = Arguments(inputs)
         self._before, self._sums = ModuleState(self._module), parameter_sums(self._module)
         begun = parameter_versions(self._module)
         self._around = around = CallSurroundings(self._module, args, kwargs)
@@ -159,8 +159,8 @@ class SplitTrial:
         with watched, writes_refused(self._module):
             output = self._plainly(*args, **kwargs)
         self._same = _same_tensors(tensors_in(output), inputs)
-        if versions != [t._version for t in inputs if not t.is_inference()]:
-            self._why_not = "it changes its arguments in place"
+        if change := arguments.change():
+            self._why_not = change
         elif watched.seen or _gives_views(tensors_in(output), inputs):
             self._why_not = watched.seen or "it returns a view of an argument"
         elif name := may_print(self._module):
@@ -536,6 +536,27 @@ class SplitTrial:
         dense = torch.zeros_like(of) if gradient is None else gradient.detach()
         dense = dense.to_dense() if dense.layout != torch.strided else dense
         return self._ranks.sum(dense / self._ranks.world_size)
+
+
+class Arguments:
+    """What a call may change in the tensors that it is given."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self._tensors = tensors
+        self._before = self._now()
+
+    def _now(self) -> tuple[list[int], list[tuple[bool, bool]]]:
+        """Return how often each was written to, and whether its gradient is wanted and kept."""
+        versions = [t._version for t in self._tensors if not t.is_inference()]
+        return versions, [(t.requires_grad, t.retains_grad) for t in self._tensors]
+
+    def change(self) -> str:
+        """Return what has changed since, in words; empty if nothing has."""
+        (versions, wanted), (versions_now, wanted_now) = self._before, self._now()
+        if versions != versions_now:
+            return "it changes its arguments in place"
+        # A split call would do so with what is cut out of the script's tensors.
+        return "it asks for gradients by its arguments" if wanted != wanted_now else ""
 
 
 def _refuse_own_backward(outputs: list[Tensor]) -> None:
