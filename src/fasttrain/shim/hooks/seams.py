@@ -85,6 +85,7 @@ class Filing(IntEnum):
     SHARDS = 1  # saves whole tensors
     SNAPSHOTS = 2  # notes buffers that the script has saved into, which are each rank's own
     REPLAY = 3  # leaves files as they are, on all ranks
+    TRIAL = 4  # of one call
 
 
 def then(told: Callable[[Any], Any], *, even_traced: bool = False) -> Make:

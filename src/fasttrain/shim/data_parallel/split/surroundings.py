@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import array
+import builtins
 import functools
 import io
+import logging
 import random
 import sys
 import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, redirect_stderr, redirect_stdout, suppress
-from types import CellType, FunctionType, GeneratorType, MethodType
+from threading import get_ident
+from types import CellType, FrameType, FunctionType, GeneratorType, MethodType
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import Module, Parameter
 
+from fasttrain.shim.data_parallel.answers.places import asking
 from fasttrain.shim.data_parallel.random_streams import alike
 from fasttrain.shim.data_parallel.tensor_sums import sums_of
 from fasttrain.shim.hooks import patching
 from fasttrain.shim.hooks.containers import CLOSED, children_of, is_scripts, module_name
-from fasttrain.shim.hooks.seams import Hooking, Reading
+from fasttrain.shim.hooks.seams import Filing, Hooking, Reading
 from fasttrain.shim.process.callsite import called_by_user
 
 # Detects side effects that don't show in tensors: printing, drawing, reading numbers in Python.
@@ -31,8 +35,14 @@ from fasttrain.shim.process.callsite import called_by_user
 READS = "it reads numbers of its tensors in Python, and may branch on them for all rows"
 
 
+_CHANGING = frozenset("wax+")  # in the mode of a file that is opened to be written
+_FILES: Any = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom, io.FileIO)
+
+
 class SideEffectWatch:
     """Context that notices side effects of a call which don't show in tensors.
+
+    Each would be there once more for every call of a trial, and for one rank's rows.
 
     Attributes:
         seen: The last one in words; empty if there was none.
@@ -40,12 +50,19 @@ class SideEffectWatch:
 
     def __init__(self) -> None:
         self.seen = ""
+        self._thread = get_ident()
         self._undo = ExitStack()
 
     def __enter__(self) -> None:
         patching.wrap(Tensor, "register_hook", self._hooking, self._undo, Hooking.TRIAL)
         for name in ("tolist", "numpy"):
             patching.wrap(Tensor, name, self._reading, self._undo, Reading.TRIAL)
+        for owner in (builtins, io):
+            patching.wrap(owner, "open", self._opening, self._undo, Filing.TRIAL)
+        patching.wrap(torch, "save", self._writing, self._undo, Filing.TRIAL)
+        for kind in _FILES:
+            patching.wrap(kind, "write", self._writing, self._undo)
+        patching.wrap(logging.Logger, "callHandlers", self._logging, self._undo)
         _redirect(_Listening(sys.stdout, self), _Listening(sys.stderr, self), self._undo)
 
     def _hooking(self, original: Any) -> Any:
@@ -62,6 +79,37 @@ class SideEffectWatch:
             return original(tensor, *args, **kwargs)
 
         return method
+
+    def _opening(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def opened(file: Any, mode: Any = "r", *args: Any, **kwargs: Any) -> Any:
+            if _CHANGING.intersection(str(mode)):
+                self._note_file(sys._getframe(1))
+            return original(file, mode, *args, **kwargs)
+
+        return opened
+
+    def _writing(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def write(*args: Any, **kwargs: Any) -> Any:
+            self._note_file(sys._getframe(1))
+            return original(*args, **kwargs)
+
+        return write
+
+    def _note_file(self, frame: FrameType) -> None:
+        # Neither what other threads write, nor what a library does for itself, such as a cache.
+        if get_ident() == self._thread and asking(frame) is not None:
+            self.seen = self.seen or "it writes to a file"
+
+    def _logging(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def log(*args: Any, **kwargs: Any) -> Any:
+            if get_ident() == self._thread:
+                self.seen = self.seen or "it logs"
+            return original(*args, **kwargs)
+
+        return log
 
     def __exit__(self, *_: object) -> None:
         self._undo.close()
