@@ -162,32 +162,64 @@ INPUTS = 3  # index of ``inputs`` among the arguments after the outputs
 def lift(tensor: Tensor) -> Tensor:
     """Return a low-precision tensor in fp32, marked as a cast for the script."""
     result = tensor.float()
-    node: Any = result.grad_fn
-    if node is not None and result is not tensor:
-        node.metadata[_LIFTED] = True
+    if result.grad_fn is not None and result is not tensor:
+        mark_lifted(result)
         if tensor.retains_grad:  # the model has called retain_grad() on it
             result.retain_grad()
     return result
 
 
+def mark_lifted(cast: Tensor) -> None:
+    """Have gradients by a cast be those of the tensor that was cast."""
+    node: Any = cast.grad_fn
+    node.metadata[_LIFTED] = True
+
+
+def cast_for_script(node: Any) -> bool:
+    """True if a node of dynamo's graph is the cast that `RootCalls.finish` makes."""
+    return node.target == "to" and node.args[1:] == (torch.float32, False, False)
+
+
 def made_by(tensor: Tensor) -> Any:
     """Return the autograd node at which all gradients by a tensor meet."""
-    node: Any = tensor.grad_fn
-    return node.next_functions[0][0] if is_lifted(tensor) else node
+    return edge_of(tensor)[0]
+
+
+# Each returns what a tensor was cast from for the script, an edge of the autograd graph, or None:
+# what is compiled may cast its inputs.
+CASTS: list[Callable[[Tensor], Any]] = []
+
+
+def _cast_from(tensor: Any) -> Any:
+    node: Any = tensor.grad_fn if isinstance(tensor, Tensor) else None
+    if node is None:
+        return None
+    if _LIFTED in node.metadata:
+        return node.next_functions[0]
+    return next((edge for find in CASTS if (edge := find(tensor)) is not None), None)
 
 
 def is_lifted(tensor: Any) -> bool:
-    """True if a tensor was made by `lift`, and not changed in place since."""
-    node: Any = tensor.grad_fn if isinstance(tensor, Tensor) else None
-    return node is not None and _LIFTED in node.metadata
+    """True if a tensor was cast for the script, and not changed in place since."""
+    return _cast_from(tensor) is not None
 
 
 def install(undo: ExitStack) -> None:
     """Replace what takes gradients by tensors."""
     if hasattr(torch.autograd, "_engine_run_backward"):
         patching.wrap(torch.autograd, "_engine_run_backward", _watched_passes, undo, Passing.LIFTED)
-    for name, act in (("register_hook", _hook), ("retain_grad", _retain)):
-        patching.wrap(Tensor, name, functools.partial(_instead, act), undo, Hooking.LIFTED)
+    patching.wrap(Tensor, "register_hook", hook_lifted, undo, Hooking.LIFTED)
+    patching.wrap(Tensor, "retain_grad", retain_lifted, undo, Hooking.LIFTED)
+
+
+def hook_lifted(original: Any) -> Any:
+    """Return `Tensor.register_hook` for lifted tensors, too."""
+    return _instead(_hook, original)
+
+
+def retain_lifted(original: Any) -> Any:
+    """Return `Tensor.retain_grad` for lifted tensors, too."""
+    return _instead(_retain, original)
 
 
 def _instead(act: Callable[..., Any], original: Any) -> Any:
@@ -200,22 +232,35 @@ def _instead(act: Callable[..., Any], original: Any) -> Any:
     return method
 
 
-def _edge(tensor: Tensor) -> Any:
-    """Return the edge at which all gradients by a lifted tensor meet: a node, and its output."""
-    cast: Any = tensor.grad_fn
-    return torch.autograd.graph.GradientEdge(*cast.next_functions[0])
+# Each returns the edge at which gradients by another edge are complete, or None: what is compiled
+# has such edges in a call that is made again.
+COMPLETE: list[Callable[[Any], Any]] = []
 
 
-class _Branch:
+def edge_of(tensor: Tensor) -> Any:
+    """Return the edge at which all gradients by a tensor meet: a node, and its output."""
+    meeting = _cast_from(tensor) or (tensor.grad_fn, tensor.output_nr)
+    return torch.autograd.graph.GradientEdge(*meeting)
+
+
+def _complete_edge(tensor: Tensor) -> Any:
+    edge = edge_of(tensor)
+    found = (complete(edge) for complete in COMPLETE)
+    return next((other for other in found if other is not None), edge)
+
+
+class Branch:
     """The part of a lifted tensor's gradient that comes through the cast; keeps no graph alive."""
 
     def __init__(self, tensor: Tensor) -> None:
         cast: Any = tensor.grad_fn
+        self._index = tensor.output_nr
         self._gradients: list[Tensor] = []
         self._handle = cast.register_prehook(self._note)
 
-    def _note(self, gradients: tuple[Tensor, ...]) -> None:
-        self._gradients[:] = gradients[:1]
+    def _note(self, gradients: tuple[Tensor | None, ...]) -> None:
+        gradient = gradients[self._index]
+        self._gradients[:] = [] if gradient is None else [gradient]
 
     def rest(self, low: Tensor) -> Tensor:
         """Return the part of the edge's gradient that did not come through the cast, in fp32."""
@@ -244,8 +289,8 @@ class _Branch:
 
 
 def _hook(_: Any, tensor: Tensor, hook: Hook) -> Any:
-    branch = _Branch(tensor)
-    node, at, *_ = _edge(tensor)
+    branch = Branch(tensor)
+    node, at, *_ = _complete_edge(tensor)
 
     def on_gradients(gradients: tuple[Tensor | None, ...]) -> Any:
         gradient = gradients[at]
@@ -266,8 +311,8 @@ def _retain(original: Any, tensor: Tensor) -> None:
     if tensor.retains_grad:
         return
     original(tensor)  # torch retains only the part that comes through the cast
-    branch, ref = _Branch(tensor), weakref.ref(tensor)
-    node, at, *_ = _edge(tensor)
+    branch, ref = Branch(tensor), weakref.ref(tensor)
+    node, at, *_ = _complete_edge(tensor)
 
     def on_gradients(gradients: tuple[Tensor | None, ...]) -> None:
         gradient, kept = gradients[at], ref()
@@ -289,7 +334,7 @@ def _watched_passes(original: Any) -> Any:
         inputs = args[INPUTS] if len(args) > INPUTS else ()
         if not any(map(is_lifted, inputs)):
             return original(outputs, *args, **kwargs)
-        branches = [_Branch(tensor) if is_lifted(tensor) else None for tensor in inputs]
+        branches = [Branch(tensor) if is_lifted(tensor) else None for tensor in inputs]
         take = _accumulate if kwargs.get("accumulate_grad") else _gradients
         try:
             return take(original, branches, outputs, *args, **kwargs)
@@ -302,12 +347,12 @@ def _watched_passes(original: Any) -> Any:
 
 
 def _gradients(
-    original: Any, branches: list[_Branch | None], outputs: Any, *args: Any, **kwargs: Any
+    original: Any, branches: list[Branch | None], outputs: Any, *args: Any, **kwargs: Any
 ) -> Any:
     """Return the gradients by the inputs, as ``torch.autograd.grad`` does."""
     before, inputs, after = args[:INPUTS], args[INPUTS], args[INPUTS + 1 :]
     pairs = list(zip(inputs, branches, strict=True))
-    asked = tuple(_edge(tensor) if branch else tensor for tensor, branch in pairs)
+    asked = tuple(edge_of(tensor) if branch else tensor for tensor, branch in pairs)
     found = original(outputs, *before, asked, *after, **kwargs)
     return tuple(
         branch.whole(gradient) if branch and gradient is not None else gradient
@@ -316,7 +361,7 @@ def _gradients(
 
 
 def _accumulate(
-    original: Any, branches: list[_Branch | None], outputs: Any, *args: Any, **kwargs: Any
+    original: Any, branches: list[Branch | None], outputs: Any, *args: Any, **kwargs: Any
 ) -> Any:
     """Add gradients to the inputs, as ``backward(inputs=...)`` does.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -149,7 +150,8 @@ def asked(model: Any, *, by: str) -> list[float | None]:
         return 2 * gradient
 
     for _ in range(3):
-        scores, h = model(X)
+        output = model(X)
+        scores, h = output if isinstance(output, tuple) else (output.scores, output.h)
         if by == "hook":
             h.register_hook(hook)
         elif by == "retain":
@@ -176,6 +178,42 @@ def test_gradients_by_an_output_come_through_others_too(by: str) -> None:
     close(found, asked(seeded(Features), by=by))
     assert outcome.state is State.SKIPPED
     assert "test_compile_repeated.py" in outcome.reason
+
+
+@dataclass
+class Both:
+    """What a model returns in an object, which is cast outside of its graphs."""
+
+    scores: Any
+    h: Any
+
+
+class Low(Features):
+    """Returns its features in bf16: in a tuple, behind a graph break, or in an object."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way = way
+
+    def forward(self, x: Any) -> Any:
+        h = self.body(x).relu()
+        if self.way == "break":
+            torch._dynamo.graph_break()
+        scores = self.head(h)
+        return Both(scores, h) if self.way == "object" else (scores, h)
+
+
+LOW = [("tuple", by) for by in ("grad", "hook", "inputs", "retain")]
+LOW += [(kind, by) for kind in ("break", "object") for by in ("grad", "hook")]
+
+
+@pytest.mark.parametrize(("kind", "by"), LOW)
+def test_gradients_by_a_low_precision_output_come_through_others_too(kind: str, by: str) -> None:
+    with rig(amp="bfloat16"):
+        expected = asked(seeded(Low, way=kind), by=by)
+    with backend("aot_eager"), rig(compile="default", amp="bfloat16") as runtime:
+        close(asked(seeded(Low, way=kind), by=by), expected)
+        assert runtime.outcomes()["compile"].counts["graphs"]
 
 
 def test_outputs_that_nobody_asks_by_stay_compiled() -> None:

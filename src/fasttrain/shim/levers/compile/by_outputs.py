@@ -18,6 +18,15 @@ from torch import Tensor
 
 from fasttrain.shim.hooks import patching
 from fasttrain.shim.hooks.dynamo import pass_over
+from fasttrain.shim.hooks.gradients import (
+    CASTS,
+    COMPLETE,
+    Branch,
+    edge_of,
+    hook_lifted,
+    is_lifted,
+    retain_lifted,
+)
 from fasttrain.shim.hooks.gradients import INPUTS as WANTED
 from fasttrain.shim.hooks.seams import Hooking, Passing
 from fasttrain.shim.levers.compile.repeated import INPUTS, Repeated
@@ -27,44 +36,72 @@ def take_by_outputs(undo: ExitStack) -> None:
     """Replace what takes gradients by tensors."""
     patching.wrap(Tensor, "register_hook", _hook_repeated, undo, Hooking.REPEATED)
     patching.wrap(Tensor, "retain_grad", _retain_repeated, undo, Hooking.REPEATED)
+    for chain, of_compiled in ((COMPLETE, _edge_repeated), (CASTS, _cast_from)):
+        chain.append(of_compiled)
+        undo.callback(chain.remove, of_compiled)
     if hasattr(torch.autograd, "_engine_run_backward"):
         patching.wrap(
             torch.autograd, "_engine_run_backward", _take_repeated, undo, Passing.REPEATED
         )
 
 
+def _end(tensor: Any) -> tuple[Any, int]:
+    """Return the node that has made a tensor, or that of an edge, and which of its outputs it is."""
+    if isinstance(tensor, Tensor):
+        return tensor.grad_fn, tensor.output_nr
+    return tensor.node, tensor.output_nr
+
+
 def _repeated_for(tensor: Any) -> Repeated | None:
-    """Return the repeated call that has the gradients by a tensor; None if it needs none."""
-    node: Any = tensor.grad_fn if isinstance(tensor, Tensor) else None
+    """Return the repeated call that has the gradients by a tensor or edge; None if it needs none."""
+    node, index = _end(tensor)
     if node is None or torch.compiler.is_compiling():
         return None
     inputs = getattr(node, INPUTS, None)
     if inputs is not None:
-        repeated: Repeated | None = inputs.compiled.repeated_for(node, inputs, tensor.output_nr)
+        repeated: Repeated | None = inputs.compiled.repeated_for(node, inputs, index)
         return repeated
-    base = node.next_functions[0][0] if tensor._is_view() and node.next_functions else None
+    is_view = isinstance(tensor, Tensor) and tensor._is_view()
+    base = node.next_functions[0][0] if is_view and node.next_functions else None
     if (inputs := getattr(base, INPUTS, None)) is not None:
         inputs.compiled.tell_of_view()
     return None
 
 
+def _edge_repeated(edge: Any) -> Any:
+    """Return the edge at which gradients by one of a compiled call meet; None if it needs none."""
+    repeated = _repeated_for(edge)
+    return edge_of(repeated.outputs[edge.output_nr]) if repeated else None
+
+
+def _cast_from(tensor: Tensor) -> Any:
+    node: Any = tensor.grad_fn
+    inputs = getattr(node, INPUTS, None)
+    return inputs and inputs.compiled.cast_from(node, inputs, tensor.output_nr)
+
+
 def _hook_repeated(original: Any) -> Any:
+    on_repeated = hook_lifted(original)
+
     @functools.wraps(original)
     def register_hook(tensor: Tensor, hook: Any) -> Any:
-        repeated = _repeated_for(tensor)
-        return original(repeated.outputs[tensor.output_nr] if repeated else tensor, hook)
+        if (repeated := _repeated_for(tensor)) is None:
+            return original(tensor, hook)
+        return on_repeated(repeated.outputs[tensor.output_nr], hook)
 
     pass_over(register_hook)
     return register_hook
 
 
 def _retain_repeated(original: Any) -> Any:
+    on_repeated = retain_lifted(original)
+
     @functools.wraps(original)
     def retain_grad(tensor: Tensor) -> None:
         repeated = None if tensor.retains_grad else _repeated_for(tensor)
         original(tensor)
         if repeated is not None:
-            original(repeated.outputs[tensor.output_nr])
+            on_repeated(repeated.outputs[tensor.output_nr])
             repeated.retained.append((tensor.output_nr, weakref.ref(tensor)))
 
     pass_over(retain_grad)
@@ -106,21 +143,17 @@ def _gradients(
     """
     seeds, retain, create, wanted, allow_unused = args
     kept: dict[int, Tensor] = {}
-    asked, handles = [], []
-    for at, (tensor, call) in enumerate(zip(wanted, repeated, strict=True)):
-        if call is None:
-            asked.append(tensor)
-            continue
-        sources = (source for source in tensor.grad_fn.next_functions if source[0] is not None)
-        asked.append(torch.autograd.graph.GradientEdge(*next(sources)))
-        output = call.outputs[tensor.output_nr]
-        keep = functools.partial(_keep, kept, at, output.output_nr)
-        handles.append(output.grad_fn.register_prehook(keep))
-    try:
+    asked = []
+    with ExitStack() as undo:
+        for at, (tensor, call) in enumerate(zip(wanted, repeated, strict=True)):
+            if call is None:
+                asked.append(tensor)
+                continue
+            node, index = _end(tensor)
+            sources = (source for source in node.next_functions if source[0] is not None)
+            asked.append(torch.autograd.graph.GradientEdge(*next(sources)))
+            _keep(kept, at, call.outputs[index], undo)
         found = original(outputs, seeds, retain, create, tuple(asked), True)  # noqa: FBT003
-    finally:
-        for handle in handles:
-            handle.remove()
     result = tuple(kept.get(at) if one else found[at] for at, one in enumerate(repeated))
     if not allow_unused and any(gradient is None for gradient in result):
         raise RuntimeError(
@@ -130,6 +163,15 @@ def _gradients(
     return result
 
 
-def _keep(kept: dict[int, Tensor], at: int, index: int, grads: Sequence[Any]) -> None:
-    if grads[index] is not None:
-        kept[at] = grads[index]
+def _keep(kept: dict[int, Tensor], at: int, output: Tensor, undo: ExitStack) -> None:
+    """Have a backward pass keep the gradient by an output, in its precision."""
+    branch = Branch(output) if is_lifted(output) else None
+    node, index, *_ = edge_of(output)
+
+    def on_gradients(grads: tuple[Tensor | None, ...]) -> None:
+        if (gradient := grads[index]) is not None:
+            kept[at] = branch.whole(gradient) if branch else gradient
+
+    undo.callback(node.register_prehook(on_gradients).remove)
+    if branch:
+        undo.callback(branch.leave)

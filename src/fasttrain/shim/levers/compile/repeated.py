@@ -39,6 +39,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from fasttrain.shim.hooks import patching
+from fasttrain.shim.hooks.gradients import cast_for_script, made_by, mark_lifted
 
 Asked = Callable[[str], None]
 INPUTS = "_fasttrain_inputs"
@@ -77,12 +78,13 @@ class _Origin:
     Attributes:
         inputs: Indices of the inputs that get a gradient from it.
         nodes: The autograd nodes that a backward pass from it runs, but those of inputs.
-        last: The last one of these.
+        meeting: The node at which all gradients by the output meet; None if it is an input, or the
+            cast of one.
     """
 
     inputs: frozenset[int]
     nodes: frozenset[Any]
-    last: Any = None
+    meeting: Any = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +101,7 @@ class _Graph:
     meta: Any
     autocast: tuple[str, torch.dtype, bool]
     _untouched: dict[tuple[int, ...], frozenset[int] | None] = field(default_factory=dict)
-    _inner: dict[int, str] = field(default_factory=dict)
+    _inner: dict[int, bool] = field(default_factory=dict)
 
     @property
     def repeatable(self) -> bool:
@@ -123,6 +125,13 @@ class _Graph:
             for index, (node, info) in enumerate(changed)
             if info.mutates_data and not all(_only_updates(user, node) for user in node.users)
         )
+
+    @property
+    def _output_nodes(self) -> Sequence[Any]:
+        returned: Sequence[Any] = next(
+            node for node in _nodes(self.run) if node.op == "output"
+        ).args
+        return returned[0]
 
     @property
     def differentiable_twice(self) -> bool:
@@ -153,6 +162,9 @@ class _Graph:
         device, dtype, enabled = self.autocast
         with torch.enable_grad(), torch.autocast(device, dtype, enabled):
             outputs = list(self.run(*given))
+        for output, node in zip(outputs, self._output_nodes, strict=True):
+            if _wants_gradient(output) and cast_for_script(node):
+                mark_lifted(output)
         changed = [given[index] for index in self.meta.mutated_inp_runtime_indices]
         kinds = [info.output_type.name for info in self.meta.output_info]
         as_base = "alias_of_intermediate_save_as_output"
@@ -181,17 +193,24 @@ class _Graph:
                 self._untouched[key] = None
         return self._untouched[key]
 
-    def inner(self, inputs: Sequence[Any], index: int) -> str:
-        """Return whether other outputs are computed from one: INNER if so, else empty.
-
-        LACKING if it is a cast of what they are computed from.
-        """
+    def inner(self, inputs: Sequence[Any], index: int) -> bool:
+        """Return whether other outputs are computed from one."""
         if index not in self._inner:
             try:
                 self._inner[index] = _inner(self._origins(inputs), index)
             except Exception:  # noqa: BLE001 - as if it were so
-                self._inner[index] = INNER
+                self._inner[index] = True
         return self._inner[index]
+
+    def cast_from(self, inputs: Sequence[Any], index: int) -> int | None:
+        """Return which of the tensors among the inputs an output is cast from for the script."""
+        at = index - len(self.meta.mutated_inp_runtime_indices)
+        node = self._output_nodes[at] if 0 <= at < len(self._output_nodes) else None
+        if node is None or not cast_for_script(node) or node.args[0].op != "placeholder":
+            return None
+        places = [other for other in _nodes(self.run) if other.op == "placeholder"]
+        before = inputs[: places.index(node.args[0])]
+        return sum(isinstance(value, Tensor) for value in before)
 
     def _origins(self, inputs: Sequence[Any]) -> list[_Origin | None]:
         """Return where each output comes from, by a forward pass without numbers or memory."""
@@ -229,7 +248,8 @@ def _origin(output: Tensor, at: dict[int, int]) -> _Origin:
         else:
             nodes.add(node)
             waiting += (source for source, _ in node.next_functions)
-    return _Origin(frozenset(inputs), frozenset(nodes), output.grad_fn)
+    meeting = made_by(output)
+    return _Origin(frozenset(inputs), frozenset(nodes), meeting if meeting in nodes else None)
 
 
 def _untouched(
@@ -248,14 +268,11 @@ def _untouched(
     return frozenset[int]().union(*(origin.inputs for origin in others)) - reached
 
 
-def _inner(origins: Sequence[_Origin | None], index: int) -> str:
+def _inner(origins: Sequence[_Origin | None], index: int) -> bool:
     asked, others = origins[index], [o for at, o in enumerate(origins) if o and at != index]
-    if asked is None or asked.last is None:
-        return ""
-    if any(asked.last in other.nodes for other in others):
-        return INNER
-    cast_of = asked.last.next_functions[0][0] if asked.last.name() == "ToCopyBackward0" else None
-    return LACKING if any(cast_of in other.nodes for other in others) else ""
+    if asked is None or asked.meeting is None:
+        return False
+    return any(asked.meeting in other.nodes for other in others)
 
 
 def _saves(node: Any) -> bool:
@@ -484,13 +501,16 @@ class _Backward:
     def repeated_for(self, ctx: Any, inputs: _Inputs, index: int) -> Repeated | None:
         """Return the call made again, for gradients by an output; None if they are right anyway."""
         repeated: Repeated | None = getattr(ctx, REPEATED, None)
-        why = "" if repeated is not None else self._graph.inner(inputs.values, index)
-        if why:
-            self._asked(why)
-        if why == INNER:
+        if repeated is None and self._graph.inner(inputs.values, index):
+            self._asked(INNER)
             repeated = inputs.repeat(self._graph)
             setattr(ctx, REPEATED, repeated)
         return repeated
+
+    def cast_from(self, ctx: Any, inputs: _Inputs, index: int) -> Any:
+        """Return the edge of the input that an output is cast from for the script, if it is."""
+        at = self._graph.cast_from(inputs.values, index)
+        return None if at is None else ctx.next_functions[at]
 
     def tell_of_view(self) -> None:
         """Have the root run eagerly if a view that the script asks by may be one of its outputs."""
