@@ -216,6 +216,17 @@ def test_gradients_by_a_low_precision_output_come_through_others_too(kind: str, 
         assert runtime.outcomes()["compile"].counts["graphs"]
 
 
+def test_a_hook_on_an_output_that_the_loss_does_not_use_is_not_called() -> None:
+    def hooked(model: Any) -> list[float | None]:
+        one, two = model(X)
+        one.register_hook(lambda gradient: 2 * gradient)
+        two.square().mean().backward()
+        return [model.body[0].weight.grad.sum().item()]
+
+    found, _ = compiled(hooked, seeded(Heads))
+    close(found, hooked(seeded(Heads)))
+
+
 def test_outputs_that_nobody_asks_by_stay_compiled() -> None:
     found, outcome = compiled(asked, seeded(Features), by="nothing")
     close(found, asked(seeded(Features), by="nothing"))

@@ -86,11 +86,22 @@ def _hook_repeated(original: Any) -> Any:
     @functools.wraps(original)
     def register_hook(tensor: Tensor, hook: Any) -> Any:
         if (repeated := _repeated_for(tensor)) is None:
-            return original(tensor, hook)
+            several = hasattr(tensor.grad_fn, INPUTS)
+            return original(tensor, _where_defined(hook) if several else hook)
         return on_repeated(repeated.outputs[tensor.output_nr], hook)
 
     pass_over(register_hook)
     return register_hook
+
+
+def _where_defined(hook: Any) -> Any:
+    """Return a hook that isn't called in passes through other outputs of the same node."""
+
+    @functools.wraps(hook)
+    def on_gradient(gradient: Tensor | None) -> Any:
+        return None if gradient is None else hook(gradient)
+
+    return on_gradient
 
 
 def _retain_repeated(original: Any) -> Any:
