@@ -214,6 +214,7 @@ def test_gradients_by_a_low_precision_output_come_through_others_too(kind: str, 
     with backend("aot_eager"), rig(compile="default", amp="bfloat16") as runtime:
         close(asked(seeded(Low, way=kind), by=by), expected)
         assert runtime.outcomes()["compile"].counts["graphs"]
+        assert runtime.outcomes()["amp"].state is State.APPLIED
 
 
 def test_a_hook_on_an_output_that_the_loss_does_not_use_is_not_called() -> None:

@@ -38,7 +38,13 @@ from fasttrain.shim.levers.amp.repeat import Backup, may_explain, names_types, o
 from fasttrain.shim.levers.amp.rules import CallHistory, Rules
 from fasttrain.shim.levers.amp.script_hooks import CustomFunctions, Hooks
 from fasttrain.shim.process import refusal
-from fasttrain.shim.process.callsite import call_site, called_by_user, location, own_prefixes
+from fasttrain.shim.process.callsite import (
+    call_site,
+    called_by_user,
+    is_shim_code,
+    location,
+    own_prefixes,
+)
 
 BY_HAND = (
     "its forward() is called directly: its layers run in low precision, what is between them"
@@ -324,9 +330,10 @@ class AmpLever:
     def _watched_autocast(self, original: Any) -> Any:
         @functools.wraps(original)
         def __enter__(context: autocast) -> Any:  # noqa: N807
-            # torch enters it too, such as a checkpoint that repeats a forward.
+            # torch enters it too, such as a checkpoint that repeats a forward, and so does the shim.
             passing = ("autocast_mode.py", "contextlib.py")
-            if self.recorder.live and context._enabled:
+            ours = is_shim_code(sys._getframe(1).f_code)
+            if self.recorder.live and context._enabled and not ours:
                 if called_by_user(through=passing):
                     self._cede("autocast")
                 elif where := _traced_at():
