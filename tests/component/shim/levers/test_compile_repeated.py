@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.autograd import grad
 
 from fasttrain.model.outcome import State
 from support.rig import X, backend, network, rig
@@ -237,6 +238,31 @@ def test_outputs_that_nobody_asks_by_stay_compiled() -> None:
 def test_gradients_by_a_view_that_lack_something_are_reported() -> None:
     _, outcome = compiled(asked, seeded(Features, flat=True), by="retain")
     assert outcome.state is State.SKIPPED
+
+
+def jacobians(model: Any, *, by: str) -> list[float | None]:
+    """Take one derivative for each output, with what the first lines of a script have imported."""
+    torch.manual_seed(1)
+    x = X.clone().requires_grad_()
+    y = model(x)
+    rows = torch.eye(4)[:, None].expand(4, 3, 4)
+    if by == "vmap":
+        found = torch.vmap(lambda row: grad(y, x, row, retain_graph=True)[0])(rows)
+    else:
+        (found,) = grad(y, x, rows, retain_graph=True, is_grads_batched=True)
+    y.sum().backward()
+    return [*found.flatten().tolist(), *x.grad.flatten().tolist()]
+
+
+@pytest.mark.parametrize("by", ["vmap", "is_grads_batched"])
+def test_batches_of_gradients_are_taken_as_without_compilation(by: str) -> None:
+    def model() -> nn.Module:
+        return nn.Sequential(network(), nn.Dropout())
+
+    found, outcome = compiled(jacobians, model(), by=by)
+    close(found, jacobians(model(), by=by))
+    assert outcome.state is State.SKIPPED
+    assert "test_compile_repeated.py" in outcome.reason
 
 
 class Doubling(nn.Module):

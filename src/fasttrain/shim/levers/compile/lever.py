@@ -17,7 +17,6 @@ from fasttrain.model.decision import Decision
 from fasttrain.model.levers import Compile
 from fasttrain.model.outcome import State
 from fasttrain.shim.hooks.dynamo import UserCompile
-from fasttrain.shim.hooks.gradients import take_one_by_one
 from fasttrain.shim.hooks.outcome_recorder import Lever, OutcomeRecorder, Shared
 from fasttrain.shim.hooks.roots import Root, RootCalls, repeated_blocks
 from fasttrain.shim.levers.compile.account import Account, announce
@@ -251,7 +250,6 @@ class CompileLever:
         # Of auto nobody has asked for graphs, in whose place an error would come.
         if self._plan.asked == "auto" or may_differentiate_twice():
             call_custom_functions(self._later)
-        take_one_by_one(self.recorder.note, self._later)
         watch_hooks(self._slots.on_hook, self._later)
         if self._misses is not None:
             self._misses.install(self._later)

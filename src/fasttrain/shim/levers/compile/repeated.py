@@ -9,6 +9,7 @@ it there are none. So these differ from eager ones (torch 2.13):
   depend on. Optimizers then apply weight decay and momentum to it: pytorch#131794.
 - It also frees what a pass through the others needs, even if these have nothing in common with the
   first.
+- A batch of gradients, by ``torch.vmap`` or ``is_grads_batched=True``, raises.
 - A gradient by an output (``torch.autograd.grad``, ``retain_grad``, ``register_hook``) lacks what
   comes through other outputs that were computed from it: pytorch#132929.
 
@@ -30,7 +31,7 @@ import functools
 import importlib
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,6 +49,7 @@ REPEATED = "_fasttrain_repeated"
 SECOND = "second derivatives (create_graph=True at {}) can't be compiled"
 APART = "a backward pass through some of its outputs alone (at {}) can't be compiled"
 INNER = "gradients by one of its outputs (at {}) can't be compiled"
+BATCHED = "a batch of gradients (at {}) can't be compiled"
 LACKING = (
     "gradients by one of its outputs (at {}) can't be compiled; in this call they lack what comes"
     " through its other outputs"
@@ -365,9 +367,9 @@ class _Inputs:
                     f" an inplace operation: is at version {after}; expected version {before}"
                 )
         # Views, so that an input computed from another one counts as independent of it.
-        with torch.enable_grad():
+        with _outside_vmap(), torch.enable_grad():
             apart = [v.view_as(v) if _wants_gradient(v) else v for v in self.values]
-        with torch.random.fork_rng(devices=[]):
+        with _outside_vmap(), torch.random.fork_rng(devices=[]):
             torch.set_rng_state(self._random_state)
             return Repeated(apart, graph.repeat(apart))
 
@@ -489,7 +491,7 @@ class _Backward:
         missing = [index for index in self.outputs if given[index] is None]
         repeated = getattr(ctx, REPEATED, None)
         if repeated is None and inputs is not None:
-            repeated = self._repeat(ctx, inputs, missing, twice=twice)
+            repeated = self._repeat(ctx, inputs, given, missing, twice=twice)
         if repeated is not None:
             return repeated.differentiate(given, twice=twice)
         if not torch._C._autograd._get_current_graph_task_keep_graph():
@@ -518,15 +520,16 @@ class _Backward:
             self._asked(LACKING)
 
     def _repeat(
-        self, ctx: Any, inputs: _Inputs, missing: list[int], *, twice: bool
+        self, ctx: Any, inputs: _Inputs, given: list[Any], missing: list[int], *, twice: bool
     ) -> Repeated | None:
         """Repeat the call if the compiled backward pass wouldn't do; return None if it does."""
         if twice and self._twice:
             self._asked(SECOND)
             return inputs.repeat(self._graph)
-        if not missing or self._untouched(inputs, missing) is not None:
+        batched = _is_batched(given)
+        if not batched and (not missing or self._untouched(inputs, missing) is not None):
             return None
-        self._asked(APART)
+        self._asked(BATCHED if batched else APART)
         repeated = inputs.repeat(self._graph)
         setattr(ctx, REPEATED, repeated)  # for passes through the other outputs
         return repeated
@@ -546,6 +549,29 @@ class _Backward:
         if not self._repeatable:
             self._asked(ZEROS)
         return tuple(None if at in (untouched or ()) else grad for at, grad in enumerate(found))
+
+
+def _is_batched(grads: Sequence[Any]) -> bool:
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        return True
+    is_batched: Any = torch._C._functorch.is_legacy_batchedtensor
+    return any(is_batched(grad) for grad in grads if isinstance(grad, Tensor))
+
+
+@contextmanager
+def _outside_vmap() -> Iterator[None]:
+    """Leave vmap in the block, where random numbers are refused or drawn for each of a batch."""
+    functorch: Any = importlib.import_module("torch._functorch.pyfunctorch")
+    levels = 0  # of the older vmap, which `is_grads_batched=True` uses
+    torch._C._vmapmode_increment_nesting()
+    while torch._C._vmapmode_decrement_nesting():
+        levels += 1
+    try:
+        with functorch.temporarily_clear_interpreter_stack():
+            yield
+    finally:
+        for _ in range(levels):
+            torch._C._vmapmode_increment_nesting()
 
 
 def _autocast_for(inputs: Sequence[Any]) -> tuple[str, torch.dtype, bool]:
