@@ -14,19 +14,21 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch.nn import functional as F  # noqa: N812 - torch's own name for it
 
 from fasttrain.shim.hooks import patching
 from fasttrain.shim.hooks.seams import then
 
 # Part of the keys of torch's compile caches, so that nothing compiled without the repairs is used.
-CACHE_TAG = "fasttrain-repairs-1"
+CACHE_TAG = "fasttrain-repairs-2"
 
 
 def repair(undo: ExitStack) -> None:
     """Install the repairs that the present torch needs."""
     _keep_order_of_mutations(undo)
     _draw_each_time(undo)
+    _draw_in_order(undo)
     _change_buffers_again(undo)
     with suppress(ImportError):  # torch 2.7
         config: Any = importlib.import_module("torch.compiler.config")
@@ -64,6 +66,25 @@ def _draw_each_time(undo: ExitStack) -> None:
     if variable is None:  # before torch 2.5
         return
     patching.put(variable, "is_supported_random_obj", staticmethod(lambda _: False), undo)
+
+
+def _draw_in_order(undo: ExitStack) -> None:
+    """Have `rand_like` and its kin draw in the memory order that their tensor has eagerly.
+
+    On a CPU inductor has a convolution write channels_last. ``randn_like`` of it has that order,
+    too, in which torch draws other numbers, and twice as many: so all later draws differ as well.
+    torch 2.13 keeps the order for dropout alone (``torch/_inductor/lowering.py``).
+    """
+    lowering: Any = importlib.import_module("torch._inductor.lowering")
+    constraints = getattr(lowering, "_maybe_layout_constraints", None)
+    if constraints is None or not hasattr(lowering, "constrain_to_fx_strides"):  # before torch 2.5
+        return
+    for name in ("rand_like", "randn_like", "randint_like"):
+        packet = getattr(torch.ops.aten, name)
+        for overload in (getattr(packet, each) for each in packet.overloads()):
+            if overload not in constraints:
+                constraints[overload] = lowering.constrain_to_fx_strides
+                undo.callback(constraints.pop, overload, None)
 
 
 def _change_buffers_again(undo: ExitStack) -> None:
