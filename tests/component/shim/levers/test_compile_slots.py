@@ -57,6 +57,17 @@ def test_a_checkpoint_repeats_its_forward_pass_whatever_was_switched_since(on: b
         assert len(calls) == (2 if on else 1)
 
 
+def test_hooks_on_saved_tensors_may_be_any_callables() -> None:
+    calls: list[str] = []
+    module, recorder = nn.Linear(2, 1), OutcomeRecorder("compile", "default", explicit=True)
+    with ExitStack() as undo:
+        slots = Slots(recorded(calls), "default", recorder)
+        slots.fill(module, separate_function("Linear"), Filling(), undo)
+        with torch.autograd.graph.saved_tensors_hooks(torch.Tensor.half, torch.Tensor.float):
+            module(torch.ones(1, 2)).sum().backward()
+    assert calls == ["compiled"]
+
+
 def test_a_checkpoint_compiles_nothing_that_its_forward_pass_has_put_off() -> None:
     calls: list[str] = []
     module, recorder = nn.Linear(2, 1), OutcomeRecorder("compile", "default", explicit=True)

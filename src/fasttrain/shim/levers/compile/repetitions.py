@@ -109,4 +109,4 @@ _ASK: Any = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None
 def _in_checkpoint() -> bool:
     """True in a call that a checkpoint will repeat; never known with torch 2.7 and earlier."""
     hooks = None if _ASK is None else _ASK(True)  # noqa: FBT003
-    return hooks is not None and hooks[0].__module__ == "torch.utils.checkpoint"
+    return hooks is not None and getattr(hooks[0], "__module__", "") == "torch.utils.checkpoint"
