@@ -126,6 +126,37 @@ def test_what_no_code_asks_for_and_numbers_that_go_on_are_left_out(
     assert decisions.values() == before
 
 
+class Counting(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("step", torch.tensor(0))
+        self.register_buffer("rate", torch.tensor(0.5))
+        self.register_buffer("mean", torch.zeros(3))
+        self.register_buffer("unnamed", torch.tensor(0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.step += 1
+        if not self.step.item() % 50:
+            x = x - x.mean(0)
+        return self.linear(x) * self.rate + self.mean  # type: ignore[no-any-return]
+
+
+def test_counters_in_buffers_are_looked_at() -> None:
+    net = Counting()
+    decisions = Decisions(net)
+    seen = [decisions.values()]
+    net.unnamed += 1
+    net.mean += 1
+    net.rate += 0.25
+    assert decisions.values() == seen[-1]
+    net.step += 1
+    seen.append(decisions.values())
+    net.step = torch.tensor(2)
+    seen.append(decisions.values())
+    assert len(set(seen)) == 3
+    assert 50 in decisions.limits.divisors
+
+
 def test_no_module_is_kept() -> None:
     net = Net()
     net.linear.used_by = net.forward  # a part that refers to the whole

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import Module
+from torch.nn.parameter import is_lazy
 
 from fasttrain.shim.data_parallel.split.modules import Changes
 from fasttrain.shim.data_parallel.split.rows import Gather, Rows
@@ -340,7 +341,7 @@ Place = tuple[Callable[[], dict[str, Any]], str, Any]
 
 
 class Decisions:
-    """Values other than arguments on which a forward may branch: attributes of modules, globals.
+    """Values other than arguments on which a forward may branch: of attributes, buffers, globals.
 
     A call with other values than all verified calls has to be verified, too.
 
@@ -440,7 +441,12 @@ def _codes_in(code: CodeType) -> Iterator[CodeType]:
 
 
 def _category(value: Any) -> Any:
-    """Return what a forward may branch on: of a float, only whether it is 0, 1 or another one."""
+    """Return what a forward may branch on: of a float, only whether it is 0, 1 or another one.
+
+    Of a tensor it is its number, unless it is on a device, for which the host would wait.
+    """
+    if isinstance(value, Tensor):
+        value = value.item() if value.is_cpu and value.numel() == 1 else None
     if type(value) is float:
         return value if value in (0.0, 1.0) else _FACTOR
     return value if isinstance(value, _SIMPLE) else _OBJECT
@@ -513,6 +519,9 @@ def _places(module: Module) -> Iterator[Place]:
         used = set(_names(type(part), texts=True))
         find = partial(_attributes, weakref.ref(part))
         yield from _of_slot(find, _names(type(part)), type(part), used)
+        for name, buffer in part._buffers.items():
+            if name in used and buffer is not None and not is_lazy(buffer) and buffer.numel() == 1:
+                yield (partial(_buffers, weakref.ref(part)), name, None)
 
 
 def _of_slot(
@@ -562,6 +571,11 @@ def _itself(values: dict[str, Any]) -> dict[str, Any]:
 def _attributes(ref: weakref.ref[Module]) -> dict[str, Any]:
     part = ref()
     return vars(part) if part is not None else {}
+
+
+def _buffers(ref: weakref.ref[Module]) -> dict[str, Any]:
+    part = ref()
+    return part._buffers if part is not None else {}
 
 
 def _names(kind: type, *, texts: bool = False) -> list[str]:
