@@ -372,16 +372,6 @@ def parameter_sums(module: Module) -> list[float]:
     return sums_of([p for p in parameters_of(module) if not is_lazy(p)])
 
 
-def parameter_versions(module: Module) -> list[int]:
-    """Return how often each parameter was written to; nothing for those of which FSDP has shards.
-
-    The sums of one that was written to may be the same, as if no row of an embedding was too large.
-    """
-    if is_sharded(module):
-        return []
-    return [p._version for p in parameters_of(module) if _is_counted(p)]
-
-
 def _set(slot: dict[str, Any], values: dict[str, Any]) -> None:
     for name in slot.keys() - values.keys():
         del slot[name]
