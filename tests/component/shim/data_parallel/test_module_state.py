@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import register_parametrization
 
 from fasttrain.shim.data_parallel.split.modules import Changes, ModuleState, parameter_sums
 
@@ -88,6 +89,16 @@ def test_what_no_verified_call_has_changed_is_noticed(
     assert int(module.hot) == 0
     assert not vars(module).keys() & {"last", "calls"}
     assert module.mask is None
+
+
+def test_modules_whose_class_torch_has_derived_are_looked_at() -> None:
+    module = Rare()
+    register_parametrization(module.linear, "weight", nn.Identity())
+    register_parametrization(module, "hot", nn.Identity(), unsafe=True)
+    assert type(module).__module__.startswith("torch.")
+    held = Changes(module, []).hold()
+    module.mask = torch.ones(1)
+    assert not held.is_foreseen()
 
 
 def test_a_call_can_be_made_from_the_state_before() -> None:

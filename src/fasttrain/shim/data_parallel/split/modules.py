@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fasttrain.shim.data_parallel.tensor_sums import strided_parts, sums_of
 from fasttrain.shim.hooks import patching
-from fasttrain.shim.hooks.containers import tensors_in
+from fasttrain.shim.hooks.containers import module_name, tensors_in
 from fasttrain.shim.hooks.roots import RootCalls, is_sharded, parameters_of
 from fasttrain.shim.hooks.seams import Hooking
 
@@ -256,7 +256,7 @@ class Changes:
         self._parts: list[tuple[int, weakref.ref[Module]]] = []
         self._fixed: list[weakref.ref[Tensor]] = []
         for number, part in enumerate(parts):
-            if number in numbers or not type(part).__module__.startswith("torch."):
+            if number in numbers or not _is_torchs(part):
                 self._parts.append((number, weakref.ref(part)))
             else:
                 self._fixed += [weakref.ref(b) for b in part._buffers.values() if _is_counted(b)]
@@ -357,6 +357,11 @@ class Held:
         for buffer, copy in zip(self._copied, self._copies, strict=True):
             # No new version of it: autograd graphs of other calls may hold it.
             buffer.data.copy_(copy)
+
+
+def _is_torchs(part: Module) -> bool:
+    """True if all classes of a module are torch's: FSDP and parametrizations make new ones."""
+    return all(module_name(kind).startswith("torch.") for kind in type(part).__mro__[:-1])
 
 
 def _is_counted(tensor: Tensor | None) -> TypeGuard[Tensor]:
