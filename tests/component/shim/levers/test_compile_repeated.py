@@ -126,6 +126,24 @@ def test_a_second_pass_through_what_outputs_share_fails_as_without_compilation()
     compiled(twice, seeded(Heads))
 
 
+class Halted(Apart):
+    """Its forward breaks the graph, so that models of this class share graphs."""
+
+    def forward(self, x: Any) -> Any:
+        torch._dynamo.graph_break()
+        return super().forward(x)
+
+
+def test_of_models_that_share_graphs_the_one_that_asks_runs_eagerly() -> None:
+    first, second = seeded(Halted), seeded(Halted)
+    with backend("aot_eager"), rig(compile="default"):
+        for _ in range(2):
+            sum(first(X)).sum().backward()
+            second(X)[0].sum().backward()
+        assert first._compiled_call_impl is not None
+        assert second._compiled_call_impl is None
+
+
 class Features(nn.Module):
     """Returns features, and what is computed from them."""
 

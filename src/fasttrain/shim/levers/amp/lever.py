@@ -330,7 +330,7 @@ class AmpLever:
     def _watched_autocast(self, original: Any) -> Any:
         @functools.wraps(original)
         def __enter__(context: autocast) -> Any:  # noqa: N807
-            # torch enters it too, as checkpoints do that repeat a forward, and so does the shim.
+            # So does torch, such as a checkpoint that repeats a forward, and the shim.
             passing = ("autocast_mode.py", "contextlib.py")
             ours = is_shim_code(sys._getframe(1).f_code)
             if self.recorder.live and context._enabled and not ours:

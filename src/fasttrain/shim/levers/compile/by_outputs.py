@@ -46,14 +46,14 @@ def take_by_outputs(undo: ExitStack) -> None:
 
 
 def _end(tensor: Any) -> tuple[Any, int]:
-    """Return the node of a tensor or an edge, and which of the node's outputs it is."""
+    """Return the node of a tensor or an edge, and which of its outputs it is."""
     if isinstance(tensor, Tensor):
         return tensor.grad_fn, tensor.output_nr
     return tensor.node, tensor.output_nr
 
 
 def _repeated_for(tensor: Any) -> Repeated | None:
-    """Return the repeated call with the gradients by a tensor or edge; None if it needs none."""
+    """Return the repeated call that has the gradients by a tensor; None if it needs none."""
     node, index = _end(tensor)
     if node is None or torch.compiler.is_compiling():
         return None
@@ -64,7 +64,7 @@ def _repeated_for(tensor: Any) -> Repeated | None:
     is_view = isinstance(tensor, Tensor) and tensor._is_view()
     base = node.next_functions[0][0] if is_view and node.next_functions else None
     if (inputs := getattr(base, INPUTS, None)) is not None:
-        inputs.compiled.tell_of_view()
+        inputs.compiled.tell_of_view(base)
     return None
 
 

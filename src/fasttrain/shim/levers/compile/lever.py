@@ -245,7 +245,7 @@ class CompileLever:
         self._keep_cache(ours=True)
         if not self._strict:
             refuse_long_loops(self._account_for_loop, self._later)
-        repair_gradients(self._begin_graph, self._later)
+        repair_gradients(self._asked_of_root, self._later)
         take_by_outputs(self._later)
         # Of auto nobody has asked for graphs, in whose place an error would come.
         if self._plan.asked == "auto" or may_differentiate_twice():
@@ -260,9 +260,9 @@ class CompileLever:
         self._account = Account(self._later)
         return True
 
-    def _begin_graph(self) -> Asked:
-        """Return a function that makes the root of the graph being compiled run eagerly."""
-        root = self._roots.last
+    def _asked_of_root(self) -> Asked:
+        """Return a function that makes the root run eagerly that this thread is inside."""
+        root = self._roots.last if self._roots.inside.flag else None
         return functools.partial(self._end_compilation, root) if root else lambda _: None
 
     def _end_compilation(self, root: Root, why: str) -> None:

@@ -43,6 +43,7 @@ from fasttrain.shim.hooks import patching
 from fasttrain.shim.hooks.gradients import cast_for_script, made_by, mark_lifted
 
 Asked = Callable[[str], None]
+ASKED = "_fasttrain_asked"
 INPUTS = "_fasttrain_inputs"
 REPEATED = "_fasttrain_repeated"
 # Why a root runs eagerly from then on; with the script's line.
@@ -412,12 +413,13 @@ class Repeated:
         return tuple(next(found) if _wants_gradient(value) else None for value in self.inputs)
 
 
-def repair_gradients(begin: Callable[[], Asked], undo: ExitStack) -> None:
+def repair_gradients(caller: Callable[[], Asked], undo: ExitStack) -> None:
     """Have graphs that are compiled from now on return the gradients that they have eagerly.
 
     Args:
-        begin: Called when a graph is compiled. Returns a function that is called with a reason
-            when the root has to run eagerly from then on.
+        caller: Called when a graph runs: roots of one class share those between graph breaks.
+            Returns a function that is called with a reason when the root has to run eagerly from
+            then on.
         undo: Takes the inverse.
     """
     common: Any = importlib.import_module("torch._dynamo.backends.common")
@@ -442,22 +444,23 @@ def repair_gradients(begin: Callable[[], Asked], undo: ExitStack) -> None:
         if under_way and self.spec.maybe_subclass_meta is None:
             run, autocast = under_way[-1]
             graph = _Graph(run, self.spec.fw_metadata, autocast)
-            _extend(function, graph, begin())
+            _extend(function, graph, caller)
         return function
 
     patching.put(common, "aot_module_simplified", aot_module_simplified, undo)
     patching.put(factory, "build", build_function, undo)
 
 
-def _extend(function: Any, graph: _Graph, asked: Asked) -> None:
+def _extend(function: Any, graph: _Graph, caller: Callable[[], Asked]) -> None:
     """Have a compiled autograd function keep its inputs, and repeat itself if necessary."""
-    plain_forward, compiled = function.forward, _Backward(graph, asked, function.backward)
+    plain_forward, compiled = function.forward, _Backward(graph, function.backward)
     several = len(compiled.outputs) > 1
     if not (graph.repeatable or several):
         return
     keeps = graph.repeatable
 
     def forward(ctx: Any, *inputs: Any) -> Any:
+        setattr(ctx, ASKED, caller())
         if keeps:
             setattr(ctx, INPUTS, _Inputs(inputs, compiled))
         returned = plain_forward(ctx, *inputs)
@@ -479,8 +482,8 @@ class _Backward:
         apart: Indices of the inputs of which a call is repeated with copies, since it changes them.
     """
 
-    def __init__(self, graph: _Graph, asked: Asked, plain: Callable[..., Any]) -> None:
-        self._graph, self._asked, self._plain = graph, asked, plain
+    def __init__(self, graph: _Graph, plain: Callable[..., Any]) -> None:
+        self._graph, self._plain = graph, plain
         self._twice, self._repeatable = graph.differentiable_twice, graph.repeatable
         self.outputs, self.apart = graph.differentiable_outputs, graph.changed_and_read
 
@@ -504,7 +507,7 @@ class _Backward:
         """Return the call made again, for gradients by an output; None if they are right anyway."""
         repeated: Repeated | None = getattr(ctx, REPEATED, None)
         if repeated is None and self._graph.inner(inputs.values, index):
-            self._asked(INNER)
+            getattr(ctx, ASKED)(INNER)
             repeated = inputs.repeat(self._graph)
             setattr(ctx, REPEATED, repeated)
         return repeated
@@ -514,22 +517,22 @@ class _Backward:
         at = self._graph.cast_from(inputs.values, index)
         return None if at is None else ctx.next_functions[at]
 
-    def tell_of_view(self) -> None:
+    def tell_of_view(self, ctx: Any) -> None:
         """Have the root run eagerly if a view that the script asks by may be one of its outputs."""
         if self._graph.meta.aliased_out_indices:
-            self._asked(LACKING)
+            getattr(ctx, ASKED)(LACKING)
 
     def _repeat(
         self, ctx: Any, inputs: _Inputs, given: list[Any], missing: list[int], *, twice: bool
     ) -> Repeated | None:
         """Repeat the call if the compiled backward pass wouldn't do; return None if it does."""
         if twice and self._twice:
-            self._asked(SECOND)
+            getattr(ctx, ASKED)(SECOND)
             return inputs.repeat(self._graph)
         batched = _is_batched(given)
         if not batched and (not missing or self._untouched(inputs, missing) is not None):
             return None
-        self._asked(BATCHED if batched else APART)
+        getattr(ctx, ASKED)(BATCHED if batched else APART)
         repeated = inputs.repeat(self._graph)
         setattr(ctx, REPEATED, repeated)  # for passes through the other outputs
         return repeated
@@ -547,7 +550,7 @@ class _Backward:
             given[index] = torch.zeros(like.shape, dtype=like.dtype, device=like.device)
         found = self._plain(ctx, given)
         if not self._repeatable:
-            self._asked(ZEROS)
+            getattr(ctx, ASKED)(ZEROS)
         return tuple(None if at in (untouched or ()) else grad for at, grad in enumerate(found))
 
 
