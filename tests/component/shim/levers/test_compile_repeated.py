@@ -34,9 +34,11 @@ class Apart(nn.Module):
 class Heads(nn.Module):
     """Two heads of one body; the second one may have an infinite derivative."""
 
-    def __init__(self, *, root: bool = False) -> None:
+    def __init__(self, *, root: bool = False, pooled: bool = False) -> None:
         super().__init__()
-        self.body, self.one, self.two = network(), nn.Linear(4, 2), nn.Linear(4, 1)
+        pooling = nn.Sequential(nn.BatchNorm1d(4), nn.MaxPool1d(2), nn.Linear(2, 1))
+        self.body, self.one = network(), nn.Linear(4, 2)
+        self.two: nn.Module = pooling if pooled else nn.Linear(4, 1)
         self.root = root
 
     def forward(self, x: Any) -> Any:
@@ -95,9 +97,12 @@ def close(found: list[float | None], expected: list[float | None]) -> None:
     assert [v or 0 for v in found] == pytest.approx([v or 0 for v in expected], rel=1e-4, abs=1e-6)
 
 
-def test_what_the_loss_does_not_use_has_no_gradients_and_the_model_stays_compiled() -> None:
-    found, outcome = compiled(in_turns, seeded(Heads))
-    close(found, in_turns(seeded(Heads)))
+@pytest.mark.parametrize("pooled", [False, True])
+def test_what_the_loss_does_not_use_has_no_gradients_and_the_model_stays_compiled(
+    pooled: bool,
+) -> None:
+    found, outcome = compiled(in_turns, seeded(Heads, pooled=pooled))
+    close(found, in_turns(seeded(Heads, pooled=pooled)))
     assert outcome.state is State.APPLIED
 
 

@@ -64,12 +64,14 @@ ZEROS = (
 # others may multiply it by an infinite derivative, which gives NaN, where eager autograd doesn't
 # run them at all.
 _FINITE = frozenset(
-    f"{name}Backward0"
-    for name in (
-        "Add", "Addmm", "Bmm", "Cat", "Clone", "Convolution", "Embedding", "Expand", "Gelu",
-        "Index", "LogSoftmax", "Mean", "Mm", "Mul", "NativeLayerNorm", "Permute", "Relu",
-        "Select", "Sigmoid", "Silu", "Slice", "Softmax", "Split", "Squeeze", "Sub", "Sum", "T",
-        "Tanh", "ToCopy", "Transpose", "UnsafeView", "Unsqueeze", "View",
+    (
+        "AdaptiveAvgPool2D", "Add", "Addmm", "AvgPool2D", "Bmm", "Cat", "Clone", "Convolution",
+        "CudnnBatchNorm", "Embedding", "Expand", "Gelu", "Index", "LeakyRelu", "LogSoftmax",
+        "MaxPool2DWithIndices", "Mean", "Mm", "Mul", "NativeBatchNorm", "NativeDropout",
+        "NativeGroupNorm", "NativeLayerNorm", "Neg", "Permute", "Relu", "Select", "Sigmoid",
+        "Silu", "Slice", "Softmax", "Split", "Squeeze", "Stack", "Sub", "Sum", "T", "Tanh",
+        "ToCopy", "Transpose", "UnsafeView", "Unsqueeze", "UpsampleBilinear2D",
+        "UpsampleNearest2D", "View",
     )
 )  # fmt: skip
 
@@ -266,7 +268,7 @@ def _untouched(
         # Eagerly, too, a later pass through it must fail, because this one has freed a part of it.
         if not any(map(_saves, origin.nodes & run)):
             return None
-        if any(node.name() not in _FINITE for node in origin.nodes - run):
+        if not all(map(_is_finite, origin.nodes - run)):
             return None
     return frozenset[int]().union(*(origin.inputs for origin in others)) - reached
 
@@ -276,6 +278,11 @@ def _inner(origins: Sequence[_Origin | None], index: int) -> bool:
     if asked is None or asked.meeting is None:
         return False
     return any(asked.meeting in other.nodes for other in others)
+
+
+def _is_finite(node: Any) -> bool:
+    operation, _, overload = node.name().rpartition("Backward")
+    return overload.isdigit() and operation in _FINITE
 
 
 def _saves(node: Any) -> bool:
