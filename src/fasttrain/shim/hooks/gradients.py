@@ -177,7 +177,7 @@ def mark_lifted(cast: Tensor) -> None:
 
 def cast_for_script(node: Any) -> bool:
     """True if a node of dynamo's graph is the cast that `RootCalls.finish` makes."""
-    return node.target == "to" and node.args[1:] == (torch.float32, False, False)
+    return bool(node.target == "to" and node.args[1:] == (torch.float32, False, False))
 
 
 def made_by(tensor: Tensor) -> Any:
