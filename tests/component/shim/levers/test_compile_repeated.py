@@ -204,6 +204,29 @@ def test_gradients_by_an_output_come_through_others_too(by: str) -> None:
     assert "test_compile_repeated.py" in outcome.reason
 
 
+def test_a_view_that_the_script_makes_of_an_output_lacks_nothing() -> None:
+    class Given(nn.Module):
+        """Returns a part of what it got, too."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.network = network()
+
+        def forward(self, x: Any) -> Any:
+            return self.network(x), x[:, :2]
+
+    def hooked(model: Any) -> list[float | None]:
+        scores, _ = model(X)
+        found: list[torch.Tensor] = []
+        scores[:, -1].register_hook(found.append)
+        scores.square().mean().backward()
+        return [weight.grad.sum().item() for weight in model.parameters()]
+
+    found, outcome = compiled(hooked, Given())
+    close(found, hooked(Given()))
+    assert outcome.state is State.APPLIED
+
+
 @dataclass
 class Both:
     """What a model returns in an object, which is cast outside of its graphs."""

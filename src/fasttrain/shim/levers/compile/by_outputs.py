@@ -62,9 +62,9 @@ def _repeated_for(tensor: Any) -> Repeated | None:
         repeated: Repeated | None = inputs.compiled.repeated_for(node, inputs, index)
         return repeated
     is_view = isinstance(tensor, Tensor) and tensor._is_view()
-    base = node.next_functions[0][0] if is_view and node.next_functions else None
+    base, of_base = node.next_functions[0] if is_view and node.next_functions else (None, 0)
     if (inputs := getattr(base, INPUTS, None)) is not None:
-        inputs.compiled.tell_of_view(base)
+        inputs.compiled.tell_of_view(base, of_base)
     return None
 
 

@@ -158,6 +158,21 @@ class _Graph:
         bases = range(len(returned), meta.num_forward_returns)
         return [*(index for index, wanted in enumerate(returned) if wanted), *bases]
 
+    @property
+    def bases(self) -> frozenset[int]:
+        """Indices of what `CompiledFunction` returns of which outputs of the graph are views.
+
+        Source: ``AliasOfIntermediateHandler`` in ``runtime_wrappers.py`` of torch 2.13
+        """
+        infos, changed = self.meta.output_info, len(self.meta.mutated_inp_runtime_indices)
+        outputs = {"alias_of_intermediate_base_is_user_output": changed}
+        appended = changed + len(infos)
+        return frozenset(
+            outputs.get(info.output_type.name, appended) + info.base_idx
+            for info in infos
+            if info.output_type.name.startswith("alias_of_intermediate")
+        )
+
     def repeat(self, inputs: Sequence[Any]) -> list[Any]:
         """Return the outputs of `CompiledFunction`, with a graph; the inputs stay unchanged."""
         given = [
@@ -524,9 +539,14 @@ class _Backward:
         at = self._graph.cast_from(inputs.values, index)
         return None if at is None else ctx.next_functions[at]
 
-    def tell_of_view(self, ctx: Any) -> None:
-        """Have the root run eagerly if a view that the script asks by may be one of its outputs."""
-        if self._graph.meta.aliased_out_indices:
+    def tell_of_view(self, ctx: Any, base: int) -> None:
+        """Have the root run eagerly if a view that the script asks by may be one of its outputs.
+
+        Args:
+            ctx: The call's node.
+            base: Which of the node's outputs it is a view of.
+        """
+        if base in self._graph.bases:
             getattr(ctx, ASKED)(LACKING)
 
     def _repeat(
