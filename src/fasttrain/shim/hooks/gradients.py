@@ -81,7 +81,7 @@ def wrap_module_hooks(wrap: Callable[[Hook], Hook], undo: ExitStack, place: Hook
     patching.wrap(BackwardHook, "__init__", wrapped, undo, place)
 
 
-# Takes a batch of gradients one by one: what compiles or splits a call can't run under vmap.
+# Takes a batch of gradients one by one: what splits a call among ranks can't run under vmap.
 
 
 _GRAD = inspect.signature(torch.autograd.grad)

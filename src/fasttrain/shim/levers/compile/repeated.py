@@ -133,10 +133,8 @@ class _Graph:
 
     @property
     def _output_nodes(self) -> Sequence[Any]:
-        returned: Sequence[Any] = next(
-            node for node in _nodes(self.run) if node.op == "output"
-        ).args
-        return returned[0]
+        (returned,) = next(node for node in _nodes(self.run) if node.op == "output").args
+        return tuple(returned)
 
     @property
     def differentiable_twice(self) -> bool:
