@@ -70,7 +70,7 @@ def problems(cell: Any, folder: Path, environ: dict[str, str], memory_group: Any
             assert wait_for((folder / "here").exists, PATIENCE_S), run.said
             run.victim(target).send_signal(getattr(signal, name))
         code = run.launcher.wait(PATIENCE_S)
-        if code != {128 + signal.SIGINT: -signal.SIGINT}.get(cell.cause.code, cell.cause.code):
+        if code != cell.cause.code:
             yield f"exit code {code}"
         if left := run.left():
             yield f"left: {left}"

@@ -1,44 +1,29 @@
-"""What a shell sees of a command that ctrl-C has ended: that it died of the signal."""
+"""Ctrl-C before the command line has begun."""
 
 from __future__ import annotations
 
-import signal
-import subprocess
+import os
 import sys
+from typing import Any
 
 import pytest
 
-IMPORTED = """
-import sys
 from fasttrain.__main__ import main
 
+
 class Interrupts:
-    def find_spec(self, name, *_):
+    """Finds no module: ctrl-C arrives while the command line is imported."""
+
+    def find_spec(self, name: str, *_: Any) -> None:
         if name == "fasttrain.cli.app":
             raise KeyboardInterrupt
 
-sys.meta_path.insert(0, Interrupts())
-main()
-"""
-ENDED = """
-import types, sys
-from fasttrain.model.errors import ExitCode
-sys.modules["fasttrain.cli.app"] = types.SimpleNamespace(main=lambda _: {code})
-from fasttrain.__main__ import main
-print("said")
-main()
-"""
 
-
-@pytest.mark.parametrize(
-    ("text", "code", "said"),
-    [
-        (IMPORTED, -signal.SIGINT, b""),
-        (ENDED.format(code="ExitCode.INTERRUPTED"), -signal.SIGINT, b"said\n"),
-        (ENDED.format(code="130"), 130, b"said\n"),
-    ],
-    ids=["while it is imported", "while it ran", "by a script that ended itself"],
-)
-def test_it_dies_of_the_signal_without_a_traceback(text: str, code: int, said: bytes) -> None:
-    done = subprocess.run([sys.executable, "-c", text], capture_output=True)
-    assert (done.returncode, done.stdout, done.stderr) == (code, said, b"")
+def test_it_ends_without_a_traceback(monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
+    monkeypatch.setattr(os, "tcgetpgrp", lambda _: 0)  # no terminal
+    monkeypatch.delitem(sys.modules, "fasttrain.cli.app", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [Interrupts(), *sys.meta_path])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 130
+    assert capfd.readouterr() == ("", "")
