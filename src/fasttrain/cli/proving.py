@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import sys
 import time
@@ -15,6 +16,7 @@ from fasttrain.cli.requests import RunRequest
 from fasttrain.cli.tuned import plan_run
 from fasttrain.files import write_private
 from fasttrain.launch.alternation import ALPHA, COMPARED, Alternation
+from fasttrain.launch.receipts import trains_in_children
 from fasttrain.launch.run_dir.lock import begin, claim
 from fasttrain.launch.sides import Sides
 from fasttrain.model.codec import dumps
@@ -41,6 +43,10 @@ from fasttrain.statistics.paired import PairedClocks
 
 TELL_S = 5.0  # between two lines about progress
 _NO_STEPS = "no optimizer step was seen"
+CHILDREN_S = 5.0  # for the script's own process to make a step, too
+_IN_CHILDREN = (
+    "the script trains in processes that it starts, and only steps of its own process are compared"
+)
 
 
 def prove(request: RunRequest, settings: Settings, machine: Machine, invocation: Invocation) -> int:
@@ -50,7 +56,13 @@ def prove(request: RunRequest, settings: Settings, machine: Machine, invocation:
     `ExitCode.UNAVAILABLE` if that couldn't be found out.
     """
     plan_run(settings, machine, invocation)  # a mistake in the request is reported as in any run
-    sides = Sides(lambda side: run_side(plans[side], invocation))
+    children = _Children(Path(invocation.run_dir, "chosen"))
+
+    def look() -> None:
+        if children.train_alone():
+            sides.give_up()
+
+    sides = Sides(lambda side: run_side(plans[side], invocation), look)
     ends = sides.prepare(SIDES)
     apart = not request.keep_writes
     plans = _plans(settings, machine, invocation, ends, apart=apart)
@@ -120,6 +132,24 @@ def _announced(plan: LaunchPlan, steps: int, *, apart: bool) -> str:
     )
 
 
+class _Children:
+    """Knows when a script has shown that only processes that it starts train.
+
+    Args:
+        run_dir: Of a run with levers: without any, such processes write no reports.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        self._run_dir = run_dir
+        self._since_s = math.inf
+
+    def train_alone(self) -> bool:
+        """True if they have for a while, in which the script's own process has made no step."""
+        now_s = time.monotonic()
+        self._since_s = min(self._since_s, now_s) if trains_in_children(self._run_dir) else math.inf
+        return now_s - self._since_s >= CHILDREN_S
+
+
 class _Progress:
     """Tells from time to time how far the runs are."""
 
@@ -156,6 +186,7 @@ def _compare(
     failed: dict[str, str] = {}
     if not sides.signum:
         failed = {side: why_failed(codes[side], receipts[side]) for side in followed if codes[side]}
+    in_children = trains_in_children(Path(plans["chosen"].run_dir))
     chosen = receipts["chosen"]
     levers = _outcomes(chosen) if chosen else ()
     applied = any(outcome.state is State.APPLIED for outcome in levers)
@@ -165,7 +196,7 @@ def _compare(
         wall_s=time.monotonic() - began_s,
         curves=_interrupted(found)
         if sides.signum
-        else _with_failures(found, turns, failed, receipts),
+        else _with_failures(found, turns, failed, receipts, in_children=in_children),
         speed=turns.speed(),
         levers=levers,
         losses={side: tuple(run.losses) for side, run in turns.runs.items()},
@@ -185,6 +216,8 @@ def _end(turns: Alternation, sides: Sides, failed: Mapping[str, str]) -> End:
         return "interrupted"
     if "plain" in failed or "chosen" in failed:
         return "failed"
+    if sides.given_up:
+        return "given up"
     return "steps" if turns.is_complete else "script"
 
 
@@ -193,6 +226,8 @@ def _with_failures(
     turns: Alternation,
     failed: Mapping[str, str],
     receipts: Mapping[Side, Receipt | None],
+    *,
+    in_children: bool = False,
 ) -> Curves:
     """Return what the curves say, or what failures say in their place."""
     chosen = receipts["chosen"]
@@ -210,7 +245,7 @@ def _with_failures(
         why = f"the ranks part with the levers only: {parted['chosen']}"
         return replace(found, finding="differs", reason=why)
     if not turns.steps:
-        return _unknown(_NO_STEPS)
+        return _unknown(_IN_CHILDREN if in_children else _NO_STEPS)
     if own := _own_ranks(chosen):
         return replace(found, finding="can't tell", reason=own)
     lengths = [len(turns.runs[side].losses) for side in COMPARED]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections import Counter, defaultdict
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -201,11 +202,16 @@ def _read_reports(run_dirs: Iterable[Path]) -> tuple[tuple[RankReport, ...], lis
         except (OSError, CodecError) as error:
             problems.append(f"{path.name} can't be read: {error}")
             continue
-        (children[report.rank] if ".child-" in path.name else workers).append(report)
+        (children[report.rank] if _is_childs(path) else workers).append(report)
     known = {worker.rank for worker in workers}
     workers += [_torchless(of[0]) for rank, of in children.items() if rank not in known]
     reports = [merged(worker, children[worker.rank]) for worker in workers]
     return tuple(sorted(reports, key=lambda report: report.rank)), problems
+
+
+def _is_childs(path: Path) -> bool:
+    """True if a report is of a process that the script started."""
+    return ".child-" in path.name
 
 
 def _torchless(child: RankReport) -> RankReport:
@@ -220,6 +226,15 @@ def _with_steps(report: RankReport, steps: int) -> RankReport:
         return report
     known = replace(report.stats, steps=steps, reported_until=report.stats.steps)
     return replace(report, stats=known)
+
+
+def trains_in_children(run_dir: Path) -> bool:
+    """True if processes that the script started have made steps so far, and no rank itself has."""
+    steps = {True: 0, False: 0}
+    for path in run_dir.glob("rank-*.json"):
+        with suppress(OSError, CodecError):
+            steps[_is_childs(path)] += load(RankReport, path).stats.steps
+    return steps[True] > 0 and not steps[False]
 
 
 def was_preempted(run_dir: Path) -> bool:

@@ -46,6 +46,7 @@ class Sides:
 
     Attributes:
         signum: The signal that asked for the end; 0 while none did.
+        given_up: Whether `give_up` was called.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class Sides:
         end_s: float = END_S,
     ) -> None:
         self.signum = 0
+        self.given_up = False
         self._run, self._tick = run, tick
         self._until_s, self._end_s = until_s, end_s
         self._ends: dict[Side, tuple[socket.socket, int]] = {}
@@ -90,10 +92,12 @@ class Sides:
 
     def take(self, side: Side, turn: Turn) -> Took | None:
         """Have a side take its turn; None if it has ended without a word, or it is too late."""
+        if self.given_up:
+            return None
         running = self._running.get(side) or self._start(side)
         running.send(turn)
         until_s = time.monotonic() + LONGEST_TURN_S
-        while not self.signum and time.monotonic() < self._until_s:
+        while not (self.signum or self.given_up) and time.monotonic() < self._until_s:
             ended = running.has_ended()
             if (took := running.took(0.0 if ended else TICK_S)) is not None:
                 return took
@@ -103,6 +107,13 @@ class Sides:
             if time.monotonic() > until_s:
                 running.signal(signal.SIGTERM)
         return None
+
+    def give_up(self) -> None:
+        """Have no side take a turn any more, and make all end, which is no failure of theirs."""
+        if not self.given_up:
+            self.given_up = True
+            for running in self._running.values():
+                running.make_end()
 
     def end(self, *sides: Side) -> None:
         """Stop sides, and wait for their end."""

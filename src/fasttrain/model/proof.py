@@ -11,7 +11,7 @@ from fasttrain.model.tuning import Ratio, Verdict
 PROOF_FILE = "proof.json"  # in the run directory
 
 Side = Literal["plain", "chosen", "control-1", "control-2", "control-3"]
-End = Literal["running", "steps", "script", "failed", "interrupted"]
+End = Literal["running", "steps", "script", "failed", "given up", "interrupted"]
 ALIKE = 3  # steps that a control trains as the plain run does, before it rounds
 Finding = Literal["same bits", "within rounding", "differs", "can't tell"]
 

@@ -76,3 +76,19 @@ def test_a_signal_that_the_caller_ignores_ends_nothing() -> None:
         signal.signal(signal.SIGHUP, before)
     assert not sides.signum
     assert sides.exit_code("plain") == 7
+
+
+def test_who_is_given_up_ends_at_once_and_has_not_failed() -> None:
+    began_s = time.monotonic()
+    sides = Sides(hang, lambda: sides.give_up())
+    sides.prepare(("plain", "chosen", "control-1"))
+    with sides.attended():
+        sides.start("plain", "chosen")
+        assert sides.take("chosen", Turn(1)) is None
+        assert sides.take("plain", Turn(1)) is None
+        assert sides.take("control-1", Turn(1)) is None, "it isn't even started"
+        sides.end("plain", "chosen")
+    assert time.monotonic() - began_s < 40, "it isn't waited for as long as for who hears his turn"
+    assert [sides.exit_code(it) for it in ("plain", "chosen", "control-1")] == [0, 0, None]
+    assert sides.given_up
+    assert not sides.signum

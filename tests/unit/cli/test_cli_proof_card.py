@@ -57,7 +57,7 @@ def test_an_interval_of_which_nothing_is_known_is_not_shown(capsys: Any) -> None
     assert f"{UNBOUNDED}" not in out
 
 
-@pytest.mark.parametrize("end", ["steps", "script", "failed", "interrupted", "running"])
+@pytest.mark.parametrize("end", ["steps", "script", "failed", "given up", "interrupted", "running"])
 def test_every_end_can_be_printed(end: Any, capsys: Any) -> None:
     empty = ProofReport(end, 0, 1.0, Curves("can't tell", "no optimizer step was seen"))
     assert "no optimizer step" in printed(empty, capsys)

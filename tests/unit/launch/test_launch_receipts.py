@@ -13,6 +13,7 @@ from fasttrain.launch.receipts import (
     in_children,
     read_hang,
     read_receipt,
+    trains_in_children,
     unmet,
     was_preempted,
 )
@@ -71,6 +72,22 @@ def test_a_rank_that_was_ended_has_the_steps_that_were_seen(plan: LaunchPlan, re
     assert [rank.stats.steps for rank in receipt.ranks] == [195, 3, 3]
     assert [rank.stats.reported_until for rank in receipt.ranks] == [3, 0, 0]
     assert read_receipt(Path(plan.run_dir)) == receipt
+
+
+@pytest.mark.parametrize(
+    ("own", "childs", "elsewhere"),
+    [(0, 4, True), (1, 4, False), (0, 0, False), (1, None, False), (0, None, False)],
+)
+def test_a_script_that_trains_only_in_processes_that_it_starts(
+    plan: LaunchPlan, report: Any, own: int, childs: int | None, elsewhere: bool
+) -> None:
+    one, run_dir = report(0), Path(plan.run_dir)
+    for name, steps in (("rank-0.json", own), ("rank-0.child-77.json", childs)):
+        if steps is not None:
+            made = replace(one, stats=replace(one.stats, steps=steps))
+            Path(run_dir, name).write_text(dumps(made))
+    Path(run_dir, "rank-0.child-78.json").write_text("half of a")
+    assert trains_in_children(run_dir) is elsewhere
 
 
 def test_command_can_be_pasted(plan: LaunchPlan, report: Any) -> None:

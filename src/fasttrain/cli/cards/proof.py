@@ -31,6 +31,7 @@ _ENDS = {
     "steps": "",
     "script": "the script ended before",
     "failed": "the script failed",
+    "given up": "",
     "interrupted": "",
 }
 

@@ -105,6 +105,7 @@ class Loop:
         strategy = SimpleNamespace(value=Strategy("script"))
         return SimpleNamespace(
             run_dir=str(folder), shared_dir="", strict=False, earlier=None, max_steps=10**8,
+            compares=False,
             processes=SimpleNamespace(value=SimpleNamespace(backend="torchrun")),
             levers=SimpleNamespace(strategy=strategy),
         )  # fmt: skip
