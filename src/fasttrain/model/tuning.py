@@ -53,6 +53,10 @@ class Ratio:
     middle: float
     high: float
 
+    def leaves_open(self, verdict: Verdict) -> bool:
+        """True if this ratio, of wall times, has not decided: processor time has."""
+        return verdict in ("faster", "slower") and self.low <= 1.0 <= self.high
+
 
 @dataclass(frozen=True, slots=True)
 class Parity:

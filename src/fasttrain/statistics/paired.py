@@ -135,7 +135,9 @@ class PairedClocks:
     doubles now and then, and its processor time does not. But only wall time is what a user waits
     for: a change that uses fewer threads, or only waits less, shows there alone. So wall time
     decides if it can, and processor time only between faster and slower, and only if the median of
-    wall time is on the same side. Each clock has half of alpha.
+    wall time is on the same side. Each clock has half of alpha. The ratio is wall time's, whoever
+    decides: how much less processor time a change takes, over all threads, says nothing about how
+    much sooner a step is over.
 
     Where the two sides have different numbers of threads, processor time says nothing, as it is the
     sum over all of them: one thread takes less of it than two, and longer.
@@ -163,8 +165,8 @@ class PairedClocks:
         self.processor.add(plain.processor_s, changed.processor_s)
 
     def ratio(self) -> Ratio:
-        """Return the ratio by the clock on which the verdict stands."""
-        return self._witness().ratio()
+        """Return the ratio of wall times; 1 is in it where processor time alone decides."""
+        return self.wall.ratio()
 
     def verdict(self) -> Verdict:
         """Return what the pairs so far say about the change."""

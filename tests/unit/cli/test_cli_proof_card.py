@@ -57,6 +57,12 @@ def test_an_interval_of_which_nothing_is_known_is_not_shown(capsys: Any) -> None
     assert f"{UNBOUNDED}" not in out
 
 
+def test_a_verdict_of_the_processors_time_is_said_to_be_one(capsys: Any) -> None:
+    assert "processor" not in printed(RIGHT, capsys)
+    unsure = replace(SPEED, ratio=Ratio(0.9, 0.98, 1.07))
+    assert "processor" in printed(replace(RIGHT, speed=unsure), capsys)
+
+
 @pytest.mark.parametrize("end", ["steps", "script", "failed", "given up", "interrupted", "running"])
 def test_every_end_can_be_printed(end: Any, capsys: Any) -> None:
     empty = ProofReport(end, 0, 1.0, Curves("can't tell", "no optimizer step was seen"))

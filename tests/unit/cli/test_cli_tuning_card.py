@@ -57,6 +57,16 @@ def test_the_command_has_what_was_kept_and_not_what_was_undecided(
     assert str(UNBOUNDED) not in out
 
 
+def test_a_verdict_of_the_processors_time_is_said_to_be_one(tuned: TuningPlan, capsys: Any) -> None:
+    assert "processor" not in printed(
+        TuningReport("decided", 9, 9.0, None, (FASTER,)), tuned, capsys
+    )
+    unsure = replace(FASTER, ratio=Ratio(0.9, 0.98, 1.07))
+    out = printed(TuningReport("decided", 9, 9.0, None, (unsure,)), tuned, capsys)
+    assert "processor" in out
+    assert command(out) == ["train.py", "--compile", "default"], "it is kept"
+
+
 def test_a_lever_whose_turn_did_not_come_has_a_line(tuned: TuningPlan, capsys: Any) -> None:
     ended = TuningReport("budget", 138, 27.0, comparing=("compile",), compared=(SLOWER,))
     report = with_all_levers(ended, tuned)

@@ -228,8 +228,15 @@ def test_wall_time_decides_if_it_can_and_is_not_contradicted(walls, processors, 
     pairs = by_clocks(walls, processors)
     assert pairs.verdict() == verdict
     assert len(pairs) == 19
-    by = pairs.processor if pairs.wall.verdict() != verdict else pairs.wall
-    assert pairs.ratio() == by.ratio()
+
+
+def test_the_ratio_is_what_a_user_waits_for_whichever_clock_decides():
+    pairs = by_clocks(FASTER, [0.4] * 19)
+    assert pairs.verdict() == "faster"
+    assert pairs.ratio() == Ratio(0.5, 0.9, 2.0)
+    assert pairs.ratio().leaves_open("faster")
+    assert not by_clocks([0.9] * 19, [0.4] * 19).ratio().leaves_open("faster")
+    assert not pairs.ratio().leaves_open("undecided")
 
 
 def test_two_clocks_share_alpha():

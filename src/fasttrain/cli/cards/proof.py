@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fasttrain.cli.cards.receipt import WORDS, near, seconds
+from fasttrain.cli.cards.tuning import BY_PROCESSOR
 from fasttrain.cli.console import stdout_console
 from fasttrain.model.outcome import State
 from fasttrain.model.proof import ProofReport, Speed, Window
@@ -104,6 +105,8 @@ def _speed(speed: Speed) -> Iterator[str]:
     else:
         interval = f"x {ratio.middle:.3f} ({ratio.low:.3f} to {ratio.high:.3f}, 95 %)"
         yield f"{speed.verdict}: {step}: {interval}, {speed.pairs} pairs of blocks"
+        if ratio.leaves_open(speed.verdict):
+            yield BY_PROCESSOR.format(verdict=speed.verdict)
     yield (
         f"the first {speed.begun_steps:,} steps took {seconds(speed.begun_s)},"
         f" {seconds(speed.plain_begun_s)} plain{_pays(speed)}"

@@ -30,6 +30,7 @@ _ENDS = {
     "script": "the script ended before everything was compared",
     "running": "it was ended before everything was compared",
 }
+BY_PROCESSOR = "{verdict} by the processor's time; wall clock, whose ratio this is, can't tell yet"
 _LONGER = ": a longer --budget compares more"
 
 
@@ -135,6 +136,8 @@ def _footer(report: TuningReport, tuned: TuningPlan, run_dir: str, exit_code: in
     for name, one in _rows(report):
         if one.reason:
             yield f"{name}: {one.reason}"
+        if one.ratio.leaves_open(one.verdict):
+            yield f"{name}: {BY_PROCESSOR.format(verdict=one.verdict)}"
     options = tuned_options(report, tuned.plan)
     variables = [one.variable for one in report.kept_settings.values()]
     if options or variables:
