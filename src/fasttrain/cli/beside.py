@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -16,6 +18,7 @@ from fasttrain.hardware.host import Host
 from fasttrain.hardware.host_state import look_around
 from fasttrain.launch.alternation import COMPARED, Alternation
 from fasttrain.launch.output.display import QuietDisplay
+from fasttrain.launch.receipts import trains_in_children
 from fasttrain.launch.sides import Sides
 from fasttrain.model.codec import CodecError
 from fasttrain.model.errors import ExitCode, FasttrainError
@@ -29,6 +32,7 @@ from fasttrain.processes.handover import Handover
 from fasttrain.statistics import curves
 
 MOST_BYTES = 2000
+CHILDREN_S = 5.0  # for the script's own process to make a step, too
 THREADS_TRAIN = "several threads of the script train, and no two runs have their steps in one order"
 DRAWS = (
     "the model draws random numbers where ranks split its batch, such as for dropout, and each rank"
@@ -40,6 +44,24 @@ _BESIDE = {
     "device-memory": _NO_MEMORY, "host-memory": _NO_MEMORY, "shared-memory": _NO_MEMORY,
     "port-in-use": "it wants a port that the other run has, and the two run at once",
 }  # fmt: skip
+
+
+class Children:
+    """Knows when a script has shown that only processes that it starts train.
+
+    Args:
+        run_dir: Of a run with levers: without any, such processes write no reports.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        self._run_dir = run_dir
+        self._since_s = math.inf
+
+    def train_alone(self) -> bool:
+        """True if they have for a while, in which the script's own process has made no step."""
+        now_s = time.monotonic()
+        self._since_s = min(self._since_s, now_s) if trains_in_children(self._run_dir) else math.inf
+        return now_s - self._since_s >= CHILDREN_S
 
 
 class Silent(QuietDisplay):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import signal
 import sys
 import time
@@ -10,7 +9,16 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from fasttrain.cli.beside import judged, lacking, proof_of, receipt_of, run_side, why_failed
+from fasttrain.cli.beside import (
+    Children,
+    judged,
+    lacking,
+    proof_of,
+    receipt_of,
+    run_side,
+    why_failed,
+)
+from fasttrain.cli.cards.tuning import IN_CHILDREN
 from fasttrain.cli.console import envelope
 from fasttrain.cli.requests import RunRequest
 from fasttrain.cli.tuned import plan_run
@@ -43,10 +51,6 @@ from fasttrain.statistics.paired import PairedClocks
 
 TELL_S = 5.0  # between two lines about progress
 _NO_STEPS = "no optimizer step was seen"
-CHILDREN_S = 5.0  # for the script's own process to make a step, too
-_IN_CHILDREN = (
-    "the script trains in processes that it starts, and only steps of its own process are compared"
-)
 
 
 def prove(request: RunRequest, settings: Settings, machine: Machine, invocation: Invocation) -> int:
@@ -56,7 +60,7 @@ def prove(request: RunRequest, settings: Settings, machine: Machine, invocation:
     `ExitCode.UNAVAILABLE` if that couldn't be found out.
     """
     plan_run(settings, machine, invocation)  # a mistake in the request is reported as in any run
-    children = _Children(Path(invocation.run_dir, "chosen"))
+    children = Children(Path(invocation.run_dir, "chosen"))
 
     def look() -> None:
         if children.train_alone():
@@ -130,24 +134,6 @@ def _announced(plan: LaunchPlan, steps: int, *, apart: bool) -> str:
         f"fasttrain: comparing {steps:,} steps{of} with {on} and {plain}, in turns;"
         f" what the script writes is {writes}, and random numbers that it doesn't seed are seeded\n"
     )
-
-
-class _Children:
-    """Knows when a script has shown that only processes that it starts train.
-
-    Args:
-        run_dir: Of a run with levers: without any, such processes write no reports.
-    """
-
-    def __init__(self, run_dir: Path) -> None:
-        self._run_dir = run_dir
-        self._since_s = math.inf
-
-    def train_alone(self) -> bool:
-        """True if they have for a while, in which the script's own process has made no step."""
-        now_s = time.monotonic()
-        self._since_s = min(self._since_s, now_s) if trains_in_children(self._run_dir) else math.inf
-        return now_s - self._since_s >= CHILDREN_S
 
 
 class _Progress:
@@ -245,7 +231,7 @@ def _with_failures(
         why = f"the ranks part with the levers only: {parted['chosen']}"
         return replace(found, finding="differs", reason=why)
     if not turns.steps:
-        return _unknown(_IN_CHILDREN if in_children else _NO_STEPS)
+        return _unknown(IN_CHILDREN if in_children else _NO_STEPS)
     if own := _own_ranks(chosen):
         return replace(found, finding="can't tell", reason=own)
     lengths = [len(turns.runs[side].losses) for side in COMPARED]

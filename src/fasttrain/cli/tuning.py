@@ -14,7 +14,7 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 
-from fasttrain.cli.beside import Silent, scratch_made
+from fasttrain.cli.beside import Children, Silent, scratch_made
 from fasttrain.cli.console import envelope
 from fasttrain.cli.requests import TuneRequest
 from fasttrain.cli.running import choose_python, make_invocation, print_plan, same_syntax
@@ -28,6 +28,7 @@ from fasttrain.hardware.host import Host
 from fasttrain.hardware.host_state import look_around
 from fasttrain.hardware.probe import probe_machine
 from fasttrain.launch.preflight import check_target
+from fasttrain.launch.receipts import trains_in_children
 from fasttrain.launch.run_dir.lock import begin, claim
 from fasttrain.launch.start import working_directory
 from fasttrain.model.codec import CodecError, dumps
@@ -160,14 +161,19 @@ def _keeping(plan: LaunchPlan) -> LaunchPlan:
 
 
 class _Budget:
-    """Ends a run that hasn't ended itself when its budget was over.
+    """Ends a run that hasn't ended itself when its budget was over, or that can't be compared.
+
+    Args:
+        budget_s: Its budget.
+        children: Whether only processes that the script starts train.
 
     Attributes:
         over: Whether it has.
     """
 
-    def __init__(self, budget_s: float) -> None:
+    def __init__(self, budget_s: float, children: Children) -> None:
         self.over = False
+        self._children = children
         self._until_s = time.monotonic() + budget_s + OVERTIME_S
 
     def heard(self, signum: int) -> None:
@@ -175,7 +181,8 @@ class _Budget:
 
     def tick(self) -> None:
         """End the run once, as a signal from outside would."""
-        if not self.over and time.monotonic() > self._until_s:
+        late = time.monotonic() > self._until_s
+        if not self.over and (late or self._children.train_alone()):
             self.over = True
             os.kill(os.getpid(), signal.SIGTERM)
 
@@ -213,13 +220,13 @@ class _Ended:
     Attributes:
         report: The result.
         receipt: Of the last start.
-        by_budget: Whether fasttrain ended it, because the budget was over.
+        by_us: Whether fasttrain ended it, because the budget was over, or nothing can be compared.
         said: The end of the last start's output.
     """
 
     report: TuningReport
     receipt: Receipt
-    by_budget: bool
+    by_us: bool
     said: bytes
 
 
@@ -308,7 +315,7 @@ def _without_levers(first: TuningPlan) -> _Ended:
     with claim(plan.run_dir) as claimed:
         begin(claimed, TUNING_FILE, dumps(report))
     receipt = Receipt(plan.run_id, plan.run_dir, command="", exit_code=0, wall_s=0.0)
-    return _Ended(report, receipt, by_budget=False, said=b"")
+    return _Ended(report, receipt, by_us=False, said=b"")
 
 
 def _settings_s(budget_s: float, process: ProcessSettings) -> float:
@@ -321,7 +328,7 @@ def _settings_s(budget_s: float, process: ProcessSettings) -> float:
 
 def _has_settings(ended: _Ended, process: ProcessSettings) -> bool:
     """Whether there are settings to compare, and the script hasn't failed with levers."""
-    well = ended.receipt.exit_code == 0 or ended.by_budget
+    well = ended.receipt.exit_code == 0 or ended.by_us
     trains = ended.report.steps > 0 or not ended.report.starts
     return bool(process.candidates) and well and trains
 
@@ -337,8 +344,8 @@ def _compare_settings(ended: _Ended, ground: Ground, process: ProcessSettings) -
     if search.signum:
         interrupted = search.signum == signal.SIGINT
         receipt = replace(receipt, exit_code=128 + search.signum, interrupted=interrupted)
-    by_budget = ended.by_budget and not search.signum
-    return replace(ended, report=search.report, receipt=receipt, by_budget=by_budget)
+    by_us = ended.by_us and not search.signum
+    return replace(ended, report=search.report, receipt=receipt, by_us=by_us)
 
 
 def _goes_on(ended: _Ended, tuning: Tuning) -> bool:
@@ -354,7 +361,7 @@ def _start(tuned: TuningPlan, invocation: Invocation, *, quiet: bool) -> _Ended:
 
     plan = tuned.plan
     assert plan.tuning is not None
-    budget = _Budget(plan.tuning.budget_s)
+    budget = _Budget(plan.tuning.budget_s, Children(Path(plan.run_dir)))
     watches = (budget,) if quiet else (budget, _Progress(Path(plan.run_dir)))
     around = partial(look_around, Host(invocation.environ))
     display = Silent()
@@ -365,6 +372,8 @@ def _start(tuned: TuningPlan, invocation: Invocation, *, quiet: bool) -> _Ended:
     report = _read(Path(plan.run_dir))
     if budget.over and report.end == "running":  # a step, or a compilation, took longer
         report = replace(report, end="budget")
+    if trains_in_children(Path(plan.run_dir)):
+        report = replace(report, end="children")
     return _Ended(report, receipt, budget.over, display.last)
 
 
@@ -374,8 +383,8 @@ def _tell(ended: _Ended, tuned: TuningPlan, *, quiet: bool, json: bool) -> int:
     from fasttrain.cli.cards.tuning import print_tuning
 
     report, receipt = ended.report, ended.receipt
-    failed = 0 if ended.by_budget else receipt.exit_code
-    if receipt.crash and not ended.by_budget:
+    failed = 0 if ended.by_us else receipt.exit_code
+    if receipt.crash and not ended.by_us:
         told = replace(receipt.crash, shown=False)  # nothing of its output was
         print_crash(told, receipt.run_dir, brief=quiet)
     elif receipt.exit_code == ExitCode.UNAVAILABLE:  # the agent started no rank that could fail

@@ -95,6 +95,7 @@ def in_children(count: int) -> str:
     return f"in {count} processes that the script started"
 
 
+_CHILD = ".child-"  # in the name of a report
 T = TypeVar("T", Receipt, Hang)
 
 NO_TORCH = (
@@ -211,7 +212,7 @@ def _read_reports(run_dirs: Iterable[Path]) -> tuple[tuple[RankReport, ...], lis
 
 def _is_childs(path: Path) -> bool:
     """True if a report is of a process that the script started."""
-    return ".child-" in path.name
+    return _CHILD in path.name
 
 
 def _torchless(child: RankReport) -> RankReport:
@@ -230,6 +231,8 @@ def _with_steps(report: RankReport, steps: int) -> RankReport:
 
 def trains_in_children(run_dir: Path) -> bool:
     """True if processes that the script started have made steps so far, and no rank itself has."""
+    if not any(run_dir.glob(f"rank-*{_CHILD}*.json")):
+        return False
     steps = {True: 0, False: 0}
     for path in run_dir.glob("rank-*.json"):
         with suppress(OSError, CodecError):

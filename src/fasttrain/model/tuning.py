@@ -15,7 +15,7 @@ REORDERED = 2.0**-18
 UNBOUNDED = 1e9  # the upper end of a ratio of which nothing is known
 
 Verdict = Literal["faster", "slower", "same", "undecided", "no effect", "wrong"]
-End = Literal["running", "decided", "budget", "script"]
+End = Literal["running", "decided", "budget", "script", "children"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +137,8 @@ class TuningReport:
     """All that a run that tunes has found, rewritten after each comparison.
 
     Attributes:
-        end: Why it ended; ``running`` while it does, and of a worker that was killed.
+        end: Why it ended; ``running`` while it does, and of a worker that was killed; ``children``
+            where only processes that the script started made steps.
         steps: Optimizer steps so far, in all starts of the script.
         wall_s: Seconds from the worker's start, those of earlier starts included.
         noise: Plain against plain.

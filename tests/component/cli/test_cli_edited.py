@@ -53,7 +53,7 @@ def test_the_length_of_a_run(script: Path, receipt: Any, monkeypatch: pytest.Mon
 def test_a_result_of_tuning(script: Path, receipt: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def tune(*_: Any, **__: Any) -> Any:
         script.write_text("print(2)\n")
-        return tuning._Ended(REPORT, receipt(), by_budget=False, said=b"")
+        return tuning._Ended(REPORT, receipt(), by_us=False, said=b"")
 
     monkeypatch.setattr(tuning, "_tune", tune)
     monkeypatch.setattr(tuning, "_has_settings", lambda *_: False)

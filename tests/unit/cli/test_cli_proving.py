@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fasttrain.cli import proving
+from fasttrain.cli import beside, proving
 from fasttrain.model.proof import Curves
 
 
@@ -23,9 +23,9 @@ def test_children_are_given_up_on_once_they_alone_have_trained_for_a_while(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     clock, alone = Now(), [False]
-    monkeypatch.setattr(proving, "time", clock)
-    monkeypatch.setattr(proving, "trains_in_children", lambda _: alone[0])
-    children = proving._Children(tmp_path)
+    monkeypatch.setattr(beside, "time", clock)
+    monkeypatch.setattr(beside, "trains_in_children", lambda _: alone[0])
+    children = beside.Children(tmp_path)
 
     def seen(trains: bool, after_s: float) -> bool:
         alone[0] = trains
@@ -34,10 +34,10 @@ def test_children_are_given_up_on_once_they_alone_have_trained_for_a_while(
 
     assert not seen(False, 100.0)
     assert not seen(True, 100.0)
-    assert not seen(True, proving.CHILDREN_S / 2)
-    assert not seen(False, proving.CHILDREN_S), "its own process has made a step"
-    assert not seen(True, proving.CHILDREN_S)
-    assert seen(True, proving.CHILDREN_S)
+    assert not seen(True, beside.CHILDREN_S / 2)
+    assert not seen(False, beside.CHILDREN_S), "its own process has made a step"
+    assert not seen(True, beside.CHILDREN_S)
+    assert seen(True, beside.CHILDREN_S)
 
 
 @pytest.mark.parametrize(("in_children", "word"), [(True, "it starts"), (False, "no optimizer")])

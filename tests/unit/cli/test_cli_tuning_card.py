@@ -10,7 +10,14 @@ import pytest
 
 from fasttrain.cli.beside import scratch_made
 from fasttrain.cli.cards.tuning import print_tuning
-from fasttrain.cli.tuning import NOT_READY, _latest, _settings_s, read_budget, with_all_levers
+from fasttrain.cli.tuning import (
+    NOT_READY,
+    _Budget,
+    _latest,
+    _settings_s,
+    read_budget,
+    with_all_levers,
+)
 from fasttrain.model.errors import FasttrainError
 from fasttrain.model.places import scratch_folder
 from fasttrain.model.tuning import UNBOUNDED, Compared, Parity, Ratio, TuningReport
@@ -65,6 +72,31 @@ def test_a_verdict_of_the_processors_time_is_said_to_be_one(tuned: TuningPlan, c
     out = printed(TuningReport("decided", 9, 9.0, None, (unsure,)), tuned, capsys)
     assert "processor" in out
     assert command(out) == ["train.py", "--compile", "default"], "it is kept"
+
+
+def test_no_longer_budget_is_advised_where_only_children_train(
+    tuned: TuningPlan, capsys: Any
+) -> None:
+    out = printed(TuningReport("children", 0, 9.0), tuned, capsys)
+    assert "it starts" in out
+    assert "--budget" not in out
+
+
+class OnlyChildren:
+    """A script of which only children train."""
+
+    def train_alone(self) -> bool:
+        return True
+
+
+def test_a_run_in_which_only_children_train_is_ended_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[int] = []
+    monkeypatch.setattr("fasttrain.cli.tuning.os.kill", lambda _, signum: sent.append(signum))
+    budget = _Budget(1000.0, OnlyChildren())  # type: ignore[arg-type]
+    budget.tick()
+    budget.tick()
+    assert len(sent) == 1
+    assert budget.over
 
 
 def test_a_lever_whose_turn_did_not_come_has_a_line(tuned: TuningPlan, capsys: Any) -> None:

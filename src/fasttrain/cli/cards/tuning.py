@@ -24,10 +24,14 @@ STYLES = {
     "undecided": "yellow",
     "wrong": "bold red",
 }
+IN_CHILDREN = (
+    "the script trains in processes that it starts, and only steps of its own process are compared"
+)
 _ENDS = {
     "decided": "",
     "budget": "the budget is spent",
     "script": "the script ended before everything was compared",
+    "children": IN_CHILDREN,
     "running": "it was ended before everything was compared",
 }
 BY_PROCESSOR = "{verdict} by the processor's time; wall clock, whose ratio this is, can't tell yet"
@@ -154,6 +158,8 @@ def _why_nothing(report: TuningReport, exit_code: int) -> str:
         steps = f"{report.steps:,} steps" if report.steps else "what comes before the first step"
         first = f", and {report.comparing[0]} was not ready by then" if report.comparing else ""
         return f"{steps} took all of the budget{first}{_LONGER}"
+    if report.end == "children":
+        return IN_CHILDREN
     if not report.steps:
         return "no optimizer step was seen"
     if report.end == "running":
