@@ -32,7 +32,7 @@ from fasttrain.processes.handover import Handover
 from fasttrain.statistics import curves
 
 MOST_BYTES = 2000
-CHILDREN_S = 5.0  # for the script's own process to make a step, too
+CHILDREN_S = 30.0  # for the script's own process to make a step, too, which may compile first
 THREADS_TRAIN = "several threads of the script train, and no two runs have their steps in one order"
 DRAWS = (
     "the model draws random numbers where ranks split its batch, such as for dropout, and each rank"

@@ -236,7 +236,9 @@ def trains_in_children(run_dir: Path) -> bool:
     steps = {True: 0, False: 0}
     for path in run_dir.glob("rank-*.json"):
         with suppress(OSError, CodecError):
-            steps[_is_childs(path)] += load(RankReport, path).stats.steps
+            stats = load(RankReport, path).stats
+            # Workers of a DataLoader may differentiate, to augment; they train nothing.
+            steps[_is_childs(path)] += 0 if _is_childs(path) and stats.are_passes else stats.steps
     return steps[True] > 0 and not steps[False]
 
 

@@ -87,6 +87,8 @@ def test_a_script_that_trains_only_in_processes_that_it_starts(
             made = replace(one, stats=replace(one.stats, steps=steps))
             Path(run_dir, name).write_text(dumps(made))
     Path(run_dir, "rank-0.child-78.json").write_text("half of a")
+    passes = replace(one, stats=replace(one.stats, steps=9, are_passes=True))
+    Path(run_dir, "rank-0.child-79.json").write_text(dumps(passes))
     assert trains_in_children(run_dir) is elsewhere
 
 
