@@ -105,8 +105,7 @@ class Replica:
         parameters: Its parameters that require a gradient.
         ids: Their ids.
         uneven: True if it was trained since all ranks had the same buffers.
-        registered: Number of parameters, modules and hooks registered anywhere when its
-            parameters were last listed.
+        registered: Number of parameters, modules and hooks registered anywhere at its last call.
         moved: Number of modules moved or cast anywhere then. torch drops the autograd nodes of
             their parameters, which DDP has its hooks on.
         gathers: True if each call of the module gathers parameters from other ranks.

@@ -195,13 +195,14 @@ class Replicate:
             return self._without_training(root, module, run)
         if self._sharded:
             checks.check_own_parameters(root)
+        registered, moved = self.splits.registered, self.splits.moved
         if root.replica is None:
             self._begin_replica(root, module)
-        elif root.replica.moved != self.splits.moved:
+        elif root.replica.moved != moved:
             root.replica.begin_again()
-        elif root.replica.registered != self.splits.registered:
+        elif registered.any_since(root.replica.registered, nn.Module.modules(module)):
             root.replica.look()
-        root.replica.registered, root.replica.moved = self.splits.registered, self.splits.moved
+        root.replica.registered, root.replica.moved = registered.count, moved
         root.replica.uneven = True
         return functools.partial(self._trained, root, run)
 

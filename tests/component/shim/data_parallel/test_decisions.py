@@ -176,22 +176,22 @@ def test_code_that_may_print() -> None:
 
 
 def test_a_much_larger_batch_is_verified() -> None:
-    site = CallSite("Net", split=Split((0,)), most_rows=8, hooks=0)
+    site = CallSite("Net", split=Split((0,)), most_rows=8)
     rows = [8, 8, 8, 8, 8, 10, 12, 14, 15, 15, 16, 16]
-    due = [site.is_due(("shape", of), 0, of) for of in rows]
+    due = [site.is_due(("shape", of), of) for of in rows]
     # calls 1, 2, 4 and 8, the first shapes, and twice the rows that were verified
     assert due == [True, True, False, True, False, True, True, True, False, False, True, True]
     site.most_rows = 16
-    assert not site.is_due(("shape", 16), 0, 16)
+    assert not site.is_due(("shape", 16), 16)
 
 
 def test_a_batch_of_which_a_rank_gets_one_row_is_verified() -> None:
-    site = CallSite("Net", split=Split((0,)), most_rows=8, hooks=0)
+    site = CallSite("Net", split=Split((0,)), most_rows=8)
     fewest = [4, 4, 4, 4, 4, 1]
-    due = [site.is_due(("shape",), 0, 2 * of, of) for of in fewest]
+    due = [site.is_due(("shape",), 2 * of, of) for of in fewest]
     assert due == [True, True, False, True, False, True]
     site.single = True
-    assert not site.is_due(("shape",), 0, 2, 1)
+    assert not site.is_due(("shape",), 2, 1)
 
 
 def test_settings_in_objects_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,31 +224,31 @@ def test_numbers_in_arguments_are_looked_at() -> None:
 
 
 def test_a_counter_hides_no_flag() -> None:
-    site = CallSite("Net", split=Split((0,)), most_rows=8, hooks=0)
+    site = CallSite("Net", split=Split((0,)), most_rows=8)
     values = [("shape", call, call // 100, call >= 700) for call in range(1, 1000)]
-    due = [call for call, of in enumerate(values, 1) if site.is_due(of, 0, 8)]
+    due = [call for call, of in enumerate(values, 1) if site.is_due(of, 8)]
     epochs = [100, 200, 300, 700]  # the 2nd, 3rd and 4th, and the 8th with the flag
     assert due == sorted([1, 2, 3, 4, 8, 16, 32, 64, 128, 256, 512, *epochs])
-    other = CallSite("Net", hooks=0)
+    other = CallSite("Net")
     fill(other, saved(site))
     assert other.seen.of_places == site.seen.of_places
-    assert not other.is_due(values[-1], 0, 8)
+    assert not other.is_due(values[-1], 8)
 
 
 def test_what_only_some_calls_do_by_a_counter_is_verified() -> None:
-    site, decisions = CallSite("Net", split=Split((0,)), hooks=0), Decisions(net := Periodic())
+    site, decisions = CallSite("Net", split=Split((0,))), Decisions(net := Periodic())
     due = []
     for net.step in range(1, 10_000):
-        if site.is_due(decisions.values(), 0, limits=decisions.limits):
+        if site.is_due(decisions.values(), limits=decisions.limits):
             due.append(net.step)
     assert {49, 120, 121, 149, 300, 301, 400, 401} <= set(due)
     assert len(due) < 60
-    other = CallSite("Net", hooks=0)
+    other = CallSite("Net")
     fill(other, saved(site))
     assert other.seen.classes == site.seen.classes
 
 
 def test_shapes_are_verified_as_often_whatever_else_changes() -> None:
-    site = CallSite("Net", split=Split((0,)), most_rows=8, hooks=0)
-    due = [at for at in range(1, 600) if site.is_due(((at // 10,),), 0, 8)]
+    site = CallSite("Net", split=Split((0,)), most_rows=8)
+    due = [at for at in range(1, 600) if site.is_due(((at // 10,),), 8)]
     assert [at for at in due if at & (at - 1)] == [10, 20, 30, 70, 150, 310]

@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.modules import module as torchs
 from torch.nn.utils import parametrizations, prune, spectral_norm, weight_norm
 
-from fasttrain.shim.data_parallel.split.modules import ALL_MODULES, HookCount, foreign_hook
-from fasttrain.shim.hooks.roots import RootCalls
+from fasttrain.shim.data_parallel.split.modules import ALL_MODULES, HookCount, Marks, foreign_hook
 
 
 def look(*_: Any) -> None:
@@ -56,53 +55,63 @@ def test_torchs_own_hooks_compute_the_same_for_all_rows() -> None:
 
 
 def test_what_is_registered_is_counted_until_it_is_undone() -> None:
-    count = HookCount(RootCalls())
+    count = HookCount()
     register = nn.Module.register_forward_hook
     with ExitStack() as undo:
         count.install(undo)
         module = nn.Linear(1, 1)
-        made = count.registered
+        made = count.registered.count
         assert made > 0, "parameters"
         module.register_forward_hook(look)
-        assert count.registered == made + 1
+        assert count.registered.count == made + 1
     nn.Linear(1, 1).register_forward_hook(look)
-    assert count.registered == made + 1
+    assert count.registered.count == made + 1
     assert nn.Module.register_forward_hook is register
 
 
-class Sliced(nn.Module):
-    """Makes a container of some of its layers in each call, and a layer in one of them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(2, 2) for _ in range(3))
-        self.grows = False
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.grows:
-            self.layers.append(nn.Linear(2, 2))
-        for layer in self.layers[:-1]:
-            x = layer(x)
-        return x
+def since(count: HookCount, module: nn.Module, change: Callable[[], Any]) -> bool:
+    """Return whether a change registers something on a module's parts."""
+    before, kept = count.registered.count, change()
+    found = count.registered.any_since(before, nn.Module.modules(module))
+    del kept
+    return found
 
 
-def test_what_a_forward_makes_anew_in_each_call_is_not_counted() -> None:
-    roots = RootCalls()
-    count, module, x = HookCount(roots), Sliced(), torch.ones(1, 2)
+def test_what_is_registered_on_other_modules_is_nothing_to_a_root() -> None:
+    count, other, layers = HookCount(), nn.Linear(1, 1), nn.ModuleList([nn.Linear(2, 2)])
+    module = nn.Sequential(nn.ReLU(), layers)
     with ExitStack() as undo:
-        roots.install(undo)
         count.install(undo)
-        module(x)
-        assert count.registered == 0
-        module.grows = True
-        module(x)
-        assert count.registered == 1
-        _ = module.layers[:-1]
-        assert count.registered > 1, "outside of a call all counts"
+        assert not since(count, module, lambda: nn.Linear(2, 2))
+        assert not since(count, module, lambda: layers[:])
+        assert not since(count, module, lambda: other.register_forward_hook(look))
+        assert not since(count, module, lambda: setattr(other, "weight", nn.Parameter()))
+        assert not since(count, module, lambda: None)
+
+
+def test_what_is_registered_on_a_part_of_a_root_is_seen() -> None:
+    count, layers = HookCount(), nn.ModuleList([nn.Linear(2, 2)])
+    module = nn.Sequential(nn.ReLU(), layers)
+    with ExitStack() as undo:
+        count.install(undo)
+        assert since(count, module, lambda: module[0].register_forward_hook(look))
+        assert since(count, module, lambda: layers.append(nn.Linear(2, 2)))
+        assert since(count, module, lambda: layers[1].register_forward_pre_hook(look))
+        assert since(count, module, lambda: setattr(layers[0], "weight", nn.Parameter()))
+        assert since(count, module, lambda: module.__setitem__(0, nn.Identity()))
+        assert not since(count, module, lambda: setattr(module[0], "attribute", 1))
+
+
+def test_modules_that_are_dropped_are_forgotten() -> None:
+    marks = Marks()
+    for _ in range(3):
+        marks.note(nn.Identity())
+    assert marks.count == 3
+    assert not marks._last
 
 
 def test_modules_that_are_moved_or_cast_are_counted() -> None:
-    count = HookCount(RootCalls())
+    count = HookCount()
     module = nn.Sequential(nn.Linear(1, 1), nn.ReLU(), nn.Linear(1, 1))
     with ExitStack() as undo:
         count.install(undo)
@@ -117,13 +126,13 @@ def test_modules_that_are_moved_or_cast_are_counted() -> None:
 
 
 def test_parameters_that_fsdp_exchanges_in_each_call_are_none_of_the_scripts() -> None:
-    layer, count = nn.LSTM(2, 2), HookCount(RootCalls())
+    layer, count = nn.LSTM(2, 2), HookCount()
     shard: Any = nn.Parameter(torch.zeros(4, 2))
     shard.placements = ()
     with ExitStack() as undo:
         count.install(undo)
         for parameter in (shard, nn.Parameter(torch.zeros(8, 2)), shard):
             layer.weight_hh_l0 = parameter
-        assert count.registered == 0
+        assert count.registered.count == 0
         layer.bias_hh_l0 = nn.Parameter(torch.zeros(8))
-        assert count.registered == 1
+        assert count.registered.count == 1

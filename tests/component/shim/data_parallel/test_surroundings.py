@@ -296,3 +296,23 @@ def test_a_default_argument_is_seen() -> None:
     around = CallSurroundings(module)
     module.held(1)
     assert around.changed() == "list"
+
+
+HELD_BY_A_GLOBAL = {"head": nn.Sequential(nn.Linear(2, 2))}
+
+
+class Borrows(Base):
+    def __init__(self, teacher: nn.Module) -> None:
+        super().__init__()
+        self.hidden = [teacher]  # none of its own parameters
+
+    def forward(self, x: Tensor) -> Tensor:
+        return HELD_BY_A_GLOBAL["head"](self.hidden[0](x))  # type: ignore[no-any-return]
+
+
+def test_modules_that_are_used_without_being_parts_are_found() -> None:
+    teacher, head = nn.Sequential(nn.ReLU()), HELD_BY_A_GLOBAL["head"]
+    found = CallSurroundings(Borrows(teacher), torch.ones(1, 2)).modules()
+    assert set(found) >= {teacher, teacher[0], head, head[0]}
+    assert not any(isinstance(part, Base | nn.BatchNorm1d) for part in found)
+    assert CallSurroundings(nn.Sequential(nn.ReLU()), torch.ones(1, 2)).modules() == []

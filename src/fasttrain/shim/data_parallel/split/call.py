@@ -10,6 +10,7 @@ correct and no faster, and the receipt says so.
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import threading
 import time
@@ -33,7 +34,7 @@ from fasttrain.shim.data_parallel.rank_consistency import CLOSE, SameLine, meet_
 from fasttrain.shim.data_parallel.ranks import Ranks
 from fasttrain.shim.data_parallel.split.agreement import call_signature
 from fasttrain.shim.data_parallel.split.lazy_rows import LazyRows, Moves, gather_lazily, linked
-from fasttrain.shim.data_parallel.split.modules import Changes, Held, HookCount
+from fasttrain.shim.data_parallel.split.modules import Changes, Held, HookCount, Marks
 from fasttrain.shim.data_parallel.split.rows import Gather, Rows, reduced_by, share
 from fasttrain.shim.data_parallel.split.sites import (
     RETRIES,
@@ -96,7 +97,7 @@ class SplitCalls:
         self._compiled = context.compiled
         self._restored: dict[str, Any] = {}
         self._same_line = SameLine(ranks)
-        self._hooks = HookCount(context.roots)
+        self._hooks = HookCount()
         on_devices = context.strategy.collectives != "gloo"
         meet = functools.partial(self._meet_at_use, "a batch")
         moves = Moves(ranks, context.compiled, meet, recorder.counts)
@@ -131,8 +132,8 @@ class SplitCalls:
         ROWS.only = active
 
     @property
-    def registered(self) -> int:
-        """Number of hooks, modules and parameters registered so far."""
+    def registered(self) -> Marks:
+        """Marks of the modules that hooks, modules and parameters were registered on."""
         return self._hooks.registered
 
     @property
@@ -159,7 +160,7 @@ class SplitCalls:
         state = self._restored.get(f"{site.name} {key!r}")
         if state is not None:
             fill(site, state)
-            site.hooks = self._hooks.registered
+            site.hooks = self.registered.count
 
     def run(
         self, root: Root, module: Module, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -174,14 +175,15 @@ class SplitCalls:
         site = self._site(root, module, args, kwargs)
         if site.few and not has_few_rows(inputs, self._ranks.world_size):
             site.try_again()
-        if site.decisions is None or site.hooks != self._hooks.registered:
+        hooked = self._is_hooked(site, module)
+        if site.decisions is None or hooked:
             site.decisions = Decisions(module)
         shapes = tuple([t.shape for t in inputs])
         values = (shapes, *argument_values(args, kwargs), *site.decisions.values())
         count = 0 if site.split is None else row_count(inputs, site.split.inputs)
         fewest = count // self._ranks.world_size
         limits = site.decisions.limits
-        due = site.is_due(values, self._hooks.registered, count, fewest, limits)
+        due = site.is_due(values, count, fewest, limits, hooked=hooked)
         rows = None if due or not fewest else Rows(self._ranks, count)
         if rows is None and any(isinstance(tensor, LazyRows) for tensor in inputs):
             args, kwargs = map_tensors(args, linked), map_tensors(kwargs, linked)
@@ -376,6 +378,12 @@ class SplitCalls:
             self._fill(site, key)
         return site
 
+    def _is_hooked(self, site: CallSite, module: Module) -> bool:
+        """True if something was registered on what a call uses since the last call of its kind."""
+        since, site.hooks = site.hooks, self.registered.count
+        others = (part for ref in site.others if (part := ref()) is not None)
+        return self.registered.any_since(since, itertools.chain(Module.modules(module), others))
+
     @contextmanager
     def splitting(
         self, module: Module, context: Any, owned: frozenset[int] | None = None
@@ -415,7 +423,6 @@ class SplitCalls:
     ) -> Any:
         """Run a call on the whole batch, and verify how it can be split."""
         self._check_inputs(module, inputs)
-        site.hooks = self._hooks.registered
         if self._recorder.state is State.ARMED:
             self._recorder.settle(State.ARMED, "no call could be split so far")
         self._recorder.counts["whole calls"] += 1
@@ -442,6 +449,7 @@ class SplitCalls:
             if site.why_not:
                 self._recorder.take_up(site.name)
             site.why_not, site.changes = "", None
+            site.others = [weakref.ref(other) for other in trial.others()]
             site.verified += 1
             count = row_count(inputs, site.split.inputs)
             site.most_rows = max(site.most_rows, count)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import math
 import sys
-import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -19,14 +18,13 @@ from torch.distributions import distribution
 from torch.nn import Module, Parameter
 from torch.nn.modules import module as torchs
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fasttrain.shim.data_parallel.tensor_sums import strided_parts, sums_of
 from fasttrain.shim.hooks import patching
 from fasttrain.shim.hooks.containers import module_name, tensors_in
-from fasttrain.shim.hooks.roots import RootCalls, is_sharded, parameters_of
+from fasttrain.shim.hooks.roots import is_sharded, parameters_of
 from fasttrain.shim.hooks.seams import Hooking
 
 # The script's own hooks on modules: they have to see whole batches.
@@ -42,25 +40,51 @@ _HOOK_SLOTS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_back
 _GLOBAL = tuple(f"_global{slot}" for slot in _HOOK_SLOTS)
 
 
-class HookCount:
-    """Counts hooks as they are registered, so that a call with new ones is verified again.
-
-    What a forward gives to a container that it makes in each call, as ``self.layers[:-1]``
-    does, changes no root and isn't counted.
-
-    Args:
-        roots: The calls of roots.
+class Marks:
+    """Counts something that happens to modules, and knows when it last happened to each.
 
     Attributes:
-        registered: Number of hooks registered on modules, and of modules and parameters added.
+        count: How often it has happened to any module.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        # By id: a class of the script's may have a hash that fails in its constructor.
+        self._last: dict[int, tuple[weakref.ref[Module], int]] = {}
+
+    def note(self, module: Module) -> None:
+        """Note that it happens to a module."""
+        self.count += 1
+        known = self._last.get(id(module))
+        ref = known[0] if known is not None else weakref.ref(module, self._forgetting(id(module)))
+        self._last[id(module)] = ref, self.count
+
+    def _forgetting(self, key: int) -> Callable[[object], None]:
+        last = self._last
+
+        def forget(_: object) -> None:
+            last.pop(key, None)
+
+        return forget
+
+    def any_since(self, count: int, modules: Iterable[Module]) -> bool:
+        """True if it has happened to one of the modules after it had happened that often."""
+        if count == self.count:
+            return False
+        last = self._last
+        return any(id(part) in last and last[id(part)][1] > count for part in modules)
+
+
+class HookCount:
+    """Notes hooks as they are registered, so that a call with new ones is verified again.
+
+    Attributes:
+        registered: Marks of modules that a hook was registered on, or a module or parameter.
         moved: Number of modules whose own parameters went to another device or got another dtype.
     """
 
-    def __init__(self, roots: RootCalls) -> None:
-        self.registered = self.moved = 0
-        self._roots = roots
-        # Found outside of the root that was called, until something is given to a part of a root.
-        self._apart: weakref.WeakSet[Module] = weakref.WeakSet()
+    def __init__(self) -> None:
+        self.registered, self.moved = Marks(), 0
 
     def install(self, undo: ExitStack) -> None:
         """Wrap the methods that register hooks; use torch's own hooks for new parts of modules."""
@@ -78,29 +102,14 @@ class HookCount:
         # FSDP assigns whole parameters to a module with a `__setattr__` of its own, such as a
         # recurrent layer, in each call, and the shards after it.
         sharded = any(hasattr(each, "placements") for each in (known, part))
-        ours = sharded or isinstance(owner, DistributedDataParallel)
-        if ours or part is known or self._is_apart(owner):
-            return  # a known part was only assigned again
-        self._apart.clear()
-        self.registered += 1
-
-    def _is_apart(self, owner: Module) -> bool:
-        """True if a module that is given a part inside of a root's call is no part of the root."""
-        inside, root = self._roots.inside, self._roots.last
-        called = root.ref() if root is not None else None
-        if called is None or not (inside.flag or inside.part is not None):
-            return False
-        if threading.current_thread() is not threading.main_thread():
-            return False  # it may call another root
-        if owner not in self._apart and all(part is not owner for part in Module.modules(called)):
-            self._apart.add(owner)
-        return owner in self._apart
+        if not sharded and part is not known:  # a known part was only assigned again
+            self.registered.note(owner)
 
     def _counted(self, original: Any) -> Any:
         @functools.wraps(original)
-        def register(*args: Any, **kwargs: Any) -> Any:
-            self.registered += 1
-            return original(*args, **kwargs)
+        def register(module: Module, *args: Any, **kwargs: Any) -> Any:
+            self.registered.note(module)
+            return original(module, *args, **kwargs)
 
         return register
 

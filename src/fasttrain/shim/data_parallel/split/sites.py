@@ -681,7 +681,8 @@ class CallSite:
         most_rows: Number of rows of the largest verified batch.
         single: True if it was verified with a rank that had one row.
         decisions: Reads those values.
-        hooks: Number of hooks registered anywhere when it was last verified.
+        hooks: Number of hooks registered anywhere at the last call.
+        others: Modules that it may use without having them as parts.
         changes: What the split call changes in its modules; None before the first one.
         redone: How often a split call was made again, as it had changed more than verified ones.
     """
@@ -696,7 +697,8 @@ class CallSite:
     seen: Seen = field(default_factory=Seen)
     most_rows: int = 0
     single: bool = False
-    hooks: int = -1
+    hooks: int = 0
+    others: list[weakref.ref[Module]] = field(default_factory=list)
     decisions: Decisions | None = None
     changes: Changes | None = None
     redone: int = 0
@@ -708,19 +710,20 @@ class CallSite:
     def is_due(
         self,
         values: tuple[Any, ...],
-        hooks: int,
         rows: int = 0,
         fewest: int = 0,
         limits: Limits = Limits(),
+        *,
+        hooked: bool = False,
     ) -> bool:
         """Count a call; return True if it has to be verified.
 
         Args:
             values: The shapes of its arguments, and what else it may branch on, each at its place.
-            hooks: Number of hooks registered anywhere so far.
             rows: Number of rows of its batch.
             fewest: Smallest number of rows of any rank.
             limits: What counters among the values may be compared with.
+            hooked: Whether hooks, modules or parameters were registered on what it uses.
         """
         self.calls += 1
         new = self.seen.note(values, limits)
@@ -732,7 +735,7 @@ class CallSite:
         # A part of a much larger batch may be what a whole one was so far: within a limit. With one
         # row, squeeze() drops the rows and a deviation is NaN.
         other = rows >= 2 * self.most_rows > 0 or (fewest == 1 and not self.single)
-        return again or hooks != self.hooks or other
+        return again or hooked or other
 
 
 def saved(site: CallSite) -> dict[str, Any]:

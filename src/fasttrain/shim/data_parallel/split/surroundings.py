@@ -286,6 +286,11 @@ class CallSurroundings:
         self._search([module, *starts])
         self._sums = sums_of(self._tensors)
 
+    def modules(self) -> list[Module]:
+        """Return the modules that the call can reach and that aren't parts of the root."""
+        found = (h for h, _, distance in self._holders if distance <= GLOBAL)
+        return [h for h in found if issubclass(type(h), Module) and id(vars(h)) not in self._own]
+
     def changed(self, *, within: int = LIBRARYS) -> str:
         """Return the type of the first object that has changed; empty if none has.
 

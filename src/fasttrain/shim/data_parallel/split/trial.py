@@ -173,6 +173,10 @@ class SplitTrial:
             self._why_not = "it draws from Python's or NumPy's random number generator"
         return output
 
+    def others(self) -> list[Module]:
+        """Return the modules that the call may use and that aren't parts of the root."""
+        return self._around.modules()
+
     def find(
         self,
         args: tuple[Any, ...],
