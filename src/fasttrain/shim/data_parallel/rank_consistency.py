@@ -200,7 +200,8 @@ class RankConsistency:
         with torch.no_grad():
             # Summed in fp64, but not copied to it.
             each = values_of([p.detach().sum(dtype=torch.float64) for p in parameters])
-        sums = torch.tensor(each, dtype=torch.float64, device="cpu").sum()
+        # Sorted: a list made of a set has another order on each rank, and so would be rounded.
+        sums = torch.tensor(sorted(each), dtype=torch.float64, device="cpu").sum()
         sums = torch.nan_to_num(sums)  # NaN differs from itself, and would look like a divergence
         spread = torch.stack([sums, -sums])
         with self._ranks.waits():

@@ -67,6 +67,20 @@ def test_steps_between_those_at_which_weights_are_compared_cost_nothing(consiste
     assert seen.count == 0
 
 
+@pytest.mark.parametrize("step", [1, 2])
+def test_weights_in_another_order_are_the_same(
+    consistency: Any, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    parameters = [nn.Parameter(torch.tensor([x], dtype=torch.float64)) for x in (1e16, 1, -1e16)]
+    found = []
+    monkeypatch.setattr(dist, "all_reduce", lambda spread, _: found.append(spread[0].item()))
+    for order in ((0, 1, 2), (0, 2, 1), (1, 2, 0)):
+        ordered = torch.optim.SGD([parameters[at] for at in order], lr=0.1)
+        consistency.after_step(step, ordered, sharded=False)
+    assert len(found) == 3
+    assert len(set(found)) == 1
+
+
 @every_dtype
 def test_checksums_of_parameters_take_no_copies(dtype: torch.dtype) -> None:
     parameters = [torch.ones(NUMBERS, dtype=dtype) for _ in range(3)]
