@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - its usual name
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fasttrain.shim.data_parallel.split import row_operators
+from fasttrain.shim.data_parallel.split import lazy_rows, row_operators
 from fasttrain.shim.data_parallel.split.lazy_rows import LazyRows, gather_in, gather_lazily, linked
 from fasttrain.shim.data_parallel.split.rows import Rows
 from support.fake_ranks import on_ranks
@@ -308,6 +308,19 @@ def test_what_rank_0_saves_alone_is_gathered_before() -> None:
         return [t.part is None for t in (first, second, other)]  # type: ignore[attr-defined]
 
     assert on_ranks(2, act) == [[True, True, False]] * 2
+
+
+def test_nothing_is_kept_of_those_that_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lazy_rows, "_UNGATHERED", known := {})
+    weight, x, _ = problem(8)
+
+    def run(ranks: Any) -> list[int]:
+        kept = logits_of(ranks, weight, x)
+        for _ in range(5):
+            logits_of(ranks, weight, x)
+        return [key for key in known if key != id(kept)]
+
+    assert on_ranks(1, run) == [[]]
 
 
 def test_it_is_saved_as_a_plain_tensor() -> None:

@@ -14,7 +14,7 @@ import pickle
 import sys
 import threading
 import weakref
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -50,7 +50,11 @@ class Placement:
     meet: Callable[[], None]
 
 
-_UNGATHERED: deque[weakref.ref[LazyRows]] = deque()
+_UNGATHERED: dict[int, weakref.ref[LazyRows]] = {}  # those that were made and live, by id
+
+
+def _forget(key: int, _: object) -> None:
+    _UNGATHERED.pop(key, None)
 
 
 class _Visitor(pickle.Pickler):
@@ -72,8 +76,9 @@ class _Visitor(pickle.Pickler):
 
 def gather_in(value: Any) -> None:
     """Gather the tensors in a value that rank 0 is about to save alone; every rank calls this."""
-    while _UNGATHERED and ((tensor := _UNGATHERED[0]()) is None or tensor.part is None):
-        _UNGATHERED.popleft()
+    for key, ref in list(_UNGATHERED.items()):
+        if (tensor := ref()) is None or tensor.part is None:
+            _UNGATHERED.pop(key, None)
     if _UNGATHERED:
         with suppress(Exception):  # saving the value raises it again, to the script
             _Visitor().dump(value)
@@ -118,7 +123,8 @@ class LazyRows(Tensor):
         tensor._first = None
         tensor._viewed, tensor._replay, tensor._scale = base, view, scale
         if base is None:
-            _UNGATHERED.append(weakref.ref(tensor))
+            key = id(tensor)
+            _UNGATHERED[key] = weakref.ref(tensor, functools.partial(_forget, key))
         return tensor
 
     def __init__(self, *_: Any, **__: Any) -> None:
