@@ -450,7 +450,10 @@ class Ranks:
         key = f"gather/{self._gathered}"
         self.store.set(f"{key}/{self.rank}", text)
         with self.waits():
-            return [self.store.get(f"{key}/{rank}").decode() for rank in range(self.world_size)]
+            found = [self.store.get(f"{key}/{rank}").decode() for rank in range(self.world_size)]
+        if self._gathered > 1:  # all have read those before
+            self.store.delete_key(f"gather/{self._gathered - 1}/{self.rank}")
+        return found
 
 
 def _unexpanded(tensor: Tensor) -> Tensor:
