@@ -598,6 +598,18 @@ def _functions(module: Module) -> Iterator[FunctionType]:
         yield from _methods(kind)
 
 
+def modules_in_globals(module: Module) -> list[Module]:
+    """Return the modules in globals, and in containers there, that a root's code has names for."""
+    found: list[Any] = []
+    for function in _functions(module):
+        slot = function.__globals__
+        for value in [slot[name] for name in _names_in(function.__code__) if name in slot]:
+            items = value.values() if type(value) is dict else value
+            found += items if type(value) in (dict, list, tuple) else [value]
+    roots = [value for value in found if issubclass(type(value), Module)]
+    return [part for root in roots for part in Module.modules(root)]
+
+
 def _script_kinds(module: Module) -> list[Any]:
     """Return the script's own classes of a root's modules, by name."""
     kinds = {kind for part in Module.modules(module) for kind in type(part).__mro__}

@@ -287,8 +287,8 @@ class CallSurroundings:
         self._sums = sums_of(self._tensors)
 
     def modules(self) -> list[Module]:
-        """Return the modules that the call can reach and that aren't parts of the root."""
-        found = (h for h, _, distance in self._holders if distance <= GLOBAL)
+        """Return the modules that the root and its arguments hold without having them as parts."""
+        found = (h for h, _, distance in self._holders if distance == NEAR)
         return [h for h in found if issubclass(type(h), Module) and id(vars(h)) not in self._own]
 
     def changed(self, *, within: int = LIBRARYS) -> str:

@@ -50,6 +50,7 @@ from fasttrain.shim.data_parallel.split.sites import (
     has_few_rows,
     list_entries,
     may_print,
+    modules_in_globals,
     row_count,
     with_all_rows,
 )
@@ -175,7 +176,7 @@ class SplitTrial:
 
     def others(self) -> list[Module]:
         """Return the modules that the call may use and that aren't parts of the root."""
-        return self._around.modules()
+        return [*self._around.modules(), *modules_in_globals(self._module)]
 
     def find(
         self,
