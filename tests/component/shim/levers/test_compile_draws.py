@@ -13,10 +13,9 @@ from fasttrain.shim.levers.compile.repairs import repair
 # dynamo warns while it compiles; here that would be an error inside the compiler
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 
+# Without threads that wait for the next compilation.
+OPTIONS = {"fallback_random": True, "fx_graph_cache": False, "compile_threads": 1}
 CONV, X = nn.Conv2d(3, 8, 3, padding=1), torch.linspace(-1, 1, 384).view(2, 3, 8, 8)
-
-
-OPTIONS = {"fallback_random": True, "fx_graph_cache": False}
 
 
 @torch.no_grad()

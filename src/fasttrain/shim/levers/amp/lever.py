@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -100,6 +101,7 @@ class AmpLever:
         self._sides: list[weakref.ref[Side]] = []
         self._on = True
         self._in_threads = False  # whether replicas ran since a call was begun
+        self._replica = threading.local()  # has "here" in their threads
         self._enter: Callable[..., Any] = autocast.__enter__
         self._exit: Callable[..., Any] = autocast.__exit__
         self._caching = _cache_has_gradients()
@@ -157,7 +159,7 @@ class AmpLever:
                 self._leave_for_good(root, f"{KEEPS_ELSEWHERE}, in {where}")
         finally:
             root.precision.backup.release()
-            if self._in_threads:
+            if self._in_threads and not hasattr(self._replica, "here"):
                 self._in_threads = False
                 self._leave_for_good(root, IN_THREADS)
         return output
@@ -342,7 +344,8 @@ class AmpLever:
                     # Torch takes over to the threads of replicas that autocast is on, and not in
                     # which precision: on a GPU that would be fp16, whose loss nobody scales.
                     # Source: torch/nn/parallel/parallel_apply.py of torch 2.13.
-                    context._enabled, self._in_threads = False, True
+                    context._enabled = False
+                    self._replica.here = self._in_threads = True
             return original(context)
 
         return __enter__
