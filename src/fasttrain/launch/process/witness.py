@@ -13,7 +13,7 @@ from typing import Any
 from fasttrain.launch.process.procfs import pending
 from fasttrain.model.places import RUN_MARK
 
-WAITS = "import posix; posix.read(0, 1)"  # until the other end of its pipe closes
+SHELL, WAITS = "/bin/sh", "read end"  # until the other end of its pipe closes
 # `timeout`, a service manager or SLURM signal one process after the other.
 SETTLE_S = 0.05
 
@@ -70,8 +70,8 @@ class Witness:
         ]
         with suppress(OSError, ValueError):
             self.pid = os.posix_spawn(
-                sys.executable,
-                (sys.executable, "-IS", "-c", WAITS),
+                SHELL,
+                (SHELL, "-c", WAITS),
                 self._environ,
                 file_actions=actions,
                 setsigmask=signal.valid_signals(),
