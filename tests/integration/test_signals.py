@@ -94,17 +94,6 @@ def test_a_signal_to_the_group_arrives_once(
     assert (tmp_path / "seen-0").read_text() == "SIGTERM\n"
 
 
-@pytest.mark.parametrize("sender", ["", "sh -c "])
-def test_a_signal_of_the_script_to_its_group_does_not_come_back(
-    fasttrain: Any, sender: str
-) -> None:
-    send = f"{sender}'kill -TERM 0; sleep 0.3'" if sender else "kill -TERM 0"
-    command = f"trap '' TERM; {send}; trap - TERM; sleep 1.5; exit 7"
-    words = ("run", "--shutdown-timeout", "1", "--no-python", "--", "sh", "-c", command)
-    process = fasttrain.start(*words, **QUIETLY, start_new_session=True)
-    assert process.wait(120) == 7
-
-
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_ctrl_z_stops_all_of_a_run_until_it_is_continued(
     fasttrain: Any, script: Any, terminal: Any, until: Any, tmp_path: Path, ranks: int

@@ -199,9 +199,7 @@ class Stop:
         name = signal.Signals(self.signum).name
         ended = INTERRUPTED if self.signum == signal.SIGINT else name
         if self._kill_s == math.inf:
-            return (
-                f"{ended}. The script still runs; ctrl-C again within {GOES_ON_S:g} s ends it now."
-            )
+            return f"{ended}. The script goes on; ctrl-C again within {GOES_ON_S:g} s ends it now."
         return (
             f"{ended}. Waiting up to {self.grace_s:g} s for the script to save;"
             " ctrl-C again ends it now."

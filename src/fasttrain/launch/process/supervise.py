@@ -337,7 +337,7 @@ class _Watch:
         signum = info.si_signo
         ours = self._family.has(info.si_pid)  # at once, before the sender ends
         to_group = self._witness.saw(signum)  # asked of every signal, so that none stays pending
-        if ours and to_group:  # to end helpers of the script, say; it was not for this process
+        if ours:
             return
         self._stop.hear(signum)
         self._reap()
