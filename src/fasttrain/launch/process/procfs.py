@@ -189,11 +189,6 @@ def catches(pid: int, signum: int) -> bool:
     return _in_mask(Path(f"/proc/{pid}/status"), "SigCgt:", signum)
 
 
-def pending(pid: int, signum: int) -> bool:
-    """Return True if a signal to a process waits until the process unblocks it."""
-    return _in_mask(Path(f"/proc/{pid}/status"), "ShdPnd:", signum)
-
-
 def blocking(pid: int, signum: int) -> set[str]:
     """Return the threads of a process that block a signal, as one does while it handles it."""
     threads = Path(f"/proc/{pid}/task").glob("*/status")

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from fasttrain.launch.output.relay import Relay
 from fasttrain.launch.process.procfs import Family, adopting
@@ -20,11 +20,10 @@ from fasttrain.launch.process.stop import (
     signals_held,
     stop_until_continued,
 )
-from fasttrain.launch.process.witness import Witness
 from fasttrain.model.errors import ExitCode, FasttrainError
 from fasttrain.model.places import GUARDIAN_PROGRAM, RUN_MARK, program
 from fasttrain.processes.agent_pipe import Handed
-from fasttrain.processes.table import Ended, Process, Table, end, name_of, named
+from fasttrain.processes.table import Ended, Process, end, name_of, named
 
 # The guardian of a run: a process of its own that outlives a launcher that is killed.
 
@@ -196,15 +195,10 @@ def supervise(child: Child, tick: Callable[[], None], stop: Stop, again: Again) 
     """
     family = Family()
     environ = child.environ
-    with (
-        signals_held() as blocked,
-        adopting(),
-        guarded(environ, family.before) as guardian,
-        Witness(environ) as witness,
-    ):
+    with signals_held() as blocked, adopting(), guarded(environ, family.before) as guardian:
         pid = _spawn(child, environ, blocked)
         child.relay.start()
-        watch = _Watch(pid, child, tick, stop, _Helpers(guardian, witness), family)
+        watch = _Watch(pid, child, tick, stop, guardian, family)
         return watch.to_the_end(again, lambda: _spawn(child, again.environ(), blocked))
 
 
@@ -235,13 +229,6 @@ def _spawn(child: Child, environ: Mapping[str, str], mask: set[Any]) -> int:
         ) from error
 
 
-class _Helpers(NamedTuple):
-    """Processes of the launcher's own."""
-
-    guardian: Guardian
-    witness: Witness
-
-
 class _Watch:
     """Supervises the child of a run, and those of further attempts."""
 
@@ -251,7 +238,7 @@ class _Watch:
         child: Child,
         tick: Callable[[], None],
         stop: Stop,
-        helpers: _Helpers,
+        guardian: Guardian,
         family: Family,
     ) -> None:
         self._child = pid
@@ -259,8 +246,7 @@ class _Watch:
         self._relay, self._is_agent = child.relay, child.is_agent
         self._tick = tick
         self._stop = stop
-        self._guardian, self._witness = helpers
-        self._family = family
+        self._guardian, self._family = guardian, family
         self._told: list[str] = []
 
     def to_the_end(self, again: Again, start: Callable[[], int]) -> End:
@@ -302,7 +288,7 @@ class _Watch:
         """End what is left of an attempt; kill the child as well if it still runs."""
         killed = self._status is None and not spared
         ended = end(
-            lambda: self._find(*spared),
+            lambda: self._family.find(self._guardian.pid, *spared),
             0 if killed else self._stop.grace_s,
             settle_s=0 if killed else SETTLE_S,
             pause=self._pause,
@@ -328,34 +314,16 @@ class _Watch:
             self._relay.resize()
         elif info.si_signo == signal.SIGTSTP:
             self._stop_with_ranks(info)
-        elif info.si_signo != signal.SIGCHLD:
-            self._pass_on(info)
+        elif info.si_signo != signal.SIGCHLD and not self._family.has(info.si_pid):
+            self._stop.hear(info.si_signo)
+            if not reached_the_script(info) and self._status is None:
+                os.kill(self._child, self._stop.passed_on(info.si_signo, info.si_pid))
         self._reap()
-
-    def _pass_on(self, info: signal.struct_siginfo) -> None:
-        """Send the script a signal to this process, unless it has got it from the same sender."""
-        signum = info.si_signo
-        ours = self._family.has(info.si_pid)  # at once, before the sender ends
-        to_group = self._witness.saw(signum)  # asked of every signal, so that none stays pending
-        if ours:
-            return
-        self._stop.hear(signum)
-        self._reap()
-        if self._status is not None:
-            return
-        in_group = to_group and os.getpgid(self._child) == os.getpgrp()
-        sent = self._stop.passed_on(signum, info.si_pid)
-        if sent != signum or not (in_group or reached_the_script(info)):
-            os.kill(self._child, sent)
-
-    def _find(self, *spared: int) -> Table:
-        """Return the processes of the run."""
-        return self._family.find(self._guardian.pid, self._witness.pid, *spared)
 
     def _stop_with_ranks(self, info: signal.struct_siginfo) -> None:
         """Stop with all ranks; a single script was stopped by the terminal already."""
         if self._is_agent:
-            stop_until_continued(self._find)
+            stop_until_continued(lambda: self._family.find(self._guardian.pid))
             return
         if not reached_the_script(info) and self._status is None:
             os.kill(self._child, signal.SIGTSTP)
