@@ -59,15 +59,6 @@ def test_a_command_from_start_to_receipt(of_command: Callable[..., LaunchPlan]) 
     assert sorted(log.splitlines()) == [b"said", b"told"]
 
 
-@pytest.mark.parametrize("sends", ["kill -TERM $PPID; sleep 0.3", "(kill -TERM $PPID; sleep 0.3)"])
-def test_what_a_command_sends_does_not_come_back(
-    of_command: Callable[..., LaunchPlan], sends: str
-) -> None:
-    plan = of_command("sh", "sh", "-c", f"{sends}; exit 7")
-    receipt = start(plan, plan, {"PATH": os.defpath}, Observers(Recorder()))
-    assert (receipt.exit_code, receipt.warnings) == (7, ())
-
-
 @pytest.mark.parametrize(("ends", "interrupted"), [("kill -INT $$", True), ("exit 130", False)])
 def test_a_command_that_sigint_ends_is_told_from_one_that_handles_it(
     of_command: Callable[..., LaunchPlan], ends: str, interrupted: bool

@@ -31,19 +31,6 @@ class Family:
     def __init__(self) -> None:
         self.before = {*descendants([os.getpid()], table()).values()}
 
-    def has(self, pid: int) -> bool:
-        """Return True if a process is one of them, or was and has not been waited for yet.
-
-        What such a process sends to its whole group, to end helpers of the script, say, is not for
-        this process. Without fasttrain, it would be the caller's shell that got it.
-        """
-        others = {process.pid for process in self.before}
-        while pid > 1 and pid not in others and pid != os.getpid():
-            pid = parent(pid)
-            if pid == os.getpid():
-                return True
-        return False
-
     def find(self, *spared: int) -> Table:
         """Return those that are alive.
 

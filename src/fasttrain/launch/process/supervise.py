@@ -314,7 +314,7 @@ class _Watch:
             self._relay.resize()
         elif info.si_signo == signal.SIGTSTP:
             self._stop_with_ranks(info)
-        elif info.si_signo != signal.SIGCHLD and not self._family.has(info.si_pid):
+        elif info.si_signo != signal.SIGCHLD:
             self._stop.hear(info.si_signo)
             if not reached_the_script(info) and self._status is None:
                 os.kill(self._child, self._stop.passed_on(info.si_signo, info.si_pid))
