@@ -279,10 +279,12 @@ class _Watch:
         return 128 + self._stop.signum if self._status is None else _exit_code(self._status)
 
     def _was_interrupted(self, code: int) -> bool:
-        """True if SIGINT ended the run; an agent, and one that was killed, have no such status."""
-        if self._status is None or self._is_agent:
-            return code == 128 + signal.SIGINT and self._stop.signum == signal.SIGINT
-        return os.WIFSIGNALED(self._status) and os.WTERMSIG(self._status) == signal.SIGINT
+        """True if SIGINT ended the run, also by being sent twice, and no exit of the script's."""
+        if code != 128 + signal.SIGINT:
+            return False
+        if self._is_agent:
+            return self._stop.signum == signal.SIGINT
+        return self._status is None or not os.WIFEXITED(self._status)
 
     def _end_rest(self, *spared: int) -> None:
         """End what is left of an attempt; kill the child as well if it still runs."""
