@@ -516,13 +516,8 @@ class SplitTrial:
         self, whole: list[Tensor], given: list[Tensor], by: list[Tensor]
     ) -> None:
         of = [tensor for tensor in by if tensor.requires_grad]
-
-        def both_ways() -> _Both:
-            with Neutral():  # a checkpoint calls its block again
-                return _Both(_pulled_back(whole, of), _pulled_back(given, of))
-
         with _without_hooks(of):
-            both = self._together(both_ways)
+            both = self._together(lambda: _Both(_pulled_back(whole, of), _pulled_back(given, of)))
         expected = both.whole
         found = [self._averaged(*pair) for pair in zip(of, both.given, strict=True)]
         size = max(map(largest, expected), default=0.0)
@@ -646,7 +641,8 @@ def _pulled_back(outputs: list[Tensor], inputs: list[Tensor]) -> list[Tensor | N
             seeds = torch.randn(real.shape, generator=generator, device="cpu").to(real.device)
             total = total + (real * seeds).sum()
     try:
-        return list(gradients_of(total, inputs, allow_unused=True))
+        with Neutral():  # a checkpoint calls its block again
+            return list(gradients_of(total, inputs, allow_unused=True))
     except (
         Exception
     ) as error:  # such as a reentrant checkpoint, which doesn't support autograd.grad
