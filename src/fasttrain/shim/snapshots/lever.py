@@ -294,7 +294,7 @@ class SnapshotLever:
         undo.callback(self._silence.end)
 
     def refresh(self) -> None:
-        """Say so if no snapshot can be taken, since the script trains in other processes."""
+        """Report that no snapshot can be taken if the script trains in other processes."""
         if self._loop.trained_apart:
             self.recorder.excuse(State.SKIPPED, TRAINED_APART)
 

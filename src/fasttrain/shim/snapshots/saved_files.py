@@ -88,7 +88,7 @@ class SavedFiles:
     # --- the end of a replay
 
     def put_back(self, made: Iterable[str]) -> list[str]:
-        """Give the files that a replay has saved the content that they had at the snapshot.
+        """Restore what the files that a replay has saved contained at the snapshot.
 
         Returns:
             Those that have another name than then.

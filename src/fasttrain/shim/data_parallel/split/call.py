@@ -62,6 +62,7 @@ _OTHERS = "it computes something else on other ranks, or with other arguments"
 _MORE = "what it changes in its modules differs from call to call"
 MOST_SITES = 32  # kinds of calls of a module, from which on texts make no other ones
 READ_EVERY = 64  # calls after which numbers on a device are compared, for which the host waits
+_CIRCULAR = "calls with arguments that lead back to themselves run on the whole batch"
 _NO_MEMORY = "OutOfMemoryError"  # torch's exception on any device
 GRADIENTS = 2  # number of verified calls whose gradients are compared, too
 ASKED = (
@@ -169,6 +170,7 @@ class SplitCalls:
         try:
             inputs = tensors_in((args, kwargs))
         except RecursionError:  # such as nodes of a tree that know their parent
+            self._recorder.note(_CIRCULAR)
             return call(*args, **kwargs)
         if not self._may_split(inputs):
             return call(*map_tensors(args, linked), **map_tensors(kwargs, linked))
