@@ -133,5 +133,5 @@ class Calls:
         root, forms = next(iter(often.items()))
         return {}, (
             f"the arguments of {root.name} ({root.where}) have {len(forms)} shapes in"
-            f" {forms.total()} calls"
+            f" {forms.total()} calls, where other values beside tensors count as well"
         )
