@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fasttrain.shim.data_parallel.split.sites import (
+from fasttrain.shim.data_parallel.split.candidates import (
     MOST_GUESSES,
     candidates,
     cut_alike,

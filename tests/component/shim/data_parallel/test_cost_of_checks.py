@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from fasttrain.shim.data_parallel.rank_consistency import RankConsistency
 from fasttrain.shim.data_parallel.split.agreement import check_equal
-from fasttrain.shim.data_parallel.split.modules import Changes
+from fasttrain.shim.data_parallel.split.changes import Changes
 from fasttrain.shim.data_parallel.tensor_sums import sums_of
 
 NUMBERS = 1000  # of each tensor

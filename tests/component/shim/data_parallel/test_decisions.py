@@ -11,15 +11,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fasttrain.shim.data_parallel.split.sites import (
-    CallSite,
-    Decisions,
-    Split,
-    argument_values,
-    fill,
-    may_print,
-    saved,
-)
+from fasttrain.shim.data_parallel.split.decisions import Decisions, argument_values, may_print
+from fasttrain.shim.data_parallel.split.sites import CallSite, fill, saved
+from fasttrain.shim.data_parallel.split.ways import Split
 
 EPOCH = 0
 ARGS = Namespace(stage=1, name="x")

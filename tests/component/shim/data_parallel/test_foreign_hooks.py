@@ -13,7 +13,12 @@ from torch import nn
 from torch.nn.modules import module as torchs
 from torch.nn.utils import parametrizations, prune, spectral_norm, weight_norm
 
-from fasttrain.shim.data_parallel.split.modules import ALL_MODULES, HookCount, Marks, foreign_hook
+from fasttrain.shim.data_parallel.split.registrations import (
+    ALL_MODULES,
+    HookCount,
+    Marks,
+    foreign_hook,
+)
 
 
 def look(*_: Any) -> None:

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fasttrain.shim.data_parallel.split.modules import Changes
+from fasttrain.shim.data_parallel.split.changes import Changes
 from fasttrain.shim.data_parallel.split.rows import Rows
-from fasttrain.shim.data_parallel.split.sites import Split
+from fasttrain.shim.data_parallel.split.ways import Split
 
 
 class Rank:

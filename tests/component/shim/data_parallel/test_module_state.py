@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import register_parametrization
 
-from fasttrain.shim.data_parallel.split.modules import Changes, ModuleState, parameter_sums
+from fasttrain.shim.data_parallel.split.changes import Changes, ModuleState, parameter_sums
 
 
 class Keeping(nn.Module):

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fasttrain.shim.data_parallel.split import modules
-from fasttrain.shim.data_parallel.split.modules import Neutral, NotNeutralError, along_which
+from fasttrain.shim.data_parallel.split import neutral
+from fasttrain.shim.data_parallel.split.neutral import Neutral, NotNeutralError, along_which
 
 LSTM = nn.LSTM(4, 4, num_layers=2, dropout=0.5, batch_first=True)
 ATTENTION = nn.MultiheadAttention(4, 2, dropout=0.5, batch_first=True)
@@ -87,7 +87,7 @@ def test_what_has_no_constant_is_told() -> None:
 
 
 def test_a_loop_that_waits_for_another_number_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(modules, "MOST_DRAWS", 50)
+    monkeypatch.setattr(neutral, "MOST_DRAWS", 50)
 
     def wait() -> None:
         while torch.rand(()) < 0.9:

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from fasttrain.shim.data_parallel.split.call import SplitCalls
-from fasttrain.shim.data_parallel.split.sites import Split
+from fasttrain.shim.data_parallel.split.ways import Split
 
 Change = Callable[[Any, Any], Any]
 KERNEL = torch.ones(1, 1, 3, 3)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 
-from fasttrain.shim.data_parallel.split.call import saving_hook, watch_saving_hooks
+from fasttrain.shim.data_parallel.split.observers import saving_hook, watch_saving_hooks
 
 
 def keep(tensor: Any) -> Any:

@@ -18,7 +18,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fasttrain.shim.data_parallel.split.sites import modules_in_globals
+from fasttrain.shim.data_parallel.split.decisions import modules_in_globals
 from fasttrain.shim.data_parallel.split.surroundings import GLOBAL, NEAR, CallSurroundings
 
 calls = 0

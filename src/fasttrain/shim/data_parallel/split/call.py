@@ -23,8 +23,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import Module, Parameter
-from torch.overrides import _get_current_function_mode_stack
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from fasttrain.model.errors import ExitCode, FasttrainError
 from fasttrain.model.outcome import State
@@ -33,22 +31,16 @@ from fasttrain.shim.data_parallel.context import ParallelContext
 from fasttrain.shim.data_parallel.rank_consistency import CLOSE, SameLine, meet_inside
 from fasttrain.shim.data_parallel.ranks import Ranks
 from fasttrain.shim.data_parallel.split.agreement import call_signature
+from fasttrain.shim.data_parallel.split.candidates import has_few_rows, row_count
+from fasttrain.shim.data_parallel.split.changes import Changes, Held
+from fasttrain.shim.data_parallel.split.decisions import Decisions, argument_values
 from fasttrain.shim.data_parallel.split.lazy_rows import LazyRows, Moves, gather_lazily, linked
-from fasttrain.shim.data_parallel.split.modules import Changes, Held, HookCount, Marks
+from fasttrain.shim.data_parallel.split.observers import is_observed, watch_saving_hooks
+from fasttrain.shim.data_parallel.split.registrations import HookCount, Marks
 from fasttrain.shim.data_parallel.split.rows import Gather, Rows, reduced_by, share
-from fasttrain.shim.data_parallel.split.sites import (
-    RETRIES,
-    CallSite,
-    Decisions,
-    argument_values,
-    fill,
-    has_few_rows,
-    row_count,
-    saved,
-)
+from fasttrain.shim.data_parallel.split.sites import RETRIES, CallSite, fill, saved
 from fasttrain.shim.data_parallel.split.trial import RefusalError, SplitTrial
 from fasttrain.shim.data_parallel.tensor_sums import can_be_cut, strided_parts
-from fasttrain.shim.hooks import patching
 from fasttrain.shim.hooks.containers import map_tensors, tensors_in
 from fasttrain.shim.hooks.outcome_recorder import OutcomeRecorder
 from fasttrain.shim.hooks.roots import ROWS, Call, Root, parameters_of
@@ -356,7 +348,7 @@ class SplitCalls:
             return False
         if torch._C._functorch.peek_interpreter_stack() is not None:
             return False  # inside a transform of torch.func
-        if _dispatch_mode() or _function_mode() or saving_hook():
+        if is_observed():
             self._recorder.note(
                 "calls inside a dispatch or function mode or hooks on saved tensors, which see"
                 " what is computed, run on the whole batch"
@@ -532,68 +524,6 @@ def _owned(root: Root) -> frozenset[int] | None:
 def _tag_of(form: str | None) -> int:
     """Return the tag of a rank that is through a split call, with what it has made."""
     return _THROUGH if form is None else 16 + zlib.crc32(form.encode()) % (2**20 - 16)
-
-
-def _dispatch_mode() -> bool:
-    """True if a dispatch mode other than fasttrain's is active."""
-    if not torch._C._len_torch_dispatch_stack():
-        return False
-    modes = _get_current_dispatch_mode_stack()
-    return any(not type(mode).__module__.startswith("fasttrain.") for mode in modes)
-
-
-def _function_mode() -> bool:
-    """True if a TorchFunctionMode is active that is not torch's own, such as a default device."""
-    if not torch._C._len_torch_function_stack():
-        return False
-    modes = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
-    return any(not type(mode).__module__.startswith(("torch.", "fasttrain.")) for mode in modes)
-
-
-# The script's contexts of hooks on saved tensors that it is in, where torch can't be asked.
-_ENTERED: list[Any] = []
-
-
-def watch_saving_hooks(undo: ExitStack) -> None:
-    """Have `saving_hook` know of hooks on saved tensors with torch 2.7, which can't be asked."""
-    if not hasattr(torch._C._autograd, "_top_saved_tensors_default_hooks"):
-        hooks = torch.autograd.graph.saved_tensors_hooks
-        patching.wrap(hooks, "__enter__", _entering, undo)
-        patching.wrap(hooks, "__exit__", _leaving, undo)
-
-
-def _entering(original: Any) -> Any:
-    @functools.wraps(original)
-    def __enter__(context: Any) -> Any:  # noqa: N807
-        result = original(context)
-        if _is_scripts_hook(context.pack_hook):
-            _ENTERED.append(context)
-        return result
-
-    return __enter__
-
-
-def _leaving(original: Any) -> Any:
-    @functools.wraps(original)
-    def __exit__(context: Any, *args: Any) -> Any:  # noqa: N807
-        if context in _ENTERED:
-            _ENTERED.remove(context)
-        return original(context, *args)
-
-    return __exit__
-
-
-def saving_hook() -> bool:
-    """True if hooks on saved tensors are active that are not torch's own."""
-    ask: Any = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
-    if ask is None:
-        return bool(_ENTERED)
-    hooks = ask(True)  # noqa: FBT003
-    return hooks is not None and _is_scripts_hook(hooks[0])
-
-
-def _is_scripts_hook(hook: Any) -> bool:
-    return not str(hook.__module__).startswith("torch")
 
 
 def _used_in_thread(name: str) -> FasttrainError:

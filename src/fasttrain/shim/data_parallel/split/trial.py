@@ -28,32 +28,21 @@ from fasttrain.shim.data_parallel.split.agreement import (
     row_dimensions,
     structure_of,
 )
-from fasttrain.shim.data_parallel.split.graph import edge_of, graph_edges, leaves_of
-from fasttrain.shim.data_parallel.split.modules import (
-    IN_DOUBLE,
-    Draw,
-    ModuleState,
-    Neutral,
-    Place,
-    along_which,
-    foreign_hook,
-    has_place,
-    parameter_sums,
-)
-from fasttrain.shim.data_parallel.split.rows import Rows
-from fasttrain.shim.data_parallel.split.sites import (
+from fasttrain.shim.data_parallel.split.candidates import (
     OF_LIST,
     Dimensions,
-    Split,
     candidates,
     cut_alike,
     has_few_rows,
     list_entries,
-    may_print,
-    modules_in_globals,
     row_count,
-    with_all_rows,
 )
+from fasttrain.shim.data_parallel.split.changes import IN_DOUBLE, ModuleState, Place, parameter_sums
+from fasttrain.shim.data_parallel.split.decisions import may_print, modules_in_globals
+from fasttrain.shim.data_parallel.split.graph import edge_of, graph_edges, leaves_of
+from fasttrain.shim.data_parallel.split.neutral import Draw, Neutral, along_which, has_place
+from fasttrain.shim.data_parallel.split.registrations import foreign_hook
+from fasttrain.shim.data_parallel.split.rows import Rows
 from fasttrain.shim.data_parallel.split.surroundings import (
     GLOBAL,
     NEAR,
@@ -65,6 +54,7 @@ from fasttrain.shim.data_parallel.split.surroundings import (
     other_random_states,
     same_states,
 )
+from fasttrain.shim.data_parallel.split.ways import Split, with_all_rows
 from fasttrain.shim.data_parallel.tensor_sums import sums_of
 from fasttrain.shim.hooks.containers import map_tensors, tensors_in
 from fasttrain.shim.hooks.roots import is_sharded, parameters_of
