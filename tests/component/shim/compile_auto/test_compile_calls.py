@@ -49,6 +49,18 @@ def test_a_form_is_what_a_graph_depends_on() -> None:
     assert len({form, *others}) == 1 + len(others)
 
 
+def test_names_of_rows_make_no_other_form() -> None:
+    net, x = nn.Linear(2, 2), torch.randn(3, 2)
+    for names in (["a.png", "b.png"], ("a.png", "b.png")):
+        others = type(names)(["c.png", "d.png"])
+        form = form_of(net, ({"image": x, "name": names},), {})
+        assert form == form_of(net, ({"image": x, "name": others},), {})
+        assert form != form_of(net, ({"image": x, "name": others[:1]},), {})
+        assert form_of(net, (x, names), {}) == form_of(net, (x, others), {})
+    assert form_of(net, (x, "mean"), {}) != form_of(net, (x, "sum"), {})
+    assert form_of(net, (x,), {"how": "mean"}) != form_of(net, (x,), {"how": "sum"})
+
+
 def test_a_container_that_can_not_be_read_has_a_form_too() -> None:
     class Fragile(list[int]):
         def __iter__(self) -> Any:

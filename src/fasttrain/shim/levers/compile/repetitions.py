@@ -21,20 +21,22 @@ Form = tuple[Any, ...]
 def form_of(module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Form:
     """Return what a compiled graph depends on: shapes, types, and whether the module trains.
 
-    Numbers count by their type: dynamo makes a graph for any after the second one.
+    Numbers count by their type: dynamo makes a graph for any after the second one. So do texts in
+    lists, such as the names of a batch's rows, which forward seldom reads.
     """
     try:
-        forms = _form(args, _DEEPEST), _form(kwargs, _DEEPEST)
+        given: Any = tuple([_form(arg, _DEEPEST) for arg in args])
+        named = _form(kwargs, _DEEPEST)
     except Exception:  # noqa: BLE001 - an object of the script's that only looks like a container
-        forms = None, None
-    return module.training, torch.is_grad_enabled(), *forms
+        given = named = None
+    return module.training, torch.is_grad_enabled(), given, named
 
 
 def _form(value: Any, deepest: int) -> Any:
     if isinstance(value, Tensor):
         return value.shape, value.dtype, value.requires_grad
     if deepest and isinstance(value, list | tuple):
-        return tuple([_form(item, deepest - 1) for item in value])
+        return tuple([str if type(i) is str else _form(i, deepest - 1) for i in value])
     if deepest and isinstance(value, dict):
         return tuple([(key, _form(item, deepest - 1)) for key, item in value.items()])
     return value if value is None or isinstance(value, bool | str) else type(value)
