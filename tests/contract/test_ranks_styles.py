@@ -93,7 +93,7 @@ def launches(tmp_path_factory: pytest.TempPathFactory, zygote: Zygote) -> Launch
 
 
 def closely(_: str) -> dict[str, float]:
-    return {"rel": 1e-4, "abs": 1e-6}
+    return {"rel": 1e-4, "abs": 1.5e-6}  # one in the sixth decimal, which scripts print
 
 
 def in_structure(_: str) -> dict[str, float]:
