@@ -126,6 +126,19 @@ def test_two_signals_at_once_are_one(
         assert process.wait(20) == 128 + signal.SIGTERM, "the script doesn't handle it"
 
 
+def test_a_signal_after_the_end_of_the_script_costs_no_receipt(
+    fasttrain: Any, script: Any, receipt: Any
+) -> None:
+    process = fasttrain.start("run", script(SAVES), **{**QUIETLY, "stdout": subprocess.PIPE})
+    process.stdout.readline()
+    with process.stdout:
+        while process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            time.sleep(0.001)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert receipt()["exit_code"] == 128 + signal.SIGTERM
+
+
 def test_a_signal_that_the_caller_ignores_starts_no_clock(
     fasttrain: Any, script: Any, until: Any, tmp_path: Path
 ) -> None:

@@ -195,6 +195,14 @@ class Stop:
             self.signum, self._reminded = 0, False
         return self.now or time.monotonic() >= self._kill_s
 
+    def ignore_more(self) -> None:
+        """Have this process ignore further signals of the kind, if the run was asked to end.
+
+        It has, and its receipt is written now: the second SIGTERM may come seconds after the first.
+        """
+        for signum in STOPPING if self.signum else ():
+            signal.signal(signum, signal.SIG_IGN)  # Python resets handlers before it ends
+
     def _reminder(self) -> str:
         name = signal.Signals(self.signum).name
         ended = INTERRUPTED if self.signum == signal.SIGINT else name

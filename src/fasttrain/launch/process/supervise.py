@@ -199,7 +199,9 @@ def supervise(child: Child, tick: Callable[[], None], stop: Stop, again: Again) 
         pid = _spawn(child, environ, blocked)
         child.relay.start()
         watch = _Watch(pid, child, tick, stop, guardian, family)
-        return watch.to_the_end(again, lambda: _spawn(child, again.environ(), blocked))
+        end = watch.to_the_end(again, lambda: _spawn(child, again.environ(), blocked))
+        stop.ignore_more()
+        return end
 
 
 def _spawn(child: Child, environ: Mapping[str, str], mask: set[Any]) -> int:
