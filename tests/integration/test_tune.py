@@ -81,7 +81,8 @@ def test_a_fused_optimizer_is_found_by_several_starts_and_nothing_is_left(
     path = train(steps=150)  # fewer than a verdict takes
     before = left(tmp_path)
     alone = ("--loader-workers", "0", "--nproc-per-node", "1")  # no other processes to compare
-    done = fasttrain("tune", path, "--compile", "off", *alone, "--budget", "60s", "--json",
+    off = ("--amp", "off", "--compile", "off")
+    done = fasttrain("tune", path, *off, *alone, "--budget", "60s", "--json",
                      timeout_s=240, env={"GLIBC_TUNABLES": ""})  # fmt: skip # and no allocator
     assert done.returncode == 0, done.stderr
     report = result(done)
@@ -98,7 +99,7 @@ def test_a_fused_optimizer_is_found_by_several_starts_and_nothing_is_left(
     (run_dir,) = (plan.parent for plan in tmp_path.glob("fasttrain_runs/*/plan.json"))
     assert json.loads((run_dir / "tuning.json").read_text()) == report
     assert not scratch_folder(run_dir.name).exists()
-    later = fasttrain("run", path, "--compile", "off", "--explain", "--json")
+    later = fasttrain("run", path, *off, "--explain", "--json")
     rows = {row["topic"]: row for row in json.loads(later.stdout)["data"]}
     assert rows["optimizer"]["value"] == "fused"
     assert rows["optimizer"]["source"].startswith("tuned on ")
