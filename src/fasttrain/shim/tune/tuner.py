@@ -8,6 +8,7 @@ is through is started again, and goes on where it was (`Continued`).
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import statistics
@@ -32,7 +33,6 @@ from fasttrain.model.tuning import (
     Ratio,
     Tuning,
     TuningReport,
-    Verdict,
 )
 from fasttrain.shim.hooks.device_clock import module_of
 from fasttrain.shim.hooks.outcome_recorder import OutcomeRecorder
@@ -40,6 +40,7 @@ from fasttrain.shim.hooks.steps import StepMeter
 from fasttrain.shim.tune.confirmed import confirmed
 from fasttrain.shim.tune.continued import Continued, Levers
 from fasttrain.shim.tune.epochs import Epochs, Reading
+from fasttrain.shim.tune.judged import beside, judge, tried_together, wrong
 from fasttrain.shim.tune.ranks import Agreement
 from fasttrain.shim.tune.repeats import Repeats
 from fasttrain.statistics.paired import (
@@ -53,6 +54,7 @@ from fasttrain.statistics.paired import (
 NOISE_SHARE = 10  # the part of the budget that goes to plain against plain is one of so many
 KNOWN_STEPS = 2  # to warm up what an earlier start has compared
 LATE = "the budget was spent before its turn"
+MOST_TOGETHER = 1.25  # ratio by their own of levers that are compared once more, together
 T = TypeVar("T")
 Steps = Generator[None, None, T]  # resumed after each step
 
@@ -178,7 +180,11 @@ class Tuner:
         for name in undecided:
             if not self._late():
                 yield from self._try(name)
-        yield from self._leave_out()
+        last = self._report.kept[-1:]  # it was compared beside all others
+        if names := self._may_pay_together():
+            self._comparisons_left = 1 + len(self._report.kept) + len(names)
+            last = () if (yield from self._try_together(names)) else last
+        yield from self._leave_out(spared=last)
         changed = frozenset(self._report.kept)
         # What is quoted later is the ratio to plain, also where one lever is left of several.
         if changed and not self._continued.timed(plain, changed):
@@ -204,14 +210,47 @@ class Tuner:
         compared = self._report.compared
         return [name for one in compared if one.verdict == "undecided" for name in one.levers]
 
-    def _leave_out(self) -> Steps[None]:
-        """Compare all that is kept without each lever that was kept before the last one."""
-        for name in self._report.kept[:-1]:
+    def _may_pay_together(self) -> tuple[str, ...]:
+        """Return levers that don't pay by themselves and may beside each other or what is kept.
+
+        Of the levers that act on the model's calls each is compared before the next one is known,
+        and compilation fuses the casts of bf16, which cost most.
+        """
+        left = [
+            one
+            for one in self._report.compared
+            if one.verdict in ("slower", "same")
+            and one.parity is not None
+            and one.parity.right
+            and getattr(self._levers[one.levers[0]], "around_step", None) is None
+        ]
+        first = list(self._levers).index
+        names = tuple(one.levers[0] for one in left)
+        last = max(map(first, self._report.kept), default=-1)
+        new = len(names) > 1 or any(first(name) < last for name in names)
+        dear = math.prod(one.ratio.middle for one in left) > MOST_TOGETHER
+        return names if new and not dear else ()
+
+    def _try_together(self, names: tuple[str, ...]) -> Steps[bool]:
+        """Compare all that is kept with several levers and without; return if they are kept."""
+        kept = frozenset(self._report.kept)
+        found = yield from self._compare(names, kept, kept.union(names))
+        if found.kept:
+            compared = (
+                tried_together(one, found, names) if one.levers[0] in names else one
+                for one in self._report.compared
+            )
+            self._write(replace(self._report, compared=tuple(compared)))
+        return found.kept
+
+    def _leave_out(self, spared: tuple[str, ...]) -> Steps[None]:
+        """Compare all that is kept without each lever but those that are spared."""
+        for name in [name for name in self._report.kept if name not in spared]:
             kept = frozenset(self._report.kept)
             rest = " and ".join(other for other in self._report.kept if other != name)
             found = yield from self._compare((name,), kept - {name}, kept, known_right=True)
             compared = (
-                _beside(one, found, rest) if one.levers == (name,) else one
+                beside(one, found, rest) if one.levers == (name,) else one
                 for one in self._report.compared
             )
             self._write(replace(self._report, compared=tuple(compared)))
@@ -248,13 +287,13 @@ class Tuner:
         if levers and not known_right and parity is None:
             parity = yield from self._parity(levers, changed)
             if parity.right is False:
-                return replace(found, verdict="wrong", parity=parity, reason=_wrong(parity))
+                return replace(found, verdict="wrong", parity=parity, reason=wrong(parity))
         known = begun or replace(found, first_use_s=first_use_s if levers else 0.0, parity=parity)
         known = replace(known, steps=known.steps + self._meter.steps - first_step)
         self._continued.begin(known)
         length = block_steps([*before, *since])
         timed = yield from self._time(base, changed, length, until_s, known)
-        kept, reason = _judge(timed.verdict, parity, known_right=known_right)
+        kept, reason = judge(timed.verdict, parity, known_right=known_right)
         return replace(timed, kept=kept and bool(levers), reason=reason)
 
     def _time(
@@ -409,43 +448,6 @@ class Tuner:
         if self._ranks.leads and not self._continued.replaying:
             write_private(self._path, dumps(self._report), durable=False)
             self._continued.save(self._report)
-
-
-def _judge(verdict: Verdict, parity: Parity | None, *, known_right: bool) -> tuple[bool, str]:
-    """Return whether a lever is kept whose results aren't known to be wrong, and why not."""
-    reasons: dict[Verdict, str] = {
-        "slower": "steps are slower with it",
-        "same": "steps take as long without it",
-        "undecided": "the times of steps scatter too much to tell within its share of the budget",
-    }
-    if verdict != "faster":
-        return False, reasons[verdict]
-    if known_right:
-        return True, ""
-    if parity is None or parity.right is None:
-        why = parity.reason if parity is not None else "nothing was compared"
-        return False, f"faster, but whether its results are right isn't known: {why}"
-    return True, ""
-
-
-def _beside(one: Compared, found: Compared, rest: str) -> Compared:
-    """Return what is known of a kept lever once it was compared beside the others.
-
-    Args:
-        one: What it did on top of the levers that were kept before it.
-        found: What it does beside all that are kept.
-        rest: Names of the others.
-    """
-    if found.verdict == "slower":
-        reason = f"slower together with {rest}"
-        return replace(found, reason=reason, first_use_s=one.first_use_s, parity=one.parity)
-    if found.ratio.low > one.ratio.high or found.ratio.high < one.ratio.low:
-        return replace(one, reason=f"x {found.ratio.middle:.3f} beside {rest}")
-    return one
-
-
-def _wrong(parity: Parity) -> str:
-    return f"its results are wrong: {parity.reason}"
 
 
 def _median(values: list[float]) -> float:

@@ -179,6 +179,58 @@ def test_a_lever_that_hurts_beside_a_later_one_is_dropped(loop: Any) -> None:
     assert "b" in dropped.reason
 
 
+def paying_together(a: bool, b: bool) -> float:
+    """Return the time of a step with levers of which each alone is slower than none."""
+    return STEP_S * (0.8 if a and b else 1.05 if a or b else 1)
+
+
+def test_levers_that_pay_together_alone_are_found(loop: Any) -> None:
+    report = loop(paying_together, "a", "b").run()
+    assert report.end == "decided"
+    assert report.kept == ("a", "b")
+    for one, other in zip(report.compared, ("b", "a"), strict=True):
+        assert one.verdict == "faster"
+        assert one.ratio.low <= 0.8 <= one.ratio.high
+        assert one.parity == RIGHT
+        assert other in one.reason
+        assert "x 1.0" in one.reason
+    assert report.together is None, "both were compared with plain already"
+
+
+def test_a_lever_that_pays_beside_a_later_one_is_found(loop: Any) -> None:
+    def step_s(a: bool, b: bool) -> float:
+        return STEP_S * (0.7 if a and b else 0.8 if b else 1.05 if a else 1)
+
+    report = loop(step_s, "a", "b").run()
+    assert report.kept == ("a", "b")
+    assert report.together is not None
+    assert report.together.ratio.low <= 0.7 <= report.together.ratio.high
+
+
+def test_one_of_two_that_only_hurts_is_dropped_again(loop: Any) -> None:
+    def step_s(a: bool, b: bool, c: bool) -> float:
+        return STEP_S * (0.8 if a and b else 1.05 if a or b else 1) * (1.05 if c else 1)
+
+    report = loop(step_s, "a", "b", "c").run()
+    assert report.kept == ("a", "b")
+
+
+@pytest.mark.parametrize("parity", [WRONG, Parity(None, "nothing was captured")])
+def test_what_may_be_wrong_is_not_tried_together(loop: Any, parity: Parity) -> None:
+    assert loop(paying_together, "a", "b", parity=parity).run().kept == ()
+
+
+def test_what_is_far_slower_is_not_tried_together(loop: Any) -> None:
+    found = []
+
+    def step_s(a: bool, b: bool) -> float:
+        found.append((a, b))
+        return STEP_S * (1.2 if a else 1) * (1.2 if b else 1)
+
+    assert loop(step_s, "a", "b").run().kept == ()
+    assert (True, True) not in found
+
+
 def test_equal_levers_make_no_difference(loop: Any) -> None:
     report = loop(lambda a: STEP_S, "a", noise=0.005).run()
     assert verdicts(report) == {"a": "same"}
