@@ -49,6 +49,7 @@ class Passing(IntEnum):
 
     REPEATED = 0  # takes gradients by what a compiled call returned from an eager one
     LIFTED = 1  # takes gradients by tensors that were cast
+    AMP = 2  # drops autocast's copies of weights after it
 
 
 class Reading(IntEnum):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -181,6 +182,66 @@ def test_no_weights_of_an_earlier_step(amp: Any) -> None:
     for value in (1.0, 2.0, 3.0):
         nn.init.constant_(model.weight, value)
         assert model(torch.ones(1, 1)).item() == value
+
+
+def by_optimizer(model: nn.Module, loss: Callable[[], Any]) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.25)
+    for _ in range(20):
+        optimizer.zero_grad()
+        loss().backward()
+        optimizer.step()
+
+
+def by_hand(model: nn.Module, loss: Callable[[], Any]) -> None:
+    for _ in range(20):
+        parameters = list(model.parameters())
+        gradients = torch.autograd.grad(loss(), parameters)
+        with torch.no_grad():
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                parameter -= 0.25 * gradient
+
+
+def by_line_search(model: nn.Module, loss: Callable[[], Any]) -> None:
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=10)
+
+    def closure() -> Any:
+        optimizer.zero_grad()
+        found = loss()
+        found.backward()
+        return found
+
+    optimizer.step(closure)
+
+
+def after_a_look(model: nn.Module, loss: Callable[[], Any]) -> None:
+    """Use the weights between a backward pass and the step."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.25)
+    for _ in range(20):
+        optimizer.zero_grad()
+        loss().backward()
+        loss()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("fit", [by_optimizer, by_hand, by_line_search, after_a_look])
+def test_a_forward_that_trains_computes_with_the_weights_of_its_last_step(
+    amp: Any, fit: Callable[[nn.Module, Callable[[], Any]], None]
+) -> None:
+    class Fitting(nn.Module):
+        """Fits a head in each call, as few-shot evaluation and adaptation at test time do."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(1, 1, bias=False)
+            nn.init.ones_(self.head.weight)
+
+        def forward(self, x: Any) -> Any:
+            fit(self, lambda: (self.head(x) - 3.0).square().mean())
+            return self.head(x)
+
+    found = Fitting()(torch.ones(4, 1))
+    assert found[0].item() == pytest.approx(3.0, abs=0.05)
+    assert amp().counts == {"forwards": 1}
 
 
 def test_threads_do_not_share_autocast(amp: Any) -> None:

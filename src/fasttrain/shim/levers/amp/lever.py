@@ -1,7 +1,8 @@
 """Mixed precision: each call of a root runs under autocast, and its outputs return in fp32.
 
 Autocast is never entered for the whole process. Its cache of cast weights is emptied only at the
-exit of the outermost autocast, so that all steps would use the weights of the first one.
+exit of the outermost autocast, so that all steps would use the weights of the first one. Where a
+root's own forward trains, the cache is emptied after each of its backward passes and steps.
 """
 
 from __future__ import annotations
@@ -30,9 +31,10 @@ from fasttrain.model.outcome import State
 from fasttrain.model.vendors import VENDORS
 from fasttrain.shim.hooks import gradients, patching
 from fasttrain.shim.hooks.containers import to_float32
+from fasttrain.shim.hooks.dynamo import pass_over
 from fasttrain.shim.hooks.outcome_recorder import Lever, OutcomeRecorder, Shared
 from fasttrain.shim.hooks.roots import Call, Root, RootCalls, in_backward
-from fasttrain.shim.hooks.seams import Training, then
+from fasttrain.shim.hooks.seams import Passing, Training, then
 from fasttrain.shim.levers.amp.kept import KeptTensors, Reach, allow_numpy
 from fasttrain.shim.levers.amp.operators import BinaryCrossEntropy, run_in_float32
 from fasttrain.shim.levers.amp.repeat import Backup, may_explain, names_types, one_line
@@ -120,6 +122,10 @@ class AmpLever:
         undo.callback(refusal.at_failure.remove, self._explain)
         allow_numpy(lambda: self.recorder.live, undo)
         undo.callback(register_optimizer_step_post_hook(self._forget_modes).remove)
+        undo.callback(register_optimizer_step_post_hook(self._forget_casts).remove)
+        if hasattr(torch.autograd, "_engine_run_backward"):
+            engine, place = "_engine_run_backward", Passing.AMP
+            patching.wrap(torch.autograd, engine, self._watched_pass, undo, place)
         if self._rules is not None:
             undo.callback(register_optimizer_step_pre_hook(self._rules.before_step).remove)
             undo.callback(register_optimizer_step_post_hook(self._rules.after_step).remove)
@@ -254,6 +260,21 @@ class AmpLever:
             for ref in self._sides:
                 if (side := ref()) is not None:
                     side.modes.clear()
+
+    def _watched_pass(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            found = original(*args, **kwargs)
+            self._forget_casts()  # the script may change weights by the gradients itself
+            return found
+
+        pass_over(run)
+        return run
+
+    def _forget_casts(self, *_: Any) -> None:
+        """Have weights cast again in the root's call that this thread is in, if it is in one."""
+        if not torch.compiler.is_compiling() and self._functions.region.device:
+            torch.clear_autocast_cache()
 
     def _device_of(self, root: Root) -> str | None:
         """Return the device type to autocast on; None if this call stays in its own precision."""
