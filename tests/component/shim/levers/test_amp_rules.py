@@ -12,6 +12,7 @@ from unittest import mock
 import pytest
 import torch
 from torch import nn
+from torch.utils import flop_counter
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
@@ -272,6 +273,22 @@ def test_a_recurrent_layer_of_a_gpu_is_not_known() -> None:
     assert products.mean() is None
     products.__torch_dispatch__(torch.ops.aten.mm.default, (), (torch.eye(2), torch.eye(2)))
     assert products.mean() is None
+
+
+@pytest.mark.parametrize("begins_low", [False, True])
+def test_a_formula_that_refuses_a_shape_ends_no_call(
+    auto: Any, monkeypatch: pytest.MonkeyPatch, begins_low: bool, request: Any
+) -> None:
+    """As that for attention whose keys have fewer heads does, up to torch 2.11, on a GPU."""
+    if begins_low:
+        request.getfixturevalue("not_on_a_cpu")
+    refuses = mock.Mock(side_effect=AssertionError)
+    monkeypatch.setitem(flop_counter.flop_registry, torch.ops.aten.addmm, refuses)
+    model = Layer(8)
+    train(model, X, lambda _: 1)
+    assert refuses.called
+    assert model.low == [begins_low, True, True, True]  # its size isn't known
+    assert auto().notes == ()
 
 
 def test_a_small_recurrent_model_trains_as_the_script_alone(rig: Any, machine: Any) -> None:
