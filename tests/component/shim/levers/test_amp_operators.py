@@ -1,4 +1,4 @@
-"""Operators whose backward has no low precision."""
+"""Operators that run in fp32: without a backward in low precision, recurrent layers, softmax."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.distributions.constraints import simplex
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
+from torch.utils.checkpoint import checkpoint
 
+from fasttrain.shim.hooks.containers import tensors_in
 from fasttrain.shim.levers.amp.operators import OPERATORS
 
 X = torch.linspace(-1, 1, 24).reshape(6, 4)
@@ -122,3 +125,121 @@ def test_subclasses_and_modes_see_each_function_once(amp: Any) -> None:
         found = torch.sigmoid(X)
     assert seen == [torch.sigmoid]
     assert torch.equal(found, X.sigmoid())
+
+
+class Policy(nn.Module):
+    """Ends in probabilities, by whatever way a script takes."""
+
+    def __init__(self, softmax: Callable[[Any], Any]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear, self.softmax = nn.Linear(4, 32), softmax
+        self.seen: list[torch.dtype] = []
+
+    def forward(self, x: Any) -> Any:
+        logits = self.linear(x)
+        self.seen.append(logits.dtype)
+        return self.softmax(logits)
+
+
+SOFTMAX: dict[str, Callable[[Any], Any]] = {
+    "module": nn.Softmax(dim=-1),
+    "functional": lambda h: functional.softmax(h, dim=-1),
+    "function": lambda h: torch.softmax(h, -1),
+    "method": lambda h: h.softmax(-1),
+    "special": lambda h: torch.special.softmax(h, -1),
+    "softmin": lambda h: functional.softmin(h, dim=-1),
+    "in a container": lambda h: {"probabilities": h.softmax(-1), "value": h.sum(-1)},
+    "several": lambda h: (h.softmax(-1), (h * 2).softmax(-1)),
+    "view": lambda h: h.softmax(-1).unsqueeze(1).squeeze(1),
+    "logarithms": lambda h: functional.log_softmax(h, dim=-1),
+    "a module of them": nn.LogSoftmax(dim=-1),
+}
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+@pytest.mark.parametrize("way", SOFTMAX)
+def test_probabilities_sum_to_one(rig: Any, way: str, precision: str) -> None:
+    expected = Policy(SOFTMAX[way])(X)
+    with rig(amp=precision):
+        model = Policy(SOFTMAX[way])
+        found = model(X)
+    assert model.seen == [getattr(torch, precision)]
+    for one, other in zip(tensors_in(found), tensors_in(expected), strict=True):
+        assert one.dtype is torch.float32
+        assert torch.allclose(one, other, rtol=0.05, atol=0.05)
+        if one.dim() == 2:
+            assert simplex.check(one.exp() if one.min() < 0 else one).all()
+
+
+def under_vmap(model: nn.Module) -> Any:
+    return lambda x: torch.func.vmap(model)(x.unsqueeze(1)).squeeze(1)
+
+
+def under_a_checkpoint(model: nn.Module) -> Any:
+    return lambda x: checkpoint(model, x, use_reentrant=False)
+
+
+@pytest.mark.parametrize("how", [lambda model: model, under_vmap, under_a_checkpoint])
+def test_what_is_trained_by_probabilities_is_so_by_their_gradients(amp: Any, how: Any) -> None:
+    def gradient(model: Policy) -> Any:
+        probabilities = how(model)(X)
+        assert simplex.check(probabilities).all()
+        probabilities[:, 0].log().sum().backward()
+        return model.linear.weight.grad
+
+    found = gradient(Policy(SOFTMAX["method"]))
+    model = Policy(SOFTMAX["method"])
+    model.linear(X).softmax(-1)[:, 0].log().sum().backward()  # its layer alone has been called
+    assert torch.allclose(found, model.linear.weight.grad, rtol=0.05, atol=0.05)  # type: ignore[arg-type]
+
+
+def test_gradients_by_probabilities_are_those_of_all_their_uses(amp: Any) -> None:
+    class Attention(Policy):
+        def forward(self, x: Any) -> Any:
+            weights = super().forward(x)
+            return weights, weights.sum() * 2
+
+    weights, total = Attention(SOFTMAX["method"])(X)
+    (found,) = torch.autograd.grad(weights.sum() + total, weights)
+    assert torch.equal(found, torch.full((6, 32), 3.0))
+
+
+def test_under_inference_mode_they_sum_to_one(amp: Any) -> None:
+    with torch.inference_mode():
+        assert simplex.check(Policy(SOFTMAX["method"])(X)).all()
+
+
+def test_softmax_elsewhere_is_torchs_own(amp: Any) -> None:
+    class Island(Policy):
+        def forward(self, x: Any) -> Any:
+            logits = self.linear(x)
+            with torch.autocast("cpu", enabled=False):
+                self.seen.append(logits.softmax(-1).dtype)
+            self.seen.append(logits.softmax(-1, dtype=torch.float64).dtype)
+            self.seen.append(logits.long().softmax(-1, dtype=torch.bfloat16).dtype)
+            return logits
+
+    model = Island(nn.Identity())
+    model(X)
+    assert model.seen == [torch.bfloat16, torch.float64, torch.bfloat16]
+    assert X.bfloat16().softmax(-1).dtype is torch.bfloat16
+
+
+def test_the_scripts_own_autocast_has_torchs_softmax(amp: Any) -> None:
+    low = X.bfloat16()
+    alone = low.log_softmax(-1)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert low.softmax(-1).dtype is torch.bfloat16
+        assert torch.equal(low.log_softmax(-1), alone)
+
+
+def test_no_rule_is_left(rig: Any) -> None:
+    for _ in range(2):
+        with rig(amp="bfloat16"):
+            assert has_rule()
+        assert not has_rule()
+
+
+def has_rule() -> bool:
+    return torch._C._dispatch_has_kernel_for_dispatch_key("aten::softmax.int", "AutocastCPU")

@@ -36,7 +36,7 @@ from fasttrain.shim.hooks.outcome_recorder import Lever, OutcomeRecorder, Shared
 from fasttrain.shim.hooks.roots import Call, Root, RootCalls, in_backward
 from fasttrain.shim.hooks.seams import Passing, Training, then
 from fasttrain.shim.levers.amp.kept import KeptTensors, Reach, allow_numpy
-from fasttrain.shim.levers.amp.operators import BinaryCrossEntropy, run_in_float32
+from fasttrain.shim.levers.amp.operators import BinaryCrossEntropy, Probabilities, run_in_float32
 from fasttrain.shim.levers.amp.repeat import Backup, may_explain, names_types, one_line
 from fasttrain.shim.levers.amp.rules import CallHistory, Rules
 from fasttrain.shim.levers.amp.script_hooks import CustomFunctions, Hooks
@@ -98,6 +98,7 @@ class AmpLever:
         self._roots = roots
         self._bce = BinaryCrossEntropy(self._dtype)
         self._functions = CustomFunctions(self._dtype, self._autocast)
+        self._probabilities = Probabilities(self._dtype, self._functions.region)
         self._reach = Reach(self._dtype)
         self._rules = None if self._explicit else Rules(self._leave_for_good)
         self._sides: list[weakref.ref[Side]] = []
@@ -115,6 +116,7 @@ class AmpLever:
         patching.wrap(GradScaler, "__init__", made, undo, Training.AMP)
         self._bce.install(undo)
         self._functions.install(undo)
+        self._probabilities.install(undo)
         run_in_float32(self._dtype, self._functions.region, undo)
         gradients.install(undo)
         Hooks(self._dtype, self._functions.region, self.recorder.note).install(undo)
@@ -192,7 +194,7 @@ class AmpLever:
             self._roots.set_lowering(lowering=True)
         try:
             output = self._lowered(device, call, args, kwargs)
-            why = self._reach.lift_output(output, self._bce.to_float32)
+            why = self._reach.lift_output(output, self._lift)
             if not why or not side.backup.holds_all():
                 self._finish(root, why)
                 return output
@@ -203,6 +205,7 @@ class AmpLever:
             why = f"failed in {_name(self._dtype)} and not in fp32: {one_line(error)}"
         finally:
             self._bce.forget()
+            self._probabilities.forget()
             if not side.lowered:  # the first call failed
                 self._update_lowering()
         # Not in the except block: an error of the repeat is the script's own and must not be
@@ -244,7 +247,13 @@ class AmpLever:
                 output = call(*args, **kwargs)
             finally:
                 region.device = ""
-        return to_float32(output, self._dtype, self._bce.to_float32)
+        return to_float32(output, self._dtype, self._lift)
+
+    def _lift(self, output: Tensor) -> Tensor:
+        """Return an output of a root in fp32."""
+        result = self._bce.to_float32(output)
+        self._probabilities.correct(output, result)
+        return result
 
     @contextmanager
     def _autocast(self, device: str) -> Iterator[None]:
