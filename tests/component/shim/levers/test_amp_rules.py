@@ -162,13 +162,19 @@ def not_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Rules, "history", lambda self, root, _: history(self, root, "cuda"))
 
 
-def test_what_is_small_is_left_after_its_first_call(auto: Any, not_on_a_cpu: None) -> None:
-    """A loop that makes its updates by hand has no step."""
+def test_what_is_small_is_left_after_its_first_step(auto: Any, not_on_a_cpu: None) -> None:
     model = Layer(8)
-    for _ in range(3):
-        model(X)
-    assert model.low == [True, False, False]
+    train(model, X, lambda _: 2)
+    assert model.low == [True] * 2 + [False] * 6
     assert " 8,192 operations " in "".join(auto().notes)
+
+
+def test_without_a_step_a_few_calls_are_low(auto: Any, not_on_a_cpu: None) -> None:
+    """A loop that makes its updates by hand has none."""
+    model = Layer(256)
+    for _ in range(10):
+        model(LARGE)
+    assert model.low == [True] * 8 + [False] * 2
 
 
 @pytest.mark.parametrize("low", [False, True])
@@ -220,6 +226,67 @@ def test_a_trial_without_gradients_does_not_judge_a_model(auto: Any, not_on_a_cp
     train(model, LARGE, lambda _: 1)
     assert model.low == [False, False, True, True, True, True]
     assert auto().notes == ()
+
+
+@pytest.mark.parametrize("begins_low", [False, True])
+@pytest.mark.parametrize("training", [False, True])
+def test_a_trial_with_one_row_does_not_judge_a_model(
+    auto: Any, begins_low: bool, training: bool, request: Any
+) -> None:
+    """Many scripts print the shape of what their model returns."""
+    if begins_low:
+        request.getfixturevalue("not_on_a_cpu")
+    model = Layer(256).train(training)
+    model(LARGE[:1])
+    train(model.train(), LARGE, lambda _: 1, steps=3)
+    assert model.low == [begins_low] * 2 + [True] * 2
+    assert auto().notes == ()
+
+
+def test_of_several_small_calls_the_last_is_named(auto: Any) -> None:
+    model = Layer(8)
+    model(X[:1])
+    train(model, X, lambda _: 1)
+    assert not any(model.low)
+    assert " 8,192 operations " in auto().reason
+
+
+def test_an_evaluation_with_gradients_is_no_part_of_a_step(auto: Any) -> None:
+    model = Layer(256)
+    for _ in range(3):
+        train(model.train(), LARGE, lambda _: 1, steps=2)
+        model.eval()
+        for _ in range(12):
+            model(LARGE)
+    assert model.low == [False] + [True] * (3 * 14 - 1)
+    assert auto().notes == ()
+
+
+def test_an_evaluation_before_the_first_step_is_in_fp32_on_a_cpu(auto: Any) -> None:
+    model = Layer(256)
+    model(LARGE)
+    model.eval()(LARGE)
+    assert model.low == [False] * 2
+
+
+def test_a_model_that_is_trained_in_evaluation_mode_is_counted(auto: Any, any_size: None) -> None:
+    model = Layer(8).eval()
+    train(model, X, lambda step: 20 + 6 * step)
+    assert not any(model.low)
+    assert re.search(r"\b21 times\b.*\b20\b", auto().reason)
+
+
+def test_what_a_call_that_failed_was_left_for_is_still_said_after_the_step(
+    auto: Any, not_on_a_cpu: None
+) -> None:
+    class Strict(Layer):
+        def forward(self, x: Any) -> Any:
+            y = super().forward(x)
+            assert y.dtype is torch.float32, "needs float32"
+            return y
+
+    train(Strict(8), X, lambda _: 1)
+    assert "needs float32" in auto().reason
 
 
 def test_many_calls_in_the_first_step_are_not_all_low(

@@ -11,7 +11,8 @@ at a clock, so that a repeated run decides alike:
 
 On a CPU a root's first step runs in fp32, so that a small script computes what it does alone. On
 other devices it runs in low precision, because fp32 may not fit into their memory, but for calls
-after the eighth. The first call of a root that is called without gradients runs in fp32 on all.
+after the eighth. Until the first step products are counted, by which a root is judged then. The
+first call of a root that is called without gradients runs in fp32 on all.
 """
 
 from __future__ import annotations
@@ -53,6 +54,9 @@ class CallHistory:
         most: The largest number of calls in one step.
         steps: Steps in which it was called.
         alike: How many steps in a row had no more calls than earlier ones.
+        trained: Whether it was called in training mode.
+        small: Why bf16 doesn't pay by the products of its calls before the first step; empty if it
+            does by those of one of them, None before the first one.
         idle: Why calls without gradients run in fp32 while there were none with gradients; empty
             if they don't, None before the first one.
     """
@@ -62,6 +66,8 @@ class CallHistory:
     most: int = 0
     steps: int = 0
     alike: int = 0
+    trained: bool = False
+    small: str | None = None
     idle: str | None = None
 
 
@@ -104,19 +110,21 @@ class Rules:
         if self._searches:
             self._leave(root, LINE_SEARCH)
             return LINE_SEARCH, call
+        if _evaluates(root, history):
+            return "" if history.low else JUDGING, call
         history.calls += 1
         self._called.add(weakref.ref(root))
         if history.steps and history.calls > max(MANY_CALLS, history.most):
             self._leave(
                 root,
                 f"called {history.calls} times in a step after at most {history.most}, as by an"
-                " adaptive solver or a line search, whose error control fails on rounding",
+                " adaptive solver or a line search, whose error control fails on rounding; if that"
+                " is an evaluation, put torch.no_grad() around it",
             )
         elif not history.steps and history.calls > MANY_CALLS and not _is_compiled(root):
             history.low = False  # the next steps show whether it is called as often again
-        if history.steps == 0 and history.calls == 1 and _can_count(root):
-            leave = functools.partial(self._leave, root)
-            call = _counted(call, lambda flops: (why := _small(flops, device)) and leave(why))
+        elif not history.steps and history.small != "" and _can_count(root):
+            call = _counted(call, functools.partial(_judge_size, history, device))
         return "" if history.low else JUDGING, call
 
     def _without_gradients(
@@ -133,8 +141,8 @@ class Rules:
         if history.idle is not None:
             return history.idle, call
 
-        def judge(flops: float | None) -> None:
-            history.idle = _small(flops, device)
+        def judge(products: Products) -> None:
+            history.idle = _small(products.mean(), device)
 
         return JUDGING, _counted(call, judge)
 
@@ -150,10 +158,12 @@ class Rules:
         called, self._called = self._called, set()
         for ref in called:
             root = ref()
-            if root is not None and root.precision is not None:
-                self._judge_calls(root.precision.history)
+            if root is not None and root.precision is not None and not root.precision.left:
+                self._judge_calls(root, root.precision.history)
 
-    def _judge_calls(self, history: CallHistory) -> None:
+    def _judge_calls(self, root: Root, history: CallHistory) -> None:
+        if not history.steps and history.small:
+            self._leave(root, history.small)
         history.alike = history.alike + 1 if history.calls <= history.most else 1
         history.most = max(history.most, history.calls)
         history.low = history.low or history.most <= MANY_CALLS or history.alike >= ALIKE_STEPS
@@ -161,13 +171,33 @@ class Rules:
         history.calls = 0
 
 
-def _counted(call: Call, judge: Callable[[float | None], object]) -> Call:
-    """Return a function that calls another one, and is judged by its mean product."""
+def _evaluates(root: Root, history: CallHistory) -> bool:
+    """True for a call in evaluation mode of a root that has been in training mode, which is noted.
+
+    Beginners, and passes over the training set for its accuracy, leave out ``no_grad``.
+    """
+    module: Any = root.ref()
+    history.trained = history.trained or module.training
+    return history.trained and not module.training
+
+
+def _judge_size(history: CallHistory, device: str, products: Products) -> None:
+    """Note whether the products of a call are worth bf16.
+
+    One call doesn't say: it may be a trial with a single row. By the first step a root has had one
+    that trains it, and is as large as its largest call.
+    """
+    why = _small(products.mean(), device)
+    history.small = why if history.small is None else history.small and why
+
+
+def _counted(call: Call, judge: Callable[[Products], object]) -> Call:
+    """Return a function that calls another one, and is judged by its products."""
 
     def counted(*args: Any, **kwargs: Any) -> Any:
         with Products() as products:
             output = call(*args, **kwargs)
-        judge(products.mean())
+        judge(products)
         return output
 
     return counted
