@@ -112,3 +112,67 @@ def test_an_error_that_precision_may_explain_says_so(fasttrain: Any, script: Any
     other = script("import torch\ntorch.nn.Linear(2, 2)(torch.ones(1, 2))\n{}['key']", "other.py")
     done = fasttrain("run", other, "--amp", "bf16", *options, "other")
     assert (done.returncode, told.search(done.stderr)) == (1, None)
+
+
+SPOILT = """
+import torch
+from torch import nn
+from torch.distributions import Categorical
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+torch.manual_seed(0)
+
+
+class FewShot(nn.Module):  # trains in its forward
+    def __init__(self):
+        super().__init__()
+        self.backbone = nn.Linear(5, 16)
+
+    def forward(self, support, labels, query):
+        with torch.no_grad():
+            support, query = self.backbone(support), self.backbone(query)
+        head = nn.Linear(16, 5)
+        optimizer = torch.optim.SGD(head.parameters(), lr=0.5, momentum=0.9)
+        for _ in range(50):
+            loss = F.cross_entropy(head(support), labels)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        return head(query)
+
+
+rows, labels = torch.eye(5).repeat(4, 1), torch.arange(5).repeat(4)
+print((FewShot()(rows, labels, rows).argmax(1) == labels).float().mean().item())
+
+policy = nn.Sequential(nn.Linear(5, 64), nn.Tanh(), nn.Linear(64, 6), nn.Softmax(dim=-1))
+action = Categorical(policy(torch.randn(256, 5))).sample()  # asks for a sum of 1
+print(action.shape)
+
+
+class Thrifty(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.block = nn.Sequential(nn.Linear(5, 16), nn.GELU(), nn.Linear(16, 5))
+
+    def forward(self, x):
+        return checkpoint(self.block, x, use_reentrant=False)
+
+
+model, kept = Thrifty(), []
+model.block[0].register_forward_hook(lambda module, args, out: kept.append(out.dtype))
+model(rows).square().mean().backward()
+print(kept)
+"""
+
+
+def test_what_a_script_does_around_and_inside_of_its_models(
+    fasttrain: Any, script: Any, tmp_path: Path
+) -> None:
+    run_dir = tmp_path / "run"
+    options = ("--device", "cpu", "--amp", "bf16", "--run-dir", run_dir)
+    done = fasttrain("run", script(SPOILT), *options)
+    kept = "[torch.float32, torch.float32]"  # in the forward pass, and when that is repeated
+    assert done.stdout.decode() == f"1.0\ntorch.Size([256])\n{kept}\n", done.stderr
+    (amp,) = [found for found in read_receipt(run_dir).ranks[0].outcomes if found.lever == "amp"]
+    assert (amp.state, amp.counts, amp.missed) == (State.APPLIED, {"forwards": 3}, ())

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.utils import prune
+from torch.utils.checkpoint import checkpoint
 
 from fasttrain.shim.levers.amp.script_hooks import CustomFunctions
 
@@ -222,6 +223,40 @@ def test_an_output_that_a_hook_returns_is_the_modules(amp: Any) -> None:
     assert model(X).tolist() == [[4.0] * 4] * 3
 
 
+@pytest.mark.parametrize("use_reentrant", [False, True])
+@pytest.mark.parametrize("before", [False, True])
+def test_what_a_hook_gets_is_the_same_where_a_checkpoint_repeats_its_module(
+    amp: Any, use_reentrant: bool, before: bool
+) -> None:
+    class Thrifty(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.block = network()
+
+        def forward(self, x: Any) -> Any:
+            return checkpoint(self.block, x, use_reentrant=use_reentrant)
+
+    seen = []
+    model = Thrifty()
+    if before:
+        model.block[1].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].dtype))
+    else:
+        model.block[0].register_forward_hook(lambda *given: seen.append(given[-1].dtype))
+    model(X.clone().requires_grad_()).square().mean().backward()
+    assert seen == [torch.float32] * 2
+    assert model.block[0].weight.grad is not None
+    assert amp().counts == {"forwards": 1}
+
+
+def test_a_hook_in_a_backward_pass_of_fp32_sees_what_it_would(amp: Any) -> None:
+    """A model that the lever has left is under a checkpoint, and another one is in bf16."""
+    network()(X)
+    part = network().bfloat16()
+    part[0].register_forward_hook(keep)
+    checkpoint(part, X.bfloat16().requires_grad_(), use_reentrant=False).sum().backward()
+    assert [kept.dtype for kept in KEPT] == [torch.bfloat16] * 2
+
+
 def test_hooks_outside_of_low_precision_see_what_they_would(amp: Any) -> None:
     model = network().bfloat16()
     model[1].register_forward_hook(keep)
@@ -250,7 +285,7 @@ def test_an_apply_that_c_has_made_is_replaced_as_well() -> None:
             return gradient @ W.T
 
     x = X.bfloat16().requires_grad_()
-    functions.region.device = "cpu"
+    functions.region.enter("cpu")
     with torch.autocast("cpu", dtype=torch.bfloat16):
         out: Any = Product.apply(x)
     out.sum().backward()

@@ -63,6 +63,20 @@ def test_its_backward_is_that_of_fp32(rig: Any, name: str, precision: str) -> No
     assert model.seen == [getattr(torch, precision)]  # no call was repeated
 
 
+@pytest.mark.filterwarnings("ignore:Sparse:UserWarning")
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_a_checkpoint_repeats_it_in_fp32(amp: Any, use_reentrant: bool) -> None:
+    class Thrifty(Model):
+        def forward(self, x: Any) -> Any:
+            return checkpoint(super().forward, x, use_reentrant=use_reentrant)
+
+    model = Thrifty(lambda h: torch.sparse.mm(MATRIX, h).exp())  # which saves its result
+    model(X.clone().requires_grad_()).mean().backward()
+    assert model.seen == [torch.bfloat16] * 2
+    assert model.linear.weight.grad is not None
+    assert amp().counts == {"forwards": 1}
+
+
 def test_they_are_torchs_own_again_and_pickled_by_name(rig: Any) -> None:
     before = [getattr(owner, name) for owner, name, _ in OPERATORS]
     with rig(amp="bfloat16"):

@@ -234,7 +234,8 @@ class AmpLever:
 
     def _explain(self, error: BaseException) -> None:
         """Add a note to the error that ends the script, if precision may have caused it."""
-        if self.recorder.live and self._functions.lowered_on and names_types(error, self._dtype):
+        lowered = self.recorder.live and self._functions.region.lowered_on
+        if lowered and names_types(error, self._dtype):
             error.add_note(f"fasttrain ran the model in {_name(self._dtype)}: try --amp off")
 
     def _lowered(
@@ -242,11 +243,11 @@ class AmpLever:
     ) -> Any:
         region = self._functions.region
         with self._autocast(device):
-            region.device = self._functions.lowered_on = device
+            region.enter(device)
             try:
                 output = call(*args, **kwargs)
             finally:
-                region.device = ""
+                region.leave()
         return to_float32(output, self._dtype, self._lift)
 
     def _lift(self, output: Tensor) -> Tensor:
@@ -356,7 +357,7 @@ class AmpLever:
 
     def _cede(self, what: str, where: str = "") -> None:
         self.recorder.cede("the script manages precision itself", what, where or call_site())
-        self._functions.lowered_on = ""
+        self._functions.region.lowered_on = ""
         self._roots.leave_plain()
 
     def _watched_autocast(self, original: Any) -> Any:

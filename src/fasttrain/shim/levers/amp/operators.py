@@ -59,9 +59,10 @@ def _in_float32(original: Any, dtype: torch.dtype, region: Region) -> Any:
     def operator(*args: Any, **kwargs: Any) -> Any:
         if has_torch_function(given := (*args, *kwargs.values())):
             return handle_torch_function(operator, given, *args, **kwargs)
-        if not region.device:
+        device = region.where()
+        if not device:
             return original(*args, **kwargs)
-        with autocast(region.device, enabled=False):
+        with autocast(device, enabled=False):
             return original(*to_float32(args, dtype), **to_float32(kwargs, dtype))
 
     pass_over(operator, all_it_calls=True)

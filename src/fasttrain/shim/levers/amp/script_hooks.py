@@ -27,6 +27,7 @@ from fasttrain.shim.hooks import patching
 from fasttrain.shim.hooks.containers import to_float32
 from fasttrain.shim.hooks.dynamo import pass_over
 from fasttrain.shim.hooks.gradients import Hook, wrap_module_hooks, wrap_tensor_hooks
+from fasttrain.shim.hooks.roots import in_backward
 from fasttrain.shim.hooks.seams import Hooking
 from fasttrain.shim.levers.amp.repeat import may_explain, names_types, one_line
 
@@ -45,10 +46,47 @@ from fasttrain.shim.levers.amp.repeat import may_explain, names_types, one_line
 _RAN_ON = "_fasttrain_autocast_device"  # set on a Function's context
 
 
-class Region(threading.local):
-    """The device type of the root's call that a thread is in; empty outside of any."""
-
+class _Here(threading.local):
     device = ""
+
+
+class Region:
+    """What of the script runs in low precision: the calls of roots, and what repeats parts of them.
+
+    Attributes:
+        lowered_on: Device type of the last call of a root in low precision, in any thread; empty
+            before the first one.
+    """
+
+    def __init__(self) -> None:
+        self.lowered_on = ""
+        self._here = _Here()
+
+    @property
+    def device(self) -> str:
+        """The device type of the root's call that this thread is in; empty outside of any."""
+        return self._here.device
+
+    def enter(self, device: str) -> None:
+        """Begin a root's call in this thread."""
+        self._here.device = self.lowered_on = device
+
+    def leave(self) -> None:
+        """End it."""
+        self._here.device = ""
+
+    def where(self) -> str:
+        """Return the device type of what this thread computes for a root; empty if it doesn't.
+
+        A checkpoint repeats a part of a root's forward in a backward pass, which may run in another
+        thread, under the autocast that was around it. It has to do all that the forward did, or
+        what is saved differs.
+        """
+        here = self._here.device
+        if here or torch.compiler.is_compiling() or not in_backward():
+            return here
+        on = self.lowered_on
+        return on if on and torch.is_autocast_enabled(on) else ""
 
 
 class CustomFunctions:
@@ -63,8 +101,6 @@ class CustomFunctions:
         self, dtype: torch.dtype, lowered: Callable[[str], AbstractContextManager[Any]]
     ) -> None:
         self.region = Region()
-        # Device type of the last region: a backward pass may repeat a forward in another thread.
-        self.lowered_on = ""
         self._dtype = dtype
         self._lowered = lowered
         self._scripts: weakref.WeakKeyDictionary[type, bool] = weakref.WeakKeyDictionary()
@@ -89,9 +125,7 @@ class CustomFunctions:
 
         @functools.wraps(method.__get__(None, torch.autograd.Function))
         def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-            device = self.region.device
-            if not device and torch._C._current_graph_task_id() != -1:
-                device = self.lowered_on  # a checkpoint repeats its forward
+            device = self.region.where()
             if not device or not torch.is_autocast_enabled(device) or not self._is_scripts(cls):
                 return original(cls, *args, **kwargs)
             if any(map(_holds_code, args)):
@@ -156,7 +190,7 @@ class Hooks:
 
     Args:
         dtype: The low precision.
-        region: Whether a thread is inside a root's call, and on which device type.
+        region: What runs in low precision.
         note: Adds one detail to the receipt.
     """
 
@@ -259,7 +293,7 @@ class Lifting:
 
     def __call__(self, module: Module, *given: Any) -> Any:
         """Call the hook with torch's arguments: inputs, keyword arguments, output."""
-        if not self._region.device:
+        if not self._region.where():
             return self._hook(module, *given)
         at = 0 if self._place == "inputs" else len(given) - 1
         lifted = to_float32(given[at], self._dtype)
