@@ -195,3 +195,48 @@ def test_the_activations_take_less_memory(
     with rig(amp=precision):
         half = peak_of_a_step(cuda)
     assert half < 0.75 * full
+
+
+RECURRENT: dict[str, Callable[[], nn.Module]] = {
+    "lstm": lambda: nn.LSTM(64, 64, 2), "gru": lambda: nn.GRU(64, 64),
+    "tanh": lambda: nn.RNN(64, 64), "relu": lambda: nn.RNN(64, 64, nonlinearity="relu"),
+}  # fmt: skip
+
+
+class Language(nn.Module):
+    """Hands its state on, as language models do."""
+
+    def __init__(self, make: Callable[[], nn.Module]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = make()
+
+    def forward(self, x: Any, state: Any = None) -> Any:
+        return self.layer(x, state)
+
+
+def states_of(model: Language, device: str) -> list[Any]:
+    """Return what two calls compute, and gradients of which most vanish in fp16."""
+    x = torch.linspace(-1, 1, 8 * 4 * 64, device=device).reshape(8, 4, 64)
+    output, state = model(x)
+    state = state.detach() if isinstance(state, torch.Tensor) else tuple(s.detach() for s in state)
+    output, state = model(x, state)
+    (output.mean() * 1e-6).backward()
+    states = [state] if isinstance(state, torch.Tensor) else list(state)
+    return [output.detach(), *states, *(p.grad for p in model.parameters())]
+
+
+@pytest.mark.parametrize("kind", RECURRENT)
+def test_recurrent_layers_are_those_of_fp32(
+    rig: Any, cuda: str, bf16: None, deterministic: None, kind: str
+) -> None:
+    """torch's autocast runs them in fp16, in which such gradients are 0."""
+    expected = states_of(Language(RECURRENT[kind]).to(cuda), cuda)
+    with rig(amp="bfloat16") as runtime:
+        found = states_of(Language(RECURRENT[kind]).to(cuda), cuda)
+        outcome = runtime.outcomes()["amp"]
+    assert outcome.state is State.APPLIED
+    assert any("recurrent" in note for note in outcome.notes)
+    for one, other in zip(found, expected, strict=True):
+        assert one.dtype is torch.float32
+        assert torch.equal(one, other)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,11 +13,15 @@ import torch
 from torch import nn
 from torch.distributions.constraints import simplex
 from torch.nn import functional
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
-from fasttrain.shim.hooks.containers import tensors_in
-from fasttrain.shim.levers.amp.operators import OPERATORS
+from fasttrain.model.outcome import State
+from fasttrain.shim.hooks.containers import map_tensors, tensors_in
+from fasttrain.shim.hooks.roots import Root
+from fasttrain.shim.levers.amp.operators import OPERATORS, RECURRENT_IN_FP32
+from support.command import NO_BF16_LSTM
 
 X = torch.linspace(-1, 1, 24).reshape(6, 4)
 MATRIX = torch.eye(6).to_sparse_coo()
@@ -257,3 +263,104 @@ def test_no_rule_is_left(rig: Any) -> None:
 
 def has_rule() -> bool:
     return torch._C._dispatch_has_kernel_for_dispatch_key("aten::softmax.int", "AutocastCPU")
+
+
+RECURRENT = {
+    "lstm": nn.LSTM(4, 4, 2), "gru": nn.GRU(4, 4), "tanh": nn.RNN(4, 4),
+    "relu": nn.RNN(4, 4, nonlinearity="relu"), "both ways": nn.LSTM(4, 4, bidirectional=True),
+}  # fmt: skip
+
+
+@pytest.fixture
+def as_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have roots be on a GPU, as far as the lever can tell, whose autocast runs layers in fp16.
+
+    Not in the arithmetic of fp16, but with its numbers.
+    """
+    parameter = SimpleNamespace(dtype=torch.float32, device=torch.device("cuda:0"))
+    monkeypatch.setattr(Root, "parameter", lambda _: parameter)
+    monkeypatch.setattr(torch.cuda.amp.common, "amp_definitely_not_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
+    functions: Any = torch._VF  # type: ignore[attr-defined]
+    for name in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
+        monkeypatch.setattr(functions, name, in_half(getattr(functions, name)), raising=False)
+
+
+def in_half(original: Any) -> Any:
+    """Return what torch's autocast makes of a layer: ``_cudnn_rnn_cast_reflatten``."""
+
+    def layer(*args: Any) -> Any:
+        if not torch.is_autocast_enabled("cuda"):
+            return original(*args)
+        halved = map_tensors(args, lambda t: t.half().float() if t.is_floating_point() else t)
+        return map_tensors(original(*halved), lambda t: t.half())
+
+    return layer
+
+
+class Language(nn.Module):
+    """Hands its state on, as language models do; a gradient that reaches it is small."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = copy.deepcopy(layer)
+
+    def forward(self, x: Any, state: Any = None) -> Any:
+        output, state = self.layer(x, state)
+        return output, state
+
+
+def run_twice(model: Language, x: Any) -> Any:
+    _, state = model(x)
+    output, state = model(x, map_tensors(state, torch.Tensor.detach))
+    loss = output.data.mean() if isinstance(output, PackedSequence) else output.mean()
+    (loss * 1e-9).backward()
+    return output, state, [p.grad for p in model.parameters()]
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("kind", RECURRENT)
+def test_recurrent_layers_of_a_gpu_run_in_fp32(
+    rig: Any, as_a_gpu: None, kind: str, packed: bool
+) -> None:
+    x = X.unsqueeze(1)
+    if packed:
+        x = pack_padded_sequence(X.reshape(3, 2, 4), torch.tensor([3, 2]))
+    expected = run_twice(Language(RECURRENT[kind]), x)
+    with rig(amp="bfloat16", device="cuda") as runtime:
+        found = run_twice(Language(RECURRENT[kind]), x)
+        outcome = runtime.outcomes()["amp"]
+    for one, other in zip(tensors_in(found), tensors_in(expected), strict=True):
+        assert one.dtype is other.dtype
+        assert torch.equal(one, other)
+    assert (outcome.state, outcome.notes) == (State.APPLIED, (RECURRENT_IN_FP32,))
+
+
+def test_by_fp16_whose_loss_is_scaled_they_run_as_torch_has_them(rig: Any, as_a_gpu: None) -> None:
+    with rig(amp="float16", device="cuda") as runtime:
+        model = Language(RECURRENT["gru"])
+        rounded = model(X.unsqueeze(1))[0]
+        assert torch.equal(rounded, rounded.half().float())
+        assert runtime.outcomes()["amp"].notes == ()
+
+
+@pytest.mark.parametrize("kind", RECURRENT)
+def test_recurrent_layers_of_a_cpu_run_in_low_precision(amp: Any, kind: str) -> None:
+    Language(RECURRENT[kind])(X.unsqueeze(1))
+    assert amp().state is State.APPLIED or NO_BF16_LSTM in amp().reason
+    assert RECURRENT_IN_FP32 not in amp().notes
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_recurrent_layers_can_be_scripted(amp: Any) -> None:
+    class Scripted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.LSTM(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(x)[0]
+
+    model = Scripted()
+    with torch.no_grad():
+        assert torch.equal(torch.jit.script(model)(X), model(X))

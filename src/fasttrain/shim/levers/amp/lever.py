@@ -36,7 +36,12 @@ from fasttrain.shim.hooks.outcome_recorder import Lever, OutcomeRecorder, Shared
 from fasttrain.shim.hooks.roots import Call, Root, RootCalls, in_backward
 from fasttrain.shim.hooks.seams import Passing, Training, then
 from fasttrain.shim.levers.amp.kept import KeptTensors, Reach, allow_numpy
-from fasttrain.shim.levers.amp.operators import BinaryCrossEntropy, Probabilities, run_in_float32
+from fasttrain.shim.levers.amp.operators import (
+    BinaryCrossEntropy,
+    Probabilities,
+    run_in_float32,
+    run_recurrent_in_float32,
+)
 from fasttrain.shim.levers.amp.repeat import Backup, may_explain, names_types, one_line
 from fasttrain.shim.levers.amp.rules import CallHistory, Rules
 from fasttrain.shim.levers.amp.script_hooks import CustomFunctions, Hooks
@@ -117,9 +122,11 @@ class AmpLever:
         self._bce.install(undo)
         self._functions.install(undo)
         self._probabilities.install(undo)
-        run_in_float32(self._dtype, self._functions.region, undo)
+        region = self._functions.region
+        run_in_float32(self._dtype, region, undo)
+        run_recurrent_in_float32(self._dtype, region, self.recorder.note, undo)
         gradients.install(undo)
-        Hooks(self._dtype, self._functions.region, self.recorder.note).install(undo)
+        Hooks(self._dtype, region, self.recorder.note).install(undo)
         refusal.at_failure.append(self._explain)
         undo.callback(refusal.at_failure.remove, self._explain)
         allow_numpy(lambda: self.recorder.live, undo)

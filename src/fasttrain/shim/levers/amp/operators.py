@@ -1,7 +1,8 @@
-"""Operators that run in fp32 inside a root because they fail under autocast in backward.
+"""Operators that run in fp32 inside a root in low precision.
 
-Autocast has no rule for them: their forward takes low-precision or mixed tensors, for which their
-backward has no kernel. A call that failed in its backward pass can't be repeated in fp32.
+Some fail under autocast in backward: autocast has no rule for them, and their forward takes
+low-precision or mixed tensors, for which their backward has no kernel. A call that failed in its
+backward pass can't be repeated in fp32. The others have rules in torch that spoil a training.
 
 Source: every differentiable operator of torch 2.13's own list of samples (``op_db``) was run on a
 CPU under autocast and differentiated, with its first input, the others and all of them in low
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import threading
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
@@ -67,6 +69,53 @@ def _in_float32(original: Any, dtype: torch.dtype, region: Region) -> Any:
 
     pass_over(operator, all_it_calls=True)
     return operator
+
+
+# Recurrent layers of a GPU.
+#
+# torch's autocast runs them in fp16, whatever the precision that it was entered with. Nothing would
+# scale their gradients, of which a part is below what fp16 can hold, and the root would return
+# their states in fp16. In fp32 they take the module's own flat weights, without a copy, and
+# TF32 as far as the script has it.
+#
+# Source: ``aten/src/ATen/cudnn/AutocastRNN.cpp``, ``_cudnn_rnn_cast_reflatten``, which names kHalf.
+# Should a torch take the precision of autocast there, fp32 is right as well, and slower.
+RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
+RECURRENT_IN_FP32 = (
+    "recurrent layers ran in fp32: torch's autocast would run them in fp16 on a GPU, whose loss"
+    " nothing scales"
+)
+
+
+def run_recurrent_in_float32(
+    dtype: torch.dtype, region: Region, note: Callable[[str], None], undo: ExitStack
+) -> None:
+    """Replace what modules call for recurrent layers, for calls inside a root on a GPU.
+
+    Args:
+        dtype: The low precision of roots.
+        region: What runs in it.
+        note: Adds one detail to the receipt.
+        undo: Takes the inverse.
+    """
+    if dtype is torch.float16:
+        return
+
+    def in_float32(original: Any) -> Any:
+        @functools.wraps(original)
+        def layer(*args: Any, **kwargs: Any) -> Any:
+            if region.where() != "cuda":  # ROCm's is called so, too
+                return original(*args, **kwargs)
+            note(RECURRENT_IN_FP32)
+            with autocast("cuda", enabled=False):
+                return original(*to_float32(args, dtype), **to_float32(kwargs, dtype))
+
+        pass_over(layer, all_it_calls=True)
+        return layer
+
+    functions: Any = torch._VF  # where the modules look them up at each call
+    for name in RECURRENT:
+        replace_builtin(functions, in_float32(getattr(functions, name)), name, undo)
 
 
 def replace_builtin(
