@@ -5,6 +5,9 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -451,3 +454,56 @@ def test_a_checkpoint_repeats_calls_from_before_the_model_was_left(
         optimizer.step()
     assert model.low == [False] * 4
     assert any(" 9 times " in note for note in auto().notes)
+
+
+class Lift(Layer):
+    """Turns points by what comes with the data; has features, too."""
+
+    def __init__(self, island: bool = False) -> None:
+        super().__init__(256)
+        self.island = island
+
+    def forward(self, x: Any) -> Any:
+        points, turns = X[:, :3].reshape(8, 8, 3), torch.eye(3).expand(8, 3, 3)
+        with torch.autocast("cpu", enabled=False) if self.island else nullcontext():
+            turned = points @ turns  # coordinates
+        return super().forward(x) + turned.sum()
+
+
+def test_a_product_of_coordinates_is_told_with_its_line(auto: Any) -> None:
+    train(Lift(), LARGE, lambda _: 1)
+    (note,) = auto().notes
+    text = Path(__file__).read_text().splitlines()
+    line = 1 + next(at for at, row in enumerate(text) if row.endswith("# coordinates"))
+    assert f"test_amp_rules.py:{line})" in note
+    assert auto().state is State.APPLIED
+
+
+class Narrow(Layer):
+    """Multiplies by weights of few columns, and has few tokens that attend to each other."""
+
+    def __init__(self) -> None:
+        super().__init__(256)
+        self.of_points, self.turn = nn.Linear(3, 4, bias=False), nn.Parameter(torch.eye(3))
+
+    def forward(self, x: Any) -> Any:
+        points = X[:, :3].reshape(8, 8, 3)
+        queries = super().forward(x).view(64, 4, 64)
+        attended = (queries @ queries.mT).softmax(-1) @ queries
+        return self.of_points(points).sum() + (points @ self.turn).sum() + attended
+
+
+@pytest.mark.parametrize("make", [partial(Lift, island=True), Narrow, partial(Layer, 256)])
+def test_other_products_are_not_taken_for_such(auto: Any, make: Any) -> None:
+    train(make(), LARGE, lambda _: 1)
+    assert auto().notes == ()
+
+
+def test_a_model_that_is_left_multiplies_its_coordinates_in_fp32(auto: Any) -> None:
+    class Small(Lift):
+        def forward(self, x: Any) -> Any:
+            return Layer.forward(self, x[:1]) + (X[:, :3] @ torch.eye(3)).sum()
+
+    train(Small(), LARGE, lambda _: 1)
+    assert auto().state is State.SKIPPED
+    assert auto().notes == ()

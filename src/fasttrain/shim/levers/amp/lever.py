@@ -105,7 +105,7 @@ class AmpLever:
         self._functions = CustomFunctions(self._dtype, self._autocast)
         self._probabilities = Probabilities(self._dtype, self._functions.region)
         self._reach = Reach(self._dtype)
-        self._rules = None if self._explicit else Rules(self._leave_for_good)
+        self._rules = None if self._explicit else Rules(self._leave_for_good, self.recorder.note)
         self._sides: list[weakref.ref[Side]] = []
         self._on = True
         self._in_threads = False  # whether replicas ran since a call was begun

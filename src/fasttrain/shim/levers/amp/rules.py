@@ -30,11 +30,13 @@ from torch.optim import LBFGS, Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fasttrain.shim.hooks.roots import Call, Root
+from fasttrain.shim.process.callsite import call_site
 
 LEAST_FLOPS = {"cpu": 1 << 22}  # mean operations of a product
 # Estimated: what fp32 computes in the few microseconds that a GPU kernel takes. What measures both
 # numbers: benchmarks/small_products.py
 LEAST_FLOPS_ELSEWHERE = 1 << 26
+NARROW = 4  # columns: of coordinates in space, homogeneous ones included
 MANY_CALLS = 8  # in a step
 ALIKE_STEPS = 3  # after which a root that is called often may be lowered
 JUDGING = (
@@ -54,6 +56,7 @@ class CallHistory:
         most: The largest number of calls in one step.
         steps: Steps in which it was called.
         alike: How many steps in a row had no more calls than earlier ones.
+        looked: Whether its products were looked through in low precision.
         trained: Whether it was called in training mode.
         small: Why bf16 doesn't pay by the products of its calls before the first step; empty if it
             does by those of one of them, None before the first one.
@@ -66,6 +69,7 @@ class CallHistory:
     most: int = 0
     steps: int = 0
     alike: int = 0
+    looked: bool = False
     trained: bool = False
     small: str | None = None
     idle: str | None = None
@@ -76,10 +80,11 @@ class Rules:
 
     Args:
         leave: Leaves a root in the script's own precision, with the reason.
+        note: Adds one detail to the receipt.
     """
 
-    def __init__(self, leave: Callable[[Root, str], None]) -> None:
-        self._leave = leave
+    def __init__(self, leave: Callable[[Root, str], None], note: Callable[[str], None]) -> None:
+        self._leave, self._note = leave, note
         self._called: set[weakref.ref[Root]] = set()  # since the last step
         self._emulates: dict[torch.device, bool] = {}
         self._searches = False  # whether the last step that began is one of a line search
@@ -125,7 +130,19 @@ class Rules:
             history.low = False  # the next steps show whether it is called as often again
         elif not history.steps and history.small != "" and _can_count(root):
             call = _counted(call, functools.partial(_judge_size, history, device))
+        elif history.steps and history.low and not history.looked and _can_count(root):
+            history.looked = True
+            call = _counted(call, functools.partial(self._look, root, device))
         return "" if history.low else JUDGING, call
+
+    def _look(self, root: Root, device: str, products: Products) -> None:
+        """Report what may be coordinates, which bf16 rounds to 8 bits."""
+        if products.narrow:
+            self._note(
+                f"{root.name} multiplies by a matrix of at most {NARROW} columns in bfloat16"
+                f" ({products.narrow}): if these are coordinates that have to be exact, put"
+                f" torch.autocast({device!r}, enabled=False) around that line"
+            )
 
     def _without_gradients(
         self, root: Root, history: CallHistory, device: str, call: Call
@@ -237,10 +254,16 @@ def _leaves_compiling_alone() -> bool:
 
 
 class Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the operations of matrix products and convolutions."""
+    """Counts the operations of matrix products and convolutions.
+
+    Attributes:
+        narrow: Where the script has a product in bf16 that may be one of coordinates; empty if
+            there was none.
+    """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self.narrow = ""
         self._flops: list[int] = []
         self._known = True
 
@@ -258,6 +281,8 @@ class Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         output = func(*args, **kwargs)
         packet = func._overloadpacket
+        if not self.narrow and _is_of_coordinates(packet, args):
+            self.narrow = call_site()
         count: Any = flop_registry.get(packet)
         if count is not None:
             self._count(count, args, kwargs, output)
@@ -283,6 +308,19 @@ class Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def mean(self) -> float | None:
         """Return the mean operations of a product; None if there are none, or unknown ones."""
         return sum(self._flops) / len(self._flops) if self._flops and self._known else None
+
+
+def _is_of_coordinates(packet: Any, args: tuple[Any, ...]) -> bool:
+    """True for a product in bf16 of a few columns, by which nothing is trained.
+
+    Such are transforms of points by matrices that come with the data; a layer's weight requires a
+    gradient, and so do the queries and keys of attention.
+    """
+    aten = torch.ops.aten
+    if packet not in (aten.mm, aten.bmm, aten.mv) or args[0].dtype is not torch.bfloat16:
+        return False
+    columns = args[0].shape[-1]
+    return columns <= NARROW and not any(tensor.requires_grad for tensor in args[:2])
 
 
 def _flops_of_layer(inputs: Tensor, of_input: Tensor, of_state: Tensor) -> int:
