@@ -230,6 +230,34 @@ def test_an_input_that_was_changed_is_not_taken_twice(amp: Any) -> None:
     assert "--amp off" in caught.value.__notes__[0]
 
 
+REFUSED = {
+    "to satisfy the constraint Simplex(), but found invalid values": True,
+    "probabilities do not sum to 1": True,
+    "probability tensor contains either `inf`, `nan` or element < 0": True,
+    "Matrix is not positive definite": True,
+    "loss is not finite": True,
+    "UNIQUE constraint failed: runs.id": False,
+    "could not convert string to float: 'x'": False,
+    "information is missing": False,
+}
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_an_error_about_numbers_that_ends_the_script_names_the_precision(
+    amp: Any, words: str
+) -> None:
+    nn.Linear(4, 4)(X)
+    error = ValueError(words)
+    refusal.failed(error)
+    assert bool(getattr(error, "__notes__", ())) is REFUSED[words]
+
+
+def test_an_error_where_nothing_ran_in_low_precision_names_none(amp: Any) -> None:
+    error = ValueError("probabilities do not sum to 1")
+    refusal.failed(error)
+    assert not hasattr(error, "__notes__")
+
+
 def test_what_a_script_raises_to_skip_a_batch_is_not_repeated(amp: Any) -> None:
     class Reading(nn.Linear):
         def forward(self, source: Any) -> Any:

@@ -42,7 +42,13 @@ from fasttrain.shim.levers.amp.operators import (
     run_in_float32,
     run_recurrent_in_float32,
 )
-from fasttrain.shim.levers.amp.repeat import Backup, may_explain, names_types, one_line
+from fasttrain.shim.levers.amp.repeat import (
+    Backup,
+    may_explain,
+    names_numbers,
+    names_types,
+    one_line,
+)
 from fasttrain.shim.levers.amp.rules import CallHistory, Rules
 from fasttrain.shim.levers.amp.script_hooks import CustomFunctions, Hooks
 from fasttrain.shim.process import refusal
@@ -242,7 +248,7 @@ class AmpLever:
     def _explain(self, error: BaseException) -> None:
         """Add a note to the error that ends the script, if precision may have caused it."""
         lowered = self.recorder.live and self._functions.region.lowered_on
-        if lowered and names_types(error, self._dtype):
+        if lowered and (names_types(error, self._dtype) or names_numbers(error)):
             error.add_note(f"fasttrain ran the model in {_name(self._dtype)}: try --amp off")
 
     def _lowered(

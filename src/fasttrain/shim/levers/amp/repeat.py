@@ -206,6 +206,11 @@ _MAY_EXPLAIN = frozenset(
 )  # fmt: skip
 _NAMES = {torch.bfloat16: "bfloat16", torch.float16: "half"}
 _NUMBERS = re.compile(r"(?i)\b(b?float\w*|half|dtype|precision|nan|inf|(in|non-?)?finite)\b")
+# Of distributions, of torch's and NumPy's random choices, and of linear algebra.
+_SPOILT = re.compile(
+    r"(?i)\b(nan|inf|(in|non-?)?finite|satisfy the constraint|probabilit(y|ies)|singular"
+    r"|positive[- ]definite)\b"
+)
 MOST_WORDS = 160  # characters of a message that the receipt shows
 
 
@@ -246,6 +251,11 @@ def names_types(error: BaseException, dtype: torch.dtype) -> bool:
     """True if an error's message names types, as torch's does for operands of mixed types."""
     words = str(error).lower()
     return _NAMES[dtype] in words or "dtype" in words or "scalar type" in words
+
+
+def names_numbers(error: BaseException) -> bool:
+    """True if an error's message is about numbers that rounding may have spoilt."""
+    return _SPOILT.search(str(error)) is not None
 
 
 def one_line(error: Exception) -> str:
