@@ -77,6 +77,27 @@ def test_a_preempted_run_ends_as_one_that_was_not(
         assert differences(*best, **EXACTLY) == []
 
 
+def test_what_a_script_appends_to_files_is_there_once(fasttrain: Any, tmp_path: Path) -> None:
+    whole = Attempts(fasttrain, tmp_path / "whole", "logged", ("--amp", "off"))
+    printed = whole("--run-dir", "run")
+    assert printed.returncode == 0, printed.stderr.decode()
+
+    parts = Attempts(fasttrain, tmp_path / "parts", "logged", ("--amp", "off"))
+    first = parts("--run-dir", "run", stop_at="12")
+    assert first.returncode == 85, first.stderr.decode()
+    with (parts.cwd / "train.log").open("a") as log:
+        log.write("of a step that was lost\n")
+    second = parts("--resume", "run", stop_at="20")
+    assert second.returncode == 85, second.stderr.decode()
+    last = parts("--resume", "run")
+    assert last.returncode == 0, last.stderr.decode()
+    assert first.stdout + second.stdout + last.stdout == printed.stdout
+    for name in ("printed.txt", "train.log", "log.csv"):
+        assert (parts.cwd / name).read_text() == (whole.cwd / name).read_text()
+    (after,) = (parts.cwd / "run/snapshots").glob("*/appended/*train.log")
+    assert after.read_text() == "of a step that was lost\n"
+
+
 @pytest.mark.matrix
 def test_ranks_are_preempted_at_one_step_and_go_on(fasttrain: Any, tmp_path: Path) -> None:
     whole = Attempts(fasttrain, tmp_path / "whole", "accumulation", TWO)

@@ -423,7 +423,9 @@ class SnapshotLever:
         files = self._replay.files
         if files.left:
             self.recorder.note(f"the replay left files unchanged {files.left} times")
-        if renamed := files.end():
+        with refusing_what_fails("what the replay has written can't be put right"):
+            renamed = files.end()
+        if renamed:
             self._log(f"put back under the names that they have now: {', '.join(renamed)}")
         self._log(f"{GOING_ON} {step}")
 

@@ -16,7 +16,7 @@ import os
 import sys
 from collections import OrderedDict
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import torch
@@ -202,7 +202,7 @@ class SilencedStdout:
 
     def begin(self) -> None:
         """Redirect."""
-        sys.stdout.flush()
+        _flush_stdout()
         self._kept = os.dup(1)
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, 1)
@@ -215,7 +215,19 @@ class SilencedStdout:
     def end(self) -> None:
         """Restore stdout; do nothing if it is not redirected."""
         if self._kept >= 0:
-            sys.stdout.flush()
+            _flush_stdout()
             os.dup2(self._kept, 1)
             os.close(self._kept)
             self._kept = -1
+
+
+def _flush_stdout() -> None:
+    """Flush stdout, and the stream below an object of the script's in its place.
+
+    Many scripts write to a file as well by such an object, whose ``flush`` does nothing, or which
+    has none.
+    """
+    streams: tuple[Any, ...] = (sys.stdout, sys.__stdout__)
+    for stream in streams:
+        with suppress(Exception):
+            stream.flush()

@@ -3,6 +3,8 @@
 A replayed loop would write weights that were never trained. So existing files are not written,
 removed or renamed. If a file is not there, it is written all the same, since the script may read it
 back; after the replay it is given the content of the file that it stands for (see `saved_files`).
+Text is written as ever, since the numbers in it are right. What is appended to a file that the
+earlier run has appended to is cut off after the replay.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -30,7 +32,7 @@ from fasttrain.shim.hooks.seams import Filing
 from fasttrain.shim.process.callsite import is_own_file
 from fasttrain.shim.process.import_hook import after_import
 from fasttrain.shim.process.refusal import refuse
-from fasttrain.shim.snapshots.files import refuse_diverged
+from fasttrain.shim.snapshots.files import log, refuse_diverged
 from fasttrain.shim.snapshots.saved_files import SavedFiles, beneath
 
 Call = Callable[..., Any]
@@ -57,6 +59,11 @@ class LeftFiles:
         self._made: set[str] = set()  # paths to which the replay has saved
         self._folders: set[str] = set()  # those that the replay has made, or would have
         self._opened: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+        # Sizes that files had when this process first opened them to append.
+        self._appended: dict[str, int] = {}
+        self._appending: weakref.WeakSet[Any] = weakref.WeakSet()  # what it has opened so
+        self._then: dict[str, int] = {}  # their sizes at the snapshot
+        self._after = Path()  # folder for what was appended after the snapshot
         self._within = threading.local()  # one of these functions may call another
 
     def install(self, undo: ExitStack) -> None:
@@ -109,6 +116,20 @@ class LeftFiles:
     def _end_replay(self) -> None:
         self._replaying = False
 
+    def need(self, appended: dict[str, int], after: Path) -> None:
+        """At the end of the replay, cut appended files back to what they held at the snapshot.
+
+        Args:
+            appended: What `appended` returned for the snapshot.
+            after: Folder to keep what was appended later.
+        """
+        self._then, self._after = appended, after
+
+    def appended(self) -> dict[str, int]:
+        """Return the present sizes of the files that this process has opened to append."""
+        self._flush()
+        return {path: _size(path) for path in self._appended if Path(path).is_file()}
+
     def begin_training(self) -> None:
         """From now on the script overwrites what an earlier step has saved, as it wants to."""
         self._trained = True
@@ -123,7 +144,37 @@ class LeftFiles:
         for file, path in self._opened.items():
             if not file.closed:
                 refuse(_open_file(path))
-        return self._saved.put_back(self._made)
+        renamed = self._saved.put_back(self._made)
+        if self._saved.acts:
+            self._cut_back()
+        return renamed
+
+    def _cut_back(self) -> None:
+        """Cut off what was appended in the replay, and before it but after the snapshot.
+
+        A file that was shorter when this process opened it was begun anew: the replay has written
+        all of it.
+        """
+        self._flush()
+        for number, (path, size) in enumerate(self._then.items()):
+            before = self._appended.get(path, -1)
+            if before > size:  # the rows of steps that were lost, or another process's
+                after = self._after / f"{number}-{Path(path).name}"
+                after.parent.mkdir(mode=0o700, exist_ok=True)
+                after.write_bytes(Path(path).read_bytes()[size:before])
+                log(f"{path} is cut back to the snapshot; what was appended later is in {after}")
+            if before >= size and _size(path) > size:
+                os.truncate(path, size)
+
+    def _forget_appended(self, path: str) -> None:
+        """Forget files that the script begins anew."""
+        for one in beneath(path, self._appended):
+            del self._appended[one]
+
+    def _flush(self) -> None:
+        for file in list(self._appending):
+            with suppress(OSError, ValueError):  # a full disk, or a file that is closed
+                file.flush()
 
     # --- what the script calls
 
@@ -138,14 +189,22 @@ class LeftFiles:
 
         Text is written as ever: it holds numbers, which are right in a replay, too.
         """
-        writes = isinstance(mode, str) and "b" in mode and set(mode) & set("wxa")
+        writes = isinstance(mode, str) and set(mode) & set("wxa")
         if not writes or isinstance(file, int) or _is_special(path := _absolute(file)):
             return original(file, mode, *args, **kwargs)
-        if self._is_kept(path, appends="a" in mode):
+        appends, before = "a" in mode, _size(path)
+        if "b" not in mode:
+            opened = original(file, mode, *args, **kwargs)
+            if not appends:
+                self._forget_appended(path)
+        elif self._is_kept(path, appends=appends):
             opened = original(os.devnull, mode.replace("x", "w"), *args, **kwargs)
         else:
             opened = original(file, mode, *args, **kwargs)
-        if self._replaying:
+        if appends:
+            self._appended.setdefault(path, before)
+            self._appending.add(opened)
+        if self._replaying and "b" in mode:
             self._opened[opened] = path
         return opened
 
@@ -165,6 +224,7 @@ class LeftFiles:
             if not self._trained:
                 self._saved.keep(after)
             original(src, dst)
+            self._forget_appended(before)
             self._new |= {after + name.removeprefix(before) for name in beneath(before, self._new)}
             self._new.add(after)
             if self._replaying:  # also what was written unseen, as by tempfile
@@ -185,6 +245,7 @@ class LeftFiles:
         else:
             self._saved.keep(at)
             original(path, *args, **kwargs)
+            self._forget_appended(at)
         self._saved.remove(at)
 
     def _link(self, original: Call, src: Any, dst: Any, *args: Any, **kwargs: Any) -> None:
@@ -231,7 +292,9 @@ class LeftFiles:
         try:
             files = _files_in(path) if os.path.isdir(path) else [path]  # noqa: PTH112
             return any(
-                file not in self._new and os.lstat(file).st_mtime < self._since_s for file in files
+                file not in self._new
+                and (self._appended.get(file) or os.lstat(file).st_mtime < self._since_s)
+                for file in files
             )
         except OSError:
             return False
@@ -317,6 +380,13 @@ def _absolute(path: Any) -> str:
 
 def _files_in(folder: str) -> list[str]:
     return [str(Path(at, name)) for at, _, names in os.walk(folder) for name in names]
+
+
+def _size(path: str) -> int:
+    try:
+        return os.stat(path).st_size  # noqa: PTH116
+    except OSError:
+        return 0
 
 
 def _is_special(path: str) -> bool:

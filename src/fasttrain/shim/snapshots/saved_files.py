@@ -28,12 +28,12 @@ _ASIDE = "files"  # folder in a snapshot's
 class SavedFiles:
     """The files that the script has saved and not removed since.
 
-    Args:
+    Attributes:
         acts: True on the one rank whose files are real.
     """
 
     def __init__(self, *, acts: bool) -> None:
-        self._acts = acts
+        self.acts = acts
         self._paths: dict[str, None] = {}  # in the order in which they were first saved
         self._then: list[Entry] = []  # those that the snapshot lists
         self._aside = Path()
@@ -74,7 +74,7 @@ class SavedFiles:
             path: The file or folder.
             overwritten: True if it is to be written in place, else it is removed or renamed.
         """
-        if not (self._acts and self._needed):
+        if not (self.acts and self._needed):
             return
         for one in beneath(path, self._needed):
             aside = self._aside / str(self._needed.pop(one))
@@ -96,7 +96,7 @@ class SavedFiles:
         Raises:
             SystemExit: ``snapshot-files`` if a content is gone, or can't be known.
         """
-        if not self._acts:
+        if not self.acts:
             return []
         made = [path for path in sorted(made) if Path(path).is_file()]
         numbers = counterparts([path for path, _ in self._then], list(self._paths))

@@ -26,6 +26,7 @@ from fasttrain.shim.snapshots.script_tensors import ScriptTensors
 
 
 SHARED = "shared.pt"
+APPENDED = "appended"  # folder in a snapshot's for what was appended to files after it
 TRAINED_APART = "the script trains in processes that it forks, whose state is in no snapshot"
 
 
@@ -118,6 +119,7 @@ class LoopState:
             "reads": self._reads.state(),
             "buffers": self._buffers.state(),
             "files": self.saved.state(),
+            "appended": self.files_left.appended(),
             "generators": self._states.capture(),
         }
 
@@ -132,6 +134,7 @@ class LoopState:
         self._states.restore(self._begun)
         self.checkpoints.look_out(own["first step"], undo)
         self.saved.need(own["files"], found.path)
+        self.files_left.need(own["appended"], found.path / APPENDED)
         self.epochs.replay(own["passes"])
         self._reads.replay(own["reads"])
         return own

@@ -1,10 +1,11 @@
 """What a replay leaves alone: files of the run before, and memory that was saved into."""
 
-# ruff: noqa: PTH102, PTH103, PTH115, PTH211, PTH104, PTH105, PTH107, PTH123 - as scripts call them
+# ruff: noqa: T201, PTH102, PTH103, PTH115, PTH211, PTH104, PTH105, PTH107, PTH123 - as scripts call them
 
 from __future__ import annotations
 
 import io
+import logging
 import os
 import pickle
 import shutil
@@ -13,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -22,6 +24,7 @@ import torch
 from torch import nn
 
 from fasttrain.shim.hooks import patching
+from fasttrain.shim.snapshots.replay import SilencedStdout
 from fasttrain.shim.snapshots.replayed_files import Buffers, LeftFiles
 from fasttrain.shim.snapshots.saved_files import SavedFiles
 
@@ -175,3 +178,105 @@ def test_what_was_saved_into_memory_is_kept(capfd: Any) -> None:
         with pytest.raises(SystemExit):
             buffers.restore([(content, 0)])
     assert "[snapshot-diverged]" in capfd.readouterr().err
+
+
+@pytest.fixture
+def resumed(there: Path) -> Iterator[LeftFiles]:
+    """The files of a run that goes on from a snapshot, whose replay has not begun."""
+    (there / "train.log").write_text("1\n2\nlost\n")
+    with ExitStack() as undo:
+        files = LeftFiles(SavedFiles(acts=True))
+        files.install(undo)
+        files.need({str(there / "train.log"): len("1\n2\n")}, there / "appended")
+        yield files
+
+
+def test_what_a_replay_appends_is_cut_off(resumed: LeftFiles, capfd: Any) -> None:
+    with open("train.log", "a") as log:
+        with ExitStack() as replaying:
+            resumed.begin(replaying)
+            log.write("1\n")
+            with open("train.log", "a") as again:
+                again.write("2\n")
+        assert resumed.end() == []
+        log.write("3\n")
+    assert Path("train.log").read_text() == "1\n2\n3\n"
+    assert Path("appended/0-train.log").read_text() == "lost\n"
+    assert "appended/0-train.log" in capfd.readouterr().err
+
+
+def removed() -> None:
+    os.remove("train.log")
+
+
+def renamed() -> None:
+    os.rename("train.log", "train.log.old")
+
+
+def begun_anew() -> None:
+    with open("train.log", "w") as log:
+        log.write("")
+
+
+@pytest.mark.parametrize("start", [removed, renamed, begun_anew])
+@pytest.mark.parametrize("opened", [False, True])
+def test_a_file_that_is_begun_anew_holds_what_the_replay_has_written(
+    resumed: LeftFiles, start: Any, *, opened: bool
+) -> None:
+    if opened:
+        with open("train.log", "a"):
+            pass
+    start()
+    with ExitStack() as replaying:
+        resumed.begin(replaying)
+        for epoch in ("one", "two"):
+            with open("train.log", "a") as log:
+                log.write(f"{epoch}\n")
+    assert resumed.end() == []
+    assert Path("train.log").read_text() == "one\ntwo\n"
+
+
+def test_a_log_that_is_rotated_in_a_replay_stays(resumed: LeftFiles) -> None:
+    Path("train.log.1").write_text("0\n")
+    os.utime("train.log.1", (time.time() - 60,) * 2)
+    handler = RotatingFileHandler("train.log", maxBytes=12, backupCount=1)
+    with ExitStack() as replaying:
+        resumed.begin(replaying)
+        for text in "abc":
+            handler.emit(logging.makeLogRecord({"msg": text}))
+    resumed.end()
+    handler.close()
+    assert Path("train.log.1").read_text() == "0\n"
+    assert Path("train.log").read_text() == "1\n2\n"
+
+
+def test_what_is_appended_counts_before_it_is_flushed(resumed: LeftFiles) -> None:
+    with open("new.log", "a") as log:
+        log.write("12345")
+        with open("gone.log", "ab"):
+            pass
+        os.remove("gone.log")
+        assert resumed.appended() == {str(Path("new.log").absolute()): 5}
+
+
+class Tee:
+    """As many scripts have it, with a ``flush`` that does nothing or with none."""
+
+    def __init__(self, terminal: Any) -> None:
+        self.write = terminal.write
+
+
+def test_what_is_printed_again_through_an_object_of_the_scripts_is_silent(
+    capfd: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terminal = open(1, "w", closefd=False)  # noqa: SIM115
+    monkeypatch.setattr(sys, "__stdout__", terminal)
+    monkeypatch.setattr(sys, "stdout", Tee(terminal))
+    silence = SilencedStdout()
+    print("before")
+    silence.begin()
+    print("again")
+    silence.end()
+    print("new")
+    terminal.close()
+    assert capfd.readouterr().out == "before\nnew\n"
