@@ -10,6 +10,7 @@ would call.
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import importlib
 import os
@@ -144,7 +145,7 @@ def unpacked(value: Any) -> Any:
         return torch.device(of)
     if name == "numpy":
         return _numpy_again(*of)
-    return bytes(of.tolist()) if name == "bytes" else _MAKE[name](of)
+    return _content(of) if name == "bytes" else _MAKE[name](of)
 
 
 def _key(key: Any, where: str) -> Any:
@@ -190,6 +191,11 @@ def _bytes(value: bytes) -> Tensor:
         if value
         else torch.empty(0, device="cpu")
     )
+
+
+def _content(of: Tensor) -> bytes:
+    """Return what `_bytes` was called with; by address, as NumPy may be missing."""
+    return ctypes.string_at(of.data_ptr(), of.nbytes) if of.numel() else b""
 
 
 def _numpy_again(dtype: str, shape: tuple[int, ...] | None, of: Tensor) -> Any:

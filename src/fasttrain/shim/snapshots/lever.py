@@ -238,6 +238,7 @@ class SnapshotLever:
         # two loops follow each other, the second one's optimizer counts from zero.
         self._steps = self._turn = 0
         self._timed = every_min is not None
+        self._reported = False  # that arrays are too large to be kept
         self._found: FoundSnapshot | None = None  # the snapshot that this run is replaying towards
         self._own: dict[str, Any] = {}  # this rank's part of that snapshot
         self._identity: dict[str, str] = {}
@@ -339,6 +340,7 @@ class SnapshotLever:
             self._loop.checkpoints.begin()
             self._loop.files_left.begin_training()
             self._loop.tensors.begin()
+            self._loop.reads.training = True
             if self._loop.epochs.earlier is not None:
                 self._loop.epochs.earlier.replaying = True
                 self._replay.begin(self._replaying)
@@ -389,6 +391,7 @@ class SnapshotLever:
             self.recorder.note(f"{text}: {problem}")
             return
         self.recorder.counts["snapshots"] += 1
+        self._report_arrays()
         if self._writer.ends:
             self.recorder.counts[PREEMPTED] = 1
             self._log(f"{PREEMPTED_AFTER} {step}; the snapshot is in {self._plan.run_dir}")
@@ -396,6 +399,18 @@ class SnapshotLever:
             end = SystemExit(0)
             LEAVING.begin(end)
             raise end
+
+    def _report_arrays(self) -> None:
+        """Report arrays whose content is in no snapshot, at the first one and in a resumed run."""
+        if self._loop.reads.left_out and not self._reported:
+            self._reported = True
+            text = (
+                "arrays that the script reads by .numpy() are too large to be kept, the first at"
+                f" {self._loop.reads.left_out}: what a replay computes from them, such as a best"
+                " metric, may be wrong"
+            )
+            self._log(text)
+            self.recorder.note(text)
 
     def _log(self, text: str) -> None:
         if self._rank == 0:
@@ -420,6 +435,7 @@ class SnapshotLever:
         self._meter.reset_times()
         self._writer.begin_interval(step)
         self.recorder.note(f"went on from the snapshot of step {step}")
+        self._report_arrays()
         files = self._replay.files
         if files.left:
             self.recorder.note(f"the replay left files unchanged {files.left} times")

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import math
 import os
 import sys
 import threading
@@ -26,7 +27,7 @@ from torch.nn.modules import module as modules
 
 from fasttrain.shim.hooks import gradients, patching, seams
 from fasttrain.shim.hooks.seams import Hooking, Reading
-from fasttrain.shim.process.callsite import own_prefixes
+from fasttrain.shim.process.callsite import location, own_prefixes
 from fasttrain.shim.snapshots.files import refuse_diverged
 
 # Finds out whether the script has hooks on gradients, which only a real backward pass calls.
@@ -101,6 +102,9 @@ FUNCTIONS = ("equal", "allclose", "is_nonzero")  # of torch
 ARRAYS = ("numpy", "__array__")
 _KINDS = (*READS, *ARRAYS)
 KEPT_BYTES = 4096  # of an array, such as a mean or a batch's hits: one page of memory
+# Of a larger one, such as all predictions of an evaluation, and of all of those together. A single
+# larger one, such as the masks of a batch of images, would soon use up the room of the others.
+LARGE_BYTES, ALL_LARGE_BYTES = 4 << 20, 128 << 20
 # Parts of torch that read on behalf of their callers: whether a step is made, a plateau's metric,
 # a point of a curve.
 READERS = (
@@ -116,9 +120,16 @@ class ScalarReads:
     Args:
         apart: True if a replay skips the code that runs now.
         hooks: Knows whether a replay runs backward passes all the same.
+
+    Attributes:
+        training: True once a step was made: what is read before is really computed in a replay,
+            too, so that no large array has to be kept.
+        left_out: Where the first array was read that is too large to be kept; empty if none was.
     """
 
     def __init__(self, apart: Callable[[], bool], hooks: GradientHooks) -> None:
+        self.training = False
+        self.left_out = ""
         self._apart = apart
         self._hooks = hooks
         self._own = own_prefixes()
@@ -126,7 +137,8 @@ class ScalarReads:
         self._counts: dict[CodeType, bool] = {}
         self.kinds = bytearray()
         self.values: list[Any] = []
-        self._replayed: tuple[bytes, list[Any]] | None = None
+        self._large = bytearray()  # what arrays of more than KEPT_BYTES held, one after another
+        self._replayed: tuple[bytes, list[Any], bytes] | None = None
 
     def install(self, undo: ExitStack) -> None:
         """Wrap the methods by which a tensor becomes a Python number or an array."""
@@ -178,10 +190,11 @@ class ScalarReads:
                 return array
             if threading.get_ident() != self._thread:
                 return array
-            if self._replayed is not None:
-                array = _as_it_was(array, self._again(kind))
+            array, keeps = self._array_again(array, kind) if self._replayed else (array, True)
             self.kinds.append(kind)
-            self.values.append(_described(array))
+            self.values.append(self._described(array) if keeps else None)
+            if self.values[-1] is None and self.training and not self.left_out:
+                self.left_out = location(frame.f_code.co_filename, frame.f_lineno)
             return array
 
         return read
@@ -195,45 +208,63 @@ class ScalarReads:
 
     def state(self) -> dict[str, Any]:
         """Return what was read so far."""
-        return {"kinds": bytes(self.kinds), "values": self.values}
+        return {"kinds": bytes(self.kinds), "values": self.values, "large": bytes(self._large)}
 
     def replay(self, state: dict[str, Any]) -> None:
         """Have reads return what `state` recorded from now on, not what the tensors hold."""
-        self._replayed = (state["kinds"], state["values"])
+        self._replayed = (state["kinds"], state["values"], state["large"])
 
     def _again(self, kind: int) -> Any:
-        kinds, values = self._replayed or (b"", [])
+        kinds, values, _ = self._replayed or (b"", [], b"")
         at = len(self.values)
         if at >= len(values) or kinds[at] != kind:
             refuse_diverged(f"it reads a number (Tensor.{_KINDS[kind]}) that it did not read then")
         return copy.deepcopy(values[at])
 
+    def _array_again(self, array: Any, kind: int) -> tuple[Any, bool]:
+        """Return an array as it was read then, and whether its content was kept."""
+        then = self._again(kind)
+        if then is None or self._replayed is None:
+            return array, False
+        dtype, shape, content = then
+        if type(content) is int:  # where it begins
+            size = math.prod(shape) * sys.modules["numpy"].dtype(dtype).itemsize
+            held = self._replayed[2][content : content + size]
+        else:
+            held = content.encode("latin-1")
+        return _as_it_was(array, dtype, shape, held), True
+
+    def _described(self, array: Any) -> tuple[str, tuple[int, ...], str | int] | None:
+        """Return an array's dtype, shape and content in plain types; None if it isn't kept.
+
+        The content of a large one is where it begins in `_large`.
+        """
+        if array.nbytes <= KEPT_BYTES:
+            return array.dtype.str, array.shape, array.tobytes().decode("latin-1")
+        at = len(self._large)
+        if not self.training or array.nbytes > min(LARGE_BYTES, ALL_LARGE_BYTES - at):
+            return None
+        self._large += array.tobytes()
+        return array.dtype.str, array.shape, at
+
     def arrive(self) -> None:
         """Let reads return what the tensors hold again."""
-        _, values = self._replayed or (b"", [])
+        _, values, _ = self._replayed or (b"", [], b"")
         if len(self.values) != len(values):
             refuse_diverged(f"it has read {len(self.values)} numbers, and {len(values)} then")
         self._replayed = None
 
 
-def _described(array: Any) -> tuple[str, tuple[int, ...], str] | None:
-    """Return an array's dtype, shape and content in plain types; None for a large one."""
-    if array.nbytes > KEPT_BYTES:
-        return None
-    return array.dtype.str, array.shape, array.tobytes().decode("latin-1")
-
-
-def _as_it_was(array: Any, then: tuple[str, tuple[int, ...], str] | None) -> Any:
+def _as_it_was(array: Any, dtype: str, shape: tuple[int, ...], content: bytes) -> Any:
     """Return an array with the recorded content: the same one, which shares the tensor's memory.
 
     Another one if its shape follows from contents, such as that of ``x[keep].numpy()``.
     """
-    now = _described(array)
-    if then is None or now == then:  # too large to be recorded, or read-only: nothing was computed
+    alike = (array.dtype.str, array.shape) == (dtype, shape)
+    if alike and array.tobytes() == content:  # maybe read-only: nothing was computed
         return array
-    content = bytearray(then[2].encode("latin-1"))
-    recorded = sys.modules["numpy"].frombuffer(content, then[0]).reshape(then[1])
-    if now is None or now[:2] != then[:2]:
+    recorded = sys.modules["numpy"].frombuffer(bytearray(content), dtype).reshape(shape)
+    if not alike:
         return recorded
     array[...] = recorded
     return array

@@ -45,6 +45,7 @@ class LoopState:
         saved: The files that it has saved.
         files_left: Leaves files unchanged in a replay.
         hooks: Knows whether it has hooks on gradients.
+        reads: The numbers that it has read.
         stepping: True while an optimizer's step runs.
     """
 
@@ -60,7 +61,7 @@ class LoopState:
         self._rank, self._roots, self._lever_state = rank, roots, lever_state
         self._states = RandomStates(lever_state.streams)
         self.epochs = LoaderEpochs(self._states)
-        self._reads = ScalarReads(self._apart, self.hooks)
+        self.reads = ScalarReads(self._apart, self.hooks)
         self._buffers = Buffers()
         self._begun: dict[str, Any] = {}  # states of the generators right after torch's import
 
@@ -69,7 +70,7 @@ class LoopState:
         self.registry.install(undo)
         self.hooks.install(undo)
         self.epochs.install(undo)
-        self._reads.install(undo)
+        self.reads.install(undo)
         self._buffers.install(undo)
         self.files_left.install(undo)
 
@@ -116,7 +117,7 @@ class LoopState:
             "carried": self.tensors.state(),
             "kept": {name: lever.state() for name, lever in self._lever_state.states.items()},
             "passes": self.epochs.state(),
-            "reads": self._reads.state(),
+            "reads": self.reads.state(),
             "buffers": self._buffers.state(),
             "files": self.saved.state(),
             "appended": self.files_left.appended(),
@@ -136,7 +137,7 @@ class LoopState:
         self.saved.need(own["files"], found.path)
         self.files_left.need(own["appended"], found.path / APPENDED)
         self.epochs.replay(own["passes"])
-        self._reads.replay(own["reads"])
+        self.reads.replay(own["reads"])
         return own
 
     def end_replay(self, own: dict[str, Any]) -> None:
@@ -145,7 +146,7 @@ class LoopState:
         Raises:
             SystemExit: ``snapshot-diverged`` if the loop has read other things than before.
         """
-        self._reads.arrive()
+        self.reads.arrive()
         self.epochs.arrive(own["passes"])
 
     def restore(self, found: FoundSnapshot, own: dict[str, Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from fasttrain.shim.snapshots import scalar_reads
 from fasttrain.shim.snapshots.files import packed, unpacked
 from fasttrain.shim.snapshots.scalar_reads import (
     ARRAYS,
@@ -31,6 +33,13 @@ def reads() -> Iterator[Any]:
         yield reads
 
 
+def replay_from_the_start(reads: Any) -> None:
+    """Have the reads so far returned again, from what a snapshot holds of them."""
+    reads.replay(unpacked(packed(reads.state())))
+    reads.kinds, reads.values, reads._large = bytearray(), [], bytearray()
+    reads.training, reads.left_out = False, ""
+
+
 def ask(tensor: Tensor) -> list[Any]:
     return [
         tensor.item(), float(tensor), int(tensor), bool(tensor), f"{tensor:.2f}", tensor.tolist(),
@@ -44,9 +53,7 @@ def test_every_way_is_recorded_and_given_again(reads: Any) -> None:
     told = ask(torch.tensor(2.5))
     assert told == [2.5, 2.5, 2, True, "2.50", 2.5, 2, *[True] * 6, False]
     assert reads.values == told
-    reads.replay({"kinds": bytes(reads.kinds), "values": list(told)})
-    reads.kinds.clear()
-    reads.values.clear()
+    replay_from_the_start(reads)
     assert ask(torch.tensor(0.0)) == told
     reads.arrive()
     assert torch.tensor(1.0).item() == 1.0
@@ -64,9 +71,7 @@ def arrays(scale: float) -> list[Any]:
 
 def test_arrays_are_recorded_and_given_again(reads: Any) -> None:
     told = arrays(1)
-    kept = unpacked(packed(reads.state()))
-    reads.replay(kept)
-    reads.kinds, reads.values = bytearray(), []
+    replay_from_the_start(reads)
     again = arrays(0)
     reads.arrive()
     assert all(map(np.array_equal, again, told))
@@ -76,28 +81,57 @@ def test_arrays_are_recorded_and_given_again(reads: Any) -> None:
 def test_an_array_is_the_tensors_own_memory(reads: Any) -> None:
     tensor = torch.ones(2)
     tensor.numpy()[0] = 3
-    reads.replay(reads.state() | {"values": list(reads.values)})
-    reads.kinds, reads.values = bytearray(), []
+    replay_from_the_start(reads)
     tensor = torch.zeros(2)
     tensor.numpy()[1] = 5
     reads.arrive()
     assert tensor.tolist() == [1, 5]
 
 
-def test_what_a_large_array_holds_is_not_kept(reads: Any) -> None:
-    assert torch.ones(1025).numpy().sum() == 1025
+def test_what_a_large_array_holds_is_kept_in_a_training(reads: Any) -> None:
+    assert torch.ones(1025).numpy().sum() == 1025  # computed again
     assert reads.values == [None]
-    reads.replay({"kinds": bytes(reads.kinds), "values": [None]})
-    reads.kinds, reads.values = bytearray(), []
-    assert torch.zeros(1025).numpy().sum() == 0
+    reads.training = True
+    found = [torch.arange(2000.0).numpy(), torch.ones(2, dtype=torch.int8).numpy()]
+    found.append(torch.full((2, 3000), -1).numpy())
+    replay_from_the_start(reads)
+    assert torch.ones(1025).numpy().sum() == 1025
+    reads.training = True
+    again = [torch.ones(n).numpy() for n in (2000, 2, 5)]  # of other types, and another shape
+    reads.arrive()
+    assert all(map(np.array_equal, again, found))
+    assert [array.dtype for array in again[1:]] == [np.int8, np.int64]
+    assert reads.left_out == ""
+
+
+def test_too_large_arrays_are_left_out_and_reported(
+    reads: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scalar_reads, "LARGE_BYTES", 12_000)
+    monkeypatch.setattr(scalar_reads, "ALL_LARGE_BYTES", 20_000)
+    torch.ones(3001).numpy()
+    assert (reads.values, reads.left_out) == ([None], "")
+    reads.training = True
+    torch.ones(3001).numpy()
+    kept = torch.arange(3000).float().numpy()
+    torch.ones(3000).numpy()  # all of them would be too large
+    assert re.fullmatch(r".*test_snapshot_reads\.py:\d+", reads.left_out)
+    assert [value is not None for value in reads.values] == [False, False, True, False]
+    replay_from_the_start(reads)
+    reads.training = True
+    assert torch.zeros(3001).numpy().sum() == torch.zeros(2).numpy().sum() == 0
+    assert np.array_equal(torch.zeros(3000).numpy(), kept)
+    assert torch.zeros(2).numpy().sum() == 0  # by chance small enough: not what was read
+    assert [value is not None for value in reads.values] == [False, False, True, False]
+    assert reads.left_out
+    reads.arrive()
 
 
 def test_an_array_has_the_shape_that_it_had(reads: Any) -> None:
     """A shape such as that of `x[keep]` follows from contents, which a replay doesn't compute."""
     torch.arange(3).numpy()
     torch.ones(0).numpy()
-    reads.replay({"kinds": bytes(reads.kinds), "values": list(reads.values)})
-    reads.kinds, reads.values = bytearray(), []
+    replay_from_the_start(reads)
     again = torch.zeros(2).numpy()
     assert (again.tolist(), again.dtype) == ([0, 1, 2], np.int64)
     again += 1  # as an array of the script's
@@ -151,7 +185,7 @@ def test_another_number_of_reads_is_refused(reads: Any, capfd: Any, values: list
         torch.tensor(1.0).item()
         reads.arrive()
 
-    reads.replay({"kinds": bytes(len(values)), "values": values})
+    reads.replay({"kinds": bytes(len(values)), "values": values, "large": b""})
     with pytest.raises(SystemExit) as end:
         replayed()
     assert end.value.code == 78
