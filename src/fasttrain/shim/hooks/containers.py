@@ -230,17 +230,35 @@ def holds_by_attributes(value: Any) -> bool:
     )
 
 
+def with_parts(value: Any, parts: Any) -> Any:
+    """Return a container like one of those of `map_tensors`, of the same type, with other parts.
+
+    Args:
+        value: The container.
+        parts: A list of its items, or a dictionary of them or of its attributes by name.
+    """
+    if isinstance(value, tuple):
+        return _tuple_with(value, parts)
+    if isinstance(value, list | deque):
+        return _list_with(value, parts)
+    if isinstance(value, MutableMapping):
+        return _mapping_with(value, parts)
+    return _object_with(value, parts)
+
+
 def _same(old: Iterable[Any], new: Iterable[Any]) -> bool:
     return all(a is b for a, b in zip(old, new, strict=True))
 
 
 def _map_tuple(value: tuple[Any, ...], change: Change) -> Any:
     items = [map_tensors(item, change) for item in value]
-    if _same(value, items):
-        return value
+    return value if _same(value, items) else _tuple_with(value, items)
+
+
+def _tuple_with(value: tuple[Any, ...], items: list[Any]) -> Any:
     kind: Any = type(value)
-    if kind is tuple:
-        return tuple(items)
+    if kind in (tuple, torch.Size):
+        return kind(items)
     if hasattr(kind, "n_sequence_fields"):  # torch.return_types: max, sort, ...
         return kind(items)
     # Named tuples too. tuple's __new__, because one of their own may take other arguments.
@@ -251,8 +269,10 @@ def _map_tuple(value: tuple[Any, ...], change: Change) -> Any:
 
 def _map_list(value: list[Any] | deque[Any], change: Change) -> Any:
     items = [map_tensors(item, change) for item in value]
-    if _same(value, items):
-        return value
+    return value if _same(value, items) else _list_with(value, items)
+
+
+def _list_with(value: list[Any] | deque[Any], items: list[Any]) -> Any:
     if type(value) is list:
         return items
     result = copy.copy(value)
@@ -267,10 +287,14 @@ def _map_mapping(value: Mapping[Any, Any], change: Change) -> Any:
     items = {key: map_tensors(item, change) for key, item in old.items()}
     if _same(old.values(), items.values()):
         return value
-    if type(value) is dict:
-        return items
     if not isinstance(value, MutableMapping):
         return value  # a read-only one: what its constructor takes is unknown
+    return _mapping_with(value, items)
+
+
+def _mapping_with(value: MutableMapping[Any, Any], items: dict[Any, Any]) -> Any:
+    if type(value) is dict:
+        return items
     result: Any = copy.copy(value)
     if getattr(value, "__dict__", None) is value:  # its items are its attributes
         result.__dict__ = result
@@ -294,10 +318,12 @@ def items_of(value: Mapping[Any, Any]) -> dict[Any, Any]:
 def _map_attributes(value: Any, change: Change) -> Any:
     old = attributes_of(value)
     new = {name: map_tensors(item, change) for name, item in old.items()}
-    if _same(old.values(), new.values()):
-        return value
+    return value if _same(old.values(), new.values()) else _object_with(value, new)
+
+
+def _object_with(value: Any, attributes: dict[str, Any]) -> Any:
     result = copy.copy(value)
-    for name, item in new.items():
+    for name, item in attributes.items():
         object.__setattr__(result, name, item)  # frozen dataclasses too
     return result
 

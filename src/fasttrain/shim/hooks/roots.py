@@ -105,6 +105,7 @@ class Root:
         device: Where its parameters were at its first call, such as ``cuda:0``.
         replica: The data-parallel lever's state of this root.
         precision: The amp lever's state of this root.
+        calls: What its calls have returned, for the snapshot lever.
         outer: The class and call site of the module whose ``forward`` the script called directly,
             so that this part of it is a root; empty if there is none.
         lowered_on: The device type on which the amp lever had its last forward pass in low
@@ -118,6 +119,7 @@ class Root:
     device: str = ""
     replica: Any = None
     precision: Any = None
+    calls: Any = None
     outer: str = ""
     lowered_on: str | None = None
     # Where it is: torch can't swap the tensors of a parameter that has a weak reference.

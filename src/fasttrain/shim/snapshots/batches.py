@@ -52,17 +52,21 @@ def signature_of(data: Any) -> Signature:
         return ("items", *map(signature_of, data))
     if isinstance(data, Mapping):
         return ("mapping", *((str(key), signature_of(value)) for key, value in data.items()))
+    return small_array(data) or ("other", type(data).__qualname__)
+
+
+def small_array(data: Any) -> tuple[str, str, tuple[int, ...], str] | None:
+    """Return the signature of a number or a small array of NumPy's; None of anything else."""
     numpy = sys.modules.get("numpy")
-    if numpy and isinstance(data, numpy.generic | numpy.ndarray) and _is_small(data):
-        return ("array", data.dtype.str, data.shape, data.tobytes().decode("latin-1"))
-    return ("other", type(data).__qualname__)
+    if not numpy or not isinstance(data, numpy.generic | numpy.ndarray):
+        return None
+    if data.nbytes > KEPT_BYTES or data.dtype.hasobject:
+        return None
+    return ("array", data.dtype.str, data.shape, data.tobytes().decode("latin-1"))
 
 
-def _is_small(array: Any) -> bool:
-    return array.nbytes <= KEPT_BYTES and not array.dtype.hasobject
-
-
-def _array(dtype: str, shape: tuple[int, ...], content: str) -> Any:
+def array_again(dtype: str, shape: tuple[int, ...], content: str) -> Any:
+    """Return the array whose signature has these parts."""
     numpy = sys.modules["numpy"]  # torch imports it if it is installed
     return numpy.frombuffer(bytearray(content, "latin-1"), dtype).reshape(shape)[()]
 
@@ -86,7 +90,7 @@ def made_like(seen: Any, signature: Any) -> Any:
     """
     kind = signature[0] if isinstance(signature, tuple) else None
     if kind == "shape" and isinstance(seen, Tensor) and seen.dim() == len(signature) - 1:
-        return _resized(seen, signature[1:])
+        return resized(seen, signature[1:])
     if kind == "items" and isinstance(seen, list | tuple) and (seen or len(signature) == 1):
         items = [made_like(seen[i % len(seen)], one) for i, one in enumerate(signature[1:])]
         return type(seen)(*items) if hasattr(seen, "_fields") else type(seen)(items)
@@ -98,13 +102,13 @@ def made_like(seen: Any, signature: Any) -> Any:
     if kind == "other":
         return map_tensors(seen, Tensor.clone)
     if kind == "array":
-        return _array(*signature[1:])
+        return array_again(*signature[1:])
     if kind is not None or isinstance(seen, Tensor | list | tuple | Mapping):
         refuse_diverged("a DataLoader yields a batch with other parts than then")
     return signature
 
 
-def _resized(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
+def resized(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
     """Return a copy, cut or repeated to a shape; a copy, as the script may change it in place."""
     if tensor.shape == shape:
         return tensor.clone()

@@ -231,7 +231,13 @@ class SnapshotLever:
         self._loop = LoopState(rank, roots, lever_state)
         every_min = plan.preempt.value.every_min
         self._writer = SnapshotWriter(self._snapshots, self._loop, rank, lever_state, every_min)
-        self._replay = Replay(roots, self._loop.registry, self._loop.hooks, self._loop.files_left)
+        self._replay = Replay(
+            roots,
+            self._loop.registry,
+            self._loop.hooks,
+            self._loop.outputs,
+            self._loop.files_left,
+        )
         self._silence = SilencedStdout()
         self._replaying, self._installed = ExitStack(), ExitStack()
         # Batches after which any optimizer made a step. An optimizer's own count won't do: where
@@ -436,6 +442,8 @@ class SnapshotLever:
         self._writer.begin_interval(step)
         self.recorder.note(f"went on from the snapshot of step {step}")
         self._report_arrays()
+        if self._replay.computed:
+            self.recorder.note(f"the replay computed {self._replay.computed} calls of models")
         files = self._replay.files
         if files.left:
             self.recorder.note(f"the replay left files unchanged {files.left} times")

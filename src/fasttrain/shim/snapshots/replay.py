@@ -1,8 +1,8 @@
 """Replays a loop without computing, up to the batch before which its snapshot was taken.
 
 All of the script's own code runs, so that its variables, counters and schedules get the values that
-they had. What takes time is skipped: a root returns the output of an earlier call like this one, a
-backward pass leaves zero gradients, steps of torch's optimizers see no gradients, and existing
+they had. What takes time is skipped: a root returns the like of what it returned then, a backward
+pass leaves zero gradients, steps of torch's optimizers see no gradients, and existing
 files stay. Optimizers and hooks of the script's own see the zeros, since they may rely on
 gradients; whatever their steps change is restored at the place of the snapshot. Models and backward
 passes are real in two cases: if the script has hooks on gradients, which must be called; and if its
@@ -14,7 +14,6 @@ from __future__ import annotations
 import functools
 import os
 import sys
-from collections import OrderedDict
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from typing import Any
@@ -28,28 +27,34 @@ from torch.optim.optimizer import (
 )
 
 from fasttrain.shim.hooks import patching
-from fasttrain.shim.hooks.containers import graph_behind, map_tensors
+from fasttrain.shim.hooks.containers import graph_behind
 from fasttrain.shim.hooks.roots import Call, Root, RootCalls
 from fasttrain.shim.hooks.seams import Differentiating
 from fasttrain.shim.snapshots.object_states import Registry
 from fasttrain.shim.snapshots.replayed_files import LeftFiles
+from fasttrain.shim.snapshots.root_outputs import UNKNOWN, RootOutputs
 from fasttrain.shim.snapshots.scalar_reads import GradientHooks
-
-KEPT_OUTPUTS = 32  # for training, evaluation and odd batches of a few roots
 
 
 class Replay:
     """Replaces everything that computes.
 
     Attributes:
+        computed: How many calls of roots had to be computed.
         files: Keeps existing files unchanged.
     """
 
     def __init__(
-        self, roots: RootCalls, registry: Registry, hooks: GradientHooks, files: LeftFiles
+        self,
+        roots: RootCalls,
+        registry: Registry,
+        hooks: GradientHooks,
+        outputs: RootOutputs,
+        files: LeftFiles,
     ) -> None:
+        self.computed = 0
         self._roots, self._registry, self._hooks = roots, registry, hooks
-        self._outputs: OrderedDict[Any, Any] = OrderedDict()
+        self._outputs = outputs
         self._zeros: dict[int, tuple[Tensor, Tensor]] = {}
         self._withheld: list[tuple[Tensor, Tensor]] = []
         self.files = files
@@ -74,7 +79,6 @@ class Replay:
 
     def _end(self) -> None:
         self._going = False
-        self._outputs.clear()
         self._zeros.clear()
 
     def _instead(self, name: str, act: Call, original: Any) -> Any:
@@ -93,21 +97,22 @@ class Replay:
     # --- roots
 
     def _around(self, root: Root, module: nn.Module, call: Call) -> Call:
-        if self._is_real or _has_hooks(module):
+        outputs = self._outputs
+        if self._is_real or _has_hooks(module) or outputs.apart():
+            self.computed += 1
             return call  # the script depends on what happens inside the call
 
         def run(*args: Any, **kwargs: Any) -> Any:
-            key = (root, module.training, torch.is_grad_enabled(), _shape((args, kwargs)))
-            if key not in self._outputs:
-                # The inner call alone: what averages gradients outside of it would wait for a
-                # backward pass that never comes.
-                output = call(*args, **kwargs)
-                self._outputs[key] = map_tensors(output, _detached_copy)
-                if len(self._outputs) > KEPT_OUTPUTS:
-                    self._outputs.popitem(last=False)
-                return output
-            self._outputs.move_to_end(key)
-            return map_tensors(self._outputs[key], Tensor.clone)
+            made = outputs.again(root)
+            if made is not UNKNOWN:
+                return made
+            # The inner call alone: what averages gradients outside of it would wait for a
+            # backward pass that never comes.
+            self.computed += 1
+            output = call(*args, **kwargs)
+            outputs.see(root, output)
+            made = outputs.again(root)
+            return output if made is UNKNOWN else made
 
         return run
 
@@ -170,28 +175,12 @@ def _has_hooks(module: nn.Module) -> bool:
     return any(part._forward_hooks or part._forward_pre_hooks for part in parts)
 
 
-def _detached_copy(tensor: Tensor) -> Tensor:
-    kept = tensor.detach().clone()
-    return kept.requires_grad_() if tensor.requires_grad else kept
-
-
 def _zero_gradients(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
     if isinstance(inputs, Mapping):  # torch 2.13
         gradients = _zero_gradients(outputs, list(inputs.values()), *args, **kwargs)
         return dict(zip(inputs, gradients, strict=True))
     wanted = (inputs,) if isinstance(inputs, Tensor) else inputs
     return tuple(torch.zeros_like(one, requires_grad=True) for one in wanted)
-
-
-def _shape(value: Any) -> Any:
-    """Return a key of a root's arguments that ignores only the numbers inside tensors."""
-    if isinstance(value, Tensor):
-        return (tuple(value.shape), value.dtype, value.device)
-    if isinstance(value, list | tuple):
-        return (type(value), *map(_shape, value))
-    if isinstance(value, dict):
-        return tuple((key, _shape(item)) for key, item in value.items())
-    return value if isinstance(value, int | float | str | None) else type(value)
 
 
 class SilencedStdout:

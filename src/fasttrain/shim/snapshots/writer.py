@@ -11,13 +11,14 @@ from typing import Any
 
 from fasttrain.shim.data_parallel.context import LeverState
 from fasttrain.shim.data_parallel.ranks import Ranks
-from fasttrain.shim.hooks.roots import RootCalls
+from fasttrain.shim.hooks.roots import RootCalls, in_backward
 from fasttrain.shim.snapshots import object_states
 from fasttrain.shim.snapshots.files import FoundSnapshot, Manifest, Snapshots
 from fasttrain.shim.snapshots.loader_epochs import LoaderEpochs, StoredError
 from fasttrain.shim.snapshots.object_states import RandomStates, Registry
 from fasttrain.shim.snapshots.preempt_signal import PREEMPT_SIGNAL
 from fasttrain.shim.snapshots.replayed_files import Buffers, LeftFiles, OwnCheckpoints
+from fasttrain.shim.snapshots.root_outputs import RootOutputs
 from fasttrain.shim.snapshots.saved_files import SavedFiles
 from fasttrain.shim.snapshots.scalar_reads import GradientHooks, ScalarReads
 from fasttrain.shim.snapshots.script_tensors import ScriptTensors
@@ -46,6 +47,7 @@ class LoopState:
         files_left: Leaves files unchanged in a replay.
         hooks: Knows whether it has hooks on gradients.
         reads: The numbers that it has read.
+        outputs: What its models have returned.
         stepping: True while an optimizer's step runs.
     """
 
@@ -62,6 +64,7 @@ class LoopState:
         self._states = RandomStates(lever_state.streams)
         self.epochs = LoaderEpochs(self._states)
         self.reads = ScalarReads(self._apart, self.hooks)
+        self.outputs = RootOutputs(lambda: self.epochs.inside or in_backward())
         self._buffers = Buffers()
         self._begun: dict[str, Any] = {}  # states of the generators right after torch's import
 
@@ -71,6 +74,7 @@ class LoopState:
         self.hooks.install(undo)
         self.epochs.install(undo)
         self.reads.install(undo)
+        self.outputs.install(self._roots, undo)
         self._buffers.install(undo)
         self.files_left.install(undo)
 
@@ -118,6 +122,7 @@ class LoopState:
             "kept": {name: lever.state() for name, lever in self._lever_state.states.items()},
             "passes": self.epochs.state(),
             "reads": self.reads.state(),
+            "outputs": self.outputs.state(),
             "buffers": self._buffers.state(),
             "files": self.saved.state(),
             "appended": self.files_left.appended(),
@@ -138,6 +143,7 @@ class LoopState:
         self.files_left.need(own["appended"], found.path / APPENDED)
         self.epochs.replay(own["passes"])
         self.reads.replay(own["reads"])
+        self.outputs.replay(own["outputs"])
         return own
 
     def end_replay(self, own: dict[str, Any]) -> None:
@@ -147,6 +153,7 @@ class LoopState:
             SystemExit: ``snapshot-diverged`` if the loop has read other things than before.
         """
         self.reads.arrive()
+        self.outputs.arrive()
         self.epochs.arrive(own["passes"])
 
     def restore(self, found: FoundSnapshot, own: dict[str, Any]) -> None:
