@@ -108,12 +108,12 @@ _TORCHS = frozenset(vars(Module())) | frozenset(vars(Optimizer([torch.empty(0)],
 
 def plain_attributes(owner: Module | Optimizer) -> dict[str, Any]:
     """Return the script's attributes that hold numbers, strings, tensors or containers of them."""
-    return {name: value for name, value in _own(owner) if _is_plain(value)}
+    return {name: value for name, value in own_attributes(owner) if _is_plain(value)}
 
 
 def other_attributes(owner: Module | Optimizer) -> Iterator[tuple[str, Any]]:
     """Return the script's other attributes with their names: objects that may hold tensors."""
-    return ((name, value) for name, value in _own(owner) if not _is_plain(value))
+    return ((name, value) for name, value in own_attributes(owner) if not _is_plain(value))
 
 
 def set_attributes(owner: Module | Optimizer, saved: dict[str, Any]) -> None:
@@ -122,7 +122,8 @@ def set_attributes(owner: Module | Optimizer, saved: dict[str, Any]) -> None:
         vars(owner)[name] = merged(vars(owner).get(name), value)
 
 
-def _own(owner: Module | Optimizer) -> Iterator[tuple[str, Any]]:
+def own_attributes(owner: Module | Optimizer) -> Iterator[tuple[str, Any]]:
+    """Return the script's attributes with their names."""
     return ((name, value) for name, value in vars(owner).items() if name not in _TORCHS)
 
 

@@ -5,12 +5,17 @@ numbers and words in it. The contents of tensors in a replay are those of an out
 that was really computed, in training or in evaluation: in the first step, or by the first such call
 of the replay. An output that holds objects of unknown classes has no form from which another can be
 made.
+
+What calls leave on the modules themselves, such as an auxiliary loss, is recorded as a part of
+their outputs. It is found by comparing the attributes before and after the first call in training,
+or in evaluation. The second one shows which of these the first one alone had to leave.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, MutableMapping
+import weakref
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import repeat
@@ -18,6 +23,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import Module
 from torch.nn.utils.rnn import PackedSequence
 
 from fasttrain.shim.data_parallel.split.lazy_rows import whole
@@ -30,6 +36,7 @@ from fasttrain.shim.hooks.containers import (
 )
 from fasttrain.shim.hooks.roots import Root, RootCalls
 from fasttrain.shim.snapshots.batches import array_again, resized, small_array
+from fasttrain.shim.snapshots.object_states import own_attributes
 
 # The form of an output, and an output of a given form.
 
@@ -106,7 +113,7 @@ def made_like(seen: Any, form: Form, values: Iterator[Any]) -> Any:
 
 
 def _tensor_like(
-    seen: Tensor, shape: tuple[int, ...], dtype: torch.dtype, requires_grad: bool  # noqa: FBT001
+    seen: Tensor, shape: tuple[int, ...], dtype: torch.dtype, requires_grad: bool
 ) -> Tensor:
     # With gradients it is no leaf, which the script couldn't change in place.
     made = resized(whole(seen) if requires_grad else whole(seen).detach(), shape).to(dtype)
@@ -155,10 +162,57 @@ def _of_plain(form: Form) -> Form:
     return (kind, shape, getattr(torch, dtype.removeprefix("torch.")), requires_grad)
 
 
+# What calls leave on modules.
+
+
+_LOOKS = 2  # calls that are compared
+_MOST_VALUES = 1_000  # of a call: with more, its module keeps a history, which grows with each one
+_Place = tuple[weakref.ref[Module], str]  # a module and the name of an attribute
+
+
+class _Left(dict[str, Any]):
+    """What a call returned, by an empty name, and what it left on modules, by names."""
+
+
+def _with_left(output: Any, names: Iterable[str], places: dict[str, _Place]) -> Any:
+    """Return an output together with the attributes of some names; alone if there are none."""
+    left = _Left({name: _attribute(places[name]) for name in names if name in places})
+    return _Left({"": output, **left}) if left else output
+
+
+def _attribute(place: _Place) -> Any:
+    part = place[0]()
+    return None if part is None else vars(part).get(place[1])
+
+
+def _put(left: _Left, places: dict[str, _Place]) -> Any:
+    """Put attributes where they were left, and return the output."""
+    for name, value in left.items():
+        part = places[name][0]() if name else None
+        if part is not None:
+            vars(part)[places[name][1]] = value
+    return left[""]
+
+
+def _names_in(form: Form) -> tuple[str, ...]:
+    """Return the names in a form of what a call left; none if that is nothing but the output."""
+    return form[2][1:] if isinstance(form, tuple) and form[1] == _Left.__qualname__ else ()
+
+
+def _places_in(module: Module) -> Iterator[tuple[str, _Place, Any]]:
+    """Yield the script's attributes of a module and its parts, with their places and values."""
+    for path, part in Module.named_modules(module):
+        for name, value in own_attributes(part):
+            yield f"{path}.{name}", (weakref.ref(part), name), value
+
+
 # The calls so far, and in a replay those to come.
 
 
 UNKNOWN = object()  # returned for an output that has to be computed
+
+
+_Recorded = tuple[list[int], list[Any], dict[bool, list[str]]]  # see `_Calls.state`
 
 
 class _Known(NamedTuple):
@@ -176,6 +230,10 @@ class _Calls:
             have it, and so on.
         values: The numbers and words in all of them.
         form: The form of the last one.
+        left: The attributes that calls leave on modules, by whether the module is training.
+        looks: How many calls were compared for that.
+        before: The identities of all attributes before such a call; None at other times.
+        places: In a replay, where any call has left an attribute.
         then: In a replay, the values of the run that took the snapshot.
         to_come: In a replay, the numbers of the forms that follow the next one.
         next: In a replay, the number of the form of the next one; None if there is none.
@@ -185,6 +243,10 @@ class _Calls:
     forms: list[int] = field(default_factory=list)
     values: list[Any] = field(default_factory=list)
     form: Form = UNKNOWN
+    left: dict[bool, dict[str, _Place]] = field(default_factory=dict)
+    looks: dict[bool, int] = field(default_factory=dict)
+    before: dict[str, int] | None = None
+    places: dict[str, _Place] = field(default_factory=dict)
     then: list[Any] = field(default_factory=list)
     to_come: Iterator[int] = field(default_factory=lambda: iter(()))
     next: int | None = None
@@ -196,6 +258,20 @@ class _Calls:
             self.forms[-1] += 1
         else:
             self.forms += (number, 1)
+
+    def state(self) -> _Recorded:
+        """Return what a snapshot holds of them."""
+        left = {training: list(places) for training, places in self.left.items()}
+        return self.forms, self.values, left
+
+    def look(self, module: Module) -> None:
+        """Look for attributes that a call has left."""
+        before, self.before = self.before or {}, None
+        self.looks[module.training] = self.looks.get(module.training, 0) + 1
+        self.left.pop(module.training, None)
+        for name, place, value in _places_in(module):
+            if before.get(name) != id(value) and kind_of(form_of(value, [])) is not None:
+                self.left.setdefault(module.training, {})[name] = place
 
 
 class RootOutputs:
@@ -210,17 +286,32 @@ class RootOutputs:
         self._thread = threading.get_ident()
         self._numbers: dict[Form, int] = {}
         self._calls: list[_Calls] = []
-        self._then: list[tuple[list[int], list[Any]]] | None = None
+        self._then: list[_Recorded] | None = None
         self._known: list[_Known] = []
 
     def install(self, roots: RootCalls, undo: ExitStack) -> None:
         """Record the outputs of calls."""
+        roots.on_call.append(self._called)
+        undo.callback(roots.on_call.remove, self._called)
         roots.on_return.append(self._returned)
         undo.callback(roots.on_return.remove, self._returned)
 
     def apart(self) -> bool:
         """True if calls don't count: a replay doesn't make them, or makes them in any order."""
         return self._apart_now() or threading.get_ident() != self._thread
+
+    def _called(self, root: Root, *_: Any) -> None:
+        calls: _Calls | None = root.calls
+        module = root.ref()
+        if module is None:
+            return
+        if calls is not None and calls.looks.get(module.training) == _LOOKS:
+            return
+        if self.apart():
+            return
+        calls = self._calls_of(root)
+        if calls.next is None:
+            calls.before = {name: id(value) for name, _, value in _places_in(module)}
 
     def _returned(self, root: Root, output: Any) -> None:
         if self.apart():
@@ -229,7 +320,16 @@ class RootOutputs:
         if calls.next is not None:
             self._note_again(root, calls.next, output)
             return
+        module = root.ref()
+        if calls.before is not None and module is not None:
+            calls.look(module)
+        at = len(calls.values)
+        if calls.left and module is not None:
+            left = calls.left.get(module.training, {})
+            output = _with_left(output, left, left)
         form = form_of(output, calls.values)
+        if len(calls.values) - at > _MOST_VALUES:
+            calls.left = {}
         if form == calls.form:
             calls.forms[-1] += 1
         else:
@@ -241,7 +341,10 @@ class RootOutputs:
         if calls is None:
             calls = root.calls = _Calls()
             if self._then is not None and len(self._calls) < len(self._then):
-                forms, calls.then = self._then[len(self._calls)]
+                forms, calls.then, left = self._then[len(self._calls)]
+                calls.left = {training: _found(root, names) for training, names in left.items()}
+                known = [self._known[number].form for number in set(forms[::2])]
+                calls.places = _found(root, {name for form in known for name in _names_in(form)})
                 calls.to_come = _walk(forms)
                 calls.next = next(calls.to_come, None)
             self._calls.append(calls)
@@ -270,11 +373,15 @@ class RootOutputs:
         if key not in calls.seen:
             return UNKNOWN
         at = len(calls.values)
-        return made_like(calls.seen[key], form, iter(calls.then[at : at + count]))
+        made = made_like(calls.seen[key], form, iter(calls.then[at : at + count]))
+        return _put(made, calls.places) if type(made) is _Left else made
 
     def see(self, root: Root, output: Any) -> None:
         """Keep a copy of an output that was computed, to make others like it."""
         values: list[Any] = []
+        calls = self._calls_of(root)
+        if calls.next is not None:
+            output = _with_left(output, _names_in(self._known[calls.next].form), calls.places)
         form = form_of(output, values)
         kind = kind_of(form)
         if kind is None:
@@ -284,7 +391,7 @@ class RootOutputs:
             for tensor in tensors_in(kept):
                 if tensor.is_floating_point() or tensor.is_complex():
                     tensor.requires_grad_()
-        self._calls_of(root).seen[_is_training(root), kind] = kept
+        calls.seen[_is_training(root), kind] = kept
 
     # --- snapshots
 
@@ -292,7 +399,7 @@ class RootOutputs:
         """Return the outputs so far."""
         return {
             "forms": [_each_tensor(form, _plain) for form in self._numbers],
-            "calls": [(calls.forms, calls.values) for calls in self._calls],
+            "calls": [calls.state() for calls in self._calls],
         }
 
     def replay(self, state: dict[str, Any]) -> None:
@@ -308,11 +415,24 @@ class RootOutputs:
         for calls in self._calls:
             calls.next, calls.then, calls.to_come = None, [], iter(())
             calls.seen.clear()
+            calls.places.clear()
 
 
 def _is_training(root: Root) -> bool:
     module = root.ref()
     return module is not None and module.training
+
+
+def _found(root: Root, names: Iterable[str]) -> dict[str, _Place]:
+    """Return the places of attributes that the calls of the run before left."""
+    module = root.ref()
+    parts = dict(Module.named_modules(module)) if module is not None else {}
+    places = {}
+    for name in names:
+        path, _, attribute = name.rpartition(".")
+        if path in parts:
+            places[name] = (weakref.ref(parts[path]), attribute)
+    return places
 
 
 def _walk(forms: list[int]) -> Iterator[int]:

@@ -150,7 +150,7 @@ def parts(folder: Path) -> dict[str, Install]:
     answers = Answers(ranks)
     amp = decide(Amp("float16", "cpu"))
     loop = LoopState(0, roots, LeverState())
-    replay = Replay(roots, loop.registry, loop.hooks, loop.files_left)
+    replay = Replay(roots, loop.registry, loop.hooks, loop.outputs, loop.files_left)
 
     def replayed(undo: ExitStack) -> None:
         replay.install(undo)

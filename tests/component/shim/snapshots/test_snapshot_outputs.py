@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque, namedtuple
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -133,7 +134,7 @@ def test_calls_in_loaders_and_backward_passes_are_not_recorded() -> None:
     for output in (torch.ones(2), torch.zeros(2), (torch.ones(3), 5)):
         outputs._returned(model, output)
     state = unpacked(packed(outputs.state()))
-    assert state["calls"] == [([0, 2, 1, 1], [5])]
+    assert state["calls"] == [([0, 2, 1, 1], [5], {})]
     assert roots.on_return == []
 
 
@@ -152,7 +153,8 @@ class Texts(Dataset):  # type: ignore[type-arg]
 def joined(samples: list[Any]) -> Any:
     lengths = torch.tensor([len(words) for words, _ in samples])
     offsets = lengths.cumsum(0) - lengths
-    return torch.cat([words for words, _ in samples]), offsets, torch.tensor([y for _, y in samples])
+    words = torch.cat([words for words, _ in samples])
+    return words, offsets, torch.tensor([y for _, y in samples])
 
 
 def padded(samples: list[Any]) -> Any:
@@ -204,13 +206,14 @@ def by_offsets(tick: Tick) -> Any:
 
 def by_lengths(tick: Tick) -> Any:
     model, losses, count = Reader(), [], 0
-    optimizer = torch.optim.SGD(model.parameters(), 0.5)
+    optimizer = torch.optim.SGD(model.parameters(), 0.02)
     for _ in range(3):
         for words, lengths, y in DataLoader(Texts(), 4, shuffle=True, collate_fn=padded):
             states, found = model(words, lengths)
             count += states.numel()
             losses.append(train(optimizer, nn.functional.mse_loss(found, y)))
             tick()
+    assert losses[-1] < 1
     return model.state_dict(), losses, count
 
 
@@ -295,9 +298,48 @@ def by_objects(tick: Tick) -> Any:
     return model.state_dict(), counts
 
 
+class Leaving(nn.Module):
+    """Leaves tensors and numbers where the script reads them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.out, self.calls = nn.Embedding(9, 4), nn.Linear(4, 1), 0
+        self.words.seen = torch.zeros(1)
+
+    def forward(self, words: Tensor) -> Any:
+        self.calls += 1
+        self.words.seen = self.words(words)
+        if not self.training:
+            self.scores = {"mean": self.words.seen.mean().item()}
+        return self.out(self.words.seen.sum(1))[:, 0]
+
+
+def by_what_is_left(tick: Tick) -> Any:
+    model, history, count = Leaving(), [], 0
+    optimizer = torch.optim.SGD(model.parameters(), 0.02)
+    for _ in range(3):
+        model.train()
+        for words, _, y in DataLoader(Texts(), 4, shuffle=True, collate_fn=padded):
+            found = model(words)
+            held: Any = model.words.seen
+            assert held.shape[:2] == words.shape
+            penalty = held[words > 3].square().sum()
+            train(optimizer, nn.functional.mse_loss(found, y) + 0.01 * penalty)
+            count += model.calls
+            tick()
+        model.eval()
+        with torch.no_grad():
+            for words, _, _ in DataLoader(Texts(), 16, collate_fn=padded):
+                model(words)
+                history.append(model.scores["mean"])
+    assert history[-1] == history[-1]
+    return model.state_dict(), history, count, model.calls
+
+
 @pytest.mark.parametrize(
     ("loop", "stop_at"),
     [
+        (by_what_is_left, 40),
         (by_offsets, 40),
         (by_lengths, 40),
         (by_numbers, 19),
@@ -316,6 +358,21 @@ def test_a_replay_that_is_preempted_again(preempted: Any) -> None:
     model, history = preempted.attempt(by_numbers, 0, resume="required")
     assert history == whole[1]
     assert all(torch.equal(value, whole[0][name]) for name, value in model.items())
+
+
+def test_a_history_that_a_module_keeps_is_not_recorded_with_each_call() -> None:
+    outputs, roots = RootOutputs(lambda: False), RootCalls()
+    with ExitStack() as undo:
+        roots.install(undo)
+        outputs.install(roots, undo)
+        model: Any = nn.Linear(2, 2)
+        for call in range(3):
+            model.forward = lambda x, n=call: setattr(model, "past", [0.5] * 600 * n) or x
+            model(torch.ones(2))
+        for _ in range(5):
+            model(torch.ones(2))
+    ((_, values, left),) = outputs.state()["calls"]
+    assert (len(values), left) == (600 + 1200, {})
 
 
 def test_a_replay_calls_no_model_again(preempted: Any) -> None:
