@@ -33,26 +33,64 @@ from fasttrain.shim.snapshots.script_tensors import merged
 #
 # A script counts tokens by a shape, or by lengths in a list. So a replayed batch has the
 # signature of the batch that it stands for; only the contents of its tensors are another batch's.
+# Where shapes change from batch to batch, the contents of short tensors of integers belong to the
+# signature: they may be lengths or offsets of parts of the others, which have to fit.
 
 
 Signature = Any  # a torch.Size for a tensor, a tuple for a container, a plain value for itself
 
 _VALUES = (int, float, bool, type(None), bytes)
+ROOM_OF_NUMBERS = 1 << 21  # 16 MiB of pointers, and what the numbers take
 
 
-def signature_of(data: Any) -> Signature:
-    """Return a batch's signature, which can be compared and hashed."""
+def _shape_of(tensor: Tensor) -> Signature:
+    return tensor.shape
+
+
+def signature_of(data: Any, of_tensor: Callable[[Tensor], Signature] = _shape_of) -> Signature:
+    """Return a batch's signature, which can be compared and hashed.
+
+    Args:
+        data: The batch.
+        of_tensor: Returns the signature of a tensor in it.
+    """
     if isinstance(data, Tensor):
-        return data.shape
+        return of_tensor(data)
     if type(data) is str:
         return sys.intern(data)  # the same strings come again in every epoch
     if type(data) in _VALUES:
         return data
     if isinstance(data, list | tuple):
-        return ("items", *map(signature_of, data))
+        return ("items", *[signature_of(item, of_tensor) for item in data])
     if isinstance(data, Mapping):
-        return ("mapping", *((str(key), signature_of(value)) for key, value in data.items()))
+        pairs = [(str(key), signature_of(value, of_tensor)) for key, value in data.items()]
+        return ("mapping", *pairs)
     return small_array(data) or ("other", type(data).__qualname__)
+
+
+_INTEGERS = frozenset({torch.int16, torch.int32, torch.int64})
+
+
+class KeptNumbers:
+    """Takes short tensors of integers into signatures, up to a total number of integers.
+
+    Attributes:
+        full: True once there is no room for more.
+    """
+
+    def __init__(self) -> None:
+        self._room = ROOM_OF_NUMBERS
+        self.full = False
+
+    def signature_of(self, tensor: Tensor) -> Signature:
+        """Return the signature of a tensor: its content if it may be lengths or offsets."""
+        if tensor.dtype not in _INTEGERS or tensor.dim() != 1 or tensor.device.type != "cpu":
+            return tensor.shape
+        if tensor.nbytes > KEPT_BYTES:
+            return tensor.shape
+        self._room -= len(tensor)
+        self.full = self.full or self._room < 0
+        return tensor.shape if self.full else ("numbers", *tensor.tolist())
 
 
 def small_array(data: Any) -> tuple[str, str, tuple[int, ...], str] | None:
@@ -91,6 +129,8 @@ def made_like(seen: Any, signature: Any) -> Any:
     kind = signature[0] if isinstance(signature, tuple) else None
     if kind == "shape" and isinstance(seen, Tensor) and seen.dim() == len(signature) - 1:
         return resized(seen, signature[1:])
+    if kind == "numbers" and isinstance(seen, Tensor) and seen.dim() == 1:
+        return torch.tensor(signature[1:], dtype=seen.dtype, device=seen.device)
     if kind == "items" and isinstance(seen, list | tuple) and (seen or len(signature) == 1):
         items = [made_like(seen[i % len(seen)], one) for i, one in enumerate(signature[1:])]
         return type(seen)(*items) if hasattr(seen, "_fields") else type(seen)(items)

@@ -244,7 +244,7 @@ class SnapshotLever:
         # two loops follow each other, the second one's optimizer counts from zero.
         self._steps = self._turn = 0
         self._timed = every_min is not None
-        self._reported = False  # that arrays are too large to be kept
+        self._reported: set[str] = set()  # what no snapshot holds
         self._found: FoundSnapshot | None = None  # the snapshot that this run is replaying towards
         self._own: dict[str, Any] = {}  # this rank's part of that snapshot
         self._identity: dict[str, str] = {}
@@ -397,7 +397,7 @@ class SnapshotLever:
             self.recorder.note(f"{text}: {problem}")
             return
         self.recorder.counts["snapshots"] += 1
-        self._report_arrays()
+        self._report_limits()
         if self._writer.ends:
             self.recorder.counts[PREEMPTED] = 1
             self._log(f"{PREEMPTED_AFTER} {step}; the snapshot is in {self._plan.run_dir}")
@@ -406,17 +406,25 @@ class SnapshotLever:
             LEAVING.begin(end)
             raise end
 
-    def _report_arrays(self) -> None:
-        """Report arrays whose content is in no snapshot, at the first one and in a resumed run."""
-        if self._loop.reads.left_out and not self._reported:
-            self._reported = True
-            text = (
+    def _report_limits(self) -> None:
+        """Report what was too large to be kept, once, with a snapshot and in a resumed run."""
+        found = []
+        if self._loop.reads.left_out:
+            found.append(
                 "arrays that the script reads by .numpy() are too large to be kept, the first at"
                 f" {self._loop.reads.left_out}: what a replay computes from them, such as a best"
                 " metric, may be wrong"
             )
-            self._log(text)
-            self.recorder.note(text)
+        if self._loop.epochs.numbers.full:
+            found.append(
+                "no more lengths and labels in batches are kept: in a replay they may not fit the"
+                " tensors beside them"
+            )
+        for text in found:
+            if text not in self._reported:
+                self._reported.add(text)
+                self._log(text)
+                self.recorder.note(text)
 
     def _log(self, text: str) -> None:
         if self._rank == 0:
@@ -441,7 +449,7 @@ class SnapshotLever:
         self._meter.reset_times()
         self._writer.begin_interval(step)
         self.recorder.note(f"went on from the snapshot of step {step}")
-        self._report_arrays()
+        self._report_limits()
         if self._replay.computed:
             self.recorder.note(f"the replay computed {self._replay.computed} calls of models")
         files = self._replay.files

@@ -18,6 +18,7 @@ from fasttrain.model.errors import FasttrainError
 from fasttrain.shim.hooks import patching
 from fasttrain.shim.hooks.seams import Loading
 from fasttrain.shim.snapshots.batches import (
+    KeptNumbers,
     Signature,
     draws_by_torch,
     own_states,
@@ -78,6 +79,7 @@ class LoaderEpochs:
         earlier: The epochs of the run that took the snapshot; None once this run has caught up.
         untrained: Number of batches yielded with gradients enabled since the last step.
         on_turn: Called before each batch.
+        numbers: Takes lengths and offsets in batches into their signatures.
         dealt: Batches of the loader per batch of this rank: the number of ranks where they deal
             the batches out among them, else 1.
     """
@@ -90,6 +92,7 @@ class LoaderEpochs:
         self.states = states
         self.earlier: EarlierEpochs | None = None
         self.on_turn: Callable[[], None] = lambda: None
+        self.numbers = KeptNumbers()
         self.dealt = 1
         self._signatures: dict[Signature, int] = {}  # all signatures so far, numbered
         self._loaders: list[weakref.ref[DataLoader[Any]]] = []
@@ -252,10 +255,8 @@ class LoaderEpochs:
         return data
 
     def _note_signature(self, epoch: Epoch, data: Any) -> None:
-        epoch.signatures += (
-            self._signatures.setdefault(signature_of(data), len(self._signatures)),
-            1,
-        )
+        signature = signature_of(data, self.numbers.signature_of)
+        epoch.signatures += (self._signatures.setdefault(signature, len(self._signatures)), 1)
 
     def _begin_reading(self, epoch: Epoch) -> None:
         """Note the generators' states before the first batch: some samplers only draw now."""
