@@ -289,6 +289,7 @@ class SnapshotLever:
     def _go_back(self, found: FoundSnapshot, undo: ExitStack) -> None:
         """Start like the run that took the snapshot, and replay from its first step on."""
         self._own = self._loop.begin_again(found, undo)
+        self._replay.trained = self._own["trained"]
         self._replay.install(self._replaying)
         self._lever_state.replayed = math.inf
         refusal.at_clean_end.append(self._never_arrived)

@@ -227,6 +227,39 @@ def other_objects(registry: Registry) -> Iterator[tuple[str, Any]]:
             yield f"{_kind(owner)} {number}.{name}", value
 
 
+def trained_parameters(registry: Registry) -> list[tuple[list[str], list[int]]]:
+    """Return which parameters of each optimizer have a gradient or a state, by number.
+
+    An optimizer is known by the shapes of its parameters: others may be gone before a replay comes
+    to where they were.
+    """
+    found = []
+    for optimizer in registry.of("optimizers"):
+        parameters = _of_groups(optimizer)
+        state = {id(p) for p, of_it in optimizer.state.items() if of_it}
+        there = [n for n, p in enumerate(parameters) if p.grad is not None or id(p) in state]
+        found.append((_shapes(parameters), there))
+    return found
+
+
+def untrained(optimizer: Optimizer, trained: list[tuple[list[str], list[int]]]) -> list[Tensor]:
+    """Return the parameters that have no gradient now, and had none in the run before.
+
+    Args:
+        optimizer: An optimizer after its first real backward pass.
+        trained: The result of `trained_parameters` for that run.
+    """
+    parameters = _of_groups(optimizer)
+    shapes = _shapes(parameters)
+    like = [set(numbers) for of_one, numbers in trained if of_one == shapes]
+    if not like:
+        return []
+    known = set.union(*like)
+    return [
+        p for n, p in enumerate(parameters) if p.requires_grad and p.grad is None and n not in known
+    ]
+
+
 def release(registry: Registry) -> None:
     """Free what `restore` replaces, so that memory needn't hold both: a GPU may be nearly full."""
     for module in registry.outermost():
@@ -319,6 +352,10 @@ def _of_groups(optimizer: Optimizer) -> list[Tensor]:
     return [p for group in optimizer.param_groups for p in group["params"]]
 
 
+def _shapes(parameters: list[Tensor]) -> list[str]:
+    return [str(tuple(p.shape)) for p in parameters]
+
+
 def _optimizer(optimizer: Optimizer, known: set[int]) -> dict[str, Any]:
     parameters = _of_groups(optimizer)
     numbers = {id(p): number for number, p in enumerate(parameters)}
@@ -329,7 +366,7 @@ def _optimizer(optimizer: Optimizer, known: set[int]) -> dict[str, Any]:
     unowned = {n: p.detach() for n, p in enumerate(parameters) if id(p) not in known}
     return {
         "kind": _kind(optimizer),
-        "shapes": [str(tuple(p.shape)) for p in parameters],
+        "shapes": _shapes(parameters),
         "groups": groups,
         # By number, not by state_dict(): load_state_dict() would cast state to the weights' dtype.
         "state": {numbers[id(p)]: dict(s) for p, s in optimizer.state.items() if id(p) in numbers},
@@ -342,7 +379,7 @@ def _optimizer(optimizer: Optimizer, known: set[int]) -> dict[str, Any]:
 
 def _set_optimizer(optimizer: Optimizer, saved: dict[str, Any]) -> None:
     parameters = _of_groups(optimizer)
-    shapes = [str(tuple(p.shape)) for p in parameters]
+    shapes = _shapes(parameters)
     _compare(f"parameters of {_kind(optimizer)}", shapes, saved["shapes"])
     for group, fields in zip(optimizer.param_groups, saved["groups"], strict=True):
         for name, value in fields.items():

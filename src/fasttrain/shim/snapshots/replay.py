@@ -2,8 +2,8 @@
 
 All of the script's own code runs, so that its variables, counters and schedules get the values that
 they had. What takes time is skipped: a root returns the like of what it returned then, a backward
-pass leaves zero gradients, steps of torch's optimizers see no gradients, and existing
-files stay. Optimizers and hooks of the script's own see the zeros, since they may rely on
+pass leaves zero gradients where it left any, steps of torch's optimizers see no gradients, and
+existing files stay. Optimizers and hooks of the script's own see the zeros, since they may rely on
 gradients; whatever their steps change is restored at the place of the snapshot. Models and backward
 passes are real in two cases: if the script has hooks on gradients, which must be called; and if its
 first step left gradients on tensors of no model or optimizer, such as perturbations of inputs.
@@ -30,7 +30,7 @@ from fasttrain.shim.hooks import patching
 from fasttrain.shim.hooks.containers import graph_behind
 from fasttrain.shim.hooks.roots import Call, Root, RootCalls
 from fasttrain.shim.hooks.seams import Differentiating
-from fasttrain.shim.snapshots.object_states import Registry
+from fasttrain.shim.snapshots.object_states import Registry, untrained
 from fasttrain.shim.snapshots.replayed_files import LeftFiles
 from fasttrain.shim.snapshots.root_outputs import UNKNOWN, RootOutputs
 from fasttrain.shim.snapshots.scalar_reads import GradientHooks
@@ -42,6 +42,7 @@ class Replay:
     Attributes:
         computed: How many calls of roots had to be computed.
         files: Keeps existing files unchanged.
+        trained: The parameters that were trained, as `trained_parameters` returns them.
     """
 
     def __init__(
@@ -58,6 +59,8 @@ class Replay:
         self._zeros: dict[int, tuple[Tensor, Tensor]] = {}
         self._withheld: list[tuple[Tensor, Tensor]] = []
         self.files = files
+        self.trained: list[tuple[list[str], list[int]]] = []
+        self._untrained: dict[int, Tensor] = {}  # those that no backward pass reaches, by id
         self._going = self._real = False
 
     def install(self, undo: ExitStack) -> None:
@@ -80,6 +83,7 @@ class Replay:
     def _end(self) -> None:
         self._going = False
         self._zeros.clear()
+        self._untrained.clear()
 
     def _instead(self, name: str, act: Call, original: Any) -> Any:
         """Have ``act`` run in place of a function while a replay is under way."""
@@ -137,7 +141,8 @@ class Replay:
         for optimizer in self._registry.of("optimizers"):
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
-                    if parameter.requires_grad and parameter.grad is None:
+                    reached = parameter.requires_grad and id(parameter) not in self._untrained
+                    if reached and parameter.grad is None:
                         parameter.grad = self._zero(parameter)
 
     def _zero(self, parameter: Tensor) -> Tensor:
@@ -147,6 +152,8 @@ class Replay:
         return known[1]
 
     def _before_step(self, optimizer: Optimizer, *_: Any) -> None:
+        if not self._going:  # after a real backward pass
+            self._untrained |= {id(p): p for p in untrained(optimizer, self.trained)}
         if not self._going or _is_the_scripts(optimizer):
             return
         for group in optimizer.param_groups:

@@ -118,6 +118,7 @@ class LoopState:
             "first step": self.checkpoints.since_s,
             "turn": self.epochs.turn,
             "modules": object_states.own_state(self.registry),
+            "trained": object_states.trained_parameters(self.registry),
             "carried": self.tensors.state(),
             "kept": {name: lever.state() for name, lever in self._lever_state.states.items()},
             "passes": self.epochs.state(),

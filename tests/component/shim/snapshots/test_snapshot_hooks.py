@@ -210,6 +210,61 @@ def test_steps_that_rely_on_gradients(preempted: Any, make: Any) -> None:
     assert preempted.differ(loop, 11) == []
 
 
+class Heads(nn.Module):
+    """Has a head that no loss reaches, and one that only later epochs train."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.first, self.second, self.unused = (nn.Linear(4, 4) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Any:
+        body = self.body(x).relu()
+        return self.first(body), self.second(body)
+
+
+@pytest.mark.parametrize("momentum", [0, 0.9])
+def test_parameters_that_no_loss_reaches_have_no_gradients(preempted: Any, momentum: float) -> None:
+    def loop(tick: Tick) -> Any:
+        model, norms = Heads(), []
+        optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=momentum)
+        for epoch in range(3):
+            for x, y in DataLoader(data(), 8, shuffle=True):
+                first, second = model(x)
+                optimizer.zero_grad()
+                ((second if epoch == 2 else first).sum(1) - y).square().mean().backward()
+                if epoch < 2:
+                    grads = [p.grad for p in model.parameters() if p.grad is not None]
+                    norms += [g.norm().item() for g in grads]
+                else:
+                    weight = model.second.weight.grad
+                    assert weight is not None
+                    norms.append(weight.norm().item())
+                optimizer.step()
+                tick()
+        return model.state_dict(), norms
+
+    assert preempted.differ(loop, 12) == []
+
+
+def test_a_parameter_that_was_trained_later_has_a_gradient(preempted: Any) -> None:
+    def loop(tick: Tick) -> Any:
+        model, norms = Heads(), []
+        optimizer = torch.optim.Adam(model.parameters(), 0.01)
+        for epoch in range(3):
+            for x, y in DataLoader(data(), 8, shuffle=True):
+                optimizer.zero_grad()
+                (model(x)[epoch > 0].sum(1) - y).square().mean().backward()
+                if epoch:
+                    weight = model.second.weight.grad
+                    assert weight is not None
+                    norms.append(weight.norm().item())
+                optimizer.step()
+                tick()
+        return model.state_dict(), norms
+
+    assert preempted.differ(loop, 20) == []
+
+
 def test_gradients_that_are_asked_for_by_name(preempted: Any) -> None:
     """torch 2.13 takes a dictionary of inputs, and returns one."""
 
