@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import random
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -25,7 +24,7 @@ from fasttrain.model.errors import FasttrainError
 from fasttrain.shim.hooks.containers import map_tensors, module_name
 from fasttrain.shim.process.refusal import refuse
 from fasttrain.shim.snapshots.files import NeedsPickleError, packed, refuse_diverged
-from fasttrain.shim.snapshots.object_states import of_python, to_python
+from fasttrain.shim.snapshots.generators import GENERATORS, generator_state, set_generator
 from fasttrain.shim.snapshots.scalar_reads import KEPT_BYTES
 from fasttrain.shim.snapshots.script_tensors import merged
 
@@ -167,7 +166,6 @@ def resized(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
 OwnStates = dict[str, dict[str, tuple[str, Any]]]  # (kind, value) by name, by owner
 
 _DEEPEST = 4  # levels: a batch sampler that holds a sampler that holds a schedule has 3
-_GENERATORS = ("torch", "python", "numpy", "numpy, old")
 
 
 def own_states(loader: DataLoader[Any] | None) -> OwnStates:
@@ -199,7 +197,7 @@ def set_own_states(loader: DataLoader[Any] | None, states: OwnStates) -> None:
 def without_generators(states: OwnStates) -> OwnStates:
     """Return the states other than those of generators."""
     return {
-        where: {name: one for name, one in of.items() if one[0] not in _GENERATORS}
+        where: {name: one for name, one in of.items() if one[0] not in GENERATORS}
         for where, of in states.items()
     }
 
@@ -258,15 +256,8 @@ def _states_of(attributes: dict[str, Any], loader: DataLoader[Any]) -> dict[str,
 
 def _state_of(name: str, value: Any) -> tuple[str, Any] | None:
     """Return a value's kind and its present state; None if it has no known state."""
-    if isinstance(value, torch.Generator):
-        return "torch", value.get_state()
-    if isinstance(value, random.Random):
-        return "python", of_python(value.getstate())
-    numpy = sys.modules.get("numpy.random")
-    if numpy and isinstance(value, numpy.Generator):
-        return "numpy", copy.deepcopy(value.bit_generator.state)
-    if numpy and isinstance(value, numpy.RandomState):
-        return "numpy, old", value.get_state()
+    if (found := generator_state(value)) is not None:
+        return found
     try:
         packed(value)
     except NeedsPickleError as error:
@@ -278,22 +269,14 @@ def _state_of(name: str, value: Any) -> tuple[str, Any] | None:
     return "plain", list(value) if type(value) is list else copy.deepcopy(value)
 
 
-_PUT: dict[str, Callable[[Any, Any], Any]] = {
-    "torch": lambda generator, state: generator.set_state(state),
-    "python": lambda generator, state: generator.setstate(to_python(state)),
-    "numpy": lambda generator, state: setattr(generator.bit_generator, "state", state),
-    "numpy, old": lambda generator, state: generator.set_state(state),
-}
-
-
 def _set(
     attributes: dict[str, Any],
     states: dict[str, tuple[str, Any]],
     now: dict[str, tuple[str, Any]],
 ) -> None:
     for name, (kind, state) in states.items():
-        if kind in _PUT:
-            _PUT[kind](attributes[name], state)
+        if kind in GENERATORS:
+            set_generator(attributes[name], (kind, state))
         else:
             attributes[name] = merged(attributes.get(name), copy.deepcopy(state))
     for name in now.keys() - states.keys():  # attributes that reading has added

@@ -34,6 +34,7 @@ from fasttrain.shim.snapshots.replayed_epochs import (
     ReplayedIterator,
     positions,
 )
+from fasttrain.shim.snapshots.script_tensors import DATA
 
 # Tools that keep batches and yield them again without asking a DataLoader, by type. In a replay
 # they would keep stand-in batches, and the loop would later train on those.
@@ -197,12 +198,14 @@ class LoaderEpochs:
             self.put(loader, now)
 
     def data_sets(self) -> Iterator[tuple[str, Any]]:
-        """Yield the data sets that can still be read, with names for them."""
+        """Yield the data sets that can still be read, and what makes batches, with names."""
         for number, ref in enumerate(self._loaders):
             if (loader := ref()) is not None:
                 yield f"loader {number}", loader.dataset
+                yield f"{DATA} (batches of loader {number})", _owner(loader.collate_fn)
         for number, iterator in self._living():  # their loaders may be gone
             yield f"epoch {number}", iterator._dataset
+            yield f"{DATA} (batches of epoch {number})", _owner(iterator._collate_fn)
 
     def stored_by(self) -> str:
         """Return the tool of itertools that keeps batches; empty if none does."""
@@ -322,6 +325,11 @@ class LoaderEpochs:
             epoch.start, epoch.ended = before.start, before.ended
         for ref, states in zip(self._loaders, state["loaders"], strict=True):
             set_own_states(ref(), states)
+
+
+def _owner(function: Any) -> Any:
+    """Return the object of a method, which may hold a generator; anything else as it is."""
+    return getattr(function, "__self__", function)
 
 
 def _description(loader: Any) -> str:

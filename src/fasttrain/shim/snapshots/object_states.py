@@ -10,7 +10,6 @@ import gc
 import random
 import sys
 import weakref
-from array import array
 from collections import deque
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, nullcontext
@@ -30,6 +29,7 @@ from fasttrain.shim.hooks import patching
 from fasttrain.shim.hooks.seams import Training, then
 from fasttrain.shim.process.import_hook import after_import
 from fasttrain.shim.snapshots.files import NeedsPickleError, packed, refuse_mismatch
+from fasttrain.shim.snapshots.generators import of_python, to_python
 from fasttrain.shim.snapshots.script_tensors import merged
 
 # The states of all random number generators that a training loop draws from.
@@ -85,18 +85,6 @@ def same(states: dict[str, Any], others: dict[str, Any]) -> bool:
     """True if nothing was drawn between two captures."""
     names = ("torch", "accelerator", "python", "numpy")
     return all(alike(states[name], others[name]) for name in names)
-
-
-def of_python(state: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Pack the state's words into a tensor: as Python ints they take eight times the memory."""
-    version, words, gauss = state
-    return version, torch.frombuffer(array("q", words), dtype=torch.int64), gauss
-
-
-def to_python(state: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return the state that `of_python` has packed."""
-    version, words, gauss = state
-    return version, tuple(words.tolist()), gauss
 
 
 # Saves and restores the state of modules, optimizers, schedulers and scalers.

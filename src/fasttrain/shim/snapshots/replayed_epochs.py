@@ -145,6 +145,7 @@ class ReplayedIterator:
 
     def __init__(self, epochs: LoaderEpochs, loader: Any, epoch: Epoch, number: int) -> None:
         self._epochs, self._loader, self._dataset = epochs, loader, loader.dataset
+        self._collate_fn = loader.collate_fn
         self._begun, self._number = epoch, number
         replaying = epochs.earlier is not None and epochs.earlier.replaying
         self._real: Any = None if replaying else epochs.made(loader)

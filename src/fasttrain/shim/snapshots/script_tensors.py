@@ -2,7 +2,8 @@
 
 They are searched for where scripts keep them: in the local variables of its running functions, in
 lists and dictionaries, and in attributes of its own objects. A replay creates the variables but
-computes nothing, so that the contents of these tensors have to be restored.
+computes nothing, so that the contents of these tensors have to be restored. The same holds for
+generators of random numbers from which models and data sets draw.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ from torch.utils.data import DataLoader, Dataset
 from fasttrain.shim.data_parallel.split.lazy_rows import whole
 from fasttrain.shim.hooks.containers import module_name
 from fasttrain.shim.process.callsite import own_prefixes
-from fasttrain.shim.snapshots.files import refuse_diverged
+from fasttrain.shim.snapshots.files import log, refuse_diverged
+from fasttrain.shim.snapshots.generators import State, generator_state, set_generator
 
 _HASHED_BYTES = 1 << 30  # one second's work; of a larger tensor only this many elements are hashed:
 _SAMPLED_ELEMENTS = 1 << 20
@@ -119,6 +121,9 @@ _HOLDERS = (SimpleNamespace, Namespace, Dataset)
 DATA = "data set"  # prefix of the names of what a data set holds
 
 
+_Meet = Callable[[str, Any, State], None]
+
+
 class ScriptTensors:
     """Finds such tensors, except those that existed before training and never change.
 
@@ -162,6 +167,25 @@ class ScriptTensors:
             if not where.startswith(DATA):
                 refuse_diverged(f"the tensor {where} is missing")
 
+    def generators(self) -> dict[str, State]:
+        """Return the states of the script's generators, by where they are."""
+        found: dict[str, State] = {}
+        self._visit(_as_it_is, lambda where, _, state: found.update({where: state}))
+        return found
+
+    def restore_generators(self, saved: dict[str, State]) -> None:
+        """Restore the result of `generators`; report those that the script hasn't made again."""
+        missing = dict.fromkeys(saved)
+
+        def restore(where: str, generator: Any, now: State) -> None:
+            if where in saved and saved[where][0] == now[0]:
+                missing.pop(where, None)
+                set_generator(generator, saved[where])
+
+        self._visit(_as_it_is, restore)
+        if missing:
+            log(f"generators of random numbers that are missing begin anew: {', '.join(missing)}")
+
     def _found(self) -> list[tuple[str, Tensor]]:
         """Return the tensors that the script can reach, each once."""
         found: list[tuple[str, Tensor]] = []
@@ -173,11 +197,20 @@ class ScriptTensors:
         self._visit(note)
         return found
 
-    def _visit(self, visit: Callable[[str, Tensor], Tensor]) -> None:
-        """Call a function on each such tensor, which may return another one to put in its place."""
-        walk = _Walk(visit)
+    def _visit(self, visit: Callable[[str, Tensor], Tensor], meet: _Meet = lambda *_: None) -> None:
+        """Call a function on each such tensor, which may return another one to put in its place.
+
+        Args:
+            visit: The function.
+            meet: Called with each generator, where it is, and its state.
+        """
+        walk = _Walk(visit, meet)
         for name, value in [*_variables(), *self._holders()]:
             walk.below(value, name, _DEEPEST)
+
+
+def _as_it_is(_: str, tensor: Tensor) -> Tensor:
+    return tensor
 
 
 def _restored(tensor: Tensor, value: Tensor) -> Tensor:
@@ -209,10 +242,11 @@ class _Walk:
 
     Args:
         visit: Called with each tensor and where it is; returns what is to be there.
+        meet: Called with each generator, where it is, and its state.
     """
 
-    def __init__(self, visit: Callable[[str, Tensor], Tensor]) -> None:
-        self._visit = visit
+    def __init__(self, visit: Callable[[str, Tensor], Tensor], meet: _Meet) -> None:
+        self._visit, self._meet = visit, meet
         self._seen: dict[int, tuple[Any, Any]] = {}  # each value, and what is to be in its place
 
     def below(self, value: Any, where: str, depth: int) -> Any:
@@ -231,6 +265,9 @@ class _Walk:
             tensor = whole(value)
             visited = self._visit(where, tensor)
             return value if visited is tensor else visited
+        if (state := generator_state(value)) is not None:
+            self._meet(where, value, state)
+            return value
         if not depth:
             return value
         where = f"{DATA} ({where})" if isinstance(value, Dataset) else where

@@ -120,6 +120,7 @@ class LoopState:
             "modules": object_states.own_state(self.registry),
             "trained": object_states.trained_parameters(self.registry),
             "carried": self.tensors.state(),
+            "own generators": self.tensors.generators(),
             "kept": {name: lever.state() for name, lever in self._lever_state.states.items()},
             "passes": self.epochs.state(),
             "reads": self.reads.state(),
@@ -166,6 +167,7 @@ class LoopState:
         object_states.release(self.registry)
         object_states.restore(self.registry, found.read(SHARED), own["modules"])
         self.tensors.restore(own["carried"])
+        self.tensors.restore_generators(own["own generators"])
         self._buffers.restore(own["buffers"])
         for name, lever in self._lever_state.states.items():
             lever.restore(own["kept"][name])
