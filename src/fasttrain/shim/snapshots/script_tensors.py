@@ -3,7 +3,8 @@
 They are searched for where scripts keep them: in the local variables of its running functions, in
 lists and dictionaries, and in attributes of its own objects. A replay creates the variables but
 computes nothing, so that the contents of these tensors have to be restored. The same holds for
-generators of random numbers from which models and data sets draw.
+generators of random numbers from which models and data sets draw, and for numbers that they change
+in objects of the script's that they hold.
 """
 
 from __future__ import annotations
@@ -29,10 +30,12 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 
 from fasttrain.shim.data_parallel.split.lazy_rows import whole
-from fasttrain.shim.hooks.containers import module_name
+from fasttrain.shim.hooks.containers import is_scripts, module_name
 from fasttrain.shim.process.callsite import own_prefixes
 from fasttrain.shim.snapshots.files import log, refuse_diverged
 from fasttrain.shim.snapshots.generators import State, generator_state, set_generator
+
+Numbers = dict[str, dict[str, Any]]  # numbers in attributes of objects, by where the objects are
 
 _HASHED_BYTES = 1 << 30  # one second's work; of a larger tensor only this many elements are hashed:
 _SAMPLED_ELEMENTS = 1 << 20
@@ -121,7 +124,7 @@ _HOLDERS = (SimpleNamespace, Namespace, Dataset)
 DATA = "data set"  # prefix of the names of what a data set holds
 
 
-_Meet = Callable[[str, Any, State], None]
+_Meet = Callable[[str, Any], None]
 
 
 class ScriptTensors:
@@ -136,9 +139,11 @@ class ScriptTensors:
         # Weak: most are a step's batch and results. One that torch keeps alive without a Python
         # object loses its reference, and is then saved without need.
         self._constant: dict[int, tuple[weakref.ref[Tensor], tuple[int, bytes]]] = {}
+        self._first: Numbers = {}  # those after the first step
 
     def begin(self) -> None:
-        """Note after the first step which tensors there are: some of them will never change."""
+        """Note after the first step what there is: some of it will never change."""
+        self._first = self._numbers()
         self._constant = {id(t): (weakref.ref(t), stamp(t)) for _, t in self._found()}
 
     def state(self) -> dict[str, Tensor]:
@@ -170,21 +175,62 @@ class ScriptTensors:
     def generators(self) -> dict[str, State]:
         """Return the states of the script's generators, by where they are."""
         found: dict[str, State] = {}
-        self._visit(_as_it_is, lambda where, _, state: found.update({where: state}))
+
+        def note(where: str, value: Any) -> None:
+            if (state := generator_state(value)) is not None:
+                found[where] = state
+
+        self._visit(_as_it_is, note)
         return found
 
     def restore_generators(self, saved: dict[str, State]) -> None:
         """Restore the result of `generators`; report those that the script hasn't made again."""
         missing = dict.fromkeys(saved)
 
-        def restore(where: str, generator: Any, now: State) -> None:
-            if where in saved and saved[where][0] == now[0]:
+        def restore(where: str, value: Any) -> None:
+            now = generator_state(value) if where in saved else None
+            if now is not None and saved[where][0] == now[0]:
                 missing.pop(where, None)
-                set_generator(generator, saved[where])
+                set_generator(value, saved[where])
 
         self._visit(_as_it_is, restore)
         if missing:
             log(f"generators of random numbers that are missing begin anew: {', '.join(missing)}")
+
+    def numbers(self) -> Numbers:
+        """Return numbers that have changed since the first step, in objects that the holders hold.
+
+        Those of the script's variables are right, as a replay runs the script's own code.
+        """
+        changed = {}
+        for where, of_object in self._numbers().items():
+            first = self._first.get(where, {})
+            new = {name: n for name, n in of_object.items() if first.get(name) != n}
+            if new:
+                changed[where] = new
+        return changed
+
+    def restore_numbers(self, saved: Numbers) -> None:
+        """Restore the result of `numbers` in those of the objects that there are."""
+
+        def restore(where: str, value: Any) -> None:
+            if where in saved and _is_scripts(value):
+                for name, number in saved[where].items():
+                    object.__setattr__(value, name, number)
+
+        self._visit(_as_it_is, restore, self._holders())
+
+    def _numbers(self) -> Numbers:
+        found: Numbers = {}
+
+        def note(where: str, value: Any) -> None:
+            if _is_scripts(value):
+                found[where] = {
+                    str(name): n for name, n, _ in _items(value) if type(n) in (int, float, bool)
+                }
+
+        self._visit(_as_it_is, note, self._holders())
+        return found
 
     def _found(self) -> list[tuple[str, Tensor]]:
         """Return the tensors that the script can reach, each once."""
@@ -197,16 +243,30 @@ class ScriptTensors:
         self._visit(note)
         return found
 
-    def _visit(self, visit: Callable[[str, Tensor], Tensor], meet: _Meet = lambda *_: None) -> None:
+    def _visit(
+        self,
+        visit: Callable[[str, Tensor], Tensor],
+        meet: _Meet = lambda *_: None,
+        places: Iterable[tuple[str, Any]] | None = None,
+    ) -> None:
         """Call a function on each such tensor, which may return another one to put in its place.
 
         Args:
             visit: The function.
-            meet: Called with each generator, where it is, and its state.
+            meet: Called with anything else, and where it is.
+            places: Where to search, with names: if left out, the variables and the holders.
         """
         walk = _Walk(visit, meet)
-        for name, value in [*_variables(), *self._holders()]:
+        for name, value in [*_variables(), *self._holders()] if places is None else places:
             walk.below(value, name, _DEEPEST)
+
+
+def _is_scripts(value: Any) -> bool:
+    """True for an object of a class of the script's own, and not of an installed package."""
+    if isinstance(value, FrameType | GeneratorType | dict | list | deque | tuple):
+        return False
+    module = sys.modules.get(module_name(type(value)))
+    return is_scripts(getattr(module, "__file__", None) or "<")
 
 
 def _as_it_is(_: str, tensor: Tensor) -> Tensor:
@@ -242,7 +302,7 @@ class _Walk:
 
     Args:
         visit: Called with each tensor and where it is; returns what is to be there.
-        meet: Called with each generator, where it is, and its state.
+        meet: Called with anything else, and where it is.
     """
 
     def __init__(self, visit: Callable[[str, Tensor], Tensor], meet: _Meet) -> None:
@@ -265,9 +325,7 @@ class _Walk:
             tensor = whole(value)
             visited = self._visit(where, tensor)
             return value if visited is tensor else visited
-        if (state := generator_state(value)) is not None:
-            self._meet(where, value, state)
-            return value
+        self._meet(where, value)
         if not depth:
             return value
         where = f"{DATA} ({where})" if isinstance(value, Dataset) else where

@@ -121,6 +121,7 @@ class LoopState:
             "trained": object_states.trained_parameters(self.registry),
             "carried": self.tensors.state(),
             "own generators": self.tensors.generators(),
+            "numbers": self.tensors.numbers(),
             "kept": {name: lever.state() for name, lever in self._lever_state.states.items()},
             "passes": self.epochs.state(),
             "reads": self.reads.state(),
@@ -168,6 +169,7 @@ class LoopState:
         object_states.restore(self.registry, found.read(SHARED), own["modules"])
         self.tensors.restore(own["carried"])
         self.tensors.restore_generators(own["own generators"])
+        self.tensors.restore_numbers(own["numbers"])
         self._buffers.restore(own["buffers"])
         for name, lever in self._lever_state.states.items():
             lever.restore(own["kept"][name])

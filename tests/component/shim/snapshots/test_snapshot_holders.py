@@ -119,6 +119,45 @@ def in_a_data_set(tick: Tick) -> Any:
     return model.state_dict()
 
 
+class Growing:
+    """A weight that grows with each call, for a while."""
+
+    def __init__(self, steps: int) -> None:
+        self.steps, self.calls, self.made_at = steps, 0, object()
+
+    def __call__(self) -> float:
+        self.calls += 1
+        return min(1.0, self.calls / self.steps)
+
+
+class Slotted:
+    __slots__ = ("rate",)
+
+    def __init__(self) -> None:
+        self.rate = 1.0
+
+
+class Annealed(nn.Module):
+    def __init__(self, weight: Growing) -> None:
+        super().__init__()
+        self.body, self.weight, self.rates = network(), weight, [Slotted()]
+
+    def forward(self, x: torch.Tensor) -> Any:
+        self.rates[0].rate *= 0.9
+        return self.body(x) * self.weight() * self.rates[0].rate
+
+
+def in_an_object_of_a_module(tick: Tick) -> Any:
+    weight = Growing(20)
+    model = Annealed(weight)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(3):
+        for x, y in DataLoader(data(), 8, shuffle=True):
+            train(optimizer, loss_of(model, x, y))
+            tick()
+    return model.state_dict(), weight.calls, weight.steps, model.rates[0].rate
+
+
 class Caching(Dataset):  # type: ignore[type-arg]
     def __init__(self) -> None:
         self.cache: dict[int, Any] = {}
@@ -146,6 +185,7 @@ def cached(tick: Tick) -> Any:
         (in_a_module_alone, 5),
         (in_an_optimizer, 10),
         (in_a_data_set, 10),
+        (in_an_object_of_a_module, 12),
         (cached, 4),
     ],
 )
