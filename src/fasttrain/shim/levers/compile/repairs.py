@@ -21,7 +21,7 @@ from fasttrain.shim.hooks import patching
 from fasttrain.shim.hooks.seams import then
 
 # Part of the keys of torch's compile caches, so that nothing compiled without the repairs is used.
-CACHE_TAG = "fasttrain-repairs-2"
+CACHE_TAG = "fasttrain-repairs-3"
 
 
 def repair(undo: ExitStack) -> None:
@@ -29,6 +29,7 @@ def repair(undo: ExitStack) -> None:
     _keep_order_of_mutations(undo)
     _draw_each_time(undo)
     _draw_in_order(undo)
+    _order_checkpointed_draws(undo)
     _change_buffers_again(undo)
     with suppress(ImportError):  # torch 2.7
         config: Any = importlib.import_module("torch.compiler.config")
@@ -85,6 +86,31 @@ def _draw_in_order(undo: ExitStack) -> None:
             if overload not in constraints:
                 constraints[overload] = lowering.constrain_to_fx_strides
                 undo.callback(constraints.pop, overload, None)
+
+
+def _order_checkpointed_draws(undo: ExitStack) -> None:
+    """Have dropout in a checkpoint draw in the script's order.
+
+    torch ties the operators of a graph that draw to the order that they have in it. Where a
+    checkpoint repeats one, it is inside of another, which saves the random state, and which isn't
+    tied: of two branches, each with a dropout, the second one may be computed first.
+
+    Source: torch 2.13, ``torch/_inductor/fx_passes/post_grad.py``, _chain_random_ops_for_ordering,
+    and ``functionalize_rng_ops`` in ``torch/_functorch/partitioners.py``
+    """
+    passes: Any = importlib.import_module("torch._inductor.fx_passes.post_grad")
+    if hasattr(passes, "_is_nondeterministic_seeded_node"):  # an older torch ties none
+        patching.wrap(passes, "_is_nondeterministic_seeded_node", _or_in_checkpoint, undo)
+
+
+def _or_in_checkpoint(original: Any) -> Any:
+    saving = importlib.import_module("torch._prims.rng_prims").run_and_save_rng_state
+
+    @functools.wraps(original)
+    def draws(node: Any) -> bool:
+        return bool(original(node)) or (node.op == "call_function" and node.target is saving)
+
+    return draws
 
 
 def _change_buffers_again(undo: ExitStack) -> None:
