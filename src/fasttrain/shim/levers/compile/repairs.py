@@ -21,7 +21,14 @@ from fasttrain.shim.hooks import patching
 from fasttrain.shim.hooks.seams import then
 
 # Part of the keys of torch's compile caches, so that nothing compiled without the repairs is used.
-CACHE_TAG = "fasttrain-repairs-3"
+CACHE_TAG = "fasttrain-repairs-4"
+# Operators that refuse numbers: an index that is out of range, a probability that isn't one.
+REFUSE_NUMBERS = (
+    "embedding",
+    "nll_loss_forward",
+    "nll_loss2d_forward",
+    "binary_cross_entropy",
+)
 
 
 def repair(undo: ExitStack) -> None:
@@ -30,6 +37,7 @@ def repair(undo: ExitStack) -> None:
     _draw_each_time(undo)
     _draw_in_order(undo)
     _order_checkpointed_draws(undo)
+    _refuse_numbers(undo)
     _change_buffers_again(undo)
     with suppress(ImportError):  # torch 2.7
         config: Any = importlib.import_module("torch.compiler.config")
@@ -111,6 +119,54 @@ def _or_in_checkpoint(original: Any) -> Any:
         return bool(original(node)) or (node.op == "call_function" and node.target is saving)
 
     return draws
+
+
+def _refuse_numbers(undo: ExitStack) -> None:
+    """Have torch's own kernels run on a CPU where these refuse numbers.
+
+    inductor's code has an index looked at inside of a parallel loop, which no exception leaves:
+    the process is aborted, where the script could catch an IndexError, and its exit handlers and
+    ``finally`` would run. Probabilities it doesn't look at, so that NaN is trained on.
+
+    Source: torch 2.13, ``torch/_inductor/lowering.py``, embedding and gather,
+    ``torch/_inductor/codegen/cpp.py``, check_bounds, and ``torch/_decomp/decompositions.py``.
+    """
+    lowering: Any = importlib.import_module("torch._inductor.lowering")
+    decompositions: Any = importlib.import_module("torch._inductor.decomposition").decompositions
+    for name in REFUSE_NUMBERS:
+        operator = getattr(torch.ops.aten, name).default
+        if operator in decompositions:
+            _replace(decompositions, operator, _not_on_cpus(decompositions[operator]), undo)
+        by_torch = lowering.fallback_handler(operator, add_to_fallback_set=False)
+        lowered = _by_torch_on_cpus(by_torch, lowering.lowerings.get(operator))
+        _replace(lowering.lowerings, operator, lowered, undo)
+
+
+def _replace(table: dict[Any, Any], key: Any, value: Any, undo: ExitStack) -> None:
+    if key in table:
+        undo.callback(table.__setitem__, key, table[key])
+    else:
+        undo.callback(table.pop, key, None)
+    table[key] = value
+
+
+def _not_on_cpus(decompose: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(decompose)
+    def decomposition(first: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if first.device.type == "cpu":
+            return NotImplemented  # the operator stays in the graph
+        return decompose(first, *args, **kwargs)
+
+    return decomposition
+
+
+def _by_torch_on_cpus(by_torch: Callable[..., Any], lower: Callable[..., Any] | None) -> Any:
+    def lowering(first: Any, *args: Any, **kwargs: Any) -> Any:
+        if lower is None or first.get_device().type == "cpu":
+            return by_torch(first, *args, **kwargs)
+        return lower(first, *args, **kwargs)
+
+    return lowering
 
 
 def _change_buffers_again(undo: ExitStack) -> None:
