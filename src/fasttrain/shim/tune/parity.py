@@ -24,7 +24,7 @@ from torch.optim import Optimizer
 
 from fasttrain.model.tuning import REORDERED
 from fasttrain.shim.data_parallel.split.surroundings import all_random_states
-from fasttrain.shim.levers.amp.repeat import one_line
+from fasttrain.shim.hooks.call_state import one_line
 from fasttrain.shim.tune.captured import CapturedCall
 from fasttrain.shim.tune.distances import (
     MULTIPLE,

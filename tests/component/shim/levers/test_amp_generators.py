@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fasttrain.shim.levers.amp.repeat import Backup
+from fasttrain.shim.hooks.call_state import Backup
 from support.run_ahead import running_ahead
 
 

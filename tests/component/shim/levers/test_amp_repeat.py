@@ -16,7 +16,7 @@ from torch import nn
 
 from fasttrain.launch.receipts import unmet
 from fasttrain.model.outcome import RankReport, State, StepStats
-from fasttrain.shim.levers.amp.repeat import one_line
+from fasttrain.shim.hooks.call_state import one_line
 from fasttrain.shim.levers.amp.rules import LEAST_FLOPS
 from fasttrain.shim.process import refusal
 

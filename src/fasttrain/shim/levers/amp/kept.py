@@ -15,6 +15,7 @@ from torch.nn import Module
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from fasttrain.shim.hooks import patching
+from fasttrain.shim.hooks.call_state import CONTAINERS, Backup
 from fasttrain.shim.hooks.containers import (
     CLOSED,
     LONG,
@@ -26,7 +27,6 @@ from fasttrain.shim.hooks.containers import (
 from fasttrain.shim.hooks.dynamo import pass_over
 from fasttrain.shim.hooks.gradients import lift
 from fasttrain.shim.hooks.seams import Reading
-from fasttrain.shim.levers.amp.repeat import CONTAINERS, Backup
 
 # Finds low-precision tensors that a root's call has left where the script can read them.
 #

@@ -30,6 +30,7 @@ from fasttrain.model.levers import Amp
 from fasttrain.model.outcome import State
 from fasttrain.model.vendors import VENDORS
 from fasttrain.shim.hooks import gradients, patching
+from fasttrain.shim.hooks.call_state import Backup, one_line
 from fasttrain.shim.hooks.containers import to_float32
 from fasttrain.shim.hooks.dynamo import pass_over
 from fasttrain.shim.hooks.outcome_recorder import Lever, OutcomeRecorder, Shared
@@ -43,13 +44,7 @@ from fasttrain.shim.levers.amp.operators import (
     run_in_float32,
     run_recurrent_in_float32,
 )
-from fasttrain.shim.levers.amp.repeat import (
-    Backup,
-    may_explain,
-    names_numbers,
-    names_types,
-    one_line,
-)
+from fasttrain.shim.levers.amp.repeat import may_explain, names_numbers, names_types
 from fasttrain.shim.levers.amp.rules import CallHistory, Rules
 from fasttrain.shim.levers.amp.script_hooks import CustomFunctions, Hooks
 from fasttrain.shim.process import refusal

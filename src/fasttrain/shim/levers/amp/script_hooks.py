@@ -24,12 +24,13 @@ from torch.amp import autocast
 from torch.nn import Module
 
 from fasttrain.shim.hooks import patching
+from fasttrain.shim.hooks.call_state import one_line
 from fasttrain.shim.hooks.containers import to_float32
 from fasttrain.shim.hooks.dynamo import pass_over
 from fasttrain.shim.hooks.gradients import Hook, wrap_module_hooks, wrap_tensor_hooks
 from fasttrain.shim.hooks.roots import in_backward
 from fasttrain.shim.hooks.seams import Hooking
-from fasttrain.shim.levers.amp.repeat import may_explain, names_types, one_line
+from fasttrain.shim.levers.amp.repeat import may_explain, names_types
 
 # Runs the script's own `torch.autograd.Function` forward and backward in one precision.
 #

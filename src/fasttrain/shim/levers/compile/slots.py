@@ -26,6 +26,7 @@ from fasttrain.shim.hooks import patching
 from fasttrain.shim.hooks.outcome_recorder import OutcomeRecorder
 from fasttrain.shim.hooks.roots import ROWS, in_backward
 from fasttrain.shim.hooks.seams import Hooking, then
+from fasttrain.shim.levers.compile.failed_calls import Repeating
 from fasttrain.shim.levers.compile.graphs import GraphGuard
 from fasttrain.shim.levers.compile.repetitions import Mode
 from fasttrain.shim.levers.compile.targets import uncompilable
@@ -90,6 +91,9 @@ UNDER_FUNC = "called under torch.func's transforms, where torch.compile can't ru
 # A script that changes its hooks more often would compile all the time.
 MOST_RENEWALS = 3
 EAGER_CALLS = "eager calls"
+REPEATED_CALLS = "repeated calls"
+REPEATED = "{} was repeated eagerly where a compiled call of it failed: {}"
+FAILS = "its compiled calls fail more often than not"
 # Even a tiny module takes as long to compile as thousands of its calls.
 FEW_CALLS = 100
 # Calls that compile without delay: for fixed and for changing shapes, to train and to evaluate.
@@ -134,6 +138,7 @@ class Filling:
         guard: Decides which of its calls are replayed as CUDA graphs; None if none is.
         renewals: How often it was compiled again because its hooks had changed.
         calls: How often it was called.
+        failed: How many of these calls failed in a graph, and were repeated eagerly.
         stalls: Its calls in which something was compiled.
         on: Whether its calls run compiled.
         may_compile: Whether they may compile what fits no graph.
@@ -143,6 +148,7 @@ class Filling:
     guard: GraphGuard | None = None
     renewals: int = 0
     calls: int = 0
+    failed: int = 0
     stalls: Stalls = field(default_factory=Stalls)
     on: Mode = field(default_factory=Mode)
     may_compile: Mode = field(default_factory=Mode)
@@ -226,7 +232,9 @@ class Slots:
 
     def _put(self, module: Module, forward: Call, filling: Filling) -> None:
         run = self._putting_off(self._compile(forward), forward, filling, type(module).__name__)
-        vars(module)["_compiled_call_impl"] = self._slot(module, run, filling)
+        ref = weakref.ref(module)
+        repeating = Repeating(module, functools.partial(self._failed, ref, filling))
+        vars(module)["_compiled_call_impl"] = self._slot(ref, run, filling, repeating)
 
     def _putting_off(self, compiled: Call, forward: Call, filling: Filling, name: str) -> Call:
         """Return a function that runs compiled, and compiles where `Stalls` allows it."""
@@ -251,9 +259,11 @@ class Slots:
 
         return run
 
-    def _slot(self, module: Module, compiled: Call, filling: Filling) -> Call:
+    def _slot(
+        self, ref: weakref.ref[Module], compiled: Call, filling: Filling, repeating: Repeating
+    ) -> Call:
         """Return the callable for a module's slot; weakly bound, because the module holds it."""
-        ref, guard = weakref.ref(module), filling.guard
+        guard = filling.guard
 
         def call(*args: Any, **kwargs: Any) -> Any:
             module: Any = ref()
@@ -277,9 +287,20 @@ class Slots:
             through = self.handler_errors.through
             if guard is not None:
                 return through(guard.call, compiled, module, args, kwargs)
-            return through(compiled, module, *args, **kwargs)
+            return repeating.call(functools.partial(through, compiled), module, args, kwargs)
 
         return _slot_of(ref, call)
+
+    def _failed(self, ref: weakref.ref[Module], filling: Filling, why: str) -> None:
+        """Record a call that has failed in a graph, and give the module up if most of them do."""
+        module = ref()
+        filling.failed += 1
+        self._recorder.counts[REPEATED_CALLS] += 1
+        if filling.failed == 1:
+            self._recorder.note(REPEATED.format(type(module).__name__, why))
+        if module is not None and FREE_STALLS <= filling.failed > filling.calls / 2:
+            self.release(module)
+            self._recorder.note(f"{type(module).__name__} runs eagerly: {FAILS}")
 
     def on_hook(self, module: Module | None, hooks: Any) -> None:
         """Have the next call of each module that a change of hooks concerns compile it again."""
