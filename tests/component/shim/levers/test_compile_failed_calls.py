@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import runpy
 import signal
 import traceback
 from collections.abc import Iterator
@@ -196,3 +197,31 @@ def test_a_model_whose_calls_keep_failing_runs_eagerly(compiled: Any) -> None:
     assert model._compiled_call_impl is None
     assert outcome.counts["repeated calls"] == FREE_STALLS
     assert any(FAILS in note for note in outcome.notes)
+
+
+# Not in this file, whose asserts pytest rewrites.
+ASSERTS = """
+import torch
+
+class Asserting(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 4)
+
+    def forward(self, x):
+        y = self.layer(x)
+        assert torch.isfinite(y).all(), "non-finite numbers"
+        return y.tanh()
+"""
+
+
+def test_an_assert_is_made_outside_of_graphs(compiled: Any, tmp_path: Path) -> None:
+    """In one it would raise in a loop, perhaps a parallel one, which aborts the process."""
+    script = tmp_path / "train.py"
+    script.write_text(ASSERTS)
+    model = runpy.run_path(str(script))["Asserting"]()
+    model(X).sum().backward()
+    with pytest.raises(AssertionError, match="non-finite numbers") as raised:
+        model(BROKEN)
+    assert traceback.extract_tb(raised.tb)[-1].lineno == 11
+    assert "repeated calls" not in compiled().counts

@@ -60,6 +60,9 @@ SAFE_SETTINGS = (
 # With this a seeded script draws the same dropout masks as without compilation. Not on GPUs, where
 # kernels that draw their own numbers are part of the speed-up, unless results are compared.
 SAME_DRAWS = (("torch._inductor.config", "fallback_random", True),)
+# Asserts on tensors break the graph, and raise AssertionError: in a CPU's code they would raise
+# RuntimeError, or abort the process, as no exception leaves a parallel loop.
+OWN_ASSERTS = (("torch._dynamo.config", "rewrite_assert_with_torch_assert", False),)
 UNUSED = "no trainable module was called"
 BY_HAND = "its forward() is called directly: its layers are compiled one by one"
 # After so many graphs no further root is compiled: each takes seconds to minutes.
@@ -235,8 +238,10 @@ class CompileLever:
             self.recorder.settle(State.SKIPPED, reason)
             return False
         parameter = root.parameter()
-        same = self._same_draws or (parameter is not None and parameter.device.type == "cpu")
-        for module_name, name, value in (*self._settings, *(SAME_DRAWS if same else ())):
+        on_cpu = parameter is not None and parameter.device.type == "cpu"
+        draws = SAME_DRAWS if self._same_draws or on_cpu else ()
+        asserts = OWN_ASSERTS if on_cpu else ()
+        for module_name, name, value in (*self._settings, *draws, *asserts):
             config = importlib.import_module(module_name)
             if hasattr(config, name):  # some torch versions lack some of them
                 self._later.callback(setattr, config, name, getattr(config, name))
