@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 import pickle
 import random
@@ -72,6 +73,53 @@ def test_each_step_draws_from_the_scripts_own_stream(
     with monkeypatch.context() as eager:
         eager.setattr(nn.Module, "__call__", nn.Module._call_impl)
         assert found == pytest.approx(drawn_by(name), rel=1e-5)
+
+
+@functools.lru_cache
+def projection(rows: int, columns: int) -> Any:
+    return torch.randn(rows, columns)
+
+
+@functools.cache
+def shift(rows: int, columns: int) -> Any:
+    return torch.ones(rows, columns) * random.random()
+
+
+@functools.lru_cache
+def mask(rows: int, columns: int) -> Any:
+    return torch.ones(rows, columns).tril()
+
+
+class Tabled(nn.Module):
+    """Adds a table, which a function keeps for all calls."""
+
+    def __init__(self, table: Any) -> None:
+        super().__init__()
+        self.inner, self.table = network(), table
+
+    def forward(self, x: Any) -> Any:
+        return self.inner(x) + self.table(*x.shape)
+
+
+def trained_with(table: Any) -> list[float]:
+    """Train with a table that no call has made yet; give what `drawn_by` does."""
+    table.cache_clear()
+    random.seed(0)
+    return [*train(Tabled(table)), random.random(), torch.rand(()).item()]
+
+
+@pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`:UserWarning")
+@pytest.mark.parametrize("table", [projection, shift, mask])
+def test_what_a_function_keeps_is_drawn_once(
+    compiled: Any, table: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = trained_with(table)
+    outcome = compiled()
+    assert outcome.state is State.APPLIED
+    assert bool(outcome.counts["breaks"]) == (table is not mask)
+    with monkeypatch.context() as eager:
+        eager.setattr(nn.Module, "__call__", nn.Module._call_impl)
+        assert found == pytest.approx(trained_with(table), rel=1e-5)
 
 
 def test_a_lazy_module_that_raises_is_left_alone(

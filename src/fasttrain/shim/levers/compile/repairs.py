@@ -11,6 +11,7 @@ import signal
 import struct
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ def repair(undo: ExitStack) -> None:
     """Install the repairs that the present torch needs."""
     _keep_order_of_mutations(undo)
     _draw_each_time(undo)
+    _draw_once(undo)
     _draw_in_order(undo)
     _order_checkpointed_draws(undo)
     _refuse_numbers(undo)
@@ -75,6 +77,54 @@ def _draw_each_time(undo: ExitStack) -> None:
     if variable is None:  # before torch 2.5
         return
     patching.put(variable, "is_supported_random_obj", staticmethod(lambda _: False), undo)
+
+
+def _draw_once(undo: ExitStack) -> None:
+    """Break the graph where a function draws numbers that `functools.lru_cache` keeps.
+
+    Dynamo traces such a function in place of looking into its cache: what the script draws once, at
+    the first call, would be drawn in each call. A function that computes the same from the same
+    arguments stays in the graph.
+
+    Source: ``WrapperUserFunctionVariable`` in ``torch/_dynamo/variables/functions.py``, torch 2.13
+    """
+    functions: Any = importlib.import_module("torch._dynamo.variables.functions")
+    exc: Any = importlib.import_module("torch._dynamo.exc")
+    variable = getattr(functions, "WrapperUserFunctionVariable", None)
+    if variable is not None and hasattr(exc, "unimplemented"):  # else an older torch
+        kept = functools.partial(_unless_drawn, exc.unimplemented)
+        patching.wrap(variable, "call_function", kept, undo)
+
+
+def _unless_drawn(unimplemented: Callable[..., Any], original: Any) -> Any:
+    @functools.wraps(original)
+    def call_function(self: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
+        if not hasattr(self.wrapper_obj, "cache_info"):
+            return original(self, tx, *args, **kwargs)
+        nodes = tx.output.graph.nodes
+        last = next(iter(reversed(nodes)), None)
+        result = original(self, tx, *args, **kwargs)
+        added = takewhile(lambda node: node is not last, reversed(nodes))
+        if any(_draws(node.target) for node in added):
+            unimplemented(
+                gb_type="functools.lru_cache around random numbers",
+                context="",
+                explanation="The cache has the numbers of its first call.",
+                hints=[],
+            )
+        return result
+
+    return call_function
+
+
+@functools.cache
+def _draws(target: Any) -> bool:
+    """True if what a node of dynamo's graph calls draws random numbers."""
+    name = target if isinstance(target, str) else getattr(target, "__name__", "")
+    packet: Any = getattr(torch.ops.aten, name, None) if name else None
+    overloads = packet.overloads() if hasattr(packet, "overloads") else ()
+    kinds = (getattr(packet, overload).tags for overload in overloads)
+    return any(torch.Tag.nondeterministic_seeded in tags for tags in kinds)
 
 
 def _draw_in_order(undo: ExitStack) -> None:
