@@ -272,7 +272,7 @@ def unfusible(optimizer: Optimizer) -> str:
         (r for p in _parameters(optimizer) if (r := _unfusible_parameter(kind, p))), ""
     ):
         return reason
-    if any(_laid_out_otherwise(p, state) for p, state in optimizer.state.items()):
+    if any(_laid_out_otherwise(p, state) for p, state in _states(optimizer)):
         return STATE_OTHERWISE
     return ""
 
@@ -280,6 +280,16 @@ def unfusible(optimizer: Optimizer) -> str:
 def _parameters(optimizer: Optimizer) -> Iterator[Tensor]:
     for group in optimizer.param_groups:
         yield from group["params"]
+
+
+def _states(optimizer: Optimizer) -> Iterator[tuple[Tensor, dict[str, Any]]]:
+    """Yield the parameters that have a state, each with it.
+
+    A script may keep other things in ``optimizer.state``, which then travel in its checkpoints.
+    """
+    for key, state in optimizer.state.items():
+        if isinstance(key, Tensor) and isinstance(state, dict):
+            yield key, state
 
 
 def _unfusible_parameter(kind: type[Optimizer], parameter: Tensor) -> str:
@@ -383,7 +393,7 @@ def _unfusible_gradients(
 
 def _move_step_counters(optimizer: Optimizer) -> None:
     """Move ``state["step"]`` to the parameter's device in fp32, as the fused kernel reads it."""
-    for parameter, state in optimizer.state.items():
+    for parameter, state in _states(optimizer):
         step = state.get("step")
         if isinstance(step, Tensor) and (
             step.device != parameter.device or step.dtype is not torch.float32

@@ -109,6 +109,17 @@ def test_loading_a_checkpoint_that_chose_for_itself(fused: Any) -> None:
     assert fused().counts == {"steps": 2}
 
 
+@pytest.mark.parametrize("beside", [{"epoch": 1}, 3])
+def test_what_a_script_keeps_in_the_state_beside_its_parameters(fused: Any, beside: Any) -> None:
+    optimizer, resumed = (torch.optim.AdamW([parameter()], lr=0.1) for _ in range(2))
+    optimizer.state["progress"] = beside
+    step(optimizer)
+    resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    step(resumed)
+    assert resumed.state["progress"] == beside
+    assert fused().counts == {"steps": 2}
+
+
 def test_double_precision_counts_its_steps_in_double(fused: Any) -> None:
     torch.set_default_dtype(torch.float64)
     try:
