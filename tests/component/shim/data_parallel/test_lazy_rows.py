@@ -225,6 +225,62 @@ def test_metrics_are_those_of_the_whole(name: str, inference: bool) -> None:
         torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
 
 
+def by_time(ranks: Any, x: Tensor, meet: Any = lambda: None) -> Tensor:
+    """Return an output of (rows, time, features) that lies in memory by time, as of a GRU."""
+    rows = Rows(ranks, x.size(0))
+    gather = functools.partial(gather_lazily, rows=rows, meet=meet)
+    part = rows.take(x, 0).transpose(0, 1).contiguous().transpose(0, 1)
+    return rows.give(part, 0, gather, (1, 0, 2) if rows.own == 1 else None)
+
+
+@pytest.mark.parametrize("size", [6, 7, 3])  # in the last one each rank has a single row
+def test_an_output_lies_in_memory_as_the_model_has_made_it(size: int) -> None:
+    _, x, _ = problem(size)
+    whole = x.transpose(0, 1).contiguous().transpose(0, 1)
+
+    def act(rank: Any) -> list[Tensor]:
+        logits = by_time(rank, x.clone().requires_grad_())
+        assert type(logits) is LazyRows
+        assert logits.stride() == whole.stride()
+        assert logits.part is not None
+        more = logits.exp().detach()
+        again = more.transpose(0, 1).neg().transpose(0, 1)
+        flat = logits.transpose(0, 1).view(-1, FEATURES)
+        with pytest.raises(RuntimeError, match="view"):
+            logits.view(-1, FEATURES)  # as of the whole tensor
+        found = [flat, more.transpose(0, 1).view(-1), again.transpose(0, 1).view(-1)]
+        assert linked(logits).stride() == whole.stride()
+        return [linked(tensor).detach() for tensor in found]
+
+    by_rows = whole.transpose(0, 1).reshape(-1)
+    expected = [by_rows.view(-1, FEATURES), by_rows.exp(), -by_rows.exp()]
+    for found in on_ranks(3, act):
+        torch.testing.assert_close(found, expected)
+
+
+def test_rows_of_images_with_channels_last_are_not_gathered() -> None:
+    torch.manual_seed(0)
+    images, y = torch.randn(4, 3, 5, 5), torch.randint(0, 3, (4, 5, 5))
+    images = images.to(memory_format=torch.channels_last)
+    expected = F.cross_entropy(images, y)
+
+    def act(rank: Any) -> Any:
+        rows = Rows(rank, 4)
+        gather = functools.partial(gather_lazily, rows=rows, meet=lambda: None)
+        given = rows.give(rows.take(images, 0), 0, gather)
+        assert given.is_contiguous(memory_format=torch.channels_last)
+        loss = F.cross_entropy(given, y)
+        kept = given.part is not None  # type: ignore[attr-defined]
+        flat = F.cross_entropy(given.permute(0, 2, 3, 1).view(-1, 3), y.view(-1))
+        return kept, loss, flat, type(linked(given)), linked(given)
+
+    for kept, loss, flat, kind, whole in on_ranks(2, act):
+        assert kept
+        assert kind is Tensor
+        assert whole.stride() == images.stride()
+        torch.testing.assert_close([loss, flat], [expected, expected])
+
+
 def test_what_is_not_used_is_not_gathered_and_what_is_used_is_met_for_once() -> None:
     weight, x, y = problem(6)
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fasttrain.shim.data_parallel.split.rows import Rows, mean_gradient, share
+from fasttrain.shim.data_parallel.split.ways import Split
 from support import fake_ranks
 
 SIZES = [(8, 2), (9, 2), (7, 3), (3, 3)]
@@ -43,6 +45,55 @@ def test_the_rows_of_all_ranks_are_the_batch(size: int, ranks: int, dim: int) ->
     for one in given:
         assert torch.equal(one, x)
         assert one.is_contiguous()
+
+
+ORDERS = [(0, 1, 2), (1, 0, 2), (0, 2, 1), (2, 1, 0), (1, 2, 0)]
+
+
+def laid_out(sizes: tuple[int, ...], order: tuple[int, ...]) -> Tensor:
+    """Return a tensor whose dimensions lie in memory in an order, the outermost first."""
+    made = torch.arange(float(math.prod(sizes))).reshape([sizes[dim] for dim in order])
+    return made.permute([order.index(dim) for dim in range(len(order))])
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("dim", [0, 1])
+@pytest.mark.parametrize("sliced", [False, True])
+def test_the_rows_of_all_ranks_lie_in_memory_as_those_of_one(
+    order: tuple[int, ...], dim: int, sliced: bool
+) -> None:
+    sizes = [2, 3, 2]
+    sizes[dim] = 4
+    x = laid_out(tuple(sizes), order)[..., : 1 + (not sliced)]
+
+    def act(rank: Any) -> tuple[Tensor, Tensor]:
+        rows = Rows(rank, 4)
+        part = rows.cut(x, dim)
+        given = rows.give(part.clone().requires_grad_(), dim)
+        given.add_(1)  # it is no view, whose change in place autograd would refuse
+        return rows.give(part, dim), given.detach()
+
+    for whole, trained in on_ranks(2, act):
+        assert torch.equal(whole, x)
+        assert torch.equal(trained, x + 1)
+        for one in (whole, trained):
+            assert one.permute(order).is_contiguous()
+            one.permute(order).view(-1)
+
+
+def test_single_rows_lie_in_memory_as_the_whole_call_has_shown() -> None:
+    module, x = nn.Identity(), laid_out((2, 4, 3), (1, 0, 2))
+    split = Split((0,), (0,), orders=((1, 0, 2),))
+
+    def act(rank: Any) -> Tensor:
+        rows = Rows(rank, 2)
+        part = rows.cut(x, 0).contiguous()  # as of most operators, which see no other order
+        whole: Tensor = split.put_together(module, part, rows, rows.gather, [x])
+        return whole
+
+    for found in on_ranks(2, act):
+        assert torch.equal(found, x)
+        assert found.stride() == x.stride()
 
 
 def test_blocks_of_rows_stay_together() -> None:

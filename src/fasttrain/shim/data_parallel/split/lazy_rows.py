@@ -26,7 +26,12 @@ from torch import Tensor
 from fasttrain.model.vendors import LIKE_CUDA
 from fasttrain.shim.data_parallel.ranks import Ranks
 from fasttrain.shim.data_parallel.split import row_operators
-from fasttrain.shim.data_parallel.split.rows import Rows
+from fasttrain.shim.data_parallel.split.rows import (
+    Order,
+    Rows,
+    dense_strides,
+    memory_order,
+)
 from fasttrain.shim.hooks import patching
 from fasttrain.shim.hooks.containers import map_tensors
 from fasttrain.shim.hooks.dynamo import UserCompile
@@ -166,7 +171,9 @@ class LazyRows(Tensor):
                     part = self.part
                     assert part is not None
                     self.placement.meet()
-                    self._whole = self.placement.rows.gather(part, self.placement.dim)
+                    self._whole = self.placement.rows.gather(
+                        part, self.placement.dim, memory_order(self)
+                    )
         self._part = None
         return self._whole
 
@@ -261,12 +268,15 @@ def linked(tensor: Tensor) -> Tensor:
     return tensor.whole()
 
 
-def gather_lazily(part: Tensor, dim: int, rows: Rows, meet: Callable[[], None]) -> Tensor:
+def gather_lazily(
+    part: Tensor, dim: int, order: Order | None = None, *, rows: Rows, meet: Callable[[], None]
+) -> Tensor:
     """Return a `LazyRows` of this rank's rows; a plain gathered tensor if that doesn't pay.
 
     Args:
         part: This rank's rows.
         dim: The dimension of the batch.
+        order: The memory order of the whole tensor, if it is known.
         rows: How they are distributed.
         meet: Checks that all ranks are at the same line.
     """
@@ -274,11 +284,14 @@ def gather_lazily(part: Tensor, dim: int, rows: Rows, meet: Callable[[], None]) 
     small = part.numel() // rows.own * rows.count < row_operators.LARGE
     usual = type(part) is Tensor and part.layout is torch.strided
     if small or not usual or part.is_quantized or part.is_complex():
-        return rows.gather(part, dim)
+        return rows.gather(part, dim, order)
     sizes = [*part.shape]
     sizes[dim] = block * rows.count
-    like = torch.empty(sizes, device="meta")
-    return LazyRows(part.detach().contiguous(), like, Placement(rows, dim, meet))
+    order = order or memory_order(part)
+    like = torch.empty_strided(sizes, dense_strides(sizes, order), device="meta")
+    back = sorted(order, key=order.__getitem__)
+    dense = part.detach().permute(order).contiguous().permute(back)
+    return LazyRows(dense, like, Placement(rows, dim, meet))
 
 
 def _on_whole(func: Any, args: Any, kwargs: Any) -> Any:

@@ -210,7 +210,8 @@ def _same(func: Any, args: Any, kwargs: Any) -> Any:
 @_rule("view", "_unsafe_view")
 def _viewed(func: Any, args: Any, kwargs: Any) -> Any:
     lazy, sizes = args
-    # The rows are consecutive in memory, also in any shape whose first dimension they fill.
+    # The rows are consecutive, also in any shape whose first dimension they fill. The part may lie
+    # otherwise in memory than the whole, whose view is possible.
     part, scale = lazy.scaled_part
     if part is None or math.prod(lazy.shape[: lazy.placement.dim]) != 1:
         return NotImplemented
@@ -222,8 +223,8 @@ def _viewed(func: Any, args: Any, kwargs: Any) -> Any:
     sizes = [*whole.shape]
     sizes[dim] = sizes[dim] // rows.count * rows.own
     if func is _aten._unsafe_view.default:
-        return _rows(func(part, sizes), whole, dim, lazy, scale)
-    return _view(lazy, func(part, sizes), dim, func, args, kwargs)
+        return _rows(part.reshape(sizes), whole, dim, lazy, scale)
+    return _view(lazy, part.reshape(sizes), dim, func, args, kwargs)
 
 
 @_rule("slice.Tensor", "select.int", "unsqueeze", "squeeze.dim")

@@ -10,7 +10,7 @@ differentiated again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
-Gather = Callable[[Tensor, int], Tensor]
+Order = list[int] | tuple[int, ...]  # of dimensions, from the outermost in memory to the innermost
+Gather = Callable[[Tensor, int, Order | None], Tensor]
 
 
 class Collectives(Protocol):
@@ -75,19 +76,22 @@ class Rows:
             return part
         return self.cut(whole, dim)
 
-    def give(self, part: Tensor, dim: int, gather: Gather | None = None) -> Tensor:
+    def give(
+        self, part: Tensor, dim: int, gather: Gather | None = None, order: Order | None = None
+    ) -> Tensor:
         """Return the rows of all ranks.
 
         Args:
             part: This rank's rows; the size along ``dim`` is a multiple of `own`.
             dim: The dimension of the batch.
             gather: Gathers ``part`` along ``dim`` without a graph; default: `gather`.
+            order: The memory order of the whole, if it is known.
         """
         gather = gather or self.gather
         if part.requires_grad and torch.is_grad_enabled():
-            whole: Tensor = _applied(_Give, part, dim, self, gather)
+            whole: Tensor = _applied(_Give, part, dim, self, gather, order)
             return whole
-        return gather(part, dim)
+        return gather(part, dim, order)
 
     def share(self, whole: Tensor) -> Tensor:
         """Return a tensor that a split call uses as a whole on each rank."""
@@ -104,8 +108,15 @@ class Rows:
         part = part.contiguous() if whole.is_contiguous() else part
         return part if scale == 1 else part * scale
 
-    def gather(self, part: Tensor, dim: int) -> Tensor:
-        """Return the rows of all ranks, without a graph."""
+    def gather(self, part: Tensor, dim: int, order: Order | None = None) -> Tensor:
+        """Return the rows of all ranks, without a graph.
+
+        Args:
+            part: This rank's rows.
+            dim: The dimension of the batch.
+            order: The memory order of the result, if it is known; else that of the part.
+        """
+        order = order or memory_order(part)
         moved = part.detach().movedim(dim, 0).contiguous()
         block = moved.size(0) // self.own
         most = block * self.of(0)
@@ -115,7 +126,34 @@ class Rows:
         if self.count % self.ranks.world_size:
             parts = torch.split(gathered, most)
             gathered = torch.cat([p[: block * self.of(rank)] for rank, p in enumerate(parts)])
-        return gathered if dim == 0 else gathered.movedim(0, dim).contiguous()
+        whole = gathered.movedim(0, dim)
+        strides = dense_strides(whole.shape, order)
+        if dim == 0 and gathered.stride() == strides:
+            return gathered
+        # A copy and no view: a view that a `Function` returns can't be changed in place.
+        return gathered.new_empty_strided(whole.shape, strides).copy_(whole)
+
+
+def memory_order(tensor: Tensor) -> list[int]:
+    """Return a tensor's dimensions from the outermost in memory to the innermost.
+
+    The place of one of size 1 can't always be told: operators give it any stride.
+    """
+    dims = list(range(tensor.dim()))
+    if tensor.layout is not torch.strided:
+        return dims
+    strides, sizes = tensor.stride(), tensor.shape
+    # A dimension of size 1 has the stride of the one around it: so it lies inside of that one.
+    return sorted(dims, key=lambda dim: (-strides[dim], sizes[dim] == 1))
+
+
+def dense_strides(sizes: Sequence[int], order: Order) -> tuple[int, ...]:
+    """Return the strides of a tensor without gaps."""
+    strides, step = [1] * len(sizes), 1
+    for dim in reversed(order):
+        strides[dim] = step
+        step *= max(1, sizes[dim])
+    return tuple(strides)
 
 
 def share(whole: Tensor, ranks: Collectives) -> Tensor:
@@ -154,17 +192,19 @@ class _Take(torch.autograd.Function):
 
 class _Give(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: FunctionCtx, part: Tensor, dim: int, rows: Rows, gather: Gather) -> Tensor:
+    def forward(
+        ctx: FunctionCtx, part: Tensor, dim: int, rows: Rows, gather: Gather, order: Order | None
+    ) -> Tensor:
         ctx.how = dim, rows  # type: ignore[attr-defined]
-        return gather(part, dim)
+        return gather(part, dim, order)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
         dim, rows = ctx.how
         scale = rows.ranks.world_size
         if torch.is_grad_enabled():
-            return rows.take(gradient, dim) * scale, None, None, None
-        return rows.cut(gradient, dim, scale), None, None, None
+            return rows.take(gradient, dim) * scale, None, None, None, None
+        return rows.cut(gradient, dim, scale), None, None, None, None
 
 
 class _Share(torch.autograd.Function):

@@ -42,7 +42,7 @@ from fasttrain.shim.data_parallel.split.decisions import may_print, modules_in_g
 from fasttrain.shim.data_parallel.split.graph import edge_of, graph_edges, leaves_of
 from fasttrain.shim.data_parallel.split.neutral import Draw, Neutral, along_which, has_place
 from fasttrain.shim.data_parallel.split.registrations import foreign_hook
-from fasttrain.shim.data_parallel.split.rows import Rows
+from fasttrain.shim.data_parallel.split.rows import Rows, memory_order
 from fasttrain.shim.data_parallel.split.surroundings import (
     GLOBAL,
     NEAR,
@@ -407,7 +407,8 @@ class SplitTrial:
             self._check_branches(guess, args, kwargs, dims, place=place, along=along)
         outputs = tuple(dims[: len(tensors_in(inner[0]))])
         ndims = tuple(tensor.dim() for tensor in tensors_in(outer[0]))
-        return Split(guess, outputs, tuple(kept), made, self._same, ndims, tuple(inner[1]))
+        orders = tuple(tuple(memory_order(tensor)) for tensor in tensors_in(outer[0]))
+        return Split(guess, outputs, tuple(kept), made, self._same, ndims, tuple(inner[1]), orders)
 
     def _check_draws(self, arguments: Any, dims: Sequence[int | None]) -> None:
         """Check that outputs without rows don't depend on numbers that each rank draws.

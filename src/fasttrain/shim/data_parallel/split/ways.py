@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,7 +13,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from fasttrain.shim.data_parallel.split.candidates import Dimensions
-from fasttrain.shim.data_parallel.split.rows import Gather, Rows
+from fasttrain.shim.data_parallel.split.rows import Gather, Order, Rows
 from fasttrain.shim.hooks.containers import map_tensors, tensors_in
 
 MOST_NUMBERS = 4096  # compared between ranks, of an output without rows
@@ -32,6 +33,7 @@ class Split:
         same: For each output tensor, the number of the argument that it is, or None.
         ndims: The number of dimensions of each tensor among the outputs.
         changed: All attributes and buffers that such calls replace or write to in their modules.
+        orders: The memory order of each tensor among the outputs of the whole call.
     """
 
     inputs: Dimensions
@@ -41,6 +43,7 @@ class Split:
     same: Dimensions = ()
     ndims: tuple[int, ...] = ()
     changed: tuple[tuple[int, str], ...] = ()
+    orders: tuple[Order, ...] = ()
 
     def cut(self, args: Any, kwargs: Any, rows: Rows) -> Any:
         """Return the arguments with this rank's rows."""
@@ -148,11 +151,13 @@ class Split:
         for number, name, dims in self.kept:
             if any(dim is not None for dim in dims):
                 vars(parts[number])[name] = with_all_rows(vars(parts[number])[name], dims, rows)
+        known: dict[int, Tensor] = {}
         if any(at is not None for at in self.same):
             own = zip(tensors_in(output), self.same, strict=True)
             known = {id(tensor): inputs[at] for tensor, at in own if at is not None}
-            return with_all_rows(output, self.outputs, rows, gather, known)
-        return with_all_rows(output, self.outputs, rows, gather)
+        # A single row doesn't show where its dimension lies; of more the current call says it.
+        orders = self.orders if rows.own == 1 else ()
+        return with_all_rows(output, self.outputs, rows, gather, known, orders)
 
 
 def _is_comparable(tensor: Tensor) -> bool:
@@ -177,6 +182,7 @@ def with_all_rows(
     rows: Rows,
     gather: Gather | None = None,
     known: Mapping[int, Tensor] | None = None,
+    orders: Sequence[Order] = (),
 ) -> Any:
     """Return a value with the rows of all ranks in its tensors.
 
@@ -186,17 +192,18 @@ def with_all_rows(
         rows: The batch's rows.
         gather: Returns a tensor with all rows from one with this rank's.
         known: Replacements of tensors, by the tensors' ids.
+        orders: The memory order of each whole tensor, if known.
     """
-    given = iter(dims)
+    given = itertools.zip_longest(dims, orders)
     whole: dict[int, Tensor] = dict(known or {})
 
     def gathered(tensor: Tensor) -> Tensor:
-        dim = next(given)
+        dim, order = next(given)
         if dim is None and id(tensor) not in whole:
             return tensor
         if id(tensor) not in whole:
             assert dim is not None
-            whole[id(tensor)] = rows.give(tensor, dim, gather)
+            whole[id(tensor)] = rows.give(tensor, dim, gather, order)
         return whole[id(tensor)]
 
     return map_tensors(value, gathered)
