@@ -146,6 +146,22 @@ def test_lists_are_named_as_what_is_not_split(tmp_path: Path, zygote: Zygote) ->
     assert "it takes a list" in run.outcome("strategy")["missed"][0]
 
 
+def test_what_takes_no_tensors_is_named_and_its_parts_are_split(
+    tmp_path: Path, zygote: Zygote
+) -> None:
+    script = HERE.parent / "scripts/ranks/batch_objects.py"
+    run = forked_ranks(zygote, tmp_path / "ranks", script, options=EXACT, timeout_s=TIMEOUT_S)
+    strategy = run.outcome("strategy")
+    told = {text.partition(" ")[0]: text.rpartition(": ")[2] for text in strategy["missed"]}
+    assert told == {
+        "Net": "it takes no tensor with rows, but Batch",
+        "Texts": "it takes no tensor with rows, but list",
+        "Prototypes": "it takes no arguments",
+    }
+    (body,) = (site for site in strategy["sites"] if site["what"] == "Sequential")
+    assert body["count"] == 9 - 4, "split but for calls 1, 2, 4 and 8, which are verified"
+
+
 @pytest.mark.parametrize("script", thinned(PARTING, 23, ids=lambda path: path.stem))
 def test_ranks_that_would_part_end(
     script: Path, fasttrain: Any, tmp_path: Path, zygote: Zygote

@@ -56,6 +56,7 @@ MOST_SITES = 32  # kinds of calls of a module, from which on texts make no other
 READ_EVERY = 64  # calls after which numbers on a device are compared, for which the host waits
 _CIRCULAR = "calls with arguments that lead back to themselves run on the whole batch"
 _NO_MEMORY = "OutOfMemoryError"  # torch's exception on any device
+_NOTHING = "no call could be split so far"
 GRADIENTS = 2  # number of verified calls whose gradients are compared, too
 ASKED = (
     "the script asks for gradients w.r.t. a tensor that the model returns or keeps, and has"
@@ -166,6 +167,8 @@ class SplitCalls:
             return call(*args, **kwargs)
         if not self._may_split(inputs):
             return call(*map_tensors(args, linked), **map_tensors(kwargs, linked))
+        if not any(tensor.dim() for tensor in inputs):
+            return self._without_rows(root, module, call, args, kwargs)
         site = self._site(root, module, args, kwargs)
         if site.few and not has_few_rows(inputs, self._ranks.world_size):
             site.try_again()
@@ -286,6 +289,15 @@ class SplitCalls:
             refuse(_used_in_thread(name))
         self._same_line.check(f"use all rows of {name}")
 
+    def _without_rows(self, root: Root, module: Module, call: Call, args: Any, kwargs: Any) -> Any:
+        """Run a call whose arguments show no rows, such as an object that holds its tensors."""
+        site = self._site(root, module, (), {})  # one for all: their kinds decide nothing
+        if not site.final:
+            if self._recorder.state is State.ARMED:
+                self._recorder.settle(State.ARMED, _NOTHING)
+            self._refuse(site, _no_rows_in(args, kwargs), final=True)
+        return self._whole(site, root, call, args, kwargs)
+
     def _whole(self, site: CallSite, root: Root, call: Call, args: Any, kwargs: Any) -> Any:
         """Run a call on the whole batch, in which submodules may be split."""
         self._recorder.counts["whole calls"] += 1
@@ -339,7 +351,7 @@ class SplitCalls:
         return self._ranks.sum(part.clone())
 
     def _may_split(self, inputs: Sequence[Tensor]) -> bool:
-        if not self._ranks.joined or self.whole_only or not any(t.dim() for t in inputs):
+        if not self._ranks.joined or self.whole_only:
             return False
         if not all(map(can_be_cut, inputs)):
             self._recorder.note(
@@ -418,7 +430,7 @@ class SplitCalls:
         """Run a call on the whole batch, and verify how it can be split."""
         self._check_inputs(module, inputs)
         if self._recorder.state is State.ARMED:
-            self._recorder.settle(State.ARMED, "no call could be split so far")
+            self._recorder.settle(State.ARMED, _NOTHING)
         self._recorder.counts["whole calls"] += 1
         splitting = functools.partial(self._trial_split, module)
         trial = SplitTrial(module, self._ranks, splitting, self.unowned)
@@ -560,6 +572,11 @@ def _asked_late(name: str) -> FasttrainError:
         slug="split-gradient",
         exit_code=ExitCode.CONTRADICTION,
     )
+
+
+def _no_rows_in(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    kinds = ", ".join(dict.fromkeys(type(value).__name__ for value in (*args, *kwargs.values())))
+    return f"it takes no tensor with rows, but {kinds}" if kinds else "it takes no arguments"
 
 
 def _name(root: Root, module: Module) -> str:
