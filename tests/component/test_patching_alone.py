@@ -20,6 +20,7 @@ OTHERS = {
     "levers/compile/shadow.py: sys", "levers/compile/shadow.py: config",  # of a copy that ends
     "levers/compile/lever.py: config", "levers/compile/repairs.py: config",  # torch's settings
     "levers/compile/repeated.py: ctx", "levers/amp/script_hooks.py: node",
+    "data_parallel/answers/trackers.py: run",  # one of wandb's that the script has just started
     "data_parallel/per_rank.py: iterator", "data_parallel/per_rank.py: fetcher",
     "data_parallel/random_streams.py: generator",
     "data_parallel/replica.py: DistributedDataParallel",  # for a call, as torch's own calls do

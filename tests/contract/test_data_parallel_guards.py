@@ -61,6 +61,29 @@ def test_files_are_those_of_one_process(
     assert_same_files(files(run.cwd), files(one.cwd))
 
 
+def without_times(found: dict[str, Path]) -> list[str]:
+    """Return the names of files without the times, hosts and processes in them."""
+    names = [re.sub(r"^runs/(?!named).*?-by-time", "runs/by-time", name) for name in found]
+    return sorted(re.sub(r"tfevents[\d.]+$", "tfevents", name) for name in names)
+
+
+def test_all_ranks_name_their_files_by_the_folder_of_a_summary_writer(
+    alone: Any, fasttrain: Any, tmp_path: Path
+) -> None:
+    """With torch's own writer, on a stand-in for tensorboard."""
+    program, standin = PROGRAMS / "logged_by_writer.py", str(PROGRAMS / "site-packages")
+    one = alone(tmp_path / "alone", program, standin).good
+    options = (*LEVERS_OFF, "--show-ranks", "all")
+    run = with_ranks(fasttrain, tmp_path / "ranks", program, standin, options=options)
+    for rank in (0, 1):
+        assert_same_prints(run.lines(rank), one.stdout.splitlines(), lambda _: {"abs": 2e-6})
+    found, expected = files(run.cwd), files(one.cwd)
+    assert without_times(found) == without_times(expected)
+    logs = [cwd / "runs/named/training.log" for cwd in (run.cwd, one.cwd)]
+    assert logs[0].read_text() == logs[1].read_text()
+    assert differences(run.saved(), one.saved()) == []
+
+
 def run_until_wrong(fasttrain: Any, tmp_path: Path, rank: int, how: str) -> Any:
     """Have one rank go wrong, and see that all have ended."""
     program = PROGRAMS / "out_of_step.py"

@@ -319,9 +319,16 @@ class Files:
         elif name not in _KEEPING:
             self._copies.forget(target)
 
-    def place_of(self, frame: FrameType | None, doing: str) -> int:
-        """Return the number of the script's place at which rank 0 answers; 0 if there is none."""
-        users = asking(frame) if self._answers.answers() else None
+    def place_of(self, frame: FrameType | None, doing: str, *, libraries: bool = False) -> int:
+        """Return the number of the script's place at which rank 0 answers; 0 if there is none.
+
+        Args:
+            frame: The caller of the replaced function.
+            doing: What is done, in words.
+            libraries: Count a library's call as that of the script's line which has called it.
+        """
+        answers = self._answers.answers()
+        users = asking(frame, for_libraries=libraries) if answers else None
         return 0 if users is None else self._answers.places.number(users, doing)
 
     def forget_copies(self) -> None:

@@ -1,7 +1,7 @@
-"""Lets rank 0 alone write checkpoints and the runs of TensorBoard and wandb.
+"""Lets rank 0 alone write checkpoints, run commands and have a name outside of this run.
 
-Other files that the script writes are in `fasttrain.shim.data_parallel.answers.files`. Output needs
-nothing: only rank 0's is shown.
+Other files that the script writes are in `fasttrain.shim.data_parallel.answers.files`, the runs of
+TensorBoard and wandb in `trackers`. Output needs nothing: only rank 0's is shown.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from fasttrain.shim.data_parallel.answers.files import Files
 from fasttrain.shim.data_parallel.answers.own_copies import OwnCopies, path_of
 from fasttrain.shim.data_parallel.answers.places import asking, is_users, outside_of_torch
 from fasttrain.shim.data_parallel.answers.standard_input import StandardInput
+from fasttrain.shim.data_parallel.answers.trackers import Trackers
 from fasttrain.shim.data_parallel.ranks import Ranks
 from fasttrain.shim.data_parallel.split.lazy_rows import gather_in
 from fasttrain.shim.hooks import patching
@@ -289,7 +290,7 @@ def _asked_by_user() -> bool:
     return asking(frame, for_libraries=True) is not None
 
 
-# Lets rank 0 alone write checkpoints and the runs of TensorBoard and wandb.
+# Lets rank 0 alone write checkpoints.
 
 
 LEFT = "left to rank 0"
@@ -311,13 +312,13 @@ class SideEffects:
     ) -> None:
         self.recorder = recorder
         self._ranks = ranks
-        self._scratch = scratch
         self._copies = OwnCopies(ranks.rank, scratch)
         self._files = Files(answers, self._copies, recorder)
         self._commands = Commands(answers, self._files)
         self._input = StandardInput(answers, self._files)
         self._identity = ProcessIdentity(answers)
         self._names = OwnNames(answers, self._copies)
+        self._trackers = Trackers(answers, self._files, scratch)
         self._elsewhere: Counter[str] = Counter()  # saves in threads, by path
         self._counting = threading.Lock()
 
@@ -336,13 +337,7 @@ class SideEffects:
         self._input.install(undo)
         self._identity.install(undo)
         self._names.install(undo)
-        if self._ranks.rank == 0:
-            return
-        quieten = functools.partial(self._quieten_tensorboard, undo)
-        undo.callback(after_import("torch.utils.tensorboard.writer", quieten))
-        # Whatever mode the user has chosen: only rank 0 may have a run.
-        os.environ["WANDB_MODE"] = "disabled"
-        undo.callback(after_import("wandb", functools.partial(self._disable_wandb, undo)))
+        self._trackers.install(undo)
 
     def refresh(self) -> None:
         """Do nothing: every file is counted as it is saved."""
@@ -397,26 +392,3 @@ class SideEffects:
             while not store.check([key]):  # `wait` would have the store's lock meanwhile
                 time.sleep(_LOOK_S)
             self._copies.forget(path)
-
-    # --- trackers
-
-    def _disable_wandb(self, undo: ExitStack, module: Any) -> None:
-        """Disable runs even if the script passes a mode, which has precedence over WANDB_MODE."""
-        original = module.init
-
-        @functools.wraps(original)
-        def init(*args: Any, **kwargs: Any) -> Any:
-            return original(*args, **{**kwargs, "mode": "disabled"})
-
-        patching.put(module, "init", init, undo)
-
-    def _quieten_tensorboard(self, undo: ExitStack, module: Any) -> None:
-        """Write this rank's events to its scratch folder."""
-        original = module.SummaryWriter.__init__
-        scratch = str(self._scratch / "tensorboard")
-
-        @functools.wraps(original)
-        def __init__(writer: Any, log_dir: Any = None, *args: Any, **kwargs: Any) -> None:  # noqa: N807, ARG001
-            original(writer, scratch, *args, **kwargs)
-
-        patching.put(module.SummaryWriter, "__init__", __init__, undo)
