@@ -176,7 +176,16 @@ def _visible(habits: Habits, plan: LaunchPlan, _machine: Machine) -> Iterator[Fi
     if not found or VENDORS[plan.device_kind.value].visibility != "CUDA_VISIBLE_DEVICES":
         return
     several = plan.processes.value.nproc_per_node > 1
-    if several or plan.devices.source.explicit:
+    if plan.levers.strategy.value.visibility:
+        yield Finding(
+            "script-visible",
+            "hint",
+            f"the script sets {found.what} itself",
+            "each process keeps its own GPU all the same",
+            "remove the line, and choose GPUs with --gpus",
+            found.where,
+        )
+    elif several or plan.devices.source.explicit:
         yield Finding(
             "script-visible",
             "warning",

@@ -29,7 +29,7 @@ from fasttrain.model.tuning import Tuning
 from fasttrain.shim import multiprocessing_hooks
 from fasttrain.shim.data_parallel.context import LeverState
 from fasttrain.shim.data_parallel.rank_consistency import refuse_unrelated_copies
-from fasttrain.shim.hooks import patching
+from fasttrain.shim.hooks import own_device, patching
 from fasttrain.shim.hooks.dynamo import UserCompile
 from fasttrain.shim.hooks.outcome_recorder import Lever, OutcomeRecorder, Shared
 from fasttrain.shim.hooks.roots import RootCalls
@@ -301,6 +301,10 @@ class Runtime:
         for lever in self._levers:
             lever.refresh()
         self._excuse_unused()
+        ranks = (recorder for recorder in self._recorders if recorder.lever == "strategy")
+        for recorder in ranks:
+            for text in own_device.overruled:
+                recorder.note(text)
         return {recorder.lever: recorder.outcome() for recorder in self._recorders}
 
     def _excuse_unused(self) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from fasttrain.model.attempts import RESTART_COUNT
 from fasttrain.model.errors import FasttrainError
 from fasttrain.model.plan import PLAN_FILE, LaunchPlan
-from fasttrain.shim.hooks import patching
+from fasttrain.shim.hooks import own_device, patching
 from fasttrain.shim.multiprocessing_hooks import follow_started, install_in_child
 from fasttrain.shim.process import log_stream, refusal, turns
 from fasttrain.shim.process.callsite import is_shim_code
@@ -73,7 +73,7 @@ def _be_alone(entry: Entry) -> None:
     """Hide the devices of other ranks, and the ranks too if the script is made data-parallel."""
     strategy, devices = entry.plan.levers.strategy.value, entry.plan.devices.value
     if strategy.visibility and entry.local_rank < len(devices):
-        os.environ[strategy.visibility] = devices[entry.local_rank]
+        own_device.keep(strategy.visibility, devices[entry.local_rank], ExitStack())
         # For a script that sets up its ranks itself after all: it sees one device, number 0.
         os.environ["LOCAL_RANK"] = "0"
     if strategy.injected:

@@ -44,6 +44,28 @@ def ones(size, device):
 """
 
 
+# As research scripts choose the GPU of their one process.
+CHOOSES = {
+    "before": 'os.environ["CUDA_VISIBLE_DEVICES"] = "0"',
+    "both": 'os.environ.update(CUDA_VISIBLE_DEVICES="0,1", OTHER="1")',
+    "again": 'del os.environ["CUDA_VISIBLE_DEVICES"]; os.environ["CUDA_VISIBLE_DEVICES"] = "0"',
+    "default": 'os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")',
+}
+# What the process itself and those that it starts have, and not only Python's mapping.
+SHOWN_BY_C = """
+import os, subprocess
+{line}
+print(os.environ["CUDA_VISIBLE_DEVICES"], flush=True)
+subprocess.run(["printenv", "CUDA_VISIBLE_DEVICES"], check=True)
+assert os.environ.get("OTHER") == ("1" if "OTHER" in {line!r} else None)
+"""
+CHOOSES_AND_TRAINS = """
+import os
+os.environ["CUDA_VISIBLE_DEVICES"] = "0"
+import torch
+"""
+
+
 def plan_in(folder: Path, machine: str, source: str, environ=None, **options: str) -> LaunchPlan:
     """Return a plan whose run directory is a folder, which holds it and its script."""
     script = folder / "train.py"
@@ -111,6 +133,29 @@ def test_ranks_on_amd_gpus_count_what_slurm_gave(tmp_path):
     environ = {"ROCR_VISIBLE_DEVICES": "4,5"}
     found = shown(tmp_path, "8xmi300x", UNAWARE, environ, gpus="all")
     assert column(found, "HIP_VISIBLE_DEVICES") == ["0", "1"]
+
+
+@pytest.mark.parametrize("line", CHOOSES.values(), ids=CHOOSES)
+def test_each_rank_keeps_its_own_gpu_where_the_script_chooses_one(tmp_path, line):
+    source = SHOWN_BY_C.format(line=line)
+    plan = plan_in(tmp_path, "8xh100", source, gpus="2,5", strategy="none")
+    for rank, device in enumerate(["2", "5"]):
+        worker = started(plan, rank)
+        text, errors = worker.communicate()
+        assert worker.returncode == 0, errors
+        shown = text or (tmp_path / f"rank-{rank}.log").read_text()
+        assert shown.split() == [device, device]
+
+
+def test_the_receipt_says_that_a_choice_of_the_script_does_not_count(tmp_path):
+    plan = plan_in(tmp_path, "8xh100", CHOOSES_AND_TRAINS, gpus="2,5", strategy="none")
+    worker = started(plan, 1)
+    _, errors = worker.communicate()
+    assert worker.returncode == 0, errors
+    outcomes = json.loads((tmp_path / "rank-1.json").read_text())["outcomes"]
+    (notes,) = (outcome["notes"] for outcome in outcomes if outcome["lever"] == "strategy")
+    (note,) = notes
+    assert "CUDA_VISIBLE_DEVICES to 0 (train.py:3)" in note
 
 
 @pytest.mark.parametrize("strategy", ["none", "ddp"])

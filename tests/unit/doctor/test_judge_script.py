@@ -275,6 +275,7 @@ FIRE = [
     ("device", "x.to('cuda:1')", {"gpus": "0,1"}, "warning"),  # each rank sees its own alone
     ("device", "x.to('cuda:1')", {"gpus": "0,1", "strategy": "none"}, "warning"),
     ("visible", "import os\nos.environ['CUDA_VISIBLE_DEVICES'] = '3'", {"gpus": "0"}, "warning"),
+    ("visible", "import os\nos.environ['CUDA_VISIBLE_DEVICES'] = '3'", {"gpus": "0,1"}, "hint"),
 ]  # fmt: skip
 
 

@@ -83,6 +83,12 @@ SAVED_ON_DEVICE_1 = (
     "Attempting to deserialize object on CUDA device 1 but torch.cuda.device_count() is 1. Please "
     "use torch.load with map_location to map your storages to an existing device."
 )
+# Source: NVIDIA/nccl, src/init.cc, in what ProcessGroupNCCL of torch 2.13 raises
+ONE_GPU = (
+    "NCCL error in: ProcessGroupNCCL.cpp:94, invalid usage (run with NCCL_DEBUG=WARN for details), "
+    "NCCL version 2.27.5\nncclInvalidUsage: This usually reflects invalid usage of NCCL library.\n"
+    "Last error:\nDuplicate GPU detected : rank 1 and rank 0 both on CUDA device 1b000"
+)
 RECORDED = {
     OUT_OF_MEMORY: ("device-memory", ["22.00 MiB", "11.06 MiB", "23.65 GiB"]),
     OUT_OF_MEMORY_OF_OLD: ("device-memory", ["264.00 MiB", "145.93 MiB", "2.00 GiB"]),
@@ -94,6 +100,7 @@ RECORDED = {
     DRIVER: ("driver-too-old", ["11040"]),
     UNCORRECTABLE: ("device-fault", ["ECC"]),
     SYSTEM: ("network", ["NCCL error in"]),
+    ONE_GPU: ("shared-device", ["rank 1 and rank 0"]),
     SHM_FULL: ("shared-memory", ["/dev/shm"]),
     NO_SUCH_DEVICE: ("device-number", ["the process sees"]),
     NO_SUCH_ID: ("device-number", ["the process sees"]),

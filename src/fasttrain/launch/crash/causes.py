@@ -210,6 +210,14 @@ AROUND = (
         of_a_peer=True,
     ),
     Cause(
+        "shared-device", Retry.NEVER,
+        # Source: NCCL 2.27, src/init.cc
+        text(r"Duplicate GPU detected : (?P<which>rank \d+ and rank \d+)"),
+        "{which} are on one GPU, and NCCL wants one for each",
+        'have each rank use its own: torch.cuda.set_device(int(os.environ["LOCAL_RANK"])), and'
+        " leave CUDA_VISIBLE_DEVICES to fasttrain (--gpus)",
+    ),
+    Cause(
         "unused-parameters", Retry.TRAINED,
         text(r"Expected to have finished reduction in the prior iteration"),
         "DistributedDataParallel waits for gradients of parameters that this step didn't use",
