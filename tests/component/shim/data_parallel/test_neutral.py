@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from fasttrain.shim.data_parallel.split import neutral
+from fasttrain.shim.data_parallel.split import index_ranges, neutral
 from fasttrain.shim.data_parallel.split.neutral import Neutral, NotNeutralError, along_which
 
 LSTM = nn.LSTM(4, 4, num_layers=2, dropout=0.5, batch_first=True)
@@ -189,3 +191,74 @@ def test_what_isnt_of_rows_gets_both_kinds_of_numbers() -> None:
         drawn = torch.rand(6, 4)
     assert drawn[0].tolist() == pytest.approx([0.01, 0.5, 0.01, 0.5])
     assert (drawn == drawn[0]).all()
+
+
+class Kernels(TorchDispatchMode):
+    """Stands in for a device, whose kernels assert where an index is out of range.
+
+    Notes the operators that got one, for which the CPU's own operators raise an error.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.died: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        try:
+            return func(*args, **(kwargs or {}))
+        except (IndexError, RuntimeError):
+            self.died.append(str(func))
+            raise
+
+
+TABLE, AT = torch.arange(12.0).view(4, 3), torch.tensor([0, 3, 1])
+MASK = torch.tensor([True, False, True, True])
+# What takes an index: a table whose first dimension is shorter than the indices want, and these.
+INDEXED: dict[str, Callable[[Tensor, Tensor], Any]] = {
+    "index": lambda x, at: x[at],
+    "index second": lambda x, at: x.t()[:, at],
+    "index beside a mask": lambda x, at: x.expand(2, *x.shape)[torch.tensor([True, True]), at[:2]],
+    "negative index": lambda x, at: x[-1 - at],
+    "index_put": lambda x, at: x.clone().index_put_((at,), torch.zeros(())),
+    "set": lambda x, at: x.clone().__setitem__(at, 1.0),
+    "index_select": lambda x, at: x.index_select(0, at),
+    "index_add": lambda x, at: torch.zeros_like(x).index_add_(0, at, torch.ones(3, 3)),
+    "index_copy": lambda x, at: x.index_copy(0, at, torch.ones(3, 3)),
+    "index_fill": lambda x, at: x.index_fill(0, at, 0.0),
+    "gather": lambda x, at: x.gather(0, at[None]),
+    "scatter": lambda x, at: x.scatter(0, at[None], 0.0),
+    "scatter_add": lambda x, at: x.clone().scatter_add_(0, at[None], torch.ones(1, 3)),
+    "scatter_reduce": lambda x, at: x.scatter_reduce(0, at[None], torch.ones(1, 3), "sum"),
+    "take": lambda x, at: x.take(at * 3 + 2),
+    "put": lambda x, at: x.clone().put_(at * 3 + 2, torch.ones(3)),
+    "embedding": lambda x, at: functional.embedding(at, x),
+    "embedding_bag": lambda x, at: functional.embedding_bag(at[None], x),
+    "cross_entropy": lambda x, at: functional.cross_entropy(x.t(), at),
+    "nll_loss2d": lambda x, at: functional.nll_loss(x.t()[:, :, None, None], at[:, None, None]),
+    "masked_scatter": lambda x, at: torch.zeros(4).masked_scatter(MASK, x[:, 0][: at.size(0)]),
+}
+
+
+@pytest.mark.parametrize("name", INDEXED)
+def test_an_index_that_is_out_of_range_does_not_get_to_a_device(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(index_ranges, "is_on_host", lambda _: False)
+    act = INDEXED[name]
+    with Kernels() as kernels, Neutral():
+        expected = act(TABLE, AT)
+        with pytest.raises(IndexError, match="out of bounds"):
+            act(TABLE[:2], AT)  # the rows of one rank
+    assert kernels.died == []
+    found = act(TABLE, AT)
+    assert found is expected is None or torch.equal(found, expected)
+
+
+def test_classes_that_are_ignored_and_empty_indices_are_in_range(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(index_ranges, "is_on_host", lambda _: False)
+    with Neutral():
+        loss = functional.cross_entropy(TABLE.t(), torch.tensor([0, -100, 3]))
+        assert TABLE[torch.tensor([], dtype=torch.int64)].shape == (0, 3)
+    assert loss.isfinite()

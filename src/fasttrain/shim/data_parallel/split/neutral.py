@@ -2,7 +2,7 @@
 
 Every operator that draws random numbers returns a constant for each element instead: a dropout
 keeps everything, noise is constant. A model's results then don't depend on the number of rows,
-unless the rows depend on each other.
+unless the rows depend on each other. Indices that are out of range are an error on a device, too.
 
 Source: operators with ``torch.Tag.nondeterministic_seeded`` of torch 2.13.
 """
@@ -19,6 +19,8 @@ import torch
 from torch import Tensor
 from torch.distributions import distribution
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from fasttrain.shim.data_parallel.split.index_ranges import check_indices, named_arguments
 
 Draw = tuple[str, tuple[int, ...]]  # an operator that draws, and the shape of what it draws
 _MASKS = (torch.bool, torch.uint8)
@@ -75,6 +77,7 @@ class Neutral(_MODE):  # type: ignore[misc]
         if torch.Tag.dynamic_output_shape in func.tags and _by_values(func, args):
             self.by_values = True
         if torch.Tag.nondeterministic_seeded not in func.tags:
+            check_indices(func, args, kwargs)
             return func(*args, **kwargs)
         name = func._schema.name.removeprefix("aten::")
         with_p = any(argument.name == "dropout_p" for argument in func._schema.arguments)
@@ -85,7 +88,7 @@ class Neutral(_MODE):  # type: ignore[misc]
                 found = func.decompose(*args, **kwargs)
             if found is not NotImplemented:
                 return found
-        return self._drawn_by(func, name, _named(func, args, kwargs), with_p=with_p)
+        return self._drawn_by(func, name, named_arguments(func, args, kwargs), with_p=with_p)
 
     def _drawn_by(self, func: Any, name: str, named: dict[str, Any], *, with_p: bool) -> Any:
         """Return constants instead of what an operator draws."""
@@ -105,11 +108,6 @@ class Neutral(_MODE):  # type: ignore[misc]
             dim = self._along[number] if number < len(self._along) else None
             _put_at(given, _PLACES[name](given, named, self._place), dim)
         return _other(name, given, named) if self._otherwise else given
-
-
-def _named(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    names = [argument.name for argument in func._schema.arguments]
-    return {**dict(zip(names, args, strict=False)), **kwargs}
 
 
 def _is_check(tensor: Tensor) -> bool:
