@@ -360,8 +360,10 @@ class Ranks:
         return _Wait(self)
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """Sum a tensor over all ranks, in place."""
+        """Sum a tensor over all ranks, in place; a sparse one on a device, as a new one."""
         board = self._board
+        if is_summed_on_host(tensor):
+            return self.sum(tensor.cpu()).to(tensor.device)
         with self.waits():
             if board is not None and _fits(tensor, board.width):
                 tensor.copy_(board.sum(tensor))
@@ -462,6 +464,14 @@ def _unexpanded(tensor: Tensor) -> Tensor:
         if not step and tensor.size(dim) > 1:
             tensor = tensor.narrow(dim, 0, 1)
     return tensor
+
+
+def is_summed_on_host(tensor: Tensor) -> bool:
+    """True if only gloo can sum a tensor: the collectives of devices can't sum sparse ones.
+
+    Source: ``ProcessGroupNCCL::allreduce_sparse`` of torch 2.13.
+    """
+    return tensor.is_sparse and not tensor.is_cpu
 
 
 def _fits(tensor: Tensor, width: int) -> bool:

@@ -34,7 +34,7 @@ from torch import Tensor, nn
 from torch import distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from fasttrain.shim.data_parallel.ranks import Ranks
+from fasttrain.shim.data_parallel.ranks import Ranks, is_summed_on_host
 from fasttrain.shim.data_parallel.split.rows import mean_gradient
 from fasttrain.shim.hooks.roots import parameters_of
 
@@ -340,6 +340,8 @@ class Replica:
     def average(self) -> None:
         """Average the gradients without DDP, and count complete passes."""
         counts = average_gradients(self.parameters, self._ranks)
+        if any(p.grad is not None and is_summed_on_host(p.grad) for p in self.parameters):
+            self._failures = FAILURES  # DDP would have the device's collectives sum them
         whole = all(count == self._ranks.world_size for count in counts)
         self._probes = max(0, self._probes - 1) if whole else self._needed
 
