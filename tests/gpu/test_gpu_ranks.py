@@ -19,7 +19,8 @@ from fasttrain.model.outcome import State
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(1800)]
 
-PROGRAM = Path(__file__).parent / "programs" / "ranks.py"
+PROGRAMS = Path(__file__).parent / "programs"
+PROGRAM, STYLES = PROGRAMS / "ranks.py", PROGRAMS / "ranks_styles.py"
 RANKS = 2
 ON = re.compile(r"computed on (.+), one of (\d+)")
 TOLERANCE = 1e-3
@@ -38,17 +39,17 @@ def two(device: str) -> list[str]:
 
 @pytest.fixture
 def run(fasttrain: Any, tmp_path: Path, device: str, two: list[str]) -> Any:
-    def start(*options: str) -> Any:
+    def start(*options: str, program: Path = PROGRAM, args: tuple[str, ...] = ()) -> Any:
         words = (*two, "--run-dir", tmp_path / "run", "--amp", "off", *options)
-        done = fasttrain("run", PROGRAM, *words, "--", device, timeout_s=LIMIT_S[device])
+        done = fasttrain("run", program, *words, "--", device, *args, timeout_s=LIMIT_S[device])
         assert done.returncode == 0, done.stderr.decode()
         return json.loads(done.stdout)
 
     return start
 
 
-def plain(device: str, environ: dict[str, str]) -> Any:
-    argv = [sys.executable, str(PROGRAM), device]
+def plain(device: str, environ: dict[str, str], program: Path = PROGRAM, *args: str) -> Any:
+    argv = [sys.executable, str(program), device, *args]
     done = subprocess.run(argv, env=environ, capture_output=True, timeout=LIMIT_S[device])
     assert done.returncode == 0, done.stderr.decode()
     return json.loads(done.stdout)
@@ -86,3 +87,12 @@ def test_a_batch_per_rank_takes_both_gpus(
     run("--batch", "per-rank")
     devices = [read_report(tmp_path / "run", rank).device for rank in range(RANKS)]
     assert devices == ["cuda:0" if device == "cuda" else "cpu"] * RANKS
+
+
+@pytest.mark.parametrize("style", ["sparse", "graph", "chooses"])
+def test_two_ranks_do_what_a_gpu_alone_makes_difficult(
+    run: Any, environ: Any, device: str, style: str
+) -> None:
+    """Sparse gradients, indices beyond a rank's rows, and a script that chooses one GPU."""
+    found = run(program=STYLES, args=(style,))
+    assert_close(found, plain(device, environ, STYLES, style))
