@@ -89,6 +89,8 @@ ONE_GPU = (
     "NCCL version 2.27.5\nncclInvalidUsage: This usually reflects invalid usage of NCCL library.\n"
     "Last error:\nDuplicate GPU detected : rank 1 and rank 0 both on CUDA device 1b000"
 )
+# What torch 2.13 said of a tensor without memory
+NO_MEMORY = "Cannot access data pointer of Tensor (e.g. FakeTensor, FunctionalTensor). If you're"
 RECORDED = {
     OUT_OF_MEMORY: ("device-memory", ["22.00 MiB", "11.06 MiB", "23.65 GiB"]),
     OUT_OF_MEMORY_OF_OLD: ("device-memory", ["264.00 MiB", "145.93 MiB", "2.00 GiB"]),
@@ -100,6 +102,7 @@ RECORDED = {
     DRIVER: ("driver-too-old", ["11040"]),
     UNCORRECTABLE: ("device-fault", ["ECC"]),
     SYSTEM: ("network", ["NCCL error in"]),
+    NO_MEMORY: ("memory-of-rows", ["an extension in C++"]),
     ONE_GPU: ("shared-device", ["rank 1 and rank 0"]),
     SHM_FULL: ("shared-memory", ["/dev/shm"]),
     NO_SUCH_DEVICE: ("device-number", ["the process sees"]),

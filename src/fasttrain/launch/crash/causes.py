@@ -210,6 +210,14 @@ AROUND = (
         of_a_peer=True,
     ),
     Cause(
+        "memory-of-rows", Retry.TRAINED,
+        # Source: torch 2.13, c10/core/StorageImpl.cpp
+        of_ranks(r"Cannot access data pointer of Tensor"),
+        "an extension in C++ was given a large tensor of which each rank has its rows only",
+        "at {place}, give it torch.empty_like(x).copy_(x), or call it from a"
+        " torch.autograd.Function",
+    ),
+    Cause(
         "shared-device", Retry.NEVER,
         # Source: NCCL 2.27, src/init.cc
         text(r"Duplicate GPU detected : (?P<which>rank \d+ and rank \d+)"),

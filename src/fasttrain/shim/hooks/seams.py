@@ -52,6 +52,13 @@ class Passing(IntEnum):
     AMP = 2  # drops autocast's copies of weights after it
 
 
+class Applying(IntEnum):
+    """``torch.autograd.Function.apply``."""
+
+    AMP = 0  # gives a Function of the script's fp32
+    RANKS = 1  # gives it all rows
+
+
 class Reading(IntEnum):
     """``Tensor.numpy`` and ``tolist``, by which numbers come to Python."""
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import ctypes
 import functools
 import io
 import pickle
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -16,7 +18,13 @@ from torch.nn import functional as F  # noqa: N812 - its usual name
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fasttrain.shim.data_parallel.split import lazy_rows, row_operators
-from fasttrain.shim.data_parallel.split.lazy_rows import LazyRows, gather_in, gather_lazily, linked
+from fasttrain.shim.data_parallel.split.lazy_rows import (
+    LazyRows,
+    gather_for_functions,
+    gather_in,
+    gather_lazily,
+    linked,
+)
 from fasttrain.shim.data_parallel.split.rows import Rows
 from support.fake_ranks import on_ranks
 
@@ -422,3 +430,45 @@ def test_a_gradient_is_as_large_as_a_split_call_wants_it_from_the_beginning() ->
         loss.backward()
     assert "_log_softmax_backward_data" in large.seen
     assert not {"mul", "div", "add"} & set(large.seen)
+
+
+def read_memory(tensor: Tensor) -> Tensor:
+    """Return the sum of each row, read from memory as an extension in C++ does.
+
+    A stand-in for one: by the object of C++ alone, which none of Python's classes sees.
+    """
+    place = torch._C.TensorBase.data_ptr(tensor)
+    assert place, "a null pointer, of which a process dies"
+    numbers = (ctypes.c_double * tensor.numel()).from_address(place)
+    return torch.tensor(list(numbers), dtype=torch.float64).view(tensor.size(0), -1).sum(1)
+
+
+class RowSums(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.sizes = x.shape
+        return read_memory(x.contiguous())
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient.view(-1, 1, 1).expand(ctx.sizes).contiguous()
+
+
+def test_a_function_of_the_scripts_gets_the_memory_of_all_rows() -> None:
+    with ExitStack() as undo:
+        gather_for_functions(undo)
+        check(lambda o, _: RowSums.apply(o.tanh()).square().mean(), 6, 2, gathers=False)
+        check(lambda o, _: RowSums.apply(o).square().mean(), 7, 3, gathers=True)
+
+
+def test_what_reads_its_memory_all_the_same_gets_an_error() -> None:
+    weight, x, _ = problem(6)
+
+    def act(rank: Any) -> Tensor:
+        logits = logits_of(rank, weight, x)
+        with pytest.raises(RuntimeError, match="Cannot access data pointer of Tensor"):
+            read_memory(logits)
+        return read_memory(torch.empty_like(logits).copy_(logits))  # as the crash card advises
+
+    for found in on_ranks(2, act):
+        torch.testing.assert_close(found, (x @ weight).flatten(1).sum(1))

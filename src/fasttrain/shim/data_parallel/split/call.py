@@ -34,7 +34,13 @@ from fasttrain.shim.data_parallel.split.agreement import call_signature
 from fasttrain.shim.data_parallel.split.candidates import has_few_rows, row_count
 from fasttrain.shim.data_parallel.split.changes import Changes, Held
 from fasttrain.shim.data_parallel.split.decisions import Decisions, argument_values
-from fasttrain.shim.data_parallel.split.lazy_rows import LazyRows, Moves, gather_lazily, linked
+from fasttrain.shim.data_parallel.split.lazy_rows import (
+    LazyRows,
+    Moves,
+    gather_for_functions,
+    gather_lazily,
+    linked,
+)
 from fasttrain.shim.data_parallel.split.observers import is_observed, watch_saving_hooks
 from fasttrain.shim.data_parallel.split.registrations import HookCount, Marks
 from fasttrain.shim.data_parallel.split.rows import Gather, Rows, reduced_by, share
@@ -107,6 +113,7 @@ class SplitCalls:
         undo.enter_context(reduced_by(self._sum))
         backward.install(undo)
         watch_saving_hooks(undo)
+        gather_for_functions(undo)
         if self._moves is not None:
             self._moves.install(undo)
 

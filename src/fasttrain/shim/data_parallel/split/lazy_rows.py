@@ -34,9 +34,12 @@ from fasttrain.shim.data_parallel.split.rows import (
 )
 from fasttrain.shim.hooks import patching
 from fasttrain.shim.hooks.containers import map_tensors
-from fasttrain.shim.hooks.dynamo import UserCompile
+from fasttrain.shim.hooks.dynamo import UserCompile, pass_over
+from fasttrain.shim.hooks.seams import Applying
 
 _make_wrapper: Any = torch.Tensor._make_wrapper_subclass
+# As FakeTensor does: C++ code that reads its memory gets an error, and not a null pointer.
+_throw_if_read: Any = torch._C._set_throw_on_mutable_data_ptr
 _disabled: Any = torch._C._disabled_torch_function_impl
 
 
@@ -55,6 +58,7 @@ class Placement:
     meet: Callable[[], None]
 
 
+_WITH_OPERATORS = ("fasttrain.", "torch.")  # modules whose Functions consist of operators
 _UNGATHERED: dict[int, weakref.ref[LazyRows]] = {}  # those that were made and live, by id
 
 
@@ -124,6 +128,7 @@ class LazyRows(Tensor):
         tensor: LazyRows = _make_wrapper(
             cls, like.size(), strides=like.stride(), dtype=part.dtype, device=part.device
         )
+        _throw_if_read(tensor)
         tensor.placement, tensor._part, tensor._whole = placement, part, None
         tensor._first = None
         tensor._viewed, tensor._replay, tensor._scale = base, view, scale
@@ -266,6 +271,30 @@ def linked(tensor: Tensor) -> Tensor:
         plain: Tensor = apply(tensor)
         return plain
     return tensor.whole()
+
+
+def gather_for_functions(undo: ExitStack) -> None:
+    """Give tensors with all rows to the script's classes of `torch.autograd.Function`.
+
+    They hand them to extensions in C++, which read memory and go by no operator of torch's.
+    """
+    function: Any = torch.autograd.Function
+    patching.wrap(function, "apply", _with_all_rows, undo, Applying.RANKS)
+
+
+def _with_all_rows(method: Any) -> Any:
+    def original(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        return method.__get__(None, cls)(*args, **kwargs)
+
+    @functools.wraps(method.__get__(None, torch.autograd.Function))
+    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        if _UNGATHERED and not cls.__module__.startswith(_WITH_OPERATORS):
+            args, kwargs = map_tensors(args, linked), map_tensors(kwargs, linked)
+        return original(cls, *args, **kwargs)
+
+    for added in (original, apply):
+        pass_over(added)
+    return classmethod(apply)
 
 
 def gather_lazily(

@@ -29,7 +29,7 @@ from fasttrain.shim.hooks.containers import to_float32
 from fasttrain.shim.hooks.dynamo import pass_over
 from fasttrain.shim.hooks.gradients import Hook, wrap_module_hooks, wrap_tensor_hooks
 from fasttrain.shim.hooks.roots import in_backward
-from fasttrain.shim.hooks.seams import Hooking
+from fasttrain.shim.hooks.seams import Applying, Hooking
 from fasttrain.shim.levers.amp.repeat import may_explain, names_types
 
 # Runs the script's own `torch.autograd.Function` forward and backward in one precision.
@@ -111,7 +111,7 @@ class CustomFunctions:
         for helper in (CustomFunctions._is_scripts, _holds_code, _marked):
             pass_over(helper)
         function: Any = torch.autograd.Function
-        patching.wrap(function, "apply", self._applied, undo)
+        patching.wrap(function, "apply", self._applied, undo, Applying.AMP)
         backward: Any = torch.autograd.function.BackwardCFunction
         for name in ("apply", "apply_boxed"):
             if hasattr(backward, name):
