@@ -246,3 +246,21 @@ def test_shapes_are_verified_as_often_whatever_else_changes() -> None:
     site = CallSite("Net", split=Split((0,)), most_rows=8)
     due = [at for at in range(1, 600) if site.is_due(((at // 10,),), 8)]
     assert [at for at in due if at & (at - 1)] == [10, 20, 30, 70, 150, 310]
+
+
+class Whitening(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x if self.seen is None else x - x.mean(0) * self.seen)  # type: ignore[no-any-return]
+
+
+def test_a_tensor_in_the_place_of_none_is_another_value() -> None:
+    net = Whitening()
+    decisions = Decisions(net)
+    values = [decisions.values()]
+    for net.seen in (torch.ones(2), torch.zeros(2)):
+        values.append(decisions.values())
+    assert values[0] != values[1] == values[2]

@@ -29,6 +29,7 @@ from fasttrain.shim.hooks.containers import (
 
 _SIMPLE = (bool, int, float, str, type(None))
 _FACTOR = "\0a factor"  # stands for any float but 0 and 1
+_TENSOR = "\0a tensor"  # stands for one whose numbers aren't read
 _OBJECT = "\0an object"  # stands for what is no number and no text
 _NAMESPACES = (Namespace, SimpleNamespace)
 MOST_VALUES = 64  # values compared before each call
@@ -141,10 +142,11 @@ def _codes_in(code: CodeType) -> Iterator[CodeType]:
 def _category(value: Any) -> Any:
     """Return what a forward may branch on: of a float, only whether it is 0, 1 or another one.
 
-    Of a tensor it is its number, unless it is on a device, for which the host would wait.
+    Of a tensor it is its number, unless it is on a device, for which the host would wait, and
+    otherwise that it is one: what was None before may now be what all rows are compared with.
     """
     if isinstance(value, Tensor):
-        value = value.item() if value.is_cpu and value.numel() == 1 else None
+        value = value.item() if value.is_cpu and value.numel() == 1 else _TENSOR
     if type(value) is float:
         return value if value in (0.0, 1.0) else _FACTOR
     return value if isinstance(value, _SIMPLE) else _OBJECT
