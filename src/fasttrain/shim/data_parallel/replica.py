@@ -340,10 +340,19 @@ class Replica:
     def average(self) -> None:
         """Average the gradients without DDP, and count complete passes."""
         counts = average_gradients(self.parameters, self._ranks)
-        if any(p.grad is not None and is_summed_on_host(p.grad) for p in self.parameters):
-            self._failures = FAILURES  # DDP would have the device's collectives sum them
+        if self._failures < FAILURES and not self._suits_ddp():
+            self._failures = FAILURES
         whole = all(count == self._ranks.world_size for count in counts)
         self._probes = max(0, self._probes - 1) if whole else self._needed
+
+    def _suits_ddp(self) -> bool:
+        """True if DDP takes this root.
+
+        It wants all parameters on one type of device, whose collectives sum the gradients.
+        """
+        gradients = (p.grad for p in self.parameters if p.grad is not None)
+        types = {parameter.device.type for parameter in self._all}
+        return len(types) < 2 and not any(map(is_summed_on_host, gradients))
 
 
 class _ComingDDP:

@@ -102,6 +102,19 @@ def test_torchs_object_takes_over_when_every_parameter_has_had_a_gradient(alone:
     assert all(p.grad is not None for p in module.parameters())
 
 
+def test_torchs_object_is_not_made_of_parameters_on_two_types_of_devices(alone: Any) -> None:
+    """Whose constructor would raise an error; a table on meta stands in for one on the host."""
+    module: Any = Net()
+    module.table = nn.Parameter(torch.empty(3, device="meta"), requires_grad=False)
+    replica = Replica(module, alone)
+    for _ in range(PROBES + 2):
+        module.zero_grad()
+        assert not replica.calls_together
+        sums = alone.sums
+        train(replica, module)
+        assert alone.sums > sums
+
+
 def test_passes_of_several_calls_are_averaged_one_by_one(alone: Any) -> None:
     replica, module = handed_over(alone)
     for calls in (3, 1, 2):
