@@ -89,7 +89,9 @@ class LoopState:
 
     def _apart(self) -> bool:
         """True if a replay skips the code that runs now."""
-        return self.stepping or self.epochs.inside or self._roots.inside.flag
+        inside = self._roots.inside  # its parts may be split among ranks
+        in_root = inside.flag or inside.part is not None
+        return self.stepping or self.epochs.inside or in_root
 
     def _holders(self) -> Iterator[tuple[str, Any]]:
         """Yield objects that may hold tensors, other than variables, with names for them."""

@@ -14,6 +14,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from fasttrain.shim.data_parallel.context import LeverState
+from fasttrain.shim.hooks.roots import RootCalls
 from fasttrain.shim.snapshots import scalar_reads
 from fasttrain.shim.snapshots.files import packed, unpacked
 from fasttrain.shim.snapshots.scalar_reads import (
@@ -23,6 +25,7 @@ from fasttrain.shim.snapshots.scalar_reads import (
     GradientHooks,
     ScalarReads,
 )
+from fasttrain.shim.snapshots.writer import LoopState
 
 
 @pytest.fixture
@@ -152,6 +155,19 @@ def test_what_is_left_out_of_a_replay_does_not_count() -> None:
         reads.install(undo)
         assert torch.tensor(3).item() == 3
     assert reads.values == []
+
+
+def test_reads_in_a_root_whose_parts_are_split_do_not_count() -> None:
+    roots = RootCalls()
+    with ExitStack() as undo:
+        loop = LoopState(0, roots, LeverState())
+        loop.reads.install(undo)
+        roots.inside.part = lambda module, args, kwargs: module(*args, **kwargs)
+        assert torch.tensor(3).item() == 3
+        assert loop.reads.values == []
+        roots.inside.part = None
+        assert torch.tensor(3).item() == 3
+        assert loop.reads.values == [3]
 
 
 def test_gradscaler_reads_for_the_script(reads: Any) -> None:
