@@ -29,7 +29,7 @@ OTHERS = {
     "data_parallel/ranks.py: sys",  # puts back what torch has replaced
     "levers/compile/confined.py: tempfile",  # in the copy that compiles
     "data_parallel/shards/replica.py: state",  # FSDP's, of a root that fasttrain has sharded
-    "snapshots/batches.py: generator.bit_generator", "snapshots/loader_epochs.py: iterator",
+    "snapshots/generators.py: generator.bit_generator", "snapshots/loader_epochs.py: iterator",
     # The shim's own.
     "levers/compile/lever.py: shared", "levers/loss_scaling/lever.py: shared",
     "compile_auto/lever.py: shared",

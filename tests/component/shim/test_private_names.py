@@ -95,6 +95,7 @@ def test_every_row_is_used() -> None:
     assert {name for name in ROWS if name.rpartition(".")[2] not in used} == set()
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # inductor's, while imported
 @pytest.mark.parametrize("name", [name for name, of in ROWS.items() if WHOLE.fullmatch(of)])
 def test_installed_torch_and_python_have_it(name: str) -> None:
     owner = looked_up(ROWS[name].strip("`"))

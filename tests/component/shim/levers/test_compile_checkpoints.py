@@ -53,12 +53,8 @@ class Checkpointed(nn.Module):
         return self.head(y)
 
 
-pytestmark = [
-    # Dynamo looks at the gradient of what comes out of a graph break.
-    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning"),
-    # inductor warns while it is imported
-    pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),
-]
+# Dynamo looks at the gradient of what comes out of a graph break.
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
 
 
 @pytest.fixture(autouse=True)

@@ -20,6 +20,7 @@ from torch.nn import functional as F  # noqa: N812 - torch's own name for it
 
 from fasttrain.shim.hooks import patching
 from fasttrain.shim.hooks.seams import then
+from fasttrain.shim.levers.compile.unseen import unseen_deprecations
 
 # Part of the keys of torch's compile caches, so that nothing compiled without the repairs is used.
 CACHE_TAG = "fasttrain-repairs-4"
@@ -156,8 +157,9 @@ def _order_checkpointed_draws(undo: ExitStack) -> None:
     Source: torch 2.13, ``torch/_inductor/fx_passes/post_grad.py``, _chain_random_ops_for_ordering,
     and ``functionalize_rng_ops`` in ``torch/_functorch/partitioners.py``
     """
-    passes: Any = importlib.import_module("torch._inductor.fx_passes.post_grad")
-    if hasattr(passes, "_is_nondeterministic_seeded_node"):  # an older torch ties none
+    with unseen_deprecations():  # of what torch itself uses, where it is imported
+        passes: Any = importlib.import_module("torch._inductor.fx_passes.post_grad")
+    if hasattr(passes, "_is_nondeterministic_seeded_node"):  # else an older torch
         patching.wrap(passes, "_is_nondeterministic_seeded_node", _or_in_checkpoint, undo)
 
 

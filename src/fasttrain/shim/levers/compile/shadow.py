@@ -28,7 +28,6 @@ import signal
 import sys
 import threading
 import time
-import warnings
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -41,7 +40,7 @@ from torch.nn import Module
 
 from fasttrain.shim.hooks import patching
 from fasttrain.shim.levers.compile.confined import confine
-from fasttrain.shim.levers.compile.unseen import unseen_fork
+from fasttrain.shim.levers.compile.unseen import unseen_deprecations, unseen_fork
 from fasttrain.shim.process.entry import die_with_launcher
 
 MOST_BYTES = 4096  # of a result, which a pipe takes at once
@@ -196,11 +195,8 @@ def begin(compile: Callable[[], tuple[int, str]], niceness: int) -> Shadow:
     parent = os.getpid()
     threads = torch.get_num_threads()
     try:
-        with ExitStack() as undo, unseen_fork():
-            # From Python 3.12 on: "This process is multi-threaded". Not by `catch_warnings`, after
-            # which Python forgets which warnings of the script it has shown already.
-            ignored = ("ignore", None, DeprecationWarning, None, 0)
-            patching.put(warnings, "filters", [ignored, *warnings.filters], undo)
+        # From Python 3.12 on: "This process is multi-threaded".
+        with unseen_deprecations(), unseen_fork():
             pid = posix.fork()
             if pid == 0:
                 _end_in_copy(compile, writes, parent, threads, niceness)

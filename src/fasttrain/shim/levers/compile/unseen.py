@@ -11,6 +11,7 @@ import functools
 import os
 import signal
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
@@ -51,6 +52,18 @@ def unseen_fork() -> Iterator[None]:
         yield
     finally:
         _FORKING.unseen = False
+
+
+@contextmanager
+def unseen_deprecations() -> Iterator[None]:
+    """Show no DeprecationWarning in the block.
+
+    Not by `catch_warnings`, after which Python forgets which warnings of the script it has shown.
+    """
+    ignored = ("ignore", None, DeprecationWarning, None, 0)
+    with ExitStack() as undo:
+        patching.wrap(warnings, "filters", lambda filters: [ignored, *filters], undo)
+        yield
 
 
 class Unseen:
