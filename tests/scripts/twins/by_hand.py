@@ -17,6 +17,19 @@ def autocast():
     return torch.autocast("cpu", dtype=dtype)
 
 
+_attention = torch.nn.functional.scaled_dot_product_attention
+
+
+def attention(query, key, value, *args, **kwargs):
+    """Attend in fp32 with autocast to bf16, whose backward takes long for few positions."""
+    low = dtype is torch.bfloat16 and torch.is_autocast_enabled("cpu")
+    if not low or not torch.is_grad_enabled():
+        return _attention(query, key, value, *args, **kwargs)
+    with torch.autocast("cpu", enabled=False):
+        found = _attention(query.float(), key.float(), value.float(), *args, **kwargs)
+    return found.to(dtype)
+
+
 class CountingScaler(torch.amp.GradScaler):
     """A GradScaler that counts the steps that it left out."""
 

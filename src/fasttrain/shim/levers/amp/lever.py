@@ -126,7 +126,7 @@ class AmpLever:
         self._probabilities.install(undo)
         region = self._functions.region
         run_in_float32(self._dtype, region, undo)
-        if self._planned_device == "cpu":
+        if self._planned_device == "cpu" and self._dtype is torch.bfloat16:
             attend_in_float32(self._dtype, region, undo)
         run_recurrent_in_float32(self._dtype, region, self.recorder.note, undo)
         gradients.install(undo)
