@@ -45,6 +45,20 @@ def autocast(named: str) -> None:
 
     nn.Module.__call__ = call
     torch.autograd.Function.__init_subclass__ = classmethod(_in_float32)
+    if dtype is torch.bfloat16:
+        nn.functional.scaled_dot_product_attention = _short_attention
+
+
+_attention = nn.functional.scaled_dot_product_attention
+
+
+def _short_attention(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
+    """Differentiate attention in fp32 under autocast: in bf16 its backward takes long."""
+    if not torch.is_autocast_enabled("cpu") or not torch.is_grad_enabled():
+        return _attention(query, key, value, *args, **kwargs)
+    with torch.autocast("cpu", enabled=False):
+        found = _attention(query.float(), key.float(), value.float(), *args, **kwargs)
+    return found.to(torch.bfloat16)
 
 
 def scaled() -> None:

@@ -48,9 +48,11 @@ def attend_in_float32(dtype: torch.dtype, region: Region, undo: ExitStack) -> No
 
 
 def _is_low(dtype: torch.dtype, region: Region) -> bool:
-    if torch.compiler.is_compiling():  # where a thread's own region can't be asked
-        return torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") is dtype
-    return region.where() == "cpu"
+    """True in a root's call under autocast, which a trial of several ranks switches off."""
+    if not torch.is_autocast_enabled("cpu") or torch.get_autocast_dtype("cpu") is not dtype:
+        return False
+    # While a graph is traced a thread's own region can't be asked.
+    return torch.compiler.is_compiling() or region.where() == "cpu"
 
 
 def _is_short(given: tuple[Tensor, ...]) -> bool:
