@@ -101,24 +101,6 @@ def test_the_scripts_own_autocast_is_left_alone(rig: Any, inside: bool) -> None:
     assert seen.dtypes == [torch.bfloat16 if inside else torch.float32]
 
 
-def test_a_part_without_autocast_keeps_its_precision(rig: Any) -> None:
-    class Precise(Attends):
-        calls = 0
-
-        def forward(self, x: Tensor) -> Any:
-            self.calls += 1
-            with torch.autocast("cpu", enabled=False):
-                return super().forward(x)
-
-    x = torch.randn(3, 5, 8)
-    alone = stepped(Precise(), x)
-    with rig(amp="bfloat16"):
-        model = Precise()
-        assert torch.equal(stepped(model, x), alone)
-    assert model.dtype is torch.float32
-    assert model.calls == 1, "none is repeated in fp32"
-
-
 def test_a_checkpoint_repeats_it_in_fp32(rig: Any) -> None:
     x = torch.randn(3, 5, 8)
     with rig(amp="bfloat16"):
