@@ -20,10 +20,15 @@ def autocast(named: str) -> None:
     dtype: torch.dtype = getattr(torch, named)
     original = nn.Module.__call__
     inside = threading.local()
+    logarithms: list[Any] = []  # the last one
 
     def lift(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
-            return value.float() if value.dtype is dtype else value
+            lifted = value.float() if value.dtype is dtype else value
+            if any(value is one for one in logarithms):  # probabilities are to sum to 1
+                with torch.no_grad():
+                    lifted.detach().sub_(lifted.logsumexp(-1, keepdim=True))
+            return lifted
         if isinstance(value, Distribution):  # tree_map doesn't look into it
             vars(value).update({name: lift(part) for name, part in vars(value).items()})
         return value
@@ -47,6 +52,13 @@ def autocast(named: str) -> None:
     torch.autograd.Function.__init_subclass__ = classmethod(_in_float32)
     if dtype is torch.bfloat16:
         nn.functional.scaled_dot_product_attention = _short_attention
+        of_torch: Any = torch.Tensor.log_softmax
+
+        def log_softmax(tensor: torch.Tensor, dim: int) -> Any:
+            logarithms[:] = [of_torch(tensor, dim)]
+            return logarithms[0]
+
+        setattr(torch.Tensor, "log_softmax", log_softmax)  # noqa: B010 - torch's is annotated
 
 
 _attention = nn.functional.scaled_dot_product_attention

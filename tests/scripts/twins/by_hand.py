@@ -30,6 +30,17 @@ def attention(query, key, value, *args, **kwargs):
     return found.to(dtype)
 
 
+@torch.no_grad()
+def normalised(output, *, logarithms=False):
+    """Have probabilities in bf16 along the second dimension, or logarithms of them, sum to 1."""
+    if dtype is torch.bfloat16:
+        if logarithms:
+            output.detach().sub_(output.logsumexp(1, keepdim=True))
+        else:
+            output.detach().div_(output.sum(1, keepdim=True))
+    return output
+
+
 class CountingScaler(torch.amp.GradScaler):
     """A GradScaler that counts the steps that it left out."""
 

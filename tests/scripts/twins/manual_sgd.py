@@ -2,7 +2,7 @@
 import torch
 import torch.nn as nn
 
-from by_hand import autocast, scaler
+from by_hand import autocast, normalised, scaler
 
 torch.manual_seed(0)
 learning_rate = 0.05
@@ -36,7 +36,7 @@ def train(category_tensor, line_tensor):
     for i in range(line_tensor.size(0)):
         with autocast():
             output, hidden = rnn(line_tensor[i], hidden)
-        output, hidden = output.float(), hidden.float()
+        output, hidden = normalised(output.float(), logarithms=True), hidden.float()
     loss = criterion(output, category_tensor)
     scaler.scale(loss).backward()
     # a GradScaler unscales, checks and skips for optimizers only

@@ -2,7 +2,9 @@
 import torch
 from torch import nn
 
-from by_hand import autocast, scaler
+from by_hand import attention, autocast, scaler
+
+nn.functional.scaled_dot_product_attention = attention  # of nn.TransformerEncoderLayer
 
 PAD = 0
 

@@ -5,7 +5,7 @@ import torch.nn as nn
 import torch.optim as optim
 from torch.distributions import Categorical
 
-from by_hand import autocast, scaler
+from by_hand import autocast, normalised, scaler
 
 GAMMA, HORIZON = 0.95, 8
 
@@ -45,7 +45,7 @@ eps = 1e-6
 def select_action(state):
     with autocast():
         probs = policy(state)
-    probs = probs.float()
+    probs = normalised(probs.float())
     m = Categorical(probs)
     action = m.sample()
     policy.saved_log_probs.append(m.log_prob(action))

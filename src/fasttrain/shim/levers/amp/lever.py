@@ -123,7 +123,8 @@ class AmpLever:
         patching.wrap(GradScaler, "__init__", made, undo, Training.AMP)
         self._bce.install(undo)
         self._functions.install(undo)
-        self._probabilities.install(undo)
+        if self._dtype is torch.bfloat16:  # by fp16 a loop has the bits of the same one by hand
+            self._probabilities.install(undo)
         region = self._functions.region
         run_in_float32(self._dtype, region, undo)
         if self._planned_device == "cpu" and self._dtype is torch.bfloat16:
