@@ -139,16 +139,21 @@ def shadow_of(worker: psutil.Process) -> psutil.Process | None:
 
 
 @pytest.fixture
-def run_with_shadow(script: Any, tmp_path: Path, environ: dict[str, str]) -> Any:
+def run_with_shadow(
+    script: Any, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, environ: dict[str, str]
+) -> Any:
     """Start a run, and return it once its shadow compiles."""
     runs: list[ObservedRun] = []
+    cache = tmp_path_factory.mktemp("cache")
 
     def start(
         text: str = ENDLESS, *options: str
     ) -> tuple[ObservedRun, psutil.Process, psutil.Process]:
         named = (*options, str(script(text)), *OPTIONS)
         argv = [sys.executable, "-m", "fasttrain", "run", *named]
-        run = ObservedRun(tmp_path, argv, environ)
+        # Of its own: with what an earlier run has compiled the shadow has ended before it is seen.
+        cold = {**environ, "XDG_CACHE_HOME": str(cache)}
+        run = ObservedRun(tmp_path, argv, cold)
         runs.append(run)
         found: list[psutil.Process] = []
 
