@@ -152,7 +152,7 @@ class LeftFiles:
     def _cut_back(self) -> None:
         """Cut off what was appended in the replay, and before it but after the snapshot.
 
-        A file that was shorter when this process opened it was begun anew: the replay has written
+        A file that was shorter when this process opened it was truncated: the replay has written
         all of it.
         """
         self._flush()
@@ -167,7 +167,7 @@ class LeftFiles:
                 os.truncate(path, size)
 
     def _forget_appended(self, path: str) -> None:
-        """Forget files that the script begins anew."""
+        """Forget files that the script has truncated."""
         for one in beneath(path, self._appended):
             del self._appended[one]
 

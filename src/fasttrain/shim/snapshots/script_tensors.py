@@ -195,7 +195,7 @@ class ScriptTensors:
 
         self._visit(_as_it_is, restore)
         if missing:
-            log(f"generators of random numbers that are missing begin anew: {', '.join(missing)}")
+            log(f"generators of random numbers that are missing start again: {', '.join(missing)}")
 
     def numbers(self) -> Numbers:
         """Return numbers that have changed since the first step, in objects that the holders hold.

@@ -274,7 +274,7 @@ def linked(tensor: Tensor) -> Tensor:
 
 
 def gather_for_functions(undo: ExitStack) -> None:
-    """Give tensors with all rows to the script's classes of `torch.autograd.Function`.
+    """Pass tensors with all rows to the script's classes of `torch.autograd.Function`.
 
     They hand them to extensions in C++, which read memory and go by no operator of torch's.
     """
