@@ -18,7 +18,7 @@ from torch.nn import functional
 from torch.overrides import handle_torch_function, has_torch_function
 
 from fasttrain.shim.hooks.dynamo import pass_over
-from fasttrain.shim.levers.amp.operators import replace_builtin
+from fasttrain.shim.levers.amp.operators import lifted, replace_builtin
 from fasttrain.shim.levers.amp.script_hooks import Region
 
 SHORT = 256  # positions of queries and keys; with fewer it runs in fp32
@@ -37,9 +37,9 @@ def attend_in_float32(dtype: torch.dtype, region: Region, undo: ExitStack) -> No
         if not (_is_low(dtype, region) and _is_short(given)):
             return original(*given, *args, **kwargs)
         with autocast("cpu", enabled=False):
-            lifted = [_lifted(value, dtype) for value in args]
-            named = {name: _lifted(value, dtype) for name, value in kwargs.items()}
-            output = original(query.float(), key.float(), value.float(), *lifted, **named)
+            others = [lifted(value, dtype) for value in args]
+            named = {name: lifted(value, dtype) for name, value in kwargs.items()}
+            output = original(query.float(), key.float(), value.float(), *others, **named)
         return output.to(dtype)  # as autocast would have it
 
     pass_over(attention)
@@ -64,8 +64,3 @@ def _is_short(given: tuple[Tensor, ...]) -> bool:
         for tensor in given
     )
     return plain and max(given[0].size(-2), given[1].size(-2)) < SHORT
-
-
-def _lifted(value: Any, dtype: torch.dtype) -> Any:
-    """Return a mask in fp32 instead of low precision, and anything else as it is."""
-    return value.float() if isinstance(value, Tensor) and value.dtype is dtype else value

@@ -37,6 +37,7 @@ from fasttrain.shim.hooks.outcome_recorder import Lever, OutcomeRecorder, Shared
 from fasttrain.shim.hooks.roots import Call, Root, RootCalls, in_backward
 from fasttrain.shim.hooks.seams import Passing, Training, then
 from fasttrain.shim.levers.amp.attention import attend_in_float32
+from fasttrain.shim.levers.amp.draws import draw_in_float32
 from fasttrain.shim.levers.amp.kept import KeptTensors, Reach, allow_numpy
 from fasttrain.shim.levers.amp.operators import (
     BinaryCrossEntropy,
@@ -129,6 +130,7 @@ class AmpLever:
         run_in_float32(self._dtype, region, undo)
         if self._planned_device == "cpu" and self._dtype is torch.bfloat16:
             attend_in_float32(self._dtype, region, undo)
+            draw_in_float32(self._dtype, region, undo)
         run_recurrent_in_float32(self._dtype, region, self.recorder.note, undo)
         gradients.install(undo)
         Hooks(self._dtype, region, self.recorder.note).install(undo)

@@ -118,6 +118,11 @@ def run_recurrent_in_float32(
         replace_builtin(functions, in_float32(getattr(functions, name)), name, undo)
 
 
+def lifted(value: Any, dtype: torch.dtype) -> Any:
+    """Return a tensor of low precision in fp32, and anything else as it is."""
+    return value.float() if isinstance(value, Tensor) and value.dtype is dtype else value
+
+
 def replace_builtin(
     owner: Any, replacement: Any, name: str, undo: ExitStack, aten: str = ""
 ) -> None:
@@ -262,7 +267,7 @@ def _like(view: Tensor, base: Tensor, numbers: Tensor) -> Tensor | None:
 
 
 SOFTMAX = ("softmax", "log_softmax")
-_CPU_RULES = "AutocastCPU"  # a dispatch key
+CPU_RULES = "AutocastCPU"  # a dispatch key
 
 
 class _Softmaxes(threading.local):
@@ -288,10 +293,10 @@ class Probabilities:
     def install(self, undo: ExitStack) -> None:
         """Register rules, as far as torch has none."""
         torchs: Any = torch.library  # without annotations
-        rules = torchs.Library("aten", "IMPL", _CPU_RULES)
+        rules = torchs.Library("aten", "IMPL", CPU_RULES)
         undo.callback(rules._destroy)
         for name in SOFTMAX:
-            if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}.int", _CPU_RULES):
+            if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}.int", CPU_RULES):
                 rules.impl(f"{name}.int", self._rule(getattr(torch.ops.aten, name).int, name))
 
     def forget(self) -> None:

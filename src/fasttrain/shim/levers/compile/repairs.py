@@ -23,7 +23,7 @@ from fasttrain.shim.hooks.seams import then
 from fasttrain.shim.levers.compile.unseen import unseen_deprecations
 
 # Part of the keys of torch's compile caches, so that nothing compiled without the repairs is used.
-CACHE_TAG = "fasttrain-repairs-4"
+CACHE_TAG = "fasttrain-repairs-5"
 # Operators that refuse numbers: an index that is out of range, a probability that isn't one.
 REFUSE_NUMBERS = (
     "embedding",
