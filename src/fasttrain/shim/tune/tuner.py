@@ -51,6 +51,8 @@ from fasttrain.statistics.paired import (
     share,
 )
 
+# It fuses the casts of low precision, which cost most: what pays with it alone is found at once.
+FIRST = "compile"
 NOISE_SHARE = 10  # the part of the budget that goes to plain against plain is one of so many
 KNOWN_STEPS = 2  # to warm up what an earlier start has compared
 LATE = "the budget was spent before its turn"
@@ -76,7 +78,8 @@ class Tuner:
 
     Args:
         asked: What to keep to.
-        levers: The levers, in the order in which they are compared; all are switched off.
+        levers: The levers, in the order in which they are compared, but for `FIRST`; all are
+            switched off.
         rounds: What each of them rounds results by, relatively.
         meter: Knows the device.
         repeats: Repeats calls of the model with a lever and without.
@@ -99,7 +102,8 @@ class Tuner:
     ) -> None:
         self.done = False
         self._pid = os.getpid()
-        self._levers, self._rounds = levers, rounds
+        self._levers = {name: levers[name] for name in sorted(levers, key=FIRST.__ne__)}
+        self._rounds = rounds
         self._continued = Continued(asked.earlier, run_dir, share(len(levers)))
         self._meter = meter
         self._repeats = repeats
@@ -189,7 +193,8 @@ class Tuner:
         # What is quoted later is the ratio to plain, also where one lever is left of several.
         if changed and not self._continued.timed(plain, changed):
             together = yield from self._compare(self._report.kept, plain, changed)
-            first_use_s = sum(one.first_use_s for one in self._report.compared if one.kept)
+            # Where precision is changed under compilation, its first use compiles all once more.
+            first_use_s = max(one.first_use_s for one in self._report.compared if one.kept)
             together = replace(together, first_use_s=first_use_s)
             self._write(replace(self._report, together=together))
 
@@ -213,8 +218,7 @@ class Tuner:
     def _may_pay_together(self) -> tuple[str, ...]:
         """Return levers that don't pay by themselves and may beside each other or what is kept.
 
-        Of the levers that act on the model's calls each is compared before the next one is known,
-        and compilation fuses the casts of bf16, which cost most.
+        Of the levers that act on the model's calls each is compared before the next one is known.
         """
         left = [
             one
