@@ -221,6 +221,50 @@ def test_a_target_network_is_judged_by_its_first_call(
     assert left is (width == 8)
 
 
+def teach(teacher: Any, calls: Callable[[int], int], steps: int = 4) -> list[int]:
+    """Train another model, and return how often the teacher was in bf16 in each step."""
+    student = Layer(256)
+    optimizer = torch.optim.SGD(student.parameters(), lr=1e-3)
+    found = []
+    for step in range(steps):
+        before = sum(teacher.low)
+        with torch.no_grad():
+            aims = [teacher(LARGE[:, : teacher.in_features]) for _ in range(calls(step))]
+        optimizer.zero_grad()
+        (student(LARGE) - aims[-1].mean()).square().mean().backward()
+        optimizer.step()
+        found.append(sum(teacher.low) - before)
+    return found
+
+
+def test_a_teacher_on_a_cpu_takes_bf16_from_the_second_step_on(auto: Any) -> None:
+    """Its parameters require gradients, and it is called under no_grad alone."""
+    assert teach(Layer(256), lambda _: 2) == [0, 2, 2, 2]
+    assert auto().notes == ()
+
+
+def test_a_small_teacher_on_a_cpu_is_left(auto: Any) -> None:
+    assert teach(Layer(8), lambda _: 2) == [0] * 4
+    assert any("operations" in note for note in auto().notes)
+
+
+@pytest.mark.parametrize(
+    ("calls", "low"),
+    [(lambda _: 9, [0] * 4), (lambda step: (2, 2, 9, 2)[step], [0, 2, 8, 0])],
+)
+def test_without_gradients_a_solver_may_call(auto: Any, calls: Any, low: list[int]) -> None:
+    assert teach(Layer(256), calls) == low
+    assert any(re.search(r"\b9 times without gradients\b", note) for note in auto().notes)
+
+
+def test_what_was_called_without_gradients_is_trained_after_it(auto: Any) -> None:
+    model = Layer(256)
+    teach(model, lambda _: 9, steps=2)
+    train(model, LARGE, lambda _: 1)
+    assert model.low[18:] == [False, True, True, True]
+    assert auto().notes == ()
+
+
 def test_a_trial_without_gradients_does_not_judge_a_model(auto: Any, not_on_a_cpu: None) -> None:
     model = Layer(256)
     with torch.no_grad():

@@ -12,7 +12,8 @@ at a clock, so that a repeated run decides alike:
 On a CPU a root's first step runs in fp32, so that a small script computes what it does alone. On
 other devices it runs in low precision, because fp32 may not fit into their memory, but for calls
 after the eighth. Until the first step products are counted, by which a root is judged then. The
-first call of a root that is called without gradients runs in fp32 on all.
+first call of a root that is called without gradients runs in fp32 on all, and on a CPU all of them
+up to the next step.
 """
 
 from __future__ import annotations
@@ -62,6 +63,8 @@ class CallHistory:
             does by those of one of them, None before the first one.
         idle: Why calls without gradients run in fp32 while there were none with gradients; empty
             if they don't, None before the first one.
+        without: Calls without gradients since the last optimizer step, while there were none with.
+        stepped: Whether a step of any optimizer came after some of these.
     """
 
     low: bool
@@ -73,6 +76,8 @@ class CallHistory:
     trained: bool = False
     small: str | None = None
     idle: str | None = None
+    without: int = 0
+    stepped: bool = False
 
 
 class Rules:
@@ -151,12 +156,18 @@ class Rules:
 
         Calls with gradients count more: a first one without may be a trial with a single row.
         """
-        if history.steps or history.calls or not history.low:
+        if history.steps or history.calls:
             return "" if history.low else JUDGING, call
+        if not history.low:
+            self._called.add(weakref.ref(root))
+            history.without += 1
+            if history.stepped and history.without > MANY_CALLS:
+                history.idle = _many_without(history.without)
         if history.idle is None and not _can_count(root):
             history.idle = ""
         if history.idle is not None:
-            return history.idle, call
+            waits = not (history.low or history.stepped)
+            return history.idle or (JUDGING if waits else ""), call
 
         def judge(products: Products) -> None:
             history.idle = _small(products.mean(), device)
@@ -176,7 +187,11 @@ class Rules:
         for ref in called:
             root = ref()
             if root is not None and root.precision is not None and not root.precision.left:
-                self._judge_calls(root, root.precision.history)
+                history = root.precision.history
+                if history.calls:
+                    self._judge_calls(root, history)
+                else:
+                    _judge_without(history)
 
     def _judge_calls(self, root: Root, history: CallHistory) -> None:
         if not history.steps and history.small:
@@ -186,6 +201,23 @@ class Rules:
         history.low = history.low or history.most <= MANY_CALLS or history.alike >= ALIKE_STEPS
         history.steps += 1
         history.calls = 0
+
+
+def _judge_without(history: CallHistory) -> None:
+    """Judge a root that was called without gradients alone, such as a teacher or an average.
+
+    An adaptive solver may call one so, and with gradients in backward passes only.
+    """
+    if history.without > MANY_CALLS:
+        history.idle = _many_without(history.without)
+    history.without, history.stepped = 0, True
+
+
+def _many_without(calls: int) -> str:
+    return (
+        f"called {calls} times without gradients between two steps, as by an adaptive solver, whose"
+        " error control fails on rounding"
+    )
 
 
 def _evaluates(root: Root, history: CallHistory) -> bool:
