@@ -154,12 +154,12 @@ class SplitTrial:
             self._why_not = watched.seen or "it returns a view of an argument"
         elif name := may_print(self._module):
             self._why_not = f"{name} may print"
-        elif kind := around.changed():
-            self._why_not = f"it changes something outside its modules, in a {kind}"
         elif self._before.has_grown(self._module):
             self._why_not = "it adds modules or parameters to itself"
-        elif self._sums != parameter_sums(self._module):
+        elif self._sums != parameter_sums(self._module):  # which its surroundings have, too
             self._why_not = "it changes its parameters"
+        elif kind := around.changed():
+            self._why_not = f"it changes something outside its modules, in a {kind}"
         elif not same_states(states, other_random_states()):
             self._why_not = "it draws from Python's or NumPy's random number generator"
         return output
