@@ -354,6 +354,54 @@ def test_gradients_behind_a_max_pool(fasttrain: Any, script: Any) -> None:
     assert all(gradient.norm() > 1e-3 for gradient in plain)
 
 
+NORMALIZED = """
+import sys
+import torch
+from torch import nn
+from torch.nn.functional import normalize
+
+class Normalized(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(width, 8))
+        self.u = nn.Parameter(torch.randn(width), requires_grad=False)
+
+    def forward(self, x):
+        w = self.weight
+        v = normalize(w.detach().t() @ self.u.detach(), dim=0)
+        if sys.argv[1] == "assigned":
+            self.u.data = normalize(w.detach() @ v, dim=0)
+        else:
+            self.u.data.copy_(normalize(w.detach() @ v, dim=0))
+        return x @ (w / self.u.dot(w @ v)).t()
+
+torch.manual_seed(0)
+model = nn.Sequential(Normalized(8), nn.ReLU(), Normalized(4))
+x = torch.randn(2, 16, 8)
+for calls in (1, 2):
+    for step in range(3):
+        sum(model(x[i]).square().mean() for i in range(calls)).backward()
+torch.save([p.grad for p in model.parameters() if p.requires_grad], "gradients.pt")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.matrix
+@pytest.mark.parametrize("how", ["assigned", "copied"])
+def test_gradients_by_a_state_that_the_forward_changes(
+    fasttrain: Any, script: Any, how: str
+) -> None:
+    """Compiled, one call before the backward pass has other gradients, and two have an error."""
+    path = script(NORMALIZED)
+    python = [sys.executable, path, how]
+    subprocess.run(python, cwd=fasttrain.cwd, env=fasttrain.environ, check=True)
+    plain = torch.load(fasttrain.cwd / "gradients.pt")
+    done = fasttrain("run", path, how, "--compile", "default", "--amp", "off", timeout_s=240)
+    assert done.returncode == 0, done.stderr
+    assert b"a state that its forward changes" in b" ".join(done.stderr.split())
+    torch.testing.assert_close(torch.load(fasttrain.cwd / "gradients.pt"), plain)
+
+
 @pytest.mark.slow
 @pytest.mark.matrix
 def test_inductor_and_its_missing_compiler(fasttrain: Any, script: Any) -> None:

@@ -9,7 +9,7 @@ import inspect
 import os
 import signal
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from itertools import takewhile
 from pathlib import Path
@@ -24,6 +24,10 @@ from fasttrain.shim.levers.compile.unseen import unseen_deprecations
 
 # Part of the keys of torch's compile caches, so that nothing compiled without the repairs is used.
 CACHE_TAG = "fasttrain-repairs-5"
+CHANGED_INPUT = (
+    "its backward pass would read a state that its forward changes, such as the vectors of a"
+    " spectral norm, after the change"
+)
 # Operators that refuse numbers: an index that is out of range, a probability that isn't one.
 REFUSE_NUMBERS = (
     "embedding",
@@ -42,6 +46,7 @@ def repair(undo: ExitStack) -> None:
     _order_checkpointed_draws(undo)
     _refuse_numbers(undo)
     _change_buffers_again(undo)
+    _refuse_changed_inputs(undo)
     with suppress(ImportError):  # torch 2.7
         config: Any = importlib.import_module("torch.compiler.config")
         undo.callback(setattr, config, "cache_key_tag", config.cache_key_tag)
@@ -263,6 +268,50 @@ def _updates(node: Any) -> bool:
     return given["running_mean"] is not None and bool(
         given.get("training") or given.get("use_input_stats")
     )
+
+
+def _refuse_changed_inputs(undo: ExitStack) -> None:
+    """Have a graph run eagerly whose backward pass reads an input that its forward has changed.
+
+    The forward's graph writes a parameter or buffer that is changed under ``no_grad`` or through
+    ``.data`` at its end, and the partitioner still takes it for an input that costs nothing to
+    save. The backward pass computes from it what the forward has computed before: other gradients,
+    without an error if there was one call, and with one about its version after two.
+
+    Source: torch 2.13, ``torch/_functorch/partitioners.py``, min_cut_rematerialization_partition
+    """
+    with unseen_deprecations():  # of what torch itself uses, where it is imported
+        compiler: Any = importlib.import_module("torch._inductor.compile_fx")
+    name = "min_cut_rematerialization_partition"
+    if hasattr(compiler, name):
+        patching.wrap(compiler, name, _unless_changed, undo)
+
+
+def _unless_changed(original: Any) -> Any:
+    @functools.wraps(original)
+    def partition(*args: Any, **kwargs: Any) -> Any:
+        forward, backward = original(*args, **kwargs)
+        read = {node.name for node in backward.graph.nodes}  # computed again, or saved
+        if read & set(_changed_inputs(forward.graph)):
+            raise RuntimeError(CHANGED_INPUT)
+        return forward, backward
+
+    return partition
+
+
+def _changed_inputs(graph: Any) -> Iterator[str]:
+    """Yield the names of a graph's inputs that it changes, and of what it gives to ``.data``.
+
+    Eagerly what is given to ``.data`` by a later call is also what an earlier one has saved.
+    """
+    aten = torch.ops.aten
+    for target in (aten.copy_.default, aten.set_.source_Tensor):
+        for node in graph.find_nodes(op="call_function", target=target):
+            changed, given = node.args[:2]
+            if changed.op == "placeholder":
+                yield changed.name
+                if target is aten.set_.source_Tensor:
+                    yield given.name
 
 
 # Protects the programs in inductor's cache from runs that are killed while they compile.
