@@ -6,6 +6,7 @@ Each program stands in ``data_parallel/`` and says what is special about it.
 from __future__ import annotations
 
 import functools
+import json
 from pathlib import Path
 from typing import Any
 
@@ -268,6 +269,9 @@ def test_a_group_of_the_scripts_own_keeps_its_batches_and_files(two_ranks: Any) 
     assert set(run.saved()) == {"weight", "bias"}
     for lever in ("strategy", "side_effects"):
         assert [outcome["state"] for outcome in run.outcomes(lever)] == 2 * ["ceded"]
+    for rank in json.loads((run.cwd / "run/receipt.json").read_text())["ranks"]:
+        stats = rank["stats"]  # of the second of two steps, with 8 samples of each rank's own
+        assert stats["samples_per_s"] * stats["median_step_s"] == pytest.approx(8, rel=0.2)
 
 
 def test_noise_of_the_loop_is_that_of_one_process(alone: Any, two_ranks: Any) -> None:

@@ -72,5 +72,6 @@ def _levers(
     for lever in others:
         cede = partial(lever.recorder.cede, "the script handles its ranks itself")
         replicate.on_cede.append(cede)
-    replicate.on_cede += [answers.close, seeds.close]
+    throughput = shared.meter.throughput
+    replicate.on_cede += [answers.close, seeds.close, partial(setattr, throughput, "part", 1.0)]
     return [replicate, *others]

@@ -28,7 +28,7 @@ from fasttrain.model.vendors import LIKE_CUDA
 from fasttrain.shim.hooks import patching
 from fasttrain.shim.hooks.device_clock import DeviceClock, Mark, Span, module_of, seconds_between
 from fasttrain.shim.hooks.loop import known_epoch, on_backward, on_batch
-from fasttrain.shim.hooks.roots import Root
+from fasttrain.shim.hooks.roots import Root, first_parameter
 from fasttrain.shim.hooks.seams import then
 
 # Measures the throughput of training: samples and tokens per second.
@@ -88,8 +88,8 @@ class Throughput:
     """Follows batches, model calls and backward passes between the steps of a `StepMeter`.
 
     Attributes:
-        part: The fraction of a DataLoader's batch that this rank trains on: 1, or less if the ranks
-            split each batch.
+        part: The fraction of a batch that this rank trains on: 1, or less if the ranks split each
+            batch, which each of them reads and calls the model with as a whole.
         in_step: Whether an optimizer's step is running. Its closure may make several backward
             passes, all with one batch.
     """
@@ -144,7 +144,7 @@ class Throughput:
             if self._paused is not None:
                 self._evaluated += ((self._paused, self._clock.mark()),)
                 self._paused = None
-            self._pass = max(self._pass, _amount((*args, kwargs)), key=_samples)
+            self._pass = max(self._pass, _amount((*args, kwargs), root), key=_samples)
             return
         module = root.ref()
         evaluated = root in self._trained and module is not None and not module.training
@@ -197,7 +197,7 @@ class Throughput:
         if self._training_s <= 0.0:
             return 0.0, 0.0
         # Loaders that were read only before the first step fed none of the timed steps.
-        total = self._total if self._total.samples else self._total_called
+        total = self._total if self._total.samples else self._total_called.times(self.part)
         return total.samples / self._training_s, total.tokens / self._training_s
 
     def _take(self) -> None:
@@ -236,15 +236,26 @@ def _of_loader(iterator: Any, data: Any) -> Amount:
     return Amount(float(min(epoch.batch_size, left)) if left > 0 else amount.samples, amount.tokens)
 
 
-def _amount(data: Any) -> Amount:
+def _amount(data: Any, root: Root | None = None) -> Amount:
+    """Return the size of a batch, or of what a root is called with."""
     with torch._C.DisableTorchFunction():  # the script's would see it
         tensor = _first_tensor(data, _DEEPEST)
         if tensor is None:
             return Amount()
+        if root is not None and tensor.dim() == 1 and _is_one_sample(root, tensor):
+            return Amount(1.0)
         # Integers of shape (batch, sequence) are taken for token ids.
         whole = tensor.dtype in (torch.int64, torch.int32) and tensor.dim() == 2
         # A nested tensor of torch's first kind has a size, but no shape.
         return Amount(float(tensor.size(0)), float(tensor.numel()) if whole else 0.0)
+
+
+def _is_one_sample(root: Root, vector: Tensor) -> bool:
+    """True if a vector fits a root's first weight, as the state by which a policy acts does."""
+    if not vector.is_floating_point() or (module := root.ref()) is None:
+        return False
+    weight = first_parameter(module)
+    return weight is not None and weight.dim() == 2 and weight.size(1) == vector.size(0)
 
 
 def _first_tensor(data: Any, deepest: int) -> Tensor | None:

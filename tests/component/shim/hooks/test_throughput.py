@@ -193,6 +193,34 @@ def test_a_part_of_each_batch(watch: Stopwatch) -> None:
     assert watch.samples_per_s == 5 / 4
 
 
+def test_a_part_of_what_a_model_is_called_with(calls: Stopwatch) -> None:
+    calls.meter.throughput.part = 0.5
+    for _ in range(3):
+        calls.step(torch.ones(8, 3))
+    assert calls.samples_per_s == 8 / 2
+
+
+def test_a_vector_that_fits_the_first_weight_is_one_sample(calls: Stopwatch) -> None:
+    for _ in range(3):
+        calls.step(torch.ones(3))
+    assert calls.samples_per_s == 1.0
+
+
+def test_other_vectors_are_as_many_samples(calls: Stopwatch) -> None:
+    class Line(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.slope = nn.Parameter(torch.ones(()))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.slope * x
+
+    calls.model = Line()  # type: ignore[assignment]
+    for _ in range(3):
+        calls.step(torch.ones(3))
+    assert calls.samples_per_s == 3.0
+
+
 def test_from_a_snapshot_on(watch: Stopwatch) -> None:
     for (x,) in DataLoader(TEN, batch_size=5):
         watch.step(x)
