@@ -88,6 +88,25 @@ class PrintingByAttribute(Fitted):
         return x
 
 
+class PrintingLayers(Fitted):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = [self.make(of) for of in range(2)]
+
+    def make(self, of: int) -> nn.Module:
+        print("layer", of)  # noqa: T201
+        return nn.Linear(3, 3)
+
+
+class PrintingByAttributeOfSetup(Fitted):
+    def __init__(self) -> None:
+        super().__init__()
+        self.set_up()
+
+    def set_up(self) -> None:
+        self.log = self.show
+
+
 class PrintingByName(Fitted):
     def forward(self, x: Tensor) -> Tensor:
         getattr(self, "sh" + "ow")()
@@ -167,6 +186,8 @@ def test_code_that_may_print() -> None:
     assert may_print(nn.Sequential(Net(), Printing())) == "Fitted.show"
     assert may_print(PrintingByName()) == "Fitted.show"
     assert may_print(PrintingByAttribute()) == "Fitted.show"
+    assert may_print(PrintingByAttributeOfSetup()) == "Fitted.show"
+    assert may_print(PrintingLayers()) == ""
 
 
 def test_a_much_larger_batch_is_verified() -> None:

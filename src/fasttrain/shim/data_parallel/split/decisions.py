@@ -178,14 +178,11 @@ def may_print(module: Module) -> str:
 
     Reached are forward, methods such as ``__getattr__``, those that ``__init__`` names, as to keep
     them under another name, and what they call by name. Others, such as a ``fit`` that the script
-    calls, print outside of calls.
+    calls or layers that ``__init__`` makes by calling a method, print outside of calls.
     """
     methods = list(_functions(module))
     names = {f.__name__ for f in methods if f.__name__.startswith("__")} | {"forward"}
-    for kind in _script_kinds(module):
-        init = vars(kind).get("__init__")
-        if isinstance(init, FunctionType):
-            names |= _names_in(init.__code__)
+    names |= _names_kept(module, methods)
     pending, reached = list(names), set(names)
     while pending:
         name = pending.pop()
@@ -198,6 +195,35 @@ def may_print(module: Module) -> str:
             pending += used - reached
             reached |= used
     return ""
+
+
+def _names_kept(module: Module, methods: list[FunctionType]) -> set[str]:
+    """Return the names that ``__init__`` uses, with methods that it calls, but to call a method."""
+    inits = [vars(kind).get("__init__") for kind in _script_kinds(module)]
+    pending = [init.__code__ for init in inits if isinstance(init, FunctionType)]
+    kept, called = set[str](), set[str]()
+    while pending:
+        own_kept, own_called = _uses(pending.pop())
+        pending += [f.__code__ for f in methods if f.__name__ in own_called - called]
+        kept |= own_kept
+        called |= own_called
+    return kept
+
+
+@lru_cache(maxsize=1024)
+def _uses(code: CodeType) -> tuple[frozenset[str], frozenset[str]]:
+    """Return the names that code uses, and apart from them those of methods that it calls."""
+    kept, called = set[str](), set[str]()
+    for each in dis.get_instructions(code):
+        if each.opcode in dis.hasname:
+            method = each.opname == "LOAD_METHOD"
+            if each.opname == "LOAD_ATTR" and sys.version_info >= (3, 12):
+                method = bool((each.arg or 0) & 1)
+            (called if method else kept).add(each.argval)
+    inner = [_uses(each) for each in code.co_consts if isinstance(each, CodeType)]
+    parts = zip((kept, called), *inner, strict=True)
+    all_kept, all_called = (frozenset[str]().union(*names) for names in parts)
+    return all_kept, all_called
 
 
 def _names_in(code: CodeType, *, texts: bool = False) -> set[str]:
