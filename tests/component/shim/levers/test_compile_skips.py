@@ -1,4 +1,4 @@
-"""Graphs for which inductor records no CUDA graph are counted, with its reasons."""
+"""What dynamo and inductor say of their graphs, as the receipt has it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 from torch._dynamo import utils
 
 from fasttrain.shim.hooks.outcome_recorder import OutcomeRecorder
+from fasttrain.shim.levers.compile import slots
 from fasttrain.shim.levers.compile.account import UNKNOWN_SKIP, Account
 
 
@@ -57,3 +58,19 @@ def test_skips_without_a_reason_say_where_it_can_be_had(
     utils.counters["inductor"]["cudagraph_skips"] += 1
     recorder = read(account, monkeypatch)
     assert any(note.endswith(UNKNOWN_SKIP) for note in recorder.outcome().notes)
+
+
+def test_a_place_of_fasttrains_own_is_no_place_of_the_script(
+    account: Account, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failed(path: str) -> Any:
+        metrics = dict.fromkeys(("recompile_reason", "cudagraph_skip_reason"))
+        where = {"fail_user_frame_filename": path, "fail_user_frame_lineno": 7}
+        return SimpleNamespace(**metrics, **where, fail_type="Unsupported", fail_reason="LSTM")
+
+    both = [failed(slots.__file__), failed("train.py")]
+    monkeypatch.setattr(utils, "get_compilation_metrics", lambda: both)
+    recorder = OutcomeRecorder("compile", "default", explicit=True)
+    account.read(recorder)
+    notes = ["ran eagerly: Unsupported: LSTM", "ran eagerly at train.py:7: Unsupported: LSTM"]
+    assert list(recorder.outcome().notes) == notes

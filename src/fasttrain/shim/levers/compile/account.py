@@ -15,7 +15,7 @@ from typing import Any
 from fasttrain.model.outcome import State
 from fasttrain.shim.hooks.outcome_recorder import OutcomeRecorder
 from fasttrain.shim.levers.compile.recompiles import in_words
-from fasttrain.shim.process.callsite import location
+from fasttrain.shim.process.callsite import is_own_file, location
 
 KEPT_METRICS = 1000  # dynamo keeps 64, about 20 compilations
 LIMIT = "recompile limit"
@@ -101,7 +101,7 @@ class Account:
                 recorder.note(CUT)
                 continue
             frame = found.user_stack[-1] if found.user_stack else None
-            where = f" at {location(frame.filename, frame.lineno or 0)}" if frame else ""
+            where = _at(frame.filename, frame.lineno) if frame else ""
             why = NUMPY_DRAWS if "torch._numpy.random" in found.reason else _brief(found.reason)
             places[f"graph break{where}: {why}"] = None
         recorder.counts["breaks"] = len(places)
@@ -126,10 +126,7 @@ def _read_failures(recorder: OutcomeRecorder, metrics: list[Any]) -> None:
     recorder.counts["failures"] = len(failed)
     recorder.counts["limits"] = len(limited)
     for m in failed:
-        where = ""
-        if m.fail_user_frame_filename:
-            line = m.fail_user_frame_lineno or 0
-            where = f" at {location(m.fail_user_frame_filename, line)}"
+        where = _at(m.fail_user_frame_filename, m.fail_user_frame_lineno)
         recorder.note(f"ran eagerly{where}: {m.fail_type}: {_brief(m.fail_reason)}")
     for m in limited:
         recorder.note(
@@ -139,6 +136,11 @@ def _read_failures(recorder: OutcomeRecorder, metrics: list[Any]) -> None:
     if failed and not recorder.counts["graphs"] and recorder.live:
         # Not settled: another model of the script may still be compiled.
         recorder.excuse(State.FAILED, f"ran eagerly: {_brief(failed[0].fail_reason)}")
+
+
+def _at(path: str | None, line: int | None) -> str:
+    """Return where dynamo gave up; empty if in the function that calls a root of torch's class."""
+    return f" at {location(path, line or 0)}" if path and not is_own_file(path) else ""
 
 
 def _brief(text: str) -> str:
