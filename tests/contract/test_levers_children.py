@@ -95,6 +95,44 @@ def test_a_parent_that_trains_too_is_counted_once(fasttrain: Any, script: Any) -
     assert not {in_children(count) for count in (1, 2, 3)} & set(outcomes["amp"]["notes"])
 
 
+# Both children come to their first call at the same time, with an empty cache.
+TOGETHER = """
+import multiprocessing, os
+os.environ["TORCHINDUCTOR_CACHE_DIR"] = os.path.abspath("inductor")
+import torch
+
+def train(barrier):
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters())
+    barrier.wait()
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(torch.ones(8, 4)).sum().backward()
+        optimizer.step()
+
+if __name__ == "__main__":
+    context = multiprocessing.get_context("fork")
+    barrier = context.Barrier(2)
+    children = [context.Process(target=train, args=(barrier,)) for _ in range(2)]
+    for child in children:
+        child.start()
+    for child in children:
+        child.join()
+        assert child.exitcode == 0
+"""
+
+
+def test_one_of_two_children_compiles_what_the_other_loads(fasttrain: Any, script: Any) -> None:
+    run_dir: Path = fasttrain.cwd / "run"
+    levers = ("--amp", "off", "--compile", "default")
+    done = fasttrain("run", script(TOGETHER), *levers, "--run-dir", run_dir)
+    assert done.returncode == 0, done.stderr
+    (rank,) = json.loads((run_dir / "receipt.json").read_bytes())["ranks"]
+    (outcome,) = (each for each in rank["outcomes"] if each["lever"] == "compile")
+    assert outcome["counts"]["graphs"] == 2
+    assert outcome["counts"]["cached graphs"] == 1
+
+
 # The parent never imports torch: its children are the first to do so.
 TORCHLESS = """
 import multiprocessing, sys

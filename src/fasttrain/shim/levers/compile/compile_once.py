@@ -1,6 +1,7 @@
-"""Has one rank of a run compile a graph, and the others load it.
+"""Has one process of a run compile a graph, and the others load it.
 
-Ranks call the same model at the same time, and would all compile the same graphs at once. A rank
+Ranks call the same model at the same time, and would all compile the same graphs at once, as would
+children that a script starts by multiprocessing to train copies of one model. A rank, or a child,
 that doesn't find a graph in the cache takes a lock of the node, looks again, and holds the lock
 while it compiles: the others find the graph when they come to have it. With a warm cache nobody
 waits. The system frees the lock of a rank that dies, and nothing waits for one rank in particular,
@@ -118,7 +119,7 @@ class CompileOnce:
         """Take a lock, and return whether another rank had it until then."""
         waited, waited_s = lock.take()
         if waited_s >= TOLD_S:
-            self._recorder.note(f"waited {waited_s:.0f} s while another rank compiled")
+            self._recorder.note(f"waited {waited_s:.0f} s while another process compiled")
         return waited
 
     def _free(self) -> None:

@@ -426,8 +426,11 @@ def build(shared: Shared, decision: Decision[Compile], recorder: OutcomeRecorder
     return [lever]
 
 
-def compile_once(shared: Shared, recorder: OutcomeRecorder) -> CompileOnce | None:
-    """Return what has one of several ranks compile a graph; None for one that is alone."""
+def compile_once(shared: Shared, recorder: OutcomeRecorder) -> CompileOnce:
+    """Return what has one of several processes compile a graph.
+
+    A rank that is alone may have children that train, each with a copy of one model.
+    """
     plan, node = shared.plan, entry.get("GROUP_RANK", "0")
     rank, ranks, of_node = (
         int(entry.get(name, default))
@@ -435,7 +438,5 @@ def compile_once(shared: Shared, recorder: OutcomeRecorder) -> CompileOnce | Non
     )
     folder = Path(plan.shared_dir or plan.run_dir)
     several = bool(plan.shared_dir) and ranks > of_node
-    if of_node == 1 and not several:
-        return None
     graphs = SharedGraphs(folder, rank) if several else None
     return CompileOnce(folder, node, recorder, graphs)
