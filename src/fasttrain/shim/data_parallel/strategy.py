@@ -72,6 +72,5 @@ def _levers(
     for lever in others:
         cede = partial(lever.recorder.cede, "the script handles its ranks itself")
         replicate.on_cede.append(cede)
-    throughput = shared.meter.throughput
-    replicate.on_cede += [answers.close, seeds.close, partial(setattr, throughput, "part", 1.0)]
+    replicate.on_cede += [answers.close, seeds.close, shared.meter.throughput.count_whole]
     return [replicate, *others]

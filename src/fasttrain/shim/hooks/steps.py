@@ -111,6 +111,10 @@ class Throughput:
         self._begin_segment(Mark(0.0))
         self._pending: deque[_Batch] = deque(maxlen=_MOST_PENDING)
 
+    def count_whole(self) -> None:
+        """Count whole batches from now on: no rank shares its own with others."""
+        self.part = 1.0
+
     def _begin_step(self) -> None:
         self._read = Amount()  # from loaders, followed by a backward pass
         self._pass = self._segment = self._called = Amount()  # of model calls
