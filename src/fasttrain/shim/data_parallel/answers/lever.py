@@ -326,8 +326,8 @@ class SideEffects:
         """Replace what writes files, and what asks for them."""
         # Lives on, for what is replaced when the script imports it.
         undo = undo.enter_context(ExitStack())
-        self.recorder.settle(State.ARMED, "no checkpoint was saved by its path")
-        self.recorder.excuse(State.SKIPPED, "the script saved no checkpoint by its path")
+        self.recorder.settle(State.ARMED, "no checkpoint was saved to a path")
+        self.recorder.excuse(State.SKIPPED, "the script saved no checkpoint to a path")
         self._files.replace(torch, "save", self._save, undo)
         self._files.replace(torch.jit, "save", self._save, undo)
         self._safetensors(undo)
