@@ -28,6 +28,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import Module, ModuleList, Parameter, Sequential
+from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import ParametrizationList
 from torch.utils.data import get_worker_info
 
@@ -127,19 +128,30 @@ class Root:
     _key: str = ""
 
     def parameter(self) -> Parameter | None:
-        """Return the first floating-point parameter; searched again if the module has lost it."""
+        """Return the first floating-point parameter; searched again if the module has lost it.
+
+        A single number counts only if there is nothing else: `Parameter(torch.tensor(np.log(14)))`
+        is float64, whatever the model is.
+        """
         part, parameter = self._part(), None
         if part is not None and self._key in part._parameters:  # a scripted module has no dict
             parameter = part._parameters[self._key]
         module = self.ref() if parameter is None else None
         if module is None:
             return parameter
-        for part in Module.modules(module):
-            for key, parameter in part._parameters.items():
-                if parameter is not None and parameter.is_floating_point():
-                    self._part, self._key = weakref.ref(part), key
-                    return parameter
-        return None
+        places = [
+            (part, key, found)
+            for part in Module.modules(module)
+            for key, found in part._parameters.items()
+            if found is not None and found.is_floating_point()
+        ]
+        for part, key, found in sorted(places, key=lambda place: _is_single(place[2]))[:1]:
+            self._part, self._key, parameter = weakref.ref(part), key, found
+        return parameter
+
+
+def _is_single(parameter: Parameter) -> bool:
+    return not is_lazy(parameter) and parameter.numel() == 1
 
 
 class _Inside(threading.local):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -63,6 +64,19 @@ def test_a_model_of_another_precision_is_left_alone(amp: Any, dtype: torch.dtype
     outcome = amp()
     assert outcome.state is State.SKIPPED
     assert str(dtype).removeprefix("torch.") in outcome.reason
+
+
+@pytest.mark.parametrize("number", [math.log(14), [0.5]])
+def test_a_single_number_does_not_decide_the_precision_of_a_model(amp: Any, number: Any) -> None:
+    class Scaled(Probe):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.tensor(number, dtype=torch.float64))
+
+    model = Scaled()
+    model(X)
+    assert model.seen == [torch.bfloat16]
+    assert amp().state is State.APPLIED
 
 
 def test_a_model_without_a_device_is_left_alone(amp: Any) -> None:
