@@ -120,6 +120,7 @@ class Replica:
         self.registered = self.moved = 0
         self._buckets_report = False
         self._failures = 0
+        self._running = 0  # calls of the root that have not returned
         self._hooks: list[Any] = []
         self._averaging: dict[int, Any] = {}  # our hooks on parameters that the script has hooks on
         self._run: Callable[..., Any]
@@ -155,6 +156,8 @@ class Replica:
 
     def begin_pass(self) -> None:
         """Inspect gradients and hooks before a backward pass."""
+        if self._running:  # the root trains in its own call; DDP waits for a pass after the call
+            self.leave_ddp()
         hooked = self.average_before_hooks()
         self._fresh = not self.watching and not hooked
         if self._fresh:
@@ -241,14 +244,16 @@ class Replica:
             self._ddp = self._wrap(self._ref())
             self._forms = list(map(_FORM, self._all))
         self._calls += 1
-        if self._ddp is None:
-            return _as_for_ddp(run, args, kwargs)
-        self._run = run
+        self._running += 1
         try:
+            if self._ddp is None:
+                return _as_for_ddp(run, args, kwargs)
+            self._run = run
             # Not by __call__, for which hooks on all modules would run.
             return self._ddp.forward(*args, **kwargs)  # type: ignore[no-untyped-call]
         finally:
-            del self._run  # it holds the module
+            self._running -= 1
+            self.__dict__.pop("_run", None)  # it holds the module
 
     def _has_its_own(self) -> bool:
         """True if the module has its own parameters and not others, as in functional_call."""
@@ -274,7 +279,8 @@ class Replica:
     def _drop_ddp(self) -> None:
         """Drop the DDP object, which may be waiting for the rest of a pass."""
         if self._ddp is not None:
-            del self._ddp.reducer, self._ddp.logger  # deletes its autograd hooks
+            if not self._running:  # or it still uses them, and goes when the call returns
+                del self._ddp.reducer, self._ddp.logger  # deletes its autograd hooks
             self._ddp = None
             self.watch()
 

@@ -34,7 +34,10 @@ class Net(nn.Module):
 
 def train(replica: Replica, module: nn.Module, x: Tensor = X) -> None:
     """Make one pass as the lever does."""
-    loss = replica.call(module, (x,), {}).sum()
+    train_by(replica, replica.call(module, (x,), {}).sum())
+
+
+def train_by(replica: Replica, loss: Tensor) -> None:
     replica.begin_pass()
     loss.backward()
     replica.after_backward()
@@ -113,6 +116,26 @@ def test_torchs_object_is_not_made_of_parameters_on_two_types_of_devices(alone: 
         sums = alone.sums
         train(replica, module)
         assert alone.sums > sums
+
+
+@pytest.mark.parametrize("before", [0, PROBES + 2])
+def test_passes_inside_of_a_call_are_averaged_by_hand(alone: Any, before: int) -> None:
+    """torch's object expects the pass of a call after it, and fails at the second such call."""
+    module = Net()
+    replica = Replica(module, alone)
+    for _ in range(before):
+        train(replica, module)
+
+    def trains(x: Tensor) -> Tensor:
+        module.zero_grad()
+        train_by(replica, module(x).sum())
+        return module(x)
+
+    for _ in range(PROBES + 3):
+        sums = alone.sums
+        replica.call(trains, (X,), {})
+        assert alone.sums > sums
+        assert not replica.calls_together
 
 
 def test_passes_of_several_calls_are_averaged_one_by_one(alone: Any) -> None:
