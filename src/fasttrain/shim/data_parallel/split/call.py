@@ -45,7 +45,12 @@ from fasttrain.shim.data_parallel.split.observers import is_observed, watch_savi
 from fasttrain.shim.data_parallel.split.registrations import HookCount, Marks
 from fasttrain.shim.data_parallel.split.rows import Gather, Rows, reduced_by, share
 from fasttrain.shim.data_parallel.split.sites import RETRIES, CallSite, fill, saved
-from fasttrain.shim.data_parallel.split.trial import RefusalError, SplitTrial
+from fasttrain.shim.data_parallel.split.trial import (
+    OWN_TENSORS,
+    OwnTensorsError,
+    RefusalError,
+    SplitTrial,
+)
 from fasttrain.shim.data_parallel.tensor_sums import can_be_cut, strided_parts
 from fasttrain.shim.hooks.containers import map_tensors, tensors_in
 from fasttrain.shim.hooks.outcome_recorder import OutcomeRecorder
@@ -229,9 +234,10 @@ class SplitCalls:
             why_not = self._difference(site, held, module, output, rows)
         except Parted:
             why_not = _MORE if any(_MORE in text for text in self._ranks.reports) else _OTHERS
-            # Other ranks may still be in their sums: answer each of these until all are through.
-            while not meet_inside(self._ranks, _THROUGH):
-                pass
+            self._wait_for_others()
+        except OwnTensorsError:
+            why_not = OWN_TENSORS
+            self._wait_for_others()
         if why_not:
             if any(self._ranks.gather("lost" if held.has_lost() else "")):
                 refuse(_written_late(type(module).__name__, call_site()))
@@ -245,6 +251,11 @@ class SplitCalls:
         whole = split.put_together(module, output, rows, gather, inputs)
         backward.mark(split.with_rows(module, whole), lambda: refuse(_asked_late(site.name)))
         return whole
+
+    def _wait_for_others(self) -> None:
+        """Answer each sum that other ranks may still be in, until all are through."""
+        while not meet_inside(self._ranks, _THROUGH):
+            pass
 
     def _difference(
         self, site: CallSite, held: Held, module: Module, output: Any, rows: Rows
@@ -507,6 +518,10 @@ def shared_parameters(
         module: The module that is called.
         ranks: All ranks.
         owned: The ids of its own parameters; default: those that are `Parameter`.
+
+    Raises:
+        OwnTensorsError: If the call has put others in the same places, whose gradients aren't
+            averaged.
     """
     if not torch.is_grad_enabled():
         yield
@@ -530,6 +545,8 @@ def shared_parameters(
         slot[name] = shared.setdefault(id(tensor), share(tensor, ranks))
     try:
         yield
+        if any(slot.get(name) is not shared[id(tensor)] for slot, name, tensor in replaced):
+            raise OwnTensorsError
     finally:
         for slot, name, tensor in replaced:
             slot[name] = tensor

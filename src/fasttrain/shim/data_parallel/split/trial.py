@@ -7,7 +7,7 @@ import json
 import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -79,8 +79,13 @@ _UNHELD = (
     "it uses a tensor that requires a gradient and is neither its parameter nor an argument, nor in"
     " an optimizer"
 )
+OWN_TENSORS = "it puts tensors in the places of its parameters while it runs"
 _TOGETHER = 1  # tag of what ranks are doing when they meet
 Value = tuple[Any, dict[Place, Any]]  # a call's output, and what it changes in its modules
+
+
+class OwnTensorsError(Exception):
+    """Raised in a split call that has put tensors in the places of its parameters."""
 
 
 class RefusalError(Exception):
@@ -337,13 +342,13 @@ class SplitTrial:
         self._before.begin()
         with ExitStack() as stack:
             stack.enter_context(Silence())
-            if splitting:
-                stack.enter_context(self._splitting())
             known = [b for part in self._before.parts for b in part._buffers.values()]
             neutral = Neutral((b for b in known if b is not None), **constants)
             try:
-                with neutral:
+                with self._splitting() if splitting else nullcontext(), neutral:
                     output = self._plainly(*args, **kwargs)
+            except OwnTensorsError:
+                return OWN_TENSORS
             except Exception as error:  # noqa: BLE001 - the script's model, called for a trial
                 put_away(self._module)
                 return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
@@ -458,12 +463,8 @@ class SplitTrial:
     def _dimensions(
         self, outer: Value | str, inner: Value | str, rows: Rows, begun: int
     ) -> list[int | None]:
-        if READS in (outer, inner):
-            raise DisagreementError(READS)
-        if isinstance(outer, str):
-            raise DisagreementError(f"it can't be repeated: {outer}")
-        if isinstance(inner, str):
-            raise DisagreementError(f"with a part of the batch it raises {inner}")
+        if isinstance(outer, str) or isinstance(inner, str):
+            raise DisagreementError(_failure(outer, inner))
         if structure_of(outer) != structure_of(inner):
             raise DisagreementError("with a part of the batch it returns more than other sizes")
         part = tensors_in(inner)
@@ -577,6 +578,16 @@ def _memory_of(tensor: Tensor) -> int:
 
 def _close(one: float, other: float) -> bool:
     return math.isclose(one, other, rel_tol=1e-3, abs_tol=1e-6)
+
+
+def _failure(outer: Value | str, inner: Value | str) -> str:
+    """Return why one of the two calls has no result."""
+    for why in (READS, OWN_TENSORS):
+        if why in (outer, inner):
+            return why
+    if isinstance(outer, str):
+        return f"it can't be repeated: {outer}"
+    return f"with a part of the batch it raises {inner!s}"
 
 
 def _has_threads() -> bool:
