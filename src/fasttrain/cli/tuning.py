@@ -357,6 +357,7 @@ def _goes_on(ended: _Ended, tuning: Tuning) -> bool:
 
 def _start(tuned: TuningPlan, invocation: Invocation, *, quiet: bool) -> _Ended:
     from fasttrain.launch.node_run import Observers
+    from fasttrain.launch.process.stop import heard_again
     from fasttrain.launch.start import start
 
     plan = tuned.plan
@@ -367,7 +368,7 @@ def _start(tuned: TuningPlan, invocation: Invocation, *, quiet: bool) -> _Ended:
     display = Silent()
     observers = Observers(display, around, watches=watches)
     masked = mask_plan(plan, invocation.environ)
-    with scratch_made(plan.tuning.scratch):
+    with heard_again(), scratch_made(plan.tuning.scratch):  # the budget ends it by a signal
         receipt = start(plan, masked, invocation.environ, observers)
     report = _read(Path(plan.run_dir))
     if budget.over and report.end == "running":  # a step, or a compilation, took longer

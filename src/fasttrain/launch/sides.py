@@ -29,6 +29,7 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 TICK_S = 0.25
 END_S = 60.0  # for a script that goes on although it is told to end
+MOST_ASKED = 3  # times that a launcher is asked to end; where SIGTERM is ignored, all are in vain
 LONGEST_TURN_S = 3600.0  # a hang that nobody sees must not keep the others waiting for ever
 Run = Callable[[Side], int]
 
@@ -187,7 +188,7 @@ class _Running:
 
     def __init__(self, pid: int, end: socket.socket) -> None:
         self.exit_code: int | None = None
-        self._made_to_end = False
+        self._asked = 0
         self._pid, self._socket = pid, end
         self._left = b""
 
@@ -219,13 +220,13 @@ class _Running:
             ended, status = os.waitpid(self._pid, os.WNOHANG)
             if ended:
                 code = os.waitstatus_to_exitcode(status)
-                self.exit_code = 0 if self._made_to_end else code if code >= 0 else 128 - code
+                self.exit_code = 0 if self._asked else code if code >= 0 else 128 - code
         return self.exit_code is not None
 
     def make_end(self) -> None:
-        """End it; that is no failure."""
-        self._made_to_end = True
-        self.signal(signal.SIGTERM)
+        """End it; that is no failure. A launcher that is killed has its guardian end the run."""
+        self._asked += 1
+        self.signal(signal.SIGTERM if self._asked <= MOST_ASKED else signal.SIGKILL)
 
     def signal(self, signum: int) -> None:
         if self.exit_code is None:  # not reaped, so that its number is still its own

@@ -21,6 +21,11 @@ def linger(_: Side) -> int:
     return hang("plain")
 
 
+def deaf(_: Side) -> int:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    return hang("plain")
+
+
 def test_no_turn_is_waited_for_longer_than_there_is_time() -> None:
     began_s = time.monotonic()
     sides = Sides(hang, until_s=began_s + 0.5, end_s=0.2)
@@ -34,6 +39,18 @@ def test_no_turn_is_waited_for_longer_than_there_is_time() -> None:
     assert time.monotonic() - began_s < 40
     assert sides.exit_code("plain") == sides.exit_code("chosen") == 0, "made to end: no failure"
     assert not sides.signum
+
+
+def test_who_ignores_being_told_to_end_is_killed() -> None:
+    """As where whoever called fasttrain ignores SIGTERM."""
+    began_s = time.monotonic()
+    sides = Sides(deaf, until_s=began_s + 0.5, end_s=0.2)
+    sides.prepare(("plain",))
+    with sides.attended():
+        sides.start("plain")
+        sides.end("plain")
+    assert time.monotonic() - began_s < 30
+    assert sides.exit_code("plain") == 0, "made to end: no failure"
 
 
 def test_no_descriptor_is_left() -> None:

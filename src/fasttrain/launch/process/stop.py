@@ -112,6 +112,20 @@ REMIND_S = 1.0  # most scripts have ended by then, and no message is needed
 GOES_ON_S = 30.0  # after a ctrl-C that it has handled: the next one is its own again
 
 
+@contextmanager
+def heard_again() -> Iterator[None]:
+    """Heed after the block what a run in it that was asked to end has left ignored.
+
+    For whoever goes on to another run: it would hear no signal, and its script would inherit that.
+    """
+    before = {signum: signal.getsignal(signum) for signum in STOPPING}
+    try:
+        yield
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+
+
 class Stop:
     """The end of a run as asked for by signals.
 
