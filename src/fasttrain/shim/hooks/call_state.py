@@ -202,8 +202,12 @@ def _other_states() -> list[tuple[Any, Any]]:
 
 
 def is_ordinary(error: Exception) -> bool:
-    """True if an error may be one of what a call computes, and not of memory or a device."""
-    return type(error) in _ORDINARY and "cuda error" not in str(error).lower()
+    """True if an error may be one of what a call computes, and not of memory or a device.
+
+    Dynamo raises its own kind for one that it meets as it traces what the script compiles itself.
+    """
+    traced = type(error).__module__ == "torch._dynamo.exc"
+    return (traced or type(error) in _ORDINARY) and "cuda error" not in str(error).lower()
 
 
 def is_alone() -> bool:

@@ -371,3 +371,28 @@ def test_recurrent_layers_can_be_scripted(amp: Any) -> None:
     model = Scripted()
     with torch.no_grad():
         assert torch.equal(torch.jit.script(model)(X), model(X))
+
+
+class Dotted(nn.Module):
+    """Fails in bf16: torch has no rule for `dot`, which wants both vectors of one type."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(4, 4)
+        self.scale = nn.Parameter(torch.ones(len(X)))
+
+    def forward(self, x: Any) -> Any:
+        return self.scale.dot(self.linear(x).sum(1))
+
+
+# dynamo warns while it traces; here that would be an error inside of it
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_what_dynamo_meets_in_what_the_script_compiles_is_repeated_in_fp32(rig: Any) -> None:
+    expected = Dotted()(X)
+    with rig(amp="bfloat16") as runtime:
+        found = torch.compile(Dotted(), backend="eager")(X)
+        outcome = runtime.outcomes()["amp"]
+    torch._dynamo.reset()
+    torch.testing.assert_close(found, expected)
+    assert "not in fp32" in outcome.reason
