@@ -14,6 +14,7 @@ SHIM = Path(fasttrain.__file__).parent / "shim"
 # is the whole process's from its beginning to its end.
 OTHERS = {
     "hooks/patching.py: owner", "hooks/patching.py: self._owner",
+    "hooks/dynamo.py: compiler",  # as newer torch does itself
     "hooks/containers.py: holder",  # tensors that the script holds
     "process/import_hook.py: loader",  # of one module, until that is imported
     "process/log_stream.py: sys", "script.py: sys",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -39,6 +40,37 @@ def pass_over(function: Any, *, all_it_calls: bool = False) -> None:
         frames.skip_code(function.__code__)
 
 
+def tell_of_compilation(undo: ExitStack) -> None:
+    """Have ``torch.compiler.is_compiling`` tell of all that runs while dynamo compiles.
+
+    Before torch 2.13 it is true in traced code alone, and not in what AOTAutograd and inductor
+    call, such as ``torch.autograd.grad``.
+
+    Args:
+        undo: Takes the inverse.
+
+    Source: ``compile_inner`` in ``torch/_dynamo/convert_frame.py`` of torch 2.13.
+    """
+    compiler: Any = torch.compiler
+    if hasattr(compiler, "_compile_session_context"):
+        return
+    frames: Any = importlib.import_module("torch._dynamo.convert_frame")
+    if hasattr(frames._compile, "tells"):
+        return
+    compile_frame = frames._compile
+
+    @functools.wraps(compile_frame)
+    def compile_and_tell(*args: Any, **kwargs: Any) -> Any:
+        before, compiler._is_compiling_flag = compiler._is_compiling_flag, True
+        try:
+            return compile_frame(*args, **kwargs)
+        finally:
+            compiler._is_compiling_flag = before
+
+    compile_and_tell.tells = True  # type: ignore[attr-defined]
+    patching.put(frames, "_compile", compile_and_tell, undo)
+
+
 class UserCompile:
     """Watches torch.compile.
 
@@ -60,6 +92,7 @@ class UserCompile:
 
     def install(self, undo: ExitStack) -> None:
         """Replace torch.compile by a function that looks and passes on."""
+        self._undo = undo
         patching.wrap(torch, "compile", self._watched, undo)
 
     def _watched(self, original: Any) -> Any:
@@ -78,6 +111,7 @@ class UserCompile:
                 self.sites[module] = site
                 for listen in self.on_module:
                     listen(module, site)
+            tell_of_compilation(self._undo)
             result = original(*args, **kwargs)
             if isinstance(module, Module) and isinstance(result, Module):
                 self.sites[result] = site

@@ -16,7 +16,7 @@ from torch.nn import Module
 from fasttrain.model.decision import Decision
 from fasttrain.model.levers import Compile
 from fasttrain.model.outcome import State
-from fasttrain.shim.hooks.dynamo import UserCompile
+from fasttrain.shim.hooks.dynamo import UserCompile, tell_of_compilation
 from fasttrain.shim.hooks.outcome_recorder import Lever, OutcomeRecorder, Shared
 from fasttrain.shim.hooks.roots import Root, RootCalls, repeated_blocks
 from fasttrain.shim.levers.compile.account import Account, announce
@@ -246,6 +246,7 @@ class CompileLever:
             if hasattr(config, name):  # some torch versions lack some of them
                 self._later.callback(setattr, config, name, getattr(config, name))
                 setattr(config, name, value)
+        tell_of_compilation(self._later)
         repair(self._later)
         self._keep_cache(ours=True)
         if not self._strict:

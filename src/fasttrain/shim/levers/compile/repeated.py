@@ -444,10 +444,9 @@ def repair_gradients(caller: Callable[[], Asked], undo: ExitStack) -> None:
     """
     common: Any = importlib.import_module("torch._dynamo.backends.common")
     wrappers: Any = importlib.import_module("torch._functorch._aot_autograd.runtime_wrappers")
-    factory = getattr(wrappers, "_AOTDispatchAutogradFunctionFactory", None)
-    if factory is None or not hasattr(common, "aot_module_simplified"):  # an older torch
+    if not hasattr(common, "aot_module_simplified"):  # an older torch
         return
-    compile_graph, build = common.aot_module_simplified, factory.build
+    compile_graph, wrap = common.aot_module_simplified, wrappers.RuntimeWrapper.post_compile
     under_way: list[tuple[Any, tuple[str, torch.dtype, bool]]] = []
 
     @functools.wraps(compile_graph)
@@ -458,22 +457,27 @@ def repair_gradients(caller: Callable[[], Asked], undo: ExitStack) -> None:
         finally:
             under_way.pop()
 
-    @functools.wraps(build)
-    def build_function(self: Any) -> Any:
-        function = build(self)
-        if under_way and self.spec.maybe_subclass_meta is None:
+    @functools.wraps(wrap)
+    def post_compile(self: Any, compiled: Any, *args: Any, **kwargs: Any) -> Any:
+        function: Any = getattr(compiled, "__self__", None)  # of `CompiledFunction.apply`
+        if under_way and getattr(function, "maybe_subclass_metadata", self) is None:
             run, autocast = under_way[-1]
-            graph = _Graph(run, self.spec.fw_metadata, autocast)
-            _extend(function, graph, caller)
-        return function
+            _extend(function, _Graph(run, function.metadata, autocast), caller)
+        return wrap(self, compiled, *args, **kwargs)
 
     patching.put(common, "aot_module_simplified", aot_module_simplified, undo)
-    patching.put(factory, "build", build_function, undo)
+    patching.put(wrappers.RuntimeWrapper, "post_compile", post_compile, undo)
 
 
 def _extend(function: Any, graph: _Graph, caller: Callable[[], Asked]) -> None:
     """Have a compiled autograd function keep its inputs, and repeat itself if necessary."""
-    plain_forward, compiled = function.forward, _Backward(graph, function.backward)
+    boxed = getattr(function, "boxed_grads_call", False)  # as of torch 2.13; else one by one
+    plain_forward, plain_backward = function.forward, function.backward
+
+    def plain(ctx: Any, grads: list[Any]) -> Any:
+        return plain_backward(ctx, grads) if boxed else plain_backward(ctx, *grads)
+
+    compiled = _Backward(graph, plain)
     several = len(compiled.outputs) > 1
     if not (graph.repeatable or several):
         return
@@ -489,7 +493,7 @@ def _extend(function: Any, graph: _Graph, caller: Callable[[], Asked]) -> None:
         return returned
 
     def backward(ctx: Any, *grads: Any) -> Any:
-        return compiled.run(ctx, *grads)
+        return compiled.run(ctx, grads[0] if boxed else list(grads))
 
     function.forward, function.backward = staticmethod(forward), staticmethod(backward)
 
@@ -507,9 +511,9 @@ class _Backward:
         self._twice, self._repeatable = graph.differentiable_twice, graph.repeatable
         self.outputs, self.apart = graph.differentiable_outputs, graph.changed_and_read
 
-    def run(self, ctx: Any, *grads: Any) -> Any:
+    def run(self, ctx: Any, given: list[Any]) -> Any:
         """Return the gradients by the inputs."""
-        given, twice = grads[0], torch.is_grad_enabled()  # one list: `boxed_grads_call`
+        twice = torch.is_grad_enabled()
         inputs = getattr(ctx, INPUTS, None)
         missing = [index for index in self.outputs if given[index] is None]
         repeated = getattr(ctx, REPEATED, None)
@@ -520,7 +524,7 @@ class _Backward:
         if not torch._C._autograd._get_current_graph_task_keep_graph():
             setattr(ctx, INPUTS, None)
         if not missing:
-            return self._plain(ctx, *grads)
+            return self._plain(ctx, given)
         return self._run_with_zeros(ctx, inputs, given, missing)
 
     def repeated_for(self, ctx: Any, inputs: _Inputs, index: int) -> Repeated | None:
