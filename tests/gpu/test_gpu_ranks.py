@@ -1,11 +1,13 @@
 """Two GPUs, one script that knows nothing of ranks: what one process gives, from both of them.
 
-On the CPU, two gloo ranks do the same.
+On a machine with one GPU both ranks use it (support/gpu_twice.py); on the CPU, two gloo ranks do
+the same.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -15,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 
+import support.gpu_twice
 from fasttrain.model.outcome import State
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(1800)]
@@ -24,16 +27,18 @@ PROGRAM, STYLES = PROGRAMS / "ranks.py", PROGRAMS / "ranks_styles.py"
 RANKS = 2
 ON = re.compile(r"computed on (.+), one of (\d+)")
 TOLERANCE = 1e-3
+ENDS_IN_S = 150  # of which a watch takes 30
 LIMIT_S = {"cuda": 300, "cpu": 900}  # a test of the tests may share its cores with other work
 
 
 @pytest.fixture
-def two(device: str) -> list[str]:
+def two(fasttrain: Any, tmp_path: Path, device: str) -> list[str]:
     """Return the options of a run of two ranks."""
     if device == "cpu":
         return ["--device", "cpu", "--nproc-per-node", str(RANKS)]
     if torch.cuda.device_count() < RANKS:
-        pytest.skip(f"needs {RANKS} CUDA GPUs: {torch.cuda.device_count()} is visible to torch")
+        path = (support.gpu_twice.write(tmp_path / "site"), fasttrain.environ.get("PYTHONPATH"))
+        fasttrain.environ["PYTHONPATH"] = os.pathsep.join(filter(None, path))
     return ["--gpus", "0,1"]
 
 
@@ -75,9 +80,10 @@ def test_two_ranks_train_what_one_process_trains(
         assert bool(outcome.counts.get("sharded blocks")) is (strategy == "fsdp")
         assert report.device == ("cuda:0" if device == "cuda" else "cpu")
         places += ON.findall((tmp_path / "run" / f"rank-{rank}.log").read_text())
-    # Each rank sees one GPU, and it is another one's.
+    # Each rank sees one GPU, and it is another one's if there are two.
     assert [count for _, count in places] == ["1"] * RANKS
-    assert len({name for name, _ in places}) == (RANKS if device == "cuda" else 1)
+    there = torch.cuda.device_count() if device == "cuda" else 1
+    assert len({name for name, _ in places}) == min(RANKS, there)
 
 
 def test_a_batch_per_rank_takes_both_gpus(
@@ -87,6 +93,33 @@ def test_a_batch_per_rank_takes_both_gpus(
     run("--batch", "per-rank")
     devices = [read_report(tmp_path / "run", rank).device for rank in range(RANKS)]
     assert devices == ["cuda:0" if device == "cuda" else "cpu"] * RANKS
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_two_ranks_in_bf16_and_compiled(
+    run: Any, read_report: Any, environ: Any, tmp_path: Path, device: str, bf16: None, strategy: str
+) -> None:
+    """Gradients and blocks are gathered while the graphs compute."""
+    levers = ("--amp", "bf16", "--compile", "default", "--optimizer", "fused")
+    found = run("--strategy", strategy, *levers)
+    expected = plain(device, environ)
+    assert found["losses"] != expected["losses"]
+    assert found["losses"] == pytest.approx(expected["losses"], rel=5e-2)
+    assert found["weights"] == pytest.approx(expected["weights"], rel=2e-2)
+    for rank in range(RANKS):
+        outcomes = {o.lever: o for o in read_report(tmp_path / "run", rank).outcomes}
+        for lever in ("amp", "compile", "optimizer", "strategy"):
+            assert outcomes[lever].state is State.APPLIED, outcomes[lever]
+
+
+def test_a_rank_that_ends_early_ends_the_run(
+    fasttrain: Any, tmp_path: Path, device: str, two: list[str]
+) -> None:
+    """The other one waits for its gradients, and would for ten minutes and more."""
+    words = (*two, "--run-dir", tmp_path / "run", "--amp", "off", "--compile", "off")
+    done = fasttrain("run", STYLES, *words, "--", device, "leaves", timeout_s=ENDS_IN_S)
+    assert done.returncode != 0
+    assert b"rank 1" in done.stderr
 
 
 @pytest.mark.parametrize("style", ["sparse", "graph", "chooses"])
