@@ -26,7 +26,13 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from fasttrain.model.errors import ExitCode, FasttrainError
 from fasttrain.model.settings import NanChoice
-from fasttrain.shim.hooks.device_clock import DeviceEvent, is_capturing, module_of, record_event
+from fasttrain.shim.hooks.device_clock import (
+    DeviceEvent,
+    is_capturing,
+    module_of,
+    pinned,
+    record_event,
+)
 from fasttrain.shim.hooks.loop import on_backward
 from fasttrain.shim.process.callsite import call_site
 from fasttrain.shim.process.refusal import refuse
@@ -119,9 +125,7 @@ class FiniteRing:
 
     def _begin_copy(self, values: Tensor) -> None:
         if self._host is None:
-            # Only memory that is pinned is copied to without waiting. The script may have set
-            # another default device.
-            self._host = torch.empty(SLOTS, dtype=torch.float32, device="cpu", pin_memory=True)
+            self._host = pinned(values)
         self._host.copy_(values, non_blocking=True)
         self._copying = record_event(values.device), self._count
 

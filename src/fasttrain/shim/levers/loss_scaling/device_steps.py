@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 
-from fasttrain.shim.hooks.device_clock import is_capturing, record_event
+from fasttrain.shim.hooks.device_clock import is_capturing, pinned, record_event
 
 # Fused kernels that return at once if found_inf is 1, and whose step counters go back then.
 # Source: torch/optim/*.py; FusedAdam.cpp, FusedSGD.cpp, FusedAdagrad.cpp, and those below cuda/ in
@@ -173,9 +173,7 @@ class _Copy:
 
     def __init__(self, numbers: Tensor, counts: _Pending) -> None:
         self._counts = counts
-        # Only memory that is pinned is copied to without waiting. The script may have set another
-        # default device.
-        self._host = torch.empty(numbers.shape, dtype=numbers.dtype, device="cpu", pin_memory=True)
+        self._host = pinned(numbers)
         self._host.copy_(numbers, non_blocking=True)
         self._arrived = record_event(numbers.device)
 

@@ -1,0 +1,73 @@
+"""What only a device's driver can free, in processes where that ends them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+# torch.cuda.Event and pinned memory of a device that fails wherever a real one does: in a forked
+# child, and once it has found an error.
+PROGRAM = """
+import gc, os, sys
+from types import SimpleNamespace
+import torch
+from fasttrain.shim.hooks import device_clock
+
+HOME, failed = os.getpid(), []
+
+class Freed:
+    def __init__(self, **_): pass
+    def record(self, stream): pass
+    def query(self): return True
+    def __del__(self, getpid=os.getpid, end=os._exit):
+        if failed or getpid() != HOME:
+            end(134)
+
+real_empty = torch.empty
+torch.cuda.Event = Freed
+torch.cuda.current_stream = lambda device: None
+torch.cuda.is_current_stream_capturing = lambda: False
+class Memory(Freed, torch.Tensor): pass
+def empty(shape, *, dtype, device, pin_memory):
+    assert pin_memory and device == "cpu"
+    return real_empty(shape, dtype=dtype).as_subclass(Memory)
+torch.empty = empty
+
+device = torch.device("cuda", 0)
+clock = device_clock.DeviceClock()
+clock.follow(device)
+held = [clock.mark() for _ in range(3)] + [device_clock.pinned(real_empty(4))]
+held.pop(0)  # here it is freed as usual
+{then}
+"""
+FORKED = """
+if not os.fork():
+    held.clear()
+    gc.collect()
+    sys.exit()
+_, status = os.wait()
+os._exit(os.waitstatus_to_exitcode(status) % 256)
+"""
+WORKER = """
+import multiprocessing
+def work():
+    held.clear()
+    gc.collect()
+process = multiprocessing.get_context("fork").Process(target=work)
+process.start()
+process.join()
+os._exit(process.exitcode % 256)
+"""
+FAILED = """
+failed.append(1)
+raise RuntimeError("CUDA error: device-side assert triggered")
+"""
+
+
+@pytest.mark.parametrize(("then", "code"), [(FORKED, 0), (WORKER, 0), (FAILED, 1)])
+def test_nothing_is_freed_where_the_driver_would_end_the_process(then: str, code: int) -> None:
+    program = PROGRAM.replace("{then}", then)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=100)
+    assert done.returncode == code, done.stderr.decode()
