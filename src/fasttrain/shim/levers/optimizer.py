@@ -296,7 +296,9 @@ def _unfusible_parameter(kind: type[Optimizer], parameter: Tensor) -> str:
     # Source: torch/utils/_foreach_utils.py, torch 2.13
     devices = torch.utils._foreach_utils._get_fused_kernels_supported_devices()
     device = parameter.device.type
-    if device not in devices or not _has_kernel(f"aten::_fused_{kind.__name__.lower()}_", device):
+    operator = f"aten::_fused_{kind.__name__.lower()}_"
+    refused = device == "cuda" and _refuses_cuda(kind)
+    if device not in devices or refused or not _has_kernel(operator, device):
         return f"torch has no fused kernel for {device}"
     if kind not in FUSIBLE_SHARDED and hasattr(parameter, "placements"):
         return f"torch {NOT_SHARDED}"
@@ -319,6 +321,16 @@ def _has_kernel(operator: str, device: str) -> bool:
     key = "PrivateUse1" if named else device.upper()
     known = torch._C._parse_dispatch_key(key)  # None for a device without a key
     return known is None or torch._C._dispatch_has_kernel_for_dispatch_key(operator, key)
+
+
+def _refuses_cuda(kind: type[Optimizer]) -> bool:
+    """True if a class raises for parameters on CUDA: torch 2.11's Adagrad, which has a kernel.
+
+    Source: ``_init_group`` in ``torch/optim/adagrad.py`` and ``_device_dtype_check_for_fused``,
+    which it calls with ``cuda_unsupported=True``.
+    """
+    code: Any = getattr(vars(kind).get("_init_group"), "__code__", None)
+    return code is not None and "cuda_unsupported" in str(code.co_consts)
 
 
 def _strides(tensor: Tensor) -> Strides:

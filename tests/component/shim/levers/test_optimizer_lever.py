@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fasttrain.model.outcome import State
+from fasttrain.shim.levers import optimizer
 from fasttrain.shim.levers.optimizer import NO_KERNEL
 
 
@@ -86,6 +88,25 @@ def test_what_has_no_fused_kernel_is_left_alone(fused: Any, make: Any, reason: s
     assert outcome.state is State.SKIPPED
     assert reason in outcome.reason
     assert optimizer.param_groups[0].get("fused") is None
+
+
+def test_a_class_that_refuses_cuda_has_no_fused_kernel_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Adagrad of torch 2.11: its kernel for CUDA is there, and its step raises."""
+
+    def init_group(self: Any, *_: Any) -> None:
+        for p in self.params:
+            torch.optim.optimizer._device_dtype_check_for_fused(p, cuda_unsupported=True)
+
+    kernels = torch.utils._foreach_utils._get_fused_kernels_supported_devices()
+    assert "cuda" in kernels
+    monkeypatch.setattr(optimizer, "_has_kernel", lambda *_: True)
+    with FakeTensorMode():
+        made = torch.optim.Adagrad([nn.Parameter(torch.ones(3, device="cuda"))])
+    assert optimizer.unfusible(made) == ""
+    monkeypatch.setattr(torch.optim.Adagrad, "_init_group", init_group)
+    assert "no fused kernel for cuda" in optimizer.unfusible(made)
 
 
 class _ForeachByDefault(torch.optim.Optimizer):
