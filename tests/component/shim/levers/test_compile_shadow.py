@@ -216,6 +216,21 @@ def test_it_ends_with_its_parent(tmp_path: Path) -> None:
         time.sleep(0.01)
 
 
+def test_memory_of_a_gpu_is_the_processes_own() -> None:
+    """torch calls all of it shared."""
+
+    class OnGpu(nn.Parameter):
+        is_cpu = False
+
+        def is_shared(self) -> bool:
+            return True
+
+    model = nn.Linear(2, 2, bias=False)
+    assert OnGpu(torch.ones(2, 2)).is_shared()
+    model.weight = OnGpu(torch.ones(2, 2))
+    assert not shadow.is_shared(model)
+
+
 def test_shared_memory_is_not_its_own() -> None:
     model = nn.BatchNorm1d(3)
     assert not shadow.is_shared(model)

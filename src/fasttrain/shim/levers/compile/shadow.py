@@ -159,7 +159,8 @@ def is_shared(module: Module) -> bool:
 
 
 def _is_shared(tensor: Any) -> bool:
-    return bool(tensor.is_shared())  # without annotations in torch
+    # torch says of all tensors on CUDA that they are; is_shared has no annotations.
+    return bool(tensor.is_cpu and tensor.is_shared())
 
 
 def own(value: Any) -> Any:
