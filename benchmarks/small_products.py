@@ -1,11 +1,11 @@
 """From which size of its matrix products a model gains by bf16: the numbers of `--amp auto`.
 
-`--amp auto` leaves a model in fp32 whose products have fewer operations on average than LEAST_FLOPS
-in src/fasttrain/shim/levers/amp/rules.py. Here forward and backward passes of small networks take
-turns with and without autocast, in one process, for rows and widths from 16 to 4,096 (on
-a CPU to 1,024). The ratio is
-the median of those of neighbouring blocks; below 1, bf16 is faster. The last lines say from which
-number of operations on no smaller ratio is lost, and how many sizes the rule in use judges wrongly.
+`--amp auto` leaves a model in fp32 whose products have fewer operations on average than
+`least_flops` in src/fasttrain/shim/levers/amp/rules.py. Here forward and backward passes of small
+networks take turns with and without autocast, in one process, for rows and widths from 16 to 4,096
+(on a CPU to 1,024). The ratio is the median of those of neighbouring blocks; below 1, bf16 is
+faster. The last lines say from which number of operations on no smaller ratio is lost, and how many
+sizes the rule in use judges wrongly.
 
     python benchmarks/small_products.py
     python benchmarks/small_products.py --device cpu            # a CPU with native bf16
@@ -24,7 +24,7 @@ from step_overhead import median_and_interval
 from tables import print_heading, print_table
 from torch import Tensor, nn
 
-from fasttrain.shim.levers.amp.rules import LEAST_FLOPS, LEAST_FLOPS_ELSEWHERE
+from fasttrain.shim.levers.amp.rules import least_flops
 
 SIZES = tuple(1 << power for power in range(4, 13, 2))
 LAYERS = 4
@@ -136,7 +136,7 @@ def main() -> None:
     sizes = [
         measure(rows, width, args.device, blocks, block_s) for rows in widths for width in widths
     ]
-    print_result(sizes, LEAST_FLOPS.get(args.device, LEAST_FLOPS_ELSEWHERE))
+    print_result(sizes, least_flops(torch.device(args.device)))
 
 
 if __name__ == "__main__":

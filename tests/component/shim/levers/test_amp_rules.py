@@ -21,7 +21,13 @@ from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from fasttrain.model.outcome import State
 from fasttrain.shim.hooks.roots import Root
-from fasttrain.shim.levers.amp.rules import JUDGING, LEAST_FLOPS, Products, Rules
+from fasttrain.shim.levers.amp.rules import (
+    JUDGING,
+    LEAST_FLOPS,
+    Products,
+    Rules,
+    least_flops,
+)
 
 X = torch.linspace(-1, 1, 64 * 8).reshape(64, 8)
 LARGE = torch.linspace(-1, 1, 64 * 256).reshape(64, 256)
@@ -107,6 +113,20 @@ def test_a_gpu_that_the_plan_did_not_look_at_may_lack_bf16(
         with pytest.warns(UserWarning, match="CUDA is not available"):
             model(X)
         assert runtime.outcomes()["amp"].counts == {"forwards": 1}
+
+
+@pytest.mark.parametrize(
+    ("capability", "multiprocessors", "least"),
+    [((9, 0), 132, 2**31), ((8, 0), 108, 2**30), ((8, 6), 16, 2**28)],
+)
+def test_a_gpu_with_fewer_lanes_gains_by_smaller_products(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], multiprocessors: int, least: int
+) -> None:
+    """An H200, where 2^31 operations lose and 2^33 gain, an A100 and a small one."""
+    major, minor = capability
+    found = SimpleNamespace(major=major, minor=minor, multi_processor_count=multiprocessors)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: found)
+    assert least < least_flops(torch.device("cuda", 0)) < 4 * least
 
 
 def test_bf16_by_name_is_taken_on_any_gpu(rig: Any, two_gpus: Callable[[str], None]) -> None:

@@ -34,9 +34,14 @@ from fasttrain.shim.hooks.roots import Call, Root
 from fasttrain.shim.process.callsite import call_site
 
 LEAST_FLOPS = {"cpu": 1 << 22}  # mean operations of a product
-# Estimated: what fp32 computes in the few microseconds that a GPU kernel takes. What measures both
-# numbers: benchmarks/small_products.py
-LEAST_FLOPS_ELSEWHERE = 1 << 26
+# To queue a product and its casts takes the host as long as a fast GPU to compute a large one.
+# Measured on an H200, of 16,896 lanes: bf16 is slower with up to 2^31 operations, faster from 2^33
+# on. For other NVIDIA GPUs it is in proportion. What measures these: benchmarks/small_products.py
+LEAST_FLOPS_PER_LANE = 1 << 18
+LEAST_FLOPS_ELSEWHERE = 1 << 26  # estimated
+# fp32 lanes of a multiprocessor, by compute capability; 128 from 8.6 on. Source: CUDA C++
+# Programming Guide 12.8, "Arithmetic Instructions".
+FEWER_LANES = {(8, 0): 64}
 NARROW = 4  # columns: of coordinates in space, homogeneous ones included
 MANY_CALLS = 8  # in a step
 ALIKE_STEPS = 3  # after which a root that is called often may be lowered
@@ -134,7 +139,8 @@ class Rules:
         elif not history.steps and history.calls > MANY_CALLS and not _is_compiled(root):
             history.low = False  # the next steps show whether it is called as often again
         elif not history.steps and history.small != "" and _can_count(root):
-            call = _counted(call, functools.partial(_judge_size, history, device))
+            judge = functools.partial(_judge_size, history, _least_flops(root, device))
+            call = _counted(call, judge)
         elif history.steps and history.low and not history.looked and _can_count(root):
             history.looked = True
             call = _counted(call, functools.partial(self._look, root, device))
@@ -169,8 +175,10 @@ class Rules:
             waits = not (history.low or history.stepped)
             return history.idle or (JUDGING if waits else ""), call
 
+        least = _least_flops(root, device)
+
         def judge(products: Products) -> None:
-            history.idle = _small(products.mean(), device)
+            history.idle = _small(products.mean(), least)
 
         return JUDGING, _counted(call, judge)
 
@@ -230,13 +238,13 @@ def _evaluates(root: Root, history: CallHistory) -> bool:
     return history.trained and not module.training
 
 
-def _judge_size(history: CallHistory, device: str, products: Products) -> None:
+def _judge_size(history: CallHistory, least: int, products: Products) -> None:
     """Note whether the products of a call are worth bf16.
 
     One call doesn't say: it may be a trial with a single row. By the first step a root has had one
     that trains it, and is as large as its largest call.
     """
-    why = _small(products.mean(), device)
+    why = _small(products.mean(), least)
     history.small = why if history.small is None else history.small and why
 
 
@@ -252,9 +260,23 @@ def _counted(call: Call, judge: Callable[[Products], object]) -> Call:
     return counted
 
 
-def _small(flops: float | None, device: str) -> str:
+def _least_flops(root: Root, device: str) -> int:
+    """Return the mean operations of a root's products from which on bf16 pays on its device."""
+    parameter = root.parameter()
+    return least_flops(torch.device(device) if parameter is None else parameter.device)
+
+
+def least_flops(device: torch.device) -> int:
+    """Return the mean operations of products from which on bf16 pays on a device."""
+    if device.type != "cuda" or torch.version.hip or "cuda" in LEAST_FLOPS:
+        return LEAST_FLOPS.get(device.type, LEAST_FLOPS_ELSEWHERE)
+    properties = torch.cuda.get_device_properties(device)
+    lanes = FEWER_LANES.get((properties.major, properties.minor), 128)
+    return LEAST_FLOPS_PER_LANE * lanes * properties.multi_processor_count
+
+
+def _small(flops: float | None, least: int) -> str:
     """Return why products of a mean size aren't worth bf16; empty if they are, or aren't known."""
-    least = LEAST_FLOPS.get(device, LEAST_FLOPS_ELSEWHERE)
     if flops is None or flops >= least:
         return ""
     return (
