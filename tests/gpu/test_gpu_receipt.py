@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,14 @@ PROGRAM = Path(__file__).parent / "programs" / "memory.py"
 
 @pytest.fixture
 def run(fasttrain: Any, read_report: Any, tmp_path: Path, device: str) -> Any:
+    runs = itertools.count()
+
     def start(*options: str) -> tuple[dict[str, Any], RankReport]:
-        words = (*options, "--device", device, "--run-dir", tmp_path / "run")
+        run_dir = tmp_path / f"run-{next(runs)}"
+        words = (*options, "--device", device, "--run-dir", run_dir)
         done = fasttrain("run", PROGRAM, *words, "--", device, timeout_s=120)
         assert done.returncode == 0, done.stderr.decode()
-        return json.loads(done.stdout), read_report(tmp_path / "run")
+        return json.loads(done.stdout), read_report(run_dir)
 
     return start
 

@@ -15,8 +15,14 @@ SITE = '''
 """Let a process that is to use the second GPU use the first, as a rank of another host."""
 import os
 
-if os.environ.get("CUDA_VISIBLE_DEVICES") == "1":
-    os.environ["CUDA_VISIBLE_DEVICES"] = "0"
+put = os._Environ.__setitem__
+
+
+def put_first(environ, name, value):
+    put(environ, name, "0" if (name, value) == ("CUDA_VISIBLE_DEVICES", "1") else value)
+
+
+os._Environ.__setitem__ = put_first  # fasttrain shows a rank its GPU when the process runs already
 if "LOCAL_RANK" in os.environ:
     os.environ["NCCL_HOSTID"] = f"host-{os.environ['LOCAL_RANK']}"
     os.environ["NCCL_SOCKET_IFNAME"] = "lo"
