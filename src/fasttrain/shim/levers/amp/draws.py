@@ -3,7 +3,8 @@
 Of 16 normal numbers and more torch's CPU draws others in bf16 than in fp32: it has a kernel for
 fp32 alone, and where their number is no multiple of 16, the generator is elsewhere afterwards, too.
 A variational autoencoder would then get other noise, and from the last batch of its first epoch on,
-which is rarely a full one, its rows in another order. Other distributions round what they draw.
+which is rarely a full one, its rows in another order. Other distributions round what they draw;
+before torch 2.13 uniform numbers are others, too.
 
 Source: ``aten/src/ATen/native/cpu/DistributionTemplates.h`` of torch 2.13, ``normal_kernel``; all
 operators that take a generator were compared in fp32 and bf16, with 8, 20 and 4,000 numbers.
@@ -22,7 +23,7 @@ from torch.amp import autocast
 from fasttrain.shim.levers.amp.operators import CPU_RULES, lifted
 from fasttrain.shim.levers.amp.script_hooks import Region
 
-FILLED = "normal_"
+FILLED = ("normal_", "uniform_")
 DRAWN = ("normal.Tensor_Tensor", "normal.Tensor_float", "normal.float_Tensor")
 # It fills its tensor by the first one, but not where it is traced for one. Nor does randn, which
 # no rule can see: it has no tensor by which torch would know of an autocast.
@@ -44,7 +45,7 @@ def draw_in_float32(dtype: torch.dtype, region: Region, undo: ExitStack) -> None
     def lowered() -> bool:
         return torch.compiler.is_compiling() or region.where() == "cpu"
 
-    for name in (FILLED, *DRAWN, *MADE):
+    for name in (*FILLED, *DRAWN, *MADE):
         if torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", CPU_RULES):
             continue  # torch's own
         packet, _, overload = name.partition(".")
@@ -52,7 +53,7 @@ def draw_in_float32(dtype: torch.dtype, region: Region, undo: ExitStack) -> None
             operator = getattr(getattr(torch.ops.aten, packet), overload or "default")
         except AttributeError:  # some torch versions lack some of them
             continue
-        make = _filling if name == FILLED else _drawing if name in DRAWN else _making
+        make = _filling if name in FILLED else _drawing if name in DRAWN else _making
         rules.impl(name, _without_autocast(operator, make(operator, dtype), lowered))
 
 
