@@ -33,7 +33,12 @@ _freed_by_driver: dict[int, weakref.ref[Any]] = {}
 
 
 def leave_to_driver(thing: Any) -> None:
-    """Let an event or a pinned tensor never be freed in forked children or at the end."""
+    """Let a thing, and what it holds, never be freed in forked children or at the end.
+
+    Args:
+        thing: A tensor, or an object of Python's that holds an event, and not the event itself:
+            CUDA's leave their weak references dangling (torch 2.11, ``THCPEvent_dealloc``).
+    """
     key = id(thing)
     _freed_by_driver[key] = weakref.ref(thing, lambda _: _freed_by_driver.pop(key, None))
 
@@ -59,11 +64,14 @@ def is_capturing(device: torch.device) -> bool:
     return capturing is not None and bool(capturing())
 
 
-class DeviceEvent(NamedTuple):
+class DeviceEvent:
     """A point in the queue of a device."""
 
-    device: torch.device
-    event: Any
+    __slots__ = ("__weakref__", "device", "event")
+
+    def __init__(self, device: torch.device, event: Any) -> None:
+        self.device, self.event = device, event
+        leave_to_driver(self)
 
     def has_passed(self) -> bool:
         """True if the device has come here; False as long as that can't be asked."""
@@ -83,7 +91,6 @@ def record_event(device: torch.device, *, timed: bool = False) -> DeviceEvent:
     """
     module = module_of(device)
     event = module.Event(enable_timing=timed)
-    leave_to_driver(event)
     # Without a stream it would be recorded on the current device.
     event.record(module.current_stream(device))
     return DeviceEvent(device, event)
