@@ -89,7 +89,7 @@ class AutoCompile(SwitchedProcess):
         self._parts = self._count_parts()
         choice = yield from self._wait(plain_s)
         if choice.verdict == "never":
-            self._stay(f"it would not pay: {choice.why}")
+            self._stay(choice.why)
             return
         why = self._others.objection()
         if self._others.several and not self._on_cpu():

@@ -111,14 +111,14 @@ class Outlook:
     def decide(self, prospect: Prospect, *, forks: bool) -> Choice:
         """Return whether to compile now, later or never."""
         if self._earlier is not None and self._earlier.dropped:
-            return Choice("never", f"dropped on {self._earlier.date}: {self._earlier.dropped}")
-        choice = rule.decide(prospect)
-        if choice.verdict == "begin" and not forks and prospect.ratio is None:
+            why = f"dropped on {self._earlier.date}: {self._earlier.dropped}"
+            return Choice("never", f"it would not pay: {why}")
+        if not forks and prospect.ratio is None:
             return Choice("never", (
                 "nothing compiles in the background on this device, and no earlier run with"
                 " --compile default says that it is faster"
             ))  # fmt: skip
-        return choice
+        return rule.decide(prospect)
 
     def _steps_left(self) -> int | None:
         known = self._earlier.steps if self._earlier else 0

@@ -91,9 +91,9 @@ def decide(seen: Prospect) -> Choice:
     if gain_s > seen.cost_s and long_enough:
         return Choice("begin", figures)
     if seen.steps_left is not None:
-        return Choice("never", figures)
+        return Choice("never", f"it would not pay: {figures}")
     if seen.ratio is not None and seen.ratio >= 1.0:
-        return Choice("never", "steps were not faster compiled in an earlier run")
+        return Choice("never", "it would not pay: steps were not faster compiled in an earlier run")
     if seen.elapsed_s >= UNKNOWN_TIMES * seen.cost_s:
         return Choice(
             "begin",

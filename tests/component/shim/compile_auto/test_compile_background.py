@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -242,5 +243,9 @@ def test_a_device_needs_an_earlier_run() -> None:
     prospect = found.prospect(PLAIN_S, 1, forks=False)
     assert found.decide(prospect, forks=True).verdict == "begin"
     assert found.decide(prospect, forks=False).verdict == "never"
+    unknown, _ = outlook()
+    prospect = replace(unknown.prospect(PLAIN_S, 1, forks=False), elapsed_s=1.0)
+    assert unknown.decide(prospect, forks=True).verdict == "wait"
+    assert "earlier run" in unknown.decide(prospect, forks=False).why
     dropped = Earlier("2026-11-26", dropped="slower")
     assert "slower" in outlook(earlier=dropped)[0].decide(prospect, forks=True).why
