@@ -18,7 +18,8 @@ from torch.nn import functional
 from torch.overrides import handle_torch_function, has_torch_function
 
 from fasttrain.shim.hooks.dynamo import pass_over
-from fasttrain.shim.levers.amp.operators import lifted, replace_builtin
+from fasttrain.shim.hooks.scripted import replace_builtin
+from fasttrain.shim.levers.amp.operators import lifted
 from fasttrain.shim.levers.amp.script_hooks import Region
 
 SHORT = 256  # positions of queries and keys; with fewer it runs in fp32

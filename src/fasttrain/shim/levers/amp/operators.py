@@ -28,6 +28,7 @@ from fasttrain.shim.hooks import patching
 from fasttrain.shim.hooks.containers import to_float32
 from fasttrain.shim.hooks.dynamo import pass_over
 from fasttrain.shim.hooks.gradients import lift
+from fasttrain.shim.hooks.scripted import replace_builtin
 from fasttrain.shim.levers.amp.script_hooks import Region
 
 # Each asks for ``__torch_function__`` first, so that handlers get the function that scripts know by
@@ -121,17 +122,6 @@ def run_recurrent_in_float32(
 def lifted(value: Any, dtype: torch.dtype) -> Any:
     """Return a tensor of low precision in fp32, and anything else as it is."""
     return value.float() if isinstance(value, Tensor) and value.dtype is dtype else value
-
-
-def replace_builtin(
-    owner: Any, replacement: Any, name: str, undo: ExitStack, aten: str = ""
-) -> None:
-    """Replace an operator by a function that torch.jit.script takes for the operator."""
-    patching.put(owner, name, replacement, undo)
-    builtins: Any = torch.jit._builtins
-    table = builtins._get_builtin_table()
-    table[id(replacement)] = f"aten::{aten or name}"
-    undo.callback(table.pop, id(replacement))
 
 
 # Lets binary_cross_entropy run on the output of a root in low precision.
