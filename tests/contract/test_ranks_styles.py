@@ -32,6 +32,10 @@ LAUNCHES = -(-len(TOGETHER) // EACH)
 EXACT = ("--preset", "exact")
 TIMEOUT_S = 240.0
 NO_HANG_S = 60.0
+# Models that are split, and why others aren't.
+ON_READING: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
+    "checked_by_torch": (("Policy", "Regression", "Causal"), {}),
+}
 ENDED = {1, 75, 78}  # an error of the script's, a hang that was ended, ranks that parted
 
 pytestmark = pytest.mark.slow
@@ -160,6 +164,18 @@ def test_what_takes_no_tensors_is_named_and_its_parts_are_split(
     }
     (body,) = (site for site in strategy["sites"] if site["what"] == "Sequential")
     assert body["count"] == 9 - 4, "split but for calls 1, 2, 4 and 8, which are verified"
+
+
+@pytest.mark.parametrize("name", ON_READING)
+def test_what_torch_reads_for_itself_is_split(name: str, tmp_path: Path, zygote: Zygote) -> None:
+    script, (split, why) = HERE.parent / f"scripts/ranks/{name}.py", ON_READING[name]
+    run = forked_ranks(zygote, tmp_path / "ranks", script, options=EXACT, timeout_s=TIMEOUT_S)
+    strategy = run.outcome("strategy")
+    told = {text.partition(" ")[0]: text.rpartition(": ")[2] for text in strategy["missed"]}
+    assert told == why
+    counts = {site["what"]: site["count"] for site in strategy["sites"]}
+    calls = 9 - 4  # calls 1, 2, 4 and 8 are verified
+    assert {model: counts.get(model) for model in split} == dict.fromkeys(split, calls)
 
 
 @pytest.mark.parametrize("script", thinned(PARTING, 23, ids=lambda path: path.stem))

@@ -128,24 +128,6 @@ def test_shapes_that_depend_on_values_are_seen(
     assert mode.by_values == expected
 
 
-def test_valid_arguments_of_a_distribution_are_not_read() -> None:
-    mean, scale = torch.zeros(4), torch.ones(4)
-    with Neutral() as neutral:
-        found = torch.distributions.Normal(mean, scale, validate_args=True)
-        found.log_prob(mean)
-    assert not neutral.reads
-    with Neutral() as neutral:
-        assert torch.distributions.Normal(mean, scale).mean.sum() == 0  # one of the test's
-    assert neutral.reads
-
-
-def test_invalid_arguments_of_a_distribution_are() -> None:
-    neutral = Neutral()
-    with pytest.raises(ValueError, match="Expected parameter scale"), neutral:
-        torch.distributions.Normal(torch.zeros(4), -torch.ones(4), validate_args=True)
-    assert neutral.reads
-
-
 @pytest.mark.parametrize("place", [0.01, 0.99])
 @pytest.mark.parametrize("name", CHANCES)
 def test_rows_come_out_as_in_the_whole_batch_with_unlikely_numbers(name: str, place: float) -> None:

@@ -10,17 +10,15 @@ Source: operators with ``torch.Tag.nondeterministic_seeded`` of torch 2.13.
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributions import distribution
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fasttrain.shim.data_parallel.split.index_ranges import check_indices, named_arguments
+from fasttrain.shim.data_parallel.split.number_reads import why_read
 
 Draw = tuple[str, tuple[int, ...]]  # an operator that draws, and the shape of what it draws
 _MASKS = (torch.bool, torch.uint8)
@@ -28,7 +26,6 @@ _ORDERS = ("randperm", "multinomial")
 _INTEGERS = ("randint", "randint_like", "random_")
 _MODE: Any = TorchDispatchMode  # without annotations
 _READING: Any = torch.ops.aten._local_scalar_dense.default
-_WRAPPERS = tuple(str(Path(torch.__file__).with_name(name)) for name in ("_compile.py", "_dynamo"))
 MOST_DRAWS = 100_000  # a loop that draws until it gets another number would not end
 
 
@@ -47,7 +44,7 @@ class Neutral(_MODE):  # type: ignore[misc]
         along: The dimension for each draw; None for all elements.
 
     Attributes:
-        reads: True if Python has read a number of any other tensor, such as to branch on it.
+        reads: Why a number of any other tensor that was read rules out a split; empty if none does.
         by_values: True if a shape depended on values: a submodule may get no row at all.
         drawn: The operators that drew random numbers, each with the shape of these.
     """
@@ -61,7 +58,7 @@ class Neutral(_MODE):  # type: ignore[misc]
         along: Sequence[int | None] = (),
     ) -> None:
         super().__init__()
-        self.reads = self.by_values = False
+        self.reads, self.by_values = "", False
         self.drawn: list[Draw] = []
         self._known = {id(tensor) for tensor in known}
         self._otherwise = otherwise
@@ -73,7 +70,7 @@ class Neutral(_MODE):  # type: ignore[misc]
         """Run one operator."""
         kwargs = kwargs or {}
         if func is _READING and id(args[0]) not in self._known:
-            self.reads |= not _is_check(args[0])
+            self.reads = self.reads or why_read(args[0])
         if torch.Tag.dynamic_output_shape in func.tags and _by_values(func, args):
             self.by_values = True
         if torch.Tag.nondeterministic_seeded not in func.tags:
@@ -108,17 +105,6 @@ class Neutral(_MODE):  # type: ignore[misc]
             dim = self._along[number] if number < len(self._along) else None
             _put_at(given, _PLACES[name](given, named, self._place), dim)
         return _other(name, given, named) if self._otherwise else given
-
-
-def _is_check(tensor: Tensor) -> bool:
-    """True if torch reads whether the arguments of a distribution are valid, and they are.
-
-    They are for all rows exactly if they are for each rank's. Otherwise it raises an error.
-    """
-    frame: Any = sys._getframe(2)
-    while frame.f_code.co_filename.startswith(_WRAPPERS):  # of each dispatch mode
-        frame = frame.f_back
-    return frame.f_code.co_filename == distribution.__file__ and bool(tensor.all())
 
 
 def _by_values(func: Any, args: tuple[Any, ...]) -> bool:

@@ -360,7 +360,7 @@ class SplitTrial:
         self._drawn = neutral.drawn
         self.by_values |= neutral.by_values and not splitting
         if neutral.reads:
-            return READS
+            return neutral.reads
         return output, self._before.left()
 
     def _agreeing(

@@ -1,0 +1,62 @@
+"""Decides whether a number that is read in a call rules out a split of it.
+
+A number may stand for all rows, and the call may branch on it. Some are read by torch itself, to
+check its arguments row by row, or to choose a kernel: nothing follows from these.
+
+Source: ``torch/distributions``, ``torch/nn/functional.py`` and
+``torch/nn/modules/transformer.py`` of torch 2.13.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributions import constraints, continuous_bernoulli, distribution, geometric
+from torch.nn import functional
+from torch.nn.modules import transformer
+
+from fasttrain.shim.data_parallel.split.surroundings import READS
+
+# Frames between an operator and the code that calls it: of each dispatch mode, and of a default
+# device, which is a mode of functions.
+_MODES = "_compile.py", "_dynamo", "utils/_device.py"
+_BETWEEN = tuple(str(Path(torch.__file__).parent / name) for name in _MODES)
+_IS_CAUSAL: Any = getattr(transformer, "_detect_is_causal_mask", None)
+
+
+def why_read(tensor: Tensor) -> str:
+    """Return why a number that is being read rules out a split; empty if it doesn't.
+
+    Args:
+        tensor: What the operator reads that the caller's dispatch mode has intercepted.
+    """
+    frame: Any = sys._getframe(2)
+    while frame.f_code.co_filename.startswith(_BETWEEN):
+        frame = frame.f_back
+    code = frame.f_code
+    passes = _CHECKS.get(code) or _CHECKS.get(code.co_filename)
+    return "" if passes is not None and passes(tensor, frame) else READS
+
+
+def _are_valid(tensor: Tensor, _: FrameType) -> bool:
+    return bool(tensor.all())
+
+
+# What torch reads by itself, in a function or a file, and what has to be true of it. A check is
+# passed by all rows exactly if it is by those of each rank; one that is not raises an error, on
+# which the script may branch.
+_CHECKS: dict[CodeType | str, Callable[[Tensor, FrameType], bool]] = {
+    **{
+        str(module.__file__): _are_valid
+        for module in (distribution, constraints, continuous_bernoulli, geometric)
+    },
+    functional.gaussian_nll_loss.__code__: lambda tensor, _: not tensor,  # no variance is below 0
+    # Attention computes the same from a causal mask and without one, being told that it is causal.
+    getattr(_IS_CAUSAL, "__code__", ""): lambda *_: True,
+}
