@@ -18,6 +18,8 @@ import psutil
 import pytest
 import torch
 
+from fasttrain.shim.data_parallel.split.number_reads import CLASSES
+from fasttrain.shim.data_parallel.split.surroundings import READS
 from support.script_runs import Alone, assert_same_prints, differences, forked_ranks
 from support.thinned import thinned
 from support.zygote import Zygote
@@ -35,6 +37,10 @@ NO_HANG_S = 60.0
 # Models that are split, and why others aren't.
 ON_READING: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
     "checked_by_torch": (("Policy", "Regression", "Causal"), {}),
+    "labels_one_hot": (
+        ("ConditionalAutoencoder", "Quantizer"),
+        {"Counting": CLASSES, "Reading": READS},
+    ),
 }
 ENDED = {1, 75, 78}  # an error of the script's, a hang that was ended, ranks that parted
 

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import pickle
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributions import (
     Categorical,
     ContinuousBernoulli,
     Geometric,
     MultivariateNormal,
     Normal,
+    OneHotCategorical,
 )
 from torch.nn import functional
 
+from fasttrain.shim.data_parallel.split import number_reads
 from fasttrain.shim.data_parallel.split.neutral import Neutral
+from fasttrain.shim.data_parallel.split.number_reads import CLASSES
 from fasttrain.shim.data_parallel.split.surroundings import READS
 
 X, Y = torch.linspace(-1, 1, 12).view(4, 3), torch.tensor([0, 2, 1, 2])
@@ -27,6 +33,13 @@ ENCODER = nn.TransformerEncoder(
 )
 
 
+@pytest.fixture(autouse=True)
+def _watched() -> Iterator[None]:
+    with ExitStack() as undo:
+        number_reads.watch_one_hot(undo)
+        yield
+
+
 def why(act: Callable[[], Any]) -> str:
     """Return why what an act reads rules out a split."""
     with Neutral() as neutral:
@@ -34,15 +47,26 @@ def why(act: Callable[[], Any]) -> str:
     return neutral.reads
 
 
-def with_a_default_device() -> Normal:
+def with_a_default_device() -> Tensor:
     with torch.device("cpu"):
-        return Normal(X, X.exp(), validate_args=True)
+        return functional.one_hot(Y, 3)
+
+
+def caught() -> Tensor:
+    try:
+        return functional.one_hot(Y, 2)
+    except RuntimeError:
+        return functional.one_hot(Y.clamp(max=1), 2)
 
 
 CHECKED: dict[str, Callable[[], Any]] = {
-    "with a default device": with_a_default_device,
+    "one_hot": lambda: functional.one_hot(Y, 3),
+    "one_hot by name": lambda: functional.one_hot(Y, num_classes=3),
+    "one_hot of NumPy's": lambda: functional.one_hot(Y, np.int64(3)),
+    "one_hot with a default device": with_a_default_device,
     "normal": lambda: Normal(X, X.exp(), validate_args=True).log_prob(X),
     "policy": lambda: Categorical(logits=X, validate_args=True).log_prob(Y),
+    "codes": lambda: OneHotCategorical(logits=X, validate_args=True).mode,
     "covariance": lambda: MultivariateNormal(X, torch.eye(3), validate_args=True).log_prob(X),
     "geometric": lambda: Geometric(probs=X.sigmoid(), validate_args=True),
     "continuous": lambda: ContinuousBernoulli(probs=X.sigmoid(), validate_args=True),
@@ -57,8 +81,11 @@ def test_what_torch_checks_of_each_row_is_no_reason(name: str) -> None:
 
 
 READ: dict[str, Callable[[], Any]] = {
-    "its largest": lambda: X.max().item(),
+    "its largest": lambda: functional.one_hot(Y, 3).sum(0).max().item(),
+    "its classes": lambda: functional.one_hot(Y, int(Y.max()) + 1),
+    "its classes as a tensor": lambda: functional.one_hot(Y, Y.max() + 1),
     "a branch": lambda: X.sum() > 0 or None,
+    "an error of one_hot": caught,
     "beside a distribution": lambda: bool(Normal(X, X.exp()).mean.sum() == 0),
 }
 
@@ -68,8 +95,29 @@ def test_what_the_script_reads_is_a_reason(name: str) -> None:
     assert why(READ[name]) == READS
 
 
+@pytest.mark.parametrize("classes", [{}, {"num_classes": -1}])
+def test_classes_that_are_counted_are_a_reason(classes: dict[str, int]) -> None:
+    assert why(lambda: functional.one_hot(Y, **classes)) == CLASSES
+
+
 def test_invalid_arguments_are_a_reason() -> None:
     neutral = Neutral()
     with pytest.raises(ValueError, match="Expected parameter scale"), neutral:
         Normal(torch.zeros(4), -torch.ones(4), validate_args=True)
     assert neutral.reads == READS
+
+
+class Coded(nn.Module):
+    def forward(self, labels: Tensor) -> Tensor:
+        return functional.one_hot(labels, 3)
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script.:DeprecationWarning")
+def test_one_hot_is_what_it_was_to_a_script() -> None:
+    expected = torch.eye(3, dtype=torch.int64)[Y]
+    assert torch.equal(torch.jit.script(Coded())(Y), expected)
+    assert torch.equal(torch.fx.symbolic_trace(Coded())(Y), expected)
+    assert torch.equal(torch.compile(Coded(), backend="eager", fullgraph=True)(Y), expected)
+    assert pickle.loads(pickle.dumps(functional.one_hot)) is functional.one_hot
+    with pytest.raises(RuntimeError, match="smaller than num_classes"):
+        functional.one_hot(Y, 2)

@@ -41,6 +41,7 @@ from fasttrain.shim.data_parallel.split.lazy_rows import (
     gather_lazily,
     linked,
 )
+from fasttrain.shim.data_parallel.split.number_reads import watch_one_hot
 from fasttrain.shim.data_parallel.split.observers import is_observed, watch_saving_hooks
 from fasttrain.shim.data_parallel.split.registrations import HookCount, Marks
 from fasttrain.shim.data_parallel.split.rows import Gather, Rows, reduced_by, share
@@ -119,6 +120,7 @@ class SplitCalls:
         backward.install(undo)
         watch_saving_hooks(undo)
         gather_for_functions(undo)
+        watch_one_hot(undo)
         if self._moves is not None:
             self._moves.install(undo)
 

@@ -41,12 +41,12 @@ from fasttrain.shim.data_parallel.split.changes import IN_DOUBLE, ModuleState, P
 from fasttrain.shim.data_parallel.split.decisions import may_print, modules_in_globals
 from fasttrain.shim.data_parallel.split.graph import edge_of, graph_edges, leaves_of
 from fasttrain.shim.data_parallel.split.neutral import Draw, Neutral, along_which, has_place
+from fasttrain.shim.data_parallel.split.number_reads import WHY_READ
 from fasttrain.shim.data_parallel.split.registrations import foreign_hook
 from fasttrain.shim.data_parallel.split.rows import Rows, memory_order
 from fasttrain.shim.data_parallel.split.surroundings import (
     GLOBAL,
     NEAR,
-    READS,
     CallSurroundings,
     SideEffectWatch,
     Silence,
@@ -449,7 +449,7 @@ class SplitTrial:
             DisagreementError: If it doesn't.
         """
         outer = self._call(args, kwargs, splitting=False, **constants)
-        if isinstance(outer, str) and outer != READS:
+        if isinstance(outer, str) and outer not in WHY_READ:
             return  # on all ranks alike: such numbers may never be drawn
         rows = Rows(self._ranks, row_count(tensors_in((args, kwargs)), guess))
         begun = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
@@ -582,7 +582,7 @@ def _close(one: float, other: float) -> bool:
 
 def _failure(outer: Value | str, inner: Value | str) -> str:
     """Return why one of the two calls has no result."""
-    for why in (READS, OWN_TENSORS):
+    for why in (*WHY_READ, OWN_TENSORS):
         if why in (outer, inner):
             return why
     if isinstance(outer, str):
