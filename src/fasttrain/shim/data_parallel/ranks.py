@@ -132,8 +132,11 @@ class Board:
         self._memory = memory
         self._rank = rank
         self._heads = memoryview(memory).cast("Q")
-        self._words = torch.frombuffer(memory, dtype=torch.float64)
-        self._bytes = torch.frombuffer(memory, dtype=torch.uint8)
+        # The script's first call may be under `inference_mode`, whose tensors can't be written to
+        # outside of it.
+        with torch.inference_mode(mode=False):
+            self._words = torch.frombuffer(memory, dtype=torch.float64)
+            self._bytes = torch.frombuffer(memory, dtype=torch.uint8)
         stride = 1 + width  # words per slot
         # Offsets of all ranks' slots in words, for even sums and for odd ones.
         self._slots = [[(2 * r + odd) * stride for r in range(world_size)] for odd in (0, 1)]

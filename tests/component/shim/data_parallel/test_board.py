@@ -150,3 +150,15 @@ def test_a_broadcast_reaches_expanded_tensors_and_integers_of_16_bits(tmp_path: 
 
     for end in on_ranks(tmp_path, act):
         assert end.good == [[[0.0, 1.0, 2.0]] * 2, [[7, 7]] * 2, 9]
+
+
+def test_ranks_that_first_meet_under_inference_mode_meet_outside_of_it() -> None:
+    def act(rank: int) -> list[float]:
+        with torch.inference_mode():
+            board = Board(memory, rank, 2, WIDTH)
+            board.sum(torch.ones(2))
+        found: list[float] = board.sum(torch.tensor([1.0, rank])).tolist()
+        return found
+
+    memory = mmap.mmap(-1, 2 * 2 * 8 * (1 + WIDTH))
+    assert on_threads(2, act) == [[2.0, 1.0]] * 2
