@@ -75,6 +75,13 @@ CHECKED: dict[str, Callable[[], Any]] = {
 }
 
 
+@pytest.fixture(params=[False, True], ids=["", "in inference mode"])
+def _mode(request: pytest.FixtureRequest) -> Iterator[None]:
+    with torch.inference_mode(mode=request.param):
+        yield
+
+
+@pytest.mark.usefixtures("_mode")
 @pytest.mark.parametrize("name", CHECKED)
 def test_what_torch_checks_of_each_row_is_no_reason(name: str) -> None:
     assert why(CHECKED[name]) == ""
@@ -85,16 +92,20 @@ READ: dict[str, Callable[[], Any]] = {
     "its classes": lambda: functional.one_hot(Y, int(Y.max()) + 1),
     "its classes as a tensor": lambda: functional.one_hot(Y, Y.max() + 1),
     "a branch": lambda: X.sum() > 0 or None,
+    "a comparison": lambda: torch.equal(X, X.relu()),
+    "a close one": lambda: torch.allclose(X, X.relu()),
     "an error of one_hot": caught,
     "beside a distribution": lambda: bool(Normal(X, X.exp()).mean.sum() == 0),
 }
 
 
+@pytest.mark.usefixtures("_mode")
 @pytest.mark.parametrize("name", READ)
 def test_what_the_script_reads_is_a_reason(name: str) -> None:
     assert why(READ[name]) == READS
 
 
+@pytest.mark.usefixtures("_mode")
 @pytest.mark.parametrize("classes", [{}, {"num_classes": -1}])
 def test_classes_that_are_counted_are_a_reason(classes: dict[str, int]) -> None:
     assert why(lambda: functional.one_hot(Y, **classes)) == CLASSES

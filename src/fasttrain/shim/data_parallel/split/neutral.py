@@ -18,14 +18,13 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fasttrain.shim.data_parallel.split.index_ranges import check_indices, named_arguments
-from fasttrain.shim.data_parallel.split.number_reads import why_read
+from fasttrain.shim.data_parallel.split.number_reads import READING, why_read
 
 Draw = tuple[str, tuple[int, ...]]  # an operator that draws, and the shape of what it draws
 _MASKS = (torch.bool, torch.uint8)
 _ORDERS = ("randperm", "multinomial")
 _INTEGERS = ("randint", "randint_like", "random_")
 _MODE: Any = TorchDispatchMode  # without annotations
-_READING: Any = torch.ops.aten._local_scalar_dense.default
 MOST_DRAWS = 100_000  # a loop that draws until it gets another number would not end
 
 
@@ -69,7 +68,7 @@ class Neutral(_MODE):  # type: ignore[misc]
     ) -> Any:
         """Run one operator."""
         kwargs = kwargs or {}
-        if func is _READING and id(args[0]) not in self._known:
+        if func in READING and not self._knows(args):
             self.reads = self.reads or why_read(args[0])
         if torch.Tag.dynamic_output_shape in func.tags and _by_values(func, args):
             self.by_values = True
@@ -86,6 +85,9 @@ class Neutral(_MODE):  # type: ignore[misc]
             if found is not NotImplemented:
                 return found
         return self._drawn_by(func, name, named_arguments(func, args, kwargs), with_p=with_p)
+
+    def _knows(self, args: tuple[Any, ...]) -> bool:
+        return all(id(arg) in self._known for arg in args if isinstance(arg, Tensor))
 
     def _drawn_by(self, func: Any, name: str, named: dict[str, Any], *, with_p: bool) -> Any:
         """Return constants instead of what an operator draws."""

@@ -27,6 +27,18 @@ from fasttrain.shim.data_parallel.split.surroundings import READS
 from fasttrain.shim.hooks.dynamo import pass_over
 from fasttrain.shim.hooks.scripted import replace_builtin
 
+_aten: Any = torch.ops.aten
+# In inference mode those that read by consisting of others are seen themselves.
+READING = frozenset(
+    (
+        _aten._local_scalar_dense.default,
+        _aten.allclose.default,
+        _aten.equal.default,
+        _aten.is_nonzero.default,
+        _aten.item.default,
+        _aten.one_hot.default,
+    )
+)
 CLASSES = "it calls one_hot without num_classes, which finds their number among all rows"
 WHY_READ = (READS, CLASSES)
 # Frames between an operator and the code that calls it: of each dispatch mode, and of a default
