@@ -56,7 +56,19 @@ class GpuWorker(Worker):
         Raises:
             SystemExit: If it died.
         """
+        self.ask(count)
+        return self.answer()
+
+    def ask(self, count: int) -> None:
+        """Let the worker take steps, without waiting for their end."""
         print(count, file=self.stream, flush=True)
+
+    def answer(self) -> GpuBlock:
+        """Return the steps that it was asked for.
+
+        Raises:
+            SystemExit: If it died.
+        """
         answer = self.stream.readline()
         if not answer:
             raise SystemExit(f"a worker ended with {self.process.wait()} in the midst of its steps")
@@ -101,7 +113,9 @@ def measure(model: str, args: argparse.Namespace, scratch: Path) -> Blocks:
         workers = {}
         for side in args.sides:
             workers[side] = stack.enter_context(GpuWorker(argvs[side], scratch / side, environ))
-            workers[side].take_block(args.warmup)
+            workers[side].ask(args.warmup)
+        for worker in workers.values():  # they have compiled side by side
+            worker.answer()
         for number in range(args.blocks):
             first = number % len(args.sides)
             for side in (*args.sides[first:], *args.sides[:first]):
