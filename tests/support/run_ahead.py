@@ -156,5 +156,7 @@ def running_ahead(kind: str = "cuda") -> Iterator[RunAhead]:
         "synchronize": lambda device=None: host.wait(),
     }
     module = mock.patch.multiple(getattr(torch, kind), create=True, **replaced)
-    with module, mock.patch.object(time, "perf_counter", side_effect=lambda: host.now_s):
+    # Events of another host would have its clock.
+    idle = mock.patch.dict("fasttrain.shim.hooks.device_clock._idle", clear=True)
+    with module, idle, mock.patch.object(time, "perf_counter", side_effect=lambda: host.now_s):
         yield host

@@ -9,19 +9,20 @@ capture, which ends there.
 
 To free an event, or pinned memory that a copy was made to, torch calls the device's driver. In a
 forked child and after an error of the device that fails, in a destructor, and C++ aborts the
-process. So fasttrain's are never freed there: neither by the children, such as the workers of a
-DataLoader, nor when the interpreter ends.
+process: also where a script has caught the error, and its optimizer dies with what was copied of
+it. So fasttrain's are never freed anywhere, but used again.
 
-Source: torch 2.11, ``torch/csrc/cuda/Event.cpp`` and ``c10/cuda/CUDAFunctions.cpp``; an H200.
+Source: torch 2.11, ``torch/csrc/cuda/Event.cpp``, ``c10/cuda/CUDAFunctions.cpp`` and
+``at/core/CachingHostAllocator.h`` (``free`` records an event); an H200.
 """
 
 from __future__ import annotations
 
-import atexit
 import ctypes
-import os
 import time
-import weakref
+from collections import defaultdict
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch
@@ -29,28 +30,23 @@ from torch import Tensor
 
 from fasttrain.model.vendors import LIKE_CUDA
 
-_freed_by_driver: dict[int, weakref.ref[Any]] = {}
+# Tensor's base class has torch's own tolist(). That of Tensor may be a lever's, which takes each
+# call for a read by the script.
+_Torchs: Any = Tensor.__mro__[1]
+_idle: defaultdict[tuple[Any, ...], list[Any]] = defaultdict(list)  # what can be used again
 
 
-def leave_to_driver(thing: Any) -> None:
-    """Let a thing, and what it holds, never be freed in forked children or at the end.
-
-    Args:
-        thing: A tensor, or an object of Python's that holds an event, and not the event itself:
-            CUDA's leave their weak references dangling (torch 2.11, ``THCPEvent_dealloc``).
-    """
-    key = id(thing)
-    _freed_by_driver[key] = weakref.ref(thing, lambda _: _freed_by_driver.pop(key, None))
+def keep_for_good(thing: Any) -> None:
+    """Never free a thing and what it holds, not even at the end of the process."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
 
 
-def _keep_for_good() -> None:
-    for ref in list(_freed_by_driver.values()):
-        if (thing := ref()) is not None:
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
-
-
-os.register_at_fork(after_in_child=_keep_for_good)
-atexit.register(_keep_for_good)
+def _idle_or_made(idle: list[Any], make: Callable[[], Any]) -> Any:
+    with suppress(IndexError):  # another thread may take the last one
+        return idle.pop()
+    made = make()
+    keep_for_good(made)
+    return made
 
 
 def module_of(device: torch.device) -> Any:
@@ -65,13 +61,22 @@ def is_capturing(device: torch.device) -> bool:
 
 
 class DeviceEvent:
-    """A point in the queue of a device."""
+    """A point in the queue of a device.
 
-    __slots__ = ("__weakref__", "device", "event")
+    Args:
+        device: The device.
+        event: torch's event, which is recorded.
+        idle: Where it can be had again once nothing asks for this point any more.
+    """
 
-    def __init__(self, device: torch.device, event: Any) -> None:
-        self.device, self.event = device, event
-        leave_to_driver(self)
+    __slots__ = ("_idle", "device", "event")
+
+    def __init__(self, device: torch.device, event: Any, idle: list[Any]) -> None:
+        self.device, self.event, self._idle = device, event, idle
+
+    def __del__(self) -> None:
+        """Have the event used again."""
+        self._idle.append(self.event)
 
     def has_passed(self) -> bool:
         """True if the device has come here; False as long as that can't be asked."""
@@ -90,21 +95,52 @@ def record_event(device: torch.device, *, timed: bool = False) -> DeviceEvent:
         timed: Whether the event's time will be read.
     """
     module = module_of(device)
-    event = module.Event(enable_timing=timed)
+    idle = _idle[device, timed]
+    event = _idle_or_made(idle, lambda: module.Event(enable_timing=timed))
     # Without a stream it would be recorded on the current device.
     event.record(module.current_stream(device))
-    return DeviceEvent(device, event)
+    return DeviceEvent(device, event, idle)
 
 
-def pinned(numbers: Tensor) -> Tensor:
-    """Return pinned memory for a copy of a device's numbers, for which nothing waits.
+class HostCopy:
+    """A copy of a device's numbers, for which nothing waits.
 
     Args:
-        numbers: A tensor; the script may have set another default device than the CPU.
+        numbers: A tensor on the device.
     """
-    host = torch.empty(numbers.shape, dtype=numbers.dtype, device="cpu", pin_memory=True)
-    leave_to_driver(host)
-    return host
+
+    __slots__ = ("_arrived", "_event", "_host", "_idle")
+
+    def __init__(self, numbers: Tensor) -> None:
+        self._arrived = False
+        self._idle = _idle[numbers.device, numbers.shape, numbers.dtype]
+        self._host = _idle_or_made(self._idle, lambda: _pinned(numbers))
+        self._host.copy_(numbers, non_blocking=True)
+        self._event = record_event(numbers.device)
+
+    def __del__(self) -> None:
+        """Have the memory used again, unless the device may still write to it."""
+        if self._arrived:
+            self._idle.append(self._host)
+
+    def has_arrived(self) -> bool:
+        """True if the numbers can be read; False as long as that can't be asked."""
+        self._arrived = self._arrived or self._event.has_passed()
+        return self._arrived
+
+    def tolist(self) -> list[float]:
+        """Return the numbers, which have arrived."""
+        return list(_Torchs.tolist(self._host))
+
+
+def _pinned(numbers: Tensor) -> Tensor:
+    """Return pinned memory for a tensor's numbers.
+
+    The script may have set another default device, or be in inference mode, whose tensors can't be
+    written to outside of it.
+    """
+    with torch.inference_mode(mode=False):
+        return torch.empty(numbers.shape, dtype=numbers.dtype, device="cpu", pin_memory=True)
 
 
 class Mark(NamedTuple):

@@ -26,13 +26,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from fasttrain.model.errors import ExitCode, FasttrainError
 from fasttrain.model.settings import NanChoice
-from fasttrain.shim.hooks.device_clock import (
-    DeviceEvent,
-    is_capturing,
-    module_of,
-    pinned,
-    record_event,
-)
+from fasttrain.shim.hooks.device_clock import HostCopy, is_capturing, module_of
 from fasttrain.shim.hooks.loop import on_backward
 from fasttrain.shim.process.callsite import call_site
 from fasttrain.shim.process.refusal import refuse
@@ -69,8 +63,7 @@ class FiniteRing:
         self._numbers = [0.0] * SLOTS  # numbers on the CPU
         self._values: Tensor | None = None  # numbers on another device
         self._slots: list[Tensor] = []
-        self._host: Tensor | None = None  # the copy of the last reading
-        self._copying: tuple[DeviceEvent, int] | None = None  # the event behind it, and its count
+        self._copying: tuple[HostCopy, int] | None = None  # the last one, and its count
 
     def take(self, tensor: Tensor) -> bool:
         """Note and keep the sum of a tensor; return whether the ring is full."""
@@ -116,18 +109,15 @@ class FiniteRing:
             return False  # a copy would be a part of the graph
         result = False
         if self._copying is not None:
-            arrived, count = self._copying
-            if not arrived.has_passed():
+            copied, count = self._copying
+            if not copied.has_arrived():
                 return False
-            result = self._judge(_Torchs.tolist(self._host), count)
+            result = self._judge(copied.tolist(), count)
         self._begin_copy(self._values)
         return result
 
     def _begin_copy(self, values: Tensor) -> None:
-        if self._host is None:
-            self._host = pinned(values)
-        self._host.copy_(values, non_blocking=True)
-        self._copying = record_event(values.device), self._count
+        self._copying = HostCopy(values), self._count
 
     def _slot(self, device: torch.device) -> Tensor:
         if self._values is None or self._values.device != device:

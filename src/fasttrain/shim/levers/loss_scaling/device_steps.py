@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 
-from fasttrain.shim.hooks.device_clock import is_capturing, pinned, record_event
+from fasttrain.shim.hooks.device_clock import HostCopy, is_capturing
 
 # Fused kernels that return at once if found_inf is 1, and whose step counters go back then.
 # Source: torch/optim/*.py; FusedAdam.cpp, FusedSGD.cpp, FusedAdagrad.cpp, and those below cuda/ in
@@ -173,12 +173,10 @@ class _Copy:
 
     def __init__(self, numbers: Tensor, counts: _Pending) -> None:
         self._counts = counts
-        self._host = pinned(numbers)
-        self._host.copy_(numbers, non_blocking=True)
-        self._arrived = record_event(numbers.device)
+        self._copied = HostCopy(numbers)
 
     def has_arrived(self) -> bool:
-        return self._arrived.has_passed()
+        return self._copied.has_arrived()
 
     def counted(self) -> Counted:
-        return self._counts.given(_Torchs.tolist(self._host))
+        return self._counts.given(self._copied.tolist())
