@@ -71,6 +71,48 @@ def test_whatever_else_uses_it_gets_the_batch_as_it_was_when_it_was_moved(size: 
         assert found.equal(expected)
 
 
+class OnStreams(Tensor):
+    """Rows on a device, whose memory knows the streams that use it."""
+
+    device = torch.device("cuda", 0)
+
+    def record_stream(self, stream: Any) -> None:
+        vars(self).setdefault("streams", []).append(stream)
+
+
+def test_a_stream_that_will_use_a_batch_is_recorded_on_the_rows(monkeypatch: Any) -> None:
+    """As by a script that copies its batches on a stream of its own."""
+    operator = torch.ops.aten.record_stream.default
+    recorded: list[Any] = []
+
+    def record(part: Tensor, stream: Any) -> None:
+        recorded.append((tuple(part.shape), stream))
+
+    def act(rank: Any) -> Any:
+        there: Any = mover(rank)(torch.ones(4, 2))
+        row_operators.RULES[operator](record, (there, "main"), {})
+        gathered = there.part is None
+        there.whole()
+        left = row_operators.RULES[operator](record, (there, "main"), {})
+        return gathered, left is NotImplemented
+
+    assert on_ranks(RANKS, act) == [(False, True)] * RANKS
+    assert recorded == [((2, 2), "main")] * RANKS
+
+
+def test_rows_are_free_again_once_the_stream_that_gathers_them_is_done(monkeypatch: Any) -> None:
+    """The memory is that of the stream on which the script copies its batches."""
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: ("present", device.index))
+
+    def act(rank: Any) -> Any:
+        there: Any = mover(rank)(torch.arange(8.0).view(4, 2))
+        there._part = part = there.part.as_subclass(OnStreams)
+        assert there.whole().tolist() == torch.arange(8.0).view(4, 2).tolist()
+        return vars(part)["streams"]
+
+    assert on_ranks(RANKS, act) == [[("present", 0)]] * RANKS
+
+
 def test_a_place_whose_batches_are_mostly_needed_whole_is_given_up() -> None:
     batch = torch.ones(4, 2)
 

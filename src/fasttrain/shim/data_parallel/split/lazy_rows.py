@@ -34,6 +34,7 @@ from fasttrain.shim.data_parallel.split.rows import (
 )
 from fasttrain.shim.hooks import patching
 from fasttrain.shim.hooks.containers import map_tensors
+from fasttrain.shim.hooks.device_clock import module_of
 from fasttrain.shim.hooks.dynamo import UserCompile, pass_over
 from fasttrain.shim.hooks.seams import Applying
 
@@ -179,6 +180,7 @@ class LazyRows(Tensor):
                     self._whole = self.placement.rows.gather(
                         part, self.placement.dim, memory_order(self)
                     )
+                    _free_after_this_stream(part)
         self._part = None
         return self._whole
 
@@ -229,6 +231,17 @@ class LazyRows(Tensor):
     def __deepcopy__(self, memo: Any) -> Any:
         """Copy the whole tensor."""
         return linked(self).__deepcopy__(memo)  # type: ignore[no-untyped-call]
+
+
+def _free_after_this_stream(part: Tensor) -> None:
+    """Have the memory of rows that were gathered not be used again before they are read.
+
+    The script holds its tensor for as long as another stream than that of the copy needs it. The
+    rows go as soon as they were gathered, and their memory to whatever that stream copies next.
+    """
+    if (module := module_of(part.device)) is not None:
+        with suppress(NotImplementedError):  # a device without streams of its own memory
+            part.record_stream(module.current_stream(part.device))
 
 
 def _through_whole(name: str) -> None:

@@ -361,3 +361,14 @@ def _mse_backward(func: Any, args: Any, kwargs: Any) -> Any:
     scale = lazy.placement.rows.ranks.world_size
     part = func(gradient * (scale / by), *parts, _SUM, **kwargs)
     return _rows(part, _shape_of(_aten.empty_like.default, (lazy,), {}), batch, lazy, scale)
+
+
+# --- memory
+
+
+@_rule("record_stream")
+def _recorded(func: Any, args: Any, kwargs: Any) -> Any:
+    """Record on the rank's rows that another stream uses them, for which none are gathered."""
+    lazy, *others = args
+    part = lazy.scaled_part[0]
+    return NotImplemented if part is None else func(part, *others, **kwargs)
