@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from fasttrain.model.vendors import LIKE_CUDA
 from fasttrain.shim.data_parallel.ranks import Ranks
 from fasttrain.shim.process.import_hook import after_import
 
@@ -192,6 +193,21 @@ def on_accelerator(device: torch.device) -> Generator:
     return _Accelerator(device)
 
 
+def seed_accelerators() -> None:
+    """Seed the generators of all accelerators by the seed of torch's generator on the CPU.
+
+    Without that each process of a script that doesn't seed itself has others: CUDA's begin with a
+    seed by chance, when the device is first used. Initialises no device, as torch puts it off.
+
+    Source: ``getDefaultCUDAGenerator`` in aten/src/ATen/cuda/CUDAGeneratorImpl.cpp.
+    """
+    seed = torch.default_generator.initial_seed()
+    for name in LIKE_CUDA:
+        seed_all = getattr(getattr(torch, name, None), "manual_seed_all", None)
+        if seed_all is not None:
+            seed_all(seed)
+
+
 def alike(one: Any, other: Any) -> bool:
     """True if two states of generators, or containers of them, are equal."""
     if type(one) is not type(other):
@@ -225,7 +241,7 @@ class RandomStreams:
         return any(it.drew for it in (*self._generators, *self._accelerators.values()))
 
     def agree(self) -> None:
-        """Copy the states of rank 0's generators.
+        """Copy the states of rank 0's generators; those of accelerators get its seed.
 
         This changes nothing for a script that seeds itself.
         """
@@ -236,11 +252,13 @@ class RandomStreams:
             after_import("numpy.random", self._seed_numpy)
         if ranks.rank == 0:
             ranks.store.set(key, json.dumps([g.encoded() for g in self._generators]))
+            seed_accelerators()
             return
         states = json.loads(ranks.store.get(key))
         for generator, state in zip(self._generators, states, strict=True):
             if state is not None and generator.get() is not None:
                 generator.set(generator.decoded(state))
+        seed_accelerators()
 
     def _seed_numpy(self, module: Any) -> None:
         """Seed NumPy's generator on its late import, before the script can seed it."""

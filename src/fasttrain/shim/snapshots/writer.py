@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from fasttrain.shim.data_parallel.context import LeverState
+from fasttrain.shim.data_parallel.random_streams import seed_accelerators
 from fasttrain.shim.data_parallel.ranks import Ranks
 from fasttrain.shim.hooks.roots import RootCalls, in_backward
 from fasttrain.shim.snapshots import object_states
@@ -136,6 +137,7 @@ class LoopState:
 
     def begin(self) -> None:
         """Note the generators' states at the start of a run that resumes from nothing."""
+        seed_accelerators()
         self._begun = self._states.capture()
 
     def begin_again(self, found: FoundSnapshot, undo: ExitStack) -> dict[str, Any]:
@@ -143,6 +145,7 @@ class LoopState:
         own: dict[str, Any] = found.read(_of_rank(self._rank))
         self._begun = own["begun"]
         self._states.restore(self._begun)
+        seed_accelerators()
         self.checkpoints.look_out(own["first step"], undo)
         self.saved.need(own["files"], found.path)
         self.files_left.need(own["appended"], found.path / APPENDED)

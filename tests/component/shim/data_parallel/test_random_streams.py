@@ -60,6 +60,20 @@ def test_ranks_agree_on_what_rank_0_has_and_consume_nothing() -> None:
     assert draws() == expected
 
 
+def test_accelerators_begin_with_the_same_seed_on_all_ranks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """CUDA's generators have a seed by chance in each process; the script may draw noise there."""
+    given: list[int] = []
+    for module in (torch.cuda, torch.xpu):
+        monkeypatch.setattr(module, "manual_seed_all", given.append)
+    store: dict[str, bytes] = {}
+    for rank in (0, 1):
+        torch.default_generator.manual_seed(rank + 5)
+        streams(rank, store).agree()
+    assert given == [5] * 4
+
+
 def test_samples_are_drawn_apart_and_leave_the_shared_stream_alone() -> None:
     seed_all(0)
     expected = [draws(), draws()]

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from fasttrain.shim.data_parallel.context import LeverState
+from fasttrain.shim.hooks.roots import RootCalls
 from fasttrain.shim.snapshots.files import packed, unpacked
 from fasttrain.shim.snapshots.object_states import RandomStates, same
+from fasttrain.shim.snapshots.writer import LoopState
 
 
 @pytest.fixture(autouse=True)
@@ -43,3 +50,26 @@ def test_a_draw_shows(draws: Callable[[], object]) -> None:
     assert same(before, states.capture())
     draws()
     assert not same(before, states.capture())
+
+
+def test_accelerators_begin_again_with_the_seed_that_they_had(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """CUDA's generators have a seed by chance in each process; a replay draws from them again."""
+    given: list[int] = []
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", given.append)
+
+    def loop() -> LoopState:
+        return LoopState(0, RootCalls(), LeverState())
+
+    before = loop()
+    torch.default_generator.manual_seed(5)
+    before.begin()
+    with ExitStack() as undo:
+        before.registry.install(undo)
+        own = before._own()
+    found: Any = SimpleNamespace(read=lambda _: own, path=Path("snapshot"))
+    torch.default_generator.manual_seed(6)
+    with ExitStack() as undo:
+        loop().begin_again(found, undo)
+    assert given == [5, 5]
