@@ -30,9 +30,9 @@ from torch import Tensor
 
 from fasttrain.model.vendors import LIKE_CUDA
 
-# Tensor's base class has torch's own tolist(). That of Tensor may be a lever's, which takes each
-# call for a read by the script.
-_Torchs: Any = Tensor.__mro__[1]
+# Tensor's base class has torch's own item() and tolist(). Those of Tensor may be a lever's, which
+# takes each call for a read by the script.
+TORCHS: Any = Tensor.__mro__[1]
 _idle: defaultdict[tuple[Any, ...], list[Any]] = defaultdict(list)  # what can be used again
 
 
@@ -130,7 +130,7 @@ class HostCopy:
 
     def tolist(self) -> list[float]:
         """Return the numbers, which have arrived."""
-        return list(_Torchs.tolist(self._host))
+        return list(TORCHS.tolist(self._host))
 
 
 def _pinned(numbers: Tensor) -> Tensor:

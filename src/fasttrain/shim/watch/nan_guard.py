@@ -26,7 +26,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from fasttrain.model.errors import ExitCode, FasttrainError
 from fasttrain.model.settings import NanChoice
-from fasttrain.shim.hooks.device_clock import HostCopy, is_capturing, module_of
+from fasttrain.shim.hooks.device_clock import TORCHS, HostCopy, is_capturing, module_of
 from fasttrain.shim.hooks.loop import on_backward
 from fasttrain.shim.process.callsite import call_site
 from fasttrain.shim.process.refusal import refuse
@@ -41,9 +41,6 @@ from fasttrain.shim.process.refusal import refuse
 
 IN_A_ROW = 3  # a single one may be an outlier that the script recovers from
 SLOTS = 64
-# Tensor's base class has torch's own item() and tolist(). Those of Tensor may be a lever's, which
-# takes each call for a read by the script.
-_Torchs: Any = Tensor.__mro__[1]
 
 
 class FiniteRing:
@@ -86,7 +83,7 @@ class FiniteRing:
         if tensor.is_cpu:
             self._values = None
             total = tensor if tensor.dim() == 0 else tensor.sum(dtype=torch.float32)
-            self._numbers[self._count % SLOTS] = _Torchs.item(total)
+            self._numbers[self._count % SLOTS] = TORCHS.item(total)
         elif not _can_be_written(tensor):
             return False
         else:
@@ -104,7 +101,7 @@ class FiniteRing:
         if self._values is None:
             return self._judge(self._numbers, self._count)
         if module_of(self._values.device) is None:
-            return self._judge(_Torchs.tolist(self._values), self._count)
+            return self._judge(TORCHS.tolist(self._values), self._count)
         if is_capturing(self._values.device):
             return False  # a copy would be a part of the graph
         result = False

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 
-from fasttrain.shim.hooks.device_clock import HostCopy, is_capturing
+from fasttrain.shim.hooks.device_clock import TORCHS, HostCopy, is_capturing
 
 # Fused kernels that return at once if found_inf is 1, and whose step counters go back then.
 # Source: torch/optim/*.py; FusedAdam.cpp, FusedSGD.cpp, FusedAdagrad.cpp, and those below cuda/ in
@@ -28,9 +28,6 @@ TOLD_ON = ("cpu", "cuda")
 # Longer than what a script has queued at its end, and short enough to end beside a stuck device
 WAIT_S = 10.0
 POLL_S = 0.001
-# Tensor's base class has torch's own tolist(). That of Tensor may be a lever's, which takes each
-# call for a read by the script.
-_Torchs: Any = Tensor.__mro__[1]
 
 
 def skips_by_itself(optimizer: Optimizer, found: Tensor) -> bool:
@@ -121,7 +118,7 @@ class Tally:
             wait: Whether to wait for the device, at most `WAIT_S` seconds.
         """
         if not is_behind(scale):
-            self._known = self._counted().given(_Torchs.tolist(self._numbers(scale)))
+            self._known = self._counted().given(TORCHS.tolist(self._numbers(scale)))
             return self._known
         with suppress(RuntimeError):  # of a device that has failed, which the script is told of
             self._take()
