@@ -1,5 +1,5 @@
 # ruff: noqa: T201
-"""Epochs whose batches are read by processes that are forked anew; prints the losses.
+"""Epochs whose batches are read by processes that are forked for each; prints the losses.
 
     python epochs.py DEVICE ends|wrong
 
