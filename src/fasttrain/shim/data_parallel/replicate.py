@@ -36,7 +36,7 @@ from fasttrain.shim.data_parallel.shards import checks, reads
 from fasttrain.shim.data_parallel.shards.checkpoints import keep_states_whole
 from fasttrain.shim.data_parallel.shards.replica import ShardedReplica, out_of_inference_mode
 from fasttrain.shim.data_parallel.shards.whole_copies import COPIES
-from fasttrain.shim.data_parallel.split import whole_batch
+from fasttrain.shim.data_parallel.split import batch_norm, whole_batch
 from fasttrain.shim.data_parallel.split.call import SplitCalls
 from fasttrain.shim.hooks import patching
 from fasttrain.shim.hooks.gradients import take_one_by_one
@@ -93,7 +93,7 @@ class Replicate:
         take_one_by_one(self.recorder.note, undo)
         if self._splits_batches:
             self.splits.install(undo)
-            whole_batch.install(self.splits, self._ranks, undo)
+            batch_norm.install(self.splits, self._ranks, undo)
             whole_batch.install_losses(self.splits, undo)
             whole_batch.install_checkpoints(self.splits, undo)
         if self._sharded:

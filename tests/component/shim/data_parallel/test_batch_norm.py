@@ -1,4 +1,4 @@
-"""BatchNorm in a split call: that of the whole batch, by SyncBatchNorm's kernels or without."""
+"""BatchNorm in a split call: that of the whole batch, by torch's kernels or without."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fasttrain.shim.data_parallel.split import whole_batch
+from fasttrain.shim.data_parallel.split import batch_norm
 from fasttrain.shim.data_parallel.split.rows import reduced_by
 from support import sync_batch_norm
 from support.run_ahead import OnDevice
@@ -73,14 +73,16 @@ class Ranks:
         with ThreadPoolExecutor(RANKS) as pool, ExitStack() as undo:
             undo.enter_context(reduced_by(self.reduce))
             active: Any = SimpleNamespace(active=True)
-            whole_batch.install(active, self, undo)  # type: ignore[arg-type]
+            batch_norm.install(active, self, undo)  # type: ignore[arg-type]
             return list(pool.map(start, range(RANKS)))
 
 
-@pytest.fixture(params=["operators", "kernels"])
+@pytest.fixture(params=["operators", "cuda", "cpu"])
 def way(request: Any, monkeypatch: pytest.MonkeyPatch) -> str:
-    if request.param == "kernels":
-        monkeypatch.setattr(whole_batch, "_has_kernels", lambda _: True)
+    if request.param == "operators":
+        monkeypatch.setattr(batch_norm, "_kernels_for", lambda _: None)
+    elif request.param == "cuda":
+        monkeypatch.setattr(batch_norm, "_kernels_for", lambda _: batch_norm._Cuda)
         for kernel in sync_batch_norm.KERNELS:
             monkeypatch.setattr(torch, kernel.__name__, kernel)
     return str(request.param)
@@ -168,35 +170,50 @@ def test_low_precision_has_moments_in_full(way: str) -> None:
     torch.testing.assert_close(torch.cat(found).float(), expected, rtol=1e-2, atol=1e-2)
 
 
-def test_kernels_take_few_operators(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_mean_costs_no_precision_of_the_statistics(way: str) -> None:
+    values = batch(2).double() + 1e4
+    exact = values.var((0, 2, 3), correction=0)
+
+    def of(rank: int) -> Tensor:
+        norm: Any = module(2, momentum=1.0)
+        norm(values[AT[rank] : AT[rank + 1]].float())
+        count = values.numel() // 3
+        return norm.running_var.double() * (count - 1) / count
+
+    for found in Ranks().run(of):
+        torch.testing.assert_close(found, exact, rtol=1e-2, atol=0)
+
+
+def _operators(rank: int) -> int:
+    norm, own = module(2), batch(2)[AT[rank] : AT[rank + 1]].requires_grad_()
+    with Counting() as counting:
+        norm(own).backward(own.detach())
+    return counting.count
+
+
+@pytest.mark.parametrize("of", ["cuda", "cpu"])
+def test_kernels_take_few_operators(of: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a GPU each costs some microseconds, of which small layers have no more to give."""
-    kernels = [kernel.__name__ for kernel in sync_batch_norm.KERNELS]
-    monkeypatch.setattr(whole_batch, "_has_kernels", lambda _: True)
-    for kernel in sync_batch_norm.KERNELS:
-        monkeypatch.setattr(torch, kernel.__name__, _uncounted(kernel))
-
-    def of(rank: int) -> int:
-        norm, own = module(2), batch(2)[AT[rank] : AT[rank + 1]].requires_grad_()
-        with Counting() as counting:
-            norm(own).backward(own.detach())
-        return counting.count
-
-    own = max(Ranks().run(of)) + len(kernels)
-    monkeypatch.undo()
-    assert own <= 25
-    assert own < max(Ranks().run(of)) / 2
+    kernels = [kernel.__name__ for kernel in sync_batch_norm.KERNELS] if of == "cuda" else []
+    if of == "cuda":
+        monkeypatch.setattr(batch_norm, "_kernels_for", lambda _: batch_norm._Cuda)
+        for kernel in sync_batch_norm.KERNELS:
+            monkeypatch.setattr(torch, kernel.__name__, _uncounted(kernel))
+    own = max(Ranks().run(_operators)) + len(kernels)
+    monkeypatch.setattr(batch_norm, "_kernels_for", lambda _: None)
+    assert own <= (25 if of == "cuda" else 42)
+    assert own < max(Ranks().run(_operators)) * 0.65
 
 
-def test_kernels_are_taken_on_cuda() -> None:
-    assert whole_batch._has_kernels(torch.ones(1).as_subclass(OnDevice))
-    assert not whole_batch._has_kernels(torch.ones(1))
+def test_kernels_are_those_of_the_device() -> None:
+    assert batch_norm._kernels_for(torch.ones(1).as_subclass(OnDevice)) is batch_norm._Cuda
+    assert batch_norm._kernels_for(torch.ones(1)) is batch_norm._Cpu
+    assert batch_norm._kernels_for(torch.ones(1, device="meta")) is None
 
 
 def test_compiled_code_takes_no_kernels_and_has_no_break(monkeypatch: pytest.MonkeyPatch) -> None:
     """Dynamo can't trace what a kernel's function keeps for its backward pass."""
-    monkeypatch.setattr(whole_batch, "_has_kernels", lambda _: True)
-    for kernel in sync_batch_norm.KERNELS:
-        monkeypatch.setattr(torch, kernel.__name__, lambda *_: pytest.fail("a kernel"))
+    monkeypatch.setattr(batch_norm, "_kernels_for", lambda _: pytest.fail("kernels"))
     norm, values = module(1), batch(1)
     expected = module(1)(torch.cat([values, values]))[: len(values)]
     with ExitStack() as undo:
@@ -204,7 +221,7 @@ def test_compiled_code_takes_no_kernels_and_has_no_break(monkeypatch: pytest.Mon
         undo.enter_context(reduced_by(lambda part, _: part + part.flip(0)))
         ranks: Any = SimpleNamespace(rank=0, world_size=RANKS)
         splits: Any = SimpleNamespace(active=True)
-        whole_batch.install(splits, ranks, undo)
+        batch_norm.install(splits, ranks, undo)
         call: Any = torch.compile(norm, backend="aot_eager", fullgraph=True)
         found = call(values)
     torch._dynamo.reset()

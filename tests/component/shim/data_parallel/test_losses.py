@@ -83,3 +83,15 @@ def test_a_loss_is_that_of_the_whole_batch(
         split = getattr(functional, name)(*named.values(), **own)
     assert len(parts) == 2
     torch.testing.assert_close(split, whole, equal_nan=True)
+
+
+class _Scripted(torch.nn.Module):
+    def forward(self, predicted: Tensor, wanted: Tensor) -> Tensor:
+        return functional.mse_loss(predicted, wanted) + functional.l1_loss(predicted, wanted)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+@pytest.mark.usefixtures("parts")
+def test_a_model_with_a_loss_can_be_compiled_by_torchscript() -> None:
+    scripted: Any = torch.jit.script(_Scripted())
+    assert float(scripted(torch.tensor([1.0, 3.0]), torch.zeros(2))) == 7.0
